@@ -1,0 +1,99 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestJoin: any number of callers of one key share one run and its result.
+func TestJoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[string, int]
+		var runs atomic.Int32
+		release := make(chan struct{})
+		for range 10 {
+			go func() {
+				v, err := g.Do(t.Context(), "k", func(context.Context) (int, error) {
+					runs.Add(1)
+					<-release
+					return 42, nil
+				})
+				if v != 42 || err != nil {
+					t.Errorf("got %d, %v", v, err)
+				}
+			}()
+		}
+		synctest.Wait() // all ten stand in Do
+		close(release)
+		synctest.Wait()
+		if n := runs.Load(); n != 1 {
+			t.Errorf("work ran %d times", n)
+		}
+	})
+}
+
+// TestCallerGone answers cri-o/cri-o#7010 in small: a caller whose time is up
+// leaves, the work goes on without noticing, and the retry gets its result.
+func TestCallerGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[string, string]
+		release := make(chan struct{})
+		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := g.Do(impatient, "pod", func(ctx context.Context) (string, error) {
+			<-release
+			return "the id", ctx.Err()
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v", err)
+		}
+		go func() {
+			id, err := g.Do(t.Context(), "pod", func(context.Context) (string, error) {
+				return "a second run", nil
+			})
+			if id != "the id" || err != nil {
+				t.Errorf("retry got %q, %v", id, err)
+			}
+		}()
+		synctest.Wait()
+		close(release)
+		synctest.Wait()
+	})
+}
+
+// TestPanic: a panic is that work's error, and the key is free again.
+func TestPanic(t *testing.T) {
+	var g Group[int, int]
+	_, err := g.Do(context.Background(), 1, func(context.Context) (int, error) { panic("boom") })
+	if err == nil || !strings.Contains(err.Error(), "boom") {
+		t.Fatalf("got %v", err)
+	}
+	v, err := g.Do(context.Background(), 1, func(context.Context) (int, error) { return 7, nil })
+	if v != 7 || err != nil {
+		t.Fatalf("got %d, %v", v, err)
+	}
+}
+
+// TestWait returns only when the last work has ended, or its own context has.
+func TestWait(t *testing.T) {
+	var g Group[int, int]
+	release := make(chan struct{})
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, _ = g.Do(gone, 1, func(context.Context) (int, error) { <-release; return 0, nil })
+	if err := g.Wait(gone); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Wait with a dead context: %v", err)
+	}
+	close(release)
+	if err := g.Wait(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.running) != 0 {
+		t.Errorf("%d works left", len(g.running))
+	}
+}

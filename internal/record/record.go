@@ -1,0 +1,223 @@
+// Package record keeps one JSON document per object in a directory tree, in
+// such a way that a document is either wholly there or not there at all,
+// whenever the process or the machine dies.
+//
+//	<root>/<id>/<name>      the document
+//	<root>/<id>/…           whatever else the owner keeps beside it
+//	<root>/damaged/<id>.<n> documents that could not be read
+//
+// Put writes a temporary file, fsyncs it, renames it over the document and
+// fsyncs the directories whose entries changed, in that order: after Put
+// returns, the document survives a power cut; if Put did not return, either
+// the old or the new one does. Delete is the mirror image: the unlink of the
+// document is the commit.
+//
+// A document that cannot be decoded, or whose version is unknown, is moved
+// aside by All and reported. It never prevents the others from being read.
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Dir is a directory of documents of type T. Methods may be called
+// concurrently; calls for the same id are the caller's to order.
+type Dir[T any] struct {
+	root    string
+	name    string
+	version int
+}
+
+// Damaged is a document that All could not read.
+type Damaged struct {
+	ID   string
+	File string // where the document was moved
+	Err  error
+}
+
+// envelope lets All tell a document of another version from a damaged one
+// before it decodes the body.
+type envelope[T any] struct {
+	Version int `json:"version"`
+	Body    *T  `json:"body"`
+}
+
+const damagedDir = "damaged"
+
+// Open returns the documents called name below root, which is created.
+func Open[T any](root, name string, version int) (*Dir[T], error) {
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return nil, err
+	}
+	return &Dir[T]{root: root, name: name, version: version}, nil
+}
+
+// Path is the directory that belongs to id, whether it exists or not.
+func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
+
+// Put makes doc the document of id, durably.
+func (d *Dir[T]) Put(id string, doc *T) error {
+	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})
+	if err != nil {
+		return fmt.Errorf("encode record %s: %w", id, err)
+	}
+	dir := d.Path(id)
+	created := false
+	if err := os.Mkdir(dir, 0o700); err == nil {
+		created = true
+	} else if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := writeDurably(filepath.Join(dir, d.name), data); err != nil {
+		return fmt.Errorf("write record %s: %w", id, err)
+	}
+	if created {
+		return syncDir(d.root)
+	}
+	return nil
+}
+
+// Get reads the document of id. A missing one is fault.NotFound.
+func (d *Dir[T]) Get(id string) (*T, error) {
+	data, err := os.ReadFile(filepath.Join(d.Path(id), d.name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("record %s: %w", id, fault.NotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var e envelope[T]
+	if err := json.Unmarshal(data, &e); err != nil {
+		return nil, fmt.Errorf("record %s: %w", id, err)
+	}
+	if e.Version != d.version || e.Body == nil {
+		return nil, fmt.Errorf("record %s has version %d, this program reads version %d", id, e.Version, d.version)
+	}
+	return e.Body, nil
+}
+
+// Delete removes the document of id and then its directory with everything
+// that the owner left in it. It is idempotent.
+func (d *Dir[T]) Delete(id string) error {
+	dir := d.Path(id)
+	if err := os.Remove(filepath.Join(dir, d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return syncDir(d.root)
+}
+
+// All reads every document, in parallel. Orphans are the ids of
+// directories that have no (readable) document: what a crash between mkdir and
+// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep.
+func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
+	entries, err := os.ReadDir(d.root)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	docs = make(map[string]*T, len(entries))
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(4 * runtime.GOMAXPROCS(0))
+	for _, entry := range entries {
+		id := entry.Name()
+		if id == damagedDir || !entry.IsDir() {
+			continue
+		}
+		g.Go(func() error {
+			doc, err := d.Get(id)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				docs[id] = doc
+			case errors.Is(err, fault.NotFound):
+				orphans = append(orphans, id)
+			default:
+				damaged = append(damaged, Damaged{ID: id, Err: err})
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	for i := range damaged {
+		file, err := d.moveAside(damaged[i].ID)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("set damaged record %s aside: %w", damaged[i].ID, err)
+		}
+		damaged[i].File = file
+		orphans = append(orphans, damaged[i].ID)
+	}
+	return docs, orphans, damaged, nil
+}
+
+// moveAside keeps a damaged document for a human, under a name not yet taken.
+func (d *Dir[T]) moveAside(id string) (string, error) {
+	aside := filepath.Join(d.root, damagedDir)
+	if err := os.MkdirAll(aside, 0o700); err != nil {
+		return "", err
+	}
+	for n := 0; ; n++ {
+		file := filepath.Join(aside, fmt.Sprintf("%s.%d", id, n))
+		err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(d.Path(id), d.name),
+			unix.AT_FDCWD, file, unix.RENAME_NOREPLACE)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		return file, err
+	}
+}
+
+func writeDurably(path string, data []byte) error {
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	// Some file systems cannot fsync a directory and say EINVAL: their rename
+	// is as durable as it gets.
+	err = f.Sync()
+	if errors.Is(err, unix.EINVAL) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+// ValidID reports whether id is one that crius makes: 64 lower-case hex
+// digits. Anything else never becomes part of a path.
+func ValidID(id string) bool {
+	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+}

@@ -1,0 +1,218 @@
+package record
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+type doc struct {
+	Name  string
+	Count int
+	Data  []byte
+}
+
+func id(n int) string { return fmt.Sprintf("%064x", n) }
+
+func open(t *testing.T, root string) *Dir[doc] {
+	t.Helper()
+	d, err := Open[doc](root, "doc.json", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestRoundTrip(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "records")
+	d := open(t, root)
+	if _, err := d.Get(id(1)); !errors.Is(err, fault.NotFound) {
+		t.Fatalf("Get of nothing: %v", err)
+	}
+	want := &doc{Name: "a", Count: 1, Data: []byte{0, 0xff}}
+	if err := d.Put(id(1), want); err != nil {
+		t.Fatal(err)
+	}
+	want.Count = 2
+	if err := d.Put(id(1), want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := open(t, root).Get(id(1))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	if err := os.WriteFile(filepath.Join(d.Path(id(1)), "left by the owner"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second is the idempotent one
+		if err := d.Delete(id(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _ := os.ReadDir(root); len(left) != 0 {
+		t.Errorf("left after Delete: %v", left)
+	}
+}
+
+func TestDirectoriesArePrivate(t *testing.T) { // CVE-2021-41103
+	root := filepath.Join(t.TempDir(), "records")
+	d := open(t, root)
+	if err := d.Put(id(1), &doc{}); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]os.FileMode{root: 0o700, d.Path(id(1)): 0o700, filepath.Join(d.Path(id(1)), "doc.json"): 0o600} {
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := st.Mode().Perm(); got != want {
+			t.Errorf("%s has mode %o, want %o", path, got, want)
+		}
+	}
+}
+
+// TestAllSetsDamagedAside: what cannot be read is kept for a human, reported,
+// and never in the way of the rest.
+func TestAllSetsDamagedAside(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	for n := range 200 {
+		if err := d.Put(id(n), &doc{Count: n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	broken := map[string]string{
+		id(3): "",                             // zero length, as after a power cut without fsync
+		id(4): `{"version":1,"body":{"Count"`, // cut short
+		id(5): `{"version":2,"body":{}}`,      // from a newer program
+		id(6): `{"version":1}`,
+		id(7): `null`,
+	}
+	for id, text := range broken {
+		if err := os.WriteFile(filepath.Join(d.Path(id), "doc.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(d.Path(id(1000)), 0o700); err != nil { // killed between mkdir and rename
+		t.Fatal(err)
+	}
+	docs, orphans, damaged, err := d.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(docs) != 195 {
+		t.Errorf("read %d documents, want 195", len(docs))
+	}
+	for id, doc := range docs {
+		if want := fmt.Sprintf("%064x", doc.Count); id != want {
+			t.Errorf("document of %s came as %s", want, id)
+		}
+	}
+	var ids []string
+	for _, dmg := range damaged {
+		ids = append(ids, dmg.ID)
+		text, err := os.ReadFile(dmg.File)
+		if err != nil || string(text) != broken[dmg.ID] {
+			t.Errorf("%s was not kept: %q, %v", dmg.ID, text, err)
+		}
+	}
+	slices.Sort(ids)
+	if want := []string{id(3), id(4), id(5), id(6), id(7)}; !slices.Equal(ids, want) {
+		t.Errorf("damaged %v, want %v", ids, want)
+	}
+	slices.Sort(orphans)
+	if want := append(ids, id(1000)); !slices.Equal(orphans, want) {
+		t.Errorf("orphans %v, want %v", orphans, want)
+	}
+	// The same id damaged again must not overwrite the first copy.
+	if err := os.WriteFile(filepath.Join(d.Path(id(3)), "doc.json"), []byte("again"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, damaged, err = d.All(); err != nil || len(damaged) != 1 || !strings.HasSuffix(damaged[0].File, ".1") {
+		t.Errorf("second round: %v, %v", damaged, err)
+	}
+}
+
+// TestKilledWriter: whenever the writer is killed, a reader finds the old or
+// the new document, never a mixture and never none.
+func TestKilledWriter(t *testing.T) {
+	if root := os.Getenv("RECORD_WRITER"); root != "" {
+		d := open(t, root)
+		for n := 0; ; n++ {
+			body := strings.Repeat(fmt.Sprint(n%10), 100_000)
+			if err := d.Put(id(1), &doc{Name: body}); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Println(n)
+		}
+	}
+	root := t.TempDir()
+	d := open(t, root)
+	for round := range 20 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKilledWriter$")
+		cmd.Env = append(os.Environ(), "RECORD_WRITER="+root)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// Let it report some writes, then kill it wherever it is.
+		buf := make([]byte, 2+3*round)
+		for read := 0; read < len(buf); {
+			n, err := out.Read(buf[read:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			read += n
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		got, err := d.Get(id(1))
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if got.Name != strings.Repeat(got.Name[:1], 100_000) {
+			t.Fatalf("round %d: a mixture of two documents", round)
+		}
+	}
+}
+
+func TestValidID(t *testing.T) {
+	for id, want := range map[string]bool{
+		id(255):                   true,
+		"":                        false,
+		id(1)[1:]:                 false,
+		id(1) + "0":               false,
+		strings.Repeat("A", 64):   false,
+		"../" + id(1)[3:]:         false,
+		strings.Repeat("g", 64):   false,
+		strings.Repeat("f\n", 32): false,
+	} {
+		if ValidID(id) != want {
+			t.Errorf("ValidID(%q) = %t", id, !want)
+		}
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	d, err := Open[doc](b.TempDir(), "doc.json", 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	body := &doc{Data: make([]byte, 2000)}
+	for n := 0; b.Loop(); n++ {
+		if err := d.Put(id(n%100), body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
