@@ -1,0 +1,253 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/storage"
+)
+
+// planContainer is the first record of a container: all that is known without
+// having made anything.
+func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (containerRecord, error) {
+	logPath, err := logPath(s.rec.Config.M, cfg)
+	if err != nil {
+		return containerRecord{}, err
+	}
+	imageSignal := ""
+	if image.Config != nil {
+		imageSignal = image.Config.StopSignal
+	}
+	number, signal, err := spec.StopSignal(cfg.GetStopSignal(), imageSignal)
+	if err != nil {
+		return containerRecord{}, err
+	}
+	cgroupsPath, cgroup, err := e.cgroupOf(s.rec.Config.M, id)
+	if err != nil {
+		return containerRecord{}, err
+	}
+	return containerRecord{
+		Phase:       phaseCreating,
+		SandboxID:   s.id,
+		Handler:     s.rec.Handler,
+		Config:      message[*cri.ContainerConfig]{cfg},
+		ImageID:     image.ID,
+		CreatedAt:   time.Now(),
+		BootID:      e.boot,
+		LogPath:     logPath,
+		CgroupsPath: cgroupsPath,
+		Cgroup:      cgroup,
+		Resources:   message[*cri.LinuxContainerResources]{cfg.GetLinux().GetResources()},
+		StopSignal:  signal,
+		StopNumber:  int(number),
+	}, nil
+}
+
+// logPath joins the pod's directory and the container's path in it, which must
+// not lead out (CVE-2025-0750). No path means that output is discarded.
+func logPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error) {
+	if cfg.GetLogPath() == "" || pod.GetLogDirectory() == "" {
+		return "", nil
+	}
+	if !filepath.IsLocal(cfg.GetLogPath()) {
+		return "", fmt.Errorf("log_path %q leads out of the pod's log_directory: %w", cfg.GetLogPath(), fault.Invalid)
+	}
+	return filepath.Join(pod.GetLogDirectory(), cfg.GetLogPath()), nil
+}
+
+// makeDirs makes the places that belong to the container.
+func (c *Container) makeDirs() error {
+	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
+		return err
+	}
+	if c.rec.LogPath == "" {
+		return nil
+	}
+	return os.MkdirAll(filepath.Dir(c.rec.LogPath), 0o755)
+}
+
+// specInput is what the specs of all containers of a pod have in common.
+func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
+	abilities, err := s.runtime.Probe(ctx)
+	if err != nil {
+		return spec.Input{}, err
+	}
+	hostname, err := s.hostname()
+	if err != nil {
+		return spec.Input{}, err
+	}
+	handler := s.runtime.Handler()
+	defaults := s.engine.defaults
+	defaults.AllowedAnnotations = handler.AllowedAnnotations
+	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
+	paths := s.rec.Namespaces.Paths()
+	facts := spec.Facts{
+		PodID:      s.id,
+		Hostname:   hostname,
+		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS},
+		Files: spec.Files{
+			ResolvConf: filepath.Join(s.runDir(), "resolv.conf"),
+			Hostname:   filepath.Join(s.runDir(), "hostname"),
+			Shm:        "/dev/shm",
+		},
+		Host:     s.engine.host,
+		Features: abilities.Features,
+	}
+	if s.rec.Namespaces.IPC {
+		facts.Files.Shm = s.shmDir()
+	}
+	if abilities.RecursiveReadOnly {
+		facts.MountOptions = []string{"rro"}
+	}
+	if infra := s.infraTask(); infra != nil && infra.PID() != 0 {
+		facts.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", infra.PID())
+	}
+	return spec.Input{
+		Request:  spec.Request{Pod: s.rec.Config.M},
+		Facts:    facts,
+		Defaults: defaults,
+	}, nil
+}
+
+// spec resolves what the container's spec depends on and makes it. The root
+// file system must be mounted.
+func (c *Container) spec(ctx context.Context, image *storage.Image) (*specs.Spec, oci.IO, error) {
+	cfg := c.rec.Config.M
+	in, err := c.sandbox.specInput(ctx)
+	if err != nil {
+		return nil, oci.IO{}, err
+	}
+	in.Request.Container, in.Request.Image = cfg, image.Config
+	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.rec.CgroupsPath
+	security := cfg.GetLinux().GetSecurityContext()
+
+	imageUser := ""
+	if image.Config != nil {
+		imageUser = image.Config.User
+	}
+	if in.Facts.User, err = spec.ResolveUser(c.ref.Rootfs(), security, imageUser); err != nil {
+		return nil, oci.IO{}, fmt.Errorf("resolve user: %w", err)
+	}
+	c.setUser(in.Facts.User.CRI())
+	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {
+		return nil, oci.IO{}, fmt.Errorf("resolve devices: %w", err)
+	}
+	if security.GetPrivileged() {
+		if in.Facts.HostDevices, err = spec.HostDevices(); err != nil {
+			return nil, oci.IO{}, fmt.Errorf("list the node's devices: %w", err)
+		}
+	}
+	if in.Facts.Seccomp, err = spec.ResolveSeccomp(security); err != nil {
+		return nil, oci.IO{}, fmt.Errorf("load seccomp profile: %w", err)
+	}
+	if security.GetNamespaceOptions().GetPid() == cri.NamespaceMode_TARGET {
+		if in.Facts.Namespaces.PID, err = c.targetPID(security.GetNamespaceOptions().GetTargetId()); err != nil {
+			return nil, oci.IO{}, err
+		}
+	}
+	ociSpec, err := spec.Container(in)
+	if err != nil {
+		return nil, oci.IO{}, err
+	}
+	return ociSpec, oci.IO{
+		LogFile:    c.rec.LogPath,
+		Terminal:   cfg.GetTty(),
+		Stdin:      cfg.GetStdin(),
+		StdinOnce:  cfg.GetStdinOnce(),
+		EnsureDirs: c.engine.missingSources(cfg.GetMounts()),
+	}, nil
+}
+
+// missingSources are the host paths to be made if they are missing, as peers
+// do; hostPath volumes of type "" rely on it. The monitor does that, since a
+// path may lie on a file server that does not answer.
+func (e *Engine) missingSources(mounts []*cri.Mount) []string {
+	var dirs []string
+	for _, m := range mounts {
+		source := path.Clean(m.GetHostPath())
+		if m.GetHostPath() != "" && !slices.Contains(e.cfg.RejectMissingMounts, source) {
+			dirs = append(dirs, source)
+		}
+	}
+	return dirs
+}
+
+// targetPID is the PID namespace of another container of the same pod.
+func (c *Container) targetPID(id string) (string, error) {
+	target, err := c.engine.containers.find(id)
+	if err != nil {
+		return "", fmt.Errorf("target container: %w", err)
+	}
+	view := target.view.Load()
+	if target.sandbox != c.sandbox {
+		return "", fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
+	}
+	if view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
+		return "", fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
+	}
+	return fmt.Sprintf("/proc/%d/ns/pid", view.PID), nil
+}
+
+// execProcess is the container's process with another command. A terminal is
+// the business of whoever attaches one.
+func (c *Container) execProcess(cmd []string) (*specs.Process, error) {
+	bundle, err := oci.ReadSpec[specs.Spec](c.ref.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle of container %s: %w", c.id, err)
+	}
+	process := bundle.Process
+	process.Args = cmd
+	process.Terminal, process.ConsoleSize = false, nil
+	return process, nil
+}
+
+// newDefaults parses the node's policy once.
+func newDefaults(cfg Config) (spec.Defaults, error) {
+	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly}
+	var err error
+	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
+		return defaults, fmt.Errorf("pod.default_capabilities: %w", err)
+	}
+	if defaults.Sysctls, err = spec.ParseSysctls(cfg.DefaultSysctls); err != nil {
+		return defaults, fmt.Errorf("pod.default_sysctls: %w", err)
+	}
+	for _, text := range cfg.DefaultUlimits {
+		limit, err := spec.ParseUlimit(text)
+		if err != nil {
+			return defaults, fmt.Errorf("pod.default_ulimits: %w", err)
+		}
+		defaults.Ulimits = append(defaults.Ulimits, limit)
+	}
+	var devices []*cri.Device
+	for _, text := range cfg.AdditionalDevices {
+		device, err := spec.ParseDevice(text)
+		if err != nil {
+			return defaults, fmt.Errorf("pod.additional_devices: %w", err)
+		}
+		devices = append(devices, device)
+	}
+	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {
+		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
+	}
+	if cfg.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(cfg.SeccompProfile); err != nil {
+			return defaults, fmt.Errorf("pod.seccomp_profile: %w", err)
+		}
+	}
+	return defaults, nil
+}
+
+func bindReadOnly(source, destination string) specs.Mount {
+	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
+}

@@ -1,0 +1,39 @@
+package pod
+
+// Config is the node's own policy for pods and containers.
+type Config struct {
+	// StateDir and RunDir are the two roots of pod.Engine's disk layout (see
+	// the package documentation). They come from the top of the configuration.
+	StateDir string `toml:"-"`
+	RunDir   string `toml:"-"`
+	// CgroupDriver is the runtimes' (oci.Config), cgroupfs or systemd.
+	CgroupDriver string `toml:"-"`
+	// PauseProgram is the first process of a shared PID namespace: a static
+	// program that, called with the argument pause, reaps and waits.
+	PauseProgram string `toml:"-"`
+
+	NamespacesDir       string   `toml:"namespaces_dir" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
+	CgroupParent        string   `toml:"cgroup_parent" help:"cgroup of pods that name none; empty: /crius with cgroupfs, system.slice with systemd"`
+	PidsLimit           int64    `toml:"pids_limit" help:"most processes in a container that brings no limit of its own; 0: no limit"`
+	DefaultCapabilities []string `toml:"default_capabilities" help:"capabilities of a container before its request adds and drops"`
+	DefaultSysctls      []string `toml:"default_sysctls" help:"sysctls (key=value) of pods that do not set them"`
+	DefaultUlimits      []string `toml:"default_ulimits" help:"resource limits (nofile=1024:4096) of every container"`
+	DefaultEnv          []string `toml:"default_env" help:"environment (NAME=value) of every container, before the image's"`
+	AdditionalDevices   []string `toml:"additional_devices" help:"host devices (host:container:rwm) given to every container"`
+	SeccompProfile      string   `toml:"seccomp_profile" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
+	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
+	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created when a mount asks for them and they are missing"`
+	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
+}
+
+// DefaultConfig is what an empty configuration file means.
+func DefaultConfig() Config {
+	return Config{
+		NamespacesDir: "/run",
+		ShmSize:       64 << 20,
+		DefaultCapabilities: []string{
+			"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID",
+			"SETPCAP", "NET_BIND_SERVICE", "KILL",
+		},
+	}
+}

@@ -1,0 +1,301 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/storage"
+)
+
+// Container is a container of a pod.
+type Container struct {
+	engine  *Engine
+	id      string
+	sandbox *Sandbox
+	runtime oci.Runtime
+	ref     oci.Ref
+	task    oci.Task // nil only while it is being created or torn down unseen
+	view    atomic.Pointer[ContainerView]
+
+	// life is held by the verbs that change the container, but not by stop.
+	life sync.Mutex
+	stop stopper
+
+	mu     sync.Mutex // guards what follows; never held over I/O
+	rec    containerRecord
+	exit   *conmon.Exit
+	exited chan struct{} // closed when exit is set and published
+}
+
+func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
+	return &Container{
+		engine:  e,
+		id:      id,
+		sandbox: s,
+		runtime: s.runtime,
+		ref:     e.containerRef(id, rec),
+		rec:     rec,
+		exited:  make(chan struct{}),
+	}
+}
+
+func (e *Engine) containerRef(id string, rec containerRecord) oci.Ref {
+	return oci.Ref{
+		ID:         id,
+		Dir:        filepath.Join(e.cfg.RunDir, "containers", id),
+		ExitFile:   filepath.Join(e.ctrRecords.Path(id), "exit.json"),
+		CgroupPath: rec.CgroupsPath,
+		Cgroup:     rec.Cgroup,
+	}
+}
+
+func (c *Container) rootfs() storage.Rootfs {
+	return storage.Rootfs{
+		ID:         c.id,
+		ImageID:    c.rec.ImageID,
+		Dir:        c.engine.ctrRecords.Path(c.id),
+		Target:     c.ref.Rootfs(),
+		MountLabel: c.rec.MountLabel,
+	}
+}
+
+// CreateContainer creates a container in a pod, up to the point where it can
+// be started, and returns its id. Asked again with the same request it joins
+// the work, or returns the container if that has not been started yet; the
+// same name with another request is fault.Exists.
+func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, _ *cri.PodSandboxConfig) (string, error) {
+	s, err := e.sandboxes.find(sandboxID)
+	if err != nil {
+		return "", err
+	}
+	name := nameOfContainer(s.id, cfg.GetMetadata())
+	key, err := requestOf(name, cfg)
+	if err != nil {
+		return "", err
+	}
+	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
+		ctx, done, err := s.admit(ctx)
+		if err != nil {
+			return "", err
+		}
+		defer done()
+		id := newID()
+		if owner, ok := e.containers.reserve(name, id); !ok {
+			return e.sameContainer(owner, name, cfg)
+		}
+		started := time.Now()
+		c, err := e.createContainer(ctx, id, s, cfg)
+		if err != nil {
+			e.containers.drop(name, id)
+			return "", fmt.Errorf("container %s: %w", name, err)
+		}
+		s.addMember(c)
+		e.containers.publish(id, c)
+		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.rec.ImageID, "took", time.Since(started))
+		return id, nil
+	})
+}
+
+func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.ContainerConfig) (string, error) {
+	if v, err := e.Container(owner); err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
+		return owner, nil
+	}
+	return "", fmt.Errorf("container %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+}
+
+func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
+	image, err := e.deps.Images.Image(ctx, cfg.GetImage().GetImage())
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
+	}
+	rec, err := e.planContainer(id, s, cfg, image)
+	if err != nil {
+		return nil, err
+	}
+	c := e.newContainer(id, s, rec)
+	if err := c.put(); err != nil {
+		return nil, err
+	}
+	if err := c.build(ctx, image); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = fmt.Errorf("%w (%w)", cause, err)
+		}
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		if undo := c.teardown(ctx); undo != nil {
+			slog.WarnContext(ctx, "failed container leaves a debt", "container", id, "err", undo)
+			e.owe(id, c.teardown)
+		}
+		return nil, err
+	}
+	c.publish()
+	e.background.Go(c.watch)
+	return c, nil
+}
+
+// build makes the container. What it made before an error is left to teardown.
+func (c *Container) build(ctx context.Context, image *storage.Image) error {
+	if err := c.makeDirs(); err != nil {
+		return err
+	}
+	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
+		return fmt.Errorf("mount root file system: %w", err)
+	}
+	ociSpec, io, err := c.spec(ctx, image)
+	if err != nil {
+		return err
+	}
+	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, io); err != nil {
+		return err
+	}
+	c.setPhase(phaseCreated)
+	return c.put()
+}
+
+// StartContainer runs a created container.
+func (e *Engine) StartContainer(ctx context.Context, id string) error {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return err
+	}
+	return e.run(ctx, verb{"start", c.id}, func(ctx context.Context) error {
+		c.life.Lock()
+		defer c.life.Unlock()
+		if err := c.start(ctx); err != nil {
+			return fmt.Errorf("start container %s: %w", c.id, err)
+		}
+		return nil
+	})
+}
+
+func (c *Container) start(ctx context.Context) error {
+	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_CREATED {
+		return fmt.Errorf("it is in state %s, only a created one can be started: %w", state, fault.Precondition)
+	}
+	// Killed between here and the put below, a restarted server cannot tell
+	// from the record whether the program runs, and asks the runtime.
+	c.setPhase(phaseStarting)
+	if err := c.put(); err != nil {
+		return err
+	}
+	if err := c.task.Start(ctx); err != nil {
+		return c.failStart(ctx, err)
+	}
+	c.setStarted(time.Now())
+	c.publish()
+	if err := c.put(); err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task.PID())
+	return nil
+}
+
+// failStart ends a container whose start failed: it will never be startable.
+func (c *Container) failStart(ctx context.Context, cause error) error {
+	ctx, cancel := undoContext(ctx)
+	defer cancel()
+	c.setStartError(cause)
+	return errors.Join(cause, c.put(), c.kill(ctx))
+}
+
+// RemoveContainer kills the container if it runs and forgets it. It is
+// idempotent, and unknown ids are no error.
+func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
+	c, err := e.containers.find(id)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.run(ctx, verb{"remove", c.id}, c.remove)
+}
+
+func (c *Container) remove(ctx context.Context) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.phase() == phaseRemoving {
+		return nil // by a call that was here before us
+	}
+	if err := c.kill(ctx); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	if err := c.teardown(ctx); err != nil {
+		return fmt.Errorf("remove container %s: %w", c.id, err)
+	}
+	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
+	c.sandbox.dropMember(c)
+	slog.InfoContext(ctx, "container removed", "container", c.id, "pod", c.sandbox.id)
+	return nil
+}
+
+// UpdateContainerResources changes the limits in force. Fields that are zero
+// keep their value (CRI: UpdateContainerResourcesRequest).
+func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return err
+	}
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
+	}
+	resources, err := spec.Resources(r, e.host)
+	if err != nil {
+		return err
+	}
+	if err := c.task.Update(ctx, resources); err != nil {
+		return fmt.Errorf("update container %s: %w", c.id, err)
+	}
+	c.mergeResources(r)
+	c.publish()
+	return c.put()
+}
+
+// ReopenContainerLog makes a running container's log go on in a new file.
+func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return err
+	}
+	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
+	}
+	return c.task.ReopenLog(ctx)
+}
+
+// ExecSync runs a command in a running container to its end; timeout 0 is no
+// limit. A command that ran into it has been killed, and the error is
+// fault.Timeout.
+func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*ExecResult, error) {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return nil, fmt.Errorf("container %s is in state %s, commands run only in a running one: %w", c.id, state, fault.Precondition)
+	}
+	process, err := c.execProcess(cmd)
+	if err != nil {
+		return nil, err
+	}
+	result, err := c.task.Exec(ctx, process, timeout)
+	if err != nil {
+		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
+	}
+	return (*ExecResult)(result), nil
+}

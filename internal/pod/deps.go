@@ -1,0 +1,42 @@
+package pod
+
+import (
+	"context"
+
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/storage"
+)
+
+// Images is what the engine needs of storage.
+type Images interface {
+	Image(ctx context.Context, ref string) (*storage.Image, error)
+	MountRootfs(ctx context.Context, r storage.Rootfs) error
+	UnmountRootfs(r storage.Rootfs) error
+	RemoveRootfs(ctx context.Context, r storage.Rootfs) error
+	Adopt(live []storage.Rootfs) error
+	Writable(ctx context.Context) error
+}
+
+// Network is what the engine needs of CNI.
+type Network interface {
+	Plan(p network.Pod) (*network.Attachment, error)
+	Attach(ctx context.Context, p network.Pod, plan *network.Attachment) (*network.Attachment, error)
+	Detach(ctx context.Context, p network.Pod, a *network.Attachment) error
+	Ready(ctx context.Context) error
+	SetPodCIDR(cidr string) error
+}
+
+// Runtimes is the table of handlers.
+type Runtimes interface {
+	Get(name string) (oci.Runtime, error)
+	Names() []string
+	Default() string
+}
+
+// Deps are the engine's hands.
+type Deps struct {
+	Images   Images
+	Network  Network
+	Runtimes Runtimes
+}

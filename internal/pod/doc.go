@@ -1,0 +1,51 @@
+// Package pod is the heart of crius: it decides in which order the hands
+// (oci, storage, network) do their work, what is written down before and after,
+// and what is undone when something fails or dies.
+//
+// # Facts and their owners
+//
+// Every fact has one writer. This package writes the two records:
+//
+//	<state>/pods/<id>/pod.json              the request, phase, network plan and result
+//	<state>/containers/<id>/container.json  the request, phase, image, start time
+//
+// The monitor writes <state>/containers/<id>/exit.json (this package does only
+// when the monitor was lost), containers/storage its layers, the CNI plugins
+// their leases. All the rest is derived from the records and may be thrown
+// away:
+//
+//	<state>/pods/<id>/cni/                  libcni's cache
+//	<state>/containers/<id>/{upper,work}    writable layer
+//	<run>/pods/<id>/                        resolv.conf, hostname, shm, infra bundle
+//	<run>/containers/<id>/                  bundle, monitor socket
+//	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
+//
+// The state of a container (created, running, exited) is never stored. It is
+// computed from the record, the monitor and the exit file.
+//
+// # Three rules
+//
+// Record first in, last out. A verb that makes things writes the record as
+// creating, runs its steps, writes it as ready. A failed create, Remove and
+// restart recovery call the same idempotent teardown, which goes through every
+// step backwards, takes "already gone" for success, joins the errors and
+// deletes the record last. What cannot be undone now remains as a debt: the
+// record stays, hidden from readers, its name is free again, and the engine
+// retries.
+//
+// The work outlives the caller. Verbs run in flights; a kubelet that gives up
+// and retries joins the work or gets the finished id.
+//
+// Readers never wait. They get immutable views from atomic pointers.
+//
+//	phase      creating ──► ready ──► stopped          (pod)
+//	           creating ──► created ─► starting ─► started   (container)
+//	              └────────────┴──────────┴──────► removing ──► no record
+//
+// # Lock order
+//
+// Sandbox.life, then Container.life, then any mu. A life lock is held for the
+// length of a verb that changes its object; a mu only for a few instructions,
+// never over I/O. StopContainer takes no life lock: whatever hangs, killing is
+// always possible.
+package pod

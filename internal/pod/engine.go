@@ -1,0 +1,322 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flight"
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// Engine is the node: all its pods and containers, and the verbs on them. Ids
+// given to its methods may be unique prefixes.
+type Engine struct {
+	cfg      Config
+	deps     Deps
+	host     spec.Host
+	defaults spec.Defaults
+	boot     string
+
+	lock        *os.File
+	podRecords  *record.Dir[podRecord]
+	ctrRecords  *record.Dir[containerRecord]
+	sandboxes   *index[podName, *Sandbox]
+	containers  *index[containerName, *Container]
+	creates     flight.Group[request, string]
+	verbs       flight.Group[verb, struct{}]
+	debts       debts
+	background  sync.WaitGroup // watchers, stops, the debt collector
+	closing     chan struct{}
+	closingOnce sync.Once
+}
+
+// verb is a piece of work on an existing object, joined by whoever asks again.
+type verb struct{ name, id string }
+
+// New opens the records under cfg's roots. Nothing is touched before Recover.
+// It fails with fault.Precondition while another engine has them open.
+func New(cfg Config, deps Deps) (*Engine, error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	host, err := spec.ResolveHost()
+	if err != nil {
+		return nil, fmt.Errorf("read host facts: %w", err)
+	}
+	defaults, err := newDefaults(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.StateDir, cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	lock, err := lockFile(filepath.Join(cfg.StateDir, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		cfg:        cfg,
+		deps:       deps,
+		host:       host,
+		defaults:   defaults,
+		boot:       boot,
+		lock:       lock,
+		sandboxes:  newIndex[podName, *Sandbox]("pod"),
+		containers: newIndex[containerName, *Container]("container"),
+		closing:    make(chan struct{}),
+	}
+	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
+		e.ctrRecords, err = record.Open[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return e, nil
+}
+
+// lockFile makes sure that one engine at a time works on a state directory.
+// The kernel drops the lock with the process, however it ends.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
+	}
+	return f, nil
+}
+
+// Close waits for the work under way and lets go of the containers, which run
+// on. New work must not come in any more. If ctx ends first the work goes on
+// until the process does; the records know how to pick it up.
+func (e *Engine) Close(ctx context.Context) error {
+	err := errors.Join(e.creates.Wait(ctx), e.verbs.Wait(ctx))
+	e.closingOnce.Do(func() { close(e.closing) })
+	for _, c := range e.containers.all() {
+		c.task.Close()
+	}
+	for _, s := range e.sandboxes.all() {
+		if infra := s.infraTask(); infra != nil {
+			infra.Close()
+		}
+	}
+	e.background.Wait()
+	return errors.Join(err, e.lock.Close())
+}
+
+// run executes a verb's work in a flight of its own.
+func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) error) error {
+	_, err := e.verbs.Do(ctx, v, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, work(ctx)
+	})
+	return err
+}
+
+// undoTime bounds an undo, which runs when the caller may be long gone.
+const undoTime = 2 * time.Minute
+
+func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
+		fmt.Errorf("clean-up did not end within %s: %w", undoTime, fault.Timeout))
+}
+
+// Sandbox finds a pod.
+func (e *Engine) Sandbox(id string) (*SandboxView, error) {
+	s, err := e.sandboxes.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.view.Load(), nil
+}
+
+// Sandboxes is a snapshot of all pods, in no order.
+func (e *Engine) Sandboxes() []*SandboxView {
+	all := e.sandboxes.all()
+	views := make([]*SandboxView, len(all))
+	for i, s := range all {
+		views[i] = s.view.Load()
+	}
+	return views
+}
+
+// Container finds a container.
+func (e *Engine) Container(id string) (*ContainerView, error) {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return c.view.Load(), nil
+}
+
+// Containers is a snapshot of all containers, in no order.
+func (e *Engine) Containers() []*ContainerView {
+	all := e.containers.all()
+	views := make([]*ContainerView, len(all))
+	for i, c := range all {
+		views[i] = c.view.Load()
+	}
+	return views
+}
+
+// RuntimeSpec is the config.json of a container's bundle.
+func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return nil, err
+	}
+	text, err := oci.ReadSpec[json.RawMessage](c.ref.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return *text, nil
+}
+
+// Handlers lists the RuntimeClass handlers that this node offers in
+// alphabetical order, after the default one under its other name "" (CRI:
+// RuntimeHandler.name). A handler that cannot be used now is listed without
+// features; RuntimeReady says why.
+func (e *Engine) Handlers() []*cri.RuntimeHandler {
+	var handlers []*cri.RuntimeHandler
+	for _, name := range append([]string{""}, e.deps.Runtimes.Names()...) {
+		abilities, err := e.probe(context.Background(), name)
+		if errors.Is(err, oci.ErrNotInstalled) && name != "" && name != e.deps.Runtimes.Default() {
+			continue
+		}
+		features := &cri.RuntimeHandlerFeatures{}
+		if err == nil {
+			features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
+		}
+		handlers = append(handlers, &cri.RuntimeHandler{Name: name, Features: features})
+	}
+	return handlers
+}
+
+func (e *Engine) probe(ctx context.Context, handler string) (*oci.Abilities, error) {
+	runtime, err := e.deps.Runtimes.Get(handler)
+	if err != nil {
+		return nil, err
+	}
+	return runtime.Probe(ctx)
+}
+
+// RuntimeReady says why containers cannot be run now: the default handler's
+// binary or one that is configured by its path is missing or broken, or the
+// image store cannot be written.
+func (e *Engine) RuntimeReady(ctx context.Context) error {
+	errs := []error{e.deps.Images.Writable(ctx)}
+	for _, name := range e.deps.Runtimes.Names() {
+		_, err := e.probe(ctx, name)
+		if errors.Is(err, oci.ErrNotInstalled) && name != e.deps.Runtimes.Default() {
+			continue
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// NetworkReady says why pods cannot be given a network now.
+func (e *Engine) NetworkReady(ctx context.Context) error { return e.deps.Network.Ready(ctx) }
+
+// SetPodCIDR hands the node's pod CIDR to the network.
+func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }
+
+// CgroupDriver is who makes the containers' cgroups (CRI: RuntimeConfig).
+func (e *Engine) CgroupDriver() cri.CgroupDriver {
+	if e.cfg.CgroupDriver == "systemd" {
+		return cri.CgroupDriver_SYSTEMD
+	}
+	return cri.CgroupDriver_CGROUPFS
+}
+
+// debts are the objects whose teardown could not be finished. One goroutine
+// retries them, less often while nothing changes.
+type debts struct {
+	mu   sync.Mutex
+	owed map[string]func(context.Context) error
+	wake chan struct{}
+}
+
+const (
+	debtRetryMin = time.Second
+	debtRetryMax = time.Minute
+)
+
+// owe notes that pay has to succeed some day for object id.
+func (e *Engine) owe(id string, pay func(context.Context) error) {
+	e.debts.mu.Lock()
+	defer e.debts.mu.Unlock()
+	if e.debts.owed == nil {
+		e.debts.owed = make(map[string]func(context.Context) error)
+		e.debts.wake = make(chan struct{}, 1)
+		e.background.Go(e.collectDebts)
+	}
+	e.debts.owed[id] = pay
+	select {
+	case e.debts.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Engine) collectDebts() {
+	wait := debtRetryMin
+	for {
+		var retry <-chan time.Time
+		if e.debtCount() > 0 {
+			retry = time.After(wait)
+		}
+		select {
+		case <-e.closing:
+			return
+		case <-e.debts.wake:
+			wait = debtRetryMin
+		case <-retry:
+			wait = min(2*wait, debtRetryMax)
+			e.payDebts()
+		}
+	}
+}
+
+func (e *Engine) debtCount() int {
+	e.debts.mu.Lock()
+	defer e.debts.mu.Unlock()
+	return len(e.debts.owed)
+}
+
+func (e *Engine) payDebts() {
+	e.debts.mu.Lock()
+	owed := make(map[string]func(context.Context) error, len(e.debts.owed))
+	for id, pay := range e.debts.owed {
+		owed[id] = pay
+	}
+	e.debts.mu.Unlock()
+	for id, pay := range owed {
+		ctx, cancel := undoContext(context.Background())
+		err := pay(ctx)
+		cancel()
+		if err != nil {
+			slog.WarnContext(ctx, "clean-up still owed", "id", id, "err", err)
+			continue
+		}
+		slog.InfoContext(ctx, "clean-up done", "id", id)
+		e.debts.mu.Lock()
+		delete(e.debts.owed, id)
+		e.debts.mu.Unlock()
+	}
+}

@@ -1,0 +1,456 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestLifecycle(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	v, err := e.Sandbox(pod[:12])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.State != cri.PodSandboxState_SANDBOX_READY || v.Handler != "fake" || !slices.Equal(v.IPs, []string{"10.0.0.1", "fd00::1"}) {
+		t.Errorf("ready pod: %+v", v)
+	}
+	id := b.create(e, pod, "c")
+	if c, _ := e.Container(id); c.State != cri.ContainerState_CONTAINER_CREATED || !c.StartedAt.IsZero() || c.PID == 0 {
+		t.Errorf("created container: %+v", c)
+	}
+	if err := e.StartContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if c, _ := e.Container(id); c.State != cri.ContainerState_CONTAINER_RUNNING || c.StartedAt.IsZero() {
+		t.Errorf("running container: %+v", c)
+	}
+	if err := e.StartContainer(t.Context(), id); !errors.Is(err, fault.Precondition) {
+		t.Errorf("second start: %v", err)
+	}
+	if err := e.StopContainer(t.Context(), id, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := e.Container(id)
+	if c.State != cri.ContainerState_CONTAINER_EXITED || c.ExitCode != 143 || c.Reason != "Error" || c.PID != 0 || c.FinishedAt.IsZero() {
+		t.Errorf("stopped container: %+v", c)
+	}
+	for range 2 {
+		if err := e.StopSandbox(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v, _ := e.Sandbox(pod); v.State != cri.PodSandboxState_SANDBOX_NOTREADY || len(v.IPs) != 0 {
+		t.Errorf("stopped pod: %+v", v)
+	}
+	if _, err := e.CreateContainer(t.Context(), pod, containerConfig("late"), nil); !errors.Is(err, fault.Precondition) {
+		t.Errorf("container in a stopped pod: %v", err)
+	}
+	for range 2 {
+		b.remove(e, pod)
+	}
+	if n := b.node.count("detach"); n != 1 {
+		t.Errorf("network was given back %d times", n)
+	}
+	b.nothingLeft()
+}
+
+// TestUnknownIDs: CRI wants stop and remove of what is not there to succeed.
+func TestUnknownIDs(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	ctx := t.Context()
+	for verb, err := range map[string]error{
+		"StopSandbox": e.StopSandbox(ctx, "beef"), "RemoveSandbox": e.RemoveSandbox(ctx, "beef"),
+		"StopContainer": e.StopContainer(ctx, "beef", 0), "RemoveContainer": e.RemoveContainer(ctx, "beef"),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	_, errSandbox := e.Sandbox("")
+	_, errContainer := e.Container("beef")
+	_, errCreate := e.CreateContainer(ctx, "beef", containerConfig("c"), nil)
+	_, errExec := e.ExecSync(ctx, "beef", []string{"x"}, 0)
+	for verb, err := range map[string]error{
+		"Sandbox": errSandbox, "Container": errContainer, "CreateContainer": errCreate, "ExecSync": errExec,
+		"StartContainer": e.StartContainer(ctx, "beef"), "ReopenContainerLog": e.ReopenContainerLog(ctx, "beef"),
+		"UpdateContainerResources": e.UpdateContainerResources(ctx, "beef", &cri.LinuxContainerResources{}),
+	} {
+		if !errors.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	if _, err := e.RunSandbox(ctx, "nope", podConfig("a")); !errors.Is(err, fault.NotFound) {
+		t.Errorf("unknown handler: %v", err)
+	}
+}
+
+// TestRetryGetsTheSameID answers cri-o/cri-o#7010, #8884 and #9097: names are
+// never reserved by an attempt that nobody waits for any more.
+func TestRetryGetsTheSameID(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	release := make(chan struct{})
+	b.node.block["attach"], b.node.block["create"] = release, release
+
+	impatient := func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(t.Context(), 20*time.Millisecond)
+	}
+	ctx, cancel := impatient()
+	defer cancel()
+	if _, err := e.RunSandbox(ctx, "", podConfig("a")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("impatient caller: %v", err)
+	}
+	ids := make([]string, 5)
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			var err error
+			if ids[i], err = e.RunSandbox(t.Context(), "", podConfig("a")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	b.node.set(func() { delete(b.node.block, "attach") })
+	release <- struct{}{}
+	wg.Wait()
+	for _, id := range ids {
+		if id != ids[0] || id == "" {
+			t.Fatalf("retries got different pods: %v", ids)
+		}
+	}
+	ctx, cancel = impatient()
+	defer cancel()
+	if _, err := e.CreateContainer(ctx, ids[0], containerConfig("c"), nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("impatient caller: %v", err)
+	}
+	b.node.set(func() { delete(b.node.block, "create") })
+	close(release)
+	first := b.create(e, ids[0], "c")
+	if second := b.create(e, ids[0], "c"); first != second {
+		t.Errorf("retry got %s instead of %s", second, first)
+	}
+	if n := b.node.count("create"); n != 1 {
+		t.Errorf("%d containers were created", n)
+	}
+	b.remove(e, ids[0])
+	b.nothingLeft()
+}
+
+// TestSameNameOtherRequest: what is not a retry is refused by name.
+func TestSameNameOtherRequest(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	other := podConfig("a")
+	other.Hostname = "else"
+	if _, err := e.RunSandbox(t.Context(), "", other); !errors.Is(err, fault.Exists) {
+		t.Errorf("other pod of that name: %v", err)
+	}
+	other.Metadata.Attempt = 1
+	if _, err := e.RunSandbox(t.Context(), "", other); err != nil {
+		t.Errorf("next attempt: %v", err)
+	}
+	id := b.start(e, pod, "c")
+	if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); !errors.Is(err, fault.Exists) {
+		t.Errorf("container of the name of a running one: %v", err)
+	}
+	if err := e.RemoveContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if again := b.create(e, pod, "c"); again == id {
+		t.Error("the name's new container has the old one's id")
+	}
+	b.removeAll(e)
+}
+
+// TestEveryStepCanFail: whichever step of a create fails, with or without its
+// effect, nothing is left and the name can be used at once.
+func TestEveryStepCanFail(t *testing.T) {
+	for _, half := range []bool{false, true} {
+		for _, step := range []string{"plan", "attach"} {
+			b := newBench(t)
+			e := b.engine()
+			b.node.fail[step], b.node.half[step] = errInjected, half
+			if _, err := e.RunSandbox(t.Context(), "", podConfig("a")); !errors.Is(err, errInjected) {
+				t.Errorf("%s: pod runs with %v", step, err)
+			}
+			b.nothingLeft()
+			delete(b.node.fail, step)
+			b.remove(e, b.run(e, "a"))
+			b.nothingLeft()
+		}
+		for _, step := range []string{"mount", "probe", "create"} {
+			b := newBench(t)
+			e := b.engine()
+			pod := b.run(e, "a")
+			b.node.fail[step], b.node.half[step] = errInjected, half
+			if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); !errors.Is(err, errInjected) {
+				t.Errorf("%s: container is created with %v", step, err)
+			}
+			if n := len(e.Containers()); n != 0 {
+				t.Errorf("%s: %d containers are seen", step, n)
+			}
+			delete(b.node.fail, step)
+			b.create(e, pod, "c")
+			b.remove(e, pod)
+			b.nothingLeft()
+		}
+	}
+}
+
+// TestUndoThatFailsIsRetried: a create whose clean-up fails too leaves a debt
+// that is paid as soon as it can be, and holds no name meanwhile.
+func TestUndoThatFailsIsRetried(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.node.fail["create"], b.node.half["create"] = errInjected, true
+	b.node.fail["delete"] = errInjected
+	if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); err == nil {
+		t.Fatal("container was created")
+	}
+	b.node.set(func() { delete(b.node.fail, "create") })
+	b.create(e, pod, "c")
+	b.node.set(func() { delete(b.node.fail, "delete") })
+	waitFor(t, func() bool { return e.debtCount() == 0 })
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+func waitFor(t *testing.T, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen")
+		}
+	}
+}
+
+// TestStartFails: such a container has exited, with the peers' reason and code.
+func TestStartFails(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.create(e, pod, "c")
+	b.node.fail["start"] = errInjected
+	if err := e.StartContainer(t.Context(), id); !errors.Is(err, errInjected) {
+		t.Fatalf("start: %v", err)
+	}
+	v := b.waitState(e, id, cri.ContainerState_CONTAINER_EXITED)
+	if v.Reason != "StartError" || v.ExitCode != 128 || v.Message == "" {
+		t.Errorf("%s %d %q", v.Reason, v.ExitCode, v.Message)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// TestStopShortened answers cri-o/cri-o#8748: a stop with less grace brings a
+// running stop forward, one with more does not put it off.
+func TestStopShortened(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.start(e, pod, "c")
+	b.node.set(func() { b.node.tasks[id].stubborn = true })
+	patient := make(chan error, 2)
+	for range 2 {
+		go func() { patient <- e.StopContainer(context.Background(), id, time.Hour) }()
+	}
+	waitFor(t, func() bool { return b.node.count("signal") == 1 })
+	if err := e.StopContainer(t.Context(), id, 30*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-patient; err != nil {
+			t.Error(err)
+		}
+	}
+	if v, _ := e.Container(id); v.ExitCode != 137 {
+		t.Errorf("exit code %d", v.ExitCode)
+	}
+	if got := b.task(id).signals; !slices.Equal(got, []unix.Signal{unix.SIGTERM}) {
+		t.Errorf("signals %v", got)
+	}
+	b.remove(e, pod)
+}
+
+// TestStopOfTheImmortal answers cri-o/cri-o#9326: what cannot die holds up its
+// own caller only, for as long as that one waits.
+func TestStopOfTheImmortal(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.start(e, pod, "c")
+	b.node.set(func() { b.node.tasks[id].immortal, b.node.tasks[id].stubborn = true, true })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := e.StopContainer(ctx, id, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("stop: %v", err)
+	}
+	if v, _ := e.Container(id); v.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("state %s", v.State)
+	}
+	b.create(e, pod, "another")
+	b.node.set(func() { b.node.tasks[id].die(137) })
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// TestStopPodCallsOffCreate: a creation that hangs does not hold up the stop
+// of its pod, and leaves nothing.
+func TestStopPodCallsOffCreate(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.node.block["create"] = make(chan struct{})
+	created := make(chan error, 1)
+	go func() {
+		_, err := e.CreateContainer(context.Background(), pod, containerConfig("c"), nil)
+		created <- err
+	}()
+	waitFor(t, func() bool { return b.node.count("create") == 1 })
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-created; !errors.Is(err, fault.Precondition) {
+		t.Errorf("creation ended with %v", err)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// TestNetworkDebt answers cri-o/cri-o#4727: a CNI plugin that fails neither
+// keeps a pod from being stopped and removed nor is its DEL forgotten.
+func TestNetworkDebt(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.start(e, pod, "c")
+	b.node.fail["detach"] = errInjected
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	b.remove(e, pod)
+	if n := len(e.Sandboxes()); n != 0 {
+		t.Errorf("%d pods are seen", n)
+	}
+	second := b.run(e, "a") // the name is free
+	b.node.set(func() { delete(b.node.fail, "detach") })
+	b.remove(e, second)
+	b.close(e)
+	// A new server knows of the debt, from the record.
+	e = b.engine()
+	waitFor(t, func() bool { return e.debtCount() == 0 })
+	b.nothingLeft()
+}
+
+// TestMonitorLost: without its monitor a container is killed, and its end is
+// on record.
+func TestMonitorLost(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.create(e, pod, "c")
+	task := b.task(id)
+	b.close(e)
+	close(task.lost)
+	e = b.engine()
+	v := b.waitState(e, id, cri.ContainerState_CONTAINER_EXITED)
+	if v.ExitCode != 137 || v.Message == "" {
+		t.Errorf("code %d, message %q", v.ExitCode, v.Message)
+	}
+	if b.node.count("kill") == 0 {
+		t.Error("it was not killed")
+	}
+	if _, err := os.Stat(filepath.Join(b.cfg.StateDir, "containers", id, "exit.json")); err != nil {
+		t.Error(err)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+func TestOneEngineAtATime(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	if _, err := New(b.cfg, Deps{}); !errors.Is(err, fault.Precondition) {
+		t.Errorf("second engine: %v", err)
+	}
+	b.close(e)
+	b.engine()
+}
+
+func TestUpdate(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	cfg := containerConfig("c")
+	cfg.Linux.Resources = &cri.LinuxContainerResources{CpuShares: 100, MemoryLimitInBytes: 64 << 20,
+		HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1 << 21}}}
+	id, err := e.CreateContainer(t.Context(), pod, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _ := e.Container(id)
+	if err := e.UpdateContainerResources(t.Context(), id, &cri.LinuxContainerResources{CpuShares: 200}); err != nil {
+		t.Fatal(err)
+	}
+	want := proto.CloneOf(cfg.Linux.Resources)
+	want.CpuShares = 200
+	if v, _ := e.Container(id); !proto.Equal(v.Resources.Linux, want) {
+		t.Errorf("resources %v, want %v", v.Resources.Linux, want)
+	}
+	if before.Resources.Linux.CpuShares != 100 || v(e, id).Config.Linux.Resources.CpuShares != 100 {
+		t.Error("an old view or the request was modified")
+	}
+	b.node.fail["update"] = errInjected
+	if err := e.UpdateContainerResources(t.Context(), id, &cri.LinuxContainerResources{CpuShares: 300}); !errors.Is(err, errInjected) {
+		t.Error(err)
+	}
+	if !proto.Equal(v(e, id).Resources.Linux, want) {
+		t.Error("a failed update is reported as if it had happened")
+	}
+	b.remove(e, pod)
+}
+
+func v(e *Engine, id string) *ContainerView {
+	view, _ := e.Container(id)
+	return view
+}
+
+func TestReadiness(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	if err := e.RuntimeReady(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, step := range []string{"writable", "probe"} {
+		b.node.fail[step] = errInjected
+		if err := e.RuntimeReady(t.Context()); !errors.Is(err, errInjected) {
+			t.Errorf("%s: %v", step, err)
+		}
+		delete(b.node.fail, step)
+	}
+	var names []string
+	for _, h := range e.Handlers() {
+		names = append(names, h.Name)
+	}
+	if !reflect.DeepEqual(names, []string{"", "fake"}) {
+		t.Errorf("handlers %q", names)
+	}
+}

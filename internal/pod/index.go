@@ -1,0 +1,90 @@
+package pod
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// index finds objects by id, by prefix of an id and by name. A name is taken
+// from the moment its work begins; the object can be found by its id only once
+// it is ready to be seen. An object that is being removed gives up both.
+type index[N comparable, T any] struct {
+	noun string
+
+	mu    sync.RWMutex
+	byID  map[string]T
+	names map[N]string // name → id
+}
+
+func newIndex[N comparable, T any](noun string) *index[N, T] {
+	return &index[N, T]{noun: noun, byID: make(map[string]T), names: make(map[N]string)}
+}
+
+// reserve takes name for id, or says who has it.
+func (x *index[N, T]) reserve(name N, id string) (owner string, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if owner, taken := x.names[name]; taken {
+		return owner, false
+	}
+	x.names[name] = id
+	return id, true
+}
+
+func (x *index[N, T]) publish(id string, object T) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.byID[id] = object
+}
+
+// drop forgets the object and frees its name if it is still its own.
+func (x *index[N, T]) drop(name N, id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.byID, id)
+	if x.names[name] == id {
+		delete(x.names, name)
+	}
+}
+
+// find takes a full id or a prefix that fits exactly one object.
+func (x *index[N, T]) find(id string) (T, error) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	object, ok := x.byID[id]
+	if ok {
+		return object, nil
+	}
+	matches := 0
+	if id != "" {
+		for full, candidate := range x.byID {
+			if strings.HasPrefix(full, id) {
+				object = candidate
+				matches++
+			}
+		}
+	}
+	var none T
+	switch matches {
+	case 1:
+		return object, nil
+	case 0:
+		return none, fmt.Errorf("%s %q: %w", x.noun, id, fault.NotFound)
+	default:
+		return none, fmt.Errorf("%s %q fits %d of them, give more digits: %w", x.noun, id, matches, fault.Invalid)
+	}
+}
+
+// all is a snapshot in no order.
+func (x *index[N, T]) all() []T {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	objects := make([]T, 0, len(x.byID))
+	for _, object := range x.byID {
+		objects = append(objects, object)
+	}
+	return objects
+}

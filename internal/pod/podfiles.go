@@ -1,0 +1,241 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// validatePod refuses what can never work before anything is made.
+func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
+	if err := spec.ValidatePod(cfg); err != nil {
+		return err
+	}
+	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if options.GetUsernsOptions().GetMode() == cri.NamespaceMode_POD && options.GetUsernsOptions() != nil {
+		return fmt.Errorf("userns_options: this node's handlers do not offer user namespaces (see RuntimeHandlerFeatures): %w", fault.Unimplemented)
+	}
+	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
+		return err
+	}
+	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "crius-0")
+	return err
+}
+
+// needsInfra reports whether the pod needs a container of its own: the first
+// process of a PID namespace that its containers share.
+func needsInfra(cfg *cri.PodSandboxConfig) bool {
+	return cfg.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == cri.NamespaceMode_POD
+}
+
+func (e *Engine) cgroupParent(cfg *cri.PodSandboxConfig) string {
+	if parent := cfg.GetLinux().GetCgroupParent(); parent != "" {
+		return parent
+	}
+	if e.cfg.CgroupParent != "" {
+		return e.cfg.CgroupParent
+	}
+	if e.cfg.CgroupDriver == "systemd" {
+		return "system.slice"
+	}
+	return "/crius"
+}
+
+func (e *Engine) sysctlsOf(cfg *cri.PodSandboxConfig) map[string]string {
+	// validatePod has refused what Sysctls could.
+	sysctls, _ := spec.Sysctls(e.defaults.Sysctls, cfg)
+	return sysctls
+}
+
+func (s *Sandbox) shmDir() string { return filepath.Join(s.runDir(), "shm") }
+
+// writeFiles makes the pod's directory and the files that its containers see.
+func (s *Sandbox) writeFiles() error {
+	cfg := s.rec.Config.M
+	if err := os.Mkdir(s.runDir(), 0o700); err != nil {
+		return err
+	}
+	if dir := cfg.GetLogDirectory(); dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	text, err := resolvConf(cfg.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(s.runDir(), "resolv.conf"), text, 0o644); err != nil {
+		return err
+	}
+	hostname, err := s.hostname()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(s.runDir(), "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+		return err
+	}
+	if !s.rec.Namespaces.IPC {
+		return nil // the node's /dev/shm goes with the node's IPC namespace
+	}
+	return mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, "")
+}
+
+// hostname is the pod's, or the node's for a pod that shares its network.
+func (s *Sandbox) hostname() (string, error) {
+	if s.rec.Namespaces.UTS && s.rec.Namespaces.Hostname != "" {
+		return s.rec.Namespaces.Hostname, nil
+	}
+	return os.Hostname()
+}
+
+// maxResolvConf bounds the node's resolv.conf.
+const maxResolvConf = 1 << 20
+
+// resolvConf is exactly what dns_config says, or the node's file where the
+// request leaves DNS open.
+func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
+	if dns == nil {
+		f, err := os.Open("/etc/resolv.conf")
+		if os.IsNotExist(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return io.ReadAll(io.LimitReader(f, maxResolvConf))
+	}
+	var text strings.Builder
+	for _, server := range dns.GetServers() {
+		fmt.Fprintf(&text, "nameserver %s\n", server)
+	}
+	if searches := dns.GetSearches(); len(searches) > 0 {
+		fmt.Fprintf(&text, "search %s\n", strings.Join(searches, " "))
+	}
+	if options := dns.GetOptions(); len(options) > 0 {
+		fmt.Fprintf(&text, "options %s\n", strings.Join(options, " "))
+	}
+	for _, list := range [][]string{dns.GetServers(), dns.GetSearches(), dns.GetOptions()} {
+		for _, word := range list {
+			if strings.ContainsAny(word, " \t\r\n\x00") {
+				return nil, fmt.Errorf("dns_config: %.80q has white space in it: %w", word, fault.Invalid)
+			}
+		}
+	}
+	return []byte(text.String()), nil
+}
+
+// makeNamespaces makes and pins the namespaces that the containers share. No
+// process is needed to hold them.
+func (s *Sandbox) makeNamespaces() error {
+	n := s.rec.Namespaces
+	if !n.Net && !n.IPC && !n.UTS {
+		return nil
+	}
+	_, err := ns.Create(n)
+	return err
+}
+
+// infraRef is the pod's own container. It bears the pod's id.
+func (s *Sandbox) infraRef() oci.Ref {
+	ref := oci.Ref{
+		ID:       s.id,
+		Dir:      filepath.Join(s.runDir(), "infra"),
+		ExitFile: filepath.Join(s.runDir(), "infra-exit.json"),
+	}
+	if cfg := s.rec.Config.M; cfg != nil {
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.id)
+	}
+	return ref
+}
+
+// cgroupOf is where a container of the pod lives: as the runtime wants it
+// named, and below the cgroup mount.
+func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, id string) (path, cgroupfs string, err error) {
+	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "crius-"+id)
+	if err != nil {
+		return "", "", err
+	}
+	cgroupfs, err = spec.CgroupfsPath(e.cfg.CgroupDriver, path)
+	return path, cgroupfs, err
+}
+
+// pausePath is where the infra container sees its program.
+const pausePath = "/pause"
+
+// startInfra runs the pod's own container if it needs one. Its program is the
+// monitor's binary, mounted read-only over an empty root: no image is pulled
+// for it, and none can be missing.
+func (s *Sandbox) startInfra(ctx context.Context) error {
+	if !s.rec.Infra {
+		return nil
+	}
+	ref := s.infraRef()
+	if err := os.MkdirAll(ref.Rootfs(), 0o755); err != nil {
+		return err
+	}
+	in, err := s.specInput(ctx)
+	if err != nil {
+		return err
+	}
+	in.Facts.Rootfs = ref.Rootfs()
+	in.Facts.CgroupsPath = ref.CgroupPath
+	ociSpec, err := spec.Sandbox(in, []string{pausePath, "pause"})
+	if err != nil {
+		return err
+	}
+	ociSpec.Mounts = append(ociSpec.Mounts, bindReadOnly(s.engine.cfg.PauseProgram, pausePath))
+	task, err := s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
+	if err != nil {
+		return err
+	}
+	s.setInfra(task)
+	if err := task.Start(ctx); err != nil {
+		return err
+	}
+	s.engine.background.Go(func() { s.watchInfra(task) })
+	return nil
+}
+
+// resumeInfra finds the infra container again after a restart.
+func (s *Sandbox) resumeInfra(ctx context.Context) error {
+	task, err := s.runtime.Load(ctx, s.infraRef())
+	if err != nil {
+		return fmt.Errorf("infra container: %w", err)
+	}
+	select {
+	case <-task.Exited():
+		return fmt.Errorf("infra container: it has exited: %w", fault.NotFound)
+	default:
+	}
+	s.setInfra(task)
+	s.engine.background.Go(func() { s.watchInfra(task) })
+	return nil
+}
+
+// watchInfra ends the pod when its infra container dies: with it the PID
+// namespace is gone, and all containers in it are dead or dying.
+func (s *Sandbox) watchInfra(task oci.Task) {
+	select {
+	case <-s.engine.closing:
+		return
+	case <-s.ending:
+		return
+	case <-task.Exited():
+	}
+	slog.Warn("infra container died, its pod is not ready any more", "pod", s.id)
+	s.end()
+	s.publish()
+}

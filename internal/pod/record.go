@@ -1,0 +1,154 @@
+package pod
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+)
+
+// recordVersion changes when a record of the old form can no longer be read.
+const recordVersion = 1
+
+type phase string
+
+const (
+	phaseCreating phase = "creating"
+	phaseReady    phase = "ready"    // pod
+	phaseStopped  phase = "stopped"  // pod: everything but the record and the files is gone
+	phaseCreated  phase = "created"  // container
+	phaseStarting phase = "starting" // container: whether it started, the runtime knows
+	phaseStarted  phase = "started"  // container
+	phaseRemoving phase = "removing" // both: hidden from readers
+)
+
+// podRecord is the whole truth about a pod.
+type podRecord struct {
+	Phase      phase
+	Handler    string
+	Config     message[*cri.PodSandboxConfig]
+	CreatedAt  time.Time
+	BootID     string
+	Namespaces ns.Spec
+	// Network is planned before the ADD, completed by it, and nil again once
+	// the DEL has succeeded: while it is not, the network is owed a DEL.
+	Network *network.Attachment `json:",omitempty"`
+	Infra   bool                // the pod has a container of its own
+}
+
+// containerRecord is the whole truth about a container but for its exit.
+type containerRecord struct {
+	Phase     phase
+	SandboxID string
+	Handler   string
+	Config    message[*cri.ContainerConfig]
+	ImageID   string
+	CreatedAt time.Time
+	StartedAt time.Time
+	BootID    string
+	LogPath   string
+	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
+	CgroupsPath string
+	Cgroup      string
+	MountLabel  string `json:",omitempty"`
+	Resources   message[*cri.LinuxContainerResources]
+	User        message[*cri.ContainerUser]
+	StopSignal  cri.Signal // as reported
+	StopNumber  int        // as sent
+	StartError  string     `json:",omitempty"`
+}
+
+// message lets a protobuf message live in a JSON document in its own JSON
+// form, which an operator can read.
+type message[M proto.Message] struct{ M M }
+
+func (m message[M]) MarshalJSON() ([]byte, error) {
+	text, err := protojson.Marshal(m.M)
+	// protojson varies its white space on purpose; records should not.
+	var compact bytes.Buffer
+	if err == nil {
+		err = json.Compact(&compact, text)
+	}
+	return compact.Bytes(), err
+}
+
+func (m *message[M]) UnmarshalJSON(text []byte) error {
+	var typed M
+	if string(text) == "null" {
+		return nil
+	}
+	m.M = typed.ProtoReflect().New().Interface().(M)
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, m.M)
+}
+
+// podName and containerName are what the kubelet may ask for once at a time.
+type podName struct {
+	Namespace, Name, UID string
+	Attempt              uint32
+}
+
+func nameOfPod(m *cri.PodSandboxMetadata) podName {
+	return podName{m.GetNamespace(), m.GetName(), m.GetUid(), m.GetAttempt()}
+}
+
+func (n podName) String() string {
+	return fmt.Sprintf("%s/%s (uid %s, attempt %d)", n.Namespace, n.Name, n.UID, n.Attempt)
+}
+
+type containerName struct {
+	SandboxID, Name string
+	Attempt         uint32
+}
+
+func nameOfContainer(sandboxID string, m *cri.ContainerMetadata) containerName {
+	return containerName{sandboxID, m.GetName(), m.GetAttempt()}
+}
+
+func (n containerName) String() string {
+	return fmt.Sprintf("%s (attempt %d) of pod %.13s", n.Name, n.Attempt, n.SandboxID)
+}
+
+// request identifies a piece of work: the same name with another content is
+// another request, and must not be taken for a retry of the first.
+type request struct {
+	name    any
+	content [sha256.Size]byte
+}
+
+func requestOf(name any, parts ...proto.Message) (request, error) {
+	h := sha256.New()
+	for _, part := range parts {
+		text, err := proto.MarshalOptions{Deterministic: true}.Marshal(part)
+		if err != nil {
+			return request{}, err
+		}
+		fmt.Fprintf(h, "%d\n", len(text))
+		h.Write(text)
+	}
+	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
+}
+
+// newID makes an id: 64 hex digits, as every tool that reads cgroup names of
+// containers expects.
+func newID() string {
+	var id [32]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}
+
+// bootID changes with every boot of the machine.
+func bootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(text)), err
+}

@@ -1,0 +1,278 @@
+package pod
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/record"
+)
+
+// views is all that readers see, by id.
+func views(e *Engine) map[string]any {
+	all := map[string]any{}
+	for _, v := range e.Sandboxes() {
+		all["pod "+v.ID] = *v
+	}
+	for _, v := range e.Containers() {
+		all["container "+v.ID] = *v
+	}
+	return all
+}
+
+// zoo makes pods and containers in every state.
+func (b *bench) zoo(e *Engine) {
+	b.Helper()
+	pod := b.run(e, "zoo")
+	b.create(e, pod, "created")
+	b.start(e, pod, "running")
+	stopped := b.start(e, pod, "stopped")
+	if err := e.StopContainer(b.Context(), stopped, 0); err != nil {
+		b.Fatal(err)
+	}
+	shared := podConfig("shared-pid")
+	shared.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	host := podConfig("host")
+	host.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{
+		Network: cri.NamespaceMode_NODE, Ipc: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_NODE}
+	for _, cfg := range []*cri.PodSandboxConfig{shared, host} {
+		if _, err := e.RunSandbox(b.Context(), "fake", cfg); err != nil {
+			b.Fatal(err)
+		}
+	}
+	notReady := b.run(e, "not-ready")
+	if err := e.StopSandbox(b.Context(), notReady); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bench) removeAll(e *Engine) {
+	b.Helper()
+	for _, v := range e.Sandboxes() {
+		b.remove(e, v.ID)
+	}
+	b.nothingLeft()
+}
+
+// TestRestartChangesNothing answers cri-o/cri-o#10014, #9987 and #4010.
+func TestRestartChangesNothing(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	b.zoo(e)
+	before := views(e)
+	b.close(e)
+	for range 2 { // a second restart finds what the first one left
+		e = b.engine()
+		if after := views(e); !sameViews(before, after) {
+			t.Fatalf("before: %+v\nafter: %+v", before, after)
+		}
+		b.close(e)
+	}
+	e = b.engine()
+	b.removeAll(e)
+}
+
+// sameViews compares with times as instants: a record keeps no monotonic clock.
+func sameViews(a, b map[string]any) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for key := range a {
+		if !reflect.DeepEqual(normal(a[key]), normal(b[key])) {
+			return false
+		}
+	}
+	return true
+}
+
+func normal(view any) any {
+	switch v := view.(type) {
+	case SandboxView:
+		v.CreatedAt = v.CreatedAt.Round(0).UTC()
+		v.Config = nil
+		return v
+	case ContainerView:
+		v.CreatedAt, v.StartedAt, v.FinishedAt = v.CreatedAt.Round(0).UTC(), v.StartedAt.Round(0).UTC(), v.FinishedAt.Round(0).UTC()
+		v.Config, v.User, v.Resources, v.Mounts = nil, nil, nil, nil
+		return v
+	}
+	return view
+}
+
+// TestReboot: with another boot id everything is dead, nothing is forgotten,
+// and what the kernel does not clean up by itself is given back.
+func TestReboot(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	b.zoo(e)
+	pods, ctrs := len(e.Sandboxes()), len(e.Containers())
+	b.close(e)
+	// What a reboot takes with it:
+	for _, v := range e.Sandboxes() {
+		if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + v.ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.node.tasks = map[string]*fakeTask{}
+
+	b.boot = "another"
+	e = b.engine()
+	if len(e.Sandboxes()) != pods || len(e.Containers()) != ctrs {
+		t.Fatalf("%d pods and %d containers, want %d and %d", len(e.Sandboxes()), len(e.Containers()), pods, ctrs)
+	}
+	for _, v := range e.Sandboxes() {
+		if v.State != cri.PodSandboxState_SANDBOX_NOTREADY {
+			t.Errorf("pod %s is %s", v.Config.Metadata.Name, v.State)
+		}
+	}
+	for _, v := range e.Containers() {
+		if v.State != cri.ContainerState_CONTAINER_EXITED || v.FinishedAt.IsZero() {
+			t.Errorf("container %s is %s since %s", v.Config.Metadata.Name, v.State, v.FinishedAt)
+		}
+	}
+	if len(b.node.networks) != 0 {
+		t.Errorf("networks not given back: %v", b.node.networks)
+	}
+	again := views(e)
+	b.close(e)
+	e = b.engine()
+	if !sameViews(again, views(e)) {
+		t.Error("a restart after the reboot changed something")
+	}
+	b.removeAll(e)
+}
+
+// TestDamagedRecord: one unreadable record is neither a reason not to start nor
+// forgotten.
+func TestDamagedRecord(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	damaged, whole := b.start(e, pod, "damaged"), b.start(e, pod, "whole")
+	b.close(e)
+	file := filepath.Join(b.cfg.StateDir, "containers", damaged, "container.json")
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e = b.engine()
+	if list := e.Containers(); len(list) != 1 || list[0].ID != whole {
+		t.Errorf("containers: %+v", list)
+	}
+	if b.node.tasks[damaged] != nil {
+		t.Error("the container behind the damaged record still runs")
+	}
+	if _, err := os.Stat(filepath.Join(b.cfg.StateDir, "containers", "damaged", damaged+".0")); err != nil {
+		t.Errorf("the record was not kept: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(b.cfg.StateDir, "containers", "damaged")); err != nil {
+		t.Fatal(err)
+	}
+	b.removeAll(e)
+}
+
+// TestLeftoversAreSwept: directories that bear an id of ours but no record.
+func TestLeftoversAreSwept(t *testing.T) {
+	b := newBench(t)
+	id := newID()
+	for _, dir := range []string{b.cfg.RunDir + "/pods", b.cfg.RunDir + "/containers", b.cfg.StateDir + "/pods", b.cfg.StateDir + "/containers"} {
+		if err := os.MkdirAll(filepath.Join(dir, id, "something"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign := filepath.Join(b.cfg.RunDir, "pods", "not-ours")
+	if err := os.MkdirAll(foreign, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.engine()
+	if err := os.Remove(foreign); err != nil {
+		t.Errorf("what is not ours was touched: %v", err)
+	}
+	b.nothingLeft()
+}
+
+// TestUnfinishedIsTornDown walks through the phases in which a server can be
+// killed in the middle of a create or remove.
+func TestUnfinishedIsTornDown(t *testing.T) {
+	for _, phase := range []phase{phaseCreating, phaseRemoving} {
+		b := newBench(t)
+		e := b.engine()
+		pod := b.run(e, "a")
+		ctr := b.start(e, pod, "c")
+		b.close(e)
+		// As if the server had been killed before the last put.
+		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phase })
+		e = b.engine()
+		if n := len(e.Containers()); n != 0 {
+			t.Errorf("%s: %d containers are seen", phase, n)
+		}
+		b.create(e, pod, "c")
+		b.close(e)
+		rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phase })
+		e = b.engine()
+		if n := len(e.Sandboxes()) + len(e.Containers()); n != 0 {
+			t.Errorf("%s: %d objects are seen", phase, n)
+		}
+		b.nothingLeft()
+	}
+}
+
+// TestUnfinishedStart: killed between the runtime's start and the record, the
+// server asks the runtime.
+func TestUnfinishedStart(t *testing.T) {
+	for _, started := range []bool{false, true} {
+		b := newBench(t)
+		e := b.engine()
+		pod := b.run(e, "a")
+		ctr := b.create(e, pod, "c")
+		b.node.tasks[ctr].started = started
+		b.close(e)
+		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseStarting })
+		e = b.engine()
+		want := cri.ContainerState_CONTAINER_CREATED
+		if started {
+			want = cri.ContainerState_CONTAINER_RUNNING
+		}
+		if v := v(e, ctr); v.State != want || started == v.StartedAt.IsZero() {
+			t.Errorf("started %t: state %s since %s", started, v.State, v.StartedAt)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	}
+}
+
+func rewrite[T any](t *testing.T, records *record.Dir[T], id string, change func(*T)) {
+	t.Helper()
+	doc, err := records.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(doc)
+	if err := records.Put(id, doc); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRecoverSurvivesFailingHands: what cannot be cleaned up now is a debt.
+func TestRecoverSurvivesFailingHands(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+	b.node.fail["delete"] = errInjected
+	e = b.engine()
+	if e.debtCount() == 0 {
+		t.Error("nothing is owed")
+	}
+	if _, err := e.Sandbox(pod); err != nil {
+		t.Errorf("the pod beside it: %v", err)
+	}
+	b.node.set(func() { delete(b.node.fail, "delete") })
+	waitFor(t, func() bool { return e.debtCount() == 0 })
+	b.removeAll(e)
+}

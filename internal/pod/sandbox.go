@@ -1,0 +1,337 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci"
+)
+
+// Sandbox is a pod.
+type Sandbox struct {
+	engine  *Engine
+	id      string
+	runtime oci.Runtime
+	view    atomic.Pointer[SandboxView]
+
+	// life is held by the verb that changes the pod.
+	life sync.Mutex
+
+	mu      sync.Mutex // guards what follows; never held over I/O
+	rec     podRecord
+	infra   oci.Task
+	members map[string]*Container
+	// ending is closed when the pod begins to end: no container is created
+	// from then on, and the creations under way are called off.
+	ending chan struct{}
+	ended  bool
+	births sync.WaitGroup
+}
+
+func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
+	runtime, err := e.deps.Runtimes.Get(rec.Handler)
+	if err != nil {
+		return nil, err
+	}
+	return &Sandbox{
+		engine:  e,
+		id:      id,
+		runtime: runtime,
+		rec:     rec,
+		members: make(map[string]*Container),
+		ending:  make(chan struct{}),
+	}, nil
+}
+
+// RunSandbox runs a pod and returns its id. Asked again with the same request
+// it joins the work, or returns the pod that is running already; the same name
+// with another request is fault.Exists.
+func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
+	if handler == "" {
+		handler = e.deps.Runtimes.Default()
+	}
+	if _, err := e.deps.Runtimes.Get(handler); err != nil {
+		return "", err
+	}
+	if err := e.validatePod(cfg); err != nil {
+		return "", err
+	}
+	name := nameOfPod(cfg.GetMetadata())
+	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: handler})
+	if err != nil {
+		return "", err
+	}
+	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
+		id := newID()
+		if owner, ok := e.sandboxes.reserve(name, id); !ok {
+			return e.sameSandbox(owner, name, handler, cfg)
+		}
+		started := time.Now()
+		err := e.runSandbox(ctx, id, handler, cfg)
+		if err != nil {
+			e.sandboxes.drop(name, id)
+			return "", fmt.Errorf("pod %s: %w", name, err)
+		}
+		slog.InfoContext(ctx, "pod runs", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
+		return id, nil
+	})
+}
+
+// sameSandbox decides whether a request for a taken name is a retry that came
+// after its work was done.
+func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
+	if v, err := e.Sandbox(owner); err == nil && v.State == cri.PodSandboxState_SANDBOX_READY &&
+		v.Handler == handler && proto.Equal(v.Config, cfg) {
+		return owner, nil
+	}
+	return "", fmt.Errorf("pod %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+}
+
+func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.PodSandboxConfig) error {
+	s, err := e.newSandbox(id, podRecord{
+		Phase:      phaseCreating,
+		Handler:    handler,
+		Config:     message[*cri.PodSandboxConfig]{cfg},
+		CreatedAt:  time.Now(),
+		BootID:     e.boot,
+		Namespaces: e.namespacesOf(id, cfg),
+		Infra:      needsInfra(cfg),
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.put(); err != nil {
+		return err
+	}
+	if err := s.build(ctx); err != nil {
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		if undo := s.teardown(ctx); undo != nil {
+			slog.WarnContext(ctx, "failed pod leaves a debt", "pod", id, "err", undo)
+			e.owe(id, s.teardown)
+		}
+		return err
+	}
+	s.publish()
+	e.sandboxes.publish(id, s)
+	return nil
+}
+
+// build makes everything a pod consists of. What it made before an error is
+// left to teardown.
+func (s *Sandbox) build(ctx context.Context) error {
+	if err := s.writeFiles(); err != nil {
+		return fmt.Errorf("write pod files: %w", err)
+	}
+	if err := s.makeNamespaces(); err != nil {
+		return fmt.Errorf("make namespaces: %w", err)
+	}
+	if err := s.attach(ctx); err != nil {
+		return fmt.Errorf("attach network: %w", err)
+	}
+	if err := s.startInfra(ctx); err != nil {
+		return fmt.Errorf("start infra container: %w", err)
+	}
+	s.setPhase(phaseReady)
+	return s.put()
+}
+
+// attach gives the pod its network. The plan is on disk before the ADD, so
+// that a DEL can be made of it whatever happens.
+func (s *Sandbox) attach(ctx context.Context) error {
+	if !s.rec.Namespaces.Net {
+		return nil
+	}
+	pod := s.networkPod()
+	plan, err := s.engine.deps.Network.Plan(pod)
+	if err != nil {
+		return err
+	}
+	s.setNetwork(plan)
+	if err := s.put(); err != nil {
+		return err
+	}
+	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
+	if err != nil {
+		return err
+	}
+	s.setNetwork(done)
+	return nil
+}
+
+// StopSandbox kills the pod's containers and gives back its network and
+// namespaces. It is idempotent, and unknown ids are no error (CRI:
+// StopPodSandbox). A network that cannot be given back now is a debt.
+func (e *Engine) StopSandbox(ctx context.Context, id string) error {
+	s, err := e.sandboxes.find(id)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.run(ctx, verb{"stop pod", s.id}, func(ctx context.Context) error {
+		s.life.Lock()
+		defer s.life.Unlock()
+		if err := s.stop(ctx); err != nil {
+			return fmt.Errorf("stop pod %s: %w", s.id, err)
+		}
+		return nil
+	})
+}
+
+// stop wants life held.
+func (s *Sandbox) stop(ctx context.Context) error {
+	if s.phase() == phaseStopped && !s.owesNetwork() {
+		return nil
+	}
+	started := time.Now()
+	s.end()
+	s.publish()
+	if err := s.killMembers(ctx); err != nil {
+		return err
+	}
+	if err := s.release(ctx); err != nil {
+		return err
+	}
+	s.setPhase(phaseStopped)
+	if err := s.put(); err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
+	if s.owesNetwork() {
+		s.engine.owe(s.id, s.payNetwork)
+	}
+	return nil
+}
+
+// RemoveSandbox stops the pod, removes its containers and forgets it. It is
+// idempotent, and unknown ids are no error.
+func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
+	s, err := e.sandboxes.find(id)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.run(ctx, verb{"remove pod", s.id}, func(ctx context.Context) error {
+		s.life.Lock()
+		defer s.life.Unlock()
+		if err := s.remove(ctx); err != nil {
+			return fmt.Errorf("remove pod %s: %w", s.id, err)
+		}
+		return nil
+	})
+}
+
+func (s *Sandbox) remove(ctx context.Context) error {
+	if s.phase() == phaseRemoving {
+		return nil // by a call that was here before us
+	}
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range s.containers() {
+		errs = append(errs, c.remove(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := s.teardown(ctx); err != nil {
+		if !errors.Is(err, errNetworkOwed) {
+			return err
+		}
+		slog.WarnContext(ctx, "pod removed, network still owed", "pod", s.id, "err", err)
+		s.engine.owe(s.id, s.teardown)
+	}
+	s.engine.sandboxes.drop(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
+	return nil
+}
+
+// end refuses new containers, calls off those being created and waits until
+// they are gone.
+func (s *Sandbox) end() {
+	s.mu.Lock()
+	if !s.ended {
+		s.ended = true
+		close(s.ending)
+	}
+	s.mu.Unlock()
+	s.births.Wait()
+}
+
+var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition)
+
+// admit ties the creation of a container to the pod's life. The caller calls
+// done when the container is a member or gone.
+func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.rec.Phase != phaseReady {
+		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+	}
+	s.births.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	finished := make(chan struct{})
+	go func() {
+		select {
+		case <-s.ending:
+			cancel(errPodEnding)
+		case <-finished:
+		}
+	}()
+	return ctx, func() {
+		close(finished)
+		cancel(nil)
+		s.births.Done()
+	}, nil
+}
+
+// killMembers kills all containers side by side and waits for their end.
+func (s *Sandbox) killMembers(ctx context.Context) error {
+	members := s.containers()
+	errs := make([]error, len(members))
+	var wg sync.WaitGroup
+	for i, c := range members {
+		wg.Go(func() { errs[i] = c.kill(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *Sandbox) containers() []*Container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	members := make([]*Container, 0, len(s.members))
+	for _, c := range s.members {
+		members = append(members, c)
+	}
+	return members
+}
+
+func (s *Sandbox) addMember(c *Container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.members[c.id] = c
+}
+
+func (s *Sandbox) dropMember(c *Container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.members, c.id)
+}
+
+// runDir holds what may be thrown away.
+func (s *Sandbox) runDir() string { return filepath.Join(s.engine.cfg.RunDir, "pods", s.id) }

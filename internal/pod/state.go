@@ -1,0 +1,280 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+)
+
+// This file is where facts change and views are made of them.
+
+func (s *Sandbox) put() error {
+	s.mu.Lock()
+	rec := s.rec
+	s.mu.Unlock()
+	return s.engine.podRecords.Put(s.id, &rec)
+}
+
+func (s *Sandbox) phase() phase {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.Phase
+}
+
+func (s *Sandbox) setPhase(p phase) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rec.Phase = p
+}
+
+func (s *Sandbox) setNetwork(a *network.Attachment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rec.Network = a
+}
+
+func (s *Sandbox) network() *network.Attachment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.Network
+}
+
+func (s *Sandbox) owesNetwork() bool { return s.network() != nil }
+
+func (s *Sandbox) setInfra(t oci.Task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.infra = t
+}
+
+func (s *Sandbox) infraTask() oci.Task {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.infra
+}
+
+// publish shows readers the pod as it is now.
+func (s *Sandbox) publish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := &SandboxView{
+		ID:        s.id,
+		Handler:   s.rec.Handler,
+		Config:    s.rec.Config.M,
+		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
+		CreatedAt: s.rec.CreatedAt,
+	}
+	if s.rec.Phase == phaseReady && !s.ended {
+		v.State = cri.PodSandboxState_SANDBOX_READY
+		if s.rec.Namespaces.Net {
+			v.NetNS = s.rec.Namespaces.Paths().Net
+		}
+		if s.rec.Network != nil {
+			v.IPs = s.rec.Network.IPs
+		}
+		if s.infra != nil {
+			v.PID = s.infra.PID()
+		}
+	}
+	s.view.Store(v)
+}
+
+func (c *Container) put() error {
+	c.mu.Lock()
+	rec := c.rec
+	c.mu.Unlock()
+	return c.engine.ctrRecords.Put(c.id, &rec)
+}
+
+func (c *Container) phase() phase {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec.Phase
+}
+
+func (c *Container) setPhase(p phase) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec.Phase = p
+}
+
+func (c *Container) setStarted(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec.Phase, c.rec.StartedAt = phaseStarted, at
+}
+
+func (c *Container) setStartError(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec.StartError = cause.Error()
+}
+
+func (c *Container) setUser(user *cri.ContainerUser) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec.User.M = user
+}
+
+func (c *Container) stopSignal() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec.StopNumber
+}
+
+// mergeResources makes the new limits part of what is reported. Only fields
+// that are set replace the old ones; the message itself is never modified,
+// since views refer to it.
+func (c *Container) mergeResources(r *cri.LinuxContainerResources) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	merged := &cri.LinuxContainerResources{}
+	if c.rec.Resources.M != nil {
+		merged = proto.CloneOf(c.rec.Resources.M)
+	}
+	hugepages, unified := merged.HugepageLimits, merged.Unified
+	merged.HugepageLimits, merged.Unified = nil, nil
+	proto.Merge(merged, r)
+	if len(r.GetHugepageLimits()) == 0 {
+		merged.HugepageLimits = hugepages
+	}
+	for key, value := range unified {
+		if _, set := merged.Unified[key]; !set {
+			if merged.Unified == nil {
+				merged.Unified = make(map[string]string)
+			}
+			merged.Unified[key] = value
+		}
+	}
+	c.rec.Resources.M = merged
+}
+
+// publish shows readers the container as it is now.
+func (c *Container) publish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	rec := &c.rec
+	v := &ContainerView{
+		ID:         c.id,
+		SandboxID:  rec.SandboxID,
+		Handler:    rec.Handler,
+		Config:     rec.Config.M,
+		ImageID:    rec.ImageID,
+		State:      cri.ContainerState_CONTAINER_CREATED,
+		CreatedAt:  rec.CreatedAt,
+		StartedAt:  rec.StartedAt,
+		LogPath:    rec.LogPath,
+		Mounts:     rec.Config.M.GetMounts(),
+		User:       rec.User.M,
+		StopSignal: rec.StopSignal,
+		Bundle:     c.ref.Dir,
+	}
+	if rec.Resources.M != nil {
+		v.Resources = &cri.ContainerResources{Linux: rec.Resources.M}
+	}
+	switch {
+	case c.exit != nil:
+		v.State = cri.ContainerState_CONTAINER_EXITED
+		v.FinishedAt = c.exit.FinishedAt
+		v.ExitCode, v.Reason, v.Message = rec.ending(*c.exit)
+	case rec.Phase == phaseStarted:
+		v.State = cri.ContainerState_CONTAINER_RUNNING
+		v.PID = c.task.PID()
+	default:
+		v.PID = c.task.PID()
+	}
+	c.view.Store(v)
+}
+
+// startErrorCode is what peers report for a program that could not be started.
+const startErrorCode = 128
+
+// ending says how the container ended, in the words that the kubelet knows.
+func (rec *containerRecord) ending(exit conmon.Exit) (code int32, reason, message string) {
+	switch {
+	case rec.StartError != "":
+		return startErrorCode, "StartError", rec.StartError
+	case exit.Code == 0:
+		return 0, "Completed", ""
+	case exit.OOMKills > 0:
+		return exit.Code, "OOMKilled", ""
+	default:
+		return exit.Code, "Error", exit.Message
+	}
+}
+
+// watch waits for the end of the container and makes it known.
+func (c *Container) watch() {
+	select {
+	case <-c.task.Exited():
+	case <-c.engine.closing:
+		return
+	}
+	exit, err := c.task.Exit()
+	if err != nil {
+		exit = c.lost(err)
+	}
+	c.setExit(exit)
+	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
+}
+
+func (c *Container) setExit(exit conmon.Exit) {
+	c.mu.Lock()
+	c.exit = &exit
+	c.mu.Unlock()
+	c.publish()
+	close(c.exited)
+}
+
+// Codes of exits that nobody saw.
+const (
+	codeKilled  = 137 // we killed it
+	codeUnknown = 255 // it was gone when we came
+)
+
+// lost settles the end of a container whose monitor is gone: without it the
+// container's output goes nowhere and its exit cannot be seen, so it is killed
+// and this once the server writes the exit.
+func (c *Container) lost(cause error) conmon.Exit {
+	ctx, cancel := undoContext(context.Background())
+	defer cancel()
+	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("the container's monitor was lost (%v), so it was killed", cause)}
+	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
+	if err := c.task.Kill(ctx); err != nil {
+		slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)
+	}
+	if err := conmon.WriteExit(c.ref.ExitFile, exit); err != nil {
+		slog.ErrorContext(ctx, "exit of a lost container not recorded", "container", c.id, "err", err)
+	}
+	return exit
+}
+
+// namespacesOf is what the pod's namespaces are made from; nothing else is
+// needed to remove them.
+func (e *Engine) namespacesOf(id string, cfg *cri.PodSandboxConfig) ns.Spec {
+	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	ownNet := options.GetNetwork() != cri.NamespaceMode_NODE
+	s := ns.Spec{
+		Dir:  e.cfg.NamespacesDir,
+		Name: "crius-" + id,
+		Net:  ownNet,
+		// A pod on the node's network has the node's name (CRI:
+		// PodSandboxConfig.hostname).
+		UTS:     ownNet,
+		IPC:     options.GetIpc() != cri.NamespaceMode_NODE,
+		Sysctls: e.sysctlsOf(cfg),
+	}
+	if ownNet {
+		s.Hostname = cfg.GetHostname()
+	}
+	return s
+}

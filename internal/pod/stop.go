@@ -1,0 +1,131 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// stopper is a container's stop under way: the stop signal once, SIGKILL when
+// the time is up. Whoever asks again with less grace brings the deadline
+// forward; nobody can put it off.
+type stopper struct {
+	mu       sync.Mutex
+	running  bool
+	deadline time.Time
+	sooner   chan struct{}
+}
+
+// ask notes deadline and reports whether the caller has to start the stop.
+func (s *stopper) ask(deadline time.Time) (begin bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		s.running, s.deadline, s.sooner = true, deadline, make(chan struct{}, 1)
+		return true
+	}
+	if deadline.Before(s.deadline) {
+		s.deadline = deadline
+		select {
+		case s.sooner <- struct{}{}:
+		default:
+		}
+	}
+	return false
+}
+
+func (s *stopper) remaining() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Until(s.deadline)
+}
+
+// killAgain is how long a killed container may take before it is killed again
+// and the operator is told.
+const killAgain = 10 * time.Second
+
+// StopContainer ends a container: its stop signal, and SIGKILL once grace is
+// over. It returns when the container is dead or the caller's time is up; the
+// stop goes on in either case. Unknown ids and containers that are dead are no
+// error (CRI: StopContainer).
+func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	c, err := e.containers.find(id)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.end(ctx, grace); err != nil {
+		return fmt.Errorf("stop container %s: %w", c.id, err)
+	}
+	return nil
+}
+
+// kill ends the container now.
+func (c *Container) kill(ctx context.Context) error { return c.end(ctx, 0) }
+
+func (c *Container) end(ctx context.Context, grace time.Duration) error {
+	select {
+	case <-c.exited:
+		return nil
+	default:
+	}
+	if c.stop.ask(time.Now().Add(grace)) {
+		// A container that never ran has nothing to say goodbye to.
+		graceful := grace > 0 && c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING
+		c.engine.background.Go(func() { c.stopAndKill(context.WithoutCancel(ctx), graceful) })
+	}
+	select {
+	case <-c.exited:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))
+	case <-c.engine.closing:
+		return fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
+	}
+}
+
+// stopAndKill runs until the container is dead.
+func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
+	wait := func() time.Duration { return 0 }
+	if graceful {
+		wait = c.stop.remaining
+		if err := c.task.Signal(ctx, unix.Signal(c.stopSignal())); err != nil {
+			slog.WarnContext(ctx, "stop signal failed, waiting for the kill", "container", c.id, "err", err)
+		}
+	}
+	for {
+		timer := time.NewTimer(wait())
+		select {
+		case <-c.exited:
+			timer.Stop()
+			return
+		case <-c.engine.closing:
+			timer.Stop()
+			return
+		case <-c.stop.sooner:
+			timer.Stop()
+			continue
+		case <-timer.C:
+		}
+		c.killOnce(ctx)
+		wait = func() time.Duration { return killAgain }
+	}
+}
+
+func (c *Container) killOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killAgain)
+	defer cancel()
+	if err := c.task.Kill(ctx); err != nil {
+		slog.ErrorContext(ctx, "container does not die: a process in uninterruptible sleep is waiting for a device or a file server", "container", c.id, "pid", c.task.PID(), "err", err)
+	}
+}

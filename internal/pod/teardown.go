@@ -1,0 +1,175 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/storage"
+)
+
+// This file is the one way back. Each function takes "already gone" for
+// success, goes on after an error as far as that is safe, and can be called
+// again; a failed create, Remove and recovery all come here.
+
+// teardown removes every trace of the container, the record last.
+func (c *Container) teardown(ctx context.Context) error {
+	c.setPhase(phaseRemoving)
+	if c.task != nil {
+		c.task.Close()
+	}
+	errs := []error{c.put()}
+	if err := c.runtime.Delete(ctx, c.ref); err != nil {
+		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
+	}
+	if err := c.engine.deps.Images.RemoveRootfs(ctx, c.rootfs()); err != nil {
+		// With the root file system still mounted below it the run directory
+		// must not be walked.
+		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
+	}
+	errs = append(errs, os.RemoveAll(c.ref.Dir))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return c.engine.ctrRecords.Delete(c.id)
+}
+
+// errNetworkOwed is what teardown of a pod says when all is gone but the
+// network could not be given back.
+var errNetworkOwed = errors.New("network not given back")
+
+// teardown removes every trace of the pod, the record last. The members must
+// be gone.
+func (s *Sandbox) teardown(ctx context.Context) error {
+	s.setPhase(phaseRemoving)
+	if err := s.put(); err != nil {
+		return err
+	}
+	if err := s.release(ctx); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(s.runDir()); err != nil {
+		return err
+	}
+	if s.owesNetwork() {
+		return fmt.Errorf("pod %s: %w", s.id, errNetworkOwed)
+	}
+	return s.engine.podRecords.Delete(s.id)
+}
+
+// release gives back what a stopped pod does not need: its infra container,
+// network, namespaces and mounts. A network that cannot be given back does not
+// hold up the rest; it stays in the record, to be retried.
+func (s *Sandbox) release(ctx context.Context) error {
+	var errs []error
+	if s.rec.Infra {
+		if infra := s.infraTask(); infra != nil {
+			infra.Close()
+		}
+		if err := s.runtime.Delete(ctx, s.infraRef()); err != nil {
+			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
+		}
+	}
+	if err := s.detach(ctx); err != nil {
+		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)
+	}
+	if err := ns.Remove(s.rec.Namespaces); err != nil {
+		errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
+	}
+	if err := mount.Unmount(s.shmDir()); err != nil {
+		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// detach gives the network back if the pod has one, and forgets it.
+func (s *Sandbox) detach(ctx context.Context) error {
+	a := s.network()
+	if a == nil {
+		return nil
+	}
+	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
+		return err
+	}
+	s.setNetwork(nil)
+	return nil
+}
+
+// payNetwork settles the network debt of a stopped pod.
+func (s *Sandbox) payNetwork(ctx context.Context) error {
+	s.life.Lock()
+	defer s.life.Unlock()
+	if !s.owesNetwork() || s.phase() == phaseRemoving {
+		return nil // settled, or become the removal's debt
+	}
+	if err := s.detach(ctx); err != nil {
+		return err
+	}
+	return s.put()
+}
+
+// networkPod is how the network knows the pod.
+func (s *Sandbox) networkPod() network.Pod {
+	cfg := s.rec.Config.M
+	meta := cfg.GetMetadata()
+	return network.Pod{
+		ID:           s.id,
+		Name:         meta.GetName(),
+		Namespace:    meta.GetNamespace(),
+		UID:          meta.GetUid(),
+		NetNS:        s.rec.Namespaces.Paths().Net,
+		CacheDir:     filepath.Join(s.engine.podRecords.Path(s.id), "cni"),
+		PortMappings: cfg.GetPortMappings(),
+		Annotations:  cfg.GetAnnotations(),
+		DNS:          cfg.GetDnsConfig(),
+		CgroupParent: cfg.GetLinux().GetCgroupParent(),
+	}
+}
+
+// sweepContainer removes what an id without a record left in the run
+// directory. Which handler it belonged to is unknown, so all are asked.
+func (e *Engine) sweepContainer(ctx context.Context, id string) error {
+	ref := e.containerRef(id, containerRecord{})
+	var errs []error
+	for _, name := range e.deps.Runtimes.Names() {
+		runtime, err := e.deps.Runtimes.Get(name)
+		if err == nil {
+			err = runtime.Delete(ctx, ref)
+		}
+		errs = append(errs, err)
+	}
+	rootfs := storage.Rootfs{ID: id, Dir: e.ctrRecords.Path(id), Target: ref.Rootfs()}
+	if err := e.deps.Images.RemoveRootfs(ctx, rootfs); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, os.RemoveAll(ref.Dir))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return e.ctrRecords.Delete(id)
+}
+
+// sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
+// the record knew how it was made.
+func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
+	s := &Sandbox{engine: e, id: id, rec: podRecord{Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: "crius-" + id}}}
+	var errs []error
+	for _, name := range e.deps.Runtimes.Names() {
+		runtime, err := e.deps.Runtimes.Get(name)
+		if err == nil {
+			err = runtime.Delete(ctx, s.infraRef())
+		}
+		errs = append(errs, err)
+	}
+	errs = append(errs, s.release(ctx), os.RemoveAll(s.runDir()))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return e.podRecords.Delete(id)
+}

@@ -1,0 +1,50 @@
+package pod
+
+import (
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// SandboxView is what readers see of a pod: an immutable snapshot, replaced as
+// a whole whenever a fact changes. Nothing reachable from it may be modified.
+type SandboxView struct {
+	ID        string
+	Handler   string // RuntimeClass handler, never empty
+	Config    *cri.PodSandboxConfig
+	State     cri.PodSandboxState
+	CreatedAt time.Time
+	IPs       []string // primary first; empty for host network
+	NetNS     string   // pinned network namespace; empty for host network
+	PID       int      // infra container's init, 0 where there is none
+}
+
+// ContainerView is what readers see of a container; immutable as SandboxView.
+type ContainerView struct {
+	ID         string
+	SandboxID  string
+	Handler    string
+	Config     *cri.ContainerConfig
+	ImageID    string // as in Image.id and image_ref: the 1.36 consistency rule
+	State      cri.ContainerState
+	CreatedAt  time.Time
+	StartedAt  time.Time // zero until started
+	FinishedAt time.Time // zero until exited
+	ExitCode   int32
+	Reason     string // Completed, Error, OOMKilled, ...: empty until exited
+	Message    string
+	PID        int    // init as the host sees it, 0 unless created or running
+	LogPath    string // absolute; empty: output is discarded
+	Mounts     []*cri.Mount
+	Resources  *cri.ContainerResources // in force now
+	User       *cri.ContainerUser
+	StopSignal cri.Signal
+	Bundle     string // OCI bundle directory
+}
+
+// ExecResult is what a finished ExecSync gives back. Each stream is cut at
+// 16 MiB (CVE-2022-1708).
+type ExecResult struct {
+	Stdout, Stderr []byte
+	ExitCode       int32
+}

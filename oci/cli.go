@@ -1,0 +1,235 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// cli drives a runtime by the OCI command line: runc, crun and whatever else
+// understands create, start, kill, delete, exec, update and state.
+type cli struct {
+	name          string
+	handler       Handler
+	systemd       bool
+	monitor       string
+	monitorCgroup string
+	prober        prober
+}
+
+// verbTimeout bounds the runtime's quick verbs. They take tens of
+// milliseconds; a minute means that the machine or the runtime is stuck.
+const verbTimeout = time.Minute
+
+func (r *cli) Handler() Handler { return r.handler }
+
+func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
+	a, err := r.prober.probe(ctx, r.handler.Path)
+	if err != nil {
+		return nil, fmt.Errorf("handler %s: %w", r.name, err)
+	}
+	return a, nil
+}
+
+// argv is a complete command line of the runtime.
+func (r *cli) argv(path string, args ...string) []string {
+	argv := []string{path, "--root", r.handler.Root}
+	if r.systemd {
+		argv = append(argv, "--systemd-cgroup")
+	}
+	return append(argv, args...)
+}
+
+// run executes one quick verb of the runtime.
+func (r *cli) run(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+	a, err := r.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
+	defer cancel()
+	out, err := command{argv: r.argv(a.Path, args...), stdin: stdin}.run(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.name, args[0], err)
+	}
+	return out, nil
+}
+
+func pidFile(ref Ref) string { return filepath.Join(ref.Dir, "pid") }
+
+func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Task, error) {
+	a, err := r.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(r.handler.Root, 0o700); err != nil {
+		return nil, err
+	}
+	if err := writeSpec(ref.Dir, spec); err != nil {
+		return nil, fmt.Errorf("write bundle: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
+		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
+	defer cancel()
+	client, err := conmon.Launch(ctx, conmon.Spec{
+		ID:         ref.ID,
+		Dir:        ref.Dir,
+		ExitFile:   ref.ExitFile,
+		LogFile:    io.LogFile,
+		Monitor:    r.monitor,
+		Cgroup:     r.monitorCgroup,
+		Runtime:    r.argv(a.Path, "create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)),
+		PidFile:    pidFile(ref),
+		Terminal:   io.Terminal,
+		Stdin:      io.Stdin,
+		StdinOnce:  io.StdinOnce,
+		EnsureDirs: io.EnsureDirs,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s create: %w", r.name, err)
+	}
+	return &cliTask{runtime: r, ref: ref, client: client}, nil
+}
+
+func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
+	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
+	if errors.Is(err, conmon.ErrLost) {
+		return lost(ref, err), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach monitor: %w", err)
+	}
+	return &cliTask{runtime: r, ref: ref, client: client}, nil
+}
+
+// Delete ends the monitor first, so that nobody is left who could still be
+// creating, then whatever lives in the cgroup, and only then asks the runtime
+// to forget: it never has to kill anything itself, which is what makes its
+// delete quick and free of races.
+func (r *cli) Delete(ctx context.Context, ref Ref) error {
+	if err := conmon.Terminate(ctx, ref.Dir); err != nil {
+		return fmt.Errorf("end monitor: %w", err)
+	}
+	if err := cgroup.Kill(ctx, ref.Cgroup); err != nil {
+		return fmt.Errorf("kill container: %w", err)
+	}
+	// The runtime keeps a directory of the container's name; without one it
+	// never heard of it, or has already forgotten.
+	_, err := os.Lstat(filepath.Join(r.handler.Root, ref.ID))
+	switch {
+	case err == nil:
+		if _, err := r.run(ctx, nil, "delete", "--force", ref.ID); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := cgroup.Remove(ref.Cgroup); err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	return nil
+}
+
+// cliTask is a container behind its monitor.
+type cliTask struct {
+	runtime *cli
+	ref     Ref
+	client  *conmon.Client
+	closing sync.Once
+}
+
+func (t *cliTask) PID() int                   { return t.client.PID() }
+func (t *cliTask) Exited() <-chan struct{}    { return t.client.Exited() }
+func (t *cliTask) Exit() (conmon.Exit, error) { return t.client.Exit() }
+func (t *cliTask) Close()                     { t.closing.Do(func() { _ = t.client.Close() }) }
+
+func (t *cliTask) Start(ctx context.Context) error {
+	_, err := t.runtime.run(ctx, nil, "start", t.ref.ID)
+	return err
+}
+
+func (t *cliTask) Started(ctx context.Context) (bool, error) {
+	out, err := t.runtime.run(ctx, nil, "state", t.ref.ID)
+	if err != nil {
+		return false, err
+	}
+	var state struct{ Status string }
+	if err := json.Unmarshal(out, &state); err != nil {
+		return false, fmt.Errorf("%s state: %w", t.runtime.name, err)
+	}
+	return state.Status != string(specs.StateCreated) && state.Status != string(specs.StateCreating), nil
+}
+
+// Signal goes through a pidfd, not through the runtime: a fork and exec less,
+// and the process it reaches is the one that was meant.
+func (t *cliTask) Signal(_ context.Context, sig unix.Signal) error {
+	return t.client.Signal(sig)
+}
+
+func (t *cliTask) Kill(ctx context.Context) error {
+	// The init first: where it has a PID namespace of its own the kernel kills
+	// the rest with it, and the cgroup is empty before anyone looks.
+	err := t.client.Signal(unix.SIGKILL)
+	return errors.Join(err, cgroup.Kill(ctx, t.ref.Cgroup))
+}
+
+func (t *cliTask) Update(ctx context.Context, resources *specs.LinuxResources) error {
+	text, err := json.Marshal(resources)
+	if err != nil {
+		return err
+	}
+	_, err = t.runtime.run(ctx, text, "update", "--resources", "/dev/stdin", t.ref.ID)
+	return err
+}
+
+func (t *cliTask) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }
+
+// writeSpec puts config.json into the bundle. It is derived from the record
+// and needs no fsync.
+func writeSpec(dir string, spec *specs.Spec) error {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
+}
+
+// ReadSpec reads the config.json of a bundle, or a part of it: T may be any
+// type that the document decodes into.
+func ReadSpec[T any](dir string) (*T, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	part := new(T)
+	return part, json.Unmarshal(text, part)
+}
+
+func resolveMonitorCgroup(configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	own, err := cgroup.Own()
+	if err != nil {
+		return "", fmt.Errorf("find this service's own cgroup: %w", err)
+	}
+	// In the root cgroup there is no service whose end could reach a monitor.
+	if own == "/" {
+		return "", nil
+	}
+	return strings.TrimSuffix(own, "/") + "/monitors", nil
+}

@@ -1,0 +1,123 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// command is one short-lived run of a foreign program: in a process group of
+// its own that is killed as a whole when the context ends, with bounded
+// output, and with the end of its standard error as the error's text.
+type command struct {
+	argv  []string
+	stdin []byte
+}
+
+// maxOutput is far above what any verb of a runtime has to say.
+const maxOutput = 1 << 20
+
+func (c command) run(ctx context.Context) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
+	killGroup(cmd)
+	out, diag := &bounded{max: maxOutput}, &tail{max: 4096}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(c.stdin), out, diag
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = timeoutError(context.Cause(ctx))
+		}
+		return nil, describe(err, diag.String())
+	}
+	return out.Bytes(), nil
+}
+
+// killGroup puts cmd into a process group of its own and kills all of it when
+// the command's context ends; descendants that keep a pipe are not waited for.
+func killGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+}
+
+func output(ctx context.Context, argv ...string) ([]byte, error) {
+	return command{argv: argv}.run(ctx)
+}
+
+func timeoutError(cause error) error {
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer in time, killed: %w", fault.Timeout)
+	}
+	return cause
+}
+
+func describe(err error, diagnosis string) error {
+	if diagnosis = strings.TrimSpace(diagnosis); diagnosis != "" {
+		return fmt.Errorf("%w: %s", err, diagnosis)
+	}
+	return err
+}
+
+// bounded keeps the first max bytes and swallows the rest, so that a flood
+// neither fills the memory nor blocks its writer. It does not embed the buffer,
+// whose ReadFrom would let io.Copy go round the bound.
+type bounded struct {
+	buf bytes.Buffer
+	max int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if room := b.max - b.buf.Len(); room > 0 {
+		b.buf.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}
+
+func (b *bounded) Bytes() []byte { return b.buf.Bytes() }
+
+// tail keeps the last max bytes: the end of a diagnosis is what matters.
+type tail struct {
+	max  int
+	kept []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.kept = append(t.kept, p...)
+	if over := len(t.kept) - t.max; over > 0 {
+		t.kept = append(t.kept[:0], t.kept[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string { return strings.ToValidUTF8(string(t.kept), "?") }
+
+// findMonitor locates crius-conmon: where the configuration says, else beside
+// this program, else in PATH.
+func findMonitor(configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	if self, err := os.Executable(); err == nil {
+		if beside := filepath.Join(filepath.Dir(self), "crius-conmon"); isExecutable(beside) {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath("crius-conmon")
+	if err != nil {
+		return "", fmt.Errorf("crius-conmon is neither beside this program nor in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
+	}
+	return path, nil
+}
+
+func isExecutable(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
+}

@@ -1,0 +1,259 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runtime")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestBoundedThroughCopy: io.Copy must not find a way round the bound.
+func TestBoundedThroughCopy(t *testing.T) {
+	b := &bounded{max: 10}
+	n, err := io.Copy(b, strings.NewReader(strings.Repeat("x", 1<<20)))
+	if n != 1<<20 || err != nil || len(b.Bytes()) != 10 {
+		t.Errorf("copied %d, kept %d, %v", n, len(b.Bytes()), err)
+	}
+}
+
+func TestTail(t *testing.T) {
+	end := &tail{max: 5}
+	for _, part := range []string{"ab", "cdefgh", "", "\xff"} {
+		fmt.Fprint(end, part)
+	}
+	if got := end.String(); got != "efgh?" {
+		t.Errorf("kept %q", got)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	out, err := command{argv: []string{"/bin/cat"}, stdin: []byte("text")}.run(t.Context())
+	if string(out) != "text" || err != nil {
+		t.Errorf("%q, %v", out, err)
+	}
+	_, err = command{argv: []string{"/bin/sh", "-c", "echo why it failed >&2; exit 3"}}.run(t.Context())
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.HasSuffix(err.Error(), ": why it failed") {
+		t.Errorf("%v", err)
+	}
+	out, err = command{argv: []string{"/bin/sh", "-c", "head -c 10000000 /dev/zero"}}.run(t.Context())
+	if len(out) != maxOutput || err != nil {
+		t.Errorf("flood: kept %d, %v", len(out), err)
+	}
+}
+
+// TestCommandTimeout: nothing that a hanging command started is left, and a
+// grandchild that keeps the output open is not waited for.
+func TestCommandTimeout(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	started := time.Now()
+	_, err := command{argv: []string{"/bin/sh", "-c", "sleep 1000 & echo $! >" + pidFile + "; wait"}}.run(ctx)
+	if !errors.Is(err, fault.Timeout) {
+		t.Errorf("got %v", err)
+	}
+	if took := time.Since(started); took > 30*time.Second {
+		t.Errorf("took %s", took)
+	}
+	text, err := os.ReadFile(pidFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	fmt.Sscan(string(text), &pid)
+	if alive(pid) {
+		t.Errorf("child %d lives on", pid)
+	}
+}
+
+// alive reports whether pid runs; a zombie does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(stat, []byte(") Z "))
+}
+
+func TestProbe(t *testing.T) {
+	features := `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"]}`
+	for name, tc := range map[string]struct {
+		script string
+		want   Abilities
+	}{
+		"features": {`case $1 in --version) echo "runc version 1.2.3";; features) echo '` + features + `';; esac`,
+			Abilities{Version: "runc version 1.2.3", RecursiveReadOnly: true}},
+		"none":       {`case $1 in --version) echo "other version 1.2.3";; *) exit 1;; esac`, Abilities{Version: "other version 1.2.3"}},
+		"garbage":    {`case $1 in --version) echo "runc version 1.2.3";; *) echo "{";; esac`, Abilities{Version: "runc version 1.2.3"}},
+		"old crun":   {`case $1 in --version) printf "crun version 1.8.1\nspec: 1.0.0\n";; *) exit 1;; esac`, Abilities{Version: "crun version 1.8.1", RecursiveReadOnly: true}},
+		"older crun": {`case $1 in --version) echo "crun version 1.3";; *) exit 1;; esac`, Abilities{Version: "crun version 1.3"}},
+		"binary":     {`case $1 in --version) printf '\377%0300d' 1;; *) exit 1;; esac`, Abilities{Version: "?" + strings.Repeat("0", 199)}},
+	} {
+		path := script(t, tc.script)
+		var p prober
+		got, err := p.probe(t.Context(), path)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got.Version != tc.want.Version || got.RecursiveReadOnly != tc.want.RecursiveReadOnly || got.IDMap || got.Path != path {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if (got.Features != nil) != (name == "features") {
+			t.Errorf("%s: features %+v", name, got.Features)
+		}
+	}
+}
+
+// TestProbeFollowsTheBinary: the answer is remembered, but not longer than the
+// binary stays the same.
+func TestProbeFollowsTheBinary(t *testing.T) {
+	calls := filepath.Join(t.TempDir(), "calls")
+	path := script(t, `echo called >>`+calls+`; echo "runc version 1.0.0"`)
+	var p prober
+	for range 3 {
+		if a, err := p.probe(t.Context(), path); err != nil || a.Version != "runc version 1.0.0" {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	}
+	if n := strings.Count(string(must(os.ReadFile(calls))), "called"); n != 2 { // --version and features
+		t.Errorf("binary ran %d times", n)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.probe(t.Context(), path); err == nil || errors.Is(err, ErrNotInstalled) {
+		t.Errorf("missing at its path: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho runc version 2.0.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := p.probe(t.Context(), path); err != nil || a.Version != "runc version 2.0.0" {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if _, err := p.probe(t.Context(), "no-such-runtime"); !errors.Is(err, ErrNotInstalled) || !errors.Is(err, fault.Unavailable) {
+		t.Errorf("not in PATH: %v", err)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestTable(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Monitor, cfg.MonitorCgroup = "/monitor", "/x"
+	table, err := NewTable(cfg, "/run/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(table.Names(), " "); got != "crun runc" {
+		t.Errorf("names %q", got)
+	}
+	r, err := table.Get("")
+	if err != nil || r.Handler().Root != "/run/x/runtime/runc" {
+		t.Errorf("default handler: %+v, %v", r.Handler(), err)
+	}
+	_, err = table.Get("kata")
+	if !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), "crun, runc") {
+		t.Errorf("unknown handler: %v", err)
+	}
+	cfg.DefaultHandler = "kata"
+	if _, err := NewTable(cfg, "/run/x"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("unknown default: %v", err)
+	}
+	cfg.Handlers["kata"] = Handler{Type: "vm"}
+	if _, err := NewTable(cfg, "/run/x"); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "handlers.kata.type") {
+		t.Errorf("unknown type: %v", err)
+	}
+}
+
+// TestReaper: orphans become our children, those that somebody waits for are
+// left alone, the others are gone after two looks.
+func TestReaper(t *testing.T) {
+	reaper, err := NewReaper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	died := make(chan os.Signal, 1)
+	died <- unix.SIGCHLD
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reaper.Run(ctx, 50*time.Millisecond, died)
+	}()
+	// The shell's child outlives it, comes to us and dies.
+	out, err := exec.Command("/bin/sh", "-c", "(sleep 0.05) >/dev/null & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var orphan int
+	fmt.Sscan(string(out), &orphan)
+	for deadline := time.Now().Add(20 * time.Second); unix.Kill(orphan, 0) == nil; {
+		if time.Now().After(deadline) {
+			t.Fatalf("orphan %d was not reaped", orphan)
+		}
+		select { // a death by accident of scheduling may be announced once only
+		case died <- unix.SIGCHLD:
+		default:
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	cancel()
+	<-done
+}
+
+func TestKillTree(t *testing.T) {
+	cmd := exec.Command("/bin/sh", "-c", "sh -c 'sleep 1000 & sleep 1000' & sleep 1000 & echo ready; wait")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	tree := []int{cmd.Process.Pid}
+	for deadline := time.Now().Add(20 * time.Second); len(tree) < 5; {
+		tree = tree[:1]
+		for i := 0; i < len(tree); i++ {
+			tree = append(tree, children(tree[i])...)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("tree has only %v", tree)
+		}
+	}
+	killTree(cmd.Process.Pid)
+	_ = cmd.Wait()
+	for _, pid := range tree {
+		for deadline := time.Now().Add(10 * time.Second); alive(pid); {
+			if time.Now().After(deadline) {
+				t.Fatalf("process %d lives on", pid)
+			}
+		}
+	}
+}

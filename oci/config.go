@@ -1,0 +1,40 @@
+package oci
+
+import "time"
+
+// Config is the table of RuntimeClass handlers and what they share.
+type Config struct {
+	DefaultHandler string             `toml:"default_handler" help:"handler of pods whose RuntimeClass names none"`
+	CgroupDriver   string             `toml:"cgroup_driver" help:"who makes container cgroups: cgroupfs or systemd; must match the kubelet's"`
+	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: beside the crius program, else searched in PATH"`
+	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup in which the monitors live; empty: a child of the service's own"`
+	Handlers       map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
+}
+
+// Handler is one RuntimeClass handler.
+type Handler struct {
+	Type          string        `toml:"type" help:"how the runtime is driven: oci (command line)"`
+	Path          string        `toml:"path" help:"runtime binary; a bare name is searched in PATH, and a node where it is missing does not offer the handler"`
+	Root          string        `toml:"root" help:"the runtime's own state directory; empty: <run_root>/<handler name>"`
+	CreateTimeout time.Duration `toml:"create_timeout" help:"longest time the runtime may take to create a container"`
+
+	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" help:"do not add the host's devices to privileged containers"`
+	AllowedAnnotations           []string `toml:"allowed_annotations" help:"pod annotations, by exact key, that reach the runtime"`
+}
+
+// DefaultHandlerConfig is what a handler table without keys means.
+func DefaultHandlerConfig(name string) Handler {
+	return Handler{Type: "oci", Path: name, CreateTimeout: 4 * time.Minute}
+}
+
+// DefaultConfig is what an empty configuration file means.
+func DefaultConfig() Config {
+	return Config{
+		DefaultHandler: "runc",
+		CgroupDriver:   "systemd",
+		Handlers: map[string]Handler{
+			"runc": DefaultHandlerConfig("runc"),
+			"crun": DefaultHandlerConfig("crun"),
+		},
+	}
+}

@@ -1,0 +1,70 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// gone is a container that nobody watches any more: it died with an earlier
+// boot of the machine, or its monitor is lost and it may still be alive.
+type gone struct {
+	exit    conmon.Exit
+	err     error
+	process conmon.Process // zero: nothing can be alive
+	cgroup  string
+}
+
+// Dead is the Task of a container whose exit is known and of which nothing is
+// left to ask.
+func Dead(exit conmon.Exit) Task { return gone{exit: exit} }
+
+// lost is the Task of a container whose monitor is dead.
+func lost(ref Ref, cause error) Task {
+	// Without that file the container never came to be.
+	processes, _ := conmon.ReadProcesses(ref.Dir)
+	return gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+}
+
+var errGone = fmt.Errorf("nobody watches over the container any more: %w", fault.Precondition)
+
+func (g gone) PID() int {
+	if conmon.Alive(g.process) {
+		return g.process.PID
+	}
+	return 0
+}
+
+func (g gone) Signal(_ context.Context, sig unix.Signal) error { return conmon.Signal(g.process, sig) }
+
+func (g gone) Kill(ctx context.Context) error {
+	if g.process == (conmon.Process{}) {
+		return nil
+	}
+	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), cgroup.Kill(ctx, g.cgroup))
+}
+
+func (g gone) Exit() (conmon.Exit, error) { return g.exit, g.err }
+func (gone) Close()                       {}
+
+func (gone) Exited() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}
+
+func (gone) Start(context.Context) error                         { return errGone }
+func (gone) Started(context.Context) (bool, error)               { return false, errGone }
+func (gone) Update(context.Context, *specs.LinuxResources) error { return errGone }
+func (gone) ReopenLog(context.Context) error                     { return errGone }
+func (gone) Exec(context.Context, *specs.Process, time.Duration) (*ExecResult, error) {
+	return nil, errGone
+}

@@ -1,0 +1,167 @@
+// Package oci drives OCI runtimes: it turns a bundle into a live container and
+// back, and hides behind two small interfaces how a given runtime wants to be
+// asked.
+//
+// A Runtime is one RuntimeClass handler; a Task is one container of it that
+// has been created. Between them and the kernel stands one crius-conmon per
+// container (package conmon): it is the parent of the container's init, holds
+// its stdio and records its exit. Nothing here keeps state of its own: after a
+// restart Load finds the same Task again from the container's id and
+// directories, and Delete cleans up after an id whether or not a Task was ever
+// made, however far its creation came.
+package oci
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Runtime is a RuntimeClass handler.
+type Runtime interface {
+	// Create makes the container of ref from spec, up to the point where its
+	// init waits to be started. When it fails the caller calls Delete.
+	Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Task, error)
+	// Load finds the Task of a container that Create made, perhaps under an
+	// earlier server. It does not fail because the container is dead.
+	Load(ctx context.Context, ref Ref) (Task, error)
+	// Delete kills what is left of the container and removes every trace of it
+	// from the runtime, the monitor and the cgroup tree. It is idempotent.
+	Delete(ctx context.Context, ref Ref) error
+	// Probe says what the runtime can do, or why it cannot be used now.
+	Probe(ctx context.Context) (*Abilities, error)
+	// Handler is the configuration behind this runtime.
+	Handler() Handler
+}
+
+// Task is a container that has been created. All methods may be called at any
+// time and concurrently; a container that is gone is not an error where the
+// caller wanted it gone.
+type Task interface {
+	// PID is the container's init as the host sees it, 0 once it is dead.
+	PID() int
+	// Start lets the init run the container's program.
+	Start(ctx context.Context) error
+	// Started reports whether Start has happened, also under an earlier server.
+	Started(ctx context.Context) (bool, error)
+	// Signal sends sig to the init.
+	Signal(ctx context.Context, sig unix.Signal) error
+	// Kill sends SIGKILL to everything in the container.
+	Kill(ctx context.Context) error
+	// Exec runs a further process in the container until it ends.
+	Exec(ctx context.Context, process *specs.Process, timeout time.Duration) (*ExecResult, error)
+	// Update changes the limits in force; fields that are nil stay.
+	Update(ctx context.Context, resources *specs.LinuxResources) error
+	// ReopenLog makes the monitor write to a new file at the old path.
+	ReopenLog(ctx context.Context) error
+	// Exited is closed when the container is dead, or its monitor lost.
+	Exited() <-chan struct{}
+	// Exit is how the container ended, once Exited is closed; conmon.ErrLost
+	// when nobody was left to see it.
+	Exit() (conmon.Exit, error)
+	// Close lets go of the container without touching it.
+	Close()
+}
+
+// Ref names a container and the places that belong to it.
+type Ref struct {
+	ID         string
+	Dir        string // run directory: bundle, monitor socket, pid file
+	ExitFile   string // durable record of the exit
+	CgroupPath string // spec.Linux.CgroupsPath
+	Cgroup     string // the same as a path below the cgroup mount
+}
+
+// Rootfs is where the container's root file system is to be mounted.
+func (r Ref) Rootfs() string { return filepath.Join(r.Dir, "rootfs") }
+
+// IO says where a container's output goes and what its input is.
+type IO struct {
+	LogFile    string // CRI log file; empty: discard
+	Terminal   bool
+	Stdin      bool
+	StdinOnce  bool
+	EnsureDirs []string // host directories to make if they are missing
+}
+
+// ExecResult is what Exec collected, each stream cut at MaxExecOutput.
+type ExecResult struct {
+	Stdout, Stderr []byte
+	ExitCode       int32
+}
+
+// MaxExecOutput bounds each stream of an Exec (CVE-2022-1708).
+const MaxExecOutput = 16 << 20
+
+// Table holds the handlers that the configuration names.
+type Table struct {
+	monitor     string
+	defaultName string
+	byName      map[string]Runtime
+}
+
+// NewTable makes the handlers of cfg. Runtimes keep their own state below
+// runDir unless their configuration says otherwise. A runtime whose binary is
+// missing is not an error here: Probe says so, for as long as it lasts.
+func NewTable(cfg Config, runDir string) (*Table, error) {
+	monitor, err := findMonitor(cfg.Monitor)
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{monitor: monitor, defaultName: cfg.DefaultHandler, byName: make(map[string]Runtime)}
+	monitorCgroup, err := resolveMonitorCgroup(cfg.MonitorCgroup)
+	if err != nil {
+		return nil, err
+	}
+	for name, handler := range cfg.Handlers {
+		if handler.Type != "oci" {
+			return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\": %w", name, handler.Type, fault.Invalid)
+		}
+		if handler.Root == "" {
+			handler.Root = filepath.Join(runDir, "runtime", name)
+		}
+		t.byName[name] = &cli{
+			name:          name,
+			handler:       handler,
+			systemd:       cfg.CgroupDriver == "systemd",
+			monitor:       monitor,
+			monitorCgroup: monitorCgroup,
+		}
+	}
+	if _, ok := t.byName[t.defaultName]; !ok {
+		return nil, fmt.Errorf("runtime.default_handler %q is not in runtime.handlers (%s): %w",
+			t.defaultName, strings.Join(t.Names(), ", "), fault.Invalid)
+	}
+	return t, nil
+}
+
+// Names lists the handlers in alphabetical order.
+func (t *Table) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
+
+// Monitor is the path of crius-conmon.
+func (t *Table) Monitor() string { return t.monitor }
+
+// Default is the name of the handler that "" means.
+func (t *Table) Default() string { return t.defaultName }
+
+// Get finds a handler; "" is the default one.
+func (t *Table) Get(name string) (Runtime, error) {
+	if name == "" {
+		name = t.defaultName
+	}
+	if r, ok := t.byName[name]; ok {
+		return r, nil
+	}
+	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
+		name, strings.Join(t.Names(), ", "), fault.NotFound)
+}
