@@ -124,24 +124,49 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 	if err := conmon.Terminate(ctx, ref.Dir); err != nil {
 		return fmt.Errorf("end monitor: %w", err)
 	}
-	if err := cgroup.Kill(ctx, ref.Cgroup); err != nil {
+	if err := emptyCgroup(ctx, ref.Cgroup); err != nil {
 		return fmt.Errorf("kill container: %w", err)
 	}
-	// The runtime keeps a directory of the container's name; without one it
-	// never heard of it, or has already forgotten.
-	_, err := os.Lstat(filepath.Join(r.handler.Root, ref.ID))
-	switch {
-	case err == nil:
-		if _, err := r.run(ctx, nil, "delete", "--force", ref.ID); err != nil {
-			return err
-		}
-	case !errors.Is(err, fs.ErrNotExist):
+	if err := r.forget(ctx, ref.ID); err != nil {
 		return err
+	}
+	if ref.Cgroup == "" {
+		return nil
 	}
 	if err := cgroup.Remove(ref.Cgroup); err != nil {
 		return fmt.Errorf("remove cgroup: %w", err)
 	}
 	return nil
+}
+
+// emptyCgroup kills everything in a cgroup. There is none to a container of
+// which only the id is known.
+func emptyCgroup(ctx context.Context, path string) error {
+	if path == "" {
+		return nil
+	}
+	return cgroup.Kill(ctx, path)
+}
+
+// forget removes the container from the runtime's own books: a directory of
+// its name. Without one the runtime never heard of it, or has forgotten.
+func (r *cli) forget(ctx context.Context, id string) error {
+	state := filepath.Join(r.handler.Root, id)
+	if _, err := os.Lstat(state); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	// A runtime that has been uninstalled must not keep its pods for ever: all
+	// that it could still do is to remove that directory.
+	if _, err := r.Probe(ctx); err == nil {
+		if _, err := r.run(ctx, nil, "delete", "--force", id); err != nil {
+			return err
+		}
+	}
+	// What a runtime killed in the middle of create has left there it does not
+	// always take for a container.
+	return os.RemoveAll(state)
 }
 
 // cliTask is a container behind its monitor.
@@ -184,7 +209,7 @@ func (t *cliTask) Kill(ctx context.Context) error {
 	// The init first: where it has a PID namespace of its own the kernel kills
 	// the rest with it, and the cgroup is empty before anyone looks.
 	err := t.client.Signal(unix.SIGKILL)
-	return errors.Join(err, cgroup.Kill(ctx, t.ref.Cgroup))
+	return errors.Join(err, emptyCgroup(ctx, t.ref.Cgroup))
 }
 
 func (t *cliTask) Update(ctx context.Context, resources *specs.LinuxResources) error {

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -49,7 +48,7 @@ func (g gone) Kill(ctx context.Context) error {
 	if g.process == (conmon.Process{}) {
 		return nil
 	}
-	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), cgroup.Kill(ctx, g.cgroup))
+	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
 }
 
 func (g gone) Exit() (conmon.Exit, error) { return g.exit, g.err }

@@ -258,7 +258,9 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if err != nil {
 		return err
 	}
-	if err := c.task.Update(ctx, resources); err != nil {
+	// Half an update is worse than a late one: a caller who leaves does not
+	// interrupt it.
+	if err := c.task.Update(context.WithoutCancel(ctx), resources); err != nil {
 		return fmt.Errorf("update container %s: %w", c.id, err)
 	}
 	c.mergeResources(r)

@@ -1,0 +1,63 @@
+package spec
+
+import (
+	"slices"
+	"strconv"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// annotations writes what tells runtimes and node tools whose container this
+// is, in the two families of keys that they know; an empty name means the
+// pod's infra container. Nothing of the pod's own reaches the runtime but the
+// keys that the handler allows one by one: runtimes act on some of
+// them with root's powers (CVE-2023-6476, CVE-2024-3154).
+func annotations(container string) rule {
+	return func(in *Input, s *specs.Spec) error {
+		s.Annotations = map[string]string{}
+		for key, value := range in.Request.Pod.GetAnnotations() {
+			if slices.Contains(in.Defaults.AllowedAnnotations, key) {
+				s.Annotations[key] = value
+			}
+		}
+		kind := "sandbox"
+		if container != "" {
+			kind = "container"
+			s.Annotations["io.kubernetes.cri.container-name"] = container
+			s.Annotations["io.kubernetes.cri.image-name"] = in.Request.Container.GetImage().GetImage()
+			s.Annotations["io.kubernetes.cri-o.ContainerName"] = container
+		}
+		pod := in.Request.Pod.GetMetadata()
+		for key, value := range map[string]string{
+			"io.kubernetes.cri.container-type":    kind,
+			"io.kubernetes.cri.sandbox-id":        in.Facts.PodID,
+			"io.kubernetes.cri.sandbox-name":      pod.GetName(),
+			"io.kubernetes.cri.sandbox-namespace": pod.GetNamespace(),
+			"io.kubernetes.cri.sandbox-uid":       pod.GetUid(),
+			"io.kubernetes.cri-o.ContainerType":   kind,
+			"io.kubernetes.cri-o.SandboxID":       in.Facts.PodID,
+			"io.kubernetes.cri-o.SandboxName":     pod.GetName(),
+			"io.kubernetes.cri-o.Namespace":       pod.GetNamespace(),
+		} {
+			s.Annotations[key] = value
+		}
+		return nil
+	}
+}
+
+// sizing tells a virtual machine handler how large the pod's machine must be.
+func sizing(in *Input, s *specs.Spec) error {
+	r := in.Request.Pod.GetLinux().GetResources()
+	if r == nil {
+		return nil
+	}
+	for key, value := range map[string]int64{
+		"io.kubernetes.cri.sandbox-cpu-period": r.GetCpuPeriod(),
+		"io.kubernetes.cri.sandbox-cpu-quota":  r.GetCpuQuota(),
+		"io.kubernetes.cri.sandbox-cpu-shares": r.GetCpuShares(),
+		"io.kubernetes.cri.sandbox-memory":     r.GetMemoryLimitInBytes(),
+	} {
+		s.Annotations[key] = strconv.FormatInt(value, 10)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestCVE_2024_3154 and CVE-2023-6476: no annotation of the pod reaches the
+// runtime unless its exact key is allowed, and none passes for ours.
+func TestCVE_2024_3154(t *testing.T) {
+	hostile := map[string]string{
+		"org.systemd.property.ExecStart": "x", "run.oci.handler": "wasm", "run.oci.keep_original_groups": "1",
+		"module.wasm.image/variant": "compat", "org.criu.config": "/x", "io.kubernetes.cri-o.UnifiedCgroup.server": "memory.max=max",
+		"io.katacontainers.config.hypervisor.path": "/evil", "example.com/ok-not": "x", "EXAMPLE.com/ok": "x", "": "x",
+		"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri-o.SandboxID": "other",
+	}
+	s := mutate(t, func(in *Input) {
+		in.Request.Pod.Annotations = map[string]string{"example.com/ok": "yes"}
+		for key, value := range hostile {
+			in.Request.Pod.Annotations[key] = value
+		}
+		in.Request.Container.Annotations = hostile
+		in.Request.Container.Labels = hostile
+		in.Request.Image.Labels = hostile
+		in.Defaults.AllowedAnnotations = []string{"example.com/ok", "io.kubernetes.cri.container-type", "example.com/", "run.oci.*"}
+	})
+	for key := range s.Annotations {
+		ours := strings.HasPrefix(key, "io.kubernetes.cri.") || strings.HasPrefix(key, "io.kubernetes.cri-o.")
+		if !ours && key != "example.com/ok" || strings.Contains(key, "UnifiedCgroup") {
+			t.Errorf("%s reached the runtime", key)
+		}
+	}
+	for key, want := range map[string]string{
+		"example.com/ok": "yes", "io.kubernetes.cri.container-type": "container", "io.kubernetes.cri-o.ContainerType": "container",
+		"io.kubernetes.cri.sandbox-id": podID, "io.kubernetes.cri-o.SandboxID": podID, "io.kubernetes.cri.container-name": "server",
+	} {
+		if got := s.Annotations[key]; got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+}
+
+// TestInfraAnnotations: the infra container has no name, which gVisor would
+// take for a container's, and a virtual machine learns its size.
+func TestInfraAnnotations(t *testing.T) {
+	in := typical()
+	virtualMachine(&in)
+	s, err := Sandbox(in, []string{"/pause"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range s.Annotations {
+		if strings.Contains(strings.ToLower(key), "container-name") || strings.Contains(key, "ContainerName") {
+			t.Errorf("%s is set", key)
+		}
+	}
+	for key, want := range map[string]string{
+		"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri-o.ContainerType": "sandbox",
+		"io.kubernetes.cri.sandbox-cpu-quota": "200000", "io.kubernetes.cri.sandbox-memory": "1073741824",
+		"io.katacontainers.config.hypervisor.default_vcpus": "2",
+	} {
+		if s.Annotations[key] != want {
+			t.Errorf("%s is %q, want %q", key, s.Annotations[key], want)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package spec
+
+import (
+	"path"
+	"regexp"
+	"strings"
+)
+
+// Cgroup drivers, as the kubelet calls them.
+const (
+	Cgroupfs = "cgroupfs"
+	Systemd  = "systemd"
+)
+
+// CgroupsPath is the linux.cgroupsPath of the container id below the pod's
+// cgroup_parent: with the cgroupfs driver a path, with the systemd driver
+// "slice:crius:id", which runtimes turn into crius-<id>.scope in that slice. A
+// parent that belongs to the other driver is refused, for the container would
+// escape the pod's limits (CVE-2025-47291).
+func CgroupsPath(driver, parent, id string) (string, error) {
+	if id == "" || strings.ContainsAny(id, "/:\x00") {
+		return "", invalid("container id %q cannot name a cgroup", id)
+	}
+	switch driver {
+	case Cgroupfs:
+		dir, err := cgroupfsParent(parent)
+		if err != nil {
+			return "", err
+		}
+		return path.Join(dir, "crius-"+id), nil
+	case Systemd:
+		slice, err := systemdSlice(parent)
+		if err != nil {
+			return "", err
+		}
+		return slice + ":crius:" + id, nil
+	}
+	return "", invalid("cgroup driver %q is unknown: want %s or %s", driver, Cgroupfs, Systemd)
+}
+
+// CgroupfsPath is where the cgroup of a CgroupsPath is below the mount of each
+// hierarchy.
+func CgroupfsPath(driver, cgroupsPath string) (string, error) {
+	if driver != Systemd {
+		return cgroupfsParent(cgroupsPath)
+	}
+	parts := strings.Split(cgroupsPath, ":")
+	if len(parts) != 3 || parts[1] == "" || parts[2] == "" || strings.Contains(cgroupsPath, "/") {
+		return "", invalid("cgroup path %q is not of the form slice:prefix:name", cgroupsPath)
+	}
+	dir, err := expandSlice(parts[0])
+	if err != nil {
+		return "", err
+	}
+	return path.Join(dir, parts[1]+"-"+parts[2]+".scope"), nil
+}
+
+func cgroupfsParent(parent string) (string, error) {
+	if strings.HasSuffix(parent, ".slice") {
+		return "", invalid("cgroup_parent %q is a systemd slice, but crius uses the cgroupfs driver: the kubelet seems to use systemd; set cgroup_driver to the same in both", parent)
+	}
+	if parent == "" || strings.ContainsRune(parent, 0) {
+		return "", invalid("cgroup_parent %q is not a path", parent)
+	}
+	for step := range strings.SplitSeq(parent, "/") {
+		if step == ".." || step == "." {
+			return "", invalid("cgroup_parent %q must not contain %q", parent, step)
+		}
+	}
+	return path.Clean("/" + parent), nil
+}
+
+// systemdSlice takes a slice's name or its path in the hierarchy and returns
+// the name.
+func systemdSlice(parent string) (string, error) {
+	if !strings.HasSuffix(parent, ".slice") {
+		return "", invalid("cgroup_parent %q is not a systemd slice, but crius uses the systemd driver: the kubelet seems to use cgroupfs; set cgroup_driver to the same in both", parent)
+	}
+	slice := path.Base(parent)
+	dir, err := expandSlice(slice)
+	if err != nil {
+		return "", err
+	}
+	if strings.Contains(parent, "/") && "/"+strings.Trim(parent, "/") != dir {
+		return "", invalid("cgroup_parent %q is not where systemd keeps %s, which is %s", parent, slice, dir)
+	}
+	return slice, nil
+}
+
+// sliceName is a unit name whose dashes separate the slices it is nested in.
+var sliceName = regexp.MustCompile(`^[A-Za-z0-9_.\\@]+(-[A-Za-z0-9_.\\@]+)*\.slice$`)
+
+// expandSlice is the directory of a slice: a-b.slice lies in a.slice.
+func expandSlice(slice string) (string, error) {
+	if slice == "-.slice" {
+		return "/", nil
+	}
+	if len(slice) > 255 || !sliceName.MatchString(slice) {
+		return "", invalid("cgroup_parent %.300q is not a valid systemd slice name", slice)
+	}
+	dir, prefix := "/", ""
+	for step := range strings.SplitSeq(strings.TrimSuffix(slice, ".slice"), "-") {
+		prefix += step
+		dir = path.Join(dir, prefix+".slice")
+		prefix += "-"
+	}
+	return dir, nil
+}

@@ -1,0 +1,99 @@
+package spec
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestCgroupsPath(t *testing.T) {
+	for _, c := range []struct{ driver, parent, path, dir string }{
+		{"cgroupfs", "/kubepods/burstable/pod1", "/kubepods/burstable/pod1/crius-c", "/kubepods/burstable/pod1/crius-c"},
+		{"cgroupfs", "kubepods/pod1/", "/kubepods/pod1/crius-c", "/kubepods/pod1/crius-c"},
+		{"cgroupfs", "/", "/crius-c", "/crius-c"},
+		{"cgroupfs", "/a.slice/b", "/a.slice/b/crius-c", "/a.slice/b/crius-c"},
+		{"systemd", "kubepods-burstable-pod1.slice", "kubepods-burstable-pod1.slice:crius:c",
+			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/crius-c.scope"},
+		{"systemd", "/kubepods.slice/kubepods-burstable.slice", "kubepods-burstable.slice:crius:c", "/kubepods.slice/kubepods-burstable.slice/crius-c.scope"},
+		{"systemd", "/kubepods.slice", "kubepods.slice:crius:c", "/kubepods.slice/crius-c.scope"},
+		{"systemd", "system.slice", "system.slice:crius:c", "/system.slice/crius-c.scope"},
+		{"systemd", "-.slice", "-.slice:crius:c", "/crius-c.scope"},
+		{"systemd", `kubepods-pod6f7c\x2dx_1.slice`, `kubepods-pod6f7c\x2dx_1.slice:crius:c`, `/kubepods.slice/kubepods-pod6f7c\x2dx_1.slice/crius-c.scope`},
+	} {
+		path, err := CgroupsPath(c.driver, c.parent, "c")
+		if err != nil || path != c.path {
+			t.Errorf("%s, %s: %s, %v", c.driver, c.parent, path, err)
+		}
+		dir, err := CgroupfsPath(c.driver, path)
+		if err != nil || dir != c.dir {
+			t.Errorf("%s, %s: lies at %s, %v", c.driver, path, dir, err)
+		}
+	}
+}
+
+func TestCgroupsPathRefused(t *testing.T) {
+	for _, c := range []struct{ driver, parent, id, hint string }{
+		{"cgroupfs", "kubepods-burstable.slice", "c", "the kubelet seems to use systemd"},
+		{"cgroupfs", "/kubepods.slice/kubepods-burstable.slice", "c", "the kubelet seems to use systemd"},
+		{"systemd", "/kubepods/burstable/pod1", "c", "the kubelet seems to use cgroupfs"},
+		{"systemd", "", "c", "the kubelet seems to use cgroupfs"},
+		{"systemd", "/elsewhere/kubepods.slice", "c", "/kubepods.slice"},
+		{"systemd", "/kubepods-burstable.slice", "c", "/kubepods.slice/kubepods-burstable.slice"},
+		{"systemd", "a--b.slice", "c", "valid"},
+		{"systemd", "-a.slice", "c", "valid"},
+		{"systemd", "a-.slice", "c", "valid"},
+		{"systemd", ".slice", "c", "valid"},
+		{"systemd", "a:b.slice", "c", "valid"},
+		{"systemd", "a b.slice", "c", "valid"},
+		{"systemd", "../a.slice", "c", "where systemd keeps"},
+		{"systemd", strings.Repeat("a", 300) + ".slice", "c", "valid"},
+		{"cgroupfs", "", "c", "path"},
+		{"cgroupfs", "/kubepods/../../system", "c", "must not contain"},
+		{"cgroupfs", "..", "c", "must not contain"},
+		{"cgroupfs", "/a/./b", "c", "must not contain"},
+		{"cgroupfs", "/a\x00b", "c", "path"},
+		{"cgroupfs", "/a", "", "name a cgroup"},
+		{"cgroupfs", "/a", "../b", "name a cgroup"},
+		{"systemd", "a.slice", "b:c", "name a cgroup"},
+		{"docker", "/a", "c", "cgroup driver"},
+		{"", "/a", "c", "cgroup driver"},
+	} {
+		path, err := CgroupsPath(c.driver, c.parent, c.id)
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.hint) {
+			t.Errorf("%s, %q: %s, %v", c.driver, c.parent, path, err)
+		}
+	}
+	for _, path := range []string{"", "a.slice", "a.slice:crius", "a.slice::c", "a.slice:crius:", "a:b:c", "x/a.slice:crius:c", "a.slice:crius:../c"} {
+		if dir, err := CgroupfsPath("systemd", path); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: %s, %v", path, dir, err)
+		}
+	}
+}
+
+func FuzzCgroupsPath(f *testing.F) {
+	f.Add(true, "kubepods-burstable-pod1.slice")
+	f.Add(false, "/kubepods/pod1")
+	f.Add(false, "/a/../..")
+	f.Fuzz(func(t *testing.T, systemd bool, parent string) {
+		driver := Cgroupfs
+		if systemd {
+			driver = Systemd
+		}
+		path, err := CgroupsPath(driver, parent, "c")
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		dir, err := CgroupfsPath(driver, path)
+		if err != nil {
+			t.Fatalf("%q gives %q: %v", parent, path, err)
+		}
+		if !strings.HasPrefix(dir, "/") || strings.Contains(dir+"/", "/../") || !strings.Contains(dir, "crius-c") {
+			t.Fatalf("%q lies at %q", parent, dir)
+		}
+	})
+}

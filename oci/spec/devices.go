@@ -1,0 +1,151 @@
+package spec
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Device is a resolved device node.
+type Device struct {
+	specs.LinuxDevice        // Path is the one in the container
+	Access            string // what the device cgroup allows: of r, w and m
+}
+
+// devices writes the nodes and the device cgroup's rules. The runtime itself
+// makes the standard nodes (null, zero, full, random, urandom, tty, ptmx).
+func devices(in *Input, s *specs.Spec) error {
+	list := slices.Concat(in.Defaults.Devices, in.Facts.Devices)
+	everything := in.privileged() && !in.Defaults.PrivilegedWithoutHostDevices
+	if everything {
+		list = slices.Concat(in.Facts.HostDevices, list)
+	}
+	list = lastPerPath(list)
+
+	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	if everything {
+		s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
+	} else {
+		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, standardDevices()...)
+	}
+	for _, d := range list {
+		if !everything {
+			s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, allowDevice(d.Type, d.Major, d.Minor, d.Access))
+		}
+		if !runtimeMakes(d.Path) && !mountedOver(s.Mounts, d.Path) {
+			s.Linux.Devices = append(s.Linux.Devices, cloneDevice(d.LinuxDevice))
+		}
+	}
+	return nil
+}
+
+// lastPerPath keeps the last device of each path.
+func lastPerPath(list []Device) []Device {
+	var out []Device
+	for i, d := range list {
+		if !slices.ContainsFunc(list[i+1:], func(later Device) bool { return later.Path == d.Path }) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// standardDevices are the rules for what every container may use: any node may
+// be made, a few harmless ones opened.
+func standardDevices() []specs.LinuxDeviceCgroup {
+	const any = -1
+	return []specs.LinuxDeviceCgroup{
+		allowDevice("c", any, any, "m"),
+		allowDevice("b", any, any, "m"),
+		allowDevice("c", 1, 3, "rwm"),     // null
+		allowDevice("c", 1, 5, "rwm"),     // zero
+		allowDevice("c", 1, 7, "rwm"),     // full
+		allowDevice("c", 1, 8, "rwm"),     // random
+		allowDevice("c", 1, 9, "rwm"),     // urandom
+		allowDevice("c", 5, 0, "rwm"),     // tty
+		allowDevice("c", 5, 2, "rwm"),     // ptmx
+		allowDevice("c", 136, any, "rwm"), // pts
+	}
+}
+
+// allowDevice leaves negative numbers out, which means any.
+func allowDevice(kind string, major, minor int64, access string) specs.LinuxDeviceCgroup {
+	r := specs.LinuxDeviceCgroup{Allow: true, Type: kind, Access: access}
+	if major >= 0 {
+		r.Major = &major
+	}
+	if minor >= 0 {
+		r.Minor = &minor
+	}
+	return r
+}
+
+func runtimeMakes(devicePath string) bool {
+	return slices.Contains([]string{
+		"/dev/console", "/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty",
+		"/dev/urandom", "/dev/zero",
+	}, devicePath)
+}
+
+// mountedOver tells whether a bind mount covers the path or a directory above
+// it: a node made there would be made on the node's own file system.
+func mountedOver(mounts []specs.Mount, devicePath string) bool {
+	return slices.ContainsFunc(mounts, func(m specs.Mount) bool {
+		return m.Type == "bind" && (m.Destination == devicePath || strings.HasPrefix(devicePath, m.Destination+"/"))
+	})
+}
+
+func cloneDevice(d specs.LinuxDevice) specs.LinuxDevice {
+	d.FileMode, d.UID, d.GID = clonePtr(d.FileMode), clonePtr(d.UID), clonePtr(d.GID)
+	return d
+}
+
+func clonePtr[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
+
+// validateDevice returns the request's device with its gaps filled: no path in
+// the container means the same as on the node, no permissions mean all.
+func validateDevice(d *cri.Device) (host, container, access string, err error) {
+	host, container, access = d.GetHostPath(), d.GetContainerPath(), d.GetPermissions()
+	if container == "" {
+		container = host
+	}
+	if access == "" {
+		access = "rwm"
+	}
+	for _, p := range []string{host, container} {
+		if !path.IsAbs(p) || path.Clean(p) == "/" || strings.ContainsRune(p, 0) {
+			return "", "", "", invalid("device path %q is not absolute", p)
+		}
+	}
+	if strings.Trim(access, "rwm") != "" {
+		return "", "", "", invalid("device %s: permissions %.20q must be of r, w and m", host, access)
+	}
+	return path.Clean(host), path.Clean(container), access, nil
+}
+
+// ParseDevice reads host[:container][:permissions], the configuration's form.
+func ParseDevice(s string) (*cri.Device, error) {
+	parts := strings.Split(s, ":")
+	d := &cri.Device{HostPath: parts[0]}
+	switch {
+	case len(parts) == 3:
+		d.ContainerPath, d.Permissions = parts[1], parts[2]
+	case len(parts) == 2 && path.IsAbs(parts[1]):
+		d.ContainerPath = parts[1]
+	case len(parts) == 2:
+		d.Permissions = parts[1]
+	case len(parts) > 3:
+		return nil, invalid("device %q: want host:container:permissions", s)
+	}
+	_, _, _, err := validateDevice(d)
+	return d, err
+}

@@ -1,0 +1,262 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// mounts lists what every container has, the pod's files and what the request
+// asks for, parents before children.
+func mounts(in *Input, s *specs.Spec) error {
+	asked, err := requestMounts(in)
+	if err != nil {
+		return err
+	}
+	s.Mounts = overlay(append(kernelMounts(in), fileMounts(in)...), asked)
+	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
+	return nil
+}
+
+// kernelMounts are the file systems that programs expect to find.
+func kernelMounts(in *Input) []specs.Mount {
+	access := "ro"
+	if in.privileged() {
+		access = "rw"
+	}
+	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
+	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
+	const ttyGroup = 5
+	if !ownUserNamespace(in.Request.Pod) || mapped(users.GetGids(), ttyGroup) {
+		pts = append(pts, "gid=5")
+	}
+	sys := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+	if in.hostNetwork() && ownUserNamespace(in.Request.Pod) {
+		// The kernel lets only the owner of a network namespace mount its sysfs.
+		sys.Type, sys.Source = "bind", "/sys"
+		sys.Options = append([]string{"rbind", "rprivate"}, sys.Options...)
+	}
+	return []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		sys,
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		shm(in.Facts.Files.Shm),
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+	}
+}
+
+func shm(source string) specs.Mount {
+	m := specs.Mount{Destination: "/dev/shm", Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "nosuid", "noexec", "nodev", "rw"}}
+	if source == "" {
+		m.Type, m.Source = "tmpfs", "shm"
+		m.Options = []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}
+	}
+	return m
+}
+
+// fileMounts are the files made for the pod.
+func fileMounts(in *Input) []specs.Mount {
+	access := "rw"
+	if in.security().GetReadonlyRootfs() || in.Defaults.ReadOnly {
+		access = "ro"
+	}
+	files := in.Facts.Files
+	var list []specs.Mount
+	for _, file := range []struct{ destination, source string }{
+		{"/etc/resolv.conf", files.ResolvConf},
+		{"/etc/hostname", files.Hostname},
+		{"/etc/hosts", files.Hosts},
+		{"/etc/passwd", files.Passwd},
+		{"/etc/group", files.Group},
+	} {
+		if file.source != "" {
+			list = append(list, specs.Mount{
+				Destination: file.destination, Type: "bind", Source: file.source,
+				Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", access},
+			})
+		}
+	}
+	return list
+}
+
+// overlay puts asked over base: the last mount of a destination wins, and a
+// /dev that was asked for comes with all that is below it. The result is
+// ordered by depth, otherwise as given.
+func overlay(base, asked []specs.Mount) []specs.Mount {
+	ownDev := slices.ContainsFunc(asked, func(m specs.Mount) bool { return m.Destination == "/dev" })
+	if ownDev {
+		base = slices.DeleteFunc(base, func(m specs.Mount) bool { return strings.HasPrefix(m.Destination, "/dev/") })
+	}
+	all := slices.Concat(base, asked)
+	var list []specs.Mount
+	for i, m := range all {
+		again := func(later specs.Mount) bool { return later.Destination == m.Destination }
+		if !slices.ContainsFunc(all[i+1:], again) {
+			list = append(list, m)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b specs.Mount) int {
+		return strings.Count(a.Destination, "/") - strings.Count(b.Destination, "/")
+	})
+	return list
+}
+
+func requestMounts(in *Input) ([]specs.Mount, error) {
+	var list []specs.Mount
+	for i, m := range in.Request.Container.GetMounts() {
+		source := m.GetHostPath()
+		if i < len(in.Facts.MountSources) && in.Facts.MountSources[i] != "" {
+			source = in.Facts.MountSources[i]
+		}
+		one, err := in.requestMount(m, source)
+		if err != nil {
+			return nil, fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+func (in *Input) requestMount(m *cri.Mount, source string) (specs.Mount, error) {
+	target := path.Clean(m.GetContainerPath())
+	if !path.IsAbs(target) || target == "/" || strings.ContainsRune(target, 0) {
+		return specs.Mount{}, invalid("container_path must be absolute and below /")
+	}
+	if err := validateSource(m, source); err != nil {
+		return specs.Mount{}, err
+	}
+	options, err := in.mountOptions(m)
+	if err != nil {
+		return specs.Mount{}, err
+	}
+	if err := in.validateIDMap(m); err != nil {
+		return specs.Mount{}, err
+	}
+	return specs.Mount{
+		Destination: target,
+		Type:        "bind",
+		Source:      path.Clean(source),
+		Options:     options,
+		UIDMappings: idMappings(m.GetUidMappings()),
+		GIDMappings: idMappings(m.GetGidMappings()),
+	}, nil
+}
+
+func validateSource(m *cri.Mount, source string) error {
+	image := m.GetImage().GetImage() != ""
+	switch {
+	case image && m.GetHostPath() != "":
+		return invalid("host_path and image are both set: name one")
+	case image && !m.GetReadonly():
+		return invalid("an image can only be mounted readonly")
+	case image && source == "":
+		return precondition("image %q is not mounted", m.GetImage().GetImage())
+	case !path.IsAbs(source) || strings.ContainsRune(source, 0):
+		return invalid("host_path %q is not an absolute path", source)
+	}
+	return nil
+}
+
+// mountOptions translates the request's flags and admits further options only
+// if they restrict or concern access times.
+func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
+	propagation, ok := propagations()[m.GetPropagation()]
+	if !ok {
+		return nil, invalid("propagation mode %d is unknown", m.GetPropagation())
+	}
+	access := "rw"
+	if m.GetReadonly() {
+		access = "ro"
+	}
+	if m.GetRecursiveReadOnly() {
+		if !m.GetReadonly() || m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
+			return nil, invalid("recursive_read_only needs readonly and private propagation")
+		}
+		if !in.knowsMountOption("rro") {
+			return nil, unimplemented("the pod's runtime handler has no recursive read-only mounts")
+		}
+		access = "rro"
+	}
+	options := []string{"rbind", propagation, access}
+	for _, option := range m.GetMountOptions() {
+		if !slices.Contains(restrictions(), option) {
+			return nil, invalid("mount option %q is not allowed, only %s are", option, strings.Join(restrictions(), ", "))
+		}
+		if !slices.Contains(options, option) {
+			options = append(options, option)
+		}
+	}
+	return options, nil
+}
+
+func propagations() map[cri.MountPropagation]string {
+	return map[cri.MountPropagation]string{
+		cri.MountPropagation_PROPAGATION_PRIVATE:           "rprivate",
+		cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER: "rslave",
+		cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:     "rshared",
+	}
+}
+
+// restrictions are the mount_options (KEP-5855) that are passed on.
+func restrictions() []string {
+	return []string{"noatime", "nodev", "nodiratime", "noexec", "nosuid", "relatime", "strictatime"}
+}
+
+// knowsMountOption is false where nobody says so: a runtime takes an option
+// that it does not know for the file system's and drops it on a bind mount.
+func (in *Input) knowsMountOption(option string) bool {
+	if f := in.Facts.Features; f != nil && f.MountOptions != nil {
+		return slices.Contains(f.MountOptions, option)
+	}
+	return slices.Contains(in.Facts.MountOptions, option)
+}
+
+// validateIDMap lets id mappings pass only to a runtime that says it applies
+// them: others would show the volume with the wrong owners.
+func (in *Input) validateIDMap(m *cri.Mount) error {
+	uids, gids := len(m.GetUidMappings()), len(m.GetGidMappings())
+	if uids == 0 && gids == 0 {
+		return nil
+	}
+	if uids == 0 || gids == 0 {
+		return invalid("uidMappings and gidMappings must be given together")
+	}
+	f := in.linuxFeatures()
+	if f == nil || f.MountExtensions == nil || f.MountExtensions.IDMap == nil ||
+		f.MountExtensions.IDMap.Enabled == nil || !*f.MountExtensions.IDMap.Enabled {
+		return unimplemented("the pod's runtime handler has no id-mapped mounts")
+	}
+	return nil
+}
+
+// rootPropagation must be at least as open as the most open volume's.
+func rootPropagation(asked []*cri.Mount) string {
+	propagation := ""
+	for _, m := range asked {
+		switch m.GetPropagation() {
+		case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+			return "rshared"
+		case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+			propagation = "rslave"
+		}
+	}
+	return propagation
+}
+
+// Relabels are the positions of the request's mounts that want their source
+// relabelled for SELinux.
+func Relabels(container *cri.ContainerConfig) []int {
+	var list []int
+	for i, m := range container.GetMounts() {
+		if m.GetSelinuxRelabel() {
+			list = append(list, i)
+		}
+	}
+	return list
+}

@@ -1,0 +1,219 @@
+package spec
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func withMounts(mounts ...*cri.Mount) func(*Input) {
+	return func(in *Input) { in.Request.Container.Mounts = mounts }
+}
+
+func destinations(s *specs.Spec) []string {
+	var list []string
+	for _, m := range s.Mounts {
+		list = append(list, m.Destination)
+	}
+	return list
+}
+
+func TestMountOrder(t *testing.T) {
+	s := mutate(t, withMounts(
+		&cri.Mount{ContainerPath: "/a/b/c", HostPath: "/1"},
+		&cri.Mount{ContainerPath: "/z", HostPath: "/2"},
+		&cri.Mount{ContainerPath: "/a/", HostPath: "/3"},
+		&cri.Mount{ContainerPath: "/a/b", HostPath: "/4"},
+		&cri.Mount{ContainerPath: "/b", HostPath: "/5"},
+	))
+	want := []string{
+		"/proc", "/dev", "/sys", "/z", "/a", "/b", "/dev/pts", "/dev/mqueue", "/dev/shm",
+		"/etc/resolv.conf", "/etc/hostname", "/a/b", "/sys/fs/cgroup", "/a/b/c",
+	}
+	if got := destinations(s); !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestMountsOverOurs(t *testing.T) {
+	s := mutate(t, withMounts(
+		&cri.Mount{ContainerPath: "/etc/resolv.conf", HostPath: "/mine"},
+		&cri.Mount{ContainerPath: "/dev/shm", HostPath: "/shm"},
+		&cri.Mount{ContainerPath: "/sys", HostPath: "/sys", Readonly: true},
+		&cri.Mount{ContainerPath: "/data", HostPath: "/first"},
+		&cri.Mount{ContainerPath: "/data/../data/", HostPath: "/second"},
+	))
+	for destination, source := range map[string]string{
+		"/etc/resolv.conf": "/mine", "/dev/shm": "/shm", "/sys": "/sys", "/data": "/second",
+		"/dev/mqueue": "mqueue", "/sys/fs/cgroup": "cgroup",
+	} {
+		if m := mountAt(t, s, destination); m.Source != source {
+			t.Errorf("%s from %s, want %s", destination, m.Source, source)
+		}
+	}
+	all := destinations(s)
+	slices.Sort(all)
+	if len(slices.Compact(slices.Clone(all))) != len(all) {
+		t.Errorf("twice: %v", all)
+	}
+}
+
+// TestDevMount: the node's /dev comes whole, and no device node is made in it.
+func TestDevMount(t *testing.T) {
+	s := mutate(t, func(in *Input) {
+		withMounts(&cri.Mount{ContainerPath: "/dev", HostPath: "/dev"}, &cri.Mount{ContainerPath: "/dev/shm", HostPath: "/shm"})(in)
+		in.Facts.Devices = []Device{{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}, Access: "rw"}}
+	})
+	for _, m := range s.Mounts {
+		if strings.HasPrefix(m.Destination, "/dev/") && m.Source != "/shm" {
+			t.Errorf("%s is still mounted over the node's", m.Destination)
+		}
+	}
+	if mountAt(t, s, "/dev").Source != "/dev" || mountAt(t, s, "/dev/shm").Source != "/shm" {
+		t.Error("the request's mounts are not there")
+	}
+	if len(s.Linux.Devices) != 0 {
+		t.Errorf("device nodes would be made in the node's /dev: %v", s.Linux.Devices)
+	}
+	if rules := s.Linux.Resources.Devices; rules[len(rules)-1].Access != "rw" {
+		t.Error("the device may not be used")
+	}
+}
+
+func TestMountOptions(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		mount *cri.Mount
+		want  string
+		root  string
+	}{
+		{"plain", &cri.Mount{}, "rbind rprivate rw", ""},
+		{"readonly", &cri.Mount{Readonly: true}, "rbind rprivate ro", ""},
+		{"slave", &cri.Mount{Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}, "rbind rslave rw", "rslave"},
+		{"shared", &cri.Mount{Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL, Readonly: true}, "rbind rshared ro", "rshared"},
+		{"recursive", &cri.Mount{Readonly: true, RecursiveReadOnly: true}, "rbind rprivate rro", ""},
+		{"options", &cri.Mount{MountOptions: []string{"noexec", "nodev", "noexec"}}, "rbind rprivate rw noexec nodev", ""},
+	} {
+		c.mount.ContainerPath, c.mount.HostPath = "/data", "/volume"
+		s := mutate(t, func(in *Input) {
+			withMounts(c.mount)(in)
+			in.Facts.MountOptions = []string{"rro"}
+		})
+		m := mountAt(t, s, "/data")
+		if got := strings.Join(m.Options, " "); got != c.want || m.Type != "bind" || m.Source != "/volume" {
+			t.Errorf("%s: %+v, want %s", c.name, m, c.want)
+		}
+		if s.Linux.RootfsPropagation != c.root {
+			t.Errorf("%s: root propagation %q, want %q", c.name, s.Linux.RootfsPropagation, c.root)
+		}
+	}
+	s := mutate(t, withMounts(
+		&cri.Mount{ContainerPath: "/a", HostPath: "/a", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL},
+		&cri.Mount{ContainerPath: "/b", HostPath: "/b", Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
+	))
+	if s.Linux.RootfsPropagation != "rshared" {
+		t.Errorf("shared and slave: %q", s.Linux.RootfsPropagation)
+	}
+}
+
+func TestMountsRefused(t *testing.T) {
+	image := &cri.ImageSpec{Image: "i"}
+	for name, c := range map[string]struct {
+		mount *cri.Mount
+		err   error
+	}{
+		"relative":              {&cri.Mount{ContainerPath: "data", HostPath: "/v"}, fault.Invalid},
+		"no path":               {&cri.Mount{HostPath: "/v"}, fault.Invalid},
+		"root":                  {&cri.Mount{ContainerPath: "/", HostPath: "/v"}, fault.Invalid},
+		"root by detour":        {&cri.Mount{ContainerPath: "/a/..", HostPath: "/v"}, fault.Invalid},
+		"NUL":                   {&cri.Mount{ContainerPath: "/a\x00", HostPath: "/v"}, fault.Invalid},
+		"no source":             {&cri.Mount{ContainerPath: "/a"}, fault.Invalid},
+		"relative source":       {&cri.Mount{ContainerPath: "/a", HostPath: "v"}, fault.Invalid},
+		"NUL in the source":     {&cri.Mount{ContainerPath: "/a", HostPath: "/\x00"}, fault.Invalid},
+		"unknown propagation":   {&cri.Mount{ContainerPath: "/a", HostPath: "/v", Propagation: 7}, fault.Invalid},
+		"option":                {&cri.Mount{ContainerPath: "/a", HostPath: "/v", MountOptions: []string{"suid"}}, fault.Invalid},
+		"option with data":      {&cri.Mount{ContainerPath: "/a", HostPath: "/v", MountOptions: []string{"noexec,dev"}}, fault.Invalid},
+		"option for ownership":  {&cri.Mount{ContainerPath: "/a", HostPath: "/v", MountOptions: []string{"idmap"}}, fault.Invalid},
+		"recursive rw":          {&cri.Mount{ContainerPath: "/a", HostPath: "/v", RecursiveReadOnly: true}, fault.Invalid},
+		"recursive slave":       {&cri.Mount{ContainerPath: "/a", HostPath: "/v", RecursiveReadOnly: true, Readonly: true, Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}, fault.Invalid},
+		"recursive, unknown":    {&cri.Mount{ContainerPath: "/a", HostPath: "/v", RecursiveReadOnly: true, Readonly: true}, fault.Unimplemented},
+		"id maps, unknown":      {&cri.Mount{ContainerPath: "/a", HostPath: "/v", UidMappings: []*cri.IDMapping{{Length: 1}}, GidMappings: []*cri.IDMapping{{Length: 1}}}, fault.Unimplemented},
+		"half an id map":        {&cri.Mount{ContainerPath: "/a", HostPath: "/v", UidMappings: []*cri.IDMapping{{Length: 1}}}, fault.Invalid},
+		"image and path":        {&cri.Mount{ContainerPath: "/a", HostPath: "/v", Image: image, Readonly: true}, fault.Invalid},
+		"writable image":        {&cri.Mount{ContainerPath: "/a", Image: image}, fault.Invalid},
+		"image not mounted yet": {&cri.Mount{ContainerPath: "/a", Image: image, Readonly: true}, fault.Precondition},
+	} {
+		in := typical()
+		in.Request.Container.Mounts = []*cri.Mount{c.mount}
+		if _, err := Container(in); !errors.Is(err, c.err) || !strings.Contains(err.Error(), "mount at") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestMountAbilities: features win over what is known of the runtime's name.
+func TestMountAbilities(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		features *features.Features
+		known    []string
+		ok       bool
+	}{
+		{"nothing known", nil, nil, false},
+		{"known by name", nil, []string{"rro"}, true},
+		{"features without a list", &features.Features{}, []string{"rro"}, true},
+		{"features with it", &features.Features{MountOptions: []string{"rro"}}, nil, true},
+		{"features without it", &features.Features{MountOptions: []string{"ro"}}, []string{"rro"}, false},
+	} {
+		in := typical()
+		in.Request.Container.Mounts = []*cri.Mount{{ContainerPath: "/a", HostPath: "/v", Readonly: true, RecursiveReadOnly: true}}
+		in.Facts.Features, in.Facts.MountOptions = c.features, c.known
+		if _, err := Container(in); (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestMountSources(t *testing.T) {
+	s := mutate(t, func(in *Input) {
+		withMounts(
+			&cri.Mount{ContainerPath: "/link", HostPath: "/volumes/link"},
+			&cri.Mount{ContainerPath: "/image", Image: &cri.ImageSpec{Image: "i"}, Readonly: true},
+			&cri.Mount{ContainerPath: "/plain", HostPath: "/volumes//plain/"},
+		)(in)
+		in.Facts.MountSources = []string{"/volumes/real", "/run/images/i"}
+	})
+	for destination, source := range map[string]string{"/link": "/volumes/real", "/image": "/run/images/i", "/plain": "/volumes/plain"} {
+		if m := mountAt(t, s, destination); m.Source != source {
+			t.Errorf("%s from %s, want %s", destination, m.Source, source)
+		}
+	}
+}
+
+func TestPodFiles(t *testing.T) {
+	s := mutate(t, func(in *Input) { in.Request.Container.Linux.SecurityContext.ReadonlyRootfs = true })
+	if m := mountAt(t, s, "/etc/resolv.conf"); !slices.Contains(m.Options, "ro") {
+		t.Errorf("writable in a read-only root: %+v", m)
+	}
+	s = mutate(t, func(in *Input) { in.Facts.Files = Files{} })
+	if m := mountAt(t, s, "/dev/shm"); m.Type != "tmpfs" {
+		t.Errorf("%+v", m)
+	}
+	if slices.ContainsFunc(destinations(s), func(d string) bool { return strings.HasPrefix(d, "/etc/") }) {
+		t.Errorf("files that were not made are mounted: %v", destinations(s))
+	}
+}
+
+func TestRelabels(t *testing.T) {
+	got := Relabels(&cri.ContainerConfig{Mounts: []*cri.Mount{{SelinuxRelabel: true}, {}, {SelinuxRelabel: true}}})
+	if !slices.Equal(got, []int{0, 2}) {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,201 @@
+package spec
+
+import (
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// command merges the request with the image as Docker does: a command replaces
+// the image's entrypoint and its default arguments, arguments replace only the
+// latter.
+func command(in *Input, s *specs.Spec) error {
+	request := in.Request.Container
+	entrypoint, args := request.GetCommand(), request.GetArgs()
+	if image := in.Request.Image; image != nil && len(entrypoint) == 0 {
+		entrypoint = image.Entrypoint
+		if len(args) == 0 {
+			args = image.Cmd
+		}
+	}
+	s.Process.Args = slices.Concat(entrypoint, args)
+	if len(s.Process.Args) == 0 || s.Process.Args[0] == "" {
+		return invalid("nothing to run: neither the request nor the image names a command")
+	}
+	for i, arg := range s.Process.Args {
+		if strings.ContainsRune(arg, 0) {
+			return invalid("argument %d of the command contains a NUL byte", i)
+		}
+	}
+	return nil
+}
+
+// environment lays the request over the image over the node's defaults over
+// what every container has. Values are bytes; keys must be names.
+func environment(in *Input, s *specs.Spec) error {
+	env := variables{}
+	env.set("PATH", defaultPath)
+	env.set("HOSTNAME", in.Facts.Hostname)
+	if in.Request.Container.GetTty() {
+		env.set("TERM", "xterm")
+	}
+	for _, entry := range in.Defaults.Env {
+		env.setEntry(entry)
+	}
+	if in.Request.Image != nil {
+		for _, entry := range in.Request.Image.Env {
+			env.setEntry(entry)
+		}
+	}
+	for _, kv := range in.Request.Container.GetEnvs() {
+		if kv.GetKey() == "" || strings.Contains(kv.GetKey(), "=") {
+			return invalid("environment variable %q: a name must not be empty or contain '='", kv.GetKey())
+		}
+		env.set(kv.GetKey(), string(kv.GetValue()))
+	}
+	if !env.has("HOME") {
+		env.set("HOME", cleanHome(in.Facts.User.Home))
+	}
+	s.Process.Env = env.list()
+	for _, entry := range s.Process.Env {
+		if strings.ContainsRune(entry, 0) {
+			name, _, _ := strings.Cut(entry, "=")
+			return invalid("environment variable %q contains a NUL byte", name)
+		}
+	}
+	return nil
+}
+
+// variables is an environment in the order in which its names first appeared;
+// the last value of a name wins.
+type variables struct {
+	names  []string
+	values map[string]string
+}
+
+func (v *variables) set(name, value string) {
+	if v.values == nil {
+		v.values = map[string]string{}
+	}
+	if !v.has(name) {
+		v.names = append(v.names, name)
+	}
+	v.values[name] = value
+}
+
+// setEntry takes NAME=value. Entries of any other form mean nothing to a
+// process and are left out: images in the wild have them.
+func (v *variables) setEntry(entry string) {
+	if name, value, ok := strings.Cut(entry, "="); ok && name != "" {
+		v.set(name, value)
+	}
+}
+
+func (v *variables) has(name string) bool {
+	_, ok := v.values[name]
+	return ok
+}
+
+func (v *variables) list() []string {
+	list := make([]string, 0, len(v.names))
+	for _, name := range v.names {
+		list = append(list, name+"="+v.values[name])
+	}
+	return list
+}
+
+// workdir takes the request's over the image's. A path that leads through the
+// kernel's magic links is refused: it names files the runtime has open rather
+// than a place in the container (CVE-2024-21626).
+func workdir(in *Input, s *specs.Spec) error {
+	dir := in.Request.Container.GetWorkingDir()
+	if dir == "" && in.Request.Image != nil {
+		dir = in.Request.Image.WorkingDir
+	}
+	if dir == "" {
+		dir = "/"
+	}
+	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
+		return invalid("working directory %q is not an absolute path", dir)
+	}
+	s.Process.Cwd = path.Clean(dir)
+	if magicLink(s.Process.Cwd) {
+		return invalid("working directory %q leads through a process's own files", dir)
+	}
+	return nil
+}
+
+// magicLink tells whether a clean path is inside some process's directory of
+// /proc or among the links to it in /dev.
+func magicLink(clean string) bool {
+	parts := strings.Split(strings.TrimPrefix(clean, "/"), "/")
+	if len(parts) < 2 {
+		return false
+	}
+	switch parts[0] {
+	case "proc":
+		_, err := strconv.Atoi(parts[1])
+		return err == nil || parts[1] == "self" || parts[1] == "thread-self"
+	case "dev":
+		return slices.Contains([]string{"fd", "stdin", "stdout", "stderr"}, parts[1])
+	}
+	return false
+}
+
+// limits is what else the request says about the process: terminal, gaining of
+// privileges, rlimits and the score for the OOM killer.
+func limits(in *Input, s *specs.Spec) error {
+	s.Process.Terminal = in.Request.Container.GetTty()
+	s.Process.NoNewPrivileges = in.security().GetNoNewPrivs()
+	s.Process.Rlimits = slices.Clone(in.Defaults.Ulimits)
+
+	score := in.Request.Container.GetLinux().GetResources().GetOomScoreAdj()
+	if score < -1000 || score > 1000 {
+		return invalid("oom_score_adj %d is not between -1000 and 1000", score)
+	}
+	// Always set: else the container would inherit the monitor's. Below the
+	// floor the kernel refuses, and runc dies without saying why.
+	adjusted := max(int(score), in.Facts.Host.OOMScoreAdjMin)
+	s.Process.OOMScoreAdj = &adjusted
+	return nil
+}
+
+// ParseUlimit reads a resource limit of the form nofile=1024:4096 (soft, hard)
+// or nofile=1024; -1 and "unlimited" mean no limit.
+func ParseUlimit(s string) (specs.POSIXRlimit, error) {
+	name, value, ok := strings.Cut(s, "=")
+	if !ok || !slices.Contains(rlimits(), name) {
+		return specs.POSIXRlimit{}, invalid("ulimit %q: want name=soft:hard with one of the names %s",
+			s, strings.Join(rlimits(), ", "))
+	}
+	softText, hardText, two := strings.Cut(value, ":")
+	if !two {
+		hardText = softText
+	}
+	soft, okSoft := parseLimit(softText)
+	hard, okHard := parseLimit(hardText)
+	if !okSoft || !okHard || soft > hard {
+		return specs.POSIXRlimit{}, invalid("ulimit %q: limits must be numbers, -1 or unlimited, and soft at most hard", s)
+	}
+	return specs.POSIXRlimit{Type: "RLIMIT_" + strings.ToUpper(name), Soft: soft, Hard: hard}, nil
+}
+
+func parseLimit(s string) (uint64, bool) {
+	if s == "-1" || s == "unlimited" {
+		return ^uint64(0), true
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	return n, err == nil
+}
+
+func rlimits() []string {
+	return []string{
+		"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice",
+		"nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack",
+	}
+}

@@ -1,0 +1,70 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// ReadRootfsFile reads a file of a container's root file system. Every link on
+// the way is resolved inside that tree, kernel magic links are refused, and so
+// is anything but a regular file of at most limit bytes (CVE-2025-4437,
+// CVE-2026-47262). A file that is not there is fs.ErrNotExist; everything else
+// that is wrong with it is fault.Invalid, for the image made it so.
+func ReadRootfsFile(rootfs, name string, limit int64) ([]byte, error) {
+	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// Not to be taken for a file that is missing from the image.
+		return nil, precondition("root file system %s cannot be opened (%v): is it mounted?", rootfs, err)
+	}
+	defer unix.Close(root)
+	// O_PATH first: merely opening a device or a FIFO has effects.
+	fd, err := unix.Openat2(root, name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	case errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("the image's %s is a link that leads nowhere: %w", name, fault.Invalid)
+	case err != nil:
+		return nil, fmt.Errorf("open the image's %s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	return readRegular("/proc/self/fd/"+strconv.Itoa(fd), "the image's "+name, limit)
+}
+
+// readRegular reads the regular file at path, which errors call name.
+func readRegular(path, name string, limit int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
+	}
+	if info.Size() > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("grew beyond %d bytes while being read: %w", limit, fault.Invalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return data, nil
+}

@@ -1,0 +1,45 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const maxProfileFile = 4 << 20
+
+// ResolveSeccomp loads the localhost profile that a container's request names,
+// for Facts.Seccomp. It is nil where the request names none.
+func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
+	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
+	if err != nil {
+		return nil, fmt.Errorf("seccomp profile: %w", err)
+	}
+	if want.confinement != localhost || sc.GetPrivileged() {
+		return nil, nil
+	}
+	if err := checkProfilePath(want.ref); err != nil {
+		return nil, err
+	}
+	return LoadProfile(want.ref)
+}
+
+// LoadProfile reads a seccomp profile from the node.
+func LoadProfile(path string) (*Profile, error) {
+	data, err := readRegular(path, "seccomp profile "+path, maxProfileFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("seccomp profile %s does not exist on this node: %w", path, fault.Invalid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	profile, err := ParseProfile(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return profile, nil
+}

@@ -1,0 +1,343 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// image makes a root file system with these files; a value that begins with
+// "->" is a link.
+func image(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		if target, ok := strings.CutPrefix(content, "->"); ok {
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(target, path); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		writeFile(t, path, content)
+	}
+	return root
+}
+
+func TestResolveUser(t *testing.T) {
+	root := image(t, map[string]string{"etc/passwd": passwdFile, "etc/group": groupFile})
+	got, err := ResolveUser(root, &cri.LinuxContainerSecurityContext{RunAsUsername: "app"}, "")
+	if err != nil || got.UID != 1000 || !slices.Equal(got.Groups, []uint32{10, 29, 1000}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for name, files := range map[string]map[string]string{
+		"empty image":       {},
+		"no /etc/passwd":    {"etc/group": groupFile},
+		"/etc is a file":    {"etc": "x"},
+		"link that dangles": {"etc/passwd": "->/nowhere"},
+	} {
+		root := image(t, files)
+		if got, err := ResolveUser(root, nil, "1000"); err != nil || got.UID != 1000 || got.Username != "" {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if _, err := ResolveUser(root, nil, "app"); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s, by name: %v", name, err)
+		}
+	}
+	if _, err := ResolveUser(filepath.Join(root, "absent"), nil, ""); !errors.Is(err, fault.Precondition) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no root file system: %v", err)
+	}
+}
+
+// TestRootfsFileStaysInside: links of an image, however made, lead to files of
+// the image or nowhere, never to the node's (CVE-2024-5154, CVE-2024-9676).
+func TestRootfsFileStaysInside(t *testing.T) {
+	outside := t.TempDir()
+	writeFile(t, filepath.Join(outside, "etc/passwd"), "secret:x:5:5::/:\n")
+	for name, files := range map[string]map[string]string{
+		"absolute link":         {"etc/passwd": "->" + outside + "/etc/passwd"},
+		"link upwards":          {"etc/passwd": "->" + strings.Repeat("../", 30) + outside + "/etc/passwd"},
+		"link as directory":     {"etc": "->" + outside + "/etc"},
+		"magic link to root":    {"etc": "->/proc/self/root" + outside + "/etc"},
+		"magic link to cwd":     {"etc/passwd": "->/proc/self/cwd/spec.go"},
+		"magic link to own fds": {"etc/passwd": "->/proc/self/fd/0"},
+	} {
+		root := image(t, files)
+		data, err := ReadRootfsFile(root, "/etc/passwd", 1<<20)
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
+	}
+	root := image(t, map[string]string{"etc": "->/usr/../real", "real/passwd": "->/real/../real/p", "real/p": "inside"})
+	if err := os.Mkdir(filepath.Join(root, "usr"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := ReadRootfsFile(root, "/etc/passwd", 1<<20); err != nil || string(data) != "inside" {
+		t.Errorf("absolute links inside the image: %q, %v", data, err)
+	}
+	root = image(t, map[string]string{"etc/passwd": "->passwd"})
+	if _, err := ReadRootfsFile(root, "/etc/passwd", 1<<20); !errors.Is(err, fault.Invalid) {
+		t.Errorf("loop: %v", err)
+	}
+}
+
+// TestRootfsFileWithProcMounted: also where a magic link would work.
+func TestRootfsFileWithProcMounted(t *testing.T) {
+	root := image(t, map[string]string{"etc/passwd": "->/proc/self/root/etc/passwd", "proc/x": ""})
+	proc := filepath.Join(root, "proc")
+	if err := unix.Mount("/proc", proc, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(proc, unix.MNT_DETACH)
+	if data, err := ReadRootfsFile(root, "/etc/passwd", 1<<20); !errors.Is(err, fault.Invalid) {
+		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// TestCVE_2025_4437 and CVE-2026-47262: what an image has for passwd is read
+// only if it is an ordinary file of ordinary size. None of these may hang.
+func TestCVE_2025_4437(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"huge sparse file": func(p string) error {
+			f, err := os.Create(p)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return f.Truncate(10 << 30)
+		},
+		"a byte too long": func(p string) error { return os.WriteFile(p, make([]byte, maxAccountFile+1), 0o600) },
+		"FIFO":            func(p string) error { return unix.Mkfifo(p, 0o666) },
+		"zero device":     func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) },
+		"directory":       func(p string) error { return os.Mkdir(p, 0o755) },
+		"socket":          func(p string) error { return unix.Mknod(p, unix.S_IFSOCK|0o666, 0) },
+	} {
+		for _, file := range []string{"etc/passwd", "etc/group"} {
+			root := image(t, map[string]string{"etc/x": ""})
+			if err := make(filepath.Join(root, file)); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := ResolveUser(root, nil, "1000"); !errors.Is(err, fault.Invalid) {
+				t.Errorf("%s for %s: %+v, %v", name, file, got, err)
+			}
+		}
+	}
+	root := image(t, map[string]string{"etc/passwd": strings.Repeat("a:x:1:1::/:\n", maxAccountFile/12)})
+	if _, err := ResolveUser(root, nil, "a"); err != nil {
+		t.Errorf("just below the limit: %v", err)
+	}
+}
+
+func TestResolveDevices(t *testing.T) {
+	dir := t.TempDir()
+	for name, dev := range map[string]uint64{"null": unix.Mkdev(1, 3), "sub/zero": unix.Mkdev(1, 5), "sub/deep/full": unix.Mkdev(1, 7)} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mknod(path, unix.S_IFCHR|0o640, int(dev)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(dir, "sub/file"), "no device")
+	for name, target := range map[string]string{"link": "null", "dirlink": "sub", "sub/inner": "zero"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	show := func(list []Device) string {
+		var out []string
+		for _, d := range list {
+			out = append(out, fmt.Sprintf("%s %s %d:%d %s %o", d.Path, d.Type, d.Major, d.Minor, d.Access, *d.FileMode))
+		}
+		return strings.Join(out, "; ")
+	}
+	for _, c := range []struct {
+		asked *cri.Device
+		want  string
+	}{
+		{&cri.Device{HostPath: dir + "/null", ContainerPath: "/dev/n", Permissions: "rw"}, "/dev/n c 1:3 rw 640"},
+		{&cri.Device{HostPath: dir + "/null"}, dir + "/null c 1:3 rwm 640"},
+		{&cri.Device{HostPath: dir + "/link", ContainerPath: "/dev/l", Permissions: "r"}, "/dev/l c 1:3 r 640"},
+		{&cri.Device{HostPath: dir + "/sub", ContainerPath: "/dev/s", Permissions: "m"}, "/dev/s/deep/full c 1:7 m 640; /dev/s/zero c 1:5 m 640"},
+		{&cri.Device{HostPath: dir + "/dirlink/", ContainerPath: "/dev/s/", Permissions: "mrw"}, "/dev/s/deep/full c 1:7 mrw 640; /dev/s/zero c 1:5 mrw 640"},
+	} {
+		got, err := ResolveDevices([]*cri.Device{c.asked})
+		if err != nil || show(got) != c.want {
+			t.Errorf("%v: %s, %v", c.asked, show(got), err)
+		}
+	}
+	for name, asked := range map[string]*cri.Device{
+		"absent":      {HostPath: dir + "/absent"},
+		"a file":      {HostPath: dir + "/sub/file"},
+		"relative":    {HostPath: "dev/null"},
+		"permissions": {HostPath: dir + "/null", Permissions: "rx"},
+		"nothing":     {},
+	} {
+		if got, err := ResolveDevices([]*cri.Device{asked}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %s, %v", name, show(got), err)
+		}
+	}
+	if got, err := ResolveDevices(nil); err != nil || len(got) != 0 {
+		t.Errorf("none: %v, %v", got, err)
+	}
+}
+
+func TestHostDevices(t *testing.T) {
+	dev := t.TempDir()
+	for _, name := range []string{"null", "pts/0", "shm/x", ".hidden/y", "console", "ptmx", "dri/card0", "vfio/pts/z"} {
+		path := filepath.Join(dev, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := hostDevices(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, d := range got {
+		paths = append(paths, d.Path)
+		if d.Access != "rwm" {
+			t.Errorf("%s: %s", d.Path, d.Access)
+		}
+	}
+	if want := []string{"/dev/dri/card0", "/dev/null", "/dev/vfio/pts/z"}; !slices.Equal(paths, want) {
+		t.Errorf("got %v", paths)
+	}
+	real, err := HostDevices()
+	if err != nil || !slices.ContainsFunc(real, func(d Device) bool { return d.Path == "/dev/null" && d.Major == 1 && d.Minor == 3 }) {
+		t.Errorf("this machine's: %d devices, %v", len(real), err)
+	}
+}
+
+func TestResolveSeccomp(t *testing.T) {
+	dir := t.TempDir()
+	good := filepath.Join(dir, "p.json")
+	writeFile(t, good, `{"defaultAction": "SCMP_ACT_LOG"}`)
+	writeFile(t, filepath.Join(dir, "bad.json"), `{`)
+	local := func(path string) *cri.SecurityProfile {
+		return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: path}
+	}
+	for name, sc := range map[string]*cri.LinuxContainerSecurityContext{
+		"field":  {Seccomp: local(good)},
+		"string": {SeccompProfilePath: "localhost/" + good},
+	} {
+		if p, err := ResolveSeccomp(sc); err != nil || p.DefaultAction != "SCMP_ACT_LOG" {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	for name, sc := range map[string]*cri.LinuxContainerSecurityContext{
+		"nothing": nil, "default": {Seccomp: &cri.SecurityProfile{}}, "privileged": {Seccomp: local(good), Privileged: true},
+	} {
+		if p, err := ResolveSeccomp(sc); err != nil || p != nil {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{
+		"absent": dir + "/absent.json", "broken": dir + "/bad.json", "directory": dir, "FIFO": dir + "/fifo",
+		"relative": "p.json", "detour": dir + "/x/../p.json", "CVE-2023-2431": "",
+	} {
+		if p, err := ResolveSeccomp(&cri.LinuxContainerSecurityContext{Seccomp: local(path)}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+func hostFiles(change map[string]string) fstest.MapFS {
+	files := fstest.MapFS{}
+	for name, content := range map[string]string{
+		"proc/self/status":           "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t000001ffffffffff\n",
+		"proc/self/oom_score_adj":    "-999\n",
+		"proc/sys/kernel/osrelease":  "6.1.0-13-amd64\n",
+		"sys/fs/cgroup/cpu/x":        "",
+		"sys/kernel/security/unused": "",
+	} {
+		files[name] = &fstest.MapFile{Data: []byte(content)}
+	}
+	for name, content := range change {
+		files[name] = &fstest.MapFile{Data: []byte(content)}
+	}
+	return files
+}
+
+func TestHostFacts(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		check func(Host) bool
+	}{
+		{"bare", nil, func(h Host) bool {
+			return h.Bounding == allCapabilities && h.OOMScoreAdjMin == -1000 && h.Kernel == "6.1.0-13-amd64" &&
+				!h.CgroupV2 && !h.Seccomp && !h.AppArmor && !h.SELinux && !h.HugeTLB && !h.SwapAccounting && !h.PidsController
+		}},
+		{"no CAP_SYS_RESOURCE", map[string]string{"proc/self/status": "CapEff:\t000001fffeffffff\nCapBnd:\t000001fffeffffff\n"}, func(h Host) bool {
+			return !h.Bounding.has("CAP_SYS_RESOURCE") && h.OOMScoreAdjMin == -999
+		}},
+		{"bounding without effect", map[string]string{"proc/self/status": "CapEff:\t0000000000000001\nCapBnd:\tffffffffffffffff\n"}, func(h Host) bool {
+			return h.Bounding == 1
+		}},
+		{"v1", map[string]string{
+			"sys/fs/cgroup/pids/cgroup.procs": "", "sys/fs/cgroup/hugetlb/cgroup.procs": "", "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes": "",
+		}, func(h Host) bool { return !h.CgroupV2 && h.PidsController && h.HugeTLB && h.SwapAccounting }},
+		{"hybrid", map[string]string{"sys/fs/cgroup/unified/cgroup.controllers": "hugetlb"}, func(h Host) bool { return !h.CgroupV2 && !h.HugeTLB }},
+		{"v2", map[string]string{
+			"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n", "proc/self/cgroup": "0::/system.slice/crius.service\n",
+			"sys/fs/cgroup/system.slice/crius.service/memory.swap.max": "max",
+		}, func(h Host) bool { return h.CgroupV2 && h.PidsController && !h.HugeTLB && h.SwapAccounting }},
+		{"v2 without swap", map[string]string{
+			"sys/fs/cgroup/cgroup.controllers": "memory hugetlb\n", "proc/self/cgroup": "0::/system.slice/crius.service\n", "proc/swaps": "",
+		}, func(h Host) bool { return h.CgroupV2 && h.HugeTLB && !h.PidsController && !h.SwapAccounting }},
+		{"v2, in the root cgroup", map[string]string{
+			"sys/fs/cgroup/cgroup.controllers": "memory\n", "proc/self/cgroup": "0::/\n", "proc/swaps": "",
+		}, func(h Host) bool { return h.SwapAccounting }},
+		{"security modules", map[string]string{
+			"proc/sys/kernel/seccomp/actions_avail": "errno", "sys/module/apparmor/parameters/enabled": "Y\n", "sys/fs/selinux/enforce": "0",
+		}, func(h Host) bool { return h.Seccomp && h.AppArmor && h.SELinux }},
+		{"AppArmor switched off", map[string]string{"sys/module/apparmor/parameters/enabled": "N\n"}, func(h Host) bool { return !h.AppArmor }},
+	} {
+		host, err := hostFrom(hostFiles(c.files))
+		if err != nil || !c.check(host) {
+			t.Errorf("%s: %+v, %v", c.name, host, err)
+		}
+	}
+	for name, files := range map[string]map[string]string{
+		"no capabilities":  {"proc/self/status": "Name:\tx\n"},
+		"bad capabilities": {"proc/self/status": "CapBnd:\txyz\n"},
+		"bad score":        {"proc/self/status": "CapEff:\t0\nCapBnd:\t0\n", "proc/self/oom_score_adj": "x"},
+	} {
+		if host, err := hostFrom(hostFiles(files)); err == nil {
+			t.Errorf("%s: %+v", name, host)
+		}
+	}
+}
+
+func TestThisHost(t *testing.T) {
+	host, err := ResolveHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host.Arch == "" || !host.kernelAtLeast("4.8") || host.Bounding == 0 || !host.Seccomp || !host.PidsController {
+		t.Errorf("%+v", host)
+	}
+}

@@ -1,0 +1,135 @@
+package spec
+
+import (
+	"regexp"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// resources writes the cgroup and its limits.
+func resources(in *Input, s *specs.Spec) error {
+	r, err := Resources(in.Request.Container.GetLinux().GetResources(), in.Facts.Host)
+	if err != nil {
+		return err
+	}
+	s.Linux.CgroupsPath = in.Facts.CgroupsPath
+	s.Linux.Resources = r
+	// Left out when unlimited: crun 1.8.1 would write "-1" into pids.max. A
+	// default nobody asked for must not fail where the node cannot count.
+	if _, own := r.Unified["pids.max"]; in.Defaults.PidsLimit > 0 && in.Facts.Host.PidsController && !own {
+		limit := in.Defaults.PidsLimit
+		r.Pids = &specs.LinuxPids{Limit: &limit}
+	}
+	return nil
+}
+
+// Resources translates cgroup limits, for a new container and for an update.
+// Zero values mean "not specified" and are left out; nil gives empty limits.
+func Resources(r *cri.LinuxContainerResources, host Host) (*specs.LinuxResources, error) {
+	out := &specs.LinuxResources{}
+	var err error
+	if out.CPU, err = cpu(r); err != nil {
+		return nil, err
+	}
+	if out.Memory, err = memory(r, host); err != nil {
+		return nil, err
+	}
+	if out.HugepageLimits, err = hugepages(r, host); err != nil {
+		return nil, err
+	}
+	if out.Unified, err = unified(r, host); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+var cpuList = regexp.MustCompile(`^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$`)
+
+func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
+	if r.GetCpuShares() < 0 || r.GetCpuPeriod() < 0 {
+		return nil, invalid("cpu_shares %d and cpu_period %d must not be negative", r.GetCpuShares(), r.GetCpuPeriod())
+	}
+	for _, list := range []string{r.GetCpusetCpus(), r.GetCpusetMems()} {
+		if list != "" && !cpuList.MatchString(list) {
+			return nil, invalid("cpuset %.80q is not a list of numbers and ranges", list)
+		}
+	}
+	out := specs.LinuxCPU{Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems()}
+	if shares := uint64(r.GetCpuShares()); shares != 0 {
+		out.Shares = &shares
+	}
+	if period := uint64(r.GetCpuPeriod()); period != 0 {
+		out.Period = &period
+	}
+	if quota := r.GetCpuQuota(); quota != 0 {
+		out.Quota = &quota
+	}
+	if out == (specs.LinuxCPU{}) {
+		return nil, nil
+	}
+	return &out, nil
+}
+
+// memory sets memory plus swap to the memory limit where the request does not
+// name it: a container swaps only if the kubelet says so.
+func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, error) {
+	limit, swap := r.GetMemoryLimitInBytes(), r.GetMemorySwapLimitInBytes()
+	if limit < -1 || swap < -1 {
+		return nil, invalid("memory limits must not be negative, but for -1: no limit")
+	}
+	if swap > 0 && swap < limit {
+		return nil, invalid("memory_swap_limit_in_bytes %d includes memory and is less than memory_limit_in_bytes %d", swap, limit)
+	}
+	if swap == 0 {
+		swap = limit
+	}
+	var out specs.LinuxMemory
+	if limit != 0 {
+		out.Limit = &limit
+	}
+	if swap != 0 && host.SwapAccounting {
+		out.Swap = &swap
+	}
+	if out == (specs.LinuxMemory{}) {
+		return nil, nil
+	}
+	return &out, nil
+}
+
+var pageSize = regexp.MustCompile(`^[1-9][0-9]{0,5}[KMG]B$`)
+
+// hugepages are left out where the node has no controller for them: the
+// kubelet sends them to every container.
+func hugepages(r *cri.LinuxContainerResources, host Host) ([]specs.LinuxHugepageLimit, error) {
+	var out []specs.LinuxHugepageLimit
+	for _, l := range r.GetHugepageLimits() {
+		if !pageSize.MatchString(l.GetPageSize()) {
+			return nil, invalid("hugepage_limits: page size %.20q is not of the form 2MB", l.GetPageSize())
+		}
+		if host.HugeTLB {
+			out = append(out, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
+		}
+	}
+	return out, nil
+}
+
+var unifiedKey = regexp.MustCompile(`^[a-z0-9_]+(\.[A-Za-z0-9_-]+)+$`)
+
+func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, error) {
+	if len(r.GetUnified()) == 0 {
+		return nil, nil
+	}
+	if !host.CgroupV2 {
+		return nil, invalid("unified resources need cgroup v2, and this node has v1")
+	}
+	out := map[string]string{}
+	for key, value := range r.GetUnified() {
+		if !unifiedKey.MatchString(key) || len(value) > 4096 || strings.ContainsAny(value, "\n\x00") {
+			return nil, invalid("unified resource %.80q is not the name and value of a cgroup v2 file", key)
+		}
+		out[key] = value
+	}
+	return out, nil
+}

@@ -1,0 +1,142 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// seccomp fits the profile that the request chooses to the container. No
+// profile asked for means none (CRI); a privileged container has none.
+func seccomp(in *Input, s *specs.Spec) error {
+	sc := in.security()
+	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
+	if err != nil {
+		return fmt.Errorf("seccomp profile: %w", err)
+	}
+	if in.privileged() || want.confinement == unconfined {
+		return nil
+	}
+	profile := in.Defaults.Seccomp
+	switch {
+	case want.confinement == localhost:
+		if err := checkProfilePath(want.ref); err != nil {
+			return err
+		}
+		if profile = in.Facts.Seccomp; profile == nil {
+			return precondition("seccomp profile %q was not loaded", want.ref)
+		}
+	case profile == nil:
+		profile = DefaultProfile()
+	}
+	if !in.seccompEnabled() {
+		return unimplemented("seccomp is not available on this node or in the pod's runtime handler")
+	}
+	s.Linux.Seccomp, err = in.fit(profile, s.Process.Capabilities)
+	return err
+}
+
+func checkProfilePath(ref string) error {
+	if !path.IsAbs(ref) || path.Clean(ref) != ref {
+		return invalid("seccomp profile %q: a localhost profile must be an absolute path without detours", ref)
+	}
+	return nil
+}
+
+func (in *Input) seccompEnabled() bool {
+	f := in.linuxFeatures()
+	if f != nil && f.Seccomp != nil && f.Seccomp.Enabled != nil && !*f.Seccomp.Enabled {
+		return false
+	}
+	return in.Facts.Host.Seccomp
+}
+
+// fit resolves a profile's conditions for a container with these capabilities
+// and leaves out what the runtime does not know, as long as that makes the
+// profile no weaker.
+func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSeccomp, error) {
+	out := &specs.LinuxSeccomp{
+		DefaultAction:    p.DefaultAction,
+		DefaultErrnoRet:  clonePtr(p.DefaultErrnoRet),
+		Architectures:    in.seccompArchs(p),
+		Flags:            slices.Clone(p.Flags),
+		ListenerPath:     p.ListenerPath,
+		ListenerMetadata: p.ListenerMetadata,
+	}
+	if !in.knowsAction(p.DefaultAction) {
+		return nil, unimplemented("the pod's runtime handler does not know seccomp action %s", p.DefaultAction)
+	}
+	for _, r := range p.Syscalls {
+		if !in.applies(r, caps.Bounding) {
+			continue
+		}
+		if !in.knowsRule(r) {
+			if r.Action == specs.ActAllow {
+				continue
+			}
+			return nil, unimplemented("the pod's runtime handler does not know seccomp action %s or an operator used with it", r.Action)
+		}
+		out.Syscalls = append(out.Syscalls, specs.LinuxSyscall{
+			Names:    slices.Clone(r.Names),
+			Action:   r.Action,
+			ErrnoRet: clonePtr(r.ErrnoRet),
+			Args:     slices.Clone(r.Args),
+		})
+	}
+	return out, nil
+}
+
+// seccompArchs are those whose system calls the filter will know. The kernel
+// kills a process that uses any other.
+func (in *Input) seccompArchs(p *Profile) []specs.Arch {
+	archs := slices.Clone(p.Architectures)
+	for _, group := range p.ArchMap {
+		if group.Arch == nativeArch(in.Facts.Host.Arch) {
+			archs = append([]specs.Arch{group.Arch}, group.SubArchs...)
+		}
+	}
+	f := in.linuxFeatures()
+	if f == nil || f.Seccomp == nil || f.Seccomp.Archs == nil {
+		return archs
+	}
+	return slices.DeleteFunc(archs, func(a specs.Arch) bool { return !slices.Contains(f.Seccomp.Archs, string(a)) })
+}
+
+func (in *Input) applies(r Rule, caps []string) bool {
+	host := in.Facts.Host
+	hasCap := func(name string) bool { return slices.Contains(caps, name) }
+	for _, name := range r.Includes.Caps {
+		if !hasCap(name) {
+			return false
+		}
+	}
+	if len(r.Includes.Arches) > 0 && !slices.Contains(r.Includes.Arches, host.Arch) {
+		return false
+	}
+	if r.Includes.MinKernel != "" && !host.kernelAtLeast(r.Includes.MinKernel) {
+		return false
+	}
+	return !slices.ContainsFunc(r.Excludes.Caps, hasCap) &&
+		!slices.Contains(r.Excludes.Arches, host.Arch) &&
+		(r.Excludes.MinKernel == "" || !host.kernelAtLeast(r.Excludes.MinKernel))
+}
+
+func (in *Input) knowsAction(action specs.LinuxSeccompAction) bool {
+	f := in.linuxFeatures()
+	return f == nil || f.Seccomp == nil || f.Seccomp.Actions == nil || slices.Contains(f.Seccomp.Actions, string(action))
+}
+
+func (in *Input) knowsRule(r Rule) bool {
+	f := in.linuxFeatures()
+	if !in.knowsAction(r.Action) {
+		return false
+	}
+	if f == nil || f.Seccomp == nil || f.Seccomp.Operators == nil {
+		return true
+	}
+	return !slices.ContainsFunc(r.Args, func(a specs.LinuxSeccompArg) bool {
+		return !slices.Contains(f.Seccomp.Operators, string(a.Op))
+	})
+}

@@ -1,0 +1,168 @@
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// privilege refuses a privileged container in a pod that was not announced as
+// having one.
+func privilege(in *Input, _ *specs.Spec) error {
+	if in.privileged() && !in.podSecurity().GetPrivileged() {
+		return invalid("a privileged container needs a privileged pod: set privileged in the pod's security context too")
+	}
+	return nil
+}
+
+// pathMasks hides the parts of /proc and /sys that tell of the node or change
+// it. The kubelet sends whole lists and, for procMount Unmasked, empty ones,
+// so that empty lists in a security context mean nothing hidden; a request
+// without a security context has the defaults.
+func pathMasks(in *Input, s *specs.Spec) error {
+	sc := in.security()
+	switch {
+	case in.privileged():
+		return nil
+	case sc == nil:
+		s.Linux.MaskedPaths = defaultMaskedPaths()
+		s.Linux.ReadonlyPaths = defaultReadonlyPaths()
+		return nil
+	}
+	s.Linux.MaskedPaths = slices.Clone(sc.GetMaskedPaths())
+	s.Linux.ReadonlyPaths = slices.Clone(sc.GetReadonlyPaths())
+	// Kubelets before 1.29 do not know of it.
+	if len(s.Linux.MaskedPaths) > 0 && !slices.Contains(s.Linux.MaskedPaths, powercap) {
+		s.Linux.MaskedPaths = append(s.Linux.MaskedPaths, powercap)
+	}
+	return nil
+}
+
+// powercap shows the processor's energy use, precise enough to tell what other
+// programs compute (GHSA-7ww5-4wqc-m92c).
+const powercap = "/sys/devices/virtual/powercap"
+
+func defaultMaskedPaths() []string {
+	return []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+		"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+		"/proc/timer_stats", "/sys/firmware", powercap,
+	}
+}
+
+func defaultReadonlyPaths() []string {
+	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+}
+
+// confinement is what a seccomp or AppArmor request comes down to.
+type confinement int
+
+const (
+	unconfined confinement = iota
+	runtimeDefault
+	localhost
+)
+
+// choice is a confinement and, for localhost, the profile's name or path.
+type choice struct {
+	confinement
+	ref string
+}
+
+// chooseProfile reads the profile field or, where a kubelet up to 1.18 left it
+// out, the deprecated string; absent is what neither means. A localhost profile
+// without a name is an error, never no profile (CVE-2023-2431).
+func chooseProfile(profile *cri.SecurityProfile, deprecated string, absent confinement) (choice, error) {
+	if profile != nil {
+		switch profile.GetProfileType() {
+		case cri.SecurityProfile_RuntimeDefault:
+			return choice{confinement: runtimeDefault}, nil
+		case cri.SecurityProfile_Unconfined:
+			return choice{confinement: unconfined}, nil
+		case cri.SecurityProfile_Localhost:
+			return localhostProfile(profile.GetLocalhostRef())
+		}
+		return choice{}, invalid("profile type %d is unknown", profile.GetProfileType())
+	}
+	switch deprecated {
+	case "":
+		return choice{confinement: absent}, nil
+	case "unconfined":
+		return choice{confinement: unconfined}, nil
+	case "runtime/default", "docker/default":
+		return choice{confinement: runtimeDefault}, nil
+	}
+	ref, ok := strings.CutPrefix(deprecated, "localhost/")
+	if !ok {
+		return choice{}, invalid("profile %q: want runtime/default, unconfined or localhost/…", deprecated)
+	}
+	return localhostProfile(ref)
+}
+
+func localhostProfile(ref string) (choice, error) {
+	control := func(r rune) bool { return r < ' ' || r == 0x7f }
+	if ref == "" || len(ref) > 4096 || strings.ContainsFunc(ref, control) {
+		return choice{}, invalid("a localhost profile needs a name")
+	}
+	return choice{localhost, ref}, nil
+}
+
+// lsmLabels are the AppArmor profile and the SELinux labels, where the node
+// has the one or the other.
+func lsmLabels(in *Input, s *specs.Spec) error {
+	profile, err := in.appArmor()
+	if err != nil {
+		return err
+	}
+	s.Process.ApparmorProfile = profile
+	if in.Facts.Host.SELinux && !in.privileged() {
+		labels := in.Facts.SELinux
+		options := in.security().GetSelinuxOptions()
+		s.Process.SelinuxLabel = relabel(labels.Process, "system_u:system_r:container_t:s0", options)
+		s.Linux.MountLabel = relabel(labels.Mount, "system_u:object_r:container_file_t:s0",
+			&cri.SELinuxOption{Level: options.GetLevel()})
+	}
+	return nil
+}
+
+func (in *Input) appArmor() (string, error) {
+	sc := in.security()
+	want, err := chooseProfile(sc.GetApparmor(), sc.GetApparmorProfile(), runtimeDefault)
+	if err != nil {
+		return "", fmt.Errorf("AppArmor profile: %w", err)
+	}
+	enabled := in.Facts.Host.AppArmor
+	if f := in.linuxFeatures(); f != nil && f.Apparmor != nil && f.Apparmor.Enabled != nil {
+		enabled = enabled && *f.Apparmor.Enabled
+	}
+	switch {
+	case in.privileged() || want.confinement == unconfined:
+		return "", nil
+	case want.confinement == localhost && want.ref == "unconfined":
+		return "", invalid("AppArmor profile: a localhost profile cannot be called unconfined")
+	case want.confinement == localhost && !enabled:
+		return "", unimplemented("AppArmor profile %q: AppArmor is not enabled on this node", want.ref)
+	case want.confinement == localhost:
+		return want.ref, nil
+	case !enabled:
+		return "", nil
+	}
+	return in.Defaults.AppArmorProfile, nil
+}
+
+// relabel replaces the parts of an SELinux context that the request names.
+func relabel(label, fallback string, options *cri.SELinuxOption) string {
+	if label == "" {
+		label = fallback
+	}
+	parts := strings.SplitN(label, ":", 4)
+	for i, part := range []string{options.GetUser(), options.GetRole(), options.GetType(), options.GetLevel()} {
+		if part != "" && i < len(parts) {
+			parts[i] = part
+		}
+	}
+	return strings.Join(parts, ":")
+}

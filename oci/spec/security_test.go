@@ -1,0 +1,204 @@
+package spec
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestPrivileged(t *testing.T) {
+	s := mutate(t, func(in *Input) {
+		privilegedPod(in)
+		in.Facts.Host.AppArmor, in.Facts.Host.SELinux = true, true
+		in.Defaults.AppArmorProfile = "crius-default"
+	})
+	if len(s.Linux.MaskedPaths)+len(s.Linux.ReadonlyPaths) != 0 || s.Linux.Seccomp != nil ||
+		s.Process.ApparmorProfile != "" || s.Process.SelinuxLabel != "" || s.Linux.MountLabel != "" {
+		t.Errorf("still confined: %+v", s.Linux)
+	}
+	for _, path := range []string{"/sys", "/sys/fs/cgroup"} {
+		if m := mountAt(t, s, path); !slices.Contains(m.Options, "rw") {
+			t.Errorf("%s: %v", path, m.Options)
+		}
+	}
+	in := typical()
+	privilegedPod(&in)
+	in.Request.Pod.Linux.SecurityContext.Privileged = false
+	if _, err := Container(in); !errors.Is(err, fault.Invalid) {
+		t.Errorf("in a pod that is not: %v", err)
+	}
+}
+
+// TestPathMasks: lists as the kubelet sends them, empty for procMount Unmasked.
+func TestPathMasks(t *testing.T) {
+	s := mutate(t, func(*Input) {})
+	if !slices.Equal(s.Linux.MaskedPaths, append(kubeletMaskedPaths(), powercap)) {
+		t.Errorf("masked %v", s.Linux.MaskedPaths)
+	}
+	s = mutate(t, func(in *Input) {
+		in.Request.Container.Linux.SecurityContext.MaskedPaths = []string{powercap, "/x"}
+		in.Request.Container.Linux.SecurityContext.ReadonlyPaths = []string{"/y"}
+	})
+	if !slices.Equal(s.Linux.MaskedPaths, []string{powercap, "/x"}) || !slices.Equal(s.Linux.ReadonlyPaths, []string{"/y"}) {
+		t.Errorf("masked %v, readonly %v", s.Linux.MaskedPaths, s.Linux.ReadonlyPaths)
+	}
+	s = mutate(t, func(in *Input) {
+		in.Request.Container.Linux.SecurityContext = &cri.LinuxContainerSecurityContext{}
+		in.Facts.Namespaces.PID = "/p"
+		in.Request.Pod.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	})
+	if len(s.Linux.MaskedPaths)+len(s.Linux.ReadonlyPaths) != 0 {
+		t.Errorf("unmasked: %v %v", s.Linux.MaskedPaths, s.Linux.ReadonlyPaths)
+	}
+	s = mutate(t, func(in *Input) { in.Request.Container.Linux.SecurityContext = nil })
+	for _, path := range []string{
+		"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+		"/proc/sched_debug", "/proc/scsi", "/proc/interrupts", "/sys/firmware", powercap, // GHSA-7ww5-4wqc-m92c
+	} {
+		if !slices.Contains(s.Linux.MaskedPaths, path) {
+			t.Errorf("%s is not masked by default", path)
+		}
+	}
+	if !slices.Contains(s.Linux.ReadonlyPaths, "/proc/sys") || !slices.Contains(s.Linux.ReadonlyPaths, "/proc/sysrq-trigger") {
+		t.Errorf("readonly by default: %v", s.Linux.ReadonlyPaths)
+	}
+}
+
+func TestChooseProfile(t *testing.T) {
+	profile := func(kind cri.SecurityProfile_ProfileType, ref string) *cri.SecurityProfile {
+		return &cri.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+	}
+	const bad = confinement(-1)
+	for _, c := range []struct {
+		name       string
+		profile    *cri.SecurityProfile
+		deprecated string
+		want       confinement
+		ref        string
+	}{
+		{"absent", nil, "", unconfined, ""},
+		{"default", profile(cri.SecurityProfile_RuntimeDefault, ""), "", runtimeDefault, ""},
+		{"unconfined", profile(cri.SecurityProfile_Unconfined, ""), "", unconfined, ""},
+		{"localhost", profile(cri.SecurityProfile_Localhost, "/a"), "", localhost, "/a"},
+		{"field over string", profile(cri.SecurityProfile_RuntimeDefault, ""), "unconfined", runtimeDefault, ""},
+		{"1.17 default", nil, "runtime/default", runtimeDefault, ""},
+		{"1.10 default", nil, "docker/default", runtimeDefault, ""},
+		{"1.17 unconfined", nil, "unconfined", unconfined, ""},
+		{"1.17 localhost", nil, "localhost//var/lib/kubelet/seccomp/p.json", localhost, "/var/lib/kubelet/seccomp/p.json"},
+		{"CVE-2023-2431", profile(cri.SecurityProfile_Localhost, ""), "", bad, ""},
+		{"CVE-2023-2431 as a string", nil, "localhost/", bad, ""},
+		{"no slash", nil, "localhost", bad, ""},
+		{"unknown string", nil, "Unconfined", bad, ""},
+		{"unknown type", profile(7, ""), "", bad, ""},
+		{"line break", profile(cri.SecurityProfile_Localhost, "a\nb"), "", bad, ""},
+		{"too long", profile(cri.SecurityProfile_Localhost, strings.Repeat("a", 5000)), "", bad, ""},
+	} {
+		got, err := chooseProfile(c.profile, c.deprecated, unconfined)
+		if c.want == bad {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%s: %+v, %v", c.name, got, err)
+			}
+		} else if err != nil || got.confinement != c.want || got.ref != c.ref {
+			t.Errorf("%s: %+v, %v", c.name, got, err)
+		}
+	}
+	if got, _ := chooseProfile(nil, "", runtimeDefault); got.confinement != runtimeDefault {
+		t.Error("AppArmor is on unless said otherwise")
+	}
+}
+
+func TestAppArmor(t *testing.T) {
+	no := false
+	for _, c := range []struct {
+		name       string
+		enabled    bool
+		profile    *cri.SecurityProfile
+		deprecated string
+		want       string
+		err        error
+	}{
+		{"unsaid", true, nil, "", "crius-default", nil},
+		{"unsaid on a node without", false, nil, "", "", nil},
+		{"default", true, &cri.SecurityProfile{}, "", "crius-default", nil},
+		{"default on a node without", false, &cri.SecurityProfile{}, "", "", nil},
+		{"unconfined", true, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}, "", "", nil},
+		{"localhost", true, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "mine"}, "", "mine", nil},
+		{"localhost on a node without", false, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "mine"}, "", "", fault.Unimplemented},
+		{"localhost called unconfined", true, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "unconfined"}, "", "", fault.Invalid},
+		{"localhost without a name", true, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost}, "", "", fault.Invalid},
+		{"old default", true, nil, "runtime/default", "crius-default", nil},
+		{"old localhost", true, nil, "localhost/mine", "mine", nil},
+		{"old unconfined", true, nil, "unconfined", "", nil},
+		{"old nonsense", true, nil, "mine", "", fault.Invalid},
+	} {
+		in := typical()
+		in.Facts.Host.AppArmor = c.enabled
+		in.Defaults.AppArmorProfile = "crius-default"
+		sc := in.Request.Container.Linux.SecurityContext
+		sc.Apparmor, sc.ApparmorProfile = c.profile, c.deprecated
+		s, err := Container(in)
+		if !errors.Is(err, c.err) || err == nil && s.Process.ApparmorProfile != c.want {
+			t.Errorf("%s: %v, %v", c.name, s, err)
+		}
+	}
+	s := mutate(t, func(in *Input) {
+		in.Facts.Host.AppArmor = true
+		in.Defaults.AppArmorProfile = "crius-default"
+		in.Facts.Features = &features.Features{Linux: &features.Linux{Apparmor: &features.Apparmor{Enabled: &no}}}
+	})
+	if s.Process.ApparmorProfile != "" {
+		t.Error("a profile for a runtime that cannot set it")
+	}
+}
+
+func TestSELinux(t *testing.T) {
+	s := mutate(t, func(in *Input) {
+		in.Request.Container.Linux.SecurityContext.SelinuxOptions = &cri.SELinuxOption{Type: "x_t"}
+	})
+	if s.Process.SelinuxLabel != "" || s.Linux.MountLabel != "" {
+		t.Error("labels on a node without SELinux")
+	}
+	for _, c := range []struct {
+		options        *cri.SELinuxOption
+		labels         Labels
+		process, mount string
+	}{
+		{nil, Labels{}, "system_u:system_r:container_t:s0", "system_u:object_r:container_file_t:s0"},
+		{nil, Labels{"a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"}, "a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"},
+		{&cri.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0:c5"}, Labels{"a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"}, "u:r:t:s0:c5", "a:b:d:s0:c5"},
+		{&cri.SELinuxOption{Type: "spc_t"}, Labels{}, "system_u:system_r:spc_t:s0", "system_u:object_r:container_file_t:s0"},
+	} {
+		s := mutate(t, func(in *Input) {
+			in.Facts.Host.SELinux = true
+			in.Facts.SELinux = c.labels
+			in.Request.Container.Linux.SecurityContext.SelinuxOptions = c.options
+		})
+		if s.Process.SelinuxLabel != c.process || s.Linux.MountLabel != c.mount {
+			t.Errorf("%v %v: %s, %s", c.options, c.labels, s.Process.SelinuxLabel, s.Linux.MountLabel)
+		}
+	}
+}
+
+func TestRootAndFlags(t *testing.T) {
+	s := mutate(t, func(*Input) {})
+	if s.Root.Readonly || s.Process.NoNewPrivileges {
+		t.Error("flags that nobody asked for")
+	}
+	s = mutate(t, func(in *Input) { in.Defaults.ReadOnly = true })
+	if !s.Root.Readonly {
+		t.Error("the node's read_only has no effect")
+	}
+	s = mutate(t, func(in *Input) {
+		in.Request.Container.Linux.SecurityContext.ReadonlyRootfs = true
+		in.Request.Container.Linux.SecurityContext.NoNewPrivs = true
+	})
+	if !s.Root.Readonly || !s.Process.NoNewPrivileges {
+		t.Error("the request's flags have no effect")
+	}
+}

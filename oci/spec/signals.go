@@ -1,0 +1,82 @@
+package spec
+
+import (
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Real-time signals as C programs count them: the two lowest the kernel has
+// are the C library's own.
+const (
+	sigRTMin = 34
+	sigRTMax = 64
+)
+
+// StopSignal picks the signal that stops a container: the request's, else the
+// image's STOPSIGNAL (SIGTERM, TERM, 15, RTMIN+3), else SIGTERM. It returns
+// the number and the value to report in the container's status.
+func StopSignal(asked cri.Signal, image string) (unix.Signal, cri.Signal, error) {
+	if asked != cri.Signal_SIGNAL_RUNTIME_DEFAULT {
+		number, ok := signalNumber(asked)
+		if !ok {
+			return 0, 0, invalid("stop_signal %d is unknown", asked)
+		}
+		return number, asked, nil
+	}
+	if image == "" {
+		return unix.SIGTERM, cri.Signal_SIGNAL_SIGTERM, nil
+	}
+	number, ok := parseSignal(image)
+	if !ok {
+		return 0, 0, invalid("stop signal %.20q of the image is unknown", image)
+	}
+	for value := range int32(len(cri.Signal_name)) {
+		if n, ok := signalNumber(cri.Signal(value)); ok && n == number {
+			return number, cri.Signal(value), nil
+		}
+	}
+	return 0, 0, invalid("stop signal %.20q of the image cannot be sent to a container", image)
+}
+
+// signalNumber reads the number off the enum's name, which is SIGNAL_ and the
+// signal's own name with the signs spelled out.
+func signalNumber(signal cri.Signal) (unix.Signal, bool) {
+	name, ok := strings.CutPrefix(cri.Signal_name[int32(signal)], "SIGNAL_")
+	if !ok {
+		return 0, false
+	}
+	return parseSignal(strings.NewReplacer("PLUS", "+", "MINUS", "-").Replace(name))
+}
+
+// parseSignal reads a number or a name in any case, with or without SIG.
+func parseSignal(s string) (unix.Signal, bool) {
+	if number, err := strconv.ParseUint(s, 10, 7); err == nil {
+		return unix.Signal(number), true
+	}
+	name := strings.TrimPrefix(strings.ToUpper(s), "SIG")
+	switch name {
+	case "RTMIN":
+		return sigRTMin, true
+	case "RTMAX":
+		return sigRTMax, true
+	case "CLD":
+		return unix.SIGCLD, true
+	case "IOT":
+		return unix.SIGIOT, true
+	case "POLL":
+		return unix.SIGPOLL, true
+	}
+	if text, ok := strings.CutPrefix(name, "RTMIN+"); ok {
+		offset, err := strconv.ParseUint(text, 10, 7)
+		return sigRTMin + unix.Signal(offset), err == nil
+	}
+	if text, ok := strings.CutPrefix(name, "RTMAX-"); ok {
+		offset, err := strconv.ParseUint(text, 10, 7)
+		return sigRTMax - unix.Signal(offset), err == nil
+	}
+	number := unix.SignalNum("SIG" + name)
+	return number, number != 0
+}

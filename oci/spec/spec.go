@@ -1,0 +1,142 @@
+// Package spec turns a CRI request plus resolved facts into an OCI runtime
+// spec.
+//
+// It has two halves, and no file belongs to both.
+//
+// The pure half is Container and Sandbox: folds over small rules, one concern
+// each. A rule looks at the Input, writes its own part of the spec and may
+// refuse the request; it does no I/O, changes nothing reachable from the Input
+// and shares no slice or map with it (CVE-2021-21334), so that equal inputs
+// give equal specs and containers of one image cannot see each other's data.
+// Parsers and validators that the rest of crius needs as well (StopSignal,
+// ValidatePod, Resources, CgroupsPath, …) live here too.
+//
+// The resolving half, in the files named resolve_*.go, reads what the rules
+// must know from the node and from the mounted image: Host, users and groups,
+// device nodes, seccomp profiles. What it reads below a container's root file
+// system is hostile: such reads are confined to that tree, limited in size and
+// refuse anything but regular files.
+//
+// Errors that are the request's fault wrap fault.Invalid, what the handler or
+// the node cannot do wraps fault.Unimplemented, and a pod that lacks something
+// the container relies on fault.Precondition.
+package spec
+
+import (
+	"fmt"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// rule writes one concern into the spec or refuses the request.
+type rule func(in *Input, s *specs.Spec) error
+
+// Container returns the spec of the container that in.Request asks for.
+func Container(in Input) (*specs.Spec, error) {
+	if in.Request.Pod == nil || in.Request.Container == nil {
+		return nil, invalid("the request has no pod or no container configuration")
+	}
+	return fold(&in, annotations(in.Request.Container.GetMetadata().GetName()))
+}
+
+// Sandbox returns the spec of a pod's infra container: the first process of a
+// shared PID namespace, or the root container that a virtual machine handler
+// wants. It runs args from a read-only root file system, without capabilities
+// and under the runtime's default profiles, whatever the pod asks for its
+// containers; in.Request.Container and Image play no part.
+func Sandbox(in Input, args []string) (*specs.Spec, error) {
+	if in.Request.Pod == nil {
+		return nil, invalid("the request has no pod configuration")
+	}
+	if err := ValidatePod(in.Request.Pod); err != nil {
+		return nil, err
+	}
+	in.Request.Container = infra(in.Request.Pod, args)
+	in.Request.Image = nil
+	in.Facts.Devices, in.Facts.MountSources = nil, nil
+	in.Defaults = Defaults{
+		Seccomp:            in.Defaults.Seccomp,
+		AppArmorProfile:    in.Defaults.AppArmorProfile,
+		Sysctls:            in.Defaults.Sysctls,
+		AllowedAnnotations: in.Defaults.AllowedAnnotations,
+	}
+	return fold(&in, sysctls, annotations(""), sizing)
+}
+
+// infra is the request for an infra container: tight, and the same for all
+// pods but for the node's PID namespace and the SELinux label. The score keeps
+// the kernel from killing a whole pod for want of a few pages (the kubelet's
+// own figure for pause processes).
+func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
+	sc := pod.GetLinux().GetSecurityContext()
+	pid := cri.NamespaceMode_CONTAINER
+	if sc.GetNamespaceOptions().GetPid() == cri.NamespaceMode_NODE {
+		pid = cri.NamespaceMode_NODE
+	}
+	return &cri.ContainerConfig{
+		Command: args,
+		Linux: &cri.LinuxContainerConfig{
+			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: -998},
+			SecurityContext: &cri.LinuxContainerSecurityContext{
+				NamespaceOptions: &cri.NamespaceOption{Pid: pid},
+				Capabilities:     &cri.Capability{DropCapabilities: []string{"ALL"}},
+				SelinuxOptions:   sc.GetSelinuxOptions(),
+				Seccomp:          &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+				Apparmor:         &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+				MaskedPaths:      defaultMaskedPaths(),
+				ReadonlyPaths:    defaultReadonlyPaths(),
+				ReadonlyRootfs:   true,
+				NoNewPrivs:       true,
+			},
+		},
+	}
+}
+
+// fold applies the rules that every container has and then the given ones. The
+// order matters where a rule reads what an earlier one wrote: devices look at
+// the mounts, seccomp at the capabilities.
+func fold(in *Input, more ...rule) (*specs.Spec, error) {
+	s := &specs.Spec{
+		Version: ociVersion(in.Facts.Features),
+		Process: &specs.Process{},
+		Root:    &specs.Root{},
+		Linux:   &specs.Linux{},
+	}
+	rules := []rule{
+		privilege, root, command, environment, workdir, identity,
+		capabilities, limits, namespaces, userNamespace, mounts, pathMasks,
+		resources, devices, lsmLabels, seccomp,
+	}
+	for _, apply := range append(rules, more...) {
+		if err := apply(in, s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func root(in *Input, s *specs.Spec) error {
+	s.Root.Path = in.Facts.Rootfs
+	s.Root.Readonly = in.security().GetReadonlyRootfs() || in.Defaults.ReadOnly
+	return nil
+}
+
+func invalid(format string, args ...any) error { return wrap(fault.Invalid, format, args) }
+
+func unimplemented(format string, args ...any) error {
+	return wrap(fault.Unimplemented, format, args)
+}
+
+func precondition(format string, args ...any) error {
+	return wrap(fault.Precondition, format, args)
+}
+
+// wrap puts the sentinel behind the text. Errors among args stay visible to
+// errors.Is where the format says %w.
+func wrap(sentinel error, format string, args []any) error {
+	return fmt.Errorf(format+": %w", append(slices.Clone(args), sentinel)...)
+}

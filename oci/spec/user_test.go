@@ -1,0 +1,280 @@
+package spec
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const (
+	passwdFile = `root:x:0:0:root:/root:/bin/sh
+# comment:x:7:7::/:
++::::::
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+
+app:x:1000:1000:App,,,:/home/app:/bin/sh
+app:x:2000:2000:a second of that name:/second:/bin/sh
+alias:x:1000:5000:a second of that number:/alias:/bin/sh
+short:x:1001:1001
+broken:x:abc:1:::
+huge:x:4294967296:0::/:
+negative:x:-1:0::/:
+octal:x:010:0::/:
+1234:x:1300:1300:a number for a name:/n:/bin/sh
+`
+	groupFile = `root:x:0:
+daemon:x:1:
+app:x:1000:
+wheel:x:10:root,app
+audio:x:29: app , other
+broken:x:x:app
+huge:x:4294967296:app
+second:x:10:app
+lonely:x:77
+apple:x:78:apple,application
+`
+)
+
+func value(n int64) *cri.Int64Value { return &cri.Int64Value{Value: n} }
+
+func TestIdentify(t *testing.T) {
+	type sec = cri.LinuxContainerSecurityContext
+	for _, c := range []struct {
+		name  string
+		sc    *sec
+		image string
+		want  Identity
+	}{
+		{"nothing said", nil, "", Identity{0, 0, []uint32{0}, "root", "root", "/root"}},
+		{"image uid", nil, "1000", Identity{1000, 1000, []uint32{10, 29, 1000}, "app", "app", "/home/app"}},
+		{"image name", nil, "app", Identity{1000, 1000, []uint32{10, 29, 1000}, "app", "app", "/home/app"}},
+		{"image uid:gid", nil, "1000:77", Identity{1000, 77, []uint32{10, 29, 77}, "app", "lonely", "/home/app"}},
+		{"image name:group", nil, "app:audio", Identity{1000, 29, []uint32{10, 29}, "app", "audio", "/home/app"}},
+		{"image uid:group", nil, "9999:daemon", Identity{9999, 1, []uint32{1}, "", "daemon", "/"}},
+		{"image name:gid", nil, "daemon:4242", Identity{1, 4242, []uint32{4242}, "daemon", "", "/usr/sbin"}},
+		{"unknown uid", nil, "9999", Identity{9999, 0, []uint32{0}, "", "root", "/"}},
+		{"largest", nil, "2147483647:2147483647", Identity{1<<31 - 1, 1<<31 - 1, []uint32{1<<31 - 1}, "", "", "/"}},
+		{"short entry", nil, "short", Identity{1001, 1001, []uint32{1001}, "short", "", ""}},
+		{"a number is not a name", nil, "1234", Identity{1234, 0, []uint32{0}, "", "root", "/"}},
+		{"request over image", &sec{RunAsUser: value(1)}, "app:audio", Identity{1, 1, []uint32{1}, "daemon", "daemon", "/usr/sbin"}},
+		{"request root", &sec{RunAsUser: value(0)}, "app", Identity{0, 0, []uint32{0, 10}, "root", "root", "/root"}},
+		{"request name", &sec{RunAsUsername: "app"}, "daemon", Identity{1000, 1000, []uint32{10, 29, 1000}, "app", "app", "/home/app"}},
+		{"request group", &sec{RunAsUser: value(1000), RunAsGroup: value(3000)}, "", Identity{1000, 3000, []uint32{10, 29, 3000}, "app", "", "/home/app"}},
+		{"request name and group", &sec{RunAsUsername: "app", RunAsGroup: value(0)}, "", Identity{1000, 0, []uint32{0, 10, 29}, "app", "root", "/home/app"}},
+		{"supplemental", &sec{RunAsUser: value(9999), SupplementalGroups: []int64{5, 3, 5}}, "", Identity{9999, 0, []uint32{0, 3, 5}, "", "root", "/"}},
+		{"merge", &sec{RunAsUser: value(1000), SupplementalGroups: []int64{29, 5}}, "", Identity{1000, 1000, []uint32{5, 10, 29, 1000}, "app", "app", "/home/app"}},
+		{"strict", &sec{RunAsUser: value(1000), SupplementalGroups: []int64{29, 5}, SupplementalGroupsPolicy: cri.SupplementalGroupsPolicy_Strict}, "",
+			Identity{1000, 1000, []uint32{5, 29, 1000}, "app", "app", "/home/app"}},
+	} {
+		got, err := identify(c.sc, c.image, passwdFile, groupFile)
+		if c.name == "nothing said" {
+			c.want.Groups = []uint32{0, 10} // wheel has root
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		if !slices.Equal(got.Groups, c.want.Groups) {
+			t.Errorf("%s: groups %v, want %v", c.name, got.Groups, c.want.Groups)
+		}
+		got.Groups, c.want.Groups = nil, nil
+		if got.UID != c.want.UID || got.GID != c.want.GID || got.Username != c.want.Username ||
+			got.Groupname != c.want.Groupname || got.Home != c.want.Home {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestIdentifyRefused(t *testing.T) {
+	type sec = cri.LinuxContainerSecurityContext
+	for name, c := range map[string]struct {
+		sc    *sec
+		image string
+	}{
+		"group without user":      {&sec{RunAsGroup: value(5)}, "app"},
+		"user twice":              {&sec{RunAsUser: value(5), RunAsUsername: "app"}, ""},
+		"unknown name":            {&sec{RunAsUsername: "nobody"}, ""},
+		"name that is a number":   {&sec{RunAsUsername: "1000"}, ""},
+		"name with group":         {&sec{RunAsUsername: "app:audio"}, ""},
+		"negative user":           {&sec{RunAsUser: value(-1)}, ""},
+		"user beyond 31 bits":     {&sec{RunAsUser: value(1 << 31)}, ""},
+		"user 2^32":               {&sec{RunAsUser: value(1 << 32)}, ""},
+		"negative group":          {&sec{RunAsUser: value(1), RunAsGroup: value(-1)}, ""},
+		"group 2^32":              {&sec{RunAsUser: value(1), RunAsGroup: value(1 << 32)}, ""},
+		"supplemental negative":   {&sec{SupplementalGroups: []int64{-1}}, ""},
+		"supplemental 2^32":       {&sec{SupplementalGroups: []int64{1 << 32}}, ""},
+		"unknown image user":      {nil, "nobody"},
+		"unknown image group":     {nil, "app:nobody"},
+		"image user of bad line":  {nil, "broken"},
+		"image user out of range": {nil, "huge"},
+		"image user negative":     {nil, "negative"},
+		"image user octal":        {nil, "octal"},
+		"comment as user":         {nil, "# comment"},
+	} {
+		if got, err := identify(c.sc, c.image, passwdFile, groupFile); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if _, err := identify(&sec{SupplementalGroupsPolicy: 7}, "", "", ""); !errors.Is(err, fault.Unimplemented) {
+		t.Errorf("unknown policy: %v", err)
+	}
+	if _, err := identify(nil, "nobody", passwdFile, ""); err == nil || !strings.Contains(err.Error(), `"nobody"`) || !strings.Contains(err.Error(), "/etc/passwd") {
+		t.Errorf("the error does not say which name is missing where: %v", err)
+	}
+}
+
+// TestCVE_2024_40635 and its successor CVE-2026-46680: what looks like a number
+// is one in range or an error. The passwd file holds each as a name, with root's
+// number, to catch a look-up.
+func TestCVE_2024_40635(t *testing.T) {
+	for _, user := range []string{
+		"2147483648", "4294967295", "4294967296", "9223372036854775808", "18446744073709551616",
+		"-1", "-0", "+0", "+1000", "0x0", "0x3e8", "00", "01000", "0b1", "1e3", "1_000", "1000x",
+		strings.Repeat("9", 70), strings.Repeat("0", 70), strings.Repeat("0", 69) + "1",
+	} {
+		passwd := user + ":x:0:0::/:/bin/sh\nroot:x:0:0::/:/bin/sh\n"
+		for _, form := range []string{user, user + ":0", "0:" + user, "root:" + user} {
+			got, err := identify(nil, form, passwd, user+":x:0:\n")
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%.80q: %+v, %v", form, got, err)
+			}
+		}
+		if _, _, err := ImageUser(user); !errors.Is(err, fault.Invalid) {
+			t.Errorf("ImageUser(%.80q): %v", user, err)
+		}
+	}
+	for _, user := range []string{":", ":0", "0:", "app:", "a:b:c", "0:0:0"} {
+		if got, err := identify(nil, user, passwdFile, groupFile); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: %+v, %v", user, got, err)
+		}
+	}
+}
+
+func TestTooManyGroups(t *testing.T) {
+	var groups strings.Builder
+	for n := range maxGroups + 1 {
+		groups.WriteString("g:x:" + strconv.Itoa(n+1) + ":app\n")
+	}
+	if _, err := identify(nil, "app", passwdFile, groups.String()); !errors.Is(err, fault.Invalid) {
+		t.Error(err)
+	}
+}
+
+func TestImageUser(t *testing.T) {
+	for user, want := range map[string]struct {
+		uid  *cri.Int64Value
+		name string
+	}{
+		"": {nil, ""}, "0": {value(0), ""}, "1002": {value(1002), ""}, "1003:1004": {value(1003), ""},
+		"www-data": {nil, "www-data"}, "www-data:1004": {nil, "www-data"},
+	} {
+		uid, name, err := ImageUser(user)
+		if err != nil || name != want.name || uid.GetValue() != want.uid.GetValue() || (uid == nil) != (want.uid == nil) {
+			t.Errorf("%q: %v, %q, %v", user, uid, name, err)
+		}
+	}
+}
+
+func TestIdentityCRI(t *testing.T) {
+	got := Identity{UID: 1, GID: 2, Groups: []uint32{2, 3}}.CRI().GetLinux()
+	if got.GetUid() != 1 || got.GetGid() != 2 || !slices.Equal(got.GetSupplementalGroups(), []int64{2, 3}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestIdentityInUserNamespace(t *testing.T) {
+	for name, u := range map[string]Identity{
+		"user":  {UID: 65536},
+		"group": {GID: 65536},
+		"extra": {Groups: []uint32{0, 65536}},
+	} {
+		in := typical()
+		userNamespacePod(&in)
+		in.Facts.User = u
+		if _, err := Container(in); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s beyond the mapping: %v", name, err)
+		}
+	}
+}
+
+// TestCVE_2022_4318: whatever HOME holds, passwd grows by one line of seven
+// fields.
+func TestCVE_2022_4318(t *testing.T) {
+	u := Identity{UID: 1000, GID: 2000}
+	for home, want := range hostileHomes() {
+		line := u.PasswdLine(home)
+		if wanted := "1000:x:1000:2000::" + want + ":/sbin/nologin\n"; line != wanted {
+			t.Errorf("home %.40q gives %.80q", home, line)
+		}
+	}
+	if got := u.GroupLine(); got != "2000:x:2000:\n" {
+		t.Errorf("group line %q", got)
+	}
+	u.Username, u.Groupname = "app", "app"
+	if u.PasswdLine("/") != "" || u.GroupLine() != "" {
+		t.Error("lines for a user whom the image knows")
+	}
+}
+
+func FuzzParseUser(f *testing.F) {
+	for _, seed := range []string{"", "0", "app:audio", "-1", "0x0", "00", "1:2:3", "4294967296", ":"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		user, group, err := parseUser(s)
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		// What is accepted is what was written, nothing normalised.
+		text := func(a account) string {
+			if a.name != "" {
+				return a.name
+			}
+			return strconv.Itoa(int(a.id))
+		}
+		again := text(user)
+		if !group.absent {
+			again += ":" + text(group)
+		}
+		if s != "" && again != s {
+			t.Fatalf("%q was read as %q", s, again)
+		}
+		if user.id > maxID || group.id > maxID || user.name != "" && numeric(user.name) {
+			t.Fatalf("%q gives %+v %+v", s, user, group)
+		}
+	})
+}
+
+func FuzzPasswd(f *testing.F) {
+	f.Add(passwdFile, groupFile, "app", "1000")
+	f.Add("a:b:c", ":::::::::", "a", "0:a")
+	f.Fuzz(func(t *testing.T, passwd, group, name, image string) {
+		for _, sc := range []*cri.LinuxContainerSecurityContext{nil, {RunAsUsername: name}} {
+			id, err := identify(sc, image, passwd, group)
+			if err != nil {
+				if !errors.Is(err, fault.Invalid) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if !slices.Contains(id.Groups, id.GID) || !slices.IsSorted(id.Groups) || id.UID > maxID {
+				t.Fatalf("%+v", id)
+			}
+			if line := id.PasswdLine(id.Home); strings.Count(line, "\n") > 1 || line != "" && strings.Count(line, ":") != 6 {
+				t.Fatalf("%q", line)
+			}
+			if sc != nil && id.Username != name {
+				t.Fatalf("asked for %q, got %+v", name, id)
+			}
+		}
+	})
+}
