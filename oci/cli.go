@@ -100,7 +100,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		EnsureDirs: io.EnsureDirs,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s create: %w", r.name, err)
+		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
 	}
 	return &cliTask{runtime: r, ref: ref, client: client}, nil
 }

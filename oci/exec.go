@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -62,7 +64,7 @@ func (t *cliTask) Exec(ctx context.Context, process *specs.Process, timeout time
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		killTree(child.Pid)
+		t.killExec(ctx, child.Pid)
 		<-ended
 		return nil, context.Cause(ctx)
 	}
@@ -164,6 +166,23 @@ func exitCode(state *os.ProcessState) int32 {
 		return 128 + int32(status.Signal())
 	}
 	return int32(state.ExitCode())
+}
+
+// killExec kills all that an exec has started: its descendants, and those that
+// left the tree because their parent died, which the session still names. (A
+// process with a session and parent of its own making is a daemon that the
+// container now has; it ends with the container.)
+func (t *cliTask) killExec(ctx context.Context, leader int) {
+	killTree(leader)
+	pids, err := cgroup.Procs(t.ref.Cgroup)
+	if err != nil {
+		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", t.ref.ID, "err", err)
+	}
+	for _, pid := range pids {
+		if sid, err := unix.Getsid(pid); err == nil && sid == leader {
+			killTree(pid)
+		}
+	}
 }
 
 // killTree kills pid and its descendants. Each is stopped before its children

@@ -74,7 +74,29 @@ func (c *Container) makeDirs() error {
 	if c.rec.LogPath == "" {
 		return nil
 	}
-	return os.MkdirAll(filepath.Dir(c.rec.LogPath), 0o755)
+	return makeLogDir(c.sandbox.rec.Config.M.GetLogDirectory(), c.rec.Config.M.GetLogPath())
+}
+
+// makeLogDir makes the directory of a log below the pod's. A link on the way
+// that leads out is refused (CVE-2025-0750); one in place of the file itself the
+// monitor refuses.
+func makeLogDir(root, logPath string) error {
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return err
+	}
+	confined, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer confined.Close()
+	dir := filepath.Dir(logPath)
+	if err := confined.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	}
+	if _, err := confined.Stat(dir); err != nil {
+		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	}
+	return nil
 }
 
 // specInput is what the specs of all containers of a pod have in common.

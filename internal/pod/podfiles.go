@@ -30,7 +30,7 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
-	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "crius-0")
+	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "0")
 	return err
 }
 
@@ -164,7 +164,7 @@ func (s *Sandbox) infraRef() oci.Ref {
 // cgroupOf is where a container of the pod lives: as the runtime wants it
 // named, and below the cgroup mount.
 func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, id string) (path, cgroupfs string, err error) {
-	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "crius-"+id)
+	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), id)
 	if err != nil {
 		return "", "", err
 	}

@@ -60,7 +60,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if handler == "" {
 		handler = e.deps.Runtimes.Default()
 	}
-	if _, err := e.deps.Runtimes.Get(handler); err != nil {
+	if _, err := e.probe(ctx, handler); err != nil {
 		return "", err
 	}
 	if err := e.validatePod(cfg); err != nil {
