@@ -1,0 +1,200 @@
+// Package cgroup joins, empties and removes control groups, whichever of the
+// three layouts the node has: one tree (v2), a tree for each controller (v1), or
+// both side by side (hybrid).
+//
+// A path is relative to the cgroup file systems, such as
+// "/kubepods/pod1/crius-2", and names the same place in every hierarchy. It
+// must be absolute and without "..". Where the hierarchies are mounted is read
+// from the mount table at each call.
+//
+// crius-conmon links this package, so it uses no more than it must of the
+// standard library.
+package cgroup
+
+import (
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Mode is the layout of the node's cgroups.
+type Mode int
+
+const (
+	None   Mode = iota // no cgroup file system is mounted
+	V1                 // every resource controller has a v1 hierarchy
+	Hybrid             // as V1, and a v2 hierarchy beside them for tracking processes
+	V2                 // the resource controllers are in the one v2 hierarchy
+)
+
+// Detect tells the node's layout.
+func Detect() Mode {
+	_, mode, err := find()
+	if err != nil {
+		return None
+	}
+	return mode
+}
+
+// Join moves the calling process into the cgroup path, which is made where it
+// is missing. Hierarchies in which it is there already are left alone. A move is
+// slow: Start is the better way for a process that is yet to be.
+//
+// If names are given, only those v1 hierarchies are joined that have one of
+// them ("memory", "name=systemd"), and the v2 hierarchy if "" is one.
+func Join(cgroup string, names ...string) error {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return failed("join cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return failed("join cgroup", cgroup, err)
+	}
+	for _, h := range moves(all, cgroup, names) {
+		if err := h.attach(cgroup, "cgroup.procs"); err != nil {
+			return failed("join cgroup", h.dir(cgroup), err)
+		}
+	}
+	return nil
+}
+
+// make makes cgroup and those above it. A new cpuset has neither CPUs nor
+// memory and takes no process: it gets those of the one above.
+func (h hierarchy) make(cgroup string) error {
+	if cgroup == "/" {
+		return nil
+	}
+	above := path.Dir(cgroup)
+	if err := h.make(above); err != nil {
+		return err
+	}
+	if err := unix.Mkdir(h.dir(cgroup), 0o755); err != nil && err != unix.EEXIST {
+		return err
+	}
+	if !h.has("cpuset") {
+		return nil
+	}
+	for _, file := range []string{"/cpuset.cpus", "/cpuset.mems"} {
+		own, err := os.ReadFile(h.dir(cgroup) + file)
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(own)) != "" {
+			continue
+		}
+		inherited, err := os.ReadFile(h.dir(above) + file)
+		if err != nil {
+			return err
+		}
+		if err := write(h.dir(cgroup)+file, strings.TrimSpace(string(inherited))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Own is the cgroup of this process: in the v2 hierarchy, else in systemd's,
+// else in that of the memory controller.
+func Own() (string, error) {
+	all, _, err := find()
+	if err != nil {
+		return "", failed("find own cgroup", "/proc/self/cgroup", err)
+	}
+	for _, name := range []string{"", "name=systemd", "memory"} {
+		for _, h := range all {
+			if h.has(name) {
+				return h.own, nil
+			}
+		}
+	}
+	return "", failed("find own cgroup", "/proc/self/cgroup", problem{fault.NotFound, "no cgroup file system is mounted"})
+}
+
+// Procs lists the processes in the cgroup path and below it, in any hierarchy,
+// by ascending pid. A cgroup that does not exist has none.
+func Procs(cgroup string) ([]int, error) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return nil, failed("list cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return nil, failed("list cgroup", cgroup, err)
+	}
+	pids, err := members(all, cgroup)
+	if err != nil {
+		return nil, failed("list cgroup", cgroup, err)
+	}
+	return pids, nil
+}
+
+func members(all []hierarchy, cgroup string) ([]int, error) {
+	var pids []int
+	for _, h := range all {
+		err := walk(unix.AT_FDCWD, h.dir(cgroup), func(_ int, _ string, dir int) error {
+			list, err := read(dir, "cgroup.procs")
+			switch err {
+			case nil, unix.ENOENT, unix.ENODEV: // removed meanwhile
+			case unix.EOPNOTSUPP: // of a threaded cgroup, whose domain lists them
+			default:
+				return err
+			}
+			for line := range strings.Lines(list) {
+				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {
+					pids = append(pids, pid)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// clean is the one form of a path. Cgroups have no symbolic links, so a path
+// without ".." cannot leave its hierarchy.
+func clean(cgroup string) (string, error) {
+	if !strings.HasPrefix(cgroup, "/") {
+		return cgroup, problem{fault.Invalid, "a cgroup path begins with /"}
+	}
+	for _, part := range strings.Split(cgroup, "/") {
+		if part == ".." {
+			return cgroup, problem{fault.Invalid, "a cgroup path has no .."}
+		}
+	}
+	if strings.ContainsFunc(cgroup, func(r rune) bool { return r < ' ' }) {
+		return cgroup, problem{fault.Invalid, "a cgroup path has no control characters"}
+	}
+	return path.Clean(cgroup), nil
+}
+
+// within tells whether cgroup is top or below it.
+func within(cgroup, top string) bool {
+	return cgroup == top || strings.HasPrefix(cgroup, strings.TrimSuffix(top, "/")+"/")
+}
+
+// problem is a text with the fault that it is.
+type problem struct {
+	fault error
+	text  string
+}
+
+func (p problem) Error() string { return p.text }
+func (p problem) Unwrap() error { return p.fault }
+
+func failed(verb, path string, err error) error {
+	if inner, ok := err.(*os.PathError); ok {
+		path, err = inner.Path, inner.Err
+	}
+	return &os.PathError{Op: verb, Path: path, Err: err}
+}

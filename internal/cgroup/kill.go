@@ -1,0 +1,175 @@
+package cgroup
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Kill ends every process in the cgroup path and below it, in any hierarchy,
+// with SIGKILL, and returns when none is left. No process escapes by forking:
+// v2 kills the whole tree at once, and on v1 it is frozen while it is killed.
+//
+// It goes on until ctx is done, which is fault.Timeout: a process that sleeps in
+// the kernel uninterruptibly cannot be killed. The root, and any cgroup that
+// the caller itself is in, are refused.
+func Kill(ctx context.Context, cgroup string) error {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return failed("kill cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return failed("kill cgroup", cgroup, err)
+	}
+	for _, h := range all {
+		if cgroup == "/" || within(h.own, cgroup) {
+			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "the caller is in it"})
+		}
+	}
+	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
+		pids, err := strike(all, cgroup)
+		if err != nil {
+			return failed("kill cgroup", cgroup, err)
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		if !await(ctx, pids, idle) {
+			return failed("kill cgroup", cgroup, problem{fault.Timeout, "still running: " + list(pids)})
+		}
+	}
+}
+
+// strike kills once what is there, and tells what was.
+func strike(all []hierarchy, cgroup string) ([]int, error) {
+	for _, h := range all {
+		if h.v2() {
+			write(h.dir(cgroup)+"/cgroup.kill", "1") // since Linux 5.14
+		}
+	}
+	defer thaw(all, cgroup)
+	freeze(all, cgroup)
+	pids, err := members(all, cgroup)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		signal(all, cgroup, pid)
+	}
+	return pids, nil
+}
+
+// freeze stops what is in cgroup on v1, for as long as it takes or 50 ms: a
+// process that will not be frozen cannot fork either.
+func freeze(all []hierarchy, cgroup string) {
+	for _, h := range all {
+		if !h.has("freezer") || write(h.dir(cgroup)+"/freezer.state", "FROZEN") != nil {
+			continue
+		}
+		for range 50 {
+			state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state")
+			if err != nil || string(state) == "FROZEN\n" {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// thaw lets the killed die, also such as were frozen before in a cgroup below.
+func thaw(all []hierarchy, cgroup string) {
+	for _, h := range all {
+		if !h.has("freezer") {
+			continue
+		}
+		walk(unix.AT_FDCWD, h.dir(cgroup), func(_ int, _ string, dir int) error {
+			writeAt(dir, "freezer.state", "THAWED")
+			return nil
+		})
+	}
+}
+
+// signal kills pid if it is in cgroup: the process that had the number when it
+// was listed may be gone and another one have got it.
+func signal(all []hierarchy, cgroup string, pid int) {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		defer unix.Close(process)
+	}
+	text, rerr := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if rerr != nil || !belongs(memberships(string(text)), all, cgroup) {
+		return
+	}
+	switch err {
+	case nil:
+		unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
+	case unix.ENOSYS: // Linux before 5.3
+		unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// belongs tells whether a process with these memberships is in cgroup.
+func belongs(process []membership, all []hierarchy, cgroup string) bool {
+	return slices.ContainsFunc(process, func(m membership) bool {
+		return slices.ContainsFunc(all, func(h hierarchy) bool {
+			if h.names != m.names {
+				return false
+			}
+			at, ok := relative(m.own, h.root)
+			return ok && within(at, cgroup)
+		})
+	})
+}
+
+// await waits until some of the processes have ended: at least one, and all of
+// the first few if that is soon. It waits for no longer than idle if that cannot
+// be known. False means that ctx is done.
+func await(ctx context.Context, pids []int, idle time.Duration) bool {
+	const few = 64 // open files are scarce
+	var ends []unix.PollFd
+	for _, pid := range pids[:min(len(pids), few)] {
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			defer unix.Close(fd)
+			ends = append(ends, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+		}
+	}
+	until := time.Now().Add(100 * time.Millisecond)
+	for len(ends) > 0 && time.Now().Before(until) && ctx.Err() == nil {
+		n, err := unix.Poll(ends, 10)
+		if err != nil && err != unix.EINTR {
+			break
+		}
+		if n > 0 {
+			ends = slices.DeleteFunc(ends, func(p unix.PollFd) bool { return p.Revents != 0 })
+			idle = 0
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(idle):
+		return true
+	}
+}
+
+func list(pids []int) string {
+	const most = 8
+	var text string
+	for i, pid := range pids {
+		if i == most {
+			return text + " and " + strconv.Itoa(len(pids)-most) + " more"
+		}
+		if i > 0 {
+			text += " "
+		}
+		text += strconv.Itoa(pid)
+	}
+	return text
+}

@@ -1,0 +1,96 @@
+// Package mount holds the few mount operations that crius makes itself, all of
+// them safe to repeat.
+//
+// Every path is taken literally: a symbolic link in its last place is never
+// followed, so that an unmount cannot be led astray, and no call waits for the
+// file system that is mounted at a path (a dead NFS or FUSE server costs
+// nothing here).
+package mount
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Mounted tells whether something is mounted at path itself. A path that does
+// not exist is not mounted.
+func Mounted(path string) (bool, error) {
+	var stx unix.Statx_t
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	switch err := unix.Statx(unix.AT_FDCWD, path, flags, 0, &stx); err {
+	case nil:
+	case unix.ENOENT, unix.ENOTDIR:
+		return false, nil
+	default:
+		return false, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	if stx.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+	}
+	return listed(path) // Linux before 5.8
+}
+
+// Unmount detaches whatever is mounted at path, however many mounts are
+// stacked there. The detachment is lazy: it succeeds at once even if files are
+// open below path, and the file systems go when their last user does.
+//
+// Nil means that nothing is mounted at path any more, so that what is left may
+// be deleted; that is also the answer if nothing was, or if path does not
+// exist.
+func Unmount(path string) error {
+	for {
+		switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
+		case nil:
+		case unix.ENOENT, unix.ENOTDIR:
+			return nil
+		case unix.EINVAL: // not a mount point, or one locked by another user namespace
+			if still, serr := Mounted(path); serr == nil && !still {
+				return nil
+			}
+			return &os.PathError{Op: "unmount", Path: path, Err: err}
+		default:
+			return &os.PathError{Op: "unmount", Path: path, Err: err}
+		}
+	}
+}
+
+// Shm mounts at path the /dev/shm of a pod: a tmpfs of at most size bytes that
+// every user may write to and from which nothing can be executed. The directory
+// is made if it is missing. A non-empty label is the SELinux context of all
+// files in it. A path that already is a mount point is left as it is.
+func Shm(path string, size int64, label string) error {
+	if size <= 0 {
+		return &os.PathError{Op: "mount shm", Path: path, Err: invalid("size " + strconv.FormatInt(size, 10) + " is not positive")}
+	}
+	options := "mode=1777,size=" + strconv.FormatInt(size, 10)
+	if label != "" {
+		if strings.ContainsAny(label, "\"\\\n\x00") {
+			return &os.PathError{Op: "mount shm", Path: path, Err: invalid("SELinux label " + strconv.Quote(label) + " cannot be a mount option")}
+		}
+		options += `,context="` + label + `"` // quoted: categories contain commas
+	}
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if done, err := Mounted(path); done || err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	if err := unix.Mount("shm", path, "tmpfs", flags, options); err != nil {
+		return &os.PathError{Op: "mount shm", Path: path, Err: err}
+	}
+	return nil
+}
+
+// invalid is a text that is a fault.Invalid; the package is linked into the
+// monitor and therefore does without fmt.
+type invalid string
+
+func (e invalid) Error() string { return string(e) }
+func (e invalid) Unwrap() error { return fault.Invalid }

@@ -1,0 +1,148 @@
+package mount
+
+import (
+	"bufio"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Info is one line of the kernel's mount table.
+type Info struct {
+	Root    string // directory of the file system that is visible at Point
+	Point   string // where it is mounted
+	Type    string // file system type, such as "cgroup2"
+	Options string // options of the file system (not of the mount), comma-separated
+
+	Shared bool // what is mounted below it appears at its peers, and theirs here
+	Slave  bool // what is mounted below its master appears here
+}
+
+const self = "/proc/thread-self/mountinfo"
+
+// Each calls f with every mount that this process sees, oldest place in the
+// table first, until f returns false. Lines that make no sense are passed over.
+func Each(f func(Info) bool) error {
+	table, err := os.Open(self)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	lines := bufio.NewScanner(table)
+	lines.Buffer(make([]byte, 0, 16<<10), 1<<20)
+	for lines.Scan() {
+		if m, ok := parse(lines.Text()); ok && !f(m) {
+			return nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return &os.PathError{Op: "read", Path: self, Err: err}
+	}
+	return nil
+}
+
+// Under lists the mount points at and below the directory prefix, each before
+// the directories it is in: given to Unmount one after the other they leave
+// nothing mounted. Mounts stacked on one another are listed as often as they are
+// there.
+func Under(prefix string) ([]string, error) {
+	prefix, err := resolve(prefix)
+	if err != nil {
+		return nil, err
+	}
+	below := strings.TrimSuffix(prefix, "/") + "/"
+	var points []string
+	err = Each(func(m Info) bool {
+		if m.Point == prefix || strings.HasPrefix(m.Point, below) {
+			points = append(points, m.Point)
+		}
+		return true
+	})
+	slices.Sort(points)
+	slices.Reverse(points) // a path sorts after every directory it is in
+	return points, err
+}
+
+// Of is the mount that path is in, as its name tells: links in it are not
+// followed, so that nothing is asked of a file system that may not answer.
+func Of(path string) (Info, error) {
+	path = filepath.Clean(path)
+	var found Info
+	err := Each(func(m Info) bool {
+		in := m.Point == path || strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/")
+		if in && len(m.Point) >= len(found.Point) { // of two at one place the later hides the other
+			found = m
+		}
+		return true
+	})
+	return found, err
+}
+
+// resolve turns path into the form in which the mount table names it. A path
+// that is not there has no other form than its own.
+func resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	return real, err
+}
+
+func listed(path string) (found bool, err error) {
+	dir, err := resolve(filepath.Dir(path))
+	if err != nil {
+		return false, err
+	}
+	path = filepath.Join(dir, filepath.Base(path))
+	err = Each(func(m Info) bool {
+		found = m.Point == path
+		return !found
+	})
+	return found, err
+}
+
+// parse reads a line of proc_pid_mountinfo(5):
+//
+//	36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda rw,errors=continue
+func parse(line string) (Info, bool) {
+	mount, filesystem, ok := strings.Cut(line, " - ")
+	if !ok {
+		return Info{}, false
+	}
+	m, f := strings.Split(mount, " "), strings.Split(filesystem, " ")
+	if len(m) < 6 || len(f) < 3 {
+		return Info{}, false
+	}
+	info := Info{Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Options: f[2]}
+	for _, tag := range m[6:] {
+		info.Shared = info.Shared || strings.HasPrefix(tag, "shared:")
+		info.Slave = info.Slave || strings.HasPrefix(tag, "master:")
+	}
+	return info, true
+}
+
+// unescape undoes the kernel's \ooo for space, tab, newline and backslash.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) && octal(s[i+1]) && octal(s[i+2]) && octal(s[i+3]) {
+			out = append(out, (s[i+1]-'0')<<6|(s[i+2]-'0')<<3|(s[i+3]-'0'))
+			i += 3
+			continue
+		}
+		out = append(out, s[i])
+	}
+	return string(out)
+}
+
+func octal(c byte) bool { return '0' <= c && c <= '7' }

@@ -1,0 +1,349 @@
+// Package ns makes the namespaces that the containers of a pod share and keeps
+// them without a process: each is pinned by a bind mount of its nsfs file at
+//
+//	<dir>/netns/<name>  <dir>/ipcns/<name>  <dir>/utsns/<name>  <dir>/userns/<name>
+//
+// which is where other tools (ip-netns(8), CNI meta plugins) look for them.
+//
+// The paths follow from the Spec alone. Whoever recorded a Spec before calling
+// Create can always call Remove with it, also after a crash in between, and
+// nothing is left.
+//
+// Namespaces are entered on OS threads that end with the work, so that no other
+// goroutine can ever run on a thread which is in the wrong namespace.
+package ns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/thread"
+)
+
+// Spec says which namespaces to make and how they begin.
+type Spec struct {
+	Dir  string // parent of the netns, ipcns, utsns and userns directories, absolute
+	Name string // file name of the pins, unique on the node
+
+	Net, IPC, UTS bool // which to make; at least one
+
+	// UIDs and GIDs ask for a user namespace with these mappings, which will own
+	// the others. Both or neither.
+	UIDs, GIDs []IDMap
+
+	Hostname string            // set in the new UTS namespace; empty: as on the host
+	Sysctls  map[string]string // set in the new namespaces; see SetInterfaceSysctls
+}
+
+// IDMap maps Size user or group ids that begin with Container in a user
+// namespace to those that begin with Host.
+type IDMap struct{ Container, Host, Size uint32 }
+
+// Set is the paths of pinned namespaces; empty where none was made.
+type Set struct {
+	Net  string `json:"net,omitempty"`
+	IPC  string `json:"ipc,omitempty"`
+	UTS  string `json:"uts,omitempty"`
+	User string `json:"user,omitempty"`
+}
+
+// kind is a type of namespace.
+type kind struct {
+	flag int    // clone flag
+	proc string // name in /proc/PID/ns
+	dir  string // directory of its pins
+	perm os.FileMode
+}
+
+// kinds are all that can be pinned, the owner of the others first.
+func kinds() []kind {
+	return []kind{
+		{unix.CLONE_NEWUSER, "user", "userns", 0o700},
+		network(),
+		{unix.CLONE_NEWIPC, "ipc", "ipcns", 0o700},
+		{unix.CLONE_NEWUTS, "uts", "utsns", 0o700},
+	}
+}
+
+// network namespaces are the only ones that other programs look for.
+func network() kind { return kind{unix.CLONE_NEWNET, "net", "netns", 0o755} }
+
+func (k kind) in(set *Set) *string {
+	switch k.flag {
+	case unix.CLONE_NEWUSER:
+		return &set.User
+	case unix.CLONE_NEWNET:
+		return &set.Net
+	case unix.CLONE_NEWIPC:
+		return &set.IPC
+	default:
+		return &set.UTS
+	}
+}
+
+func (s Spec) wants(k kind) bool {
+	switch k.flag {
+	case unix.CLONE_NEWUSER:
+		return s.mapped()
+	case unix.CLONE_NEWNET:
+		return s.Net
+	case unix.CLONE_NEWIPC:
+		return s.IPC
+	default:
+		return s.UTS
+	}
+}
+
+func (s Spec) mapped() bool { return len(s.UIDs) > 0 }
+
+func (s Spec) path(k kind) string { return filepath.Join(s.Dir, k.dir, s.Name) }
+
+// Create makes the namespaces of s and pins them. The loopback interface of a
+// new network namespace is up, and with it its addresses. It fails with
+// fault.Invalid for a Spec that can never work (a sysctl that is not
+// namespaced, for one), with fault.Exists if one of the pins is taken, and with
+// fault.Exhausted at the kernel's limit of namespaces. After an error nothing
+// is left.
+func Create(s Spec) (_ Set, err error) {
+	if err := s.valid(); err != nil {
+		return Set{}, fmt.Errorf("create namespaces: %w", err)
+	}
+	settings, err := s.settings()
+	if err != nil {
+		return Set{}, fmt.Errorf("create namespaces: %w", err)
+	}
+	var made []kind
+	defer func() {
+		if err == nil {
+			return
+		}
+		err = fmt.Errorf("create namespaces: %w", err)
+		for _, k := range made { // and none that was there before
+			err = errors.Join(err, unpin(s.path(k)))
+		}
+	}()
+	for _, k := range kinds() {
+		if !s.wants(k) {
+			continue
+		}
+		if err := place(filepath.Join(s.Dir, k.dir), s.Name, k.perm); err != nil {
+			return Set{}, err
+		}
+		made = append(made, k)
+	}
+	if err := thread.Run(func() error { return s.build(made, settings) }); err != nil {
+		return Set{}, err
+	}
+	return s.Paths(), nil
+}
+
+// Paths is where the namespaces of s are pinned, whether they exist or not.
+func (s Spec) Paths() Set {
+	var set Set
+	for _, k := range kinds() {
+		if s.wants(k) {
+			*k.in(&set) = s.path(k)
+		}
+	}
+	return set
+}
+
+// build runs on a thread that is thrown away afterwards.
+func (s Spec) build(wanted []kind, settings []setting) error {
+	source, release, err := s.enter(wanted)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, k := range wanted {
+		if err := unix.Mount(source+k.proc, s.path(k), "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("pin %s namespace at %s: %w", k.proc, s.path(k), err)
+		}
+	}
+	if s.Net {
+		if err := loopbackUp(); err != nil {
+			return fmt.Errorf("bring up loopback interface: %w", err)
+		}
+	}
+	if s.Hostname != "" {
+		if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
+			return fmt.Errorf("set host name %q: %w", s.Hostname, err)
+		}
+	}
+	return s.apply(settings)
+}
+
+// enter moves the calling thread into new namespaces. It returns the directory
+// of their nsfs files, which is good until release is called.
+func (s Spec) enter(wanted []kind) (source string, release func(), err error) {
+	if s.mapped() {
+		return s.enterMapped(wanted)
+	}
+	var flags int
+	for _, k := range wanted {
+		flags |= k.flag
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return "", nil, limit(fmt.Errorf("unshare: %w", err))
+	}
+	return "/proc/thread-self/ns/", func() {}, nil
+}
+
+// limit explains the kernel's "no space left on device".
+func limit(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EUSERS) {
+		return fmt.Errorf("%w: too many namespaces, raise the sysctls user.max_*_namespaces: %w", fault.Exhausted, err)
+	}
+	return err
+}
+
+// Remove takes away every pin that Create can have made for s, and the
+// namespaces with it unless a process or an open file holds them. Only Dir and
+// Name of s are looked at. Pins that are already gone are no error.
+func Remove(s Spec) error {
+	if err := s.named(); err != nil {
+		return fmt.Errorf("remove namespaces: %w", err)
+	}
+	var errs []error
+	for _, k := range kinds() {
+		errs = append(errs, unpin(s.path(k)))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove namespaces: %w", err)
+	}
+	return nil
+}
+
+// Do runs f on a thread of its own in the network namespace pinned at path.
+// Goroutines that f starts are not in it; processes and sockets are.
+func Do(path string, f func() error) error {
+	return thread.Run(func() error {
+		handle, err := netns.GetFromPath(path)
+		if errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("network namespace %s: %w", path, fault.NotFound)
+		}
+		if err != nil {
+			return fmt.Errorf("network namespace %s: %w", path, err)
+		}
+		err = netns.Set(handle)
+		handle.Close()
+		if err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		}
+		return f()
+	})
+}
+
+// Inode identifies the namespace pinned at path among those that exist now. It
+// is fault.NotFound if there is none, also if the file is there and no
+// namespace is mounted on it (which is how a reboot leaves it when Dir is not a
+// tmpfs).
+func Inode(path string) (uint64, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("namespace %s: %w", path, fault.NotFound)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
+		return 0, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return 0, fmt.Errorf("namespace %s: nothing is pinned there: %w", path, fault.NotFound)
+	}
+	return st.Ino, nil
+}
+
+// place makes the empty file that a namespace is bound over, and the
+// directories above it if they are missing. Nothing is assumed of what is
+// mounted there.
+func place(dir, name string, perm os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	switch err := os.Mkdir(dir, perm); {
+	case err == nil:
+		if err := os.Chmod(dir, perm); err != nil { // whatever the umask
+			return err
+		}
+	case !errors.Is(err, os.ErrExist):
+		return err
+	}
+	path := filepath.Join(dir, name)
+	file, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("namespace %s: %w", path, fault.Exists)
+	}
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+func unpin(path string) error {
+	if err := mount.Unmount(path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		return err
+	}
+	return nil
+}
+
+func loopbackUp() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(socket, unix.SIOCGIFFLAGS, lo); err != nil {
+		return err
+	}
+	lo.SetUint16(lo.Uint16() | unix.IFF_UP)
+	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, lo)
+}
+
+func (s Spec) valid() error {
+	if err := s.named(); err != nil {
+		return err
+	}
+	switch {
+	case !s.Net && !s.IPC && !s.UTS:
+		return fmt.Errorf("%w: no namespace is asked for", fault.Invalid)
+	case len(s.UIDs) == 0 != (len(s.GIDs) == 0):
+		return fmt.Errorf("%w: a user namespace needs both user and group id mappings", fault.Invalid)
+	case s.Hostname != "" && !s.UTS:
+		return fmt.Errorf("%w: host name %q without a UTS namespace would be the host's", fault.Invalid, s.Hostname)
+	}
+	if s.Hostname == "" {
+		return nil
+	}
+	return utsName("host name", s.Hostname)
+}
+
+// named makes sure that the pins are where they should be and nowhere else.
+func (s Spec) named() error {
+	if !filepath.IsAbs(s.Dir) {
+		return fmt.Errorf("%w: namespaces directory %q is not an absolute path", fault.Invalid, s.Dir)
+	}
+	if s.Name == "" || s.Name == "." || s.Name == ".." || len(s.Name) > 255 || strings.ContainsAny(s.Name, "/\x00") {
+		return fmt.Errorf("%w: %q cannot be the name of a namespace", fault.Invalid, s.Name)
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+package ns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// setting is a sysctl that has passed all checks.
+type setting struct {
+	name  string // as it was asked for
+	path  string // below /proc/sys
+	value string
+	flag  int  // the namespace it belongs to, as a clone flag
+	late  bool // it names a network interface that CNI has yet to make
+}
+
+const (
+	maxValue = 4 << 10 // more than any sysctl takes
+	maxUTS   = 64      // __NEW_UTS_LEN
+)
+
+// settings checks the sysctls of s and sorts them by path. Each must belong to
+// a namespace that s makes: every other would change the host
+// (CVE-2022-0532).
+func (s Spec) settings() ([]setting, error) {
+	list := make([]setting, 0, len(s.Sysctls))
+	for name, value := range s.Sysctls {
+		one, err := s.setting(name, value)
+		if err != nil {
+			return nil, fmt.Errorf("%w: sysctl %.128q: %w", fault.Invalid, name, err)
+		}
+		list = append(list, one)
+	}
+	slices.SortFunc(list, func(a, b setting) int {
+		return strings.Compare(a.path+"\x00"+a.name, b.path+"\x00"+b.name)
+	})
+	return list, nil
+}
+
+func (s Spec) setting(name, value string) (setting, error) {
+	path, err := sysctlPath(name)
+	if err != nil {
+		return setting{}, err
+	}
+	out := setting{name: name, path: path, value: value, flag: namespaceOf(path)}
+	switch out.flag {
+	case 0:
+		return setting{}, errors.New("it is not bound to a namespace of the pod and would change the whole node")
+	case unix.CLONE_NEWNET:
+		if !s.Net {
+			return setting{}, errors.New("it needs a network namespace of the pod's own, not the host's")
+		}
+		out.late = namesInterface(path)
+	case unix.CLONE_NEWIPC:
+		if !s.IPC {
+			return setting{}, errors.New("it needs an IPC namespace of the pod's own, not the host's")
+		}
+	case unix.CLONE_NEWUTS:
+		if !s.UTS {
+			return setting{}, errors.New("it needs a UTS namespace of the pod's own, not the host's")
+		}
+		if err := utsName("value", value); err != nil {
+			return setting{}, err
+		}
+	}
+	if value == "" || len(value) > maxValue {
+		return setting{}, fmt.Errorf("a value of %d bytes; possible are 1 to %d", len(value), maxValue)
+	}
+	if i := strings.IndexFunc(value, unprintable); i >= 0 {
+		return setting{}, fmt.Errorf("the value has a character %q, which no sysctl takes", value[i])
+	}
+	return out, nil
+}
+
+// sysctlPath turns a name as in sysctl.d(5) into a path below /proc/sys: the
+// first separator, dot or slash, separates, and the other one stands for itself
+// (net.ipv4.conf.eth0/100.forwarding is of the interface eth0.100). The path
+// cannot lead out of /proc/sys.
+func sysctlPath(name string) (string, error) {
+	path := name
+	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '.' {
+		path = strings.NewReplacer(".", "/", "/", ".").Replace(name)
+	}
+	if strings.ContainsFunc(path, unprintable) || strings.ContainsAny(path, " \t") || !fs.ValidPath(path) || path == "." {
+		return "", errors.New("this cannot be the name of a sysctl")
+	}
+	return path, nil
+}
+
+func unprintable(r rune) bool { return (r < ' ' && r != '\t') || r > '~' }
+
+// namespaceOf is the type of namespace that the sysctl at path belongs to, as a
+// clone flag; 0 if it is the whole node's. What is below net is left to the
+// kernel, which shows a network namespace only its own.
+func namespaceOf(path string) int {
+	switch path {
+	case "kernel/hostname", "kernel/domainname":
+		return unix.CLONE_NEWUTS
+	case "kernel/msgmax", "kernel/msgmnb", "kernel/msgmni", "kernel/msg_next_id", "kernel/auto_msgmni",
+		"kernel/shmall", "kernel/shmmax", "kernel/shmmni", "kernel/shm_next_id", "kernel/shm_rmid_forced",
+		"kernel/sem", "kernel/sem_next_id":
+		return unix.CLONE_NEWIPC
+	}
+	switch {
+	case strings.HasPrefix(path, "fs/mqueue/"):
+		return unix.CLONE_NEWIPC
+	case strings.HasPrefix(path, "net/"):
+		return unix.CLONE_NEWNET
+	}
+	return 0
+}
+
+// namesInterface tells whether path is of one network interface
+// (net/ipv4/conf/eth0/rp_filter) that does not exist in a new namespace.
+func namesInterface(path string) bool {
+	e := strings.Split(path, "/")
+	if len(e) < 5 || (e[2] != "conf" && e[2] != "neigh") {
+		return false
+	}
+	return e[3] != "all" && e[3] != "default" && e[3] != "lo"
+}
+
+// SetInterfaceSysctls writes those sysctls of s that name a network interface
+// (net.ipv4.conf.eth0.rp_filter). Create has left them out, since there is no
+// such interface before CNI has made it: call this when the network is
+// attached.
+func SetInterfaceSysctls(s Spec) error {
+	settings, err := s.settings()
+	if err != nil {
+		return fmt.Errorf("set interface sysctls: %w", err)
+	}
+	settings = slices.DeleteFunc(settings, func(one setting) bool { return !one.late })
+	if len(settings) == 0 {
+		return nil
+	}
+	err = Do(s.path(network()), func() error {
+		for _, one := range settings {
+			if err := one.write(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("set interface sysctls: %w", err)
+	}
+	return nil
+}
+
+// apply writes the settings, but for the late ones, into the namespaces that
+// the calling thread is in.
+func (s Spec) apply(settings []setting) error {
+	var ipc []setting
+	for _, one := range settings {
+		switch {
+		case one.late:
+			continue
+		case one.flag == unix.CLONE_NEWIPC:
+			ipc = append(ipc, one)
+			continue
+		}
+		if err := one.write(); err != nil {
+			return err
+		}
+	}
+	if len(ipc) > 0 && s.mapped() {
+		if err := s.becomeMappedRoot(); err != nil {
+			return err
+		}
+	}
+	for _, one := range ipc {
+		if err := one.write(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (one setting) write() (err error) {
+	switch one.path {
+	case "kernel/hostname":
+		err = unix.Sethostname([]byte(one.value))
+	case "kernel/domainname":
+		err = unix.Setdomainname([]byte(one.value))
+	default:
+		err = writeProc("/proc/sys/"+one.path, one.value)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("%w: sysctl %s: this kernel has none of that name in a namespace", fault.Invalid, one.name)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: sysctl %s: the kernel does not take the value %.128q: %w", fault.Invalid, one.name, one.value, err)
+	}
+	return fmt.Errorf("sysctl %s: %w", one.name, err)
+}
+
+// writeProc writes value with a single write, as a sysctl wants it.
+func writeProc(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte(value))
+	return err
+}
+
+// utsName checks what sethostname(2) and setdomainname(2) take.
+func utsName(what, name string) error {
+	if len(name) > maxUTS {
+		return fmt.Errorf("%w: %s %.128q is longer than %d bytes", fault.Invalid, what, name, maxUTS)
+	}
+	if strings.ContainsFunc(name, unprintable) || strings.ContainsAny(name, " \t") {
+		return fmt.Errorf("%w: %s %q has a character that a host name cannot have", fault.Invalid, what, name)
+	}
+	return nil
+}
