@@ -40,7 +40,9 @@ func command(in *Input, s *specs.Spec) error {
 func environment(in *Input, s *specs.Spec) error {
 	env := variables{}
 	env.set("PATH", defaultPath)
-	env.set("HOSTNAME", in.Facts.Hostname)
+	if in.Facts.Hostname != "" {
+		env.set("HOSTNAME", in.Facts.Hostname)
+	}
 	if in.Request.Container.GetTty() {
 		env.set("TERM", "xterm")
 	}
@@ -54,7 +56,7 @@ func environment(in *Input, s *specs.Spec) error {
 	}
 	for _, kv := range in.Request.Container.GetEnvs() {
 		if kv.GetKey() == "" || strings.Contains(kv.GetKey(), "=") {
-			return invalid("environment variable %q: a name must not be empty or contain '='", kv.GetKey())
+			return invalid("environment variable %.80q: a name must not be empty or contain '='", kv.GetKey())
 		}
 		env.set(kv.GetKey(), string(kv.GetValue()))
 	}
@@ -65,7 +67,7 @@ func environment(in *Input, s *specs.Spec) error {
 	for _, entry := range s.Process.Env {
 		if strings.ContainsRune(entry, 0) {
 			name, _, _ := strings.Cut(entry, "=")
-			return invalid("environment variable %q contains a NUL byte", name)
+			return invalid("environment variable %.80q contains a NUL byte", name)
 		}
 	}
 	return nil
@@ -121,11 +123,11 @@ func workdir(in *Input, s *specs.Spec) error {
 		dir = "/"
 	}
 	if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
-		return invalid("working directory %q is not an absolute path", dir)
+		return invalid("working directory %.256q is not an absolute path", dir)
 	}
 	s.Process.Cwd = path.Clean(dir)
 	if magicLink(s.Process.Cwd) {
-		return invalid("working directory %q leads through a process's own files", dir)
+		return invalid("working directory %.256q leads through a process's own files", dir)
 	}
 	return nil
 }
@@ -170,7 +172,7 @@ func limits(in *Input, s *specs.Spec) error {
 func ParseUlimit(s string) (specs.POSIXRlimit, error) {
 	name, value, ok := strings.Cut(s, "=")
 	if !ok || !slices.Contains(rlimits(), name) {
-		return specs.POSIXRlimit{}, invalid("ulimit %q: want name=soft:hard with one of the names %s",
+		return specs.POSIXRlimit{}, invalid("ulimit %.80q: want name=soft:hard with one of the names %s",
 			s, strings.Join(rlimits(), ", "))
 	}
 	softText, hardText, two := strings.Cut(value, ":")
@@ -180,7 +182,7 @@ func ParseUlimit(s string) (specs.POSIXRlimit, error) {
 	soft, okSoft := parseLimit(softText)
 	hard, okHard := parseLimit(hardText)
 	if !okSoft || !okHard || soft > hard {
-		return specs.POSIXRlimit{}, invalid("ulimit %q: limits must be numbers, -1 or unlimited, and soft at most hard", s)
+		return specs.POSIXRlimit{}, invalid("ulimit %.80q: limits must be numbers, -1 or unlimited, and soft at most hard", s)
 	}
 	return specs.POSIXRlimit{Type: "RLIMIT_" + strings.ToUpper(name), Soft: soft, Hard: hard}, nil
 }

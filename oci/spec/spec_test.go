@@ -218,6 +218,36 @@ func TestIncompleteRequests(t *testing.T) {
 	}
 }
 
+// TestInfraIsTight: whatever the pod allows its containers, and the node's
+// defaults allow, the infra container has none of it.
+func TestInfraIsTight(t *testing.T) {
+	in := typical()
+	privilegedPod(&in)
+	nodeDefaults(&in)
+	userNamespacePod(&in)
+	hostNamespaces(&in)
+	in.Facts.Devices = []Device{{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse"}}}
+	in.Request.Pod.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
+	s, err := Sandbox(in, []string{"/pause", "now"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	caps := s.Process.Capabilities
+	if len(caps.Bounding)+len(caps.Permitted)+len(caps.Effective)+len(caps.Inheritable)+len(caps.Ambient) != 0 {
+		t.Errorf("capabilities %+v", caps)
+	}
+	if !s.Root.Readonly || !s.Process.NoNewPrivileges || s.Linux.Seccomp == nil || len(s.Linux.MaskedPaths) == 0 ||
+		len(s.Linux.Devices) != 0 || s.Linux.Resources.Pids != nil || s.Process.Rlimits != nil {
+		t.Errorf("%+v %+v", s.Process, s.Linux)
+	}
+	if _, own := namespacePaths(s)[specs.PIDNamespace]; own {
+		t.Error("a PID namespace in a pod with the node's")
+	}
+	if !slices.Equal(s.Process.Args, []string{"/pause", "now"}) || slices.Contains(s.Process.Env, "HTTP_PROXY=http://proxy") {
+		t.Errorf("%q %q", s.Process.Args, s.Process.Env)
+	}
+}
+
 // TestNilSafety: any part of the request may be missing.
 func TestNilSafety(t *testing.T) {
 	in := Input{

@@ -108,7 +108,7 @@ func wantedUser(sc *cri.LinuxContainerSecurityContext, imageUser string) (user, 
 	case sc.GetRunAsUsername() != "":
 		user.name = sc.GetRunAsUsername()
 		if numeric(user.name) || strings.Contains(user.name, ":") {
-			err = invalid("run_as_username %q is not a user name", user.name)
+			err = invalid("run_as_username %.80q is not a user name", user.name)
 		}
 	case sc.GetRunAsGroup() != nil:
 		err = invalid("run_as_group %d without run_as_user or run_as_username", sc.GetRunAsGroup().GetValue())
@@ -134,7 +134,7 @@ func parseUser(s string) (user, group account, err error) {
 		group, err = parseAccount(groupText)
 	}
 	if err != nil {
-		return user, group, fmt.Errorf("user %q of the image: %w", s, err)
+		return user, group, fmt.Errorf("user %.80q of the image: %w", s, err)
 	}
 	return user, group, nil
 }
@@ -198,7 +198,7 @@ func identify(sc *cri.LinuxContainerSecurityContext, imageUser, passwd, groups s
 	}
 	entry, known := findUser(passwd, user)
 	if !known && user.name != "" {
-		return Identity{}, invalid("no user %q in the image's /etc/passwd", user.name)
+		return Identity{}, invalid("no user %.80q in the image's /etc/passwd", user.name)
 	}
 	id := Identity{UID: user.id, Home: "/"}
 	if known {
@@ -210,7 +210,7 @@ func identify(sc *cri.LinuxContainerSecurityContext, imageUser, passwd, groups s
 		id.GID = group.id
 	default:
 		if id.GID, known = findGroup(groups, group.name); !known {
-			return Identity{}, invalid("no group %q in the image's /etc/group", group.name)
+			return Identity{}, invalid("no group %.80q in the image's /etc/group", group.name)
 		}
 	}
 	id.Groups, id.Groupname, err = supplementary(sc, id, groups)

@@ -306,7 +306,7 @@ func cgroupV2(in *Input) {
 	r.MemorySwapLimitInBytes = 96 << 20
 	r.CpusetCpus, r.CpusetMems = "0-1,3", "0"
 	r.HugepageLimits = []*cri.HugepageLimit{{PageSize: "2MB", Limit: 4 << 20}}
-	r.Unified = map[string]string{"memory.high": "60000000", "memory.oom.group": "1"}
+	r.Unified = map[string]string{"memory.high": "61440000", "memory.oom.group": "1"}
 }
 
 func nodeDefaults(in *Input) {

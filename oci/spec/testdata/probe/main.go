@@ -99,7 +99,7 @@ func attempts() map[string]string {
 		"read timer_list":        readable("/proc/timer_list"),
 		"list /sys/firmware":     listable("/sys/firmware"),
 		"open /dev/null":         open("/dev/null"),
-		"open /dev/loop-control": open("/dev/loop-control"),
+		"open /dev/kmsg":         open("/dev/kmsg"),
 		"open own node of kmsg":  ownNode(),
 		"read group file":        readable("/group-2000"),
 		"run from noexec":        run("/scratch/probe"),
