@@ -1,0 +1,261 @@
+package conmon_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+)
+
+// runtimes are those that the tests run against.
+var runtimes = []string{"runc", "crun"}
+
+// everyRuntime runs a test once with each of them.
+func everyRuntime(t *testing.T, test func(t *testing.T, runtime string)) {
+	t.Parallel()
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			t.Parallel()
+			test(t, runtime)
+		})
+	}
+}
+
+var containers atomic.Int64
+
+// container is a bundle, and the runtime it is for.
+type container struct {
+	testing.TB
+	conmon.Spec
+	runtime string
+	process []string
+	config  map[string]any
+	cgroup  string
+}
+
+// newContainer prepares a container that will run the probe with args. All it
+// leaves behind, in the kernel and in the runtime, is cleaned up and checked.
+func newContainer(t testing.TB, runtime string, args ...string) *container {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := fmt.Sprintf("conmon-test-%d-%d", os.Getpid(), containers.Add(1))
+	file := func(name string) string { return filepath.Join(dir, name) }
+	c := &container{TB: t, runtime: runtime, cgroup: cgroupRoot + "/" + id}
+	c.Spec = conmon.Spec{
+		ID: id, Dir: dir, ExitFile: file("exit.json"), LogFile: file("log"), PidFile: file("pid"),
+		Monitor: monitorPath, Cgroup: cgroupRoot + "/monitors",
+		Runtime: []string{runtime, "--root", file("root"), "create", "--bundle", dir, "--pid-file", file("pid")},
+	}
+	c.config = c.ociConfig(append([]string{"/probe"}, args...))
+	t.Cleanup(c.destroy)
+	return c
+}
+
+func (c *container) ociConfig(args []string) map[string]any {
+	mount := func(target, kind string, options ...string) map[string]any {
+		return map[string]any{"destination": target, "type": kind, "source": kind, "options": options}
+	}
+	return map[string]any{
+		"ociVersion": "1.0.2",
+		"process": map[string]any{
+			"args": args, "cwd": "/", "env": []string{"PATH=/"}, "noNewPrivileges": true,
+			"user": map[string]any{"uid": 0, "gid": 0},
+		},
+		"root":   map[string]any{"path": rootfs, "readonly": true},
+		"mounts": []any{mount("/proc", "proc"), mount("/dev", "tmpfs"), mount("/dev/pts", "devpts", "newinstance", "ptmxmode=0666")},
+		"linux": map[string]any{
+			"cgroupsPath": c.cgroup,
+			"resources":   map[string]any{},
+			"namespaces":  []any{namespace("pid"), namespace("mount"), namespace("ipc"), namespace("uts")},
+		},
+	}
+}
+
+func namespace(kind string) map[string]any { return map[string]any{"type": kind} }
+
+func (c *container) linux() map[string]any      { return c.config["linux"].(map[string]any) }
+func (c *container) ociProcess() map[string]any { return c.config["process"].(map[string]any) }
+
+// hostPID gives the container the PID namespace of the host.
+func (c *container) hostPID() {
+	c.linux()["namespaces"] = []any{namespace("mount"), namespace("ipc"), namespace("uts")}
+}
+
+func (c *container) writeConfig() {
+	c.Helper()
+	text, err := json.Marshal(c.config)
+	if err != nil {
+		c.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(c.Dir, "config.json"), text, 0o600); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// launch creates the container.
+func (c *container) launch() *conmon.Client {
+	c.Helper()
+	client, err := c.tryLaunch(limit(c.TB, time.Minute))
+	if err != nil {
+		c.Fatalf("launch: %v", err)
+	}
+	c.Cleanup(func() { client.Close() })
+	return client
+}
+
+func (c *container) tryLaunch(ctx context.Context) (*conmon.Client, error) {
+	if c.Terminal {
+		c.ociProcess()["terminal"] = true
+	}
+	c.writeConfig()
+	return conmon.Launch(ctx, c.Spec)
+}
+
+// run creates and starts it.
+func (c *container) run() *conmon.Client {
+	c.Helper()
+	client := c.launch()
+	c.start()
+	return client
+}
+
+func (c *container) start() {
+	c.Helper()
+	if text, err := c.command("start", c.ID); err != nil {
+		c.Fatalf("start: %v: %s", err, text)
+	}
+}
+
+// command runs a verb of the runtime. Its output goes to a file: a pipe would be
+// held open by whatever the runtime leaves behind.
+func (c *container) command(args ...string) (string, error) {
+	c.Helper()
+	out, err := os.CreateTemp(c.Dir, "output")
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer out.Close()
+	cmd := exec.CommandContext(limit(c.TB, time.Minute), c.runtime, append([]string{"--root", filepath.Join(c.Dir, "root")}, args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Second
+	err = cmd.Run()
+	text, _ := os.ReadFile(out.Name())
+	return string(text), err
+}
+
+// exit waits for the end of the container.
+func exit(t *testing.T, client *conmon.Client) conmon.Exit {
+	t.Helper()
+	select {
+	case <-client.Exited():
+	case <-time.After(time.Minute):
+		t.Fatal("the container has not exited within a minute")
+	}
+	e, err := client.Exit()
+	if err != nil {
+		t.Fatalf("exit: %v", err)
+	}
+	return e
+}
+
+// log is what the container has written, by stream; the file's format is
+// checked on the way.
+func (c *container) log() (stdout, stderr string) {
+	c.Helper()
+	return joinLogs(c.TB, c.LogFile)
+}
+
+// awaitLog waits until stdout contains text.
+func (c *container) awaitLog(text string) string {
+	c.Helper()
+	var stdout string
+	eventually(c.TB, fmt.Sprintf("%q in the log", text), func() bool {
+		stdout, _ = c.log()
+		return strings.Contains(stdout, text)
+	})
+	return stdout
+}
+
+func (c *container) destroy() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	processes, _ := conmon.ReadProcesses(c.Dir)
+	if err := conmon.Terminate(ctx, c.Dir); err != nil {
+		c.Errorf("terminate: %v", err)
+	}
+	if err := cgroup.Kill(ctx, c.cgroup); err != nil {
+		c.Errorf("kill cgroup: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Dir, "root", c.ID)); err == nil {
+		if text, err := c.command("delete", "--force", c.ID); err != nil {
+			c.Errorf("delete: %v: %s", err, text)
+		}
+	}
+	if err := cgroup.Remove(c.cgroup); err != nil {
+		c.Errorf("remove cgroup: %v", err)
+	}
+	for name, p := range map[string]conmon.Process{"monitor": processes.Monitor, "container": processes.Container} {
+		if conmon.Alive(p) {
+			c.Errorf("%s %d is still alive", name, p.PID)
+		}
+	}
+	os.RemoveAll(c.Dir)
+}
+
+func limit(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually waits for what the kernel or another process brings about.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for pause := time.Millisecond; !condition(); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// gone waits for the end of a process that nobody here is the parent of.
+func gone(t *testing.T, p conmon.Process) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the end of process %d", p.PID), func() bool { return !conmon.Alive(p) })
+}
+
+// processes are those the monitor has recorded.
+func (c *container) processes() conmon.Processes {
+	c.Helper()
+	p, err := conmon.ReadProcesses(c.Dir)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return p
+}
+
+// refuses reports whether nobody listens on the socket any more.
+func (c *container) refuses() bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer unix.Close(fd)
+	return errors.Is(unix.Connect(fd, &unix.SockaddrUnix{Name: c.Dir + "/monitor.sock"}), unix.ECONNREFUSED)
+}

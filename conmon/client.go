@@ -1,0 +1,439 @@
+package conmon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// ErrLost means that a monitor has died without recording the exit of its
+// container, which may still be alive: ReadProcesses names it.
+var ErrLost = fmt.Errorf("monitor lost: %w", fault.Unavailable)
+
+// Client is a connection to the monitor of one container. Its methods may be
+// called from any goroutine. It costs a goroutine and two descriptors until the
+// monitor leaves.
+type Client struct {
+	conn     *os.File
+	raw      syscall.RawConn
+	dir      string
+	exitFile string
+	monitor  handle
+
+	mu        sync.Mutex // guards what follows; never held while waiting
+	over      bool       // no more answers will come
+	closed    bool
+	state     string
+	container Process
+	exit      Exit
+	exitErr   error
+	failure   error        // why there is no container
+	waiting   []chan error // for answers, in the order of the requests
+
+	greeted chan struct{} // the monitor's first packet has come, or never will
+	settled chan struct{} // created or failed
+	exited  chan struct{} // exit and exitErr are final
+	gone    chan struct{} // the reader has ended: the monitor is dead, or Close was called
+}
+
+func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		conn: conn, raw: raw, dir: dir, exitFile: exitFile, monitor: monitor,
+		greeted: make(chan struct{}), settled: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
+	}
+	go c.read()
+	return c, nil
+}
+
+// Dial connects to the monitor of a container that was launched before, perhaps
+// by an earlier server. If the monitor has done its work and left, the Client is
+// that of an exited container. If it has left without an exit, the error is
+// ErrLost.
+func Dial(ctx context.Context, dir, exitFile string) (*Client, error) {
+	c, err := open(dir, exitFile)
+	if nobodyListens(err) {
+		return deadClient(dir, exitFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := c.catchUp(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func open(dir, exitFile string) (*Client, error) {
+	conn, err := connect(dir)
+	if err != nil {
+		return nil, err
+	}
+	var monitor handle
+	if known, err := ReadProcesses(dir); err == nil {
+		if fd, err := openPidfd(known.Monitor); err == nil {
+			monitor, _ = newHandle(fd)
+		}
+	}
+	return newClient(conn, dir, exitFile, monitor)
+}
+
+func nobodyListens(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
+}
+
+func deadClient(dir, exitFile string) (*Client, error) {
+	exit, err := ReadExit(exitFile)
+	if errors.Is(err, fault.NotFound) {
+		return nil, fmt.Errorf("%s: %w", dir, ErrLost)
+	}
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
+	close(done)
+	return &Client{dir: dir, exitFile: exitFile, over: true, exit: exit, greeted: done, settled: done, exited: done, gone: done}, nil
+}
+
+// catchUp waits until the client knows what had happened before it came.
+func (c *Client) catchUp(ctx context.Context) error {
+	await := func(stage <-chan struct{}) error {
+		select {
+		case <-stage:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("monitor of %s does not answer: %w", c.dir, context.Cause(ctx))
+		}
+	}
+	if err := await(c.greeted); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	state := c.state
+	c.mu.Unlock()
+	switch state {
+	case wire.StateCreating:
+		return nil
+	case wire.StateRunning:
+		return await(c.settled)
+	}
+	if err := await(c.exited); err != nil { // or it has left just now, without a word
+		return err
+	}
+	_, err := c.Exit()
+	return err
+}
+
+// read is the client's goroutine.
+func (c *Client) read() {
+	defer close(c.gone)
+	for {
+		packet, err := c.receive()
+		if errors.Is(err, unix.ECONNRESET) { // an unread request died with the monitor: its packets come first
+			continue
+		}
+		if err != nil {
+			break
+		}
+		if m, ok := wire.Parse(packet); ok {
+			c.handle(m)
+		}
+	}
+	if c.finish() {
+		c.monitor.reap()
+	}
+	_ = c.conn.Close()
+	c.monitor.close()
+}
+
+// receive waits for one packet, and only then makes room for it.
+func (c *Client) receive() (packet []byte, err error) {
+	waited := c.raw.Read(func(fd uintptr) bool {
+		packet, err = next(int(fd))
+		return err != unix.EAGAIN
+	})
+	return packet, errors.Join(waited, err)
+}
+
+func next(fd int) ([]byte, error) {
+	for {
+		n, _, err := unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return nil, io.EOF
+		}
+		packet := make([]byte, n)
+		n, _, err = unix.Recvfrom(fd, packet, unix.MSG_DONTWAIT)
+		return packet[:max(n, 0)], err
+	}
+}
+
+// handle takes in one packet. The monitor is trusted; only its repetitions are
+// guarded against.
+func (c *Client) handle(m wire.Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch m.Verb {
+	case wire.Hello:
+		c.state = m.Text
+		reach(c.greeted)
+	case wire.Created:
+		c.container = Process{PID: int(m.Num[0]), StartTime: m.Num[1]}
+		reach(c.settled)
+	case wire.Failed:
+		c.failure = &CreateError{ExitCode: int(m.Num[0]), Message: m.Text}
+		reach(c.settled)
+	case wire.Exited:
+		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3]}
+		reach(c.exited)
+	case wire.OK:
+		c.answer(nil)
+	case wire.Error:
+		c.answer(errors.New(m.Text))
+	}
+}
+
+func (c *Client) answer(err error) {
+	if len(c.waiting) > 0 {
+		c.waiting[0] <- err
+		c.waiting = c.waiting[1:]
+	}
+}
+
+func reach(stage chan struct{}) {
+	select {
+	case <-stage:
+	default:
+		close(stage)
+	}
+}
+
+// finish settles what is open when the stream has ended. It is false if the
+// stream was ended from this side.
+func (c *Client) finish() bool {
+	exit, err := ReadExit(c.exitFile)
+	if errors.Is(err, fault.NotFound) {
+		err = ErrLost
+	}
+	died := c.died()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
+	for len(c.waiting) > 0 {
+		c.answer(absence())
+	}
+	if c.closed {
+		return false
+	}
+	select {
+	case <-c.exited:
+	default:
+		c.exit, c.exitErr = exit, err
+	}
+	if c.container == (Process{}) && c.failure == nil {
+		c.failure = died
+	}
+	for _, stage := range []chan struct{}{c.greeted, c.settled, c.exited} {
+		reach(stage)
+	}
+	return true
+}
+
+func (c *Client) died() error {
+	if text := diagnostics(c.dir); text != "" {
+		return fmt.Errorf("%w: it died before the container was created: %s", ErrLost, text)
+	}
+	return fmt.Errorf("%w: it died before the container was created, without a word", ErrLost)
+}
+
+// absence is why a request cannot be served.
+func absence() error {
+	return fmt.Errorf("the container's monitor has left: %w", fault.Precondition)
+}
+
+func (c *Client) outcome() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failure
+}
+
+// PID is the container's init as this PID namespace sees it: 0 before it exists
+// and after it has exited.
+func (c *Client) PID() int { return c.Process().PID }
+
+// Process is PID in a form that stays unmistakable.
+func (c *Client) Process() Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.exited:
+		if c.exitErr == nil {
+			return Process{}
+		}
+	default:
+	}
+	return c.container
+}
+
+// Exited is closed when the container's exit is known and on disk, or when the
+// monitor is lost; never because of Close.
+func (c *Client) Exited() <-chan struct{} { return c.exited }
+
+// Exit is how the container ended. It waits for Exited. The error is ErrLost if
+// the monitor died without recording it.
+func (c *Client) Exit() (Exit, error) {
+	<-c.exited
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.exit, c.exitErr
+}
+
+// Signal sends a signal to the container's init, also when the monitor is lost.
+// That it is no more is no error.
+func (c *Client) Signal(sig unix.Signal) error { return Signal(c.Process(), sig) }
+
+// ReopenLog makes the monitor go on in a new file at the log's path. When it
+// returns without error nothing more is written to the old one; with an error
+// everything still is.
+func (c *Client) ReopenLog(ctx context.Context) error {
+	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
+}
+
+// Resize sets the size of the container's terminal, in characters.
+func (c *Client) Resize(ctx context.Context, width, height uint16) error {
+	return c.request(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
+}
+
+// CloseStdin lets the container read the end of its standard input.
+func (c *Client) CloseStdin(ctx context.Context) error {
+	return c.request(ctx, wire.Message{Verb: wire.CloseStdin})
+}
+
+// Release tells the monitor that the container is to be deleted: it kills what
+// still lives of it, records the exit and leaves. Release returns when it is
+// gone.
+func (c *Client) Release(ctx context.Context) error {
+	err := c.request(ctx, wire.Message{Verb: wire.Release})
+	if err != nil && !errors.Is(err, fault.Precondition) {
+		return err
+	}
+	select {
+	case <-c.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("release: the monitor does not leave: %w", context.Cause(ctx))
+	}
+}
+
+func (c *Client) request(ctx context.Context, m wire.Message) error {
+	answer := make(chan error, 1)
+	c.mu.Lock()
+	err := absence()
+	if !c.over {
+		err = c.transmit(wire.Append(nil, m))
+	}
+	if err == nil {
+		c.waiting = append(c.waiting, answer)
+	}
+	c.mu.Unlock()
+	if err == nil {
+		select {
+		case err = <-answer:
+		case <-ctx.Done():
+			err = fmt.Errorf("the monitor does not answer: %w", context.Cause(ctx))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", m.Verb, err)
+	}
+	return nil
+}
+
+// transmit does not wait: a monitor that lets requests pile up hangs.
+func (c *Client) transmit(packet []byte) error {
+	var err error
+	failed := c.raw.Control(func(fd uintptr) {
+		err = unix.Send(int(fd), packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+	switch {
+	case failed != nil, err == unix.EPIPE, err == unix.ECONNRESET:
+		return absence()
+	case err == unix.EAGAIN:
+		return fmt.Errorf("the monitor does not read its requests: %w", fault.Unavailable)
+	}
+	return err
+}
+
+// Kill kills the monitor, not the container, whose exit is lost by that.
+func (c *Client) Kill() error { return c.monitor.kill() }
+
+// Close ends the connection and leaves the monitor alone. It may be called more
+// than once. A monitor that is a child of this process and has not left is then
+// reaped by whoever dials it next.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if !first || c.conn == nil {
+		return nil
+	}
+	_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
+	c.monitor.close()
+	<-c.gone
+	return nil
+}
+
+// Terminate ends the monitor of a run directory, whatever it is doing, and what
+// it has begun: see Release. One that does not leave is killed. That there is
+// none is success. ExitFile need not be known.
+func Terminate(ctx context.Context, dir string) error {
+	c, err := open(dir, "")
+	if err == nil {
+		defer c.Close()
+		err = c.terminate(ctx)
+	} else if nobodyListens(err) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("monitor of %s: %w", dir, err)
+	}
+	return nil
+}
+
+func (c *Client) terminate(ctx context.Context) error {
+	polite, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	released := c.Release(polite)
+	if released == nil {
+		return nil
+	}
+	if err := c.Kill(); err != nil {
+		return errors.Join(released, err)
+	}
+	select {
+	case <-c.gone:
+		return nil
+	case <-ctx.Done():
+		return errors.Join(released, fmt.Errorf("killed, but not dead: %w", context.Cause(ctx)))
+	}
+}

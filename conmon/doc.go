@@ -1,0 +1,84 @@
+// Package conmon starts and talks to crius-conmon, the monitor that stands
+// beside every container.
+//
+// # The monitor
+//
+// A monitor is the parent of the container's init. It holds the container's
+// standard streams, writes its log, sees its exit and records it. It begins
+// before the container and ends by itself when the exit is on disk and the last
+// process that holds the container's output has let go: a container that is
+// dead costs no process. It does not need the server, which may die and come
+// back at any moment.
+//
+// Launch binds the socket and connects to it before the monitor exists, which
+// inherits it as descriptor 3: no connection can come too early or fail to
+// learn why a monitor died young. The monitor is born in its own cgroup and
+// session. All it has to know stands on its command line:
+//
+//	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
+//	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]
+//	    [--ensure-dir=DIR]... -- RUNTIME create ... ID
+//
+// It creates the missing sources of mounts, which may take for ever on a dead
+// file system and then delays nobody else, and runs the runtime's create. If
+// that fails the monitor kills what is left of it, tells, and is gone. If it
+// succeeds the container's init, an orphan by then, has become the monitor's
+// child: it can die but not disappear, and no other process can get its pid,
+// before the monitor has seen its exit code.
+//
+// # Files
+//
+// In the run directory of the container (Spec.Dir): monitor.sock; monitor.json,
+// the identities of the monitor and of the container's init, each a pid with
+// its start time; monitor.log, the monitor's own troubles; console.sock while a
+// terminal is being handed over. The exit file, which must outlive a power cut,
+// is elsewhere: it is written, synced and renamed before anyone is told.
+//
+// # The protocol
+//
+// The socket is of type SOCK_SEQPACKET. A packet is a message: words separated
+// by single spaces, numbers in decimal, the last word of some free text.
+//
+//	socat - UNIX-CONNECT:/run/crius/containers/ID/monitor.sock,type=5
+//
+// The monitor tells what happens. Who connects late is told all that has
+// happened, as if it had been there from the start:
+//
+//	hello VERSION STATE                      creating, running or exited
+//	created PID START-TIME                   the container's init exists
+//	failed CODE TEXT                         it never will: the runtime's exit code
+//	                                         (0: not its fault) and last words
+//	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
+//
+// A client asks; each request is answered once, in order, with ok or with
+// error TEXT:
+//
+//	reopen-log              the log has been renamed: go on in a new file at its path;
+//	                        on an error the old file stays the log
+//	resize WIDTH HEIGHT     of the terminal
+//	close-stdin             end of the container's standard input
+//	release                 the container is to be deleted: kill what still lives of
+//	                        it, record its exit, leave
+//	attach                  reserved
+//
+// A packet never changes its form. New versions add packets; a client ignores
+// and a monitor refuses what it does not know. No client can hurt the
+// container: there are at most eight, and one that does not read is dropped.
+//
+// End of the stream without exited means that the monitor is lost, unless the
+// exit file says that it had done its work.
+//
+// # The log
+//
+// Records are those of the CRI log format, with at most 16 KiB of content. How
+// a stream is cut into records depends on its bytes alone. Nothing is ever
+// dropped or garbled: what the file system refuses (it is full, for instance) is
+// kept and tried again, and meanwhile the container, and only it, waits in its
+// write. Rotation never splits a record over two files.
+//
+// # Packages
+//
+// The monitor itself is conmon/monitor, the packets and documents that both
+// sides know conmon/wire. Those two import next to nothing; this package, which
+// runs once per node and not once per container, may.
+package conmon

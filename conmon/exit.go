@@ -1,0 +1,87 @@
+package conmon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Exit is how a container's init ended.
+type Exit struct {
+	Code       int32     `json:"exit_code"` // 128 + Signal if a signal ended it
+	Signal     int32     `json:"signal"`
+	FinishedAt time.Time `json:"finished_at"`
+	OOMKills   uint64    `json:"oom_kills"`         // processes of the container killed for want of memory
+	Message    string    `json:"message,omitempty"` // why nobody saw it, if the monitor did not
+}
+
+// exitDocument is the exit file.
+type exitDocument struct {
+	Version int    `json:"version"`
+	ID      string `json:"id,omitempty"`
+	Exit
+}
+
+// maxExitFile is far above what anybody writes into one.
+const maxExitFile = 16 << 10
+
+// ReadExit reads an exit file. The error is fault.NotFound if there is none.
+func ReadExit(file string) (Exit, error) {
+	text, err := wire.ReadFile(make([]byte, maxExitFile), file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Exit{}, fmt.Errorf("exit file %s: %w", file, fault.NotFound)
+	}
+	var doc exitDocument
+	if err == nil {
+		err = json.Unmarshal(text, &doc)
+	}
+	if err == nil && doc.Version != wire.Version {
+		err = fmt.Errorf("version %d, want %d", doc.Version, wire.Version)
+	}
+	if err != nil {
+		return Exit{}, fmt.Errorf("exit file %s: %w", file, err)
+	}
+	return doc.Exit, nil
+}
+
+// WriteExit records, as durably as a monitor, the exit of a container whose
+// monitor can no longer do it.
+func WriteExit(file string, e Exit) error {
+	e.FinishedAt = e.FinishedAt.UTC()
+	text, err := json.Marshal(exitDocument{Version: wire.Version, Exit: e})
+	if err != nil {
+		return fmt.Errorf("exit file %s: %w", file, err)
+	}
+	return wire.WriteFile(file, append(text, '\n'), true)
+}
+
+// Processes are the two processes of a container, as its monitor has recorded
+// them. Container is zero while there is none.
+type Processes struct {
+	Monitor   Process `json:"monitor"`
+	Container Process `json:"container"`
+}
+
+// ReadProcesses reads what the monitor of a run directory has recorded, dead or
+// alive. The error is fault.NotFound if it never came that far.
+func ReadProcesses(dir string) (Processes, error) {
+	file := dir + "/" + wire.Processes
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Processes{}, fmt.Errorf("%s: %w", file, fault.NotFound)
+	}
+	var p Processes
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	if err != nil {
+		return Processes{}, fmt.Errorf("%s: %w", file, err)
+	}
+	return p, nil
+}

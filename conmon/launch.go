@@ -1,0 +1,249 @@
+package conmon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Spec is a container to be created. Paths are absolute.
+type Spec struct {
+	ID       string
+	Dir      string // the container's run directory: exists, is the monitor's to write in, and short, as a socket's path ends at 107 bytes
+	ExitFile string // in a directory that exists
+	LogFile  string // CRI log; empty: output is discarded
+	Monitor  string // the crius-conmon program
+	Cgroup   string // in which the monitor is born, made if missing; empty: the server's own
+
+	// Runtime is the command that creates the container, complete but for what
+	// Launch appends: --console-socket if Terminal is set, and the ID. It must
+	// make the runtime write PidFile.
+	Runtime []string
+	PidFile string
+
+	Terminal  bool
+	Stdin     bool // hold a pipe open as standard input; false: /dev/null
+	StdinOnce bool // the first client to attach closes it when it leaves
+
+	EnsureDirs []string // created if missing, before the runtime is run
+}
+
+// CreateError is a create that failed, in the words of who failed.
+type CreateError struct {
+	ExitCode int // of the runtime; 0 if it was not the runtime that failed
+	Message  string
+}
+
+func (e *CreateError) Error() string { return e.Message }
+
+// Time limits of their own, for what must be done after a context has ended.
+const (
+	releaseTimeout = 5 * time.Second  // a monitor kills, syncs the exit file and leaves
+	killTimeout    = 10 * time.Second // the kernel buries a killed process
+)
+
+// Launch starts a monitor and by it creates the container. It returns when the
+// runtime's create has ended; the error is a *CreateError if it failed. When
+// ctx ends first, the monitor and everything it began are ended: nothing is
+// left but what a killed runtime may have left of its own, which is for the
+// runtime's delete to remove.
+func Launch(ctx context.Context, s Spec) (*Client, error) {
+	opt, err := s.options()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("monitor of container %s: %w", s.ID, err)
+	}
+	c, err := s.start(opt)
+	if err != nil {
+		return nil, fmt.Errorf("start monitor: %w", err)
+	}
+	select {
+	case <-c.settled:
+		err = c.outcome()
+	case <-ctx.Done():
+		err = fmt.Errorf("create abandoned: %w", context.Cause(ctx))
+	}
+	if err == nil {
+		return c, nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout+killTimeout)
+	defer cancel()
+	if left := c.terminate(undo); left != nil {
+		err = errors.Join(err, left)
+	}
+	_ = c.Close()
+	for _, name := range []string{wire.Socket, wire.ConsoleSocket} {
+		_ = os.Remove(filepath.Join(s.Dir, name))
+	}
+	return nil, err
+}
+
+// An id stands unquoted in file names and documents.
+var validID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`).MatchString
+
+func (s Spec) options() (*wire.Options, error) {
+	if !validID(s.ID) {
+		return nil, fmt.Errorf("the id %q is not made of letters, digits, _ . and -: %w", s.ID, fault.Invalid)
+	}
+	if len(s.Runtime) == 0 {
+		return nil, fmt.Errorf("no runtime command: %w", fault.Invalid)
+	}
+	paths := append([]string{s.Dir, s.ExitFile, s.PidFile, s.Monitor}, s.EnsureDirs...)
+	if s.LogFile != "" {
+		paths = append(paths, s.LogFile)
+	}
+	for _, path := range paths {
+		if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+			return nil, fmt.Errorf("%q is not an absolute path: %w", path, fault.Invalid)
+		}
+	}
+	if room := len(syscall.RawSockaddrUnix{}.Path) - 1; len(socketPath(s.Dir)) > room {
+		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter run root: %w", socketPath(s.Dir), room, fault.Invalid)
+	}
+	program, err := exec.LookPath(s.Runtime[0])
+	if err != nil {
+		return nil, fmt.Errorf("runtime %w: %w", err, fault.Unavailable)
+	}
+	runtime := append([]string{program}, s.Runtime[1:]...)
+	if s.Terminal {
+		runtime = append(runtime, "--console-socket", filepath.Join(s.Dir, wire.ConsoleSocket))
+	}
+	return &wire.Options{
+		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile,
+		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce,
+		EnsureDirs: s.EnsureDirs, Runtime: append(runtime, s.ID),
+	}, nil
+}
+
+// start starts the monitor and connects to it, in the opposite order.
+func (s Spec) start(opt *wire.Options) (c *Client, err error) {
+	listener, err := listen(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(listener)
+	defer func() {
+		if err != nil {
+			_ = os.Remove(socketPath(s.Dir))
+		}
+	}()
+	conn, err := connect(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	monitor, err := s.exec(listener, opt.Args())
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return newClient(conn, s.Dir, s.ExitFile, monitor)
+}
+
+// exec starts the monitor as a child of this process, which the client reaps at
+// the end of its stream.
+func (s Spec) exec(listener int, args []string) (handle, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return handle{}, err
+	}
+	defer null.Close()
+	diagnostics, err := os.OpenFile(filepath.Join(s.Dir, wire.Diagnostics), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
+		return handle{}, err
+	}
+	defer diagnostics.Close()
+	files := []uintptr{null.Fd(), null.Fd(), diagnostics.Fd(), uintptr(listener)}
+	pidfd := -1
+	start := func(attr *syscall.SysProcAttr) error {
+		attr.Setsid, attr.PidFD = true, &pidfd
+		argv := append([]string{s.Monitor}, args...)
+		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: environ(), Files: files, Sys: attr})
+		return err
+	}
+	if s.Cgroup == "" {
+		err = start(new(syscall.SysProcAttr))
+	} else {
+		err = cgroup.Start(s.Cgroup, start)
+	}
+	if err != nil {
+		return handle{}, fmt.Errorf("execute %s: %w", s.Monitor, err)
+	}
+	return newHandle(pidfd)
+}
+
+// environ is the environment of the monitor, and less its own variables that
+// of the runtime: the server's, without what a service manager has told the
+// server alone.
+func environ() []string {
+	private := []string{"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
+	inherited := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(private, name)
+	})
+	own := wire.Environ()
+	return append(own[:], inherited...)
+}
+
+func socketPath(dir string) string { return filepath.Join(dir, wire.Socket) }
+
+func listen(dir string) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open socket: %w", err)
+	}
+	if err = unix.Fchmod(fd, 0o600); err == nil { // bind gives the file this mode
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: socketPath(dir)})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 64)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("listen on %s: %w", socketPath(dir), err)
+	}
+	return fd, nil
+}
+
+// connect never waits: a unix socket has its answer at once.
+func connect(dir string) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open socket: %w", err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socketPath(dir)}); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("connect to %s: %w", socketPath(dir), err)
+	}
+	return os.NewFile(uintptr(fd), socketPath(dir)), nil
+}
+
+// diagnostics is the end of what the monitor of dir has complained about.
+func diagnostics(dir string) string {
+	f, err := os.Open(filepath.Join(dir, wire.Diagnostics))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > wire.MaxText {
+		_, _ = f.Seek(-wire.MaxText, io.SeekEnd)
+	}
+	text, _ := io.ReadAll(io.LimitReader(f, wire.MaxText))
+	return strings.TrimSpace(strings.ToValidUTF8(string(text), "\uFFFD"))
+}

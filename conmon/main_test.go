@@ -1,0 +1,80 @@
+package conmon_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	_ "github.com/crius-run/crius/conmon/monitor" // so that a cached result is not that of another monitor
+	"github.com/crius-run/crius/internal/cgroup"
+)
+
+// Built once for all tests.
+var (
+	monitorPath string // crius-conmon
+	rootfs      string // of every container: /probe and some empty directories
+	cgroupRoot  = fmt.Sprintf("/crius-test-conmon-%d", os.Getpid())
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(serverRole); dir != "" {
+		actAsServer(dir)
+		return
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "conmon")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	rootfs = filepath.Join(dir, "rootfs")
+	for _, name := range []string{"proc", "dev", "sys", "tmp"} {
+		must(os.MkdirAll(filepath.Join(rootfs, name), 0o755))
+	}
+	must(os.Chmod(dir, 0o755)) // containers may run as somebody
+	monitorPath = filepath.Join(dir, "crius-conmon")
+	build(monitorPath, "github.com/crius-run/crius/cmd/crius-conmon")
+	build(filepath.Join(rootfs, "probe"), "./testdata/probe")
+	must(mountHugetlb())
+	defer func() {
+		if err := cgroup.Remove(cgroupRoot); err != nil {
+			fmt.Fprintln(os.Stderr, "test cgroups left:", err)
+		}
+	}()
+	return m.Run()
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func build(output, pkg string) {
+	c := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", output, pkg)
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := c.CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("build %s: %v\n%s", pkg, err, text))
+	}
+}
+
+// mountHugetlb takes the last controller from the unified hierarchy of a hybrid
+// host: crun before 1.9 refuses to work beside one. It stays.
+func mountHugetlb() error {
+	controllers, err := os.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers")
+	if err != nil || !strings.Contains(string(controllers), "hugetlb") {
+		return nil
+	}
+	if err := os.MkdirAll("/sys/fs/cgroup/hugetlb", 0o755); err != nil {
+		return err
+	}
+	return unix.Mount("cgroup", "/sys/fs/cgroup/hugetlb", "cgroup", 0, "hugetlb")
+}

@@ -1,0 +1,169 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// maxClients is one server and room for some people with socat. Who comes
+// later is turned away, so that nobody can push the server out.
+const maxClients = 8
+
+func (m *monitor) accept(int) {
+	for {
+		fd, err := accept(m.listener)
+		if err != nil {
+			return
+		}
+		m.admit(fd)
+	}
+}
+
+func (m *monitor) admit(fd int) {
+	for i, used := range m.clients {
+		if used >= 0 {
+			continue
+		}
+		if m.listenTo(fd, syscall.EPOLLIN, asked, i) != nil {
+			break
+		}
+		m.clients[i] = fd
+		m.greet(i)
+		return
+	}
+	_ = say(fd, wire.Message{Verb: wire.Error, Text: "too many clients"})
+	syscall.Close(fd)
+}
+
+// greet tells a client everything it would know had it been here from the start.
+func (m *monitor) greet(i int) {
+	hello := wire.Message{Verb: wire.Hello, Num: [4]uint64{wire.Version}, Text: wire.StateCreating}
+	switch {
+	case m.told:
+		hello.Text = wire.StateExited
+	case m.state != creating:
+		hello.Text = wire.StateRunning
+	}
+	m.send(i, hello)
+	if m.state != creating {
+		m.send(i, m.createdMessage())
+	}
+	if m.told {
+		m.send(i, m.exit.Message())
+	}
+}
+
+func (m *monitor) createdMessage() wire.Message {
+	return wire.Message{Verb: wire.Created, Num: [4]uint64{uint64(m.container.PID), m.container.StartTime}}
+}
+
+func (m *monitor) tell(msg wire.Message) {
+	for i := range m.clients {
+		m.send(i, msg)
+	}
+}
+
+// send never waits: a client that does not read is none.
+func (m *monitor) send(i int, msg wire.Message) {
+	if m.clients[i] < 0 {
+		return
+	}
+	if say(m.clients[i], msg) != nil {
+		m.drop(i)
+	}
+}
+
+func say(fd int, msg wire.Message) error {
+	var buf [128]byte // few are longer
+	return transmit(fd, wire.Append(buf[:0], msg))
+}
+
+func (m *monitor) drop(i int) {
+	syscall.Close(m.clients[i])
+	m.clients[i] = -1
+}
+
+// serve reads one request and answers it.
+func (m *monitor) serve(i int) {
+	if m.clients[i] < 0 {
+		return
+	}
+	var buf [256]byte // far longer than any request
+	n, err := syscall.Read(m.clients[i], buf[:])
+	if err == syscall.EAGAIN || err == syscall.EINTR {
+		return
+	}
+	if n <= 0 {
+		m.drop(i)
+		return
+	}
+	answer := wire.Message{Verb: wire.OK}
+	msg, _ := wire.Parse(buf[:n])
+	if err := m.obey(msg); err != nil {
+		answer = wire.Message{Verb: wire.Error, Text: err.Error()}
+	}
+	m.send(i, answer)
+}
+
+func (m *monitor) obey(msg wire.Message) error {
+	switch msg.Verb {
+	case wire.ReopenLog:
+		return m.log.reopen()
+	case wire.Resize:
+		return m.resize(msg.Num[0], msg.Num[1])
+	case wire.CloseStdin:
+		return m.closeStdin()
+	case wire.Release:
+		m.release()
+		return nil
+	case wire.Attach:
+		return wire.Text("unimplemented: attach")
+	}
+	return wire.Text("unknown request")
+}
+
+func (m *monitor) resize(width, height uint64) error {
+	switch {
+	case !m.opt.Terminal:
+		return wire.Text("the container has no terminal")
+	case m.state == creating:
+		return wire.Text("the container does not exist yet")
+	case width > 1<<16-1 || height > 1<<16-1:
+		return wire.Text("a terminal is at most 65535 characters wide and high")
+	case m.stdout.fd < 0:
+		return nil
+	}
+	return wire.Fail("resize terminal", setWindow(m.stdout.fd, uint16(width), uint16(height)))
+}
+
+func (m *monitor) closeStdin() error {
+	if !m.opt.Stdin {
+		return wire.Text("the container has no standard input")
+	}
+	if m.opt.Terminal {
+		return wire.Text("the container's standard input is its terminal, which stays open")
+	}
+	m.dropStdin()
+	return nil
+}
+
+func (m *monitor) dropStdin() {
+	if m.stdin >= 0 {
+		syscall.Close(m.stdin)
+		m.stdin = -1
+	}
+}
+
+// release ends what is still alive. Of a container that exists the end is
+// recorded as ever before the monitor leaves.
+func (m *monitor) release() {
+	m.released = true
+	switch m.state {
+	case creating:
+		m.abandon()
+		m.left = true
+	case running:
+		pidfdSignal(m.watched, syscall.SIGKILL)
+	}
+}

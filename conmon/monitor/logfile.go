@@ -1,0 +1,122 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// logFile is the container's log. It never gives a byte up: what the file
+// system refuses is kept and tried again, and as long as it is kept nothing
+// more is read from the container, which then waits in its own write(2).
+type logFile struct {
+	path    string // empty: everything is thrown away
+	fd      int
+	records []byte // whole records, written up to done
+	done    int
+	err     error // why the last write was refused; nil: all is well
+}
+
+func openLog(path string) (int, error) {
+	const flags = syscall.O_WRONLY | syscall.O_APPEND | syscall.O_CREAT | syscall.O_NOFOLLOW |
+		syscall.O_NONBLOCK // a FIFO would block, and is refused below
+	fd, err := wire.Open(flags, 0o640, path)
+	if err != nil {
+		return -1, wire.Fail("open log "+path, err)
+	}
+	var st syscall.Stat_t
+	if err = syscall.Fstat(fd, &st); err == nil && st.Mode&syscall.S_IFMT != syscall.S_IFREG {
+		err = wire.Text("not a regular file")
+	}
+	if err != nil {
+		syscall.Close(fd)
+		return -1, wire.Fail("open log "+path, err)
+	}
+	return fd, nil
+}
+
+func (l *logFile) open(path string) (err error) {
+	l.path = path
+	if path != "" {
+		l.fd, err = openLog(path)
+	}
+	return err
+}
+
+// add takes the beginning of a stream's bytes and says how much of them, and
+// whether it wants to be flushed before it takes more.
+func (l *logFile) add(stream string, in []byte, eof bool) (used int, full bool) {
+	if l.path == "" {
+		return len(in), false
+	}
+	if len(in) == 0 {
+		return 0, false
+	}
+	var head [wire.StampLen + len(" stdout ")]byte
+	l.records, used, full = appendRecords(l.records, in, appendHead(head[:0], stream), eof)
+	return used, full
+}
+
+func (l *logFile) blocked() bool { return l.err != nil }
+func (l *logFile) empty() bool   { return len(l.records) == 0 }
+
+// flush writes what there is; it stops at the first error, exactly where the
+// file system did, and goes on from there when it is called again.
+func (l *logFile) flush() {
+	l.err = nil
+	for l.done < len(l.records) {
+		n, err := syscall.Write(l.fd, l.records[l.done:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			l.err = wire.Fail("write log "+l.path, err)
+			return
+		}
+		l.done += n
+	}
+	l.records, l.done = l.records[:0], 0
+}
+
+// reopen goes over to a file newly opened at the log's path: log rotation. On
+// an error the old file stays the log.
+func (l *logFile) reopen() error {
+	if l.path == "" {
+		return nil
+	}
+	fd, err := openLog(l.path)
+	if err != nil {
+		return err
+	}
+	if err := l.takeBack(); err != nil {
+		syscall.Close(fd)
+		return err
+	}
+	syscall.Close(l.fd)
+	l.fd = fd
+	l.flush()
+	return nil
+}
+
+// takeBack removes from the end of the file the record of which a refused
+// write has left only the beginning there: a record is never spread over two
+// files.
+func (l *logFile) takeBack() error {
+	start := l.done
+	for start > 0 && l.records[start-1] != '\n' {
+		start--
+	}
+	if start == l.done {
+		return nil
+	}
+	var st syscall.Stat_t
+	err := syscall.Fstat(l.fd, &st)
+	if err == nil {
+		err = syscall.Ftruncate(l.fd, max(st.Size-int64(l.done-start), 0))
+	}
+	if err != nil {
+		return wire.Fail("cut half a record from the end of log "+l.path, err)
+	}
+	l.done = start
+	return nil
+}

@@ -1,0 +1,193 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// state is how far the container's life has come.
+type state uint8
+
+const (
+	creating state = iota // the runtime is making the container
+	running               // it exists; whether it has been started is not the monitor's business
+	exited                // its init is dead, others may still hold its pipes
+	states
+)
+
+// event is what can happen.
+type event uint8
+
+const (
+	connected event = iota // a client waits to be accepted
+	asked                  // a client has sent a packet, or has gone
+	ended                  // the runtime, or the container's init, is dead
+	spoken                 // there is output of the container, or of the runtime
+	starved                // the kernel has counted an OOM kill
+	events
+)
+
+// reaction is what the monitor does about it. The argument is the number of
+// the client or stream. Where there is none, nothing has to be done.
+func (s state) reaction(e event) func(*monitor, int) {
+	return [states][events]func(*monitor, int){
+		creating: {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).runtimeEnded},
+		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills},
+		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready},
+	}[s][e]
+}
+
+// monitor is all there is.
+type monitor struct {
+	opt   *wire.Options
+	env   []string // of the runtime
+	state state
+
+	epoll    int
+	listener int
+	clients  [maxClients]int
+
+	self      wire.Process
+	runtime   int // pid, while creating
+	container wire.Process
+	watched   int  // pidfd of whom the monitor waits for: the runtime, then the container's init
+	orphans   bool // the container's orphans become children of the monitor
+
+	stdin          int // what is written here the container reads; -1: nothing
+	stdout, stderr stream
+	console        int // listening socket, while creating
+	log            logFile
+	oom            oomCounter
+
+	exit     wire.Exit
+	recorded bool // in the exit file
+	told     bool // to the clients
+	attempts int  // to write the exit file
+	released bool // nobody is interested any more
+	left     bool
+
+	complaints int
+}
+
+func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
+	m = &monitor{
+		opt: opt, env: env,
+		listener: wire.ListenFD, console: -1, watched: -1, stdin: -1,
+		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
+		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
+		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize)},
+		oom:    oomCounter{fd: -1},
+	}
+	for i := range m.clients {
+		m.clients[i] = -1
+	}
+	m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
+	return m, wire.Fail("open epoll", err)
+}
+
+func (m *monitor) listenTo(fd int, what uint32, e event, number int) error {
+	return syscall.EpollCtl(m.epoll, syscall.EPOLL_CTL_ADD, fd,
+		&syscall.EpollEvent{Events: what, Fd: int32(e), Pad: int32(number)})
+}
+
+func (m *monitor) loop() {
+	var batch [8]syscall.EpollEvent
+	for !m.left {
+		n, err := syscall.EpollWait(m.epoll, batch[:], m.patience())
+		if err != nil && err != syscall.EINTR {
+			m.complain(wire.Fail("wait for events", err))
+			return
+		}
+		for _, e := range batch[:max(n, 0)] {
+			if react := m.state.reaction(event(e.Fd)); react != nil && !m.left {
+				react(m, int(e.Pad))
+			}
+		}
+		m.proceed(n == 0)
+	}
+}
+
+// patience is how many milliseconds the loop may wait for the next event.
+func (m *monitor) patience() int {
+	const (
+		retry   = 200   // what the file system has refused
+		silence = 1000  // then the buffers are not needed for now
+		undead  = 10000 // nothing tells of the death of an orphan
+		forever = -1
+	)
+	moving := !m.log.blocked() || m.state == creating
+	switch {
+	case moving && (m.stdout.ready || m.stderr.ready):
+		return 0
+	case m.log.blocked(), m.state == exited && !m.recorded:
+		return retry
+	case m.stdout.touched, m.stderr.touched:
+		return silence
+	case m.orphans:
+		return undead
+	}
+	return forever
+}
+
+// proceed does what is due after any event, or after none in time.
+func (m *monitor) proceed(quiet bool) {
+	if m.state == creating {
+		m.collect()
+		return
+	}
+	if m.orphans {
+		m.reap()
+	}
+	m.pump(turn)
+	if m.state == exited {
+		m.record()
+		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
+		if m.told && m.recorded && drained || m.released {
+			m.left = true
+		}
+	}
+	if quiet {
+		m.trim()
+	}
+}
+
+func (m *monitor) pump(budget int) {
+	was := m.log.blocked()
+	if was {
+		m.log.flush()
+	}
+	m.stdout.pump(&m.log, budget)
+	m.stderr.pump(&m.log, budget)
+	if is := m.log.blocked(); is != was {
+		if is {
+			m.complain(&wire.Failure{Step: "the container's output waits", Err: m.log.err})
+		} else {
+			m.complain(wire.Text("the container's output flows again"))
+		}
+	}
+}
+
+func (m *monitor) ready(number int) {
+	if number == m.stdout.number() {
+		m.stdout.ready = true
+	} else {
+		m.stderr.ready = true
+	}
+}
+
+func (m *monitor) collect() {
+	m.stdout.collect()
+	m.stderr.collect()
+}
+
+// complain writes to the monitor's own log, which is bounded.
+func (m *monitor) complain(err error) {
+	const bearable = 100
+	if m.complaints++; m.complaints > bearable {
+		return
+	}
+	sec, nsec := now()
+	line := append(wire.AppendStamp(nil, sec, nsec), ' ')
+	_, _ = syscall.Write(2, append(append(line, err.Error()...), '\n'))
+}

@@ -1,0 +1,172 @@
+package monitor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+func TestOOMFiles(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		table string
+		want  []string
+	}{
+		"v1":                      {"12:memory:/pod/c\n3:cpu,cpuacct:/pod/c\n1:name=systemd:/pod/c\n", []string{"/sys/fs/cgroup/memory/pod/c/memory.oom_control"}},
+		"v1, several controllers": {"4:cpu,memory:/c\n", []string{"/sys/fs/cgroup/memory/c/memory.oom_control"}},
+		"hybrid": {"4:memory:/pod/c\n0::/scope\n", []string{
+			"/sys/fs/cgroup/memory/pod/c/memory.oom_control", "/sys/fs/cgroup/scope/memory.events", "/sys/fs/cgroup/unified/scope/memory.events"}},
+		"v2":                   {"0::/kubepods.slice/c.scope\n", []string{"/sys/fs/cgroup/kubepods.slice/c.scope/memory.events", "/sys/fs/cgroup/unified/kubepods.slice/c.scope/memory.events"}},
+		"colons":               {"0::/a:b:c\n", []string{"/sys/fs/cgroup/a:b:c/memory.events", "/sys/fs/cgroup/unified/a:b:c/memory.events"}},
+		"no memory controller": {"3:cpu:/c\n5:notmemory:/c\n6:memory2,memor:/c\n", nil},
+		"nonsense":             {"\n::\nx\n:\n\x00", nil},
+		"nothing":              {"", nil},
+	} {
+		var got []string
+		for _, f := range oomFiles([]byte(test.table)) {
+			if f.group != "" {
+				got = append(got, f.root+f.group+f.name)
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestKeyed(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]uint64{
+		"low 0\nhigh 0\nmax 9\noom 2\noom_kill 3\noom_group_kill 7\n": 3,
+		"oom_kill_disable 0\nunder_oom 0\noom_kill 12\n":              12,
+		"oom_kill 18446744073709551615":                               1<<64 - 1,
+	} {
+		if got, ok := keyed([]byte(text), "oom_kill"); !ok || got != want {
+			t.Errorf("%q: %d, %v", text, got, ok)
+		}
+	}
+	for _, text := range []string{"", "oom_kill", "oom_kill x\n", "oom_kill_disable 0\nunder_oom 0\n", "xoom_kill 1\n", "oom_kill  1\n"} {
+		if got, ok := keyed([]byte(text), "oom_kill"); ok {
+			t.Errorf("%q: %d", text, got)
+		}
+	}
+}
+
+func TestUnknownCounter(t *testing.T) {
+	t.Parallel()
+	o := oomCounter{fd: -1}
+	o.watch(1 << 22)
+	if o.fd >= 0 || o.kills() != 0 {
+		t.Errorf("%+v", o)
+	}
+}
+
+// A cgroup may count kills of an earlier container, or be made anew below us.
+func TestCountSinceCreate(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "memory.events")
+	write := func(n int) {
+		if err := os.WriteFile(file, fmt.Appendf(nil, "oom_kill %d\n", n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(5)
+	o := oomCounter{fd: -1}
+	if !o.open("oom_kill", file) {
+		t.Fatal("not opened")
+	}
+	defer syscall.Close(o.fd)
+	for count, want := range map[int]uint64{5: 0, 7: 2, 3: 0} {
+		if write(count); o.kills() != want {
+			t.Errorf("%d kills, want %d", o.kills(), want)
+		}
+	}
+	other := oomCounter{fd: -1}
+	if other.open("no_such_key", file) || other.fd != -1 {
+		t.Errorf("%+v", other)
+	}
+}
+
+// A systemd scope goes away with its last process: what its counter said last is
+// known all the same, and a dead counter does not keep the loop busy. Here a
+// cgroup's events file stands for memory.events, which changes and dies alike.
+func TestCounterOutlivesCgroup(t *testing.T) {
+	t.Parallel()
+	dir := fmt.Sprintf("%s/crius-test-oom-%d", cgroup2(t), os.Getpid())
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Rmdir(dir)
+	o := oomCounter{fd: -1}
+	if !o.open("populated", dir, "/cgroup.events") || o.first != 0 {
+		t.Fatalf("%+v", o)
+	}
+	defer syscall.Close(o.fd)
+	m := &monitor{}
+	var err error
+	if m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(m.epoll)
+	if err := m.listenTo(o.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0); err != nil {
+		t.Fatal(err)
+	}
+	wait := func(ms int) bool {
+		var batch [4]syscall.EpollEvent
+		for {
+			n, err := syscall.EpollWait(m.epoll, batch[:], ms)
+			if err == nil {
+				return n > 0 && event(batch[0].Fd) == starved
+			}
+			if !errors.Is(err, syscall.EINTR) {
+				t.Fatal(err)
+			}
+		}
+	}
+	wait(0) // the first look
+	sleep := exec.Command("sleep", "1000")
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer sleep.Wait()
+	defer sleep.Process.Kill()
+	if err := os.WriteFile(dir+"/cgroup.procs", fmt.Append(nil, sleep.Process.Pid), 0); err != nil {
+		t.Fatal(err)
+	}
+	if !wait(10_000) || !o.read() || o.last != 1 {
+		t.Fatalf("the change was not seen: %+v", o)
+	}
+	sleep.Process.Kill()
+	sleep.Wait()
+	if !wait(10_000) {
+		t.Fatal("the second change was not seen")
+	}
+	if err := syscall.Rmdir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if o.read() || o.kills() != 1 {
+		t.Errorf("a counter that is no more: %+v", o)
+	}
+	wait(0)
+	if wait(100) {
+		t.Error("a dead counter keeps the loop busy")
+	}
+}
+
+func cgroup2(t *testing.T) string {
+	t.Helper()
+	const magic = 0x63677270
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st syscall.Statfs_t
+		if syscall.Statfs(dir, &st) == nil && st.Type == magic {
+			return dir
+		}
+	}
+	t.Fatal("no cgroup2 file system is mounted")
+	return ""
+}

@@ -1,0 +1,206 @@
+package monitor
+
+import (
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// Run is the whole of crius-conmon. The result is the exit code of the process.
+//
+// It expects to be started by conmon.Launch: the listening socket as descriptor
+// wire.ListenFD, the Go runtime's own variables first in the environment.
+func Run() int {
+	growStack(false)
+	if err := closeInherited(); err != nil {
+		return usage(wire.Fail("close inherited descriptors", err))
+	}
+	args, env, err := commandLine()
+	if err != nil {
+		return usage(err)
+	}
+	opt, err := wire.ParseArgs(args)
+	if err != nil {
+		return usage(err)
+	}
+	m, err := newMonitor(opt, env)
+	if err != nil {
+		return usage(err)
+	}
+	if err := m.begin(); err != nil {
+		m.accept(0)
+		m.fail(0, err.Error())
+		return 1
+	}
+	m.loop()
+	return 0
+}
+
+func usage(err error) int {
+	text := "crius-conmon: " + err.Error() + "\n" +
+		"This is a part of crius and is started by it, once for every container.\n"
+	_, _ = syscall.Write(2, []byte(text))
+	return 2
+}
+
+// begin is everything up to the start of the runtime.
+func (m *monitor) begin() (err error) {
+	syscall.Umask(0o022)
+	if err := syscall.SetNonblock(m.listener, true); err != nil {
+		return wire.Fail("use socket", err)
+	}
+	if err := m.listenTo(m.listener, syscall.EPOLLIN, connected, 0); err != nil {
+		return wire.Fail("watch socket", err)
+	}
+	if m.self, err = wire.Find(syscall.Getpid()); err != nil {
+		return err
+	}
+	if err := m.writeProcesses(); err != nil {
+		return err
+	}
+	if err := becomeSubreaper(); err != nil {
+		return wire.Fail("become subreaper", err)
+	}
+	if err := m.log.open(m.opt.LogFile); err != nil {
+		return err
+	}
+	for _, dir := range m.opt.EnsureDirs {
+		if err := ensureDir(dir); err != nil {
+			return wire.Fail("create missing directory "+dir, err)
+		}
+	}
+	return m.start()
+}
+
+// start runs the runtime's create.
+func (m *monitor) start() (err error) {
+	if m.opt.Terminal {
+		if err := m.listenConsole(); err != nil {
+			return err
+		}
+	}
+	child, err := m.openStdio()
+	if err != nil {
+		return err
+	}
+	defer child.close()
+	if err := m.spawn(child); err != nil {
+		return err
+	}
+	// Both are inherited, and neither is meant for a container.
+	ignoreSignals()
+	becomePrecious()
+	return nil
+}
+
+// becomePrecious asks the OOM killer to take anybody else, as far as this
+// process may: lowering the score takes CAP_SYS_RESOURCE.
+func becomePrecious() {
+	fd, err := wire.Open(syscall.O_WRONLY, 0, "/proc/self/oom_score_adj")
+	if err != nil {
+		return
+	}
+	_, _ = syscall.Write(fd, []byte("-1000"))
+	syscall.Close(fd)
+}
+
+// ensureDir makes a directory and its parents where there is nothing yet.
+// Whatever exists is good: the source of a mount may be a file.
+func ensureDir(path string) error {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != syscall.ENOENT {
+		return err
+	}
+	for i := 1; i <= len(path); i++ {
+		if i < len(path) && path[i] != '/' {
+			continue
+		}
+		if err := syscall.Mkdir(path[:i], 0o755); err != nil && err != syscall.EEXIST {
+			return err
+		}
+	}
+	return nil
+}
+
+// commandLine is what this process was started with: its arguments, and the
+// environment for the runtime, without what tunes this Go program.
+func commandLine() (args, env []string, err error) {
+	text := make([]byte, 4<<20) // of which only the pages that are filled will count
+	if args, text, err = readWords(text, "/proc/self/cmdline"); err != nil {
+		return nil, nil, err
+	}
+	if env, _, err = readWords(text, "/proc/self/environ"); err != nil {
+		return nil, nil, err
+	}
+	for _, own := range wire.Environ() {
+		env = without(env, own)
+	}
+	return args[min(1, len(args)):], env, nil
+}
+
+// readWords reads a file of NUL-terminated words. They stay in the room, of
+// which the unused part is given back.
+func readWords(room []byte, path string) (list []string, rest []byte, err error) {
+	text, err := wire.ReadFile(room, path)
+	if err == nil && len(text) == len(room) {
+		err = syscall.E2BIG
+	}
+	if err != nil {
+		return nil, nil, wire.Fail("read "+path, err)
+	}
+	count := 0
+	for _, c := range text {
+		if c == 0 {
+			count++
+		}
+	}
+	list = make([]string, 0, count)
+	rest = room[len(text):]
+	for len(text) > 0 {
+		var word []byte
+		word, text, _ = wire.Cut(text, 0)
+		list = append(list, unsafe.String(unsafe.SliceData(word), len(word)))
+	}
+	return list, rest, nil
+}
+
+func without(list []string, word string) []string {
+	kept := list[:0]
+	for _, w := range list {
+		if w != word {
+			kept = append(kept, w)
+		}
+	}
+	return kept
+}
+
+// growStack makes the stack of the calling goroutine large at once, by the room
+// that it claims and does not use. Grown by doubling, as the runtime does, it
+// would leave behind a pool of stacks of each size on the way, some 50 KiB.
+//
+//go:noinline
+func growStack(never bool) (n int) {
+	if never {
+		var room [20 << 10]byte
+		n, _ = syscall.Read(-1, room[:])
+	}
+	return n
+}
+
+// discard gives whole pages of b back to the kernel; they read as zeros.
+func discard(b []byte) {
+	page := uintptr(syscall.Getpagesize())
+	if len(b) == 0 {
+		return
+	}
+	if over := uintptr(unsafe.Pointer(&b[0])) % page; over != 0 {
+		b = b[min(page-over, uintptr(len(b))):]
+	}
+	if b = b[:uintptr(len(b))/page*page]; len(b) > 0 {
+		_ = syscall.Madvise(b, syscall.MADV_DONTNEED)
+	}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

@@ -1,0 +1,127 @@
+package monitor
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+func TestReadWords(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "words")
+	for text, want := range map[string][]string{
+		"":                    {},
+		"a\x00":               {"a"},
+		"a\x00\x00b c\x00":    {"a", "", "b c"},
+		"unended":             {"unended"},
+		"\x00":                {""},
+		"--log-file=/a=b\x00": {"--log-file=/a=b"},
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		room := make([]byte, 100)
+		got, rest, err := readWords(room, path)
+		if err != nil || !slices.Equal(got, want) || len(rest) != 100-len(text) {
+			t.Errorf("%q: %q, %v, %d bytes left", text, got, err, len(rest))
+		}
+		if _, _, err := readWords(room[:len(text)], path); err == nil {
+			t.Errorf("%q fits into too little room", text)
+		}
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	for _, own := range wire.Environ() {
+		name, value, _ := strings.Cut(own, "=")
+		t.Setenv(name, value) // too late for /proc/self/environ, which is what counts
+	}
+	args, env, err := commandLine()
+	if err != nil || !slices.Equal(args, os.Args[1:]) || len(env) == 0 {
+		t.Errorf("%q, %q, %v", args, env, err)
+	}
+	if got := without([]string{"GOGC=off", "A=1", "GOGC=off", "GOGC=offset"}, "GOGC=off"); !slices.Equal(got, []string{"A=1", "GOGC=offset"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestEnsureDir(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := dir + "/file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{
+		dir:              nil,
+		dir + "/a/b/c":   nil,
+		dir + "//d//e//": nil,
+		file:             nil,
+		file + "/below":  syscall.ENOTDIR,
+		"/proc/no/such":  syscall.ENOENT,
+	} {
+		for range 2 {
+			if err := ensureDir(path); err != want {
+				t.Errorf("%s: %v, want %v", path, err, want)
+			}
+		}
+		if _, err := os.Stat(path); want == nil && err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                         "",
+		" \r\n\t ":                 "",
+		"\n a reason\nin two \r\n": "a reason\nin two",
+		"\xff\xfe":                 "\uFFFD\uFFFD",
+		"caf\xc3\xa9 \xc3":         "café \uFFFD",
+	} {
+		if got := printable([]byte(text)); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Pages are given back, and only those that are wholly in the slice.
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	b := make([]byte, 4*os.Getpagesize())
+	for i := range b {
+		b[i] = 1
+	}
+	inner := b[10 : len(b)-10]
+	discard(inner)
+	if b[0] != 1 || b[9] != 1 || b[len(b)-1] != 1 || b[len(b)-10] != 1 {
+		t.Error("bytes outside are gone")
+	}
+	if slices.Index(inner, 0) < 0 {
+		t.Error("nothing was given back")
+	}
+	discard(nil)
+	discard(b[:1])
+	discard(b[1:2])
+}
+
+func TestCloseInheritedByListing(t *testing.T) {
+	t.Parallel()
+	numbers, err := numbersIn("/proc/self/fd")
+	if err != nil || !slices.Contains(numbers, 0) || !slices.Contains(numbers, 2) {
+		t.Errorf("%v, %v", numbers, err)
+	}
+	pids, err := numbersIn("/proc")
+	if err != nil || !slices.Contains(pids, os.Getpid()) || !slices.Contains(pids, 1) {
+		t.Errorf("%v, %v", pids, err)
+	}
+	if _, err := numbersIn("/no/such"); err == nil {
+		t.Error("no error")
+	}
+}

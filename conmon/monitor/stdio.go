@@ -1,0 +1,162 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+const (
+	// bufferSize is room for the longest held-back line and a good deal more.
+	bufferSize = 64 << 10
+	// pipeSize lets a container run ahead of a busy disk; a pipe's page table is
+	// kernel memory even while it is empty, so not more.
+	pipeSize = 256 << 10
+	// turn is how much of one stream is moved before others get their turn.
+	turn = 256 << 10
+)
+
+// stream is one way out of the container: a pipe, or the terminal.
+//
+// It is watched edge-triggered: an event means that reading is worth a try
+// (ready) until a try comes up empty. So neither a hung-up pipe that must not
+// be read yet, nor a terminal that nobody has open, ever keeps the loop busy.
+type stream struct {
+	name     string
+	fd       int // -1: at its end
+	terminal bool
+	last     bool // the init is dead: a terminal nobody has open will never be opened again
+	ready    bool
+	touched  bool // buf has pages of its own
+	buf      []byte
+	pos, n   int // buf[pos:n] is not in the log yet
+}
+
+func (s *stream) ended() bool { return s.fd < 0 && s.pos == s.n }
+
+func (s *stream) close() {
+	if s.fd >= 0 {
+		syscall.Close(s.fd)
+	}
+	s.fd, s.ready = -1, false
+}
+
+// fill reads once.
+func (s *stream) fill() int {
+	if s.pos > 0 {
+		s.n = copy(s.buf, s.buf[s.pos:s.n])
+		s.pos = 0
+	}
+	n, err := syscall.Read(s.fd, s.buf[s.n:])
+	switch {
+	case n > 0:
+		s.touched = true
+		s.n += n
+		return n
+	case err == syscall.EINTR:
+	case err == syscall.EAGAIN, err == syscall.EIO && s.terminal && !s.last:
+		s.ready = false
+	default:
+		s.close()
+	}
+	return 0
+}
+
+// pump moves bytes from the stream into the log until there are none, the log
+// refuses, or about budget bytes have been moved.
+func (s *stream) pump(log *logFile, budget int) {
+	for !log.blocked() {
+		used, full := log.add(s.name, s.buf[s.pos:s.n], s.fd < 0)
+		s.pos += used
+		if full {
+			log.flush()
+			continue
+		}
+		if !s.ready || budget <= 0 {
+			log.flush()
+			return
+		}
+		budget -= s.fill()
+	}
+}
+
+// collect keeps the last of what the runtime says while it creates the
+// container: bounded, however much it says.
+func (s *stream) collect() {
+	for budget := turn; s.ready && budget > 0; {
+		budget -= s.fill()
+		s.pos = max(0, s.n-wire.MaxText)
+	}
+}
+
+// said is what collect has kept; it is forgotten.
+func (s *stream) said() string {
+	text := printable(s.buf[s.pos:s.n])
+	s.pos, s.n = 0, 0
+	return text
+}
+
+// stdio are the ends of the pipes that become the standard descriptors of the
+// runtime, and by its hands of the container.
+type stdio [3]int
+
+func (c *stdio) close() {
+	for _, fd := range c {
+		if fd > 2 {
+			syscall.Close(fd)
+		}
+	}
+}
+
+// openStdio makes the pipes. With a terminal they serve the runtime's own words
+// only.
+func (m *monitor) openStdio() (child stdio, err error) {
+	for _, s := range []*stream{&m.stdout, &m.stderr} {
+		var p [2]int
+		if err = syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+			break
+		}
+		s.fd, child[s.number()] = p[0], p[1]
+		growPipe(p[0], pipeSize)
+		if err = m.watch(s); err != nil {
+			break
+		}
+	}
+	if err == nil && m.opt.Stdin && !m.opt.Terminal {
+		var p [2]int
+		if err = syscall.Pipe2(p[:], syscall.O_CLOEXEC); err == nil {
+			child[0], m.stdin = p[0], p[1]
+			err = syscall.SetNonblock(m.stdin, true)
+		}
+	}
+	if err != nil {
+		child.close()
+	}
+	return child, wire.Fail("open stdio", err)
+}
+
+func (s *stream) number() int {
+	if s.name == "stdout" {
+		return 1
+	}
+	return 2
+}
+
+func (m *monitor) watch(s *stream) error {
+	s.ready = true
+	if err := syscall.SetNonblock(s.fd, true); err != nil {
+		return err
+	}
+	return m.listenTo(s.fd, syscall.EPOLLIN|edgeTriggered, spoken, s.number())
+}
+
+// trim gives the pages of the buffers back to the kernel.
+func (m *monitor) trim() {
+	for _, s := range []*stream{&m.stdout, &m.stderr} {
+		discard(s.buf[s.n:])
+		s.touched = false
+	}
+	if m.log.empty() {
+		discard(m.log.records[:cap(m.log.records)])
+	}
+}

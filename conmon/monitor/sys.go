@@ -1,0 +1,158 @@
+package monitor
+
+import (
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// The system calls that package syscall lacks. Numbers from 403 on are the same
+// on every architecture.
+const (
+	sysPidfdSendSignal = 424
+	sysPidfdOpen       = 434
+	sysCloseRange      = 436
+
+	prSetChildSubreaper = 36
+	setPipeSize         = 1031
+	waitNoReap          = 0x1000000
+	clockRealtime       = 0
+
+	// edgeTriggered is syscall.EPOLLET with the sign it has in an event.
+	edgeTriggered = 1 << 31
+)
+
+func becomeSubreaper() error {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0)
+	return failed(errno)
+}
+
+// closeInherited closes what this process was born with and has no use for: it
+// could reach a container (CVE-2024-21626), and whoever waits for its end would
+// wait for the monitor's.
+func closeInherited() error {
+	syscall.CloseOnExec(wire.ListenFD)
+	if _, _, errno := syscall.RawSyscall(sysCloseRange, wire.ListenFD+1, 1<<31-1, 0); errno == 0 {
+		return nil
+	}
+	open, err := numbersIn("/proc/self/fd") // before Linux 5.9
+	for _, fd := range open {
+		if fd > wire.ListenFD {
+			syscall.Close(fd)
+		}
+	}
+	return err
+}
+
+// ignoreSignals makes this process deaf to every signal a service manager or a
+// terminal might send. The disposition would survive exec: it must not be
+// called before the runtime has been started.
+func ignoreSignals() {
+	deaf := [...]syscall.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXFSZ,
+	}
+	const ignore = 1
+	action := [4]uintptr{ignore} // the kernel's struct sigaction: handler, flags, restorer, mask
+	for _, s := range deaf {
+		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+	}
+}
+
+func pidfdOpen(pid int) (int, error) {
+	fd, _, errno := syscall.RawSyscall(sysPidfdOpen, uintptr(pid), 0, 0)
+	return int(fd), failed(errno)
+}
+
+func pidfdSignal(pidfd int, s syscall.Signal) {
+	syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(s), 0, 0, 0, 0)
+}
+
+// isChild reports whether pid is an unreaped child of this process.
+func isChild(pid int) bool {
+	const byPID = 1
+	var info [128]byte
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_WAITID, byPID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
+		syscall.WEXITED|syscall.WNOHANG|waitNoReap, 0, 0)
+	return errno == 0
+}
+
+// samePIDNamespace reports whether this process and pid are in one.
+func samePIDNamespace(pid int) bool {
+	var mine, its syscall.Stat_t
+	return syscall.Stat("/proc/self/ns/pid", &mine) == nil &&
+		syscall.Stat("/proc/"+itoa(pid)+"/ns/pid", &its) == nil && mine.Ino == its.Ino
+}
+
+func now() (sec int64, nsec int) {
+	var t syscall.Timespec
+	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&t)), 0)
+	return int64(t.Sec), int(t.Nsec)
+}
+
+// unread is how many bytes a pipe or terminal holds.
+func unread(fd int) int {
+	var n int32
+	syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCINQ, uintptr(unsafe.Pointer(&n)))
+	return int(n)
+}
+
+func isTerminal(fd int) bool {
+	var t syscall.Termios
+	_, _, errno := syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TCGETS, uintptr(unsafe.Pointer(&t)))
+	return errno == 0
+}
+
+func setWindow(fd int, width, height uint16) error {
+	size := [4]uint16{height, width}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCSWINSZ, uintptr(unsafe.Pointer(&size)))
+	return failed(errno)
+}
+
+func growPipe(fd, size int) {
+	syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), setPipeSize, uintptr(size))
+}
+
+func accept(listener int) (int, error) {
+	fd, _, errno := syscall.RawSyscall6(syscall.SYS_ACCEPT4, uintptr(listener), 0, 0, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0, 0)
+	return int(fd), failed(errno)
+}
+
+// transmit never waits.
+func transmit(fd int, packet []byte) error {
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)),
+		syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)
+	return failed(errno)
+}
+
+func failed(errno syscall.Errno) error {
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// numbersIn lists the entries of a directory whose names are numbers.
+func numbersIn(dir string) ([]int, error) {
+	fd, err := wire.Open(syscall.O_RDONLY|syscall.O_DIRECTORY, 0, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer syscall.Close(fd)
+	var numbers []int
+	var buf [2048]byte
+	for {
+		n, err := syscall.ReadDirent(fd, buf[:])
+		if err != nil || n <= 0 {
+			return numbers, err
+		}
+		_, _, names := syscall.ParseDirent(buf[:n], -1, nil)
+		for _, name := range names {
+			if number, err := strconv.Atoi(name); err == nil {
+				numbers = append(numbers, number)
+			}
+		}
+	}
+}

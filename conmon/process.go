@@ -1,0 +1,106 @@
+package conmon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// Process names a process by its pid and its start time, so that another one
+// that later gets the same pid is never taken for it.
+type Process = wire.Process
+
+// Signal sends sig to exactly this process. That it is no more is no error.
+func Signal(p Process, sig unix.Signal) error {
+	fd, err := openPidfd(p)
+	if err == nil {
+		err = unix.PidfdSendSignal(fd, sig, nil, 0)
+		_ = unix.Close(fd)
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signal process %d: %w", p.PID, err)
+	}
+	return nil
+}
+
+// Alive reports whether the process is there and not a zombie.
+func Alive(p Process) bool {
+	fd, err := openPidfd(p)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return !dead(fd)
+}
+
+// dead reports whether the process of a pidfd has died, and perhaps been
+// reaped: that is when the descriptor becomes readable.
+func dead(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
+}
+
+// openPidfd is unix.ESRCH if p is no more.
+func openPidfd(p Process) (int, error) {
+	if p.PID <= 0 {
+		return -1, unix.ESRCH
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return -1, err
+	}
+	if now, err := wire.Find(p.PID); err != nil || now != p {
+		_ = unix.Close(fd)
+		return -1, unix.ESRCH
+	}
+	return fd, nil
+}
+
+// handle holds on to a monitor. Its pidfd lives in the Go runtime's poller, so
+// that waiting costs a goroutine and no thread.
+type handle struct{ file *os.File }
+
+func newHandle(pidfd int) (handle, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		_ = unix.Close(pidfd)
+		return handle{}, err
+	}
+	return handle{os.NewFile(uintptr(pidfd), "pidfd")}, nil
+}
+
+func (h handle) kill() error {
+	if h.file == nil {
+		return unix.ESRCH
+	}
+	raw, err := h.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	failed := raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	return errors.Join(failed, err)
+}
+
+// reap waits until the process is dead and collects it if it is a child of this
+// process.
+func (h handle) reap() {
+	if h.file == nil {
+		return
+	}
+	raw, err := h.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool {
+		return unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil) != unix.EINTR && dead(int(fd))
+	})
+}
+
+func (h handle) close() {
+	if h.file != nil {
+		_ = h.file.Close()
+	}
+}

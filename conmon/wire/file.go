@@ -1,0 +1,117 @@
+package wire
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// Open opens the file whose path is made of parts. Unlike syscall.Open it needs
+// no memory but the stack's.
+func Open(flags int, mode uint32, parts ...string) (fd int, err error) {
+	var path [4096]byte // PATH_MAX, with the NUL
+	n := 0
+	for _, part := range parts {
+		if n+len(part) >= len(path) {
+			return -1, syscall.ENAMETOOLONG
+		}
+		n += copy(path[n:], part)
+	}
+	cwd := -100 // AT_FDCWD
+	for {
+		fd, _, errno := syscall.Syscall6(syscall.SYS_OPENAT, uintptr(cwd), uintptr(unsafe.Pointer(&path)),
+			uintptr(flags|syscall.O_CLOEXEC|syscall.O_LARGEFILE), uintptr(mode), 0, 0)
+		switch errno {
+		case 0:
+			return int(fd), nil
+		case syscall.EINTR:
+		default:
+			return -1, errno
+		}
+	}
+}
+
+// ReadFile reads the beginning of a file into buf, as far as it has room.
+func ReadFile(buf []byte, parts ...string) ([]byte, error) {
+	fd, err := Open(syscall.O_RDONLY, 0, parts...)
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for n < len(buf) {
+		got, failed := syscall.Read(fd, buf[n:])
+		if failed == syscall.EINTR {
+			continue
+		}
+		if err = failed; failed != nil || got == 0 {
+			break
+		}
+		n += got
+	}
+	_ = syscall.Close(fd)
+	return buf[:n], err
+}
+
+// WriteFile replaces a file as a whole: whoever reads it sees the old content
+// or the new. With durable the new content has reached the disk when WriteFile
+// returns, and outlives a power cut.
+func WriteFile(path string, content []byte, durable bool) error {
+	tmp := path + ".tmp"
+	err := writeNew(tmp, content, durable)
+	if err == nil {
+		err = syscall.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = syscall.Unlink(tmp)
+		return Fail("write "+path, err)
+	}
+	if durable {
+		err = syncDir(parent(path))
+	}
+	if err != nil {
+		return Fail("sync directory of "+path, err)
+	}
+	return nil
+}
+
+func writeNew(path string, content []byte, durable bool) error {
+	fd, err := Open(syscall.O_WRONLY|syscall.O_CREAT|syscall.O_TRUNC|syscall.O_NOFOLLOW, 0o600, path)
+	if err != nil {
+		return err
+	}
+	for err == nil && len(content) > 0 {
+		var n int
+		if n, err = syscall.Write(fd, content); err == syscall.EINTR {
+			err = nil
+		}
+		content = content[max(n, 0):]
+	}
+	if err == nil && durable {
+		err = syscall.Fsync(fd)
+	}
+	if closed := syscall.Close(fd); err == nil {
+		err = closed
+	}
+	return err
+}
+
+func syncDir(path string) error {
+	fd, err := Open(syscall.O_RDONLY|syscall.O_DIRECTORY, 0, path)
+	if err != nil {
+		return err
+	}
+	err = syscall.Fsync(fd)
+	_ = syscall.Close(fd)
+	return err
+}
+
+func parent(path string) string {
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] == '/' {
+			return path[:i]
+		}
+	}
+	if path != "" && path[0] == '/' {
+		return "/"
+	}
+	return "."
+}

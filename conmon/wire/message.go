@@ -1,0 +1,152 @@
+package wire
+
+import "strconv"
+
+// Version is the protocol this build speaks. A packet once defined never
+// changes its form: later versions add packets, and both sides answer or
+// ignore those they do not know.
+const Version = 1
+
+// MaxPacket bounds every packet in either direction; MaxText bounds the free
+// text in it.
+const (
+	MaxPacket = 9 << 10
+	MaxText   = 8 << 10
+)
+
+// Verb is the first word of a packet.
+type Verb uint8
+
+// From the monitor: what has happened, in this order; every client is told all
+// of it from the start, however late it comes.
+const (
+	Hello   Verb = iota + 1 // hello VERSION STATE
+	Created                 // created PID START-TIME: of the container's init
+	Failed                  // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
+	Exited                  // exited CODE SIGNAL UNIXNANO OOM-KILLS
+
+	OK    // ok: the oldest unanswered request is done
+	Error // error TEXT: the oldest unanswered request has failed
+
+	// From the client: requests, each answered once, in order.
+	ReopenLog  // reopen-log
+	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
+	CloseStdin // close-stdin
+	Release    // release: kill what still lives, record it, leave
+	Attach     // attach: reserved
+)
+
+// States that hello tells.
+const (
+	StateCreating = "creating"
+	StateRunning  = "running" // created, at least
+	StateExited   = "exited"
+)
+
+// A form is a name, a fixed count of decimal numbers and, for some, free text
+// up to the end of the packet; single spaces between them.
+type form struct {
+	name    string
+	numbers int
+	text    bool
+}
+
+var forms = [...]form{
+	Hello:      {"hello", 1, true},
+	Created:    {"created", 2, false},
+	Failed:     {"failed", 1, true},
+	Exited:     {"exited", 4, false},
+	OK:         {"ok", 0, false},
+	Error:      {"error", 0, true},
+	ReopenLog:  {"reopen-log", 0, false},
+	Resize:     {"resize", 2, false},
+	CloseStdin: {"close-stdin", 0, false},
+	Release:    {"release", 0, false},
+	Attach:     {"attach", 0, false},
+}
+
+func (v Verb) String() string {
+	if int(v) < len(forms) {
+		return forms[v].name
+	}
+	return ""
+}
+
+// Message is one packet.
+type Message struct {
+	Verb Verb
+	Num  [4]uint64
+	Text string
+}
+
+// Append appends the packet for m, which must have a verb of this package.
+// Text is cut at MaxText.
+func Append(b []byte, m Message) []byte {
+	f := forms[m.Verb]
+	b = append(b, f.name...)
+	for _, n := range m.Num[:f.numbers] {
+		b = append(b, ' ')
+		b = strconv.AppendUint(b, n, 10)
+	}
+	if f.text {
+		b = append(b, ' ')
+		b = append(b, m.Text[:min(len(m.Text), MaxText)]...)
+	}
+	return b
+}
+
+// Parse reads a packet. It accepts exactly what Append can produce.
+func Parse(packet []byte) (Message, bool) {
+	if len(packet) > MaxPacket {
+		return Message{}, false
+	}
+	word, rest, more := Cut(packet, ' ')
+	for v, f := range forms {
+		if v == 0 || string(word) != f.name {
+			continue
+		}
+		m := Message{Verb: Verb(v)}
+		for i := range f.numbers {
+			if !more {
+				return Message{}, false
+			}
+			var ok bool
+			word, rest, more = Cut(rest, ' ')
+			if m.Num[i], ok = Number(word); !ok {
+				return Message{}, false
+			}
+		}
+		if more != f.text || len(rest) > MaxText {
+			return Message{}, false
+		}
+		m.Text = string(rest)
+		return m, true
+	}
+	return Message{}, false
+}
+
+// Cut splits b around the first sep, as bytes.Cut does.
+func Cut(b []byte, sep byte) (before, after []byte, found bool) {
+	for i, c := range b {
+		if c == sep {
+			return b[:i], b[i+1:], true
+		}
+	}
+	return b, nil, false
+}
+
+// Number reads a decimal number as strconv.AppendUint writes it.
+func Number(word []byte) (uint64, bool) {
+	if len(word) == 0 || len(word) > 1 && word[0] == '0' {
+		return 0, false
+	}
+	var n uint64
+	for _, c := range word {
+		digit := uint64(c) - '0'
+		if digit > 9 || n > (1<<64-1-digit)/10 {
+			return 0, false
+		}
+		n = n*10 + digit
+	}
+	return n, true
+}

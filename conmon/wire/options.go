@@ -1,0 +1,140 @@
+package wire
+
+// Options is everything a monitor is told, on a command line that a person
+// reading ps(1) understands.
+type Options struct {
+	ID       string
+	Dir      string // run directory of the container
+	PidFile  string // where the runtime writes the pid of the container's init
+	ExitFile string
+	LogFile  string // empty: output is discarded
+
+	Terminal  bool
+	Stdin     bool
+	StdinOnce bool
+
+	EnsureDirs []string // created if missing, before anything else
+	Runtime    []string // complete command that creates the container
+}
+
+type stringFlag struct {
+	name  string
+	value *string
+}
+
+type boolFlag struct {
+	name  string
+	value *bool
+}
+
+const (
+	ensureDir = "--ensure-dir"
+	required  = 4
+)
+
+// strings lists the flags with a value, those that must have one first.
+func (o *Options) strings() [5]stringFlag {
+	return [...]stringFlag{
+		{"--id", &o.ID},
+		{"--dir", &o.Dir},
+		{"--pid-file", &o.PidFile},
+		{"--exit-file", &o.ExitFile},
+		{"--log-file", &o.LogFile},
+	}
+}
+
+func (o *Options) bools() [3]boolFlag {
+	return [...]boolFlag{
+		{"--terminal", &o.Terminal},
+		{"--stdin", &o.Stdin},
+		{"--stdin-once", &o.StdinOnce},
+	}
+}
+
+// Args is the command line that ParseArgs understands.
+func (o *Options) Args() []string {
+	var args []string
+	for _, f := range o.strings() {
+		if *f.value != "" {
+			args = append(args, f.name+"="+*f.value)
+		}
+	}
+	for _, f := range o.bools() {
+		if *f.value {
+			args = append(args, f.name)
+		}
+	}
+	for _, dir := range o.EnsureDirs {
+		args = append(args, ensureDir+"="+dir)
+	}
+	args = append(args, "--")
+	return append(args, o.Runtime...)
+}
+
+// ParseArgs reads what Args wrote.
+func ParseArgs(args []string) (*Options, error) {
+	o := new(Options)
+	for i, arg := range args {
+		if arg == "--" {
+			o.Runtime = args[i+1:]
+			return o, o.check()
+		}
+		if !o.set(arg) {
+			return nil, Text("unknown argument " + arg)
+		}
+	}
+	return nil, Text("no runtime command: the arguments end without --")
+}
+
+func (o *Options) set(arg string) bool {
+	for _, f := range o.bools() {
+		if arg == f.name {
+			*f.value = true
+			return true
+		}
+	}
+	name, value, ok := cutFlag(arg)
+	if !ok {
+		return false
+	}
+	if name == ensureDir {
+		o.EnsureDirs = append(o.EnsureDirs, value)
+		return true
+	}
+	for _, f := range o.strings() {
+		if name == f.name {
+			*f.value = value
+			return true
+		}
+	}
+	return false
+}
+
+func (o *Options) check() error {
+	if len(o.Runtime) == 0 {
+		return Text("no runtime command after --")
+	}
+	for i, f := range o.strings() {
+		if i < required && *f.value == "" {
+			return Text(f.name + " is missing")
+		}
+	}
+	return nil
+}
+
+func cutFlag(arg string) (name, value string, ok bool) {
+	for i := range len(arg) {
+		if arg[i] == '=' {
+			return arg[:i], arg[i+1:], true
+		}
+	}
+	return arg, "", false
+}
+
+// Environ is what comes first in a monitor's environment and tunes the Go
+// runtime below it: one processor, whatever the cgroup allows; garbage collected
+// only when there is a lot of it; and no huge page of 2 MiB where 4 KiB were
+// asked for, as kernels set to transparent_hugepage=always like to give.
+func Environ() [4]string {
+	return [...]string{"GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=12MiB", "GODEBUG=disablethp=1,containermaxprocs=0,updatemaxprocs=0"}
+}

@@ -1,0 +1,63 @@
+package wire
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestArgs(t *testing.T) {
+	o := &Options{
+		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true,
+		EnsureDirs: []string{"/a b", "/c=d"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
+	}
+	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l --terminal --stdin --stdin-once " +
+		"--ensure-dir=/a b --ensure-dir=/c=d -- /usr/bin/runc create -- id"
+	if got := strings.Join(o.Args(), " "); got != want {
+		t.Errorf("%s, want\n%s", got, want)
+	}
+	if got, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(got, o) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestBadArgs(t *testing.T) {
+	const good = "--id=i --dir=d --pid-file=p --exit-file=e"
+	if _, err := ParseArgs(strings.Fields(good + " -- x")); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"":                            "end without --",
+		good:                          "end without --",
+		good + " --":                  "no runtime command",
+		good + " --terminal=yes -- x": "unknown argument --terminal=yes",
+		good + " --colour=red -- x":   "unknown argument --colour=red",
+		good + " --log-file -- x":     "unknown argument --log-file",
+		good + " x -- x":              "unknown argument x",
+		"--dir=d --pid-file=p --exit-file=e -- x":    "--id is missing",
+		"--id= --dir=d --pid-file=p -- x":            "--id is missing",
+		"--id=i --pid-file=p --exit-file=e -- x":     "--dir is missing",
+		"--id=i --dir=d --exit-file=e -- x":          "--pid-file is missing",
+		"--id=i --dir=d --pid-file=p -- x":           "--exit-file is missing",
+		"--id=i --dir=d --pid-file=p exit-file -- x": "unknown argument exit-file",
+	} {
+		if o, err := ParseArgs(strings.Fields(line)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %+v, %v", line, o, err)
+		}
+	}
+}
+
+func FuzzArgs(f *testing.F) {
+	f.Add("id", "/dir", "/log", "/ensure", "runc create", true)
+	f.Add("--", "=", "--id=x", "", "-- --", false)
+	f.Fuzz(func(t *testing.T, id, dir, log, ensure, runtime string, flag bool) {
+		if id == "" || dir == "" {
+			return
+		}
+		o := &Options{ID: id, Dir: dir, PidFile: dir, ExitFile: log + "x", LogFile: log, Terminal: flag, Stdin: !flag,
+			EnsureDirs: []string{ensure}, Runtime: strings.Split(runtime, " ")}
+		if got, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(got, o) {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}

@@ -1,0 +1,43 @@
+// Package wire is what crius-conmon and its client have in common: the packets
+// on the monitor's socket, the monitor's command line and the documents it
+// leaves behind. The documentation of package conmon tells the same in words.
+//
+// It is linked into a process that runs once per container, and there every
+// package in the import graph costs each of them private memory: os, time,
+// bytes and x/sys/unix together come to 40 KiB. So this package and
+// conmon/monitor live on strconv, syscall and unicode/utf8; a test holds them
+// to it.
+package wire
+
+// Names in a container's run directory.
+const (
+	Socket        = "monitor.sock" // where the monitor listens
+	ConsoleSocket = "console.sock" // where the runtime hands over a terminal
+	Processes     = "monitor.json" // see AppendProcesses
+	Diagnostics   = "monitor.log"  // standard error of the monitor
+)
+
+// ListenFD is the descriptor on which the monitor inherits its listening socket.
+const ListenFD = 3
+
+// Failure is an error with the step in which it happened.
+type Failure struct {
+	Step string
+	Err  error
+}
+
+func (f *Failure) Error() string { return f.Step + ": " + f.Err.Error() }
+func (f *Failure) Unwrap() error { return f.Err }
+
+// Fail is nil if err is.
+func Fail(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Failure{step, err}
+}
+
+// Text is an error that is nothing but words.
+type Text string
+
+func (t Text) Error() string { return string(t) }
