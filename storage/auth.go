@@ -1,0 +1,114 @@
+package storage
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// credentials are those of a request, for the registry of one image name.
+type credentials struct {
+	config   types.DockerAuthConfig
+	registry string // bearer token to send as it is
+}
+
+// credentialsFor reads CRI's AuthConfig: registry_token, identity_token,
+// username and password, or auth, which is their base64 form. Credentials
+// whose server_address is another registry than the image's are not for this
+// image: they are not sent anywhere. It returns nil for none.
+func credentialsFor(auth *cri.AuthConfig, name reference.Named) (*credentials, error) {
+	if auth == nil || !serves(auth.ServerAddress, reference.Domain(name)) {
+		return nil, nil
+	}
+	found := credentials{
+		config: types.DockerAuthConfig{
+			Username:      auth.Username,
+			Password:      auth.Password,
+			IdentityToken: auth.IdentityToken,
+		},
+		registry: auth.RegistryToken,
+	}
+	if auth.Username == "" && auth.Auth != "" {
+		var err error
+		if found.config.Username, found.config.Password, err = decodeAuth(auth.Auth); err != nil {
+			return nil, err
+		}
+	}
+	if found == (credentials{}) {
+		return nil, nil
+	}
+	return &found, nil
+}
+
+// decodeAuth splits base64(user:password). Line breaks within the base64 text
+// and NULs around the password go, as with docker; a line break at the end of
+// the password is part of it.
+func decodeAuth(auth string) (user, password string, err error) {
+	decoded, err := base64.StdEncoding.DecodeString(auth)
+	if err != nil { // the text stays out of the error: it is a secret
+		return "", "", fmt.Errorf("credentials: %w: auth is not valid base64", fault.Invalid)
+	}
+	user, password, found := strings.Cut(string(decoded), ":")
+	if !found || user == "" {
+		return "", "", fmt.Errorf("credentials: %w: auth does not hold user:password", fault.Invalid)
+	}
+	return user, strings.Trim(password, "\x00"), nil
+}
+
+// serves tells whether credentials for a server address are for a registry.
+// The address is a host with or without port, scheme and path; none means any.
+func serves(address, registry string) bool {
+	if address == "" {
+		return true
+	}
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	server, err := url.Parse(address)
+	return err == nil && canonicalHost(server.Host) == canonicalHost(registry)
+}
+
+// canonicalHost makes one of Docker Hub's three names.
+func canonicalHost(host string) string {
+	host = strings.ToLower(host)
+	switch host {
+	case "index.docker.io", "registry-1.docker.io":
+		return "docker.io"
+	}
+	return strings.TrimSuffix(host, ":443")
+}
+
+// apply gives the credentials to the library, which hands them to the registry
+// of the image's name and to no mirror. It decides so by DockerAuthConfig, so
+// that one must be there for a registry token as well.
+func (c *credentials) apply(sys *types.SystemContext) {
+	if c == nil {
+		return
+	}
+	sys.DockerAuthConfig = &c.config
+	sys.DockerBearerRegistryToken = c.registry
+}
+
+// secrets are the texts that no error may show.
+func secrets(auth *cri.AuthConfig) []string {
+	if auth == nil {
+		return nil
+	}
+	all := []string{auth.Password, auth.Auth, auth.IdentityToken, auth.RegistryToken}
+	user, password := auth.Username, auth.Password
+	if u, p, err := decodeAuth(auth.Auth); err == nil {
+		user, password = u, p
+		all = append(all, password)
+	}
+	if password != "" {
+		all = append(all, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+	}
+	return all
+}

@@ -1,0 +1,156 @@
+package storage
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
+)
+
+func TestEveryFormOfCredentials(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "secret")
+	r := serve(t, "app", "1", a)
+	ref := r.Addr() + "/app:1"
+	basic := registry.Auth{Username: "joe", Password: "hunter2"}
+	bearer := registry.Auth{Username: "joe", Password: "hunter2", IdentityToken: "identity", RegistryToken: "as-it-is", Bearer: true}
+	good := &cri.AuthConfig{Username: "joe", Password: "hunter2"}
+	encoded := &cri.AuthConfig{Auth: encode("joe:hunter2\x00")}
+	for _, test := range []struct {
+		what string
+		auth registry.Auth
+		give *cri.AuthConfig
+		want error
+	}{
+		{"nobody asks", registry.Auth{}, good, nil},
+		{"basic: password", basic, good, nil},
+		{"basic: base64", basic, encoded, nil},
+		{"basic: none", basic, nil, fault.Unauthenticated},
+		{"basic: wrong", basic, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated},
+		{"basic: server named", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "http://" + r.Addr()}, nil},
+		{"basic: for another server", basic, &cri.AuthConfig{Username: "joe", Password: "hunter2", ServerAddress: "other.example"}, fault.Unauthenticated},
+		{"bearer: password", bearer, good, nil},
+		{"bearer: base64", bearer, encoded, nil},
+		{"bearer: identity token", bearer, &cri.AuthConfig{IdentityToken: "identity"}, nil},
+		{"bearer: registry token", bearer, &cri.AuthConfig{RegistryToken: "as-it-is"}, nil},
+		{"bearer: none", bearer, nil, fault.Unauthenticated},
+		{"bearer: wrong password", bearer, &cri.AuthConfig{Username: "joe", Password: "wrong"}, fault.Unauthenticated},
+		{"bearer: wrong identity token", bearer, &cri.AuthConfig{IdentityToken: "wrong"}, fault.Unauthenticated},
+		{"bearer: wrong registry token", bearer, &cri.AuthConfig{RegistryToken: "wrong"}, fault.Unauthenticated},
+	} {
+		r.Require(test.auth)
+		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Auth: test.give})
+		if !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", test.what, err, test.want)
+		}
+		for _, secret := range secrets(test.give) {
+			if err != nil && len(secret) > 5 && strings.Contains(err.Error(), secret) {
+				t.Errorf("%s: %q shows %q", test.what, err, secret)
+			}
+		}
+		n.remove(ref)
+	}
+	n.empty()
+}
+
+func TestAuthFileIsTheFallBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.AuthFile = c.SignaturePolicy + ".auth" })
+	r := serve(t, "app", "1", motd(t, "x"))
+	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
+	n.write("policy.json.auth", `{"auths": {"`+r.Addr()+`": {"auth": "`+encode("joe:hunter2")+`"}}}`)
+	n.pull(r.Addr() + "/app:1")
+	wrong := &cri.AuthConfig{Username: "joe", Password: "wrong"}
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: wrong}); !errors.Is(err, fault.Unauthenticated) {
+		t.Errorf("the request's credentials come first: %v", err)
+	}
+}
+
+// CVE-2020-15157: credentials go to the registry they are for. Mirrors, hosts
+// that the registry redirects to, and hosts that an image names see none.
+func TestCredentialsStayHome(t *testing.T) {
+	t.Parallel()
+	password := &cri.AuthConfig{Username: "joe", Password: "hunter2"}
+	for what, auth := range map[string]*cri.AuthConfig{
+		"password":       password,
+		"base64":         {Auth: encode("joe:hunter2")},
+		"identity token": {IdentityToken: "identity"},
+		"registry token": {RegistryToken: "as-it-is"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := motd(t, what)
+			home, other := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0")
+			home.Push("app", "1", a)
+			other.Push("app", "1", a)
+			n.stranger(other, home.Addr()+"/app:1", auth, func() {
+				// A mirror that asks for credentials, before the registry.
+				other.Require(registry.Auth{Username: "joe", Password: "hunter2", Bearer: what != "password" && what != "base64"})
+				n.write("registries.conf", insecure("127.0.0.1")+registryEntry(home.Addr(), home.Addr())+
+					"[[registry.mirror]]\nlocation = \""+other.Addr()+"\"\ninsecure = true\n")
+			})
+			n.stranger(other, home.Addr()+"/app:1", auth, func() {
+				// The registry sends layers to a host that asks for more.
+				n.write("registries.conf", insecure("127.0.0.1"))
+				home.Require(registry.Auth{Username: "joe", Password: "hunter2", IdentityToken: "identity", RegistryToken: "as-it-is",
+					Bearer: what != "password" && what != "base64"})
+				home.Inject(registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://" + other.Addr())})
+			})
+			n.stranger(other, "moved.example/app:1", auth, func() {
+				// The operator moves a registry; the secret was for its old name.
+				n.write("registries.conf", registryEntry("moved.example", other.Addr()))
+			})
+		})
+	}
+}
+
+// stranger pulls after a change and fails the test if r has seen credentials,
+// or has not been asked at all.
+func (n *node) stranger(r *registry.Registry, ref string, auth *cri.AuthConfig, change func()) {
+	n.t.Helper()
+	change()
+	r.Forget()
+	n.Pull(testContext(n.t), PullRequest{Image: ref, Auth: auth}) // it may well fail
+	requests := r.Requests()
+	if len(requests) == 0 {
+		n.t.Error("nobody asked the other host, so that nothing is proved")
+	}
+	nobody := "Basic " + encode(":")
+	for _, request := range requests {
+		if request.Authorization != "" && request.Authorization != nobody || strings.Contains(request.Query+request.Body, "identity") || strings.Contains(request.Query, "joe") {
+			n.t.Errorf("%s got %+v", r.Addr(), request)
+		}
+	}
+	n.Remove(testContext(n.t), ref)
+}
+
+// A layer that is to be fetched from a server of the image's choice is refused
+// before anybody is asked: no SSRF, no credentials.
+func TestForeignLayerIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	elsewhere := registrytest.StartAt(t, "127.0.0.3:0")
+	l := layer(t, image.Text("a", "b"))
+	l.URLs = []string{"http://" + elsewhere.Addr() + "/v2/app/blobs/" + l.Digest.String()}
+	for _, docker := range []bool{false, true} {
+		a := build(t, image.Image{Layers: []image.Layer{l}, Docker: docker})
+		r := serve(t, "app", "1", a)
+		r.Push("app", "2", index(t, a))
+		elsewhere.Push("app", "1", a)
+		for _, tag := range []string{"1", "2"} {
+			_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:" + tag})
+			if !errors.Is(err, fault.Invalid) || len(elsewhere.Requests()) > 0 {
+				t.Errorf("docker %t, tag %s: %v, %d requests", docker, tag, err, len(elsewhere.Requests()))
+			}
+		}
+	}
+	n.empty()
+}

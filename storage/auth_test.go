@@ -1,0 +1,84 @@
+package storage
+
+import (
+	"encoding/base64"
+	"errors"
+	"strings"
+	"testing"
+
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func encode(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
+
+func TestDecodeAuth(t *testing.T) {
+	wrapped := encode("user:a long password that wraps")
+	wrapped = wrapped[:10] + "\r\n" + wrapped[10:20] + "\n" + wrapped[20:]
+	for _, test := range []struct{ auth, user, password string }{
+		{encode("user:secret"), "user", "secret"},
+		{encode("user:se:cret"), "user", "se:cret"},
+		{encode("user:secret\x00\x00"), "user", "secret"},
+		{encode("user:secret\n"), "user", "secret\n"},
+		{encode("user:"), "user", ""},
+		{encode("user:a long password that wraps") + "\n", "user", "a long password that wraps"},
+		{wrapped, "user", "a long password that wraps"},
+	} {
+		user, password, err := decodeAuth(test.auth)
+		if err != nil || user != test.user || password != test.password {
+			t.Errorf("%q: %q, %q, %v", test.auth, user, password, err)
+		}
+	}
+	for _, auth := range []string{"user:secret", encode("secret"), encode(":secret"), "%%%", encode("user:secret")[1:]} {
+		if _, _, err := decodeAuth(auth); !errors.Is(err, fault.Invalid) || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), auth) {
+			t.Errorf("%q: %v", auth, err)
+		}
+	}
+}
+
+func TestCredentialsFor(t *testing.T) {
+	name, err := reference.ParseNormalizedNamed("registry.example:5000/a/b:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub, err := reference.ParseNormalizedNamed("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	userPassword := &credentials{config: types.DockerAuthConfig{Username: "u", Password: "p"}}
+	for _, test := range []struct {
+		what string
+		auth *cri.AuthConfig
+		name reference.Named
+		want *credentials
+	}{
+		{"none", nil, name, nil},
+		{"empty", &cri.AuthConfig{}, name, nil},
+		{"only a server", &cri.AuthConfig{ServerAddress: "registry.example:5000"}, name, nil},
+		{"user and password", &cri.AuthConfig{Username: "u", Password: "p"}, name, userPassword},
+		{"base64", &cri.AuthConfig{Auth: encode("u:p")}, name, userPassword},
+		{"user goes before base64", &cri.AuthConfig{Username: "u", Password: "p", Auth: encode("x:y")}, name, userPassword},
+		{"identity token", &cri.AuthConfig{IdentityToken: "i"}, name, &credentials{config: types.DockerAuthConfig{IdentityToken: "i"}}},
+		{"registry token", &cri.AuthConfig{RegistryToken: "r"}, name, &credentials{registry: "r"}},
+		{"same server", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "registry.example:5000"}, name, userPassword},
+		{"same server as URL", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://Registry.example:5000/v2/"}, name, userPassword},
+		{"other port", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "registry.example:5001"}, name, nil},
+		{"other host", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "other.example:5000"}, name, nil},
+		{"host within host", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "example:5000"}, name, nil},
+		{"nonsense", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "::::"}, name, nil},
+		{"user in the address", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://registry.example:5000@evil.example"}, name, nil},
+		{"Docker Hub by its old name", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://index.docker.io/v1/"}, hub, userPassword},
+		{"Docker Hub for another", &cri.AuthConfig{Username: "u", Password: "p", ServerAddress: "https://index.docker.io/v1/"}, name, nil},
+	} {
+		got, err := credentialsFor(test.auth, test.name)
+		if err != nil || (got == nil) != (test.want == nil) || got != nil && *got != *test.want {
+			t.Errorf("%s: %+v, %v; want %+v", test.what, got, err, test.want)
+		}
+	}
+	if _, err := credentialsFor(&cri.AuthConfig{Auth: "nonsense"}, name); !errors.Is(err, fault.Invalid) {
+		t.Errorf("bad base64: %v", err)
+	}
+}

@@ -1,0 +1,186 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// catalog is the list of images, read from containers/storage at every request
+// and parsed only where a record has changed.
+type catalog struct {
+	store  cstorage.Store
+	pinned func(*Image) bool
+	hidden func(id string) bool
+
+	mu      sync.Mutex
+	entries map[string]entry
+}
+
+// entry is a record of containers/storage and what it was found to be.
+type entry struct {
+	record cstorage.Image
+	image  *Image // nil: unusable
+	lost   bool   // unusable because layers are missing
+}
+
+func newCatalog(store cstorage.Store, pinned func(*Image) bool, hidden func(string) bool) *catalog {
+	return &catalog{store: store, pinned: pinned, hidden: hidden, entries: map[string]entry{}}
+}
+
+// list returns the images by id. An image that nobody could start, because
+// layers are missing or its config is nonsense, is not there.
+func (c *catalog) list(ctx context.Context) ([]*Image, error) {
+	entries, err := c.refresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var images []*Image
+	for _, e := range entries {
+		removed := len(e.record.Names) == 0 && c.hidden(e.record.ID)
+		if e.image != nil && !removed {
+			images = append(images, e.image)
+		}
+	}
+	slices.SortFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) })
+	return images, nil
+}
+
+// lost are the ids of images that lost layers.
+func (c *catalog) lost(ctx context.Context) ([]string, error) {
+	entries, err := c.refresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for id, e := range entries {
+		if e.lost {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// refresh returns the entries of all images; the map is never changed again.
+func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
+	records, err := c.store.Images()
+	if err != nil {
+		return nil, fmt.Errorf("read image records: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries := make(map[string]entry, len(records))
+	for _, record := range records {
+		known, ok := c.entries[record.ID]
+		same := ok && sameRecord(&known.record, &record)
+		if !same || known.image == nil { // what was unusable may have been mended
+			var err error
+			if known, err = c.read(ctx, record); err != nil && !same {
+				slog.WarnContext(ctx, "image cannot be used and is not listed", "image", record.ID, "err", err)
+			}
+		}
+		entries[record.ID] = known
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // and keep nothing that the end of ctx spoiled
+	}
+	c.entries = entries
+	return entries, nil
+}
+
+func (c *catalog) read(ctx context.Context, record cstorage.Image) (entry, error) {
+	image, err := load(ctx, c.store, &record)
+	if err != nil {
+		return entry{record: record, lost: errors.Is(err, errLayersLost)}, err
+	}
+	image.Pinned = c.pinned(image)
+	return entry{record: record, image: image}, nil
+}
+
+// forget makes the next list look at an image anew.
+func (c *catalog) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries := maps.Clone(c.entries) // readers have the other
+	delete(entries, id)
+	c.entries = entries
+}
+
+// sameRecord compares what an Image is made from.
+func sameRecord(a, b *cstorage.Image) bool {
+	return a.TopLayer == b.TopLayer &&
+		slices.Equal(a.Names, b.Names) &&
+		slices.Equal(a.NamesHistory, b.NamesHistory) &&
+		slices.Equal(a.Digests, b.Digests) &&
+		maps.Equal(a.BigDataDigests, b.BigDataDigests)
+}
+
+// errLayersLost: a layer of the image has no record or no directory any more.
+var errLayersLost = errors.New("layers are lost")
+
+// usableLayers are the directories of the layer top and all below it, top
+// first, every one of which is there and can be mounted as it is.
+func usableLayers(store cstorage.Store, top string) ([]string, error) {
+	if top == "" {
+		return nil, nil
+	}
+	if _, err := store.Layer(top); errors.Is(err, cstorage.ErrLayerUnknown) {
+		return nil, fmt.Errorf("%w: layer %s has no record", errLayersLost, top)
+	} else if err != nil {
+		return nil, err
+	}
+	dirs, err := layerDirs(store, top)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", errLayersLost, err)
+	} else if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w: %w", errLayersLost, err)
+		} else if err != nil {
+			return nil, err
+		}
+		composefs := filepath.Join(filepath.Dir(dir), "composefs-data")
+		if _, err := os.Lstat(composefs); err == nil {
+			return nil, fmt.Errorf("%w: layer %s is stored as composefs; remove the image and pull it again without use_composefs",
+				fault.Precondition, filepath.Dir(dir))
+		}
+	}
+	return dirs, nil
+}
+
+// layerDirs are the directories of a layer and of all below it, top first.
+func layerDirs(store cstorage.Store, layer string) ([]string, error) {
+	driver, err := store.GraphDriver()
+	if err != nil {
+		return nil, err
+	}
+	metadata, err := driver.Metadata(layer)
+	if err != nil {
+		return nil, err
+	}
+	dirs := []string{metadata["UpperDir"]}
+	if below := metadata["LowerDir"]; below != "" {
+		dirs = append(dirs, strings.Split(below, ":")...)
+	}
+	return dirs, nil
+}
+
+// sorted sorts and drops doubles.
+func sorted(names []string) []string {
+	slices.Sort(names)
+	return slices.Compact(names)
+}

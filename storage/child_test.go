@@ -1,0 +1,112 @@
+package storage
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Tests of crashes need a process that can be killed: the test binary itself,
+// started again with its task in the environment.
+const childVariable = "STORAGE_TEST_CHILD"
+
+type task struct {
+	Verb   string
+	Config Config
+	Ref    string
+}
+
+type child struct {
+	t   testing.TB
+	cmd *exec.Cmd
+}
+
+// child starts a process with the node's store and waits until it is ready.
+func (n *node) child(verb string, ref ...string) *child {
+	n.t.Helper()
+	what := task{Verb: verb, Config: n.cfg}
+	if len(ref) > 0 {
+		what.Ref = ref[0]
+	}
+	raw, err := json.Marshal(what)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childVariable+"="+string(raw))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	c := &child{t: n.t, cmd: cmd}
+	n.t.Cleanup(c.kill)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		n.t.Fatalf("child: %q, %v", line, err)
+	}
+	return c
+}
+
+// kill is kill -9.
+func (c *child) kill() {
+	if c.cmd.ProcessState == nil {
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+	}
+}
+
+// runChild does the task of a child process and says whether there was one.
+func runChild() bool {
+	raw := os.Getenv(childVariable)
+	if raw == "" {
+		return false
+	}
+	if err := do(raw); err != nil {
+		fmt.Fprintln(os.Stderr, "child:", err)
+		os.Exit(1)
+	}
+	return true
+}
+
+func do(raw string) error {
+	var what task
+	if err := json.Unmarshal([]byte(raw), &what); err != nil {
+		return err
+	}
+	s, err := Open(what.Config)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	switch what.Verb {
+	case "own":
+		if err := s.Adopt(nil); err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		select {} // until killed
+	case "pull":
+		fmt.Println("ready")
+		_, err := s.Pull(ctx, PullRequest{Image: what.Ref})
+		return err
+	case "churn": // pulls and removes until killed
+		fmt.Println("ready")
+		for {
+			img, err := s.Pull(ctx, PullRequest{Image: what.Ref})
+			if err == nil {
+				err = s.Remove(ctx, img.ID)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("unknown verb %q", what.Verb)
+}

@@ -1,0 +1,35 @@
+package storage
+
+import "time"
+
+// Config says where images live and how they are pulled. The zero value of a
+// path means the default of the containers/storage and containers/image
+// libraries, so that crius, podman, skopeo and buildah share one store.
+type Config struct {
+	// StateDir is crius's own state root, below which containers/<id> hold the
+	// writable layers. It comes from the top of the configuration.
+	StateDir string `toml:"-"`
+
+	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
+	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
+	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
+	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in a directory of the same name and .d; empty: /etc/containers/registries.conf and its drop-ins"`
+	SignaturePolicy    string        `toml:"signature_policy" help:"policy.json to use; empty: /etc/containers/policy.json"`
+	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
+	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
+	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: crius-pulls in the graph root"`
+	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
+	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
+	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
+	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer in all; 0: never"`
+	DefaultTransport   string        `toml:"default_transport" help:"containers/image transport of names that carry none"`
+}
+
+// DefaultConfig is what an empty configuration file means.
+func DefaultConfig() Config {
+	return Config{
+		ParallelLayers:   3,
+		ProgressTimeout:  5 * time.Minute,
+		DefaultTransport: "docker://",
+	}
+}

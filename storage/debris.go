@@ -1,0 +1,334 @@
+package storage
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
+)
+
+// debris keeps the store free of what unfinished work leaves: the temporary
+// files of a pull, and layers that no image came to own or still owns.
+//
+// Every pull and removal writes a job, a directory under a file lock, before
+// it begins and deletes it at its end. A job whose work failed, or whose
+// process died, names the layers to look at: those made since it began, and
+// those that it lists. containers/storage itself refuses to delete a layer
+// that an image, a container or another layer needs.
+type debris struct {
+	store cstorage.Store
+	dir   string
+
+	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
+	running int
+	failed  []*job
+}
+
+// job is one pull or removal under way.
+type job struct {
+	debris    *debris
+	dir       string
+	lock      *os.File
+	start     time.Time
+	layers    []string // to look at, whenever they were made
+	temporary string   // directory for large files
+}
+
+const (
+	jobsName      = "crius-pulls"
+	layersName    = "layers"
+	temporaryName = "temporary"   // link to a directory elsewhere
+	temporaryMark = "crius-pull-" // which begins so
+)
+
+func newDebris(store cstorage.Store) *debris {
+	return &debris{store: store, dir: filepath.Join(store.GraphRoot(), jobsName)}
+}
+
+// beginPull starts a job with a directory for large files, below parent or,
+// without one, within the job.
+func (d *debris) beginPull(parent string) (*job, error) {
+	j, err := d.begin()
+	if err != nil {
+		return nil, err
+	}
+	j.temporary = j.dir
+	if parent == "" {
+		return j, nil
+	}
+	j.temporary = filepath.Join(parent, temporaryMark+filepath.Base(j.dir))
+	err = os.Symlink(j.temporary, filepath.Join(j.dir, temporaryName))
+	if err == nil {
+		err = os.Mkdir(j.temporary, 0o700)
+	}
+	if err != nil {
+		j.end(context.Background(), true)
+		return nil, fmt.Errorf("temporary directory of the pull: %w", err)
+	}
+	return j, nil
+}
+
+// beginRemoval starts a job that is about layers.
+func (d *debris) beginRemoval(layers []string) (*job, error) {
+	j, err := d.begin()
+	if err != nil {
+		return nil, err
+	}
+	j.layers = layers
+	list := strings.Join(layers, "\n")
+	if err := os.WriteFile(filepath.Join(j.dir, layersName), []byte(list), 0o600); err != nil {
+		j.end(context.Background(), true)
+		return nil, err
+	}
+	return j, nil
+}
+
+func (d *debris) begin() (*job, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	for range 3 { // another process that starts may sweep what is not locked yet
+		start := time.Now()
+		dir := filepath.Join(d.dir, fmt.Sprintf("%d-%s", start.UnixNano(), rand.Text()))
+		if err = os.Mkdir(dir, 0o700); err != nil {
+			return nil, err
+		}
+		var lock *os.File
+		if lock, err = lockDir(dir); err != nil {
+			continue
+		}
+		if _, err = os.Stat(dir); err != nil {
+			lock.Close()
+			continue
+		}
+		d.running++
+		return &job{debris: d, dir: dir, lock: lock, start: start}, nil
+	}
+	return nil, err
+}
+
+// errBusy: another process has the lock.
+var errBusy = errors.New("locked by another process")
+
+// lockDir locks a directory until the file is closed or the process ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errBusy
+		}
+		return nil, &os.PathError{Op: "flock", Path: dir, Err: err}
+	}
+	return f, nil
+}
+
+// end deletes the job's files. The layers of failed work go when no other work
+// is under way, which might be building on them.
+func (j *job) end(ctx context.Context, succeeded bool) {
+	d := j.debris
+	if err := j.removeFiles(); err != nil {
+		slog.WarnContext(ctx, "temporary files of a pull remain", "path", j.temporary, "err", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running--
+	if succeeded {
+		j.forget()
+	} else {
+		d.failed = append(d.failed, j)
+	}
+	if d.running > 0 || len(d.failed) == 0 {
+		return
+	}
+	if err := d.sweep(d.failed); err != nil {
+		slog.WarnContext(ctx, "layers of unfinished pulls remain; the next pull or start tries again", "err", err)
+		return
+	}
+	d.failed = nil
+}
+
+// removeFiles deletes what is large.
+func (j *job) removeFiles() error {
+	if j.temporary == "" {
+		return nil
+	}
+	if j.temporary != j.dir {
+		return os.RemoveAll(j.temporary)
+	}
+	entries, err := os.ReadDir(j.dir)
+	for _, entry := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(j.dir, entry.Name())))
+	}
+	return err
+}
+
+// forget deletes the job itself. What remains of it is swept at the next start.
+func (j *job) forget() {
+	os.RemoveAll(j.dir)
+	j.lock.Close()
+}
+
+// recover ends the jobs of processes that died.
+func (d *debris) recover() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	entries, err := os.ReadDir(d.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var dead []*job
+	alive := false
+	for _, entry := range entries {
+		j, readErr := d.read(entry.Name())
+		switch {
+		case errors.Is(readErr, errBusy):
+			alive = true
+		case readErr != nil:
+			err = errors.Join(err, readErr)
+		case j != nil:
+			err = errors.Join(err, j.removeFiles())
+			dead = append(dead, j)
+		}
+	}
+	if alive { // another process pulls and may build on those layers
+		for _, j := range dead {
+			j.lock.Close()
+		}
+		return err
+	}
+	return errors.Join(err, d.sweep(dead))
+}
+
+// read locks and reads the job of a dead process; nil if there is none.
+func (d *debris) read(name string) (*job, error) {
+	dir := filepath.Join(d.dir, name)
+	lock, err := lockDir(dir)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			err = nil
+		}
+		return nil, err
+	}
+	j := &job{debris: d, dir: dir, lock: lock, start: time.Now(), temporary: dir}
+	if list, err := os.ReadFile(filepath.Join(dir, layersName)); err == nil {
+		j.layers = strings.Fields(string(list))
+		return j, nil
+	}
+	since, _, _ := strings.Cut(name, "-")
+	if nanoseconds, err := strconv.ParseInt(since, 10, 64); err == nil {
+		j.start = time.Unix(0, nanoseconds)
+	}
+	if elsewhere, err := os.Readlink(filepath.Join(dir, temporaryName)); err == nil &&
+		strings.HasPrefix(filepath.Base(elsewhere), temporaryMark) {
+		j.temporary = elsewhere
+	}
+	return j, nil
+}
+
+// sweep deletes the layers that jobs have left, and then the jobs.
+func (d *debris) sweep(jobs []*job) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	orphans, err := d.orphans()
+	if err != nil {
+		return err
+	}
+	for _, layer := range orphans {
+		left := slices.ContainsFunc(jobs, func(j *job) bool {
+			return !layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID)
+		})
+		if !left {
+			continue
+		}
+		if deleteErr := d.store.DeleteLayer(layer.ID); deleteErr != nil && !needed(deleteErr) {
+			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		j.forget()
+	}
+	return nil
+}
+
+// needed: somebody has begun to use the layer, or it is gone already.
+func needed(err error) bool {
+	for _, reason := range []error{
+		cstorage.ErrLayerHasChildren, cstorage.ErrLayerUsedByImage, cstorage.ErrLayerUsedByContainer,
+		cstorage.ErrNotALayer, cstorage.ErrLayerUnknown,
+	} {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// orphans are the layers that no image and no container stands on, children
+// before their parents.
+func (d *debris) orphans() ([]cstorage.Layer, error) {
+	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})
+	if err != nil {
+		return nil, err
+	}
+	byID := map[string]*cstorage.Layer{}
+	for i := range all.Layers {
+		byID[all.Layers[i].ID] = &all.Layers[i]
+	}
+	used := map[string]bool{}
+	use := func(id string) {
+		for id != "" && !used[id] {
+			used[id] = true
+			if layer := byID[id]; layer != nil {
+				id = layer.Parent
+			} else {
+				id = ""
+			}
+		}
+	}
+	for _, image := range all.Images {
+		use(image.TopLayer)
+		for _, id := range image.MappedTopLayers {
+			use(id)
+		}
+	}
+	for _, container := range all.Containers {
+		use(container.LayerID)
+	}
+	depth := func(layer cstorage.Layer) (n int) {
+		for l := byID[layer.Parent]; l != nil && n < len(byID); l = byID[l.Parent] {
+			n++
+		}
+		return n
+	}
+	var orphans []cstorage.Layer
+	for _, layer := range all.Layers {
+		if !used[layer.ID] && !layer.ReadOnly {
+			orphans = append(orphans, layer)
+		}
+	}
+	slices.SortStableFunc(orphans, func(a, b cstorage.Layer) int { return depth(b) - depth(a) })
+	return orphans, nil
+}

@@ -1,0 +1,187 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/registry"
+)
+
+// replaceManifest makes the registry serve other bytes as any manifest.
+func replaceManifest(raw []byte) registry.Fault {
+	return registry.Fault{Path: "/manifests/", Do: registry.Replace(func([]byte) []byte { return raw })}
+}
+
+// noise is an image with layers of so many incompressible bytes.
+func noise(t testing.TB, sizes ...int) *image.Artifact {
+	t.Helper()
+	var layers []image.Layer
+	for _, size := range sizes {
+		layers = append(layers, layer(t, image.Regular("noise", 0o644, random(size))))
+	}
+	return build(t, image.Image{Layers: layers})
+}
+
+// Every fault of a registry ends in an error of the right kind, in bounded
+// time, and leaves nothing; and when it is over the same pull succeeds.
+func TestFaultyRegistry(t *testing.T) {
+	t.Parallel()
+	const small, large = 1000, 3 << 20
+	for name, test := range map[string]struct {
+		fault registry.Fault
+		want  error // nil: any
+	}{
+		"ping fails":         {registry.Fault{Path: "/v2/", Do: registry.Status(503)}, fault.Unavailable},
+		"manifest forbidden": {registry.Fault{Path: "/manifests/", Do: registry.Status(403)}, fault.Denied},
+		"manifest 500":       {registry.Fault{Path: "/manifests/", Do: registry.Status(500)}, fault.Unavailable},
+		"a page says 404":    {registry.Fault{Path: "/manifests/", Do: registry.Page(404)}, fault.NotFound},
+		"a page says 403":    {registry.Fault{Path: "/manifests/", Do: registry.Page(403)}, fault.Denied},
+		"manifest stalls":    {registry.Fault{Path: "/manifests/", Do: registry.Stall(10)}, fault.Timeout},
+		"manifest cut":       {registry.Fault{Path: "/manifests/", Do: registry.Reset(10)}, fault.Unavailable},
+		"config stalls":      {registry.Fault{Path: "/blobs/", Do: registry.Stall(0)}, fault.Timeout},
+		"layer missing":      {registry.Fault{Path: "/blobs/", Do: registry.Status(404)}, fault.NotFound},
+		"layer corrupt":      {registry.Fault{Path: "/blobs/", Do: registry.Replace(registry.Corrupt)}, nil},
+		"layer truncated":    {registry.Fault{Path: "/blobs/", Do: registry.Replace(registry.Truncate)}, nil},
+		"redirected nowhere": {registry.Fault{Path: "/blobs/", Do: registry.Redirect("http://127.0.0.1:1")}, fault.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, func(c *Config) { c.ProgressTimeout = time.Second })
+			r := serve(t, "app", "1", noise(t, small, large))
+			r.Inject(test.fault)
+			start := time.Now()
+			_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+			if err == nil || test.want != nil && !errors.Is(err, test.want) {
+				t.Errorf("%v, want %v", err, test.want)
+			}
+			if took := time.Since(start); took > 10*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			n.empty()
+			r.Heal()
+			n.pull(r.Addr() + "/app:1")
+			n.noDebris()
+		})
+	}
+}
+
+// A connection that breaks in a large layer is resumed where it broke.
+func TestBrokenConnectionResumes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 8<<20)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 0), Times: 1, Do: registry.Reset(5 << 20)})
+	n.pull(r.Addr() + "/app:1")
+	resumed := false
+	for _, request := range r.Requests() {
+		resumed = resumed || request.Range != ""
+	}
+	if !resumed {
+		t.Error("the layer was not resumed")
+	}
+}
+
+func TestTooManyRequestsIsRetried(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "patience"))
+	r.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: registry.TooManyRequests(1)})
+	start := time.Now()
+	n.pull(r.Addr() + "/app:1")
+	if took := time.Since(start); took < time.Second {
+		t.Errorf("asked again after %s", took)
+	}
+}
+
+// A layer that stops coming ends the pull; one that comes slowly does not, nor
+// does one that takes long to unpack after it has come.
+func TestProgressTimeout(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.ProgressTimeout = 700 * time.Millisecond })
+	a := noise(t, 1000, 400<<10)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
+	start := time.Now()
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+	if took := time.Since(start); !errors.Is(err, fault.Timeout) || took > 5*time.Second {
+		t.Errorf("stalled layer: %v after %s", err, took)
+	}
+	n.empty()
+	r.Heal()
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Slow(200 << 10)})
+	start = time.Now()
+	n.pull(r.Addr() + "/app:1")
+	if took := time.Since(start); took < 1500*time.Millisecond {
+		t.Errorf("the slow layer came in %s", took)
+	}
+}
+
+func TestPullTimeout(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.ProgressTimeout, c.PullTimeout = 0, time.Second })
+	r := serve(t, "app", "1", noise(t, 1<<20))
+	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Slow(50 << 10)})
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+	if !errors.Is(err, fault.Timeout) {
+		t.Errorf("%v", err)
+	}
+	n.empty()
+}
+
+// A cancelled pull leaves nothing, wherever the large files were, and layers
+// that another pull needs stay.
+func TestCancelledPull(t *testing.T) {
+	t.Parallel()
+	for name, elsewhere := range map[string]bool{"in the root": false, "elsewhere": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			temporary := t.TempDir()
+			n := newNode(t, func(c *Config) {
+				if elsewhere {
+					c.TemporaryDir = temporary
+				}
+			})
+			first, second := noise(t, 500<<10, 500<<10), noise(t, 500<<10)
+			r := serve(t, "app", "1", first)
+			r.Push("app", "2", second)
+			r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(first, 1), Do: registry.Stall(1000)})
+			r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(second, 0), Do: registry.Slow(500 << 10)})
+
+			ctx, cancel := context.WithCancel(testContext(t))
+			cancelled := make(chan error, 1)
+			go func() {
+				_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
+				cancelled <- err
+			}()
+			n.waitLayers(1) // its first layer is unpacked
+			slow := make(chan error, 1)
+			go func() {
+				_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:2"})
+				slow <- err
+			}()
+			for len(n.entries("root/crius-pulls")) < 2 {
+				time.Sleep(time.Millisecond)
+			}
+			cancel()
+			if err := <-cancelled; !errors.Is(err, context.Canceled) {
+				t.Errorf("cancelled pull: %v", err)
+			}
+			if err := <-slow; err != nil {
+				t.Errorf("the other pull: %v", err)
+			}
+			if images := n.list(); len(images) != 1 || images[0].ID != second.ID() {
+				t.Errorf("images %+v", images)
+			}
+			n.remove(second.ID())
+			n.empty()
+			if left := entriesOf(t, temporary); len(left) > 0 {
+				t.Errorf("left in the temporary directory: %q", left)
+			}
+		})
+	}
+}

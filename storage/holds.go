@@ -1,0 +1,426 @@
+package storage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// holds keep the images that root file systems stand on.
+//
+// A hold is a container record in containers/storage, one per image in use. It
+// makes that library refuse to delete the image, for whichever program. The
+// record is volatile: it is not synced, since after a power cut no container
+// runs and Adopt makes what is missing. It outlives its last user by a short
+// grace, so that pods which come and go one after the other find it there.
+type holds struct {
+	store  cstorage.Store
+	debris *debris
+	grace  time.Duration
+
+	mu      sync.Mutex
+	images  map[string]*hold
+	removed map[string]bool // images that go with their last user
+	owner   *os.File        // locked while this process has holds
+	expiry  sync.WaitGroup  // timers that are set
+}
+
+// hold is the state of one image. Its lock is held over calls of
+// containers/storage; work on other images goes on meanwhile.
+type hold struct {
+	image  string
+	owners int // goroutines that have it, guarded by holds.mu
+
+	mu    sync.Mutex
+	users map[string]bool // ids of root file systems
+	kept  bool            // the record is there
+	lower []string        // the image's layer directories, top first, while kept
+	timer *time.Timer     // ends the grace; nil while there are users
+}
+
+const (
+	holdPrefix  = "crius-holds-"
+	holdGrace   = time.Minute
+	removedMark = "removed" // metadata of the record of an image that goes with its last user
+	ownerName   = "crius.lock"
+)
+
+func newHolds(store cstorage.Store, debris *debris) *holds {
+	return &holds{
+		store:   store,
+		debris:  debris,
+		grace:   holdGrace,
+		images:  map[string]*hold{},
+		removed: map[string]bool{},
+	}
+}
+
+// The ids of a hold's record and layer follow from the image, so that one that
+// a crash left is found, and its remains are overwritten.
+func holdID(image string) string    { return digestOf(holdPrefix + image) }
+func holdLayer(image string) string { return digestOf(holdPrefix + "layer-" + image) }
+
+func digestOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// acquire locks the hold of an image.
+func (h *holds) acquire(image string) *hold {
+	h.mu.Lock()
+	one := h.images[image]
+	if one == nil {
+		one = &hold{image: image, users: map[string]bool{}}
+		h.images[image] = one
+	}
+	one.owners++
+	h.mu.Unlock()
+	one.mu.Lock()
+	return one
+}
+
+func (h *holds) release(one *hold) {
+	h.mu.Lock()
+	if one.owners--; one.owners == 0 && !one.kept {
+		delete(h.images, one.image)
+	}
+	h.mu.Unlock()
+	one.mu.Unlock()
+}
+
+// use notes that a root file system uses an image and returns the image's
+// layer directories, top first. They stay until drop.
+func (h *holds) use(image, user string) ([]string, error) {
+	if err := h.own(); err != nil {
+		return nil, err
+	}
+	one := h.acquire(image)
+	defer h.release(one)
+	if err := h.keep(one); err != nil {
+		return nil, err
+	}
+	one.users[user] = true
+	return one.lower, nil
+}
+
+// drop ends a use. The record goes some time after the last one, or with it
+// if the image is waiting to be deleted.
+func (h *holds) drop(image, user string) error {
+	one := h.acquire(image)
+	defer h.release(one)
+	delete(one.users, user)
+	switch {
+	case len(one.users) > 0:
+		return nil
+	case !one.kept, h.grace == 0, h.hides(image):
+		return h.free(one)
+	}
+	h.stopTimer(one)
+	h.expiry.Add(1)
+	one.timer = time.AfterFunc(h.grace, func() {
+		defer h.expiry.Done()
+		if err := h.expire(image); err != nil {
+			slog.Warn("unused image stays held; the next start tries again", "image", image, "err", err)
+		}
+	})
+	return nil
+}
+
+// expire ends the grace of an image.
+func (h *holds) expire(image string) error {
+	one := h.acquire(image)
+	defer h.release(one)
+	if len(one.users) > 0 || !one.kept {
+		return nil
+	}
+	return h.free(one)
+}
+
+func (h *holds) stopTimer(one *hold) {
+	if one.timer != nil && one.timer.Stop() {
+		h.expiry.Done()
+	}
+	one.timer = nil
+}
+
+// keep makes the record, unless it is there or a crash has left it.
+func (h *holds) keep(one *hold) error {
+	h.stopTimer(one)
+	if one.kept {
+		return nil
+	}
+	record, err := h.store.Image(one.image)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return fmt.Errorf("image %s: %w: pull it again", one.image, fault.NotFound)
+	} else if err != nil {
+		return err
+	}
+	if record.ID != one.image { // the library takes names and beginnings too
+		return fmt.Errorf("image %s: %w: not a whole id", one.image, fault.Invalid)
+	}
+	_, err = h.store.CreateContainer(holdID(one.image), []string{holdPrefix + one.image}, one.image, holdLayer(one.image), "",
+		&cstorage.ContainerOptions{
+			IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
+			LabelOpts:        []string{"disable"},
+			Volatile:         true,
+		})
+	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
+		return fmt.Errorf("hold image %s: %w", one.image, err)
+	}
+	one.lower, err = usableLayers(h.store, record.TopLayer)
+	if err != nil {
+		return errors.Join(fmt.Errorf("image %s: %w", one.image, err), h.free(one))
+	}
+	one.kept = true
+	return nil
+}
+
+// free deletes the record, and the image if it was to go with it.
+func (h *holds) free(one *hold) error {
+	h.stopTimer(one)
+	err := h.store.DeleteContainer(holdID(one.image))
+	if err != nil && !errors.Is(err, cstorage.ErrNotAContainer) {
+		return fmt.Errorf("release image %s: %w", one.image, err)
+	}
+	one.kept, one.lower = false, nil
+	if !h.hides(one.image) {
+		return nil
+	}
+	record, err := h.store.Image(one.image)
+	switch {
+	case errors.Is(err, cstorage.ErrImageUnknown):
+	case err != nil:
+		return err
+	case len(record.Names) == 0: // else another tool has pulled it again
+		err := h.delete(record)
+		if errors.Is(err, fault.Precondition) { // it is listed again, for the kubelet to retry
+			slog.Warn("image that was removed is still in use", "image", one.image, "err", err)
+		} else if err != nil {
+			return err
+		}
+	}
+	h.hide(one.image, false)
+	return nil
+}
+
+// remove is the end of an image: now, or with its last user.
+func (h *holds) remove(image string) error {
+	one := h.acquire(image)
+	defer h.release(one)
+	record, err := h.store.Image(image)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	_, err = h.store.Container(holdID(image))
+	recorded := err == nil
+	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt knows
+		if err := h.mark(image, true); err != nil {
+			return err
+		}
+		return h.store.RemoveNames(image, record.Names)
+	}
+	if err := h.free(one); err != nil {
+		return err
+	}
+	return h.delete(record)
+}
+
+// delete deletes an image and the layers that no other image has.
+func (h *holds) delete(record *cstorage.Image) error {
+	var layers []string
+	for id := record.TopLayer; id != ""; {
+		layers = append(layers, id)
+		layer, err := h.store.Layer(id)
+		if err != nil {
+			break // a damaged image
+		}
+		id = layer.Parent
+	}
+	job, err := h.debris.beginRemoval(append(layers, record.MappedTopLayers...))
+	if err != nil {
+		return err
+	}
+	_, err = h.store.DeleteImage(record.ID, true)
+	switch {
+	case errors.Is(err, cstorage.ErrNotAnImage):
+		err = nil
+	case errors.Is(err, cstorage.ErrImageUsedByContainer):
+		err = fmt.Errorf("image %s: %w: a container that another tool made stands on it: %w", record.ID, fault.Precondition, err)
+	case err != nil:
+		err = fmt.Errorf("delete image %s: %w", record.ID, err)
+	}
+	job.end(context.Background(), err == nil || errors.Is(err, fault.Precondition))
+	return err
+}
+
+// revive makes an image stay that was to go with its last user.
+func (h *holds) revive(image string) error {
+	if !h.hides(image) {
+		return nil
+	}
+	one := h.acquire(image)
+	defer h.release(one)
+	return h.mark(image, false)
+}
+
+// mark writes down whether an image goes with its last user.
+func (h *holds) mark(image string, removed bool) error {
+	metadata := ""
+	if removed {
+		metadata = removedMark
+	}
+	err := h.store.SetMetadata(holdID(image), metadata)
+	if err != nil && !(errors.Is(err, cstorage.ErrNotAnID) && !removed) {
+		return fmt.Errorf("hold of image %s: %w", image, err)
+	}
+	h.hide(image, removed)
+	return nil
+}
+
+func (h *holds) hide(image string, removed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if removed {
+		h.removed[image] = true
+	} else {
+		delete(h.removed, image)
+	}
+}
+
+// hides tells whether an image is to go with its last user.
+func (h *holds) hides(image string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.removed[image]
+}
+
+// records are the images that have a hold, with its metadata.
+func (h *holds) records() (map[string]string, error) {
+	containers, err := h.store.Containers()
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, c := range containers {
+		if len(c.Names) == 1 && strings.HasPrefix(c.Names[0], holdPrefix) && c.ID == holdID(c.ImageID) {
+			found[c.ImageID] = c.Metadata
+		}
+	}
+	return found, nil
+}
+
+// restore reads what holds an earlier process left.
+func (h *holds) restore() error {
+	records, err := h.records()
+	for image, metadata := range records {
+		if metadata == removedMark {
+			h.hide(image, true)
+		}
+	}
+	return err
+}
+
+// adopt makes the holds match users, root file systems by image.
+func (h *holds) adopt(users map[string][]string) error {
+	if err := h.own(); err != nil {
+		return err
+	}
+	stale, err := h.records()
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	for image := range h.images {
+		stale[image] = ""
+	}
+	h.mu.Unlock()
+	for image, ids := range users {
+		delete(stale, image)
+		err = errors.Join(err, h.set(image, ids))
+	}
+	for image := range stale {
+		err = errors.Join(err, h.set(image, nil))
+	}
+	return err
+}
+
+// set makes ids the only users of an image.
+func (h *holds) set(image string, ids []string) error {
+	one := h.acquire(image)
+	defer h.release(one)
+	clear(one.users)
+	if len(ids) == 0 {
+		return h.free(one)
+	}
+	if err := h.keep(one); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		one.users[id] = true
+	}
+	return nil
+}
+
+// close ends every grace and gives the store free for another process.
+func (h *holds) close() error {
+	h.mu.Lock()
+	images := slices.Collect(maps.Keys(h.images))
+	h.mu.Unlock()
+	var err error
+	for _, image := range images {
+		err = errors.Join(err, h.expire(image))
+	}
+	h.expiry.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.owner != nil {
+		err = errors.Join(err, h.owner.Close())
+		h.owner = nil
+	}
+	return err
+}
+
+// own makes this process the only one that holds images in this store: the
+// records of two would be each other's to release.
+func (h *holds) own() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.owner != nil {
+		return nil
+	}
+	path := filepath.Join(h.store.GraphRoot(), ownerName)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	// A record lock belongs to the process and ends with it.
+	err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAGAIN) {
+		f.Close()
+		return fmt.Errorf("%s: %w: another crius runs containers from this store; give this one a storage.root of its own",
+			path, fault.Precondition)
+	} else if err != nil {
+		f.Close()
+		return &os.PathError{Op: "lock", Path: path, Err: err}
+	}
+	h.owner = f
+	return nil
+}

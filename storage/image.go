@@ -1,0 +1,192 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/reference"
+	imagetransport "go.podman.io/image/v5/storage"
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Image is an image as CRI describes it. It is shared between callers and must
+// not be modified.
+type Image struct {
+	// ID is the one and only id of the image: 64 hexadecimal digits, without
+	// an algorithm.
+	ID string
+	// RepoTags are full names with registry and tag, sorted. Empty for an
+	// image that was pulled by digest, or whose tags have moved on.
+	RepoTags []string
+	// RepoDigests are full names with registry and digest, sorted. An image
+	// that lost its last name keeps those of the names it had.
+	RepoDigests []string
+	// Size in bytes of the unpacked layers, the config and the manifests.
+	Size uint64
+	// Config is what the image says about its containers. It comes from
+	// whoever made the image and is to be trusted no further than that.
+	Config *imagespec.ImageConfig
+	// Spec is the whole image config, of which Config is a part.
+	Spec *imagespec.Image
+	// Pinned asks the kubelet never to collect the image.
+	Pinned bool
+
+	topLayer string
+}
+
+// User is the numeric user that the image wants, or the name of one that is
+// not numeric: exactly one of the two results is set (CRI Image.uid, username).
+// A user that is numeric but beyond 31 bits, or written with a sign or another
+// base, is no uid: it is handed on as a name, which the kubelet cannot prove to
+// be non-root (CVE-2024-40635, CVE-2026-46680).
+func (i *Image) User() (uid *int64, name string) {
+	user := groupSuffix.ReplaceAllString(i.Config.User, "")
+	if user == "" {
+		return new(int64), ""
+	}
+	if n, err := strconv.ParseInt(user, 10, 32); err == nil && decimal.MatchString(user) {
+		return &n, ""
+	}
+	return nil, user
+}
+
+var (
+	groupSuffix = regexp.MustCompile(`(?s):.*$`)
+	decimal     = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
+)
+
+// maxDocument bounds the config and each manifest of an image that another
+// tool may have stored; the library bounds those that are pulled.
+const maxDocument = 4 << 20
+
+// load reads an image's config and checks that its layers are there.
+func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
+	for name, size := range record.BigDataSizes {
+		if size > maxDocument {
+			return nil, fmt.Errorf("%w: its %s has %d bytes", fault.Invalid, name, size)
+		}
+	}
+	if _, err := usableLayers(store, record.TopLayer); err != nil {
+		return nil, err
+	}
+	ref, err := imagetransport.Transport.NewStoreReference(store, nil, record.ID)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := ref.NewImage(ctx, nil)
+	if errors.Is(err, cstorage.ErrLayerUnknown) {
+		err = fmt.Errorf("%w: %w", errLayersLost, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer stored.Close()
+	spec, err := stored.OCIConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	size, err := stored.Size()
+	if err != nil {
+		return nil, err
+	}
+	return &Image{
+		ID:          record.ID,
+		RepoTags:    repoTags(record),
+		RepoDigests: repoDigests(record),
+		Size:        uint64(max(size, 1)), // CRI wants more than zero
+		Config:      &spec.Config,
+		Spec:        spec,
+		topLayer:    record.TopLayer,
+	}, nil
+}
+
+// repoTags are the names with a tag.
+func repoTags(record *cstorage.Image) []string {
+	var tags []string
+	for _, name := range parseNames(record.Names) {
+		if tagged, ok := name.(reference.NamedTagged); ok {
+			tags = append(tags, tagged.String())
+		}
+	}
+	return sorted(tags)
+}
+
+// repoDigests combine the repositories of an image's names with the digests of
+// its manifests: its own and that of the index it was chosen from.
+func repoDigests(record *cstorage.Image) []string {
+	names := parseNames(record.Names)
+	if len(names) == 0 {
+		names = parseNames(record.NamesHistory)
+	}
+	var digests []string
+	for _, name := range names {
+		if digested, ok := name.(reference.Canonical); ok {
+			digests = append(digests, digested.String())
+		}
+		for _, d := range record.Digests {
+			if digested, err := reference.WithDigest(reference.TrimNamed(name), d); err == nil && d.Validate() == nil {
+				digests = append(digests, digested.String())
+			}
+		}
+	}
+	return sorted(digests)
+}
+
+// parseNames leaves out what is no registry name; other tools may store such.
+func parseNames(names []string) []reference.Named {
+	var parsed []reference.Named
+	for _, name := range names {
+		if named, err := reference.ParseNormalizedNamed(name); err == nil && named.String() == name {
+			parsed = append(parsed, named)
+		}
+	}
+	return parsed
+}
+
+// Images lists the images by id.
+func (s *Store) Images(ctx context.Context) ([]*Image, error) {
+	images, err := s.images.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	return images, nil
+}
+
+// Image finds an image by id, by the unique beginning of one (three digits at
+// least), by a name with tag or digest, or by a short name. It says
+// fault.NotFound, or fault.Invalid for what can be no reference.
+func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
+	images, err := s.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return find(images, ref, func(name string) ([]reference.Named, error) {
+		return localNames(s.libraryContext(), name)
+	})
+}
+
+// Remove removes an image with all its names, whichever of them ref is (CRI
+// RemoveImage). Containers that use it go on: then it is no longer listed, and
+// its layers are deleted with the last root file system. That it is not there
+// is fine.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	image, err := s.Image(ctx, ref)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err == nil {
+		err = s.holds.remove(image.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("remove image: %w", err)
+	}
+	slog.InfoContext(ctx, "image removed", "image", image.ID, "name", ref)
+	return nil
+}

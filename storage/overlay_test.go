@@ -1,0 +1,148 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// stack makes so many layers, each with a file of its own and one in common.
+func stack(t *testing.T, dir string, layers int) overlay {
+	t.Helper()
+	o := overlay{
+		upper:  filepath.Join(dir, "upper"),
+		work:   filepath.Join(dir, "work"),
+		target: filepath.Join(dir, "target"),
+	}
+	for i := range layers {
+		o.lower = append(o.lower, filepath.Join(dir, fmt.Sprintf("layer%03d", i)))
+	}
+	for _, d := range append([]string{o.upper, o.work, o.target}, o.lower...) {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, d := range o.lower {
+		for _, name := range []string{"all", fmt.Sprintf("only%d", i)} {
+			if err := os.WriteFile(filepath.Join(d, name), []byte(fmt.Sprint(i)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return o
+}
+
+// Both ways of mounting stack all layers in order, with short paths and long
+// ones, few layers and many.
+func TestOverlayMount(t *testing.T) {
+	t.Parallel()
+	ways := map[string]func(overlay) error{
+		"by context": overlay.mountByContext,
+		"by string":  overlay.mountByString,
+		"either":     overlay.mount,
+	}
+	for name, mount := range ways {
+		for _, layers := range []int{1, 2, 120, 400} {
+			for _, depth := range []int{0, 280} {
+				t.Run(fmt.Sprintf("%s/%d layers/path +%d", name, layers, depth), func(t *testing.T) {
+					t.Parallel()
+					dir := filepath.Join(t.TempDir(), `a:b,c\d`, strings.Repeat("long/", depth/5))
+					o := stack(t, dir, layers)
+					if err := mount(o); err != nil {
+						t.Fatal(err)
+					}
+					defer func() {
+						if err := unix.Unmount(o.target, 0); err != nil {
+							t.Error(err)
+						}
+					}()
+					for file, want := range map[string]string{"all": "0", fmt.Sprintf("only%d", layers-1): fmt.Sprint(layers - 1)} {
+						if got, err := os.ReadFile(filepath.Join(o.target, file)); err != nil || string(got) != want {
+							t.Errorf("%s: %q, %v; want %q", file, got, err, want)
+						}
+					}
+					if err := os.WriteFile(filepath.Join(o.target, "new"), nil, 0o600); err != nil {
+						t.Error(err)
+					}
+					if _, err := os.Stat(filepath.Join(o.upper, "new")); err != nil {
+						t.Errorf("a new file is not in the upper directory: %v", err)
+					}
+					if line := mountLine(t, o.target); !strings.Contains(line, "volatile") || !strings.Contains(line, " "+mountSource+" ") {
+						t.Errorf("mount table: %s", line)
+					}
+					if is, err := mounted(o.target); !is || err != nil {
+						t.Errorf("mounted: %t, %v", is, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+func mountLine(t *testing.T, target string) string {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	escaped := strings.NewReplacer(`\`, `\134`).Replace(target)
+	for line := range strings.Lines(string(table)) {
+		if strings.Contains(line, " "+escaped+" ") {
+			return line
+		}
+	}
+	return ""
+}
+
+func TestOverlayMountErrors(t *testing.T) {
+	t.Parallel()
+	for name, mount := range map[string]func(overlay) error{"by context": overlay.mountByContext, "by string": overlay.mountByString} {
+		o := stack(t, t.TempDir(), 2)
+		missing := o
+		missing.lower = append([]string{"/none"}, o.lower...)
+		if err := mount(missing); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("%s, missing layer: %v", name, err)
+		}
+		nowhere := o
+		nowhere.target = "/none"
+		if err := mount(nowhere); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("%s, missing target: %v", name, err)
+		}
+		odd := o
+		odd.options = []string{"no_such_option=1"}
+		if err := mount(odd); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s, unknown option: %v", name, err)
+		}
+		checkMounts(t, filepath.Dir(o.target))
+	}
+	deep := stack(t, t.TempDir(), 501)
+	if err := deep.mountByContext(); err == nil || !strings.Contains(err.Error(), "501 layers") && !strings.Contains(err.Error(), "lowerdir") {
+		t.Errorf("501 layers: %v", err)
+	}
+}
+
+func TestMountFlags(t *testing.T) {
+	flags, rest := mountFlags([]string{"nodev", "", "volatile", "metacopy=on", "nosuid", "userxattr"})
+	if flags.ms != unix.MS_NODEV|unix.MS_NOSUID || flags.attr != unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID {
+		t.Errorf("flags %+v", flags)
+	}
+	if want := []parameter{{"metacopy", "on"}, {"userxattr", ""}}; !reflect.DeepEqual(rest, want) {
+		t.Errorf("rest %+v", rest)
+	}
+}
+
+func TestMounted(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, path := range []string{dir, filepath.Join(dir, "none"), filepath.Join(dir, "none/none")} {
+		if is, err := mounted(path); is || err != nil {
+			t.Errorf("%s: %t, %v", path, is, err)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/signature"
+	imagetransport "go.podman.io/image/v5/storage"
+	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// PullRequest is what to pull and for whom.
+type PullRequest struct {
+	Image     string          // name with tag or digest; a short name follows registries.conf
+	Auth      *cri.AuthConfig // may be nil
+	Namespace string          // of the pod; picks the signature policy
+}
+
+// Pull fetches an image and returns it. An image that is here with the same
+// digest is not fetched again. registries.conf and the signature policy are
+// read at every pull.
+//
+// The error says fault.NotFound, Unauthenticated, Denied (a policy, a block or
+// the registry; ErrSignature where it was the signature policy), Unavailable,
+// Timeout, Exhausted (disk full), Invalid (the request, or an image that no
+// retry will make good) or Precondition (the node's configuration); its text
+// never contains credentials. A pull that fails or whose ctx ends leaves
+// nothing of itself.
+func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
+	short, err := parseReference(req.Image)
+	if err != nil {
+		return nil, fmt.Errorf("pull: %w", err)
+	}
+	sysregistriesv2.InvalidateCache()
+	names, err := pullNames(s.libraryContext(), short)
+	if err != nil {
+		return nil, fmt.Errorf("pull %s: %w", short, err)
+	}
+	if s.cfg.PullTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.PullTimeout, errTooLong)
+		defer cancel()
+	}
+	var failures []error
+	for _, name := range names {
+		image, err := s.pullName(ctx, name, req)
+		if err == nil {
+			return image, nil
+		}
+		failures = append(failures, newPullError(name.String(), causeOf(ctx, err), secrets(req.Auth)))
+	}
+	return nil, errors.Join(failures...)
+}
+
+// pullName pulls one full name. Somebody may remove the image, or one with the
+// same layers, while it comes in; then it is fetched again.
+func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		image, err := s.pullOnce(ctx, name, req)
+		if err == nil || attempt == attempts || ctx.Err() != nil || !removedMeanwhile(err) {
+			return image, err
+		}
+		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String())
+	}
+}
+
+func removedMeanwhile(err error) bool {
+	for _, gone := range []error{
+		cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
+		cstorage.ErrNotAnImage, cstorage.ErrNotALayer, cstorage.ErrNotAnID,
+	} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
+	start := time.Now()
+	sys := s.libraryContext()
+	if err := admitted(sys, name); err != nil {
+		return nil, err
+	}
+	creds, err := credentialsFor(req.Auth, name)
+	if err != nil {
+		return nil, err
+	}
+	creds.apply(sys)
+	policy, err := s.signaturePolicy(sys, req.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer policy.Destroy()
+	src, err := openSource(ctx, sys, name, s.cfg.ProgressTimeout)
+	if err != nil {
+		return nil, err
+	}
+	defer src.opened.Close()
+	if err := s.dropLost(ctx); err != nil {
+		return nil, err
+	}
+	job, err := s.debris.beginPull(s.cfg.TemporaryDir)
+	if err != nil {
+		return nil, err
+	}
+	sys.BigFilesTemporaryDir = job.temporary
+	id, err := s.copy(ctx, sys, policy, src)
+	job.end(ctx, err == nil)
+	if err != nil {
+		return nil, err
+	}
+	image, err := s.pulled(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
+	return image, nil
+}
+
+// copy brings the image into the store and returns its id.
+func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, src *source) (string, error) {
+	dest, err := imagetransport.Transport.NewStoreReference(s.store, src.name, "")
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := newWatchdog(s.cfg.ProgressTimeout, cancel)
+	defer watch.stop()
+	var stored types.ImageReference
+	_, err = copy.Image(ctx, policy, dest, src, &copy.Options{
+		SourceCtx:               sys,
+		DestinationCtx:          sys,
+		MaxParallelDownloads:    uint(max(s.cfg.ParallelLayers, 0)),
+		PreferGzipInstances:     types.OptionalBoolFalse, // chooses as inspect did
+		Progress:                watch.events,
+		ProgressInterval:        1, // every read
+		ReportResolvedReference: &stored,
+	})
+	if err != nil {
+		return "", causeOf(ctx, err)
+	}
+	_, record, err := imagetransport.ResolveReference(stored)
+	if err != nil {
+		return "", err
+	}
+	return record.ID, nil
+}
+
+// pulled is the image that a pull has brought. It is wanted from now on, even
+// if it was removed before and lives on only because containers use it.
+func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
+	if err := s.holds.revive(id); err != nil {
+		return nil, err
+	}
+	images, err := s.images.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if image := byID(images, id); image != nil {
+		return image, nil
+	}
+	return nil, fmt.Errorf("image %s: %w: it was removed as soon as it was pulled", id, cstorage.ErrImageUnknown)
+}
+
+// dropLost deletes the images that lost layers, so that what is pulled next
+// does not build on the records of those layers.
+func (s *Store) dropLost(ctx context.Context) error {
+	lost, err := s.images.lost(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range lost {
+		_, err := s.store.DeleteImage(id, true)
+		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id, "err", err)
+	}
+	return nil
+}

@@ -1,0 +1,432 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
+)
+
+func TestPullListRemove(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "hello\n")
+	r := serve(t, "library/hello", "1", a)
+	name := r.Addr() + "/library/hello"
+	img := n.pull("docker://" + name + ":1")
+	if img.ID != a.ID() || !slices.Equal(img.RepoTags, []string{name + ":1"}) ||
+		!slices.Equal(img.RepoDigests, []string{name + "@" + a.Digest().String()}) {
+		t.Errorf("pulled %+v", img)
+	}
+	if img.Size < 2*512 || img.Config.Cmd[0] != "/bin/true" || img.Spec.RootFS.DiffIDs[0] == "" {
+		t.Errorf("pulled %+v", img)
+	}
+	if uid, _ := img.User(); uid == nil || *uid != 1000 {
+		t.Errorf("user %v", uid)
+	}
+	for _, ref := range []string{img.ID, img.ID[:8], "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
+		if got, err := n.Image(testContext(t), ref); err != nil || got != img {
+			t.Errorf("%s: %v, %v", ref, got, err)
+		}
+	}
+	n.restart()
+	if images := n.list(); len(images) != 1 || images[0].ID != img.ID || !slices.Equal(images[0].RepoTags, img.RepoTags) || images[0].Size != img.Size {
+		t.Errorf("after a restart: %+v", images)
+	}
+	n.remove(name + ":1")
+	n.remove(name + ":1") // it is gone, which is fine
+	if _, err := n.Image(testContext(t), img.ID); !errors.Is(err, fault.NotFound) {
+		t.Errorf("after the removal: %v", err)
+	}
+	n.empty()
+}
+
+// One and the same id in PullImage, ListImages and ImageStatus, whatever the
+// format (the consistency rule of kubelet 1.36).
+func TestImageIDInEveryFormat(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	config := imagespec.ImageConfig{User: "0"}
+	content := func(text string) []image.Layer { return []image.Layer{layer(t, image.Text("file", text))} }
+	oci := build(t, image.Image{Config: config, Layers: content("oci")})
+	docker := build(t, image.Image{Config: config, Layers: content("docker"), Docker: true})
+	foreign := build(t, image.Image{Layers: content("riscv"), Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+	inIndex := build(t, image.Image{Config: config, Layers: content("in index")})
+	inList := build(t, image.Image{Config: config, Layers: content("in list"), Docker: true})
+	noLayers := build(t, image.Image{Config: config})
+	for tag, want := range map[string]struct{ push, image *image.Artifact }{
+		"oci":      {oci, oci},
+		"docker":   {docker, docker},
+		"index":    {index(t, foreign, inIndex), inIndex},
+		"list":     {index(t, inList), inList},
+		"nolayers": {noLayers, noLayers},
+	} {
+		r.Push("repo", tag, want.push)
+		ref := r.Addr() + "/repo:" + tag
+		img := n.pull(ref)
+		status, err := n.Image(testContext(t), ref)
+		if err != nil || img.ID != want.image.ID() || status.ID != img.ID || byID(n.list(), img.ID) == nil || img.Size == 0 {
+			t.Errorf("%s: id %s, status %+v %v, want %s", tag, img.ID, status, err, want.image.ID())
+		}
+		digests := []string{r.Addr() + "/repo@" + want.image.Digest().String(), r.Addr() + "/repo@" + want.push.Digest().String()}
+		if !slices.Equal(img.RepoDigests, sorted(slices.Clone(digests))) {
+			t.Errorf("%s: digests %q, want %q", tag, img.RepoDigests, digests)
+		}
+		for _, digest := range digests {
+			if got, err := n.Image(testContext(t), digest); err != nil || got.ID != img.ID {
+				t.Errorf("%s by %s: %v, %v", tag, digest, got, err)
+			}
+		}
+	}
+	images := n.list()
+	if !slices.IsSortedFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) }) {
+		t.Error("the list is not in a stable order")
+	}
+	for _, img := range images {
+		n.remove(img.ID)
+	}
+	n.empty()
+}
+
+func TestPullByDigest(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "by digest")
+	r := serve(t, "repo", "", a)
+	exact := r.Addr() + "/repo@" + a.Digest().String()
+	for _, ref := range []string{exact, r.Addr() + "/repo:tag@" + a.Digest().String()} {
+		img := n.pull(ref)
+		if len(img.RepoTags) != 0 || !slices.Equal(img.RepoDigests, []string{exact}) {
+			t.Errorf("%s: tags %q, digests %q", ref, img.RepoTags, img.RepoDigests)
+		}
+	}
+	// What the registry has under that digest must be what it says.
+	lie := motd(t, "a lie")
+	lying := *a
+	lying.Manifest, lying.Blobs = lie.Manifest, lie.Blobs
+	n.remove(exact)
+	r.Inject(replaceManifest(lie.Manifest))
+	if img, err := n.Pull(testContext(t), PullRequest{Image: exact}); err == nil {
+		t.Errorf("took %s for %s", img.ID, exact)
+	}
+	n.empty()
+}
+
+// The tag goes with the new image; the old one stays, without tags and with
+// its digests, until it is removed.
+func TestTagMoves(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	older, newer := motd(t, "old"), motd(t, "new")
+	r := serve(t, "repo", "latest", older)
+	tag := r.Addr() + "/repo:latest"
+	n.pull(tag)
+	r.Push("repo", "latest", newer)
+	if img := n.pull(tag); img.ID != newer.ID() || !slices.Equal(img.RepoTags, []string{tag}) {
+		t.Errorf("new image %+v", img)
+	}
+	if img, err := n.Image(testContext(t), tag); err != nil || img.ID != newer.ID() {
+		t.Errorf("tag leads to %+v, %v", img, err)
+	}
+	dangling, err := n.Image(testContext(t), older.ID())
+	if err != nil || len(dangling.RepoTags) != 0 || !slices.Equal(dangling.RepoDigests, []string{r.Addr() + "/repo@" + older.Digest().String()}) {
+		t.Errorf("old image %+v, %v", dangling, err)
+	}
+	n.remove(dangling.RepoDigests[0])
+	if images := n.list(); len(images) != 1 {
+		t.Errorf("%d images", len(images))
+	}
+	n.remove(tag)
+	n.empty()
+}
+
+// critest: removing by one tag drops the image with all its tags, those of
+// other registries too.
+func TestRemoveByOneOfManyTags(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "many names")
+	r, other := serve(t, "repo", "1", a), serve(t, "elsewhere", "1", a)
+	r.Push("repo", "2", a)
+	for _, ref := range []string{r.Addr() + "/repo:1", r.Addr() + "/repo:2", other.Addr() + "/elsewhere:1"} {
+		n.pull(ref)
+	}
+	if images := n.list(); len(images) != 1 || len(images[0].RepoTags) != 3 || len(images[0].RepoDigests) != 2 {
+		t.Fatalf("%+v", images)
+	}
+	n.remove(r.Addr() + "/repo:2")
+	n.empty()
+}
+
+func TestPullOfPresentImageFetchesNoLayer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "here already")
+	r := serve(t, "repo", "1", a)
+	r.Push("repo", "2", a)
+	n.pull(r.Addr() + "/repo:1")
+	r.Forget()
+	img := n.pull(r.Addr() + "/repo:1")
+	again := n.pull(r.Addr() + "/repo:2")
+	if again.ID != img.ID || len(again.RepoTags) != 2 {
+		t.Errorf("%+v", again)
+	}
+	for _, request := range r.Requests() {
+		if strings.Contains(request.Path, "/blobs/") && !strings.Contains(request.Path, a.Config.String()) {
+			t.Errorf("fetched %s", request.Path)
+		}
+	}
+}
+
+func TestSharedLayersSurviveTheOtherImage(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	base := layer(t, image.Text("base", "shared"))
+	one := build(t, image.Image{Layers: []image.Layer{base, layer(t, image.Text("one", "1"))}})
+	two := build(t, image.Image{Layers: []image.Layer{base, layer(t, image.Text("two", "2"))}})
+	r := serve(t, "repo", "one", one)
+	r.Push("repo", "two", two)
+	n.pull(r.Addr() + "/repo:one")
+	r.Forget()
+	n.pull(r.Addr() + "/repo:two")
+	for _, request := range r.Requests() {
+		if strings.Contains(request.Path, base.Digest.String()) {
+			t.Error("the shared layer was fetched twice")
+		}
+	}
+	n.remove(r.Addr() + "/repo:one")
+	root := n.rootfs("c", two.ID())
+	n.mount(root)
+	if got := n.read(root, "base"); got != "shared" {
+		t.Errorf("shared layer holds %q", got)
+	}
+	n.removeRootfs(root)
+	n.remove(two.ID())
+	n.empty()
+}
+
+// registries.conf: mirrors, remaps, blocks and short names; read anew at each
+// pull.
+func TestRegistriesConf(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "somewhere")
+	r := registrytest.Start(t)
+	r.Push("mirror/library/app", "1", a)
+	r.Push("library/app", "1", a)
+	r.Push("app", "1", a)
+	dead := "127.0.0.1:1"
+	local := insecure("127.0.0.1")
+	for _, test := range []struct{ what, conf, ref, tag string }{
+		{"remap", registryEntry("docker.io", r.Addr()+"/mirror"), "docker.io/library/app:1", "docker.io/library/app:1"},
+		{"remap of a short name", registryEntry("docker.io", r.Addr()+"/mirror"), "app:1", "docker.io/library/app:1"},
+		{"mirror before a dead registry",
+			registryEntry(dead, dead) + "[[registry.mirror]]\nlocation = \"" + r.Addr() + "\"\ninsecure = true\n",
+			dead + "/library/app:1", dead + "/library/app:1"},
+		{"dead mirror before the registry",
+			registryEntry(r.Addr(), r.Addr()) + "[[registry.mirror]]\nlocation = \"" + dead + "\"\ninsecure = true\n",
+			r.Addr() + "/app:1", r.Addr() + "/app:1"},
+		{"search", "unqualified-search-registries = [\"" + dead + "\", \"" + r.Addr() + "\"]\n" + local, "app:1", r.Addr() + "/app:1"},
+		{"alias", local + "[aliases]\n\"nick\" = \"" + r.Addr() + "/library/app\"\n", "nick:1", r.Addr() + "/library/app:1"},
+		{"prefix with a star", registryEntry("*.example.org", r.Addr()+"/mirror/library"), "deep.example.org/app:1", "deep.example.org/app:1"},
+	} {
+		n.write("registries.conf", test.conf)
+		img, err := n.Pull(testContext(t), PullRequest{Image: test.ref})
+		if err != nil || !slices.Equal(img.RepoTags, []string{test.tag}) {
+			t.Errorf("%s: %+v, %v; want tag %s", test.what, img, err, test.tag)
+			continue
+		}
+		if got, err := n.Image(testContext(t), test.ref); err != nil || got.ID != img.ID {
+			t.Errorf("%s: not found by %s: %v", test.what, test.ref, err)
+		}
+		n.remove(test.ref)
+	}
+
+	n.write("registries.conf", local+registryEntry("blocked.example", r.Addr())+"blocked = true\n")
+	r.Forget()
+	_, err := n.Pull(testContext(t), PullRequest{Image: "blocked.example/app:1"})
+	if !errors.Is(err, fault.Denied) || errors.Is(err, ErrSignature) || len(r.Requests()) > 0 {
+		t.Errorf("blocked: %v, %d requests", err, len(r.Requests()))
+	}
+	n.write("registries.conf", "nonsense")
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); !errors.Is(err, fault.Precondition) {
+		t.Errorf("broken file: %v", err)
+	}
+	n.write("registries.conf", "")
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("http without leave: %v", err)
+	}
+	n.empty()
+}
+
+func registryEntry(prefix, location string) string {
+	return fmt.Sprintf("[[registry]]\nprefix = %q\nlocation = %q\ninsecure = true\n", prefix, location)
+}
+
+func TestRegistriesConfDropIn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "x"))
+	n.write("registries.conf", "")
+	if err := os.Mkdir(n.cfg.RegistriesConf+".d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.write("registries.conf.d/10-local.conf", insecure("127.0.0.1"))
+	n.pull(r.Addr() + "/app:1")
+}
+
+func TestSignaturePolicy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
+	r := serve(t, "app", "1", motd(t, "x"))
+	ref := r.Addr() + "/app:1"
+	pull := func(namespace string) error {
+		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Namespace: namespace})
+		return err
+	}
+	const reject = `{"default": [{"type": "reject"}]}`
+
+	n.write("policy.json", reject)
+	if err := pull("a"); !errors.Is(err, fault.Denied) || !errors.Is(err, ErrSignature) {
+		t.Errorf("rejected: %v", err)
+	}
+	n.write("policy.json", "nonsense")
+	if err := pull("a"); !errors.Is(err, fault.Precondition) || !errors.Is(err, ErrSignature) {
+		t.Errorf("broken policy: %v", err)
+	}
+	if err := os.Remove(n.cfg.SignaturePolicy); err != nil {
+		t.Fatal(err)
+	}
+	r.Forget()
+	err := pull("a")
+	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "policy.json") || len(r.Requests()) > 0 {
+		t.Errorf("no policy: %v, %d requests", err, len(r.Requests()))
+	}
+
+	// A namespace of its own, and names that are no file names.
+	if err := os.Mkdir(n.cfg.SignaturePolicyDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.write("policy.json", reject)
+	n.write("policies/trusted.json", acceptAll)
+	n.write("outside.json", acceptAll)
+	for _, namespace := range []string{"", "other", "../outside", "./trusted", "trusted/", "TRUSTED", "trusted.json"} {
+		if err := pull(namespace); !errors.Is(err, fault.Denied) {
+			t.Errorf("namespace %q: %v", namespace, err)
+		}
+	}
+	if len(n.list()) > 0 {
+		t.Error("an image got in")
+	}
+	if err := pull("trusted"); err != nil {
+		t.Errorf("namespace trusted: %v", err)
+	}
+	// Being here already excuses no image.
+	if err := pull("other"); !errors.Is(err, fault.Denied) {
+		t.Errorf("present image, namespace other: %v", err)
+	}
+}
+
+func TestPullErrors(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "x"))
+	for ref, want := range map[string]error{
+		r.Addr() + "/app:2":                 fault.NotFound,
+		r.Addr() + "/none:1":                fault.NotFound,
+		r.Addr() + "/app@" + someDigest:     fault.NotFound,
+		"127.0.0.1:1/app:1":                 fault.Unavailable,
+		"no-such-host.invalid/app:1":        fault.Unavailable,
+		"docker-archive:/etc/passwd":        fault.Invalid,
+		"containers-storage:" + someDigest:  fault.Invalid,
+		"":                                  fault.Invalid,
+		strings.Repeat("a", 64):             fault.Invalid,
+		r.Addr() + "/app:1@sha256:nonsense": fault.Invalid,
+	} {
+		img, err := n.Pull(testContext(t), PullRequest{Image: ref})
+		if !errors.Is(err, want) {
+			t.Errorf("%q: %v, %v; want %v", ref, img, err, want)
+		}
+	}
+	n.empty()
+}
+
+func TestNoPlatform(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	foreign := build(t, image.Image{Platform: imagespec.Platform{OS: "linux", Architecture: "riscv64"}})
+	r := serve(t, "app", "1", index(t, foreign))
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+	if !errors.Is(err, fault.NotFound) {
+		t.Errorf("%v", err)
+	}
+	n.empty()
+}
+
+func TestManyPullsAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	base := layer(t, image.Regular("base", 0o644, make([]byte, 1<<20)))
+	for i := range 6 {
+		r.Push("repo", fmt.Sprint(i), build(t, image.Image{Layers: []image.Layer{base, layer(t, image.Text("own", fmt.Sprint(i)))}}))
+	}
+	var all sync.WaitGroup
+	for i := range 18 { // each image by three callers
+		all.Go(func() {
+			if _, err := n.Pull(testContext(t), PullRequest{Image: fmt.Sprintf("%s/repo:%d", r.Addr(), i%6)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	images := n.list()
+	if len(images) != 6 {
+		t.Errorf("%d images", len(images))
+	}
+	for _, img := range images {
+		n.remove(img.ID)
+	}
+	n.empty()
+}
+
+// An image that lost a layer is not listed, and the next pull makes it whole.
+func TestLostLayerHeals(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "whole again")
+	r := serve(t, "app", "1", a)
+	ref := r.Addr() + "/app:1"
+	img := n.pull(ref)
+	dirs, err := usableLayers(n.store, img.topLayer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(dirs[1])); err != nil {
+		t.Fatal(err)
+	}
+	n.restart() // what is known of an image is checked once per process
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a damaged image is listed: %+v", images)
+	}
+	n.pull(ref)
+	root := n.rootfs("c", a.ID())
+	n.mount(root)
+	if n.read(root, "etc/hostname") != "base\n" || n.read(root, "etc/motd") != "whole again" {
+		t.Error("the image is not whole")
+	}
+	n.removeRootfs(root)
+	n.remove(ref)
+	n.empty()
+}

@@ -1,0 +1,194 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"reflect"
+	"regexp"
+	"strings"
+	"unicode"
+
+	"github.com/docker/distribution/registry/api/errcode"
+	registryv2 "github.com/docker/distribution/registry/api/v2"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/signature"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// pullError is the failure of a pull in words that are safe to show. It wraps
+// what callers decide by and not the library's error, which may carry secrets.
+type pullError struct {
+	text  string
+	kinds []error
+}
+
+func (e *pullError) Error() string   { return e.text }
+func (e *pullError) Unwrap() []error { return e.kinds }
+
+// newPullError classifies err and takes the secrets out of its text.
+func newPullError(name string, err error, secrets []string) error {
+	text := redact(err.Error())
+	for _, secret := range secrets {
+		if len(secret) > 2 { // the text would be unreadable, and nothing kept
+			text = strings.ReplaceAll(text, secret, "<redacted>")
+		}
+	}
+	failure := &pullError{kinds: kinds(err)}
+	hint := ""
+	for _, kind := range failure.kinds {
+		if h, ok := hints[kind]; ok {
+			hint = "; " + h
+		}
+	}
+	failure.text = fmt.Sprintf("pull %s: %s%s", name, text, hint)
+	return failure
+}
+
+// hints tell the operator what to do; fault.Invalid and fault.Precondition
+// carry their own.
+var hints = map[error]string{
+	fault.NotFound:        "check the name and the tag",
+	fault.Unauthenticated: "check the pull secret of the pod or storage.auth_file",
+	fault.Unavailable:     "check that the node reaches the registry and trusts its certificate",
+	fault.Exhausted:       "free space in the image store",
+}
+
+// kinds are the sentinels that err comes down to. The library's own types
+// decide; only errors that already carry a fault are taken as they are.
+func kinds(err error) []error {
+	for _, known := range []error{
+		context.Canceled, ErrSignature, fault.Invalid, fault.NotFound, fault.Timeout, fault.Precondition,
+		fault.Denied, fault.Unavailable, fault.Exhausted,
+	} {
+		if errors.Is(err, known) && known != ErrSignature {
+			return append([]error{known}, signatureKind(err)...)
+		}
+	}
+	var refused signature.PolicyRequirementError
+	var unauthorized docker.ErrUnauthorizedForCredentials
+	var coded errcode.ErrorCoder
+	switch {
+	case errors.As(err, &refused):
+		return []error{fault.Denied, ErrSignature}
+	case errors.As(err, &unauthorized):
+		return []error{fault.Unauthenticated}
+	case errors.As(err, &coded):
+		return codeKind(coded.ErrorCode())
+	case errors.Is(err, docker.ErrTooManyRequests):
+		return []error{fault.Unavailable}
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return []error{fault.Exhausted}
+	}
+	if status := statusOf(err); status != 0 {
+		return statusKind(status)
+	}
+	if unreachable(err) {
+		return []error{fault.Unavailable}
+	}
+	return nil
+}
+
+func signatureKind(err error) []error {
+	if errors.Is(err, ErrSignature) {
+		return []error{ErrSignature}
+	}
+	return nil
+}
+
+// codeKind goes by the error codes of the distribution specification, and for
+// others by the HTTP status that the code stands for.
+func codeKind(code errcode.ErrorCode) []error {
+	switch code {
+	case registryv2.ErrorCodeManifestUnknown, registryv2.ErrorCodeNameUnknown, registryv2.ErrorCodeBlobUnknown:
+		return []error{fault.NotFound}
+	case errcode.ErrorCodeUnauthorized:
+		return []error{fault.Unauthenticated}
+	case errcode.ErrorCodeDenied:
+		return []error{fault.Denied}
+	case errcode.ErrorCodeUnknown: // says nothing
+		return nil
+	}
+	return statusKind(code.Descriptor().HTTPStatusCode)
+}
+
+func statusKind(status int) []error {
+	switch {
+	case status == http.StatusNotFound:
+		return []error{fault.NotFound}
+	case status == http.StatusUnauthorized:
+		return []error{fault.Unauthenticated}
+	case status == http.StatusForbidden:
+		return []error{fault.Denied}
+	case status == http.StatusTooManyRequests, status >= 500:
+		return []error{fault.Unavailable}
+	}
+	return nil
+}
+
+// statusOf is the HTTP status in an error's chain, 0 for none. One of the two
+// types that carry it is not exported, hence the look at its field.
+func statusOf(err error) int {
+	for ; err != nil; err = errors.Unwrap(err) {
+		v := reflect.Indirect(reflect.ValueOf(err))
+		if v.Kind() != reflect.Struct {
+			continue
+		}
+		if field := v.FieldByName("StatusCode"); field.IsValid() && field.CanInt() {
+			return int(field.Int())
+		}
+	}
+	return 0
+}
+
+func unreachable(err error) bool {
+	var network net.Error // dial, DNS, TLS and broken connections: all come in a *url.Error
+	return errors.As(err, &network) ||
+		errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, unix.ECONNRESET)
+}
+
+const maxErrorText = 4096 // bytes; a registry writes part of it
+
+var (
+	anyURL  = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
+	bearers = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
+)
+
+// redact makes a text safe to show: no user or query in a URL, as tokens and
+// signatures travel there, no Authorization value, and nothing that a terminal
+// or protobuf would choke on.
+func redact(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
+	text = anyURL.ReplaceAllStringFunc(text, redactURL)
+	text = bearers.ReplaceAllString(text, "$1 <redacted>")
+	if len(text) > maxErrorText {
+		text = strings.ToValidUTF8(text[:maxErrorText], "") + "..."
+	}
+	return text
+}
+
+func redactURL(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "<redacted URL>"
+	}
+	u.User = nil
+	u.Fragment = ""
+	if u.RawQuery != "" {
+		u.RawQuery = "<redacted>"
+	}
+	return strings.ReplaceAll(u.String(), "%3Credacted%3E", "<redacted>")
+}

@@ -1,0 +1,214 @@
+package storage
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const (
+	transport    = "docker://" // the only one that a reference may name
+	maxReference = 4096        // bytes; a valid one is much shorter
+	minIDPrefix  = 3           // digits; fewer would match by accident
+)
+
+// localTransports are those of containers/image that would read files of the
+// node. Some are valid docker references as well, so they are named here.
+var localTransports = regexp.MustCompile(`^(containers-storage|docker-archive|docker-daemon|oci-archive):`)
+
+// parseReference checks an image reference as it comes from a request and
+// strips its transport. What it returns parses as a docker reference, possibly
+// a short one.
+func parseReference(ref string) (string, error) {
+	if len(ref) > maxReference {
+		return "", fmt.Errorf("image reference of %d bytes: %w: at most %d are taken", len(ref), fault.Invalid, maxReference)
+	}
+	name := strings.TrimPrefix(ref, transport)
+	if strings.Contains(name, "://") || localTransports.MatchString(name) {
+		return "", fmt.Errorf("image reference %q: %w: images come from registries only; give a name without a transport or with %s",
+			ref, fault.Invalid, transport)
+	}
+	if _, err := normalize(name); err != nil {
+		return "", err
+	}
+	return name, nil
+}
+
+// pullNames are the full names to try for a checked reference.
+func pullNames(sys *types.SystemContext, name string) ([]reference.Named, error) {
+	names, err := fullNames(sys, name)
+	if err != nil {
+		return nil, err
+	}
+	mode, err := sysregistriesv2.GetShortNameMode(sys)
+	if err != nil {
+		return nil, registriesError(err)
+	}
+	if len(names) > 1 && mode == types.ShortNameModeEnforcing {
+		return nil, fmt.Errorf("image reference %q: %w: it may stand for %s and registries.conf enforces unambiguous short names; "+
+			"give the full name", name, fault.Invalid, names)
+	}
+	return names, nil
+}
+
+// localNames are the full names under which a checked reference may be here
+// already: a short one also under localhost, where buildah puts what it builds.
+func localNames(sys *types.SystemContext, name string) ([]reference.Named, error) {
+	names, err := fullNames(sys, name)
+	if err != nil || !isShort(name) {
+		return names, err
+	}
+	local, err := normalize("localhost/" + name)
+	return append(names, local), err
+}
+
+// fullNames are the full names that a checked reference may stand for, in the
+// order in which to try them. Short names follow registries.conf: an alias,
+// else the unqualified-search-registries; where there are none, docker.io,
+// which is what Kubernetes means by a name without a registry.
+func fullNames(sys *types.SystemContext, name string) ([]reference.Named, error) {
+	if !isShort(name) {
+		named, err := normalize(name)
+		return []reference.Named{named}, err
+	}
+	repository := name[:len(name)-len(suffix(name))]
+	alias, _, err := sysregistriesv2.ResolveShortNameAlias(sys, repository)
+	if err != nil {
+		return nil, registriesError(err)
+	}
+	if alias != nil {
+		named, err := normalize(alias.Name() + suffix(name))
+		return []reference.Named{named}, err
+	}
+	registries, err := sysregistriesv2.UnqualifiedSearchRegistries(sys)
+	if err != nil {
+		return nil, registriesError(err)
+	}
+	if len(registries) == 0 {
+		registries = []string{"docker.io"}
+	}
+	var names []reference.Named
+	for _, registry := range registries {
+		named, err := normalize(registry + "/" + name)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, named)
+	}
+	return names, nil
+}
+
+// isShort tells whether a checked reference lacks a registry.
+func isShort(name string) bool {
+	registry, _, found := strings.Cut(name, "/")
+	return !found || registry != "localhost" && !strings.ContainsAny(registry, ".:")
+}
+
+// suffix is the tag and digest of a short name, with their separators.
+func suffix(name string) string {
+	if i := strings.IndexAny(name, ":@"); i >= 0 { // a short name has no port
+		return name[i:]
+	}
+	return ""
+}
+
+func normalize(name string) (reference.Named, error) {
+	named, err := reference.ParseNormalizedNamed(name)
+	if err != nil {
+		return nil, fmt.Errorf("image reference %q: %w: %w", name, fault.Invalid, err)
+	}
+	return complete(named), nil
+}
+
+// complete adds the tag latest where there is neither tag nor digest, and
+// drops the tag where there are both, as the digest says it all.
+func complete(named reference.Named) reference.Named {
+	if digested, ok := named.(reference.Canonical); ok {
+		exact, err := reference.WithDigest(reference.TrimNamed(named), digested.Digest())
+		if err == nil { // both parts come from a valid reference
+			return exact
+		}
+	}
+	return reference.TagNameOnly(named)
+}
+
+func registriesError(err error) error {
+	return fmt.Errorf("registries.conf: %w: %w", fault.Precondition, err)
+}
+
+// find is the image that ref means among images: a whole id, else a name, else
+// the beginning of one id. Names go before beginnings, so that nobody can make
+// an image whose id starts with somebody's short name. names gives the full
+// names of a reference.
+func find(images []*Image, ref string, names func(string) ([]reference.Named, error)) (*Image, error) {
+	id := strings.TrimPrefix(ref, digest.SHA256.String()+":")
+	if image := byID(images, id); image != nil {
+		return image, nil
+	}
+	var found *Image
+	name, invalid := parseReference(ref)
+	if invalid == nil {
+		full, err := names(name)
+		if err != nil {
+			return nil, err
+		}
+		found = byName(images, full)
+	}
+	if found == nil && len(id) >= minIDPrefix && hexadecimal.MatchString(id) {
+		var err error
+		if found, err = byPrefix(images, id); err != nil {
+			return nil, err
+		}
+		invalid = nil // an id, only not one of ours
+	}
+	switch {
+	case found != nil:
+		return found, nil
+	case invalid != nil:
+		return nil, invalid
+	}
+	return nil, fmt.Errorf("image %s: %w", ref, fault.NotFound)
+}
+
+var hexadecimal = regexp.MustCompile(`^[0-9a-f]{1,64}$`)
+
+func byID(images []*Image, id string) *Image {
+	i, ok := slices.BinarySearchFunc(images, id, func(image *Image, id string) int { return strings.Compare(image.ID, id) })
+	if !ok {
+		return nil
+	}
+	return images[i]
+}
+
+func byName(images []*Image, names []reference.Named) *Image {
+	for _, name := range names {
+		for _, image := range images {
+			if slices.Contains(image.RepoTags, name.String()) || slices.Contains(image.RepoDigests, name.String()) {
+				return image
+			}
+		}
+	}
+	return nil
+}
+
+func byPrefix(images []*Image, prefix string) (*Image, error) {
+	var found *Image
+	for _, image := range images {
+		if !strings.HasPrefix(image.ID, prefix) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("image id %s: %w: several images begin with it; give more digits", prefix, fault.Invalid)
+		}
+		found = image
+	}
+	return found, nil
+}

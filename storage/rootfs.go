@@ -1,0 +1,167 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Rootfs is a container's root file system: the layers of an image below, a
+// writable layer on top.
+type Rootfs struct {
+	ID         string // of the container
+	ImageID    string // whole, as in Image.ID
+	Dir        string // of the container on disk: the writable layer is made in it
+	Target     string // mount point; made where it is missing
+	MountLabel string // SELinux context of every file; may be empty
+}
+
+// Names of a writable layer within Rootfs.Dir.
+const (
+	upperName = "upper"
+	workName  = "work"
+	emptyName = "empty" // lower directory of an image without layers
+)
+
+// MountRootfs mounts a root file system. One that is mounted already is left
+// as it is; one whose writable layer exists is mounted with it. From the call
+// on, and also if it fails, the image is held until RemoveRootfs.
+//
+// It says fault.NotFound when the image is not there.
+func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r.ID == "" || !filepath.IsAbs(r.Dir) || !filepath.IsAbs(r.Target) {
+		return fmt.Errorf("mount rootfs %s: %w: id or absolute paths are missing", r.ID, fault.Invalid)
+	}
+	lower, err := s.holds.use(r.ImageID, r.ID)
+	if errors.Is(err, errLayersLost) {
+		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
+		err = fmt.Errorf("%w: %w", fault.NotFound, err)
+	}
+	if err != nil {
+		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
+	}
+	if err := s.mountRootfs(r, lower); err != nil {
+		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+func (s *Store) mountRootfs(r Rootfs, lower []string) error {
+	if err := os.MkdirAll(r.Target, 0o700); err != nil {
+		return err
+	}
+	if done, err := mounted(r.Target); done || err != nil {
+		return err
+	}
+	o := overlay{
+		lower:   lower,
+		upper:   filepath.Join(r.Dir, upperName),
+		work:    filepath.Join(r.Dir, workName),
+		target:  r.Target,
+		label:   r.MountLabel,
+		options: s.mountOptions,
+	}
+	if len(lower) == 0 {
+		o.lower = []string{filepath.Join(r.Dir, emptyName)}
+		if err := os.MkdirAll(o.lower[0], 0o755); err != nil {
+			return err
+		}
+	}
+	if err := makeUpper(o.upper, o.lower[0]); err != nil {
+		return err
+	}
+	// The kernel refuses a work directory that a volatile mount has used.
+	if err := os.RemoveAll(o.work); err != nil {
+		return err
+	}
+	if err := os.Mkdir(o.work, 0o700); err != nil {
+		return err
+	}
+	return o.mount()
+}
+
+// makeUpper makes the upper directory, whose owner and mode are those of the
+// container's /, like the top layer's.
+func makeUpper(upper, like string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(like, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: like, Err: err}
+	}
+	if err := os.MkdirAll(filepath.Dir(upper), 0o700); err != nil {
+		return err
+	}
+	err := os.Mkdir(upper, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := os.Chown(upper, int(st.Uid), int(st.Gid)); err != nil {
+		return err
+	}
+	return unix.Chmod(upper, st.Mode&0o7777)
+}
+
+// UnmountRootfs unmounts a root file system and keeps its writable layer. One
+// that is not mounted is fine.
+func (s *Store) UnmountRootfs(r Rootfs) error {
+	for range 16 { // however often something was mounted on top
+		if is, err := mounted(r.Target); !is || err != nil {
+			return err
+		}
+		err := unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			slog.Warn("root file system is busy and is detached", "container", r.ID, "path", r.Target)
+			err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount rootfs %s: %w", r.ID, &os.PathError{Op: "unmount", Path: r.Target, Err: err})
+		}
+	}
+	return fmt.Errorf("unmount rootfs %s: %w: %s stays mounted", r.ID, fault.Unavailable, r.Target)
+}
+
+// RemoveRootfs unmounts a root file system, deletes its writable layer and
+// lets go of the image. It may be repeated, also after a half finished one.
+func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
+	if err := s.UnmountRootfs(r); err != nil {
+		return err
+	}
+	for _, name := range []string{upperName, workName, emptyName} {
+		if err := os.RemoveAll(filepath.Join(r.Dir, name)); err != nil {
+			return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
+		}
+	}
+	s.usage.forget(r.ID)
+	if r.ImageID == "" {
+		return nil
+	}
+	if err := s.holds.drop(r.ImageID, r.ID); err != nil {
+		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Adopt tells, after a restart, which root file systems there are: exactly
+// these use images from now on. Holds of all other images are released. An
+// image that is gone is reported, and the others are adopted all the same.
+func (s *Store) Adopt(rs []Rootfs) error {
+	users := map[string][]string{}
+	for _, r := range rs {
+		users[r.ImageID] = append(users[r.ImageID], r.ID)
+	}
+	if err := s.holds.adopt(users); err != nil {
+		return fmt.Errorf("adopt root file systems: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,524 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/registry"
+)
+
+// pulled is a node with one image.
+func pulled(t testing.TB, a *image.Artifact) (*node, *Image) {
+	t.Helper()
+	n := newNode(t)
+	return n, n.pull(serve(t, "app", "1", a).Addr() + "/app:1")
+}
+
+func TestRootfs(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{
+		layer(t, image.Dir("etc"), image.Text("etc/passwd", "root\n"), image.Text("etc/gone", "x"), image.Dir("var"), image.Text("var/old", "x"),
+			image.Regular("su", 0o4755, []byte("#!"))),
+		layer(t, image.Text("etc/passwd", "root\nnobody\n"), image.Whiteout("etc/gone"), image.Opaque("var"), image.Text("var/new", "y")),
+	}}))
+	a, b := n.rootfs("a", img.ID), n.rootfs("b", img.ID)
+	n.mount(a)
+	n.mount(b)
+	if got := n.read(a, "etc/passwd"); got != "root\nnobody\n" {
+		t.Errorf("passwd %q", got)
+	}
+	for _, gone := range []string{"etc/gone", "var/old"} {
+		if _, err := os.Lstat(filepath.Join(a.Target, gone)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", gone, err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(a.Target, "su")); err != nil || st.Mode()&os.ModeSetuid == 0 {
+		t.Errorf("setuid file: %v, %v", st, err)
+	}
+
+	// Each has its own writable layer; it outlives an unmount.
+	if err := os.WriteFile(filepath.Join(a.Target, "etc/mine"), []byte("a"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(b.Target, "etc/mine")); err == nil {
+		t.Error("b sees a's file")
+	}
+	n.mount(a) // once more changes nothing
+	if len(mountsBelow(t, a.Target+"/..")) > 1 {
+		t.Error("mounted twice")
+	}
+	for range 2 {
+		if err := n.UnmountRootfs(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.mount(a)
+	if n.read(a, "etc/mine") != "a" {
+		t.Error("the writable layer was lost")
+	}
+	n.removeRootfs(a)
+	n.removeRootfs(a)
+	if left := entriesOf(t, a.Dir); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	if n.read(b, "etc/passwd") == "" {
+		t.Error("b suffered")
+	}
+	n.removeRootfs(b)
+	n.remove(img.ID)
+	n.empty()
+}
+
+// The root directory of the container has the owner and mode of the image's.
+func TestRootfsHasTheImagesRootDirectory(t *testing.T) {
+	t.Parallel()
+	root := image.Dir(".")
+	root.Mode, root.Uid, root.Gid = 0o750, 7, 8
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{layer(t, root), layer(t, image.Text("a", "b"))}}))
+	r := n.rootfs("c", img.ID)
+	n.mount(r)
+	defer n.removeRootfs(r)
+	var st unix.Stat_t
+	if err := unix.Stat(r.Target, &st); err != nil || st.Mode&0o7777 != 0o750 || st.Uid != 7 || st.Gid != 8 {
+		t.Errorf("mode %o, owner %d:%d, %v", st.Mode&0o7777, st.Uid, st.Gid, err)
+	}
+}
+
+func TestRootfsOfImageWithoutLayers(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, build(t, image.Image{}))
+	r := n.rootfs("c", img.ID)
+	n.mount(r)
+	if err := os.WriteFile(filepath.Join(r.Target, "file"), nil, 0o600); err != nil {
+		t.Error(err)
+	}
+	n.removeRootfs(r)
+	if left := entriesOf(t, r.Dir); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestMountRootfsErrors(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	for what, test := range map[string]struct {
+		change func(*Rootfs)
+		want   error
+	}{
+		"no id":           {func(r *Rootfs) { r.ID = "" }, fault.Invalid},
+		"relative target": {func(r *Rootfs) { r.Target = "a" }, fault.Invalid},
+		"relative dir":    {func(r *Rootfs) { r.Dir = "" }, fault.Invalid},
+		"unknown image":   {func(r *Rootfs) { r.ImageID = strings.Repeat("0", 64) }, fault.NotFound},
+		"part of an id":   {func(r *Rootfs) { r.ImageID = r.ImageID[:12] }, fault.Invalid},
+		"a name":          {func(r *Rootfs) { r.ImageID = img.RepoTags[0] }, fault.Invalid},
+		"target no dir":   {func(r *Rootfs) { r.Target = "/dev/null/x" }, unix.ENOTDIR},
+	} {
+		r := n.rootfs(what, img.ID)
+		test.change(&r)
+		if err := n.MountRootfs(testContext(t), r); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", what, err, test.want)
+		}
+		if r.Target != "/dev/null/x" && filepath.IsAbs(r.Target) {
+			n.removeRootfs(r)
+		}
+	}
+	if err := n.holds.drop(img.ID, digestOf("target no dir")); err != nil {
+		t.Fatal(err)
+	}
+	n.remove(img.ID)
+	n.empty()
+}
+
+// A layer that vanishes under a running node is told to the kubelet, which
+// then sees that the image is not there and pulls it again.
+func TestMountOfLostLayer(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	dirs, err := usableLayers(n.store, img.topLayer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dirs[1]); err != nil {
+		t.Fatal(err)
+	}
+	r := n.rootfs("c", img.ID)
+	if err := n.MountRootfs(testContext(t), r); !errors.Is(err, fault.NotFound) {
+		t.Errorf("%v", err)
+	}
+	if len(n.list()) > 0 {
+		t.Error("the image is still listed")
+	}
+	n.removeRootfs(r)
+	n.pull(img.RepoTags[0])
+	n.mount(r)
+	n.removeRootfs(r)
+	n.remove(img.ID)
+	n.empty()
+}
+
+// The layers are made without a pull, which takes its time with so many.
+func TestManyLayers(t *testing.T) {
+	t.Parallel()
+	const layers = 120
+	n := newNode(t)
+	top := ""
+	for i := range layers {
+		l, err := n.store.CreateLayer("", top, nil, "", false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		top = l.ID
+		for name, content := range map[string]string{fmt.Sprintf("file%d", i): "own", "top": fmt.Sprint(i)} {
+			if err := os.WriteFile(filepath.Join(n.cfg.Root, "overlay", top, "diff", name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	record, err := n.store.CreateImage("", nil, top, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.rootfs("c", record.ID)
+	n.mount(r)
+	if n.read(r, "file0") != "own" || n.read(r, "file119") != "own" || n.read(r, "top") != "119" {
+		t.Error("layers are missing or out of order")
+	}
+	n.removeRootfs(r)
+	if err := n.holds.remove(record.ID); err != nil {
+		t.Fatal(err)
+	}
+	n.empty()
+}
+
+func TestStackedAndBusyMountsAreUnmounted(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	r := n.rootfs("c", img.ID)
+	n.mount(r)
+	for range 3 {
+		if err := unix.Mount("tmpfs", r.Target, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	busy, err := os.Create(filepath.Join(r.Target, "open")) // keeps the topmost busy
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	n.removeRootfs(r)
+	checkMounts(t, filepath.Join(n.dir, "containers"))
+}
+
+// The image goes from the list at once, and its layers with the last container.
+func TestRemoveImageInUse(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "in use"))
+	a, b := n.rootfs("a", img.ID), n.rootfs("b", img.ID)
+	n.mount(a)
+	n.mount(b)
+	n.remove(img.RepoTags[0])
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("still listed: %+v", images)
+	}
+	if _, err := n.Image(testContext(t), img.ID); !errors.Is(err, fault.NotFound) {
+		t.Errorf("still found: %v", err)
+	}
+	n.removeRootfs(a)
+	if n.read(b, "etc/motd") != "in use" {
+		t.Error("b lost its image")
+	}
+	n.restart() // the removal is remembered
+	if err := n.Adopt([]Rootfs{b}); err != nil {
+		t.Fatal(err)
+	}
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("listed again after a restart: %+v", images)
+	}
+	n.removeRootfs(b)
+	n.empty()
+}
+
+// An image that was removed while in use and then pulled again is an image
+// like any other.
+func TestRemovedImageIsPulledAgain(t *testing.T) {
+	t.Parallel()
+	for _, restarted := range []bool{false, true} {
+		n, img := pulled(t, motd(t, "twice"))
+		r := n.rootfs("a", img.ID)
+		n.mount(r)
+		n.remove(img.ID)
+		if restarted {
+			n.restart()
+			if err := n.Adopt([]Rootfs{r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if again := n.pull(img.RepoTags[0]); again.ID != img.ID || len(again.RepoTags) != 1 {
+			t.Errorf("%+v", again)
+		}
+		n.removeRootfs(r)
+		n.restart()
+		if images := n.list(); len(images) != 1 {
+			t.Errorf("%d images after the container went", len(images))
+		}
+		n.remove(img.ID)
+		n.empty()
+	}
+}
+
+// The hold outlives its last user by a grace, which Remove and Close end.
+func TestHoldGrace(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	held := func() bool {
+		_, err := n.store.Container(holdPrefix + img.ID)
+		return err == nil
+	}
+	r := n.rootfs("a", img.ID)
+	n.mount(r)
+	if !held() {
+		t.Fatal("no hold while in use")
+	}
+	if _, err := n.store.DeleteImage(img.ID, true); !errors.Is(err, cstorage.ErrImageUsedByContainer) {
+		t.Errorf("another tool may delete the image: %v", err)
+	}
+	n.removeRootfs(r)
+	if !held() {
+		t.Error("the hold went at once")
+	}
+	n.restart()
+	if held() {
+		t.Error("the hold outlived the store")
+	}
+	n.holds.grace = 20 * time.Millisecond
+	n.mount(r)
+	n.removeRootfs(r)
+	for deadline := time.Now().Add(10 * time.Second); held(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the hold outlived its grace")
+		}
+	}
+	n.holds.grace = time.Hour
+	n.mount(r)
+	n.removeRootfs(r)
+	n.remove(img.ID)
+	n.empty()
+}
+
+// After a crash the holds are whatever the records of the pods say.
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	n, one := pulled(t, motd(t, "one"))
+	two := n.pull(serve(t, "two", "1", motd(t, "two")).Addr() + "/two:1")
+	a, b := n.rootfs("a", one.ID), n.rootfs("b", two.ID)
+	n.mount(a)
+	n.mount(b)
+	n.open() // as after kill -9: nothing was closed
+	if err := n.Adopt([]Rootfs{b}); err != nil {
+		t.Fatal(err)
+	}
+	if holds, err := n.holds.records(); err != nil || len(holds) != 1 || holds[two.ID] != "" {
+		t.Errorf("holds %v, %v", holds, err)
+	}
+	if n.read(b, "etc/motd") != "two" {
+		t.Error("b was disturbed")
+	}
+	if err := n.UnmountRootfs(a); err != nil {
+		t.Fatal(err)
+	}
+	n.remove(one.ID)
+	if len(n.list()) != 1 {
+		t.Error("an image nobody uses was not removed")
+	}
+
+	// A power cut may lose the record; an image may be gone altogether.
+	if err := n.store.DeleteContainer(holdPrefix + two.ID); err != nil {
+		t.Fatal(err)
+	}
+	gone := n.rootfs("c", strings.Repeat("0", 64))
+	n.open()
+	if err := n.Adopt([]Rootfs{gone, b}); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a missing image: %v", err)
+	}
+	if holds, err := n.holds.records(); err != nil || len(holds) != 1 {
+		t.Errorf("holds %v, %v", holds, err)
+	}
+	n.removeRootfs(gone)
+	n.removeRootfs(b)
+	n.remove(two.ID)
+	if err := n.RemoveRootfs(testContext(t), a); err != nil {
+		t.Fatal(err)
+	}
+	n.empty()
+}
+
+// A crash between the deletion of an image's record and that of its layers,
+// and one in the middle of a pull, are made good at the next start.
+func TestRecoverAfterCrash(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	parent, err := n.store.CreateLayer("", "", nil, "", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := n.store.CreateLayer("", parent.ID, nil, "", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan, err := n.store.CreateLayer("", "", nil, "", false, nil) // another tool's, before our work
+	if err != nil {
+		t.Fatal(err)
+	}
+	removal, err := n.debris.beginRemoval([]string{top.ID, parent.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull, err := n.debris.beginPull(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.store.CreateLayer("", "", nil, "", false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(pull.temporary, "blob"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	removal.lock.Close() // as the kernel does when the process dies
+	pull.lock.Close()
+	n.restart()
+	if _, err := os.Stat(pull.temporary); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("temporary files: %v", err)
+	}
+	if err := n.store.DeleteLayer(orphan.ID); err != nil {
+		t.Errorf("another tool's layer: %v", err)
+	}
+	n.empty()
+}
+
+// A pull in another process is not disturbed by a start.
+func TestRecoverLeavesLivePulls(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	job, err := n.debris.beginPull("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.store.CreateLayer("", "", nil, "", false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := newDebris(n.store).recover(); err != nil {
+		t.Fatal(err)
+	}
+	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 1 {
+		t.Error("the pull under way lost its layer or its job")
+	}
+	job.end(testContext(t), false)
+	n.empty()
+}
+
+// Only one process may hold images in a store.
+func TestSecondOwnerIsRefused(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	// The lock belongs to the process, so another one has to take it.
+	other := n.child("own")
+	r := n.rootfs("a", img.ID)
+	err := n.MountRootfs(testContext(t), r)
+	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "another crius") {
+		t.Errorf("%v", err)
+	}
+	other.kill()
+	n.mount(r)
+	n.removeRootfs(r)
+}
+
+// Root file systems are made while a large image comes in slowly, and do not
+// wait for it.
+func TestMountDoesNotWaitForPull(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	large := noise(t, 600<<10, 600<<10)
+	r := serve(t, "large", "1", large)
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(large, 0), Do: registry.Slow(300 << 10)})
+	var pull sync.WaitGroup
+	pull.Go(func() { n.pull(r.Addr() + "/large:1") })
+	for len(r.Requests()) < 4 {
+		time.Sleep(time.Millisecond)
+	}
+	start := time.Now()
+	for i := range 10 {
+		c := n.rootfs(fmt.Sprint(i), img.ID)
+		n.mount(c)
+		n.removeRootfs(c)
+		n.holds.expire(img.ID) // so that each needs the library's locks
+		n.list()
+	}
+	took := time.Since(start)
+	if len(n.list()) != 1 {
+		t.Error("the pull was over before it was needed")
+	}
+	pull.Wait()
+	t.Logf("10 root file systems during a pull: %s", took)
+}
+
+func TestMountOptions(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.Options = append(c.Options, "overlay.mountopt=nodev,noexec,metacopy=on") })
+	img := n.pull(serve(t, "app", "1", build(t, image.Image{
+		Config: imagespec.ImageConfig{},
+		Layers: []image.Layer{layer(t, image.Device("null", 1, 3))},
+	})).Addr() + "/app:1")
+	r := n.rootfs("c", img.ID)
+	n.mount(r)
+	defer n.removeRootfs(r)
+	if _, err := os.OpenFile(filepath.Join(r.Target, "null"), os.O_RDWR, 0); !errors.Is(err, unix.EACCES) {
+		t.Errorf("nodev: %v", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(r.Target, &st); err != nil || st.Flags&unix.ST_NOEXEC == 0 {
+		t.Errorf("noexec: flags %x, %v", st.Flags, err)
+	}
+}
+
+func TestUnsupportedOptionsAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, option := range []string{
+		"overlay.mount_program=/bin/true", "overlay.force_mask=700", "overlay.use_composefs=true", "mount_program=/bin/true",
+	} {
+		dir := t.TempDir()
+		cfg := Config{Root: dir + "/root", RunRoot: dir + "/run", Options: []string{option}}
+		if _, err := Open(cfg); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
+			t.Errorf("%s: %v", option, err)
+		}
+	}
+	if _, err := Open(Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("colon in the root: %v", err)
+	}
+}
+
+func TestLayersAreSyncedByDefault(t *testing.T) {
+	t.Parallel()
+	for _, options := range [][]string{nil, {"overlay.mountopt=nodev"}} {
+		got, err := libraryOptions(Config{Root: "/a", RunRoot: "/b", Options: options})
+		if err != nil || got.GraphDriverOptions[len(got.GraphDriverOptions)-1] != "overlay.sync=filesystem" {
+			t.Errorf("%q: %q, %v", options, got.GraphDriverOptions, err)
+		}
+	}
+	got, err := libraryOptions(Config{Root: "/a", RunRoot: "/b", Options: []string{"overlay.sync=none"}})
+	if err != nil || strings.Join(got.GraphDriverOptions, " ") != "overlay.sync=none" {
+		t.Errorf("%q, %v", got.GraphDriverOptions, err)
+	}
+}

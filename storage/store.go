@@ -1,0 +1,181 @@
+// Package storage keeps images and root file systems. It is the only user of
+// containers/storage and containers/image, the libraries of podman, skopeo and
+// buildah: what one of those pulled is here for pods, and the other way round.
+//
+// # Images
+//
+// containers/storage owns layers and images; crius adds no record of its own.
+// An image's id is the 64 hexadecimal digits under which containers/storage
+// keeps it (the digest of its config), and it is the same string in Images,
+// Image and Pull. A pull is bounded in time, ends with nothing temporary left,
+// and sends credentials to the registry they are for and nowhere else.
+//
+// # Root file systems
+//
+// A container's root file system is an overlay mount that crius makes itself:
+// the image's layers below, an upper directory of crius's own on top. See
+// docs/decisions/0001-writable-layer.md. While root file systems use an image,
+// one container record in containers/storage, called crius-holds-<image id>,
+// keeps its layers from everybody, other tools included; it goes a minute after
+// the last of them. An image that is removed while in use loses its names at
+// once and its layers with the last root file system.
+//
+// # Programs
+//
+// A program that opens a Store must call Init first thing in main.
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/reexec"
+	"go.podman.io/storage/types"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Init must be the first call of main, before flags are parsed:
+//
+//	if storage.Init() {
+//		return
+//	}
+//
+// containers/storage starts its own program again to work in other directories
+// or namespaces; there Init does that work and says true. It also makes the two
+// libraries log through slog.
+func Init() bool {
+	if reexec.Init() {
+		return true
+	}
+	captureLogs()
+	return false
+}
+
+// Store is the node's images and root file systems. Its methods are safe for
+// concurrent use.
+type Store struct {
+	cfg          Config
+	store        cstorage.Store
+	images       *catalog
+	holds        *holds
+	debris       *debris
+	mountOptions []string // that every root file system gets
+	usage        usageCache
+	probe        probe
+}
+
+// Open opens the store and creates it where there is none. A store whose
+// records are damaged is refused with fault.Precondition and left as it is.
+func Open(cfg Config) (*Store, error) {
+	options, err := libraryOptions(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	if err := checkRecords(options.GraphRoot); err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	lib, err := cstorage.GetStore(options)
+	if err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
+	}
+	mountOptions, err := cstorage.GetMountOptions(driverName, options.GraphDriverOptions)
+	if err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions}
+	s.debris = newDebris(lib)
+	s.holds = newHolds(lib, s.debris)
+	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)
+	if err := errors.Join(s.holds.restore(), s.debris.recover()); err != nil {
+		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
+	}
+	return s, nil
+}
+
+// Close gives back what the process holds of the store. Mounted root file
+// systems stay mounted.
+func (s *Store) Close() error {
+	err := s.holds.close()
+	_, shutdownErr := s.store.Shutdown(false)
+	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
+		shutdownErr = nil
+	}
+	if err := errors.Join(err, shutdownErr); err != nil {
+		return fmt.Errorf("close image store: %w", err)
+	}
+	return nil
+}
+
+// libraryOptions are those of storage.conf where the configuration names no
+// root, and the configuration's alone where it does.
+func libraryOptions(cfg Config) (types.StoreOptions, error) {
+	options, err := types.LoadStoreOptions(types.LoadOptions{})
+	if err != nil {
+		return options, fmt.Errorf("storage.conf: %w: %w", fault.Precondition, err)
+	}
+	if cfg.Root != "" {
+		options = types.StoreOptions{GraphRoot: cfg.Root, RunRoot: options.RunRoot}
+	}
+	if cfg.RunRoot != "" {
+		options.RunRoot = cfg.RunRoot
+	}
+	for _, path := range []*string{&options.GraphRoot, &options.RunRoot} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return options, err
+		}
+		if strings.Contains(*path, ":") {
+			return options, fmt.Errorf("path %s: %w: overlay takes no colon in a path", *path, fault.Invalid)
+		}
+	}
+	options.GraphDriverOptions = append(options.GraphDriverOptions, cfg.Options...)
+	if !slices.ContainsFunc(options.GraphDriverOptions, isSync) {
+		// Without it a power cut may leave a layer that is on record and whose
+		// files are empty. It costs a third of the time of a pull.
+		options.GraphDriverOptions = append(options.GraphDriverOptions, driverName+".sync=filesystem")
+	}
+	return options, supported(&options)
+}
+
+func isSync(option string) bool { return optionName(option) == "sync" }
+
+// optionName is the name of a driver option without the driver's.
+func optionName(option string) string {
+	name, _, _ := strings.Cut(option, "=")
+	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
+}
+
+// supported refuses what a plain overlay mount cannot honour.
+func supported(options *types.StoreOptions) error {
+	if driver := options.GraphDriverName; driver != "" && driver != driverName {
+		return fmt.Errorf("storage driver %q: %w: crius needs %q; set it in storage.conf or give crius a root of its own",
+			driver, fault.Precondition, driverName)
+	}
+	options.GraphDriverName = driverName
+	for _, option := range options.GraphDriverOptions {
+		_, value, _ := strings.Cut(option, "=")
+		name := optionName(option)
+		refused := name == "mount_program" || name == "force_mask" || name == "use_composefs"
+		if refused && value != "" && value != "false" {
+			return fmt.Errorf("storage option %q: %w: crius mounts layers with the kernel's overlay and cannot honour it; "+
+				"remove it from storage.conf or give crius a root of its own", option, fault.Precondition)
+		}
+	}
+	return nil
+}
+
+const driverName = "overlay"
+
+// Info describes the store for Status(verbose).
+func (s *Store) Info() map[string]any {
+	return map[string]any{
+		"graphRoot": s.store.GraphRoot(),
+		"runRoot":   s.store.RunRoot(),
+		"driver":    s.store.GraphDriverName(),
+		"options":   slices.Clone(s.store.GraphOptions()),
+	}
+}

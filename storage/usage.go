@@ -1,0 +1,231 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// FsUsage is what something occupies on a file system.
+type FsUsage struct {
+	Mountpoint string // a path on the file system (CRI FilesystemIdentifier)
+	UsedBytes  uint64
+	InodesUsed uint64
+	Timestamp  time.Time
+}
+
+// FsInfo is the usage of the file systems of images and of containers'
+// writable layers. It walks no directory tree.
+//
+// Images: UsedBytes is the size of all layers as containers/storage recorded
+// them when it unpacked them, those of other tools included, each counted
+// once; that is what removing images can free. It keeps no count of files, so
+// that InodesUsed is that of the whole file system.
+//
+// Containers: both are sums over the containers' latest RootfsUsage, which the
+// kubelet asks for every few seconds.
+func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
+	now := time.Now()
+	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
+	layers, err := s.store.Layers()
+	if err != nil {
+		return images, containers, fmt.Errorf("image file system: %w", err)
+	}
+	for _, layer := range layers {
+		images.UsedBytes += uint64(max(layer.UncompressedSize, 0))
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(images.Mountpoint, &st); err != nil {
+		return images, containers, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: images.Mountpoint, Err: err})
+	}
+	images.InodesUsed = st.Files - st.Ffree
+	containers = s.usage.sum()
+	containers.Mountpoint = s.containersDir()
+	containers.Timestamp = now
+	return images, containers, nil
+}
+
+// containersDir is the directory in which all writable layers are.
+func (s *Store) containersDir() string {
+	if s.cfg.StateDir == "" {
+		return s.store.GraphRoot()
+	}
+	return filepath.Join(s.cfg.StateDir, "containers")
+}
+
+// RootfsUsage measures a writable layer: every file in it, hard links once.
+// Files may come and go meanwhile. A layer that is gone occupies nothing.
+func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
+	tree := tree{linked: map[inode]bool{}}
+	if err := tree.add(unix.AT_FDCWD, filepath.Join(r.Dir, upperName)); err != nil {
+		return FsUsage{}, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
+	}
+	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: tree.bytes, InodesUsed: tree.inodes, Timestamp: time.Now()}
+	s.usage.note(r.ID, usage)
+	return usage, nil
+}
+
+// tree adds up a directory tree. It goes by descriptors, since a container may
+// nest directories deeper than a path can be long, and hide files there.
+type tree struct {
+	bytes, inodes uint64
+	linked        map[inode]bool
+}
+
+type inode struct{ dev, ino uint64 }
+
+// add counts name in the directory dir, and what is below it.
+func (t *tree) add(dir int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return t.gone(name, err)
+	}
+	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if key := (inode{uint64(st.Dev), st.Ino}); !isDir && st.Nlink > 1 {
+		if t.linked[key] {
+			return nil
+		}
+		t.linked[key] = true
+	}
+	t.bytes += uint64(st.Blocks) * 512
+	t.inodes++
+	if !isDir {
+		return nil
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return t.gone(name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	children, err := f.Readdirnames(-1)
+	if err != nil {
+		return t.gone(name, err)
+	}
+	for _, child := range children {
+		if err := t.add(fd, child); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gone forgives a file that was deleted since its name was read.
+func (t *tree) gone(name string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	return &os.PathError{Op: "measure", Path: name, Err: err}
+}
+
+// usageCache keeps the latest usage of each writable layer.
+type usageCache struct {
+	mu     sync.Mutex
+	latest map[string]FsUsage
+}
+
+func (c *usageCache) note(id string, usage FsUsage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.latest == nil {
+		c.latest = map[string]FsUsage{}
+	}
+	c.latest[id] = usage
+}
+
+func (c *usageCache) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.latest, id)
+}
+
+func (c *usageCache) sum() (total FsUsage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, usage := range c.latest {
+		total.UsedBytes += usage.UsedBytes
+		total.InodesUsed += usage.InodesUsed
+	}
+	return total
+}
+
+// writableTimeout bounds Writable: a disk that takes longer to create one file
+// serves no container.
+const writableTimeout = 5 * time.Second
+
+// Writable tries whether files can be made where images and writable layers
+// live. It says fault.Unavailable with the reason, and answers within
+// writableTimeout even when the disk does not: then one attempt is left
+// behind, and later calls wait for it instead of adding their own.
+func (s *Store) Writable(ctx context.Context) error {
+	attempt := s.probe.start(func() error {
+		return errors.Join(tryFile(s.store.GraphRoot()), tryFile(s.containersDir()))
+	})
+	timer := time.NewTimer(writableTimeout)
+	defer timer.Stop()
+	select {
+	case <-attempt.done:
+		if attempt.err != nil {
+			return fmt.Errorf("storage is not writable: %w: %w", fault.Unavailable, attempt.err)
+		}
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("storage is not writable: %w: the disk of %s or %s did not answer in %s",
+			fault.Unavailable, s.store.GraphRoot(), s.containersDir(), writableTimeout)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// tryFile makes and deletes a small file in dir.
+func tryFile(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".crius-writable-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte{0})
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
+}
+
+// probe runs one attempt at a time.
+type probe struct {
+	mu      sync.Mutex
+	current *attempt
+}
+
+type attempt struct {
+	done chan struct{}
+	err  error // valid after done
+}
+
+// start begins an attempt, or joins the one under way.
+func (p *probe) start(try func() error) *attempt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current != nil {
+		select {
+		case <-p.current.done:
+		default:
+			return p.current
+		}
+	}
+	a := &attempt{done: make(chan struct{})}
+	p.current = a
+	go func() {
+		defer close(a.done)
+		a.err = try()
+	}()
+	return a
+}
