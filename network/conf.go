@@ -1,0 +1,227 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// maxConf bounds a configuration file. Real ones have a few kilobytes.
+const maxConf = 1 << 20
+
+// conf is a usable network configuration of the configuration directory.
+type conf struct {
+	file string
+	list *libcni.NetworkConfigList // complete: its Bytes say it all
+}
+
+// choose picks the network: in the alphabetical order of file names, as CRI-O
+// and containerd do, the first usable configuration, or the first that bears
+// the name Config.DefaultNetwork. Unusable files are passed over, and each is
+// logged once.
+func (n *Network) choose() (*conf, error) {
+	files, err := listed(n.cfg.ConfDir, ".conflist", ".conf", ".json")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: CNI configuration: %w", fault.Unavailable, err)
+	}
+	broken := map[string]string{}
+	defer func() { n.report(broken) }()
+	for _, file := range files {
+		list, err := load(file)
+		if err == nil {
+			list, err = complete(list)
+		}
+		if err != nil {
+			broken[file] = err.Error()
+			continue
+		}
+		if n.cfg.DefaultNetwork == "" || list.Name == n.cfg.DefaultNetwork {
+			return &conf{file, list}, nil
+		}
+	}
+	return nil, n.missing(broken)
+}
+
+func (n *Network) missing(broken map[string]string) error {
+	text := fmt.Sprintf("no CNI network configuration in %s", n.cfg.ConfDir)
+	if n.cfg.DefaultNetwork != "" {
+		text = fmt.Sprintf("no CNI configuration of the network %q in %s", n.cfg.DefaultNetwork, n.cfg.ConfDir)
+	}
+	text += ": install a network add-on, or put a *.conflist there"
+	for file, why := range broken {
+		text += fmt.Sprintf("; %s is unusable: %s", filepath.Base(file), why)
+	}
+	return fmt.Errorf("%w: %s", fault.Unavailable, text)
+}
+
+// report logs the files that have become unusable, or for another reason.
+func (n *Network) report(broken map[string]string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for file, why := range broken {
+		if n.reported[file] != why {
+			slog.Warn("CNI configuration is unusable and passed over", "file", file, "err", why)
+		}
+	}
+	n.reported = broken
+}
+
+// listed are the files of dir with one of the extensions, sorted by name.
+func listed(dir string, extensions ...string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, e := range entries {
+		if !e.IsDir() && slices.Contains(extensions, filepath.Ext(e.Name())) {
+			files = append(files, filepath.Join(dir, e.Name()))
+		}
+	}
+	return files, nil
+}
+
+// load reads a configuration file. A list that keeps plugins in files of their
+// own, in a directory with the name of the network, gets them from there.
+func load(file string) (*libcni.NetworkConfigList, error) {
+	text, err := slurp(file)
+	if err != nil {
+		return nil, err
+	}
+	list, err := decode(text)
+	if err != nil || list.LoadOnlyInlinedPlugins {
+		return list, err
+	}
+	files, err := listed(filepath.Join(filepath.Dir(file), list.Name), ".conf")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, file := range files {
+		text, err := slurp(file)
+		if err != nil {
+			return nil, err
+		}
+		plugin, err := libcni.NetworkPluginConfFromBytes(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		list.Plugins = append(list.Plugins, plugin)
+	}
+	return list, nil
+}
+
+// slurp reads a regular file of bounded size; a fifo would block for ever.
+func slurp(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxConf+1))
+	if err == nil && len(text) > maxConf {
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxConf)
+	}
+	return text, err
+}
+
+// parse reads the text of a configuration that is complete in itself.
+func parse(text []byte) (*libcni.NetworkConfigList, error) {
+	list, err := decode(text)
+	if err != nil {
+		return nil, err
+	}
+	return complete(list)
+}
+
+// decode reads a configuration list, or the older form that is a single plugin.
+func decode(text []byte) (*libcni.NetworkConfigList, error) {
+	var form struct {
+		Type    string          `json:"type"`
+		Plugins json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(text, &form); err != nil {
+		return nil, fmt.Errorf("not a CNI configuration: %w", err)
+	}
+	var list *libcni.NetworkConfigList
+	var err error
+	if form.Type != "" && form.Plugins == nil {
+		list, err = decodeSingle(text)
+	} else {
+		list, err = libcni.NetworkConfFromBytes(text)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil { // a directory's name, too
+		return nil, fmt.Errorf("name %.128q: %w", list.Name, err)
+	}
+	return list, nil
+}
+
+func decodeSingle(text []byte) (*libcni.NetworkConfigList, error) {
+	plugin, err := libcni.NetworkPluginConfFromBytes(text)
+	if err != nil {
+		return nil, err
+	}
+	list, err := libcni.ConfListFromConf(plugin)
+	if err != nil {
+		return nil, err
+	}
+	list.LoadOnlyInlinedPlugins = true
+	return list, nil
+}
+
+// complete checks what libcni would only find out with half of the plugins
+// run, and makes list.Bytes all that parse needs to get the same list again.
+func complete(list *libcni.NetworkConfigList) (*libcni.NetworkConfigList, error) {
+	if list.CNIVersion == "" {
+		list.CNIVersion = "0.1.0" // as the CNI specification has it
+	}
+	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+		return nil, fmt.Errorf("cniVersion %.32q is none of %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("there are no plugins in it")
+	}
+	plugins := make([]json.RawMessage, 0, len(list.Plugins))
+	for _, plugin := range list.Plugins {
+		for _, name := range []string{plugin.Network.Type, plugin.Network.IPAM.Type} {
+			if name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+				return nil, fmt.Errorf("%.128q cannot be the name of a plugin", name)
+			}
+		}
+		plugins = append(plugins, plugin.Bytes)
+	}
+	var all map[string]any
+	if err := json.Unmarshal(list.Bytes, &all); err != nil {
+		return nil, err
+	}
+	delete(all, "cniVersions") // DEL is to have the version that ADD had, also from a later crius
+	all["cniVersion"], all["plugins"] = list.CNIVersion, plugins
+	text, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	list.Bytes = text
+	return list, nil
+}

@@ -1,0 +1,27 @@
+package network
+
+import "time"
+
+// Config says where CNI's configuration and plugins are.
+type Config struct {
+	ConfDir        string        `toml:"conf_dir" help:"directory of CNI network configurations; read again at each use"`
+	PluginDirs     []string      `toml:"plugin_dirs" help:"directories searched for CNI plugins, in this order"`
+	DefaultNetwork string        `toml:"default_network" help:"name of the network to use; empty: the first configuration in alphabetical order"`
+	Timeout        time.Duration `toml:"timeout" help:"longest time one CNI ADD, DEL or CHECK of a whole plugin chain may take"`
+	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
+	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
+
+	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
+	// announces it only once. Empty: it is kept in memory only.
+	PodCIDRFile string `toml:"-"`
+}
+
+// DefaultConfig is what an empty configuration file means.
+func DefaultConfig() Config {
+	return Config{
+		ConfDir:    "/etc/cni/net.d",
+		PluginDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"},
+		Timeout:    2 * time.Minute,
+		PrimaryIP:  "ipv4",
+	}
+}

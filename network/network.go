@@ -1,0 +1,364 @@
+// Package network attaches pods to their network through CNI plugins.
+//
+// What an ADD is going to do is decided first (Plan) and can be recorded before
+// anything happens: the configuration as it is now, with all its plugins, and
+// every argument. A DEL is made from that record and from nothing else, so it
+// undoes what was done, also after a restart, with the configuration directory
+// changed or empty, or after the pod's network namespace has gone.
+//
+// The configuration directory is read anew at each use. It is a handful of small
+// files, next to plugins that run for tens of milliseconds; and there is neither
+// a watch to run out of nor a change to miss.
+//
+// Plugins are foreign programs: their time, their output and their children are
+// bounded.
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+)
+
+// ifName is the pod's interface, by the convention of Kubernetes.
+const ifName = "eth0"
+
+// statusLimit is how long the CNI verb STATUS may take: the kubelet asks every
+// few seconds.
+const statusLimit = 10 * time.Second
+
+// Network is the node's pod network.
+type Network struct {
+	cfg Config
+
+	mu       sync.Mutex
+	reported map[string]string // unusable files that have been logged, and why
+	podCIDRs []string          // as announced by the kubelet; nil: not yet
+}
+
+// New returns the network that cfg describes. Nothing is read or run before it
+// is used.
+func New(cfg Config) *Network {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = DefaultConfig().Timeout
+	}
+	return &Network{cfg: cfg, reported: map[string]string{}}
+}
+
+// Pod is what the network needs to know of a pod.
+type Pod struct {
+	ID, Name, Namespace, UID string
+
+	NetNS    string // pinned network namespace; empty once it is gone
+	CacheDir string // directory of the pod's own for libcni's records
+
+	PortMappings []*cri.PortMapping
+	Annotations  map[string]string
+	DNS          *cri.DNSConfig
+	CgroupParent string
+}
+
+// Attachment records how a pod is, or is about to be, attached. It is made by
+// Plan and completed by Attach; nothing reachable from it may be modified.
+type Attachment struct {
+	Network      string                     `json:"network"`                // name of the network
+	Interface    string                     `json:"interface"`              // in the pod
+	Conf         json.RawMessage            `json:"conf"`                   // CNI configuration list, plugins included
+	Args         [][2]string                `json:"args"`                   // CNI_ARGS
+	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"` // runtimeConfig
+	NetNSInode   uint64                     `json:"netnsInode,omitempty"`   // of the namespace; 0: not known
+	IPs          []string                   `json:"ips,omitempty"`          // of Interface, the primary first
+	Result       json.RawMessage            `json:"result,omitempty"`       // of ADD; empty: it did not succeed, as far as known
+}
+
+// Plan decides how p will be attached, by the configuration of this moment. It
+// fails with fault.Unavailable if there is no network, and with fault.Invalid
+// for a pod that none can serve. Nothing is done yet: record the Attachment
+// before it is given to Attach.
+func (n *Network) Plan(p Pod) (*Attachment, error) {
+	args, err := p.arguments()
+	if err != nil {
+		return nil, fmt.Errorf("plan pod network: %w", err)
+	}
+	chosen, err := n.choose()
+	if err != nil {
+		return nil, fmt.Errorf("plan pod network: %w", err)
+	}
+	capabilities, err := n.capabilities(p, chosen.list)
+	if err != nil {
+		return nil, fmt.Errorf("plan pod network %q: %w", chosen.list.Name, err)
+	}
+	a := &Attachment{
+		Network:      chosen.list.Name,
+		Interface:    ifName,
+		Conf:         chosen.list.Bytes,
+		Args:         args,
+		Capabilities: capabilities,
+	}
+	if p.NetNS != "" {
+		if a.NetNSInode, err = ns.Inode(p.NetNS); err != nil {
+			return nil, fmt.Errorf("plan pod network %q: %w", a.Network, err)
+		}
+	}
+	return a, nil
+}
+
+// arguments are CNI_ARGS, with the names that the network plugins of Kubernetes
+// know.
+func (p Pod) arguments() ([][2]string, error) {
+	args := [][2]string{
+		{"IgnoreUnknown", "1"},
+		{"K8S_POD_NAMESPACE", p.Namespace},
+		{"K8S_POD_NAME", p.Name},
+		{"K8S_POD_INFRA_CONTAINER_ID", p.ID},
+		{"K8S_POD_UID", p.UID},
+	}
+	for _, arg := range args {
+		if strings.ContainsAny(arg[1], ";=") || strings.ContainsFunc(arg[1], func(r rune) bool { return r < ' ' }) {
+			return nil, fmt.Errorf("%w: %s %.128q would break out of the plugins' arguments", fault.Invalid, arg[0], arg[1])
+		}
+	}
+	return args, p.check()
+}
+
+func (p Pod) check() error {
+	if err := utils.ValidateContainerID(p.ID); err != nil {
+		return fmt.Errorf("%w: pod id %.128q: %w", fault.Invalid, p.ID, err)
+	}
+	return nil
+}
+
+// Attach runs the CNI verb ADD as planned in a, within Config.Timeout for the
+// whole chain of plugins. It returns a complete Attachment, to be recorded in
+// the place of a. After an error the plugins may have done a part: call Detach
+// with a.
+//
+// The error is fault.Unavailable if a plugin is missing or asks to be tried
+// again later, and fault.Timeout if the time was too short.
+func (n *Network) Attach(ctx context.Context, p Pod, a *Attachment) (*Attachment, error) {
+	done, err := n.attach(ctx, p, a)
+	if err != nil {
+		return nil, fmt.Errorf("attach pod to network %q: %w", a.Network, classify(err))
+	}
+	return done, nil
+}
+
+func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment, error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	list, err := a.list()
+	if err != nil {
+		return nil, err
+	}
+	if err := n.installed(list); err != nil { // before the first plugin has run
+		return nil, err
+	}
+	inode, err := ns.Inode(p.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	if a.NetNSInode != 0 && a.NetNSInode != inode {
+		return nil, fmt.Errorf("%w: %s is not the network namespace any more that it was", fault.Precondition, p.NetNS)
+	}
+	ctx, cancel := n.limit(ctx, n.cfg.Timeout)
+	defer cancel()
+	result, err := n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
+	if err != nil {
+		return nil, err
+	}
+	done := *a
+	done.NetNSInode = inode
+	if done.IPs, err = addresses(result, a.Interface, n.cfg.PrimaryIP); err != nil {
+		return nil, err
+	}
+	if done.Result, err = encode(result, list.CNIVersion); err != nil {
+		return nil, err
+	}
+	return &done, nil
+}
+
+// Detach runs the CNI verb DEL for what a records, with the result of the ADD
+// (libcni's own record fills in if a crash came before that was recorded). The
+// network namespace is given to the plugins only while it is the very one that
+// was attached. A nil Attachment, and one that is detached already, are no
+// error.
+//
+// Any error is a debt: the same call must be repeated until it succeeds. It is
+// fault.Unavailable if a plugin is missing, and then no plugin has run.
+func (n *Network) Detach(ctx context.Context, p Pod, a *Attachment) error {
+	if a == nil {
+		return nil
+	}
+	if err := n.detach(ctx, p, a); err != nil {
+		return fmt.Errorf("detach pod from network %q: %w", a.Network, classify(err))
+	}
+	return nil
+}
+
+func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
+	if err := p.check(); err != nil {
+		return err
+	}
+	list, err := a.list()
+	if err != nil {
+		return err
+	}
+	if err := n.installed(list); err != nil {
+		return err
+	}
+	if err := a.remember(list); err != nil {
+		return err
+	}
+	ctx, cancel := n.limit(ctx, n.cfg.Timeout)
+	defer cancel()
+	return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
+}
+
+// netNS is the path of the pod's network namespace as long as it is the one
+// that was attached: the path may be empty, gone, or somebody else's by now.
+func (a *Attachment) netNS(p Pod) string {
+	if p.NetNS == "" {
+		return ""
+	}
+	inode, err := ns.Inode(p.NetNS)
+	if err != nil || (a.NetNSInode != 0 && a.NetNSInode != inode) {
+		return ""
+	}
+	return p.NetNS
+}
+
+// remember puts the recorded result of ADD where DEL expects it, as CNI wants it
+// from version 0.4.0 on. Libcni would take it from its cache directory, and
+// still does if that has one.
+func (a *Attachment) remember(list *libcni.NetworkConfigList) error {
+	if known, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0"); err != nil || !known || len(a.Result) == 0 {
+		return err
+	}
+	for i, plugin := range list.Plugins {
+		with, err := libcni.InjectConf(plugin, map[string]any{"prevResult": a.Result})
+		if err != nil {
+			return err
+		}
+		list.Plugins[i] = with
+	}
+	return nil
+}
+
+func (a *Attachment) list() (*libcni.NetworkConfigList, error) {
+	list, err := parse(a.Conf)
+	if err != nil {
+		return nil, fmt.Errorf("recorded CNI configuration: %w", err)
+	}
+	return list, nil
+}
+
+func (a *Attachment) runtimeConf(p Pod, netNS string) *libcni.RuntimeConf {
+	capabilities := make(map[string]any, len(a.Capabilities))
+	for name, value := range a.Capabilities {
+		capabilities[name] = value
+	}
+	return &libcni.RuntimeConf{
+		ContainerID:    p.ID,
+		NetNS:          netNS,
+		IfName:         a.Interface,
+		Args:           a.Args,
+		CapabilityArgs: capabilities,
+	}
+}
+
+// Ready tells whether a pod could be attached now. If not, the error is
+// fault.Unavailable and says what is missing where: there is no usable
+// configuration, a plugin is not installed, or a plugin says so itself (the CNI
+// verb STATUS, for configurations of version 1.1.0 and later).
+func (n *Network) Ready(ctx context.Context) error {
+	chosen, err := n.choose()
+	if err != nil {
+		return err
+	}
+	if err := n.installed(chosen.list); err != nil {
+		return fmt.Errorf("network %q of %s: %w", chosen.list.Name, chosen.file, err)
+	}
+	ctx, cancel := n.limit(ctx, min(statusLimit, n.cfg.Timeout))
+	defer cancel()
+	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
+		return fmt.Errorf("network %q of %s: %w: CNI STATUS: %w", chosen.list.Name, chosen.file, fault.Unavailable, err)
+	}
+	return nil
+}
+
+// Info is for a person to read: which configuration is in force, where plugins
+// are looked for, what is wrong.
+func (n *Network) Info() map[string]any {
+	info := map[string]any{"confDir": n.cfg.ConfDir, "pluginDirs": n.cfg.PluginDirs}
+	if cidrs := n.announced(); len(cidrs) > 0 {
+		info["podCIDRs"] = cidrs
+	}
+	chosen, err := n.choose()
+	if err == nil {
+		var plugins []string
+		for _, plugin := range chosen.list.Plugins {
+			plugins = append(plugins, plugin.Network.Type)
+		}
+		info["network"] = chosen.list.Name
+		info["file"] = chosen.file
+		info["cniVersion"] = chosen.list.CNIVersion
+		info["plugins"] = plugins
+		err = n.installed(chosen.list)
+	}
+	if err != nil {
+		info["error"] = err.Error()
+	}
+	return info
+}
+
+func (n *Network) cni(p Pod) *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir(n.cfg.PluginDirs, p.CacheDir, &runner{})
+}
+
+func (n *Network) limit(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w: the plugins took longer than %s", fault.Timeout, d))
+}
+
+// installed makes sure that all plugins of list can be run, those for address
+// management (IPAM) among them.
+func (n *Network) installed(list *libcni.NetworkConfigList) error {
+	var wanted []string
+	for _, plugin := range list.Plugins {
+		wanted = append(wanted, plugin.Network.Type)
+		if ipam := plugin.Network.IPAM.Type; ipam != "" {
+			wanted = append(wanted, ipam)
+		}
+	}
+	slices.Sort(wanted)
+	var errs []error
+	for _, plugin := range slices.Compact(wanted) {
+		_, err := find(plugin, n.cfg.PluginDirs)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// classify adds the fault to an error of a plugin that has asked for another
+// try.
+func classify(err error) error {
+	var told *types.Error
+	if errors.As(err, &told) && (told.Code == types.ErrTryAgainLater || told.Code == types.ErrPluginNotAvailable) {
+		return fmt.Errorf("%w: %w", fault.Unavailable, err)
+	}
+	return err
+}

@@ -1,0 +1,157 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const (
+	maxOutput = 1 << 20         // of a plugin's standard output; results have a few kilobytes
+	maxTail   = 4 << 10         // kept of what a plugin says in the end
+	waitDelay = 1 * time.Second // for what children of a dead plugin keep open
+)
+
+// runner runs plugins for libcni.
+type runner struct{ version.PluginDecoder }
+
+var _ invoke.Exec = &runner{}
+
+// FindInPath is how libcni asks for a plugin.
+func (*runner) FindInPath(plugin string, dirs []string) (string, error) { return find(plugin, dirs) }
+
+func find(plugin string, dirs []string) (string, error) {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, plugin)
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w: CNI plugin %q is not installed: no such executable in %s", fault.Unavailable, plugin, strings.Join(dirs, ", "))
+}
+
+// ExecPlugin runs a plugin to its end. When ctx is done, or the plugin prints
+// without end, it is killed with all the children that have stayed in its
+// process group. A child that outlives a successful plugin is left alone, and
+// not waited for even if it keeps the plugin's output open.
+func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	for wait := 10 * time.Millisecond; ; wait *= 2 {
+		out, err := run(ctx, path, stdin, env)
+		if !errors.Is(err, unix.ETXTBSY) || wait > time.Second {
+			return out, err
+		}
+		select { // the plugin is just being installed
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	stdout := &head{full: func() { stop(errTalkative) }}
+	stderr := &tail{}
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Dir, cmd.Env = "/", env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	killed := false
+	cmd.Cancel = func() error {
+		killed = true
+		return unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	}
+	cmd.WaitDelay = waitDelay
+
+	// Not to run on after crius: the next crius will undo what was recorded, and
+	// must not be overtaken. The death signal comes with the end of the thread,
+	// which others must therefore not take to throw it away.
+	runtime.LockOSThread()
+	err := cmd.Run()
+	runtime.UnlockOSThread()
+
+	name := filepath.Base(path)
+	switch {
+	case killed:
+		return nil, fmt.Errorf("%s was killed: %w%s", name, context.Cause(ctx), stderr)
+	case err == nil, errors.Is(err, exec.ErrWaitDelay):
+		if slices.Contains(env, "CNI_COMMAND=ADD") && !json.Valid(stdout.text) {
+			return nil, fmt.Errorf("%s did not print a CNI result but %q%s", name, clip(string(stdout.text)), stderr)
+		}
+		return stdout.text, nil
+	}
+	var status *exec.ExitError
+	if !errors.As(err, &status) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	told := &types.Error{}
+	if json.Unmarshal(stdout.text, told) != nil || told.Msg == "" {
+		return nil, fmt.Errorf("%s: %w, without a CNI error but %q%s", name, err, clip(string(stdout.text)), stderr)
+	}
+	told.Msg, told.Details = clip(told.Msg), clip(told.Details)
+	return nil, fmt.Errorf("%s: %w (CNI error %d)%s", name, told, told.Code, stderr)
+}
+
+var errTalkative = fmt.Errorf("it printed more than %d bytes", maxOutput)
+
+// head keeps the first bytes that are written to it, and calls full if they are
+// too many.
+type head struct {
+	text []byte
+	full func()
+}
+
+func (h *head) Write(p []byte) (int, error) {
+	if len(h.text)+len(p) > maxOutput {
+		h.full()
+		return 0, errTalkative
+	}
+	h.text = append(h.text, p...)
+	return len(p), nil
+}
+
+// tail keeps the last bytes that are written to it.
+type tail struct{ text []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.text = append(t.text, p[max(0, len(p)-maxTail):]...)
+	if over := len(t.text) - maxTail; over > 0 {
+		t.text = append(t.text[:0], t.text[over:]...)
+	}
+	return len(p), nil
+}
+
+// String is the end of an error message: what the plugin said, if anything.
+func (t *tail) String() string {
+	if text := strings.TrimSpace(string(t.text)); text != "" {
+		return fmt.Sprintf("; it said %q", text)
+	}
+	return ""
+}
+
+// clip makes a foreign text fit for an error message.
+func clip(text string) string {
+	const most = 512
+	if len(text) > most {
+		text = text[:most] + "..."
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}

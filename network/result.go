@@ -1,0 +1,61 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// addresses are the IPs that result gives to the pod's interface, the primary
+// one first. Those of the host's end, or of another interface in the pod, are
+// not the pod's. Plugins that do not say whose an address is mean the pod's.
+func addresses(result types.Result, ifName, primary string) ([]string, error) {
+	r, err := current.NewResultFromResult(result)
+	if err != nil {
+		return nil, fmt.Errorf("result of the plugins: %w", err)
+	}
+	var ours []*current.IPConfig
+	for _, ip := range r.IPs {
+		if ip == nil || len(ip.Address.IP) == 0 {
+			continue
+		}
+		if i := ip.Interface; i != nil {
+			if *i < 0 || *i >= len(r.Interfaces) || r.Interfaces[*i] == nil {
+				return nil, fmt.Errorf("result of the plugins: address %s is of interface %d, and there are %d", ip.Address.IP, *i, len(r.Interfaces))
+			}
+			if at := r.Interfaces[*i]; at.Sandbox == "" || at.Name != ifName {
+				continue
+			}
+		}
+		ours = append(ours, ip)
+	}
+	if len(ours) == 0 {
+		return nil, fmt.Errorf("result of the plugins: there is no address of %s in it", ifName)
+	}
+	rank := func(ip *current.IPConfig) int {
+		switch four := ip.Address.IP.To4() != nil; {
+		case primary == "cni", four == (primary != "ipv6"):
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(ours, func(a, b *current.IPConfig) int { return rank(a) - rank(b) })
+	var texts []string
+	for _, ip := range ours {
+		texts = append(texts, ip.Address.IP.String())
+	}
+	return texts, nil
+}
+
+// encode is result in the version of the configuration, which is the one that
+// its plugins will understand at DEL.
+func encode(result types.Result, cniVersion string) (json.RawMessage, error) {
+	converted, err := result.GetAsVersion(cniVersion)
+	if err != nil {
+		return nil, fmt.Errorf("result of the plugins: %w", err)
+	}
+	return json.Marshal(converted)
+}

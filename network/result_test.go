@@ -1,0 +1,61 @@
+package network
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types/create"
+)
+
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	const interfaces = `"interfaces": [{"name": "cni0"}, {"name": "veth1"}, {"name": "eth0", "sandbox": "/n"}, {"name": "lo", "sandbox": "/n"}, {"name": "eth0"}]`
+	for name, c := range map[string]struct{ result, primary, want string }{
+		"ipv4 first":        {`{"cniVersion": "1.0.0", "ips": [{"address": "fd00::2/64"}, {"address": "10.0.0.2/8"}]}`, "ipv4", "10.0.0.2 fd00::2"},
+		"ipv6 first":        {`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.2/8"}, {"address": "fd00::2/64"}]}`, "ipv6", "fd00::2 10.0.0.2"},
+		"as cni has it":     {`{"cniVersion": "1.0.0", "ips": [{"address": "fd00::2/64"}, {"address": "10.0.0.2/8"}]}`, "cni", "fd00::2 10.0.0.2"},
+		"unknown is ipv4":   {`{"cniVersion": "1.0.0", "ips": [{"address": "fd00::2/64"}, {"address": "10.0.0.2/8"}]}`, "", "10.0.0.2 fd00::2"},
+		"order within":      {`{"cniVersion": "1.0.0", "ips": [{"address": "fd00::9/64"}, {"address": "10.0.0.9/8"}, {"address": "fd00::2/64"}, {"address": "10.0.0.2/8"}]}`, "ipv4", "10.0.0.9 10.0.0.2 fd00::9 fd00::2"},
+		"the pod's only":    {`{"cniVersion": "1.1.0", ` + interfaces + `, "ips": [{"interface": 0, "address": "10.0.0.1/8"}, {"interface": 1, "address": "10.0.0.3/8"}, {"interface": 2, "address": "10.0.0.2/8"}, {"interface": 3, "address": "127.0.0.1/8"}, {"interface": 4, "address": "10.0.0.4/8"}]}`, "ipv4", "10.0.0.2"},
+		"version 0.3.1":     {`{"cniVersion": "0.3.1", ` + interfaces + `, "ips": [{"version": "4", "interface": 2, "address": "10.0.0.2/8"}]}`, "ipv4", "10.0.0.2"},
+		"version 0.2.0":     {`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/8"}, "ip6": {"ip": "fd00::2/64"}}`, "ipv4", "10.0.0.2 fd00::2"},
+		"ipv4 in ipv6":      {`{"cniVersion": "1.0.0", "ips": [{"address": "::ffff:10.0.0.2/104"}]}`, "ipv4", "10.0.0.2"},
+		"the host's only":   {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": 0, "address": "10.0.0.1/8"}]}`, "ipv4", "error: no address of eth0"},
+		"none":              {`{"cniVersion": "1.0.0"}`, "ipv4", "error: no address of eth0"},
+		"negative":          {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": -1, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface -1"},
+		"beyond":            {`{"cniVersion": "1.0.0", ` + interfaces + `, "ips": [{"interface": 5, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface 5"},
+		"null in the lists": {`{"cniVersion": "1.0.0", "interfaces": [null], "ips": [null, {"interface": 0, "address": "10.0.0.1/8"}]}`, "ipv4", "error: interface 0"},
+	} {
+		result, err := create.CreateFromBytes([]byte(c.result))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		ips, err := addresses(result, "eth0", c.primary)
+		if want, ok := strings.CutPrefix(c.want, "error: "); ok {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %q, %v", name, ips, err)
+			}
+			continue
+		}
+		if got := strings.Join(ips, " "); err != nil || got != c.want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, c.want)
+		}
+	}
+}
+
+func FuzzAddresses(f *testing.F) {
+	f.Add([]byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"interface": 0, "address": "10.0.0.2/8"}]}`))
+	f.Add([]byte(`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/8"}, "dns": {}}`))
+	f.Add([]byte(`{"cniVersion": "1.1.0", "interfaces": [null], "ips": [null, {"interface": 0}], "routes": [null]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		result, err := create.CreateFromBytes(text)
+		if err != nil {
+			return
+		}
+		ips, err := addresses(result, "eth0", "ipv4")
+		if (err == nil) != (len(ips) > 0) {
+			t.Errorf("%s: %q, %v", text, ips, err)
+		}
+		encode(result, "1.0.0")
+	})
+}
