@@ -1,0 +1,134 @@
+package server
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// containerAPI is the part of RuntimeService that deals with containers.
+type containerAPI struct {
+	engine        Engine
+	maxExecOutput int // bytes of both streams of an ExecSync together
+}
+
+func (s *containerAPI) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	if err := checkCreateContainer(req); err != nil {
+		return nil, err
+	}
+	id, err := s.engine.CreateContainer(ctx, req.GetPodSandboxId(), req.GetConfig(), req.GetSandboxConfig())
+	if err != nil {
+		return nil, err
+	}
+	return &cri.CreateContainerResponse{ContainerId: id}, nil
+}
+
+func (s *containerAPI) StartContainer(ctx context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	if err := checkID("container_id", req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.engine.StartContainer(ctx, req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &cri.StartContainerResponse{}, nil
+}
+
+func (s *containerAPI) StopContainer(ctx context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+	grace, err := checkTimeout("timeout", req.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	known, err := knownID("container_id", req.GetContainerId())
+	if known {
+		err = s.engine.StopContainer(ctx, req.GetContainerId(), grace)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &cri.StopContainerResponse{}, nil
+}
+
+func (s *containerAPI) RemoveContainer(ctx context.Context, req *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
+	known, err := knownID("container_id", req.GetContainerId())
+	if known {
+		err = s.engine.RemoveContainer(ctx, req.GetContainerId())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &cri.RemoveContainerResponse{}, nil
+}
+
+func (s *containerAPI) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
+	if err := checkID("container_id", req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	view, err := s.engine.Container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &cri.ContainerStatusResponse{Status: containerStatus(view)}
+	if req.GetVerbose() {
+		// A container that is being removed may have lost its bundle: the
+		// rest of what is known about it is still worth telling.
+		spec, _ := s.engine.RuntimeSpec(view.ID)
+		resp.Info, err = containerInfo(view, spec)
+	}
+	return resp, err
+}
+
+func (s *containerAPI) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	containers, err := s.list(req.GetFilter())
+	return &cri.ListContainersResponse{Containers: containers}, err
+}
+
+func (s *containerAPI) StreamContainers(req *cri.StreamContainersRequest, out grpc.ServerStreamingServer[cri.StreamContainersResponse]) error {
+	containers, err := s.list(req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inChunks(containers, func(chunk []*cri.Container) error {
+		return out.Send(&cri.StreamContainersResponse{Containers: chunk})
+	})
+}
+
+func (s *containerAPI) list(filter *cri.ContainerFilter) ([]*cri.Container, error) {
+	if err := in("filter", wellFormed(filter)); err != nil {
+		return nil, err
+	}
+	views := matching(s.engine.Containers(), filter, containerMatches)
+	return translated(views, fillContainer), nil
+}
+
+func (s *containerAPI) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
+	if err := checkUpdateContainerResources(req); err != nil {
+		return nil, err
+	}
+	if err := s.engine.UpdateContainerResources(ctx, req.GetContainerId(), req.GetLinux()); err != nil {
+		return nil, err
+	}
+	return &cri.UpdateContainerResourcesResponse{}, nil
+}
+
+func (s *containerAPI) ReopenContainerLog(ctx context.Context, req *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
+	if err := checkID("container_id", req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	if err := s.engine.ReopenContainerLog(ctx, req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &cri.ReopenContainerLogResponse{}, nil
+}
+
+func (s *containerAPI) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
+	timeout, err := checkExecSync(req)
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.engine.ExecSync(ctx, req.GetContainerId(), req.GetCmd(), timeout)
+	if err != nil {
+		return nil, err
+	}
+	return execReply(result, s.maxExecOutput), nil
+}

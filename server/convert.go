@@ -1,0 +1,262 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/storage"
+)
+
+// What came in with a request (metadata, labels, annotations, image spec) is
+// valid UTF-8 already, since protobuf refuses anything else, and goes back as
+// the very object that came: CRI wants it unaltered. What the kernel, a plugin
+// or an image contributed passes through valid or clip.
+
+func fillSandbox(m *cri.PodSandbox, v *pod.SandboxView) {
+	m.Id = v.ID
+	m.Metadata = v.Config.GetMetadata()
+	m.State = v.State
+	m.CreatedAt = nanos(v.CreatedAt)
+	m.Labels = v.Config.GetLabels()
+	m.Annotations = v.Config.GetAnnotations()
+	m.RuntimeHandler = v.Handler
+}
+
+func sandboxMatches(f *cri.PodSandboxFilter, v *pod.SandboxView) bool {
+	return strings.HasPrefix(v.ID, f.GetId()) &&
+		(f.GetState() == nil || f.GetState().GetState() == v.State) &&
+		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
+}
+
+// sandboxStatus leaves containers_statuses and timestamp of the response to
+// the container events, whose only reader they have.
+func sandboxStatus(v *pod.SandboxView) *cri.PodSandboxStatus {
+	options := v.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if options == nil {
+		options = &cri.NamespaceOption{}
+	}
+	return &cri.PodSandboxStatus{
+		Id:             v.ID,
+		Metadata:       v.Config.GetMetadata(),
+		State:          v.State,
+		CreatedAt:      nanos(v.CreatedAt),
+		Network:        sandboxNetwork(v.IPs),
+		Linux:          &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: options}},
+		Labels:         v.Config.GetLabels(),
+		Annotations:    v.Config.GetAnnotations(),
+		RuntimeHandler: v.Handler,
+	}
+}
+
+func sandboxNetwork(ips []string) *cri.PodSandboxNetworkStatus {
+	network := &cri.PodSandboxNetworkStatus{}
+	for i, ip := range ips {
+		if i == 0 {
+			network.Ip = valid(ip)
+		} else {
+			network.AdditionalIps = append(network.AdditionalIps, &cri.PodIP{Ip: valid(ip)})
+		}
+	}
+	return network
+}
+
+func fillContainer(m *cri.Container, v *pod.ContainerView) {
+	m.Id = v.ID
+	m.PodSandboxId = v.SandboxID
+	m.Metadata = v.Config.GetMetadata()
+	m.Image = userImage(v.Config.GetImage())
+	m.ImageRef = v.ImageID
+	m.State = v.State
+	m.CreatedAt = nanos(v.CreatedAt)
+	m.Labels = v.Config.GetLabels()
+	m.Annotations = v.Config.GetAnnotations()
+	m.ImageId = v.ImageID
+}
+
+func containerMatches(f *cri.ContainerFilter, v *pod.ContainerView) bool {
+	return strings.HasPrefix(v.ID, f.GetId()) &&
+		strings.HasPrefix(v.SandboxID, f.GetPodSandboxId()) &&
+		(f.GetState() == nil || f.GetState().GetState() == v.State) &&
+		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
+}
+
+func containerStatus(v *pod.ContainerView) *cri.ContainerStatus {
+	s := &cri.ContainerStatus{
+		Id:          v.ID,
+		Metadata:    v.Config.GetMetadata(),
+		State:       v.State,
+		CreatedAt:   nanos(v.CreatedAt),
+		StartedAt:   nanos(v.StartedAt),
+		Image:       userImage(v.Config.GetImage()),
+		ImageRef:    v.ImageID,
+		Labels:      v.Config.GetLabels(),
+		Annotations: v.Config.GetAnnotations(),
+		Mounts:      validMounts(v.Mounts),
+		LogPath:     valid(v.LogPath),
+		Resources:   v.Resources,
+		ImageId:     v.ImageID,
+		User:        v.User,
+		StopSignal:  v.StopSignal,
+	}
+	if v.State == cri.ContainerState_CONTAINER_EXITED {
+		s.FinishedAt = nanos(v.FinishedAt)
+		s.ExitCode = v.ExitCode
+		s.Reason = valid(v.Reason)
+		s.Message = clip(v.Message)
+	}
+	return s
+}
+
+// userImage is the image as the user named it: the kubelet asks for containers
+// by image id and shows what it gets back in the pod's status.
+func userImage(spec *cri.ImageSpec) *cri.ImageSpec {
+	if spec.GetUserSpecifiedImage() == "" || spec.GetUserSpecifiedImage() == spec.GetImage() {
+		return spec
+	}
+	return &cri.ImageSpec{
+		Image:              spec.GetUserSpecifiedImage(),
+		Annotations:        spec.GetAnnotations(),
+		UserSpecifiedImage: spec.GetUserSpecifiedImage(),
+		RuntimeHandler:     spec.GetRuntimeHandler(),
+		ImageRef:           spec.GetImageRef(),
+	}
+}
+
+// validMounts replaces the mounts whose source the kernel resolved to something
+// that is not UTF-8.
+func validMounts(mounts []*cri.Mount) []*cri.Mount {
+	fixed := slices.Clone(mounts)
+	for i, m := range mounts {
+		if !utf8.ValidString(m.GetHostPath()) || !utf8.ValidString(m.GetContainerPath()) {
+			fixed[i] = proto.CloneOf(m)
+			fixed[i].HostPath, fixed[i].ContainerPath = valid(m.GetHostPath()), valid(m.GetContainerPath())
+		}
+	}
+	return fixed
+}
+
+// execReply cuts the output so that the reply can be sent: CRI has output
+// beyond 16 MiB discarded, but both streams share one message of that size.
+// Half of the room is either stream's own.
+func execReply(r *pod.ExecResult, room int) *cri.ExecSyncResponse {
+	stdout, stderr := r.Stdout, r.Stderr
+	stderr = stderr[:min(len(stderr), max(room/2, room-len(stdout)))]
+	stdout = stdout[:min(len(stdout), room-len(stderr))]
+	return &cri.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: r.ExitCode}
+}
+
+func toImage(i *storage.Image) *cri.Image {
+	m := &cri.Image{}
+	fillImage(m, i)
+	return m
+}
+
+// fillImage leaves spec empty: no annotations are kept with an image.
+func fillImage(m *cri.Image, i *storage.Image) {
+	m.Id = i.ID
+	m.RepoTags = validAll(i.RepoTags)
+	m.RepoDigests = validAll(i.RepoDigests)
+	m.Size = max(i.Size, 1) // CRI: must be > 0; clients take 0 for a broken image
+	m.Uid, m.Username = imageUser(i)
+	m.Pinned = i.Pinned
+}
+
+// maxUsername is more than any passwd tool accepts.
+const maxUsername = 256
+
+// imageUser says as whom an image runs, by number or by name.
+func imageUser(i *storage.Image) (*cri.Int64Value, string) {
+	uid, name := i.User()
+	if uid != nil {
+		return &cri.Int64Value{Value: *uid}, ""
+	}
+	return nil, valid(name[:min(len(name), maxUsername)])
+}
+
+func fsUsage(u storage.FsUsage) *cri.FilesystemUsage {
+	return &cri.FilesystemUsage{
+		Timestamp:  nanos(u.Timestamp),
+		FsId:       &cri.FilesystemIdentifier{Mountpoint: valid(u.Mountpoint)},
+		UsedBytes:  &cri.UInt64Value{Value: u.UsedBytes},
+		InodesUsed: &cri.UInt64Value{Value: u.InodesUsed},
+	}
+}
+
+// The verbose information is one JSON document under the key info, as crictl
+// and the tools built on it expect.
+
+func sandboxInfo(v *pod.SandboxView) (map[string]string, error) {
+	return verbose(struct {
+		PID            int                   `json:"pid"`
+		RuntimeHandler string                `json:"runtimeHandler"`
+		NetNS          string                `json:"netNamespace,omitempty"`
+		Config         *cri.PodSandboxConfig `json:"config"`
+	}{v.PID, v.Handler, v.NetNS, v.Config})
+}
+
+func containerInfo(v *pod.ContainerView, spec json.RawMessage) (map[string]string, error) {
+	if !json.Valid(spec) {
+		spec = nil
+	}
+	return verbose(struct {
+		SandboxID      string               `json:"sandboxID"`
+		PID            int                  `json:"pid"`
+		RuntimeHandler string               `json:"runtimeHandler"`
+		Bundle         string               `json:"bundle"`
+		Config         *cri.ContainerConfig `json:"config"`
+		RuntimeSpec    json.RawMessage      `json:"runtimeSpec"`
+	}{v.SandboxID, v.PID, v.Handler, v.Bundle, v.Config, spec})
+}
+
+func imageInfo(i *storage.Image) (map[string]string, error) {
+	return verbose(map[string]any{"imageSpec": i.Spec})
+}
+
+func verbose(document any) (map[string]string, error) {
+	text, err := json.Marshal(document)
+	if err != nil {
+		return nil, fmt.Errorf("verbose information: %w", err)
+	}
+	return map[string]string{"info": valid(string(text))}, nil
+}
+
+func hasLabels(labels, selector map[string]string) bool {
+	for key, want := range selector {
+		if got, ok := labels[key]; !ok || got != want {
+			return false
+		}
+	}
+	return true
+}
+
+func validAll(texts []string) []string {
+	fixed := make([]string, len(texts))
+	for i, text := range texts {
+		fixed[i] = valid(text)
+	}
+	return fixed
+}
+
+func validMap(texts map[string]string) map[string]string {
+	fixed := make(map[string]string, len(texts))
+	for key, text := range texts {
+		fixed[valid(key)] = valid(text)
+	}
+	return fixed
+}
+
+// nanos is CRI's time: 0 is none.
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/storage"
+)
+
+// Engine runs pods and containers; *pod.Engine is the one there is.
+//
+// Ids are full or unique prefixes. Errors wrap a sentinel of internal/fault.
+// Requests passed in have been validated here and belong to the Engine from
+// then on. Views handed out are immutable; lists of them are snapshots in any
+// order, since the kubelet and crictl both sort by creation time themselves.
+type Engine interface {
+	// RunSandbox runs a pod under handler ("" is the default one). An unknown
+	// handler is fault.NotFound or fault.Invalid, naming those that exist.
+	RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (id string, err error)
+	// StopSandbox and RemoveSandbox succeed on an id that is not known.
+	StopSandbox(ctx context.Context, id string) error
+	RemoveSandbox(ctx context.Context, id string) error
+	Sandbox(id string) (*pod.SandboxView, error)
+	Sandboxes() []*pod.SandboxView
+
+	// CreateContainer gets the pod's configuration as the request repeats it,
+	// nil if it did not.
+	CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, sandboxCfg *cri.PodSandboxConfig) (id string, err error)
+	StartContainer(ctx context.Context, id string) error
+	// StopContainer and RemoveContainer succeed on an id that is not known.
+	StopContainer(ctx context.Context, id string, grace time.Duration) error
+	RemoveContainer(ctx context.Context, id string) error
+	Container(id string) (*pod.ContainerView, error)
+	Containers() []*pod.ContainerView
+	UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error
+	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had
+	// to be killed for its time is fault.Timeout, which the kubelet takes for
+	// a failed probe.
+	ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*pod.ExecResult, error)
+	ReopenContainerLog(ctx context.Context, id string) error
+	// RuntimeSpec is the container's config.json.
+	RuntimeSpec(id string) (json.RawMessage, error)
+
+	// Handlers lists the RuntimeClass handlers in an order that never changes.
+	Handlers() []*cri.RuntimeHandler
+	// RuntimeReady and NetworkReady say why a pod could not be run now.
+	RuntimeReady(ctx context.Context) error
+	NetworkReady(ctx context.Context) error
+	CgroupDriver() cri.CgroupDriver
+	// SetPodCIDR gets one CIDR or, on a dual-stack node, two joined by a comma.
+	SetPodCIDR(cidr string) error
+}
+
+// Images keeps images; *storage.Store is the one there is.
+//
+// A reference is an id, a unique prefix of one, a tag, a digest or a short
+// name. Errors wrap a sentinel of internal/fault.
+type Images interface {
+	Images(ctx context.Context) ([]*storage.Image, error)
+	// Image is fault.NotFound where there is none and fault.Invalid where ref
+	// is no reference at all.
+	Image(ctx context.Context, ref string) (*storage.Image, error)
+	// Pull reports a registry that cannot be reached as fault.Unavailable and
+	// an image that the policy does not trust as storage.ErrSignature: the
+	// kubelet tells users of both in words of its own.
+	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
+	// Remove takes all names of the image away and succeeds where none is.
+	Remove(ctx context.Context, ref string) error
+	FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error)
+}

@@ -1,0 +1,348 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/storage"
+)
+
+// logs is where the package's log lines go while tests run.
+var logs recorder
+
+// TestMain also proves that no test left a goroutine of gRPC or of this
+// package behind: servers and clients of all tests are closed by then.
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewJSONHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	code := m.Run()
+	if leak := leakedGoroutines(10 * time.Second); code == 0 && leak != "" {
+		fmt.Fprintf(os.Stderr, "goroutines left behind:\n%s\n", leak)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// leakedGoroutines gives goroutines the time to end and returns the stacks of
+// those that do not.
+func leakedGoroutines(patience time.Duration) string {
+	var leaks []string
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		buf := make([]byte, 4<<20)
+		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+		leaks = slices.DeleteFunc(stacks[1:], func(stack string) bool { // the first one is this
+			return !strings.Contains(stack, "google.golang.org/grpc") && !strings.Contains(stack, "crius/server")
+		})
+		if len(leaks) == 0 || time.Now().After(deadline) {
+			return strings.Join(leaks, "\n\n")
+		}
+	}
+}
+
+// recorder keeps what is logged.
+type recorder struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.buf.Write(p)
+}
+
+// about returns the lines that contain mark.
+func (r *recorder) about(mark string) []map[string]any {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var found []map[string]any
+	for line := range strings.Lines(r.buf.String()) {
+		if strings.Contains(line, mark) {
+			entry := map[string]any{}
+			if err := json.Unmarshal([]byte(line), &entry); err != nil {
+				panic(err)
+			}
+			found = append(found, entry)
+		}
+	}
+	return found
+}
+
+// call is one call of a fake, as "Verb(args)" spells it.
+type call struct {
+	verb string
+	args []any
+}
+
+// script is the behaviour that the two fakes share: they record calls and do
+// as hook says.
+type script struct {
+	mu    sync.Mutex
+	calls []call
+	hook  func(ctx context.Context, verb string) error
+}
+
+func (s *script) did(ctx context.Context, verb string, args ...any) error {
+	s.mu.Lock()
+	s.calls = append(s.calls, call{verb, args})
+	hook := s.hook
+	s.mu.Unlock()
+	if hook == nil {
+		return nil
+	}
+	return hook(ctx, verb)
+}
+
+// last returns the latest call and forgets all.
+func (s *script) last() call {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.calls) == 0 {
+		return call{}
+	}
+	c := s.calls[len(s.calls)-1]
+	s.calls = nil
+	return c
+}
+
+func (s *script) failing(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hook = func(context.Context, string) error { return err }
+}
+
+type fakeEngine struct {
+	script
+	sandboxes  []*pod.SandboxView
+	containers []*pod.ContainerView
+	spec       json.RawMessage
+	exec       pod.ExecResult
+	handlers   []*cri.RuntimeHandler
+	runtimeErr error
+	networkErr error
+}
+
+func (f *fakeEngine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
+	return idOf(1), f.did(ctx, "RunSandbox", handler, cfg)
+}
+
+func (f *fakeEngine) StopSandbox(ctx context.Context, id string) error {
+	return f.did(ctx, "StopSandbox", id)
+}
+
+func (f *fakeEngine) RemoveSandbox(ctx context.Context, id string) error {
+	return f.did(ctx, "RemoveSandbox", id)
+}
+
+func (f *fakeEngine) Sandbox(id string) (*pod.SandboxView, error) {
+	for _, v := range f.sandboxes {
+		if strings.HasPrefix(v.ID, id) {
+			return v, f.did(context.Background(), "Sandbox", id)
+		}
+	}
+	return nil, fmt.Errorf("pod %q: %w", id, fault.NotFound)
+}
+
+func (f *fakeEngine) Sandboxes() []*pod.SandboxView { return f.sandboxes }
+
+func (f *fakeEngine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, sandboxCfg *cri.PodSandboxConfig) (string, error) {
+	return idOf(2), f.did(ctx, "CreateContainer", sandboxID, cfg, sandboxCfg)
+}
+
+func (f *fakeEngine) StartContainer(ctx context.Context, id string) error {
+	return f.did(ctx, "StartContainer", id)
+}
+
+func (f *fakeEngine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	return f.did(ctx, "StopContainer", id, grace)
+}
+
+func (f *fakeEngine) RemoveContainer(ctx context.Context, id string) error {
+	return f.did(ctx, "RemoveContainer", id)
+}
+
+func (f *fakeEngine) Container(id string) (*pod.ContainerView, error) {
+	for _, v := range f.containers {
+		if strings.HasPrefix(v.ID, id) {
+			return v, f.did(context.Background(), "Container", id)
+		}
+	}
+	return nil, fmt.Errorf("container %q: %w", id, fault.NotFound)
+}
+
+func (f *fakeEngine) Containers() []*pod.ContainerView { return f.containers }
+
+func (f *fakeEngine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
+	return f.did(ctx, "UpdateContainerResources", id, r)
+}
+
+func (f *fakeEngine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*pod.ExecResult, error) {
+	return &f.exec, f.did(ctx, "ExecSync", id, cmd, timeout)
+}
+
+func (f *fakeEngine) ReopenContainerLog(ctx context.Context, id string) error {
+	return f.did(ctx, "ReopenContainerLog", id)
+}
+
+func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
+	if f.spec == nil {
+		return nil, fault.NotFound
+	}
+	return f.spec, nil
+}
+
+func (f *fakeEngine) Handlers() []*cri.RuntimeHandler    { return f.handlers }
+func (f *fakeEngine) RuntimeReady(context.Context) error { return f.runtimeErr }
+func (f *fakeEngine) NetworkReady(context.Context) error { return f.networkErr }
+func (f *fakeEngine) CgroupDriver() cri.CgroupDriver     { return cri.CgroupDriver_CGROUPFS }
+func (f *fakeEngine) SetPodCIDR(cidr string) error {
+	return f.did(context.Background(), "SetPodCIDR", cidr)
+}
+
+type fakeImages struct {
+	script
+	images []*storage.Image
+}
+
+func (f *fakeImages) Images(ctx context.Context) ([]*storage.Image, error) {
+	return f.images, f.did(ctx, "Images")
+}
+
+func (f *fakeImages) Image(ctx context.Context, ref string) (*storage.Image, error) {
+	if err := f.did(ctx, "Image", ref); err != nil {
+		return nil, err
+	}
+	for _, i := range f.images {
+		if i.ID == ref || slices.Contains(i.RepoTags, ref) {
+			return i, nil
+		}
+	}
+	return nil, fmt.Errorf("image %s: %w", ref, fault.NotFound)
+}
+
+func (f *fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	if err := f.did(ctx, "Pull", req); err != nil {
+		return nil, err
+	}
+	return f.images[0], nil
+}
+
+func (f *fakeImages) Remove(ctx context.Context, ref string) error {
+	return f.did(ctx, "Remove", ref)
+}
+
+func (f *fakeImages) FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error) {
+	usage := storage.FsUsage{Mountpoint: "/img", UsedBytes: 1, InodesUsed: 2, Timestamp: time.Unix(0, 3)}
+	return usage, storage.FsUsage{Mountpoint: "/ctr", UsedBytes: 4, InodesUsed: 5, Timestamp: time.Unix(0, 6)}, f.did(ctx, "FsInfo")
+}
+
+// idOf is a well-formed id.
+func idOf(n int) string { return fmt.Sprintf("%064x", n) }
+
+// node is a server on a socket of its own, with clients of both API versions.
+type node struct {
+	engine  *fakeEngine
+	images  *fakeImages
+	server  *Server
+	socket  string
+	conn    *grpc.ClientConn
+	runtime cri.RuntimeServiceClient
+	image   cri.ImageServiceClient
+}
+
+// start serves until the test ends.
+func start(t testing.TB, configure ...func(*Config, *Services)) *node {
+	t.Helper()
+	n := &node{
+		engine: &fakeEngine{handlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "runc"}}},
+		images: &fakeImages{images: []*storage.Image{someImage()}},
+	}
+	cfg := DefaultConfig()
+	cfg.Listen = filepath.Join(t.TempDir(), "s")
+	services := Services{Engine: n.engine, Images: n.images, Version: "1.2.3"}
+	for _, c := range configure {
+		c(&cfg, &services)
+	}
+	n.socket = cfg.Listen
+	server, err := New(cfg, services)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.server = server
+	l, err := Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	n.conn = dial(t, n.socket)
+	n.runtime = cri.NewRuntimeServiceClient(n.conn)
+	n.image = cri.NewImageServiceClient(n.conn)
+	t.Cleanup(func() {
+		n.conn.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := server.Shutdown(ctx); err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	return n
+}
+
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(clientMessageSize)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func someImage() *storage.Image {
+	config := imagespec.ImageConfig{User: "1000", Env: []string{"A=b"}}
+	return &storage.Image{
+		ID:          idOf(9),
+		RepoTags:    []string{"registry.example/web:1"},
+		RepoDigests: []string{"registry.example/web@sha256:" + idOf(8)},
+		Size:        7,
+		Config:      &config,
+		Spec:        &imagespec.Image{Config: config, Author: "me"},
+		Pinned:      true,
+	}
+}
+
+func wantCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Errorf("code %v, want %v: %v", got, want, err)
+	}
+}

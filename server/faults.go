@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"syscall"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
+)
+
+// errPanic is a handler's panic as its caller sees it.
+var errPanic = errors.New("crius failed inside; its log has the stack trace, please report it")
+
+// faultCodes says which status code an error becomes: that of the first cause
+// found in it. Sentinels come before errnos, since they are the judgement of
+// the code that knew what it was doing.
+var faultCodes = []struct {
+	cause error
+	code  codes.Code
+}{
+	{errPanic, codes.Internal},
+
+	{fault.Invalid, codes.InvalidArgument},
+	{fault.NotFound, codes.NotFound},
+	{fault.Exists, codes.AlreadyExists},
+	{fault.Precondition, codes.FailedPrecondition},
+	{fault.Unavailable, codes.Unavailable},
+	{fault.Timeout, codes.DeadlineExceeded},
+	{fault.Exhausted, codes.ResourceExhausted},
+	{fault.Denied, codes.PermissionDenied},
+	{fault.Unauthenticated, codes.Unauthenticated},
+	{fault.Unimplemented, codes.Unimplemented},
+
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{context.Canceled, codes.Canceled},
+
+	{syscall.ENOSPC, codes.ResourceExhausted},
+	{syscall.EDQUOT, codes.ResourceExhausted},
+	{syscall.ENOMEM, codes.ResourceExhausted},
+	{syscall.EMFILE, codes.ResourceExhausted},
+	{syscall.ENFILE, codes.ResourceExhausted},
+}
+
+// codeOf answers Unknown for what nobody classified, as the kubelet's other
+// runtimes do: Internal is kept for defects of crius.
+func codeOf(err error) codes.Code {
+	for _, f := range faultCodes {
+		if errors.Is(err, f.cause) {
+			return f.code
+		}
+	}
+	return codes.Unknown
+}
+
+// statusOf turns any error into one that gRPC can send. One that is a status
+// already (of an unimplemented RPC, or made by pullFault) stays as it is.
+func statusOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
+	return status.Error(codeOf(err), clip(err.Error()))
+}
+
+// pullFault is statusOf for PullImage. The kubelet recognises two causes by
+// the first word of the message, and looks for it only in errors of code
+// Unknown (k8s.io/cri-api/pkg/errors).
+func pullFault(err error) error {
+	for _, known := range []struct{ cause, reason error }{
+		{storage.ErrSignature, crierrors.ErrSignatureValidationFailed},
+		{fault.Unavailable, crierrors.ErrRegistryUnavailable},
+	} {
+		if errors.Is(err, known.cause) {
+			return status.Error(codes.Unknown, clip(known.reason.Error()+": "+err.Error()))
+		}
+	}
+	return err
+}
+
+// levelOf says how loud an RPC that ended with code is in the log: a client's
+// mistake or impatience is no news for the operator, a node that cannot work
+// is. Kubelets try unimplemented RPCs over and over.
+func levelOf(code codes.Code) slog.Level {
+	switch code {
+	case codes.OK, codes.Unimplemented:
+		return slog.LevelDebug
+	case codes.Internal, codes.Unknown, codes.ResourceExhausted:
+		return slog.LevelError
+	case codes.Unavailable, codes.PermissionDenied, codes.Unauthenticated:
+		return slog.LevelWarn
+	default:
+		return slog.LevelInfo
+	}
+}
+
+// maxText bounds error and status texts: they may quote a runtime's, a
+// plugin's or a registry's output, and travel in HTTP/2 headers and events.
+const maxText = 8 << 10
+
+// clip makes text fit for a message: valid UTF-8 of at most maxText bytes. The
+// middle goes first, because the step that failed is named at the beginning and
+// the output of what failed is quoted at the end.
+func clip(text string) string {
+	text = valid(text)
+	if len(text) <= maxText {
+		return text
+	}
+	const gap = " [...] "
+	half := (maxText - len(gap)) / 2
+	return strings.ToValidUTF8(text[:half]+gap+text[len(text)-half:], "?") // cut runes
+}
+
+// valid replaces what is not UTF-8, which protobuf refuses to encode.
+func valid(text string) string {
+	return strings.ToValidUTF8(text, "\uFFFD")
+}

@@ -1,0 +1,114 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
+)
+
+// imageAPI is ImageService.
+type imageAPI struct {
+	images   Images
+	handlers func() []*cri.RuntimeHandler
+}
+
+func (s *imageAPI) ListImages(ctx context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
+	images, err := s.list(ctx, req.GetFilter())
+	return &cri.ListImagesResponse{Images: images}, err
+}
+
+func (s *imageAPI) StreamImages(req *cri.StreamImagesRequest, out grpc.ServerStreamingServer[cri.StreamImagesResponse]) error {
+	images, err := s.list(out.Context(), req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inChunks(images, func(chunk []*cri.Image) error {
+		return out.Send(&cri.StreamImagesResponse{Images: chunk})
+	})
+}
+
+// list looks up the one image that a filter names, and all of them without.
+func (s *imageAPI) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Image, error) {
+	if filter.GetImage().GetImage() == "" {
+		images, err := s.images.Images(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return translated(images, fillImage), nil
+	}
+	if err := in("filter.image", checkImage(filter.GetImage())); err != nil {
+		return nil, err
+	}
+	image, err := s.find(ctx, filter.GetImage().GetImage())
+	if image == nil {
+		return nil, err
+	}
+	return []*cri.Image{toImage(image)}, nil
+}
+
+// find is nil without error where there is no such image.
+func (s *imageAPI) find(ctx context.Context, ref string) (*storage.Image, error) {
+	image, err := s.images.Image(ctx, ref)
+	if errors.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	return image, err
+}
+
+// ImageStatus answers without an image where there is none: that is how CRI
+// tells a missing one.
+func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
+	if err := in("image", checkImage(req.GetImage())); err != nil {
+		return nil, err
+	}
+	image, err := s.find(ctx, req.GetImage().GetImage())
+	if err != nil || image == nil {
+		return &cri.ImageStatusResponse{}, err
+	}
+	resp := &cri.ImageStatusResponse{Image: toImage(image)}
+	if req.GetVerbose() {
+		resp.Info, err = imageInfo(image)
+	}
+	return resp, err
+}
+
+func (s *imageAPI) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+	if err := s.checkPullImage(req); err != nil {
+		return nil, err
+	}
+	image, err := s.images.Pull(ctx, storage.PullRequest{
+		Image:     req.GetImage().GetImage(),
+		Auth:      req.GetAuth(),
+		Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(),
+	})
+	if err != nil {
+		return nil, pullFault(err)
+	}
+	return &cri.PullImageResponse{ImageRef: image.ID}, nil
+}
+
+func (s *imageAPI) RemoveImage(ctx context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
+	if err := in("image", checkImage(req.GetImage())); err != nil {
+		return nil, err
+	}
+	if err := s.images.Remove(ctx, req.GetImage().GetImage()); err != nil {
+		return nil, err
+	}
+	return &cri.RemoveImageResponse{}, nil
+}
+
+func (s *imageAPI) ImageFsInfo(ctx context.Context, _ *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
+	images, containers, err := s.images.FsInfo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &cri.ImageFsInfoResponse{
+		ImageFilesystems:     []*cri.FilesystemUsage{fsUsage(images)},
+		ContainerFilesystems: []*cri.FilesystemUsage{fsUsage(containers)},
+	}, nil
+}

@@ -1,0 +1,128 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// maxSocketPath is the room in sockaddr_un, less the terminating zero.
+const maxSocketPath = 107
+
+// Listen binds the CRI socket of cfg, owned by this process's user and group
+// and never more permissive than cfg.SocketMode. A missing directory is made
+// with mode 0700. The socket of a dead server is replaced; one that answers, or
+// a path held by a server that is starting or stopping, is fault.Exists. The
+// lock file beside the socket stays for good: removing it would let two servers
+// lock two files of one name.
+//
+// Closing the listener removes the socket.
+func Listen(cfg Config) (net.Listener, error) {
+	path := cfg.Listen
+	if !filepath.IsAbs(path) || len(path) > maxSocketPath {
+		return nil, fmt.Errorf("%w: listen = %q: give an absolute path of at most %d bytes", fault.Invalid, path, maxSocketPath)
+	}
+	if cfg.SocketMode&^fs.ModePerm != 0 || cfg.SocketMode == 0 {
+		return nil, fmt.Errorf("%w: socket_mode = %#o: give permission bits such as 0660", fault.Invalid, cfg.SocketMode)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("directory of the CRI socket: %w", err)
+	}
+	lock, err := lockSocket(path)
+	if err != nil {
+		return nil, err
+	}
+	l, err := bind(path, cfg.SocketMode)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return &listener{Listener: l, lock: lock}, nil
+}
+
+// listener is a bound socket together with the lock that guards its path.
+type listener struct {
+	net.Listener
+	lock *os.File
+}
+
+// Close removes the socket before it lets the next server have the path.
+func (l *listener) Close() error {
+	return errors.Join(l.Listener.Close(), l.lock.Close())
+}
+
+func lockSocket(path string) (*os.File, error) {
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock of the CRI socket: %w", err)
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: another crius holds %s; stop it or set another listen", fault.Exists, path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock of the CRI socket: %w", err), lock.Close())
+	}
+	return lock, nil
+}
+
+func bind(path string, mode os.FileMode) (net.Listener, error) {
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	// Linux gives the socket file the mode of the socket's own inode, less the
+	// umask: so it is born closed and opened only once it is complete.
+	born := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
+		return errors.Join(ctlErr, err)
+	}}
+	l, err := born.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("CRI socket: %w", err)
+	}
+	// A set-group-ID directory would hand the socket to its own group.
+	err = os.Lchown(path, os.Geteuid(), os.Getegid())
+	if err == nil {
+		err = os.Chmod(path, mode)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("CRI socket: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// removeStale makes way at path if all that is there is a socket on which
+// nobody listens.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("CRI socket: %w", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%w: %s is there and no socket; move it away or set another listen", fault.Exists, path)
+	}
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		conn.Close()
+		return fmt.Errorf("%w: something else serves %s; stop it or set another listen", fault.Exists, path)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w: cannot tell whether somebody serves %s: %w", fault.Exists, path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("stale CRI socket: %w", err)
+	}
+	return nil
+}

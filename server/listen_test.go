@@ -1,0 +1,237 @@
+package server
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func listenConfig(t *testing.T) Config {
+	cfg := DefaultConfig()
+	cfg.Listen = filepath.Join(t.TempDir(), "run", "crius.sock")
+	return cfg
+}
+
+func listen(t *testing.T, cfg Config) net.Listener {
+	t.Helper()
+	l, err := Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// containerd's CVE-2021-41103 class: nothing of the runtime's is open to
+// others.
+func TestSocketPermissions(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []os.FileMode{0o660, 0o600, 0o666} {
+		cfg := listenConfig(t)
+		cfg.SocketMode = mode
+		listen(t, cfg)
+		info, err := os.Lstat(cfg.Listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != os.ModeSocket|mode {
+			t.Errorf("socket has mode %v, want %v", info.Mode(), mode)
+		}
+		if owner := info.Sys().(*syscall.Stat_t); int(owner.Uid) != os.Geteuid() || int(owner.Gid) != os.Getegid() {
+			t.Errorf("socket belongs to %d:%d", owner.Uid, owner.Gid)
+		}
+		for path, want := range map[string]os.FileMode{filepath.Dir(cfg.Listen): 0o700, cfg.Listen + ".lock": 0o600} {
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+				t.Errorf("%s has mode %v, want %v (%v)", path, info.Mode(), want, err)
+			}
+		}
+	}
+}
+
+// A set-group-ID directory gives its group to what is made in it.
+func TestSocketGroup(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	dir := filepath.Dir(cfg.Listen)
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 0, 12345), os.Chmod(dir, 0o770|os.ModeSetgid)); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, cfg)
+	info, err := os.Lstat(cfg.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gid := info.Sys().(*syscall.Stat_t).Gid; int(gid) != os.Getegid() {
+		t.Errorf("socket belongs to group %d", gid)
+	}
+}
+
+func TestSocketIsRemovedOnClose(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := listen(t, cfg).Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(cfg.Listen); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("socket is still there: %v", err)
+	}
+	listen(t, cfg) // and the path is free again
+}
+
+func TestOneServerPerSocket(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	listen(t, cfg)
+	_, err := Listen(cfg)
+	if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), cfg.Listen) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := net.Dial("unix", cfg.Listen); err != nil {
+		t.Errorf("the first server is gone: %v", err)
+	}
+}
+
+// What another program serves stays, whether it answers or has its hands full.
+func TestSocketOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := os.Mkdir(filepath.Dir(cfg.Listen), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", cfg.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := net.Dial("unix", cfg.Listen); err != nil {
+		t.Errorf("the other program is gone: %v", err)
+	}
+}
+
+func TestBusySocketOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := os.Mkdir(filepath.Dir(cfg.Listen), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: cfg.Listen}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	filler, err := net.Dial("unix", cfg.Listen) // takes the only place in the queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer filler.Close()
+	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Lstat(cfg.Listen); err != nil {
+		t.Errorf("the other program's socket is gone: %v", err)
+	}
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := os.Mkdir(filepath.Dir(cfg.Listen), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dead, err := net.Listen("unix", cfg.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.(*net.UnixListener).SetUnlinkOnClose(false) // as kill -9 leaves it
+	dead.Close()
+	listen(t, cfg)
+	if _, err := net.Dial("unix", cfg.Listen); err != nil {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
+
+func TestNoSocketInTheWay(t *testing.T) {
+	t.Parallel()
+	for name, make := range map[string]func(path string) error{
+		"file":         func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"directory":    func(path string) error { return os.Mkdir(path, 0o700) },
+		"symlink":      func(path string) error { return os.Symlink("/dev/null", path) },
+		"dead symlink": func(path string) error { return os.Symlink("nowhere", path) },
+		"fifo":         func(path string) error { return unix.Mkfifo(path, 0o600) },
+	} {
+		cfg := listenConfig(t)
+		if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), make(cfg.Listen)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if _, err := os.Lstat(cfg.Listen); err != nil {
+			t.Errorf("%s was removed: %v", name, err)
+		}
+	}
+}
+
+// A link at the lock's path must not make crius write elsewhere.
+func TestLockIsNoLink(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	target := filepath.Join(t.TempDir(), "target")
+	if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), os.Symlink(target, cfg.Listen+".lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(cfg); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the link's target was made: %v", err)
+	}
+}
+
+// Nothing of a failed Listen stays: the next one gets the lock.
+func TestFailedListenLetsGo(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), os.Mkdir(cfg.Listen, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(cfg); err == nil {
+		t.Fatal("a directory was taken for a socket")
+	}
+	if err := os.Remove(cfg.Listen); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, cfg)
+}
+
+func TestListenConfig(t *testing.T) {
+	t.Parallel()
+	for key, change := range map[string]func(*Config){
+		"listen":        func(c *Config) { c.Listen = "crius.sock" },
+		"listen ":       func(c *Config) { c.Listen = "" },
+		"listen =":      func(c *Config) { c.Listen = "/" + strings.Repeat("x", maxSocketPath) },
+		"socket_mode":   func(c *Config) { c.SocketMode = 0o4660 },
+		"socket_mode ":  func(c *Config) { c.SocketMode = 0 },
+		"socket_mode =": func(c *Config) { c.SocketMode = os.ModeSetuid | 0o660 },
+	} {
+		cfg := listenConfig(t)
+		change(&cfg)
+		if _, err := Listen(cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), strings.TrimRight(key, " =")) {
+			t.Errorf("%s: got %v", key, err)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package server
+
+import (
+	"context"
+	"regexp"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	runtimeName = "crius"
+	// kubeletAPIVersion is the one value of VersionResponse.version that
+	// kubelets accept.
+	kubeletAPIVersion = "0.1.0"
+)
+
+// features is what crius itself does, whatever the handler. The kubelet turns
+// it into node features, so a flag here is a promise to every pod.
+func features() *cri.RuntimeFeatures {
+	return &cri.RuntimeFeatures{
+		SupplementalGroupsPolicy:  true,
+		UserNamespacesHostNetwork: false,
+		MountOptions:              true,
+	}
+}
+
+// nodeAPI is the part of RuntimeService that deals with the node as a whole.
+type nodeAPI struct {
+	engine  Engine
+	info    func() map[string]string
+	version string
+}
+
+func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{
+		Version:           kubeletAPIVersion,
+		RuntimeName:       runtimeName,
+		RuntimeVersion:    s.version,
+		RuntimeApiVersion: apiVersion(ctx),
+	}, nil
+}
+
+func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
+	resp := &cri.StatusResponse{
+		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+			condition(cri.RuntimeReady, "RuntimeNotReady", s.engine.RuntimeReady(ctx)),
+			condition(cri.NetworkReady, "NetworkPluginNotReady", s.engine.NetworkReady(ctx)),
+		}},
+		RuntimeHandlers: s.engine.Handlers(),
+		Features:        features(),
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // what the checks said may be the caller's impatience
+	}
+	if req.GetVerbose() && s.info != nil {
+		resp.Info = validMap(s.info())
+	}
+	return resp, nil
+}
+
+// condition is met unless err says why not; reason is then its CamelCase name.
+func condition(kind, reason string, err error) *cri.RuntimeCondition {
+	if err == nil {
+		return &cri.RuntimeCondition{Type: kind, Status: true}
+	}
+	return &cri.RuntimeCondition{Type: kind, Reason: reason, Message: clip(err.Error())}
+}
+
+func (s *nodeAPI) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {
+	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: s.engine.CgroupDriver()}}, nil
+}
+
+// UpdateRuntimeConfig tells the pod CIDR. CRI has runtimes ignore an empty one.
+func (s *nodeAPI) UpdateRuntimeConfig(_ context.Context, req *cri.UpdateRuntimeConfigRequest) (*cri.UpdateRuntimeConfigResponse, error) {
+	cidr := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
+	if cidr != "" {
+		if err := in("runtime_config.network_config.pod_cidr", checkPodCIDR(cidr)); err != nil {
+			return nil, err
+		}
+		if err := s.engine.SetPodCIDR(cidr); err != nil {
+			return nil, err
+		}
+	}
+	return &cri.UpdateRuntimeConfigResponse{}, nil
+}
+
+// semver makes a build's version, which may be a bare commit or empty, fit for
+// runtime_version: the kubelet does not report a node whose runtime has none.
+func semver(version string) string {
+	const identifiers = `[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*`
+	complete := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-` + identifiers + `)?(\+` + identifiers + `)?$`)
+	if v := strings.TrimPrefix(version, "v"); complete.MatchString(v) {
+		return v
+	}
+	build := regexp.MustCompile(`[^0-9A-Za-z-]+`).ReplaceAllString(version, "-")
+	if build == "" {
+		return "0.0.0"
+	}
+	return "0.0.0+" + build
+}

@@ -1,0 +1,207 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	n := start(t, func(_ *Config, s *Services) {
+		s.Info = func() map[string]string { return map[string]string{"config": "{}", "network": "{\"a\":\"\xff\"}"} }
+	})
+	resp, err := n.runtime.Status(t.Context(), &cri.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &cri.StatusResponse{
+		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+			{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
+		}},
+		RuntimeHandlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "runc"}},
+		Features:        &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
+	}
+	if !proto.Equal(resp, want) {
+		t.Errorf("got %v, want %v", resp, want)
+	}
+
+	resp, err = n.runtime.Status(t.Context(), &cri.StatusRequest{Verbose: true})
+	if err != nil || resp.Info["config"] != "{}" || resp.Info["network"] != "{\"a\":\"\uFFFD\"}" {
+		t.Errorf("info %v, %v", resp.GetInfo(), err)
+	}
+}
+
+// A node that cannot run pods must not take any.
+func TestStatusNotReady(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	n.engine.runtimeErr = fmt.Errorf("handler runc: %w", fault.Unavailable)
+	n.engine.networkErr = fmt.Errorf("no CNI configuration \xff%s: %w", strings.Repeat("x", 1<<20), fault.Unavailable)
+	resp, err := n.runtime.Status(t.Context(), &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := resp.Status.Conditions
+	if got[0].Status || got[0].Reason != "RuntimeNotReady" || got[0].Message != "handler runc: unavailable" {
+		t.Errorf("runtime condition %v", got[0])
+	}
+	if got[1].Status || got[1].Reason != "NetworkPluginNotReady" || !strings.HasPrefix(got[1].Message, "no CNI configuration \uFFFD") || len(got[1].Message) > maxText {
+		t.Errorf("network condition %.200v", got[1])
+	}
+	if len(resp.Info) != 0 {
+		t.Errorf("info %v", resp.Info)
+	}
+}
+
+// A caller that gave up must not be told that the node is not ready.
+func TestStatusOfImpatientCaller(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	api := &nodeAPI{engine: &fakeEngine{runtimeErr: ctx.Err()}}
+	if resp, err := api.Status(ctx, &cri.StatusRequest{}); err != context.Canceled {
+		t.Errorf("got %v, %v", resp, err)
+	}
+}
+
+func TestRuntimeConfig(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	resp, err := n.runtime.RuntimeConfig(t.Context(), &cri.RuntimeConfigRequest{})
+	if err != nil || resp.Linux.CgroupDriver != cri.CgroupDriver_CGROUPFS {
+		t.Errorf("got %v, %v", resp, err)
+	}
+}
+
+func TestSemver(t *testing.T) {
+	t.Parallel()
+	for build, want := range map[string]string{
+		"1.2.3": "1.2.3", "v1.2.3": "1.2.3", "v0.1.0-rc.1+dirty": "0.1.0-rc.1+dirty", "1.2.3-4-gabc1234": "1.2.3-4-gabc1234",
+		"": "0.0.0", "abc1234": "0.0.0+abc1234", "(devel)": "0.0.0+-devel-", "1.2": "0.0.0+1-2", "01.2.3": "0.0.0+01-2-3",
+		"1.2.3-é": "0.0.0+1-2-3--", "1.2.3\n": "0.0.0+1-2-3-",
+	} {
+		if got := semver(build); got != want {
+			t.Errorf("%q became %q, want %q", build, got, want)
+		}
+	}
+}
+
+func TestPodSandboxStatusRPC(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	n.engine.sandboxes = append(n.engine.sandboxes, fullSandboxView())
+	for _, verbose := range []bool{false, true} {
+		resp, err := n.runtime.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: idOf(1), Verbose: verbose})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(resp.Status, sandboxStatus(fullSandboxView())) {
+			t.Errorf("status %v", resp.Status)
+		}
+		if (len(resp.Info) != 0) != verbose {
+			t.Errorf("verbose %v: info %v", verbose, resp.Info)
+		}
+	}
+	_, err := n.runtime.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: idOf(7)})
+	wantCode(t, err, codes.NotFound)
+}
+
+func TestContainerStatusRPC(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	n.engine.containers = append(n.engine.containers, fullContainerView())
+	for _, spec := range []string{"", `{"ociVersion":"1.0.2"}`} {
+		if spec != "" {
+			n.engine.spec = []byte(spec)
+		}
+		for _, verbose := range []bool{false, true} {
+			resp, err := n.runtime.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: idOf(2)[:63], Verbose: verbose})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !proto.Equal(resp.Status, containerStatus(fullContainerView())) {
+				t.Errorf("status %v", resp.Status)
+			}
+			if (len(resp.Info) != 0) != verbose || verbose && !strings.Contains(resp.Info["info"], spec) {
+				t.Errorf("verbose %v: info %v", verbose, resp.Info)
+			}
+		}
+	}
+	_, err := n.runtime.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: idOf(7)})
+	wantCode(t, err, codes.NotFound)
+}
+
+// CRI 1.36: one image has one identifier wherever it is mentioned.
+func TestOneImageIdentifier(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	n.engine.containers = append(n.engine.containers, fullContainerView())
+	ctx := t.Context()
+	pull, err1 := n.image.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "registry.example/web:1"}})
+	image, err2 := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "registry.example/web:1"}})
+	images, err3 := n.image.ListImages(ctx, &cri.ListImagesRequest{})
+	container, err4 := n.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: idOf(2)})
+	containers, err5 := n.runtime.ListContainers(ctx, &cri.ListContainersRequest{})
+	for _, err := range []error{err1, err2, err3, err4, err5} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := []string{
+		pull.ImageRef, image.Image.Id, images.Images[0].Id,
+		container.Status.ImageId, container.Status.ImageRef, containers.Containers[0].ImageId, containers.Containers[0].ImageRef,
+	}
+	if ids[0] != idOf(9) || len(slices.Compact(ids)) != 1 {
+		t.Errorf("identifiers %v", ids)
+	}
+}
+
+func TestImageRPCs(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	ctx := t.Context()
+	for _, c := range []struct {
+		ref  string
+		want int
+	}{{"", 1}, {"registry.example/web:1", 1}, {idOf(9), 1}, {"other", 0}} {
+		resp, err := n.image.ListImages(ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: &cri.ImageSpec{Image: c.ref}}})
+		if err != nil || len(resp.Images) != c.want {
+			t.Errorf("%q: %d images, want %d (%v)", c.ref, len(resp.GetImages()), c.want, err)
+		}
+	}
+	absent, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "other"}, Verbose: true})
+	if err != nil || absent.Image != nil || len(absent.Info) != 0 {
+		t.Errorf("absent image: %v, %v", absent, err)
+	}
+	present, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}, Verbose: true})
+	if err != nil || !proto.Equal(present.Image, toImage(someImage())) || !strings.Contains(present.Info["info"], `"imageSpec"`) {
+		t.Errorf("image: %v, %v", present, err)
+	}
+	info, err := n.image.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
+	if err != nil || len(info.ImageFilesystems) != 1 || len(info.ContainerFilesystems) != 1 {
+		t.Fatalf("file systems: %v, %v", info, err)
+	}
+	wantFilled(t, info)
+	if info.ImageFilesystems[0].FsId.Mountpoint != "/img" || info.ContainerFilesystems[0].FsId.Mountpoint != "/ctr" {
+		t.Errorf("file systems: %v", info)
+	}
+
+	n.images.failing(fmt.Errorf("store: %w", fault.Exhausted))
+	for _, err := range []error{
+		second(n.image.ListImages(ctx, &cri.ListImagesRequest{})),
+		second(n.image.ListImages(ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: &cri.ImageSpec{Image: "web"}}})),
+		second(n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "web"}})),
+		second(n.image.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})),
+	} {
+		wantCode(t, err, codes.ResourceExhausted)
+	}
+}

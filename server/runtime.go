@@ -1,0 +1,38 @@
+package server
+
+import cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+// runtimeService is the RuntimeService put together from small APIs. A method
+// that one of them has hides the unimplemented one, which lies a level deeper.
+type runtimeService struct {
+	unimplementedRuntime
+	*sandboxAPI
+	*containerAPI
+	*nodeAPI
+}
+
+type unimplementedRuntime struct {
+	cri.UnimplementedRuntimeServiceServer
+}
+
+func newRuntimeService(cfg Config, s Services) *runtimeService {
+	return &runtimeService{
+		sandboxAPI:   &sandboxAPI{engine: s.Engine},
+		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
+		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
+	}
+}
+
+// imageService is the ImageService in the same way.
+type imageService struct {
+	unimplementedImages
+	*imageAPI
+}
+
+type unimplementedImages struct {
+	cri.UnimplementedImageServiceServer
+}
+
+func newImageService(s Services) *imageService {
+	return &imageService{imageAPI: &imageAPI{images: s.Images, handlers: s.Engine.Handlers}}
+}

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// sandboxAPI is the part of RuntimeService that deals with pods.
+type sandboxAPI struct {
+	engine Engine
+}
+
+func (s *sandboxAPI) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	if err := checkRunPodSandbox(req); err != nil {
+		return nil, err
+	}
+	id, err := s.engine.RunSandbox(ctx, req.GetRuntimeHandler(), req.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+func (s *sandboxAPI) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	known, err := knownID("pod_sandbox_id", req.GetPodSandboxId())
+	if known {
+		err = s.engine.StopSandbox(ctx, req.GetPodSandboxId())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &cri.StopPodSandboxResponse{}, nil
+}
+
+func (s *sandboxAPI) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
+	known, err := knownID("pod_sandbox_id", req.GetPodSandboxId())
+	if known {
+		err = s.engine.RemoveSandbox(ctx, req.GetPodSandboxId())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &cri.RemovePodSandboxResponse{}, nil
+}
+
+func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
+	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	view, err := s.engine.Sandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &cri.PodSandboxStatusResponse{Status: sandboxStatus(view)}
+	if req.GetVerbose() {
+		resp.Info, err = sandboxInfo(view)
+	}
+	return resp, err
+}
+
+func (s *sandboxAPI) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	items, err := s.list(req.GetFilter())
+	return &cri.ListPodSandboxResponse{Items: items}, err
+}
+
+func (s *sandboxAPI) StreamPodSandboxes(req *cri.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxesResponse]) error {
+	items, err := s.list(req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inChunks(items, func(chunk []*cri.PodSandbox) error {
+		return out.Send(&cri.StreamPodSandboxesResponse{PodSandboxes: chunk})
+	})
+}
+
+func (s *sandboxAPI) list(filter *cri.PodSandboxFilter) ([]*cri.PodSandbox, error) {
+	if err := in("filter", wellFormed(filter)); err != nil {
+		return nil, err
+	}
+	views := matching(s.engine.Sandboxes(), filter, sandboxMatches)
+	return translated(views, fillSandbox), nil
+}

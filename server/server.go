@@ -1,0 +1,89 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// minMessageSize is what a single large pod may need.
+const minMessageSize = 4 << 20
+
+// Services is what the edge stands on.
+type Services struct {
+	Engine Engine
+	Images Images
+	// Info gives JSON documents by name (config, network) for the verbose
+	// Status; nil if there are none.
+	Info func() map[string]string
+	// Version of the program, as its build names it.
+	Version string
+}
+
+// Server answers CRI on a listener.
+type Server struct {
+	grpc *grpc.Server
+}
+
+// New makes a server that is ready for Serve.
+func New(cfg Config, s Services) (*Server, error) {
+	if cfg.MaxMessageSize < minMessageSize {
+		return nil, fmt.Errorf("%w: max_message_size = %d: give at least %d", fault.Invalid, cfg.MaxMessageSize, minMessageSize)
+	}
+	srv := grpc.NewServer(
+		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
+		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
+		grpc.UnaryInterceptor(guardUnary),
+		grpc.StreamInterceptor(guardStream),
+	)
+	registerCRI(srv, newRuntimeService(cfg, s), newImageService(s))
+	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})
+	return &Server{grpc: srv}, nil
+}
+
+// Serve answers on l, which it closes, until Shutdown is complete, and returns
+// nil then. It may be called for several listeners at once.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(l); err != nil {
+		return fmt.Errorf("serve CRI: %w", err)
+	}
+	return nil
+}
+
+// Shutdown takes no more calls and waits for those under way. When ctx ends
+// first, their contexts are cancelled and Shutdown returns ctx's error at once:
+// the work itself outlives its callers, so nothing is lost but answers. A
+// handler that does not heed its context is left behind.
+func (s *Server) Shutdown(ctx context.Context) error {
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-drained:
+		return nil
+	case <-ctx.Done():
+		s.grpc.Stop()
+		return fmt.Errorf("drain CRI calls: %w", ctx.Err())
+	}
+}
+
+// health says that the server serves. It does not offer Watch: such a stream
+// would hold up every Shutdown.
+type health struct {
+	healthpb.UnimplementedHealthServer
+	services map[string]grpc.ServiceInfo
+}
+
+func (h *health) Check(_ context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	if _, ok := h.services[req.GetService()]; !ok && req.GetService() != "" {
+		return nil, fmt.Errorf("%w: service %s", fault.NotFound, brief(req.GetService()))
+	}
+	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
+}
