@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
@@ -153,6 +154,9 @@ func (c *Container) spec(ctx context.Context, image *storage.Image) (*specs.Spec
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.rec.CgroupsPath
 	security := cfg.GetLinux().GetSecurityContext()
+	if err := checkPropagation(cfg.GetMounts()); err != nil {
+		return nil, oci.IO{}, err
+	}
 
 	imageUser := ""
 	if image.Config != nil {
@@ -203,6 +207,27 @@ func (e *Engine) missingSources(mounts []*cri.Mount) []string {
 		}
 	}
 	return dirs
+}
+
+// checkPropagation refuses a mount whose source cannot do what is asked of it:
+// without a shared (or, in one direction, slave) mount underneath, nothing would
+// propagate, and the pod would find out much later.
+func checkPropagation(mounts []*cri.Mount) error {
+	for _, m := range mounts {
+		if m.GetPropagation() == cri.MountPropagation_PROPAGATION_PRIVATE || m.GetHostPath() == "" {
+			continue
+		}
+		source, err := mount.Of(m.GetHostPath())
+		if err != nil {
+			return fmt.Errorf("read mount table: %w", err)
+		}
+		oneWay := m.GetPropagation() == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
+		if !source.Shared && !(oneWay && source.Slave) {
+			return fmt.Errorf("mount of %s wants %s, but %s is a private mount; run mount --make-shared on it: %w",
+				m.GetHostPath(), m.GetPropagation(), source.Point, fault.Invalid)
+		}
+	}
+	return nil
 }
 
 // targetPID is the PID namespace of another container of the same pod.

@@ -1,0 +1,50 @@
+# What can be made here: see `make help`.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+TAGS := containers_image_openpgp,exclude_graphdriver_btrfs
+BIN ?= bin
+
+.PHONY: help
+help: ## Say what can be made.
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: build
+build: ## Build the programs of the product into bin/ (BIN).
+	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
+
+.PHONY: setup
+setup: ## Install what tests and demo need (Debian, as root).
+	@test/setup.sh
+
+.PHONY: test
+test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
+	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 15m -run '$(RUN)' $(or $(PACKAGES),./...)
+
+.PHONY: lint
+lint: ## Complain about form: gofmt, go vet.
+	@unformatted=$$(gofmt -l cmd conmon internal network oci server storage test); \
+	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
+	go vet -tags $(TAGS) ./...
+
+.PHONY: generate
+generate: build ## Write completions, manual pages and the sample configuration anew.
+	$(BIN)/crius generate .
+
+.PHONY: packages
+packages: build ## Build a DEB and an RPM into bin/packages/.
+	contrib/packaging/build.sh $(VERSION) "$$(go env GOARCH)" $(BIN) $(BIN)/packages
+
+.PHONY: packages-test
+packages-test: build ## Build the packages and look into them.
+	@test/setup.sh rpm cpio systemd
+	test/packages.sh $(BIN)
+
+.PHONY: clean
+clean: ## Remove what was built.
+	rm -rf $(BIN) .cache

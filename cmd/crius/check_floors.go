@@ -1,0 +1,87 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/storage"
+)
+
+// checkRuntimes looks for the monitor and runs each handler's binary. Only the
+// default handler has to work: the others wait for pods that name them.
+func checkRuntimes(ctx context.Context, n *node) []finding {
+	c := n.config.Config
+	table, err := oci.NewTable(c.Runtime, c.RunRoot)
+	if err != nil {
+		return []finding{fail("", "%v", err)}
+	}
+	findings := []finding{checkMonitor(table.Monitor())}
+	for _, name := range table.Names() {
+		runtime, err := table.Get(name)
+		if err != nil {
+			findings = append(findings, fail("", "%s: %v", name, err))
+			continue
+		}
+		abilities, err := runtime.Probe(ctx)
+		switch {
+		case err == nil:
+			findings = append(findings, ok("%s: %s, %s", name, abilities.Path, abilities.Version))
+		case name == table.Default():
+			findings = append(findings, fail("", "%s, the default handler: %v", name, err))
+		default:
+			findings = append(findings, warn("", "%s: %v", name, err))
+		}
+	}
+	return findings
+}
+
+func checkMonitor(path string) finding {
+	if _, err := exec.LookPath(path); err != nil {
+		return fail("install crius-conmon or correct runtime.monitor", "the monitor cannot be run: %v", err)
+	}
+	return ok("monitor: %s", path)
+}
+
+// defaultPolicy is where containers-policy.json(5) has the node's policy.
+const defaultPolicy = "/etc/containers/policy.json"
+
+// checkStorage opens the image store, unless a server has it open: opening it
+// also tidies up after a server that died.
+func checkStorage(ctx context.Context, n *node) []finding {
+	c := n.config.Config
+	policy := cmp.Or(c.Image.SignaturePolicy, defaultPolicy)
+	if _, err := os.Stat(policy); err != nil {
+		return []finding{fail("install a policy; the one in crius's contrib directory accepts every image", "without a signature policy no image is pulled: %v", err)}
+	}
+	if answers(ctx, c.API.Listen) {
+		return []finding{ok("in use by the server at %s, whose Status tells more", c.API.Listen)}
+	}
+	store, err := storage.Open(c.Image)
+	if err != nil {
+		return []finding{fail("", "%v", err)}
+	}
+	err = errors.Join(store.Writable(ctx), store.Close())
+	if err != nil {
+		return []finding{fail("", "%v", err)}
+	}
+	return []finding{ok("the image store can be written")}
+}
+
+// checkNetwork asks CNI. A node without a network runs pods in the host's
+// network, among them those that install the network.
+func checkNetwork(ctx context.Context, n *node) []finding {
+	err := network.New(n.config.Config.Network).Ready(ctx)
+	switch {
+	case err == nil:
+		return []finding{ok("CNI is ready")}
+	case errors.Is(err, fault.Unavailable):
+		return []finding{warn("until then only pods in the host's network run", "%v", err)}
+	}
+	return []finding{fail("", "%v", err)}
+}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/cgroup"
+)
+
+// host is where the files of the node are found: / but in tests.
+type host struct{ root string }
+
+// read returns the content of a file without its final newline, "" if there is
+// none.
+func (h host) read(path string) string {
+	data, err := os.ReadFile(filepath.Join(h.root, path))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(string(data), "\n")
+}
+
+func (h host) exists(path string) bool {
+	_, err := os.Stat(filepath.Join(h.root, path))
+	return err == nil
+}
+
+// checkConfiguration: the configuration has been loaded, so it is valid. It
+// names programs that run as root: nobody else may write it.
+func checkConfiguration(_ context.Context, n *node) []finding {
+	findings := []finding{}
+	for _, file := range n.config.Files {
+		info, err := os.Stat(file)
+		switch {
+		case err != nil:
+			findings = append(findings, warn("", "%v", err))
+		case info.Mode().Perm()&0o022 != 0:
+			findings = append(findings, warn("chmod go-w "+file, "%s can be written by others than its owner", file))
+		default:
+			findings = append(findings, ok("%s", file))
+		}
+	}
+	if len(findings) == 0 {
+		return []finding{ok("no configuration files: the defaults are in force")}
+	}
+	return findings
+}
+
+// checkPrivileges reads the capabilities in effect.
+func checkPrivileges(_ context.Context, n *node) []finding {
+	if os.Geteuid() != 0 {
+		return []finding{fail("run as root", "the user id is %d", os.Geteuid())}
+	}
+	var effective uint64
+	for line := range strings.Lines(n.host.read("proc/self/status")) {
+		if hex, found := strings.CutPrefix(line, "CapEff:"); found {
+			effective, _ = strconv.ParseUint(strings.TrimSpace(hex), 16, 64) // unreadable: none
+		}
+	}
+	var findings []finding
+	for _, c := range []struct {
+		bit  int
+		name string
+	}{
+		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_CHOWN, "CAP_CHOWN"},
+		{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"}, {unix.CAP_KILL, "CAP_KILL"}, {unix.CAP_MKNOD, "CAP_MKNOD"},
+		{unix.CAP_SETUID, "CAP_SETUID"}, {unix.CAP_SETGID, "CAP_SETGID"}, {unix.CAP_SYS_CHROOT, "CAP_SYS_CHROOT"},
+	} {
+		if effective&(1<<c.bit) == 0 {
+			findings = append(findings, fail("run crius outside of a restricted container", "%s is missing", c.name))
+		}
+	}
+	if effective&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+		findings = append(findings, warn("", "CAP_SYS_RESOURCE is missing: containers cannot be protected better from the OOM killer than crius itself"))
+	}
+	if findings == nil {
+		return []finding{ok("root with all capabilities that are needed")}
+	}
+	return findings
+}
+
+// checkKernel asks the kernel for each feature, not for its version.
+func checkKernel(_ context.Context, n *node) []finding {
+	var findings []finding
+	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err != nil {
+		findings = append(findings, fail("use Linux 5.3 or later", "no pidfds: %v", err))
+	} else {
+		unix.Close(fd)
+	}
+	if fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC); err != nil {
+		findings = append(findings, fail("modprobe overlay; use Linux 5.2 or later", "no overlay file system: %v", err))
+	} else {
+		unix.Close(fd)
+	}
+	for _, ns := range []string{"net", "ipc", "uts", "pid", "mnt", "cgroup", "user"} {
+		switch {
+		case n.host.exists("proc/self/ns/" + ns):
+		case ns == "cgroup" || ns == "user":
+			findings = append(findings, warn("use a kernel with namespaces", "no %s namespaces: pods that ask for one fail", ns))
+		default:
+			findings = append(findings, fail("use a kernel with namespaces", "no %s namespaces", ns))
+		}
+	}
+	if n.host.read("proc/sys/user/max_user_namespaces") == "0" {
+		findings = append(findings, warn("sysctl -w user.max_user_namespaces=15000", "user namespaces are switched off: pods with hostUsers: false fail"))
+	}
+	if !n.host.exists("proc/sys/kernel/seccomp") {
+		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "no seccomp filters: containers that ask for one fail"))
+	}
+	if n.host.read("proc/sys/net/ipv4/ip_forward") == "0" {
+		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach beyond this node"))
+	}
+	if findings == nil {
+		return []finding{ok("Linux %s", n.host.read("proc/sys/kernel/osrelease"))}
+	}
+	return findings
+}
+
+// checkCgroups compares the layout with what the driver and the runtimes want.
+func checkCgroups(_ context.Context, n *node) []finding {
+	var findings []finding
+	if n.config.Config.Runtime.CgroupDriver == "systemd" && !n.host.exists("run/systemd/system") {
+		findings = append(findings, fail(`set runtime.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet's configuration`,
+			"runtime.cgroup_driver is systemd, and systemd does not run here"))
+	}
+	mode := cgroup.Detect()
+	if mode == cgroup.None {
+		return append(findings, fail("mount cgroup2 at /sys/fs/cgroup", "no cgroup file system is mounted"))
+	}
+	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
+		if !slices.Contains(controllers(n.host, mode), controller) {
+			findings = append(findings, warn("switch the controller on: see the kernel's command line for cgroup_disable", "no %s controller: such limits of containers are refused", controller))
+		}
+	}
+	if mode == cgroup.Hybrid && n.host.read("sys/fs/cgroup/unified/cgroup.controllers") != "" {
+		findings = append(findings, warn("mkdir -p /sys/fs/cgroup/hugetlb && mount -t cgroup -o hugetlb cgroup /sys/fs/cgroup/hugetlb",
+			"the v2 hierarchy beside v1 still has controllers (%s): crun before 1.9 refuses that", n.host.read("sys/fs/cgroup/unified/cgroup.controllers")))
+	}
+	if mode != cgroup.V2 {
+		findings = append(findings, warn("boot with systemd.unified_cgroup_hierarchy=1 when nothing here needs v1 any more",
+			"cgroup v1: recent kubelets refuse it unless failCgroupV1 is false"))
+	}
+	if findings == nil {
+		return []finding{ok("cgroup v2 with the %s driver", n.config.Config.Runtime.CgroupDriver)}
+	}
+	return findings
+}
+
+// controllers are those that can limit something on this node.
+func controllers(h host, mode cgroup.Mode) []string {
+	if mode == cgroup.V2 {
+		return strings.Fields(h.read("sys/fs/cgroup/cgroup.controllers"))
+	}
+	var mounted []string
+	for line := range strings.Lines(h.read("proc/self/cgroup")) { // 4:memory:/
+		if fields := strings.SplitN(line, ":", 3); len(fields) == 3 {
+			mounted = append(mounted, strings.Split(fields[1], ",")...)
+		}
+	}
+	return mounted
+}
+
+// checkLimits reads the limits that the server will run under if it is started
+// from here.
+func checkLimits(_ context.Context, _ *node) []finding {
+	const enough = 65536
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return []finding{warn("", "limit of open files: %v", err)}
+	}
+	if files.Max < enough {
+		return []finding{warn("start crius with its systemd unit, or after ulimit -Hn 1048576", "at most %d open files: a few hundred pods use them up", files.Max)}
+	}
+	return []finding{ok("%d open files", files.Max)}
+}
+
+// checkDirectories looks at the directories of state, or at the parent in which
+// crius will make them.
+func checkDirectories(_ context.Context, n *node) []finding {
+	c := n.config.Config
+	var findings []finding
+	for _, d := range []struct{ key, path string }{
+		{"root", c.Root}, {"run_root", c.RunRoot}, {"pod.namespaces_dir", c.Pod.NamespacesDir},
+	} {
+		findings = append(findings, checkDirectory(d.key, d.path))
+	}
+	return findings
+}
+
+func checkDirectory(key, path string) finding {
+	existing, info, err := nearestExisting(path)
+	switch {
+	case err != nil:
+		return fail("correct "+key, "%s: %v", key, err)
+	case !info.IsDir():
+		return fail("move it away or correct "+key, "%s: %s is no directory", key, existing)
+	}
+	if err := unix.Access(existing, unix.W_OK); err != nil {
+		return fail("remount it read-write or correct "+key, "%s: %s cannot be written: %v", key, existing, err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing, &st); err != nil {
+		return fail("", "%s: %s: %v", key, existing, err)
+	}
+	// statfs counts free blocks of file systems without blocks (procfs) as 0.
+	if free := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && free < 64<<20 {
+		return warn("make room", "%s: %d MiB are free at %s", key, free>>20, existing)
+	}
+	if existing != path {
+		return ok("%s: %s will be made", key, path)
+	}
+	return ok("%s: %s", key, path)
+}
+
+// nearestExisting is path or the deepest directory above it that exists.
+func nearestExisting(path string) (string, fs.FileInfo, error) {
+	for {
+		info, err := os.Stat(path)
+		if !errors.Is(err, fs.ErrNotExist) || path == "/" {
+			return path, info, err
+		}
+		path = filepath.Dir(path)
+	}
+}
+
+// checkSocket finds out who has the CRI socket.
+func checkSocket(ctx context.Context, n *node) []finding {
+	path := n.config.Config.API.Listen
+	parent := checkDirectory("api.listen", filepath.Dir(path))
+	if parent.Status != statusOK {
+		return []finding{parent}
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []finding{ok("%s is free", path)}
+	case err != nil:
+		return []finding{fail("correct api.listen", "%v", err)}
+	case info.Mode().Type() != fs.ModeSocket:
+		return []finding{fail("move it away or correct api.listen", "%s is there and no socket", path)}
+	}
+	if answers(ctx, path) {
+		return []finding{ok("%s: a server answers", path)}
+	}
+	return []finding{ok("%s: left by a server that is gone, will be replaced", path)}
+}
+
+// answers says whether somebody serves the unix socket at path.
+func answers(ctx context.Context, path string) bool {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}

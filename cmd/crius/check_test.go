@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/config"
+)
+
+// testNode is a node whose host is an empty directory but for the given files,
+// and whose configuration has paths in another.
+func testNode(t *testing.T, toml string, files map[string]string) *node {
+	t.Helper()
+	root := t.TempDir()
+	for path, text := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loaded, err := config.Load(config.Sources{File: write(t, "crius.toml", toml)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &node{config: loaded, host: host{root}}
+}
+
+// find returns the first finding whose text contains a word.
+func find(t *testing.T, findings []finding, word string) finding {
+	t.Helper()
+	for _, f := range findings {
+		if strings.Contains(f.Text, word) {
+			return f
+		}
+	}
+	t.Errorf("nothing is said about %q in %+v", word, findings)
+	return finding{}
+}
+
+func want(t *testing.T, findings []finding, word string, s status) {
+	t.Helper()
+	if f := find(t, findings, word); f.Status != s {
+		t.Errorf("%q is %q, want %q", f.Text, f.Status, s)
+	}
+}
+
+func TestCheckConfiguration(t *testing.T) {
+	ctx := context.Background()
+	n := testNode(t, "", nil)
+	want(t, checkConfiguration(ctx, n), n.config.Files[0], statusOK)
+	if err := os.Chmod(n.config.Files[0], 0o620); err != nil {
+		t.Fatal(err)
+	}
+	f := find(t, checkConfiguration(ctx, n), "written by others")
+	if f.Status != statusWarn || f.Do != "chmod go-w "+n.config.Files[0] {
+		t.Errorf("a file that the group may write: %+v", f)
+	}
+	n.config.Files = nil
+	want(t, checkConfiguration(ctx, n), "defaults", statusOK)
+}
+
+func TestCheckPrivileges(t *testing.T) {
+	for effective, c := range map[string]struct {
+		word string
+		want status
+	}{
+		"000001ffffffffff": {"all capabilities", statusOK},
+		"000001fffeffffff": {"CAP_SYS_RESOURCE", statusWarn},
+		"000001ffffdfffff": {"CAP_SYS_ADMIN", statusFail},
+		"0000000000000000": {"CAP_NET_ADMIN", statusFail},
+	} {
+		n := testNode(t, "", map[string]string{"proc/self/status": "Name:\tcrius\nCapPrm:\t0\nCapEff:\t" + effective + "\nCapBnd:\t0\n"})
+		want(t, checkPrivileges(context.Background(), n), c.word, c.want)
+	}
+}
+
+func TestCheckKernel(t *testing.T) {
+	n := testNode(t, "", map[string]string{
+		"proc/self/ns/net": "", "proc/self/ns/ipc": "", "proc/self/ns/mnt": "", "proc/self/ns/uts": "",
+		"proc/sys/user/max_user_namespaces": "0\n",
+		"proc/sys/net/ipv4/ip_forward":      "0\n",
+	})
+	findings := checkKernel(context.Background(), n)
+	want(t, findings, "no pid namespaces", statusFail)
+	want(t, findings, "no user namespaces", statusWarn)
+	want(t, findings, "switched off", statusWarn)
+	want(t, findings, "IPv4 forwarding", statusWarn)
+	want(t, findings, "seccomp", statusWarn)
+	for _, f := range findings {
+		if strings.Contains(f.Text, "pidfds") || strings.Contains(f.Text, "overlay") {
+			t.Errorf("this kernel: %+v", f)
+		}
+	}
+}
+
+func TestCheckCgroups(t *testing.T) {
+	ctx := context.Background()
+	systemd, cgroupfs := "runtime.cgroup_driver = 'systemd'", "runtime.cgroup_driver = 'cgroupfs'"
+	want(t, checkCgroups(ctx, testNode(t, systemd, nil)), "systemd does not run", statusFail)
+	for what, n := range map[string]*node{
+		"systemd runs": testNode(t, systemd, map[string]string{"run/systemd/system/x": ""}),
+		"cgroupfs":     testNode(t, cgroupfs, nil),
+	} {
+		for _, f := range checkCgroups(ctx, n) {
+			if f.Status == statusFail {
+				t.Errorf("%s: %+v", what, f)
+			}
+		}
+	}
+}
+
+func TestControllers(t *testing.T) {
+	h := testNode(t, "", map[string]string{
+		"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io\n",
+		"proc/self/cgroup":                 "4:memory:/\n3:cpu,cpuacct:/x:y\n1:name=systemd:/\n0::/\n",
+	}).host
+	for mode, want := range map[cgroup.Mode]string{
+		cgroup.V2: "cpuset cpu io", cgroup.V1: "memory cpu cpuacct name=systemd ", cgroup.Hybrid: "memory cpu cpuacct name=systemd ",
+	} {
+		if got := strings.Join(controllers(h, mode), " "); got != want {
+			t.Errorf("layout %d: %q, want %q", mode, got, want)
+		}
+	}
+}
+
+func TestCheckDirectory(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, "file", "")
+	for path, c := range map[string]struct {
+		word string
+		want status
+	}{
+		dir:                          {dir, statusOK},
+		filepath.Join(dir, "a/b"):    {"will be made", statusOK},
+		file:                         {"no directory", statusFail},
+		filepath.Join(file, "a"):     {"not a directory", statusFail},
+		"/proc/sys/crius":            {"cannot be written", statusFail},
+		"/proc/self/mem/nonexisting": {"not a directory", statusFail},
+	} {
+		want(t, []finding{checkDirectory("key", path)}, c.word, c.want)
+	}
+}
+
+func TestCheckSocket(t *testing.T) {
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "s")
+	n := testNode(t, "api.listen = '"+path+"'", nil)
+	want(t, checkSocket(ctx, n), "is free", statusOK)
+
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkSocket(ctx, n), "a server answers", statusOK)
+	want(t, checkStorage(ctx, testNode(t, "api.listen = '"+path+"'\nimage.signature_policy = '"+write(t, "policy.json", "{}")+"'", nil)), "in use", statusOK)
+
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	want(t, checkSocket(ctx, n), "left by a server", statusOK)
+
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkSocket(ctx, n), "no socket", statusFail)
+}
+
+func TestCheckRuntimes(t *testing.T) {
+	monitor := write(t, "crius-conmon", "#!/bin/sh\n")
+	runtime := write(t, "runtime", "#!/bin/sh\necho runtime version 9.8.7\n")
+	for _, path := range []string{monitor, runtime} {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	toml := "[runtime]\ncgroup_driver = 'cgroupfs'\nmonitor = '" + monitor + "'\ndefault_handler = 'good'\n" +
+		"[runtime.handlers.good]\npath = '" + runtime + "'\n[runtime.handlers.gone]\npath = '/nonexistent/runtime'\n"
+	findings := checkRuntimes(context.Background(), testNode(t, toml, nil))
+	want(t, findings, "monitor: "+monitor, statusOK)
+	want(t, findings, "good: "+runtime, statusOK)
+	want(t, findings, "gone: ", statusWarn)
+
+	toml = strings.Replace(toml, "default_handler = 'good'", "default_handler = 'gone'", 1)
+	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "gone, the default handler", statusFail)
+
+	if err := os.Remove(monitor); err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "monitor cannot be run", statusFail)
+}
+
+func TestCheckStorageWantsAPolicy(t *testing.T) {
+	n := testNode(t, "image.signature_policy = '/nonexistent/policy.json'", nil)
+	want(t, checkStorage(context.Background(), n), "signature policy", statusFail)
+}
+
+func TestCheckNetworkWithoutCNI(t *testing.T) {
+	n := testNode(t, "network.conf_dir = '"+t.TempDir()+"'", nil)
+	want(t, checkNetwork(context.Background(), n), "", statusWarn)
+}
+
+func TestChecksAreBoundedAndNamed(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range checks() {
+		if c.name == "" || c.run == nil || seen[c.name] {
+			t.Errorf("check %q", c.name)
+		}
+		seen[c.name] = true
+	}
+	findings := runChecks(context.Background(), []check{{"bound", func(ctx context.Context, _ *node) []finding {
+		deadline, bounded := ctx.Deadline()
+		if !bounded || time.Until(deadline) > checkTimeout {
+			return []finding{fail("", "unbounded")}
+		}
+		return []finding{ok("bounded")}
+	}}}, nil)
+	if len(findings) != 1 || findings[0] != (finding{Check: "bound", Status: statusOK, Text: "bounded"}) {
+		t.Errorf("findings are %+v", findings)
+	}
+}
+
+func TestCheckCommand(t *testing.T) {
+	config := write(t, "crius.toml", "image.signature_policy = '/nonexistent/policy.json'")
+	code, text, errs := crius(t, "--config", config, "check")
+	if code != 1 || !strings.HasPrefix(errs, "crius: this node is not ready: ") {
+		t.Errorf("exit code %d, error %q", code, errs)
+	}
+	code, document, _ := crius(t, "--config", config, "check", "-o", "json")
+	var findings []finding
+	if err := json.Unmarshal([]byte(document), &findings); err != nil || code != 1 {
+		t.Fatalf("exit code %d, %v in %s", code, err, document)
+	}
+	if !strings.Contains(text, "FAIL  storage        without a signature policy") || find(t, findings, "signature policy").Check != "storage" {
+		t.Errorf("table:\n%s\nJSON:\n%s", text, document)
+	}
+}
+
+func TestFindingsForPeople(t *testing.T) {
+	var out strings.Builder
+	writeFindings(&out, []finding{
+		{"runtimes", statusOK, "runc", ""},
+		{"runtimes", statusWarn, "evil \x1b[2J", "rm \x07"},
+		{"network", statusFail, "none", ""},
+	})
+	wanted := "ok    runtimes       runc\n" +
+		"warn                 evil \\x1b[2J\n" +
+		"                     -> rm \\a\n" +
+		"FAIL  network        none\n"
+	if out.String() != wanted {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), wanted)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	bad := fail("", "x")
+	for want, findings := range map[string][]finding{
+		"<nil>": {ok("x"), warn("", "x")},
+		"this node is not ready: 1 finding above says FAIL": {ok("x"), bad},
+		"this node is not ready: 2 findings above say FAIL": {bad, bad},
+	} {
+		if got := fmt.Sprint(verdict(findings)); got != want {
+			t.Errorf("verdict is %q, want %q", got, want)
+		}
+	}
+}

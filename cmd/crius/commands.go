@@ -1,0 +1,179 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/logx"
+)
+
+// program is what the subcommands share: where the configuration comes from.
+type program struct {
+	file, dir string
+	flags     *config.Flags
+}
+
+// newRoot is the command line of crius.
+func newRoot() *cobra.Command {
+	p := &program{}
+	root := &cobra.Command{
+		Use:   "crius",
+		Short: "Container runtime for Kubernetes nodes",
+		Long: "crius serves the Container Runtime Interface (CRI) on a unix socket and runs containers with OCI runtimes " +
+			"such as runc and crun. Without a command it serves.\n\n" +
+			"Stopping the server leaves all containers running. The next one finds them as they are by then.",
+		Args: usage(func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fmt.Errorf("unknown command %q%s", args[0], suggestion(cmd, args[0]))
+		}),
+		RunE:                       p.serve,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&p.file, "config", config.DefaultFile, "configuration file; must exist if it is named")
+	flags.StringVar(&p.dir, "config-dir", "", "directory of drop-ins; must exist if it is named (default: the configuration file's name with .d)")
+	p.flags = config.AddFlags(flags)
+	for name, values := range p.flags.Choices() {
+		complete(root, name, values)
+	}
+	root.SetUsageTemplate(usageTemplate)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(p.serveCommand(), p.configCommand(), p.checkCommand(), versionCommand(), completionCommand(), generateCommand())
+	return root
+}
+
+// usageTemplate is cobra's without what crius does not have. The options of the
+// configuration, which all commands take, are listed by the program alone.
+const usageTemplate = `Usage:
+  {{.UseLine}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} [command]
+
+Commands:{{range .Commands}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
+
+Flags:
+{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{if .HasAvailableInheritedFlags}}
+
+All flags of crius --help are taken as well.{{end}}
+`
+
+// load reads the configuration that the command line asks for.
+func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
+	s := config.Sources{
+		File:      p.file,
+		FileNamed: cmd.Flags().Changed("config"),
+		Dir:       p.dir,
+		DirNamed:  cmd.Flags().Changed("config-dir"),
+		Flags:     p.flags,
+	}
+	if !s.DirNamed {
+		s.Dir = p.file + ".d"
+	}
+	return config.Load(s)
+}
+
+func (p *program) serveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve",
+		Short: "Serve CRI; what crius does without a command",
+		Long: "Serve CRI until SIGTERM or SIGINT: then requests under way are finished and containers are left running. " +
+			"A second signal ends the server at once, which does containers no harm either.",
+		Args: usage(cobra.NoArgs),
+		RunE: p.serve,
+	}
+}
+
+func (p *program) serve(cmd *cobra.Command, _ []string) error {
+	loaded, err := p.load(cmd)
+	if err != nil {
+		return err
+	}
+	level, err := logx.Level(loaded.Config.LogLevel)
+	if err != nil {
+		return err
+	}
+	logger, err := logx.New(cmd.ErrOrStderr(), loaded.Config.LogFormat, level)
+	if err != nil {
+		return err
+	}
+	slog.SetDefault(logger)
+	return serve(cmd.Context(), loaded.Config)
+}
+
+func (p *program) configCommand() *cobra.Command {
+	var template bool
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Print the configuration in force and where each value comes from",
+		Long: "Print the configuration that crius would serve with: defaults, configuration file, drop-ins and flags laid over each other, " +
+			"with the origin of each value beside it. The output is a configuration file itself.",
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if template {
+				return config.WriteTemplate(cmd.OutOrStdout())
+			}
+			loaded, err := p.load(cmd)
+			if err != nil {
+				return err
+			}
+			return loaded.Write(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&template, "default", false, "print a commented configuration file with all keys and their defaults instead")
+	return cmd
+}
+
+// completions are the shells for which cobra can write a completion script.
+var completions = map[string]func(*cobra.Command, io.Writer) error{
+	"bash": func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
+	"zsh":  (*cobra.Command).GenZshCompletion,
+	"fish": func(root *cobra.Command, w io.Writer) error { return root.GenFishCompletion(w, true) },
+}
+
+func completionCommand() *cobra.Command {
+	names := []string{"bash", "zsh", "fish"}
+	return &cobra.Command{
+		Use:       "completion " + strings.Join(names, "|"),
+		Short:     "Print the completion script for a shell",
+		Long:      "Print the script that completes commands, flags and their values. The packages install it; by hand: source <(crius completion bash).",
+		ValidArgs: names,
+		Args:      usage(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return completions[args[0]](cmd.Root(), cmd.OutOrStdout())
+		},
+	}
+}
+
+// usage makes what a command says about its arguments a usageError.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+func suggestion(cmd *cobra.Command, name string) string {
+	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		return fmt.Sprintf("; did you mean %s?", near[0])
+	}
+	return ""
+}
+
+func complete(cmd *cobra.Command, flag string, values []string) {
+	// The only error is a flag that does not exist or is completed already.
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err)
+	}
+}

@@ -1,0 +1,86 @@
+// Command crius is a container runtime for Kubernetes nodes: it serves CRI on a
+// unix socket and runs containers with OCI runtimes such as runc and crun.
+//
+// This package is the wiring: it reads the command line and the configuration,
+// builds the floors below from top to bottom and stops them again. Its other
+// subcommands look at a node and print, and change nothing.
+//
+// Exit codes: 0 done, 1 something failed, 2 the command line makes no sense.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/storage"
+)
+
+func main() {
+	if storage.Init() { // started again by containers/storage, not by a person
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is the program without its process: it returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	report(stderr, err)
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, new(usageError)):
+		return 2
+	}
+	return 1
+}
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// report writes an error as one line, or one line for each that was joined.
+func report(w io.Writer, err error) {
+	hint := ""
+	if errors.As(err, new(usageError)) {
+		hint = " (see crius --help)"
+	}
+	for _, text := range lines(err) {
+		fmt.Fprintf(w, "crius: %s%s\n", printable(text), hint)
+	}
+}
+
+// lines takes joined errors apart again. Other errors that wrap several have a
+// text of their own, which is not the parts on a line each.
+func lines(err error) []string {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []string{err.Error()}
+	}
+	var texts, all []string
+	for _, part := range joined.Unwrap() {
+		texts = append(texts, part.Error())
+		all = append(all, lines(part)...)
+	}
+	if err.Error() != strings.Join(texts, "\n") {
+		return []string{err.Error()}
+	}
+	return all
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// crius runs the program and returns its exit code and output. Unless the
+// arguments name a configuration file, an empty one is used.
+func crius(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	if !strings.Contains(strings.Join(args, " "), "--config") {
+		args = append([]string{"--config", write(t, "crius.toml", "")}, args...)
+	}
+	var out, errs strings.Builder
+	code = run(context.Background(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// write makes a file in a directory of its own.
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExitCodesAndErrors(t *testing.T) {
+	bad := write(t, "bad.toml", "lisen = 1\nroot = 2\n")
+	for _, c := range []struct {
+		args []string
+		code int
+		errs string
+	}{
+		{[]string{"config"}, 0, ""},
+		{[]string{"config", "--default"}, 0, ""},
+		{[]string{"version"}, 0, ""},
+		{[]string{"--help"}, 0, ""},
+		{[]string{"completion", "bash"}, 0, ""},
+		{[]string{"frobnicate"}, 2, "crius: unknown command \"frobnicate\" (see crius --help)\n"},
+		{[]string{"chekc"}, 2, "crius: unknown command \"chekc\"; did you mean check? (see crius --help)\n"},
+		{[]string{"a\n\x1b[2J"}, 2, `crius: unknown command "a\n\x1b[2J" (see crius --help)` + "\n"},
+		{[]string{"--frobnicate"}, 2, "crius: unknown flag: --frobnicate (see crius --help)\n"},
+		{[]string{"config", "now"}, 2, "crius: unknown command \"now\" for \"crius config\" (see crius --help)\n"},
+		{[]string{"completion", "tcsh"}, 2, "crius: invalid argument \"tcsh\" for \"crius completion\" (see crius --help)\n"},
+		{[]string{"completion"}, 2, "crius: accepts 1 arg(s), received 0 (see crius --help)\n"},
+		{[]string{"version", "-o", "xml"}, 2, "crius: invalid argument \"xml\" for \"-o, --output\" flag: want text or json (see crius --help)\n"},
+		{[]string{"--network-timeout", "5"}, 2, "crius: invalid argument \"5\" for \"--network-timeout\" flag: want a duration such as \"5m\" or \"1m30s\", got \"5\" (see crius --help)\n"},
+		{[]string{"--config", "/nonexistent", "config"}, 1, "crius: read configuration: open /nonexistent: no such file or directory\n"},
+		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
+		{[]string{"--config", bad, "serve"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
+		{[]string{"--log-level=loud"}, 1, "crius: --log-level: log_level: want one of debug, info, warn, error, got \"loud\"\n"},
+		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: want another directory than root: a reboot empties the one and must not touch the other\n"},
+	} {
+		code, _, errs := crius(t, c.args...)
+		if code != c.code || errs != c.errs {
+			t.Errorf("crius %q: exit code %d, error %q, want %d and %q", c.args, code, errs, c.code, c.errs)
+		}
+	}
+}
+
+func TestDropInsStandBesideTheFile(t *testing.T) {
+	file := write(t, "node.toml", "")
+	other := t.TempDir()
+	if err := os.Mkdir(file+".d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{
+		filepath.Join(file+".d", "10.toml"): "root = '/beside'",
+		filepath.Join(other, "10.toml"):     "root = '/other'",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for want, args := range map[string][]string{
+		`root = "/beside" # drop-in ` + file: {"--config", file, "config"},
+		`root = "/other" # drop-in ` + other: {"--config", file, "--config-dir", other, "config"},
+		`root = "/flag" # flag --root`:       {"config", "--config", file, "--root", "/flag"},
+	} {
+		if _, out, errs := crius(t, args...); !strings.HasPrefix(out, want) {
+			t.Errorf("crius %q prints %q and %q, want %q", args, out, errs, want)
+		}
+	}
+	if code, _, errs := crius(t, "--config", file, "--config-dir", other+"x", "config"); code != 1 {
+		t.Errorf("a drop-in directory that was named and does not exist: exit code %d, %q", code, errs)
+	}
+}
+
+func TestConfigPrintsAConfiguration(t *testing.T) {
+	_, inForce, _ := crius(t, "--network-default-network=pods", "config")
+	_, again, errs := crius(t, "--config", write(t, "crius.toml", inForce), "config")
+	if !strings.Contains(again, `default_network = "pods" # file `) {
+		t.Errorf("what `crius config` prints cannot be read: %s%s", again, errs)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	_, text, _ := crius(t, "version")
+	_, document, _ := crius(t, "version", "-o", "json")
+	var info versionInfo
+	if err := json.Unmarshal([]byte(document), &info); err != nil {
+		t.Fatal(err)
+	}
+	if info.Crius == "" || info.Go == "" || info.CRI[0] != "v1" {
+		t.Errorf("version is %+v", info)
+	}
+	for _, want := range []string{info.Crius, info.Go, "v1, v1alpha2"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %q", want, text)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, c := range []struct {
+		words []string
+		want  string
+	}{
+		{[]string{""}, "check\tCheck whether"},
+		{[]string{"--runtime-cgroup-driver", ""}, "systemd\ncgroupfs\n"},
+		{[]string{"check", "--output", ""}, "text\njson\n"},
+		{[]string{"completion", ""}, "bash\nzsh\nfish\n"},
+		{[]string{"config", "--api-l"}, "--api-listen\tunix socket"},
+	} {
+		_, out, _ := crius(t, append([]string{"__complete"}, c.words...)...)
+		if !strings.Contains(out, c.want) {
+			t.Errorf("completion of %q is %q, want %q", c.words, out, c.want)
+		}
+		if strings.Contains(out, "generate") {
+			t.Errorf("completion of %q offers a hidden command", c.words)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	a, b, c := errors.New("a"), errors.New("b\nb"), errors.New("c")
+	for what, x := range map[string]struct {
+		err  error
+		want string
+	}{
+		"none":          {nil, ""},
+		"one":           {a, "crius: a\n"},
+		"joined":        {errors.Join(a, errors.Join(b, c)), "crius: a\ncrius: b\\nb\ncrius: c\n"},
+		"several wraps": {fmt.Errorf("x: %w: %w", a, fault.Invalid), "crius: x: a: invalid argument\n"},
+		"usage":         {usageError{a}, "crius: a (see crius --help)\n"},
+	} {
+		var out strings.Builder
+		report(&out, x.err)
+		if out.String() != x.want {
+			t.Errorf("%s: %q, want %q", what, out.String(), x.want)
+		}
+	}
+}
+
+// TestCVE_2021_25743 keeps escape sequences away from terminals.
+func TestCVE_2021_25743(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                          "",
+		"plain \"text\" \\ ünïcode": "plain \"text\" \\ ünïcode",
+		"\x1b]0;title\a":            `\x1b]0;title\a`,
+		"line\r\nline\ttab":         `line\r\nline\ttab`,
+		"\u009b31m":                 `\u009b31m`,
+		"\u202eback":                `\u202eback`,
+		"bad \xff\xfe utf-8 \ufffd": `bad \xff\xfe utf-8 ` + "\ufffd",
+		"\u2028":                    `\u2028`,
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q is printed as %q, want %q", text, got, want)
+		}
+	}
+}
+
+// brokenWriter is a standard output that was closed.
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	for _, args := range [][]string{{"config", "--default"}, {"config"}, {"version", "-o", "json"}, {"completion", "zsh"}} {
+		var errs strings.Builder
+		args = append([]string{"--config", write(t, "crius.toml", "")}, args...)
+		if code := run(context.Background(), args, brokenWriter{}, &errs); code != 1 || !strings.Contains(errs.String(), "closed pipe") {
+			t.Errorf("crius %q: exit code %d, error %q", args, code, errs.String())
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/crius-run/crius/internal/config"
+)
+
+// page is a manual page in the man(7) macros.
+type page struct{ b strings.Builder }
+
+func newPage(name, section, summary string) *page {
+	p := &page{}
+	// No date: the page changes when its text does.
+	fmt.Fprintf(&p.b, ".\\\" Written by `make generate`.\n.TH %s %s \"\" crius \"crius manual\"\n", strings.ToUpper(name), section)
+	p.section("NAME")
+	p.b.WriteString(roff(name) + ` \- ` + roff(summary) + "\n")
+	return p
+}
+
+func (p *page) section(title string) {
+	fmt.Fprintf(&p.b, ".SH \"%s\"\n", roff(title))
+}
+
+// text writes paragraphs, which are separated by empty lines.
+func (p *page) text(text string) {
+	for _, paragraph := range strings.Split(text, "\n\n") {
+		fmt.Fprintf(&p.b, ".PP\n%s\n", roff(paragraph))
+	}
+}
+
+// item writes a term in bold, what follows it on its line, and its explanation.
+func (p *page) item(term, rest, explanation string) {
+	fmt.Fprintf(&p.b, ".TP\n\\fB%s\\fR%s\n%s\n", roff(term), roff(rest), roff(explanation))
+}
+
+func (p *page) writeTo(w io.Writer) error {
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+// roff escapes text so that troff shows it letter by letter.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`, "`", `\(ga`, `'`, `\(aq`, `^`, `\(ha`, `~`, `\(ti`).Replace(text)
+	if strings.HasPrefix(text, ".") {
+		text = `\&` + text
+	}
+	return text
+}
+
+// writeProgramPage writes crius(8).
+func writeProgramPage(w io.Writer, root *cobra.Command) error {
+	p := newPage("crius", "8", root.Short)
+	p.section("SYNOPSIS")
+	p.item("crius", " [options] [command]", "")
+	p.section("DESCRIPTION")
+	p.text(root.Long)
+	p.section("COMMANDS")
+	for _, c := range root.Commands() {
+		if c.Hidden || c.Name() == "help" {
+			continue
+		}
+		about := c.Long
+		if about == "" {
+			about = c.Short + "."
+		}
+		p.item(c.Use, "", about)
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" {
+				fmt.Fprintf(&p.b, ".RS\n")
+				p.flag(f)
+				fmt.Fprintf(&p.b, ".RE\n")
+			}
+		})
+	}
+	p.section("OPTIONS")
+	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag wins over all files. " +
+		"The flag of a list stands for one item: repeat it for several, give it empty for none.")
+	root.PersistentFlags().VisitAll(p.flag)
+	p.section("SIGNALS")
+	p.item("SIGTERM, SIGINT", "", "Finish the requests under way and exit; containers keep running. The second one exits at once.")
+	p.section("EXIT STATUS")
+	p.item("0", "", "Done.")
+	p.item("1", "", "Something failed; standard error says what, a line for each problem.")
+	p.item("2", "", "The command line makes no sense.")
+	p.section("FILES")
+	p.item(config.DefaultFile, "", "The configuration, see crius.toml(5).")
+	p.item(config.DefaultFile+".d/*.toml", "", "Drop-ins, laid over it in the order of their names.")
+	p.section("SEE ALSO")
+	p.text("crius.toml(5), crictl(1), runc(8), crun(1), containers-registries.conf(5), containers-policy.json(5)")
+	return p.writeTo(w)
+}
+
+// flag writes a flag with its value's type, its help and its default.
+func (p *page) flag(f *pflag.Flag) {
+	term, rest, about := "--"+f.Name, "", f.Usage+"."
+	if f.Shorthand != "" {
+		term = "-" + f.Shorthand + ", " + term
+	}
+	if kind := f.Value.Type(); kind == "bool" || kind == "boolean" {
+		about += " Off unless it is given."
+	} else {
+		rest = " " + kind
+		if f.DefValue != "" {
+			about += " Default: " + f.DefValue + "."
+		}
+	}
+	p.item(term, rest, about)
+}
+
+// writeConfigPage writes crius.toml(5).
+func writeConfigPage(w io.Writer) error {
+	p := newPage("crius.toml", "5", "Configuration of crius")
+	p.section("DESCRIPTION")
+	p.text("crius reads " + config.DefaultFile + ", then the files *.toml of " + config.DefaultFile + ".d in the order of their names, then its command line flags. " +
+		"Later wins. Tables merge key by key, also those of a runtime handler; a list replaces the list from before. Every file may be missing.\n\n" +
+		"The files are TOML. A key that crius does not know is an error, and so is a value of another type: the server does not start, and says which file, line and key is wrong. " +
+		"Durations are strings such as \"1m30s\", permission bits octal numbers such as 0o660.\n\n" +
+		"crius config prints the configuration in force and where each value comes from; crius config --default prints a commented file to start from.")
+	for _, s := range config.Schema() {
+		if s.Path == "" {
+			p.section("TOP LEVEL")
+		} else {
+			p.section("[" + s.Path + "]")
+			p.text(strings.TrimSuffix(s.Help, ".") + ".")
+		}
+		for _, k := range s.Keys {
+			p.item(k.Name(), " = "+k.TOML(), k.Help+".")
+		}
+	}
+	p.section("SEE ALSO")
+	p.text("crius(8), containers-storage.conf(5), containers-registries.conf(5), containers-policy.json(5)")
+	return p.writeTo(w)
+}

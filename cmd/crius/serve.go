@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/storage"
+)
+
+// drainTime is how long a stopping server waits for calls under way, and then
+// again for their work. What takes longer is picked up from the records by the
+// next server.
+const drainTime = 20 * time.Second
+
+// orphanPeriod is how long a dead orphan waits to be reaped.
+const orphanPeriod = 10 * time.Second
+
+// serve runs the node until ctx ends: it builds the floors from the bottom up,
+// makes right what an earlier server left, and answers CRI. The containers
+// never notice its end.
+func serve(ctx context.Context, cfg config.Config) (err error) {
+	manager := findManager()
+	store, err := storage.Open(cfg.Image)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, store.Close)
+	runtimes, err := oci.NewTable(cfg.Runtime, cfg.RunRoot)
+	if err != nil {
+		return err
+	}
+	cni := network.New(cfg.Network)
+	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
+	cfg.Pod.PauseProgram = runtimes.Monitor()
+	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes})
+	if err != nil {
+		return err
+	}
+	defer closing(&err, func() error { return bounded(engine.Close) })
+
+	reaping, err := reapOrphans()
+	if err != nil {
+		return err
+	}
+	defer reaping()
+	if err := engine.Recover(ctx); err != nil {
+		return fmt.Errorf("recover: %w", err)
+	}
+	return answer(ctx, cfg.API, manager, server.Services{
+		Engine:  engine,
+		Images:  store,
+		Version: currentVersion().Crius,
+		Info:    func() map[string]string { return statusInfo(cfg, cni) },
+	})
+}
+
+// answer serves CRI until ctx ends, then drains.
+func answer(ctx context.Context, cfg server.Config, manager manager, services server.Services) error {
+	srv, err := server.New(cfg, services)
+	if err != nil {
+		return err
+	}
+	listener, err := server.Listen(cfg)
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(listener) }()
+	slog.InfoContext(ctx, "crius serves CRI", "version", services.Version, "socket", cfg.Listen)
+	manager.notify("READY=1")
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	manager.notify("STOPPING=1")
+	slog.Info("crius stops, containers run on")
+	err = bounded(srv.Shutdown)
+	return errors.Join(err, <-served)
+}
+
+// statusInfo is what a verbose Status tells beyond the conditions.
+func statusInfo(cfg config.Config, cni *network.Network) map[string]string {
+	info := make(map[string]string)
+	for name, part := range map[string]any{"config": cfg, "network": cni.Info()} {
+		text, err := json.Marshal(part)
+		if err != nil {
+			slog.Error("status cannot tell about a part of the node", "part", name, "err", err)
+			continue
+		}
+		info[name] = string(text)
+	}
+	return info
+}
+
+func bounded(end func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	return end(ctx)
+}
+
+// closing joins the error of a deferred close to the function's.
+func closing(err *error, end func() error) { *err = errors.Join(*err, end()) }
+
+// reapOrphans makes this process the one that orphaned exec processes come to.
+func reapOrphans() (stop func(), err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	reaper, err := oci.NewReaper()
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reaper.Run(ctx, orphanPeriod, died)
+	}()
+	return func() {
+		cancel()
+		<-done
+		signal.Stop(died)
+	}, nil
+}
+
+// manager is the socket of the service manager that wants to know how the
+// service is (sd_notify(3)); empty: nobody asks.
+type manager string
+
+// findManager takes the socket out of the environment: to runtimes and plugins,
+// which inherit the rest, it would be an invitation to speak for the server.
+func findManager() manager {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	_ = os.Unsetenv("NOTIFY_SOCKET")
+	if abstract, ok := strings.CutPrefix(socket, "@"); ok {
+		return manager("\x00" + abstract)
+	}
+	return manager(socket)
+}
+
+// notify tells the manager. That it does not listen is its own loss.
+func (m manager) notify(state string) {
+	if m == "" {
+		return
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: string(m), Net: "unixgram"})
+	if err == nil {
+		_, err = conn.Write([]byte(state))
+		err = errors.Join(err, conn.Close())
+	}
+	if err != nil {
+		slog.Warn("service manager cannot be told", "state", state, "err", err)
+	}
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
+
+// versionInfo is what `crius version` prints.
+type versionInfo struct {
+	Crius   string            `json:"crius"`
+	Commit  string            `json:"commit,omitempty"`
+	Go      string            `json:"go"`
+	CRI     []string          `json:"cri"`
+	Modules map[string]string `json:"modules,omitempty"`
+}
+
+// currentVersion asks the build: the linker's word, else the module's.
+func currentVersion() versionInfo {
+	info := versionInfo{
+		Crius:   version,
+		Go:      fmt.Sprintf("%s %s/%s", runtime.Version(), runtime.GOOS, runtime.GOARCH),
+		CRI:     []string{"v1", "v1alpha2"},
+		Modules: map[string]string{},
+	}
+	build, ok := debug.ReadBuildInfo()
+	if !ok {
+		return info
+	}
+	if info.Crius == "" {
+		info.Crius = build.Main.Version
+	}
+	for _, s := range build.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			info.Commit = s.Value + info.Commit
+		case s.Key == "vcs.modified" && s.Value == "true":
+			info.Commit += " (modified)"
+		}
+	}
+	for _, m := range build.Deps {
+		if slices.Contains(tellingModules, m.Path) {
+			info.Modules[m.Path] = m.Version
+		}
+	}
+	return info
+}
+
+// tellingModules are those whose version explains behaviour that users see.
+var tellingModules = []string{
+	"k8s.io/cri-api",
+	"google.golang.org/grpc",
+	"go.podman.io/image/v5",
+	"go.podman.io/storage",
+	"github.com/containernetworking/cni",
+	"github.com/opencontainers/runtime-spec",
+}
+
+func versionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of crius and of what it is built with",
+		Args:  usage(cobra.NoArgs),
+	}
+	format := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		info := currentVersion()
+		return format.print(cmd.OutOrStdout(), info, info.text)
+	}
+	return cmd
+}
+
+func (v versionInfo) text(w io.Writer) {
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%-39s%s\n", name, value)
+		}
+	}
+	row("crius", v.Crius)
+	row("commit", v.Commit)
+	row("go", v.Go)
+	row("CRI", strings.Join(v.CRI, ", "))
+	for _, module := range tellingModules {
+		row(module, v.Modules[module])
+	}
+}

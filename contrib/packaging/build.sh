@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Packs the programs of BINDIR as DEB and RPM into OUTDIR.
+#
+#   contrib/packaging/build.sh VERSION GOARCH BINDIR OUTDIR
+#
+# VERSION is what `git describe` says. The same inputs and SOURCE_DATE_EPOCH give
+# the same packages, byte by byte. Needs dpkg-deb (dpkg), rpmbuild (rpm) and go,
+# which knows the licences of what is linked.
+set -euo pipefail
+
+[ $# -eq 4 ] || { sed -n '2,/^$/s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$4"
+version=$1 goarch=$2 bindir=$(realpath "$3") outdir=$(realpath "$4")
+cd "$(dirname "$0")/../.."
+here=contrib/packaging
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
+export SOURCE_DATE_EPOCH
+umask 022
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+for tool in dpkg-deb rpmbuild go; do
+	command -v $tool >/dev/null || { echo "build.sh: $tool is missing: on Debian, test/setup.sh rpm installs the first two" >&2; exit 1; }
+done
+
+# package_version turns v0.2.0-rc.1-3-gabc1234-dirty into
+# 0.2.0~rc.1+3.gabc1234.dirty, which sorts as meant in both formats.
+package_version() {
+	case $1 in
+	v[0-9]*) echo "${1#v}" ;;
+	*) echo "0.0.0-0-g$1" ;; # no tag yet
+	esac | sed -E 's/-dirty$/.dirty/; s/-([0-9]+)-g([0-9a-f]+)/+\1.g\2/; s/-/~/g'
+}
+
+# licences prints those of all modules linked into the programs.
+licences() {
+	GOFLAGS=-tags=containers_image_openpgp,exclude_graphdriver_btrfs CGO_ENABLED=0 GOARCH=$goarch \
+		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/... |
+		sort -u | while read -r module at dir; do
+		find "$dir" -maxdepth 1 -type f \( -iname 'licen[cs]e*' -o -iname 'notice*' -o -iname 'copying*' \) | sort |
+			while read -r file; do
+				printf '======== %s %s: %s\n\n' "$module" "$at" "$(basename "$file")"
+				cat "$file"
+				printf '\n'
+			done
+	done
+}
+
+# stage ROOT ZSH DOC lays out the files that both formats have.
+stage() {
+	local root=$1 zsh=$2 doc=$1/usr/share/doc/crius page
+	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-conmon"
+	install -D -m 644 -t "$root/usr/lib/systemd/system" contrib/systemd/crius.service
+	install -D -m 644 contrib/tmpfiles.d/crius.conf "$root/usr/lib/tmpfiles.d/crius.conf"
+	install -D -m 644 -t "$root/etc/crius" contrib/crius.toml
+	install -d -m 755 "$root/etc/crius/crius.toml.d"
+	install -D -m 644 completions/crius.bash "$root/usr/share/bash-completion/completions/crius"
+	install -D -m 644 completions/_crius "$root/$zsh/_crius"
+	install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" completions/crius.fish
+	for page in docs/man/*.[1-8]; do
+		install -D -m 644 -t "$root/usr/share/man/man${page##*.}" "$page"
+		gzip -9n "$root/usr/share/man/man${page##*.}/${page##*/}"
+	done
+	install -D -m 644 -t "$doc" README.md
+	install -D -m 644 -t "$doc/examples" contrib/crictl.yaml contrib/policy.json contrib/registries.conf
+	install -D -m 644 contrib/sysctl.d/99-crius.conf "$doc/examples/sysctl.conf"
+	install -D -m 644 contrib/modules-load.d/crius.conf "$doc/examples/modules-load.conf"
+	if [ -d contrib/cni ]; then
+		install -D -m 644 -t "$doc/examples/cni" contrib/cni/*
+	fi
+}
+
+# age gives all files the time of the source.
+age() { find "$1" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +; }
+
+deb() {
+	local root=$work/deb arch script
+	case $goarch in
+	arm) arch=armhf ;;
+	ppc64le) arch=ppc64el ;;
+	*) arch=$goarch ;;
+	esac
+	stage "$root" usr/share/zsh/vendor-completions
+	install -D -m 644 -t "$root/usr/share/doc/crius" $here/deb/copyright
+	gzip -9nc "$work/licences" >"$root/usr/share/doc/crius/third-party-licences.gz"
+	install -d "$root/DEBIAN"
+	install -m 644 $here/deb/conffiles "$root/DEBIAN"
+	for script in postinst prerm postrm; do
+		install -m 755 $here/deb/$script "$root/DEBIAN"
+	done
+	(cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+	sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" \
+		-e "s/@SIZE@/$(find "$root" -type f -printf '%s\n' | awk '{ n += int($1 / 1024) + 1 } END { print n }')/" $here/deb/control >"$root/DEBIAN/control"
+	age "$root"
+	dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$outdir/crius_${version}_$arch.deb"
+}
+
+rpm() {
+	local root=$work/rpm arch
+	case $goarch in
+	amd64) arch=x86_64 ;;
+	arm64) arch=aarch64 ;;
+	arm) arch=armv7hl ;;
+	*) arch=$goarch ;;
+	esac
+	stage "$root" usr/share/zsh/site-functions
+	install -D -m 644 -t "$root/usr/share/licenses/crius" LICENSE
+	gzip -9nc "$work/licences" >"$root/usr/share/licenses/crius/third-party-licences.gz"
+	age "$root"
+	rpmbuild --quiet -bb --target "$arch-linux" \
+		--define "_topdir $work/rpmbuild" --define "_rpmdir $outdir" --define "_rpmfilename %%{name}-%%{version}-%%{release}.%%{arch}.rpm" \
+		--define "crius_version $version" --define "crius_stage $root" \
+		--define "_buildhost localhost" --define "use_source_date_epoch_as_buildtime 1" --define "clamp_mtime_to_source_date_epoch 1" \
+		--define "_binary_payload w6.xzdio" --define "_sysconfdir /etc" --define "_defaultlicensedir /usr/share/licenses" \
+		$here/rpm/crius.spec
+	echo "rpmbuild: $(ls "$outdir"/crius-"$version"-*."$arch".rpm)"
+}
+
+version=$(package_version "$version")
+licences >"$work/licences"
+deb
+rpm

@@ -1,0 +1,129 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Sources says where a configuration comes from. The zero value means the
+// defaults alone.
+type Sources struct {
+	File string // configuration file; empty: none
+	Dir  string // directory of drop-ins (*.toml); empty: none
+
+	// A file or directory that somebody named must exist; one that is only
+	// looked for need not.
+	FileNamed, DirNamed bool
+
+	Flags *Flags // nil: none
+}
+
+// Loaded is a configuration in force.
+type Loaded struct {
+	Config Config
+	Files  []string          // what was read, in the order in which it applies
+	origin map[string]origin // by key; absent: the default
+}
+
+// origin is where a value comes from.
+type origin struct {
+	kind  string // file, drop-in or flag
+	place string // FILE:LINE or --flag
+}
+
+// Origin says where the value of a key comes from: "default", a file with its
+// line, or a flag.
+func (l *Loaded) Origin(path string) string {
+	if from, ok := l.origin[path]; ok {
+		return from.kind + " " + from.place
+	}
+	return "default"
+}
+
+// Problem is one thing wrong with a configuration. It is a fault.Invalid.
+type Problem struct {
+	Where string // file and line, or flag; empty: nowhere in particular
+	Key   string // empty for an error of TOML's syntax
+	Text  string // what is wrong and what to do
+
+	line int
+}
+
+func (p *Problem) Error() string {
+	parts := slices.DeleteFunc([]string{p.Where, p.Key, p.Text}, func(s string) bool { return s == "" })
+	return strings.Join(parts, ": ")
+}
+
+// Unwrap classifies every problem.
+func (*Problem) Unwrap() error { return fault.Invalid }
+
+// Load reads and validates a configuration. The error joins all problems found.
+func Load(s Sources) (*Loaded, error) {
+	files, err := s.files()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loaded{Config: Default(), origin: map[string]origin{}}
+	var problems []error
+	for _, file := range files {
+		l.Files = append(l.Files, file.path)
+		problems = append(problems, l.merge(file)...)
+	}
+	if s.Flags != nil {
+		s.Flags.apply(l)
+	}
+	l.Config.spread()
+	problems = append(problems, l.validate()...)
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// file is a TOML document and what it is called in messages.
+type file struct {
+	kind, path string
+	data       string
+}
+
+// files reads the configuration file and its drop-ins, in the order in which
+// they apply.
+func (s Sources) files() ([]file, error) {
+	var all []file
+	if s.File != "" {
+		data, err := os.ReadFile(s.File)
+		switch {
+		case err == nil:
+			all = append(all, file{"file", s.File, string(data)})
+		case s.FileNamed || !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+	}
+	if s.Dir == "" {
+		return all, nil
+	}
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil && (s.DirNamed || !errors.Is(err, fs.ErrNotExist)) {
+		return nil, fmt.Errorf("read drop-ins: %w", err)
+	}
+	for _, entry := range entries { // sorted by ReadDir
+		name := entry.Name()
+		if entry.IsDir() || strings.HasPrefix(name, ".") || filepath.Ext(name) != ".toml" {
+			continue
+		}
+		path := filepath.Join(s.Dir, name)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read drop-in: %w", err)
+		}
+		all = append(all, file{"drop-in", path, string(data)})
+	}
+	return all, nil
+}

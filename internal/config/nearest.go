@@ -1,0 +1,56 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// hint names the key that was probably meant by name in the table at path: a
+// key of that table, or else one of a like name elsewhere.
+func hint(path, name string, siblings []string) string {
+	best, bestDistance := "", len(name)
+	consider := func(candidate, last string, detour int) {
+		d := distance(name, last)
+		if strings.HasPrefix(name, last+"_") {
+			d = 1 // listen_address for listen
+		}
+		if d <= max(1, len(name)/3) && d+detour < bestDistance {
+			best, bestDistance = candidate, d+detour
+		}
+	}
+	for _, sibling := range siblings {
+		consider(join(path, sibling), sibling, 0)
+	}
+	for _, section := range Schema() {
+		for _, key := range section.Keys {
+			consider(key.Path, key.Name(), 1)
+		}
+	}
+	if best == "" {
+		return "; `crius config --default` lists all keys"
+	}
+	return fmt.Sprintf("; did you mean %s?", best)
+}
+
+// distance is Levenshtein's: how many letters to add, drop or change. Dashes
+// and capitals are none of them.
+func distance(a, b string) int {
+	a = strings.ToLower(strings.ReplaceAll(a, "-", "_"))
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

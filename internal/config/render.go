@@ -1,0 +1,74 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+const templateHead = `# Configuration of crius, see crius.toml(5).
+#
+# Every key is shown with its default and means the same when it is left out.
+# Files in crius.toml.d/ beside this one are read afterwards, in the order of
+# their names, and command line flags last. See what is in force, and where it
+# comes from, with "crius config".
+`
+
+// WriteTemplate writes a configuration file that says nothing and names
+// everything: each key as a comment, with its help and its default.
+//
+// The values are comments so that a copy of the file does not freeze today's
+// defaults on a node that is upgraded tomorrow.
+func WriteTemplate(w io.Writer) error {
+	c := Default()
+	var b strings.Builder
+	b.WriteString(templateHead)
+	for _, s := range sections(&c) {
+		if s.Path != "" {
+			fmt.Fprintf(&b, "\n%s[%s]\n", comment(s.Help), s.Path)
+		}
+		for _, k := range s.Keys {
+			fmt.Fprintf(&b, "\n%s#%s = %s\n", comment(k.Help), k.Name(), k.TOML())
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Write writes the configuration in force as a configuration file, with the
+// origin of every value beside it.
+func (l *Loaded) Write(w io.Writer) error {
+	var b strings.Builder
+	for i, s := range sections(&l.Config) {
+		if i > 0 {
+			fmt.Fprintf(&b, "\n[%s]\n", s.Path)
+		}
+		for _, k := range s.Keys {
+			fmt.Fprintf(&b, "%s = %s # %s\n", k.Name(), k.TOML(), strings.Trim(quote(l.Origin(k.Path)), `"`))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// comment writes a text as lines of at most 79 columns that begin with "# ".
+func comment(text string) string {
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		switch {
+		case column == 0:
+			b.WriteString("#")
+			column = 1
+		case column+1+len(word) > 79:
+			b.WriteString("\n#")
+			column = 1
+		}
+		b.WriteString(" " + word)
+		column += 1 + len(word)
+	}
+	if column > 0 {
+		b.WriteString("\n")
+	}
+	return b.String()
+}

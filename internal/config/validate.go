@@ -1,0 +1,143 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
+const maxSocketPath = 107
+
+// choices are the values of keys that allow only some.
+func choices(model string) []string {
+	switch model {
+	case "log_level":
+		return []string{"debug", "info", "warn", "error"}
+	case "log_format":
+		return []string{"text", "json"}
+	case "runtime.cgroup_driver":
+		return []string{"systemd", "cgroupfs"}
+	case "network.primary_ip":
+		return []string{"ipv4", "ipv6", "cni"}
+	case "runtime.handlers.NAME.type":
+		return []string{"oci"}
+	}
+	return nil
+}
+
+// wanted says what a key's value must be, beyond its type; empty: nothing.
+func wanted(model string) string {
+	switch model {
+	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs":
+		return anAbsolutePath
+	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
+		"image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
+		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir":
+		return anAbsolutePathOrNone
+	case "runtime.handlers.NAME.path":
+		return aProgram
+	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
+		"network.timeout", "runtime.handlers.NAME.create_timeout":
+		return aboveZero
+	}
+	return ""
+}
+
+// What wanted answers, in the words of the error.
+const (
+	anAbsolutePath       = "an absolute path"
+	anAbsolutePathOrNone = "an absolute path or an empty string"
+	aProgram             = "an absolute path or a bare name to search in PATH"
+	aboveZero            = "more than 0"
+)
+
+// validator collects what is wrong with the values of a configuration.
+type validator struct {
+	origin   map[string]origin
+	problems []error
+}
+
+// validate checks what the type of an option cannot say.
+func (l *Loaded) validate() []error {
+	v := &validator{origin: l.origin}
+	for _, s := range sections(&l.Config) {
+		for _, k := range s.Keys {
+			v.key(k)
+		}
+	}
+	v.together(&l.Config)
+	return v.problems
+}
+
+// key checks one value by itself.
+func (v *validator) key(k Key) {
+	number := int64(1)
+	var texts []string
+	switch value := k.value.Interface().(type) {
+	case time.Duration:
+		number = int64(value)
+	case int64:
+		number = value
+	case int:
+		number = int64(value)
+	case string:
+		texts = []string{value}
+	case []string:
+		texts = value
+		v.require(!slices.Contains(value, ""), k.Path, "an item of the list is empty: remove it")
+	}
+	v.require(number >= 0, k.Path, "want 0 or more, got %s", k.TOML())
+	v.require(number > 0 || wanted(k.model) != aboveZero, k.Path, "want %s, got %s", wanted(k.model), k.TOML())
+	for _, text := range texts {
+		v.text(k, text)
+	}
+}
+
+func (v *validator) text(k Key, text string) {
+	if allowed := choices(k.model); allowed != nil {
+		v.require(slices.Contains(allowed, text), k.Path, "want one of %s, got %s", strings.Join(allowed, ", "), quote(text))
+	}
+	ok := true
+	switch wanted(k.model) {
+	case anAbsolutePath:
+		ok = filepath.IsAbs(text)
+	case anAbsolutePathOrNone:
+		ok = text == "" || filepath.IsAbs(text)
+	case aProgram:
+		ok = filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
+	}
+	v.require(ok, k.Path, "want %s, got %s", wanted(k.model), quote(text))
+	v.require(!strings.ContainsRune(text, 0), k.Path, "want text without NUL bytes, got %s", quote(text))
+}
+
+// together checks values that depend on each other, and names.
+func (v *validator) together(c *Config) {
+	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
+		"want another directory than root: a reboot empties the one and must not touch the other")
+	v.require(len(c.API.Listen) <= maxSocketPath, "api.listen",
+		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
+	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
+
+	// A RuntimeClass handler is a DNS label (RFC 1123).
+	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	handlers := names(reflect.ValueOf(c.Runtime.Handlers))
+	for _, name := range handlers {
+		v.require(label.MatchString(name), join("runtime.handlers", name),
+			"no RuntimeClass can name this handler: want lower case letters, digits and dashes, at most 63")
+	}
+	name := c.Runtime.DefaultHandler
+	v.require(slices.Contains(handlers, name), "runtime.default_handler",
+		"there is no handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
+}
+
+// require notes a problem with a key unless its condition holds.
+func (v *validator) require(ok bool, key, message string, args ...any) {
+	if !ok {
+		v.problems = append(v.problems, &Problem{Where: v.origin[key].place, Key: key, Text: fmt.Sprintf(message, args...)})
+	}
+}

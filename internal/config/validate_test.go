@@ -1,0 +1,97 @@
+package config
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestValidate(t *testing.T) {
+	socket := func(length int) string { return "/" + strings.Repeat("s", length-1) }
+	for _, c := range []struct{ text, want string }{
+		{"", ""},
+		{"root = ''", `root: want an absolute path, got ""`},
+		{"run_root = '/var/lib/crius/'", "run_root: want another directory than root"},
+		{"log_level = 'trace'", `log_level: want one of debug, info, warn, error, got "trace"`},
+		{"log_format = 'xml'", "log_format: want one of text, json"},
+		{"api.listen = '" + socket(107) + "'", ""},
+		{"api.listen = '" + socket(108) + "'", "api.listen: the path has 108 bytes"},
+		{"api.listen = 'unix:///run/crius.sock'", "api.listen: want an absolute path"},
+		{"api.listen = \"/run/\\u0000\"", "api.listen: want text without NUL bytes"},
+		{"api.max_message_size = 0", "api.max_message_size: want more than 0, got 0"},
+		{"pod.namespaces_dir = 'run'", "pod.namespaces_dir: want an absolute path"},
+		{"pod.pids_limit = -1", "pod.pids_limit: want 0 or more, got -1"},
+		{"pod.shm_size = 0", "pod.shm_size: want more than 0, got 0"},
+		{"pod.seccomp_profile = 'x.json'", "pod.seccomp_profile: want an absolute path"},
+		{"pod.default_env = ['A=1', '']", "pod.default_env: an item of the list is empty"},
+		{"image.pull_timeout = '-1s'", "image.pull_timeout: want 0 or more, got \"-1s\""},
+		{"image.parallel_layers = 0", "image.parallel_layers: want more than 0, got 0"},
+		{"image.pull_timeout = '0'", ""},
+		{"image.root = 'x'", "image.root: want an absolute path"},
+		{"image.run_root = 'x'", "image.run_root: want an absolute path"},
+		{"image.registries_conf = 'x'", "image.registries_conf: want an absolute path"},
+		{"image.signature_policy = 'x'", "image.signature_policy: want an absolute path"},
+		{"image.auth_file = 'x'", "image.auth_file: want an absolute path"},
+		{"image.temporary_dir = 'x'", "image.temporary_dir: want an absolute path"},
+		{"network.conf_dir = 'x'", "network.conf_dir: want an absolute path"},
+		{"network.plugin_dirs = ['/x', 'y']", `network.plugin_dirs: want an absolute path, got "y"`},
+		{"network.plugin_dirs = []", "network.plugin_dirs: want at least one directory"},
+		{"network.timeout = '0s'", `network.timeout: want more than 0, got "0s"`},
+		{"runtime.monitor = 'crius-conmon'", "runtime.monitor: want an absolute path"},
+		{"runtime.cgroup_driver = ''", "runtime.cgroup_driver: want one of systemd, cgroupfs"},
+		{"runtime.default_handler = 'crun'", ""},
+		{"runtime.default_handler = 'x'", `runtime.default_handler: there is no handler "x"`},
+		{"[runtime.handlers.x]", ""},
+		{"[runtime.handlers.x]\npath = '/opt/x'", ""},
+		{"[runtime.handlers.x]\npath = 'opt/x'", "runtime.handlers.x.path: want an absolute path or a bare name"},
+		{"[runtime.handlers.x]\npath = ''", "runtime.handlers.x.path: want an absolute path or a bare name"},
+		{"[runtime.handlers.x]\nroot = 'x'", "runtime.handlers.x.root: want an absolute path"},
+		{"[runtime.handlers.x]\ncreate_timeout = '0s'", `runtime.handlers.x.create_timeout: want more than 0, got "0s"`},
+		{"[runtime.handlers.x]\ntype = 'vm'", "runtime.handlers.x.type: want one of oci"},
+		{"[runtime.handlers.Big]", "runtime.handlers.Big: no RuntimeClass can name this handler"},
+		{"[runtime.handlers.'a b']", `runtime.handlers."a b": no RuntimeClass can name this handler`},
+		{"[runtime.handlers.'']", `runtime.handlers."": no RuntimeClass can name this handler`},
+		{"[runtime.handlers." + strings.Repeat("x", 64) + "]", "no RuntimeClass can name this handler"},
+	} {
+		n := newNode(t)
+		n.write(n.file, c.text)
+		_, err := n.load()
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%q: %v", c.text, err)
+		case c.want != "" && err == nil:
+			t.Errorf("%q is accepted, want %q", c.text, c.want)
+		case c.want != "" && !strings.Contains(err.Error(), c.want):
+			t.Errorf("%q: %q, want %q", c.text, err, c.want)
+		}
+	}
+}
+
+// TestRulesNameKeys finds rules that guard a key which its room has renamed.
+func TestRulesNameKeys(t *testing.T) {
+	guarded := map[string]bool{}
+	for _, s := range Schema() {
+		for _, k := range s.Keys {
+			equal(t, "model of "+k.Path, k.model, k.Path)
+			if wanted(k.Path) != "" || choices(k.Path) != nil {
+				guarded[k.Path] = true
+			}
+		}
+	}
+	source, err := os.ReadFile("validate.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := string(source[strings.Index(string(source), "func choices"):strings.Index(string(source), "// What wanted answers")])
+	for _, line := range strings.Split(rules, "\n") {
+		if !strings.HasPrefix(line, "\tcase ") && !strings.HasPrefix(line, "\t\t\"") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`"([a-zA-Z_.]+)"`).FindAllStringSubmatch(line, -1) {
+			if !guarded[m[1]] {
+				t.Errorf("a rule names %s, which is no key", m[1])
+			}
+		}
+	}
+}

@@ -1,0 +1,92 @@
+// Package logx chooses the handler behind log/slog and lets a context carry
+// attributes, so that whoever logs deep in a call names the pod and the
+// container that it is about without being told them.
+//
+// Everybody logs through slog itself (slog.InfoContext and its siblings); only
+// the program's entry and the places that learn an identity know this package.
+package logx
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Level translates the name of a level in the configuration.
+func Level(name string) (slog.Level, error) {
+	switch name {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("log level %q: %w: want debug, info, warn or error", name, fault.Invalid)
+}
+
+// New returns a logger that writes records of at least that level to w, in the
+// format "text" or "json". A *slog.LevelVar lets the level change later.
+func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "text":
+		return slog.New(handler{slog.NewTextHandler(w, options)}), nil
+	case "json":
+		return slog.New(handler{slog.NewJSONHandler(w, options)}), nil
+	}
+	return nil, fmt.Errorf("log format %q: %w: want text or json", format, fault.Invalid)
+}
+
+type attrsKey struct{}
+
+// With returns a context whose log records carry the attributes, given as to
+// slog.Logger.With. One of the same key that the context already carries is
+// replaced.
+func With(ctx context.Context, args ...any) context.Context {
+	var r slog.Record
+	r.Add(args...)
+	attrs := slices.Clone(attrsOf(ctx))
+	r.Attrs(func(a slog.Attr) bool {
+		attrs = slices.DeleteFunc(attrs, func(old slog.Attr) bool { return old.Key == a.Key })
+		attrs = append(attrs, a)
+		return true
+	})
+	return context.WithValue(ctx, attrsKey{}, attrs)
+}
+
+func attrsOf(ctx context.Context) []slog.Attr {
+	attrs, _ := ctx.Value(attrsKey{}).([]slog.Attr)
+	return attrs
+}
+
+// handler adds the attributes of the context to each record.
+type handler struct{ slog.Handler }
+
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	attrs := attrsOf(ctx)
+	if len(attrs) == 0 {
+		return h.Handler.Handle(ctx, r)
+	}
+	said := map[string]bool{}
+	r.Attrs(func(a slog.Attr) bool { said[a.Key] = true; return true })
+	r = r.Clone()
+	for _, a := range attrs {
+		if !said[a.Key] { // whoever logs knows better
+			r.AddAttrs(a)
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return handler{h.Handler.WithAttrs(attrs)}
+}
+
+func (h handler) WithGroup(name string) slog.Handler { return handler{h.Handler.WithGroup(name)} }

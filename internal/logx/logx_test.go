@@ -1,0 +1,89 @@
+package logx
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// logger writes into the returned buffer, without the time of day.
+func logger(t *testing.T, format string, level slog.Leveler) (*slog.Logger, *strings.Builder) {
+	t.Helper()
+	var b strings.Builder
+	l, err := New(&b, format, level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, &b
+}
+
+// line is the one line in b, from the message on.
+func line(t *testing.T, b *strings.Builder) string {
+	t.Helper()
+	text := b.String()
+	if strings.Count(text, "\n") != 1 {
+		t.Fatalf("want one line, got %q", text)
+	}
+	return strings.TrimSuffix(text[strings.Index(text, "msg"):], "\n")
+}
+
+func TestContextAttributes(t *testing.T) {
+	bg := context.Background()
+	pod := With(bg, "pod", "p1")
+	for what, c := range map[string]struct {
+		ctx  context.Context
+		args []any
+		want string
+	}{
+		"none":                   {bg, nil, `msg=hello`},
+		"pairs":                  {With(bg, "pod", "p1", "pid", 7), nil, `msg=hello pod=p1 pid=7`},
+		"attributes":             {With(bg, slog.Int("pid", 7)), nil, `msg=hello pid=7`},
+		"inherited":              {With(pod, "container", "c1"), nil, `msg=hello pod=p1 container=c1`},
+		"replaced":               {With(pod, "pod", "p2"), nil, `msg=hello pod=p2`},
+		"parent is left alone":   {pod, nil, `msg=hello pod=p1`},
+		"own ones come first":    {pod, []any{"err", "no"}, `msg=hello err=no pod=p1`},
+		"own ones win":           {pod, []any{"pod", "p3"}, `msg=hello pod=p3`},
+		"hostile text is quoted": {With(bg, "name", "a\nlevel=ERROR \x1b[2J"), nil, `msg=hello name="a\nlevel=ERROR \x1b[2J"`},
+	} {
+		l, b := logger(t, "text", slog.LevelInfo)
+		l.InfoContext(c.ctx, "hello", c.args...)
+		if got := line(t, b); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+	}
+}
+
+func TestContextSurvivesWith(t *testing.T) {
+	l, b := logger(t, "json", slog.LevelInfo)
+	ctx := With(context.Background(), "pod", "p1")
+	l.With("handler", "runc").WithGroup("image").InfoContext(ctx, "hello", "name", "x")
+	if got, want := line(t, b), `msg":"hello","handler":"runc","image":{"name":"x","pod":"p1"}}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestLevels(t *testing.T) {
+	var level slog.LevelVar
+	l, b := logger(t, "text", &level)
+	l.Debug("no")
+	level.Set(slog.LevelDebug)
+	l.Debug("yes")
+	if got := line(t, b); got != "msg=yes" {
+		t.Errorf("got %s", got)
+	}
+	for name, want := range map[string]slog.Level{"debug": -4, "info": 0, "warn": 4, "error": 8} {
+		if got, err := Level(name); got != want || err != nil {
+			t.Errorf("level %s is %v, %v", name, got, err)
+		}
+	}
+	if _, err := Level("trace"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("level trace: %v", err)
+	}
+	if _, err := New(b, "xml", &level); !errors.Is(err, fault.Invalid) {
+		t.Errorf("format xml: %v", err)
+	}
+}
