@@ -1,0 +1,161 @@
+// Package inventory lists what a node may leave behind: processes, mounts,
+// namespaces, cgroups, IP leases, network interfaces, firewall rules, abstract
+// sockets and files.
+//
+// A snapshot is a set of lines, each of which says by itself what was found
+// and where, so that a difference needs no explanation. Everything is read
+// from the kernel and the disk; nothing is asked of the server.
+//
+// Left out are the firewall chains that the portmap plugin installs once and
+// never takes away.
+package inventory
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Scope says what belongs to a node. An empty field leaves its kind out.
+type Scope struct {
+	Dir     string                   // everything on disk; in command lines, mounts and sockets
+	Roots   []string                 // directories whose files are listed
+	Storage string                   // containers/storage root: its containers are listed, its images are not
+	Leases  string                   // data directory of the host-local plugin
+	Cgroup  string                   // parent of all cgroups, relative to each hierarchy
+	NetNS   uint64                   // inode of the network namespace
+	Within  func(func() error) error // runs a function inside that namespace
+	Links   []string                 // interfaces that stay: the bridge plugin never removes its bridge
+	Ignore  []int                    // processes that are none of the node's
+}
+
+// Snapshot is what was there at one moment: "kind: what" lines.
+type Snapshot struct{ lines map[string]bool }
+
+// Difference is what changed between two snapshots, ascending.
+type Difference struct{ Added, Gone []string }
+
+// Take lists everything within the scope.
+func Take(s Scope) (*Snapshot, error) {
+	out := &Snapshot{lines: map[string]bool{}}
+	for _, pid := range Processes(s) {
+		out.add("process", describe(pid))
+	}
+	for _, dir := range Cgroups(s.Cgroup) {
+		out.add("cgroup", dir)
+	}
+	mounts, err := Mounts(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		out.add("mount", m)
+	}
+	out.files(s)
+	if s.Within == nil {
+		return out, nil
+	}
+	return out, s.Within(func() error { return out.network(s.Links) })
+}
+
+func (s *Snapshot) add(kind, what string) { s.lines[kind+": "+what] = true }
+
+// Lines are all lines, ascending.
+func (s *Snapshot) Lines() []string { return slices.Sorted(maps.Keys(s.lines)) }
+
+// About are the lines that name one of the given ids.
+func (s *Snapshot) About(ids ...string) []string {
+	var out []string
+	for _, line := range s.Lines() {
+		if slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(line, id) }) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// Diff compares two snapshots.
+func Diff(before, after *Snapshot) Difference {
+	var d Difference
+	for _, line := range after.Lines() {
+		if !before.lines[line] {
+			d.Added = append(d.Added, line)
+		}
+	}
+	for _, line := range before.Lines() {
+		if !after.lines[line] {
+			d.Gone = append(d.Gone, line)
+		}
+	}
+	return d
+}
+
+// Empty tells that nothing changed.
+func (d Difference) Empty() bool { return len(d.Added)+len(d.Gone) == 0 }
+
+// String is one change a line, and no more than can be read.
+func (d Difference) String() string {
+	return Brief("left over: ", d.Added) + Brief("gone: ", d.Gone)
+}
+
+// Brief writes the first few of the lines of each kind.
+func Brief(prefix string, lines []string) string {
+	const most = 4
+	var out strings.Builder
+	count := map[string]int{}
+	for _, line := range lines {
+		kind, _, _ := strings.Cut(line, ":")
+		if count[kind]++; count[kind] <= most {
+			fmt.Fprintf(&out, "%s%s\n", prefix, line)
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(count)) {
+		if more := count[kind] - most; more > 0 {
+			fmt.Fprintf(&out, "%s%s: and %d more\n", prefix, kind, more)
+		}
+	}
+	return out.String()
+}
+
+// files lists the roots, the leases and the containers of containers/storage.
+func (s *Snapshot) files(scope Scope) {
+	for _, root := range scope.Roots {
+		filepath.WalkDir(root, func(path string, e os.DirEntry, err error) error {
+			if err != nil {
+				return nil // it went away meanwhile
+			}
+			s.add("file", fmt.Sprintf("%s (%s)", path, e.Type()))
+			if e.IsDir() && isMount(path, root) {
+				return filepath.SkipDir
+			}
+			return nil
+		})
+	}
+	if scope.Storage != "" {
+		containers, _ := filepath.Glob(filepath.Join(scope.Storage, "*-containers", "*"))
+		for _, c := range containers {
+			if len(filepath.Base(c)) == 64 {
+				s.add("storage", c)
+			}
+		}
+	}
+	if scope.Leases != "" {
+		leases, _ := filepath.Glob(filepath.Join(scope.Leases, "*", "*[.:]*"))
+		for _, l := range leases {
+			if strings.HasPrefix(filepath.Base(l), "last_reserved_ip") {
+				continue
+			}
+			owner, _ := os.ReadFile(l)
+			s.add("lease", fmt.Sprintf("%s of %s", l, strings.Join(strings.Fields(string(owner)), " ")))
+		}
+	}
+}
+
+// isMount tells a mount point below root, whose content is another matter: a
+// root file system may be large.
+func isMount(path, root string) bool {
+	return path != root && device(path) != device(filepath.Dir(path))
+}

@@ -1,0 +1,89 @@
+package inventory
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// network lists interfaces, firewall rules and abstract sockets of the network
+// namespace in which the calling thread is.
+func (s *Snapshot) network(keep []string) error {
+	links, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if !slices.Contains(keep, l.Name) {
+			s.add("link", l.Name)
+		}
+	}
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		if err := s.rules(program); err != nil {
+			return err
+		}
+	}
+	return s.abstractSockets()
+}
+
+func (s *Snapshot) rules(program string) error {
+	out, err := exec.Command(program).Output()
+	if err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	family := strings.TrimSuffix(program, "-save")
+	table := ""
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case line == "" || line == "COMMIT" || strings.HasPrefix(line, "#") || furniture(line):
+		default:
+			s.add("rule", fmt.Sprintf("%s -t %s %s", family, table, line))
+		}
+	}
+	return nil
+}
+
+// furniture tells built-in chains and the chains with their rules that the
+// portmap plugin makes at its first use and then keeps.
+func furniture(line string) bool {
+	if strings.HasPrefix(line, ":") {
+		chain := strings.Fields(line)[0][1:]
+		return strings.ToUpper(chain) == chain && !strings.HasPrefix(chain, "CNI-") || kept[chain]
+	}
+	f := strings.Fields(line)
+	if len(f) < 4 || f[0] != "-A" {
+		return false
+	}
+	target := f[len(f)-1]
+	for i, word := range f {
+		if word == "-j" && i+1 < len(f) {
+			target = f[i+1]
+		}
+	}
+	return kept[target] && !strings.HasPrefix(f[1], "CNI-DN-") || kept[f[1]] && !strings.HasPrefix(target, "CNI-")
+}
+
+var kept = map[string]bool{
+	"CNI-HOSTPORT-DNAT": true, "CNI-HOSTPORT-MASQ": true, "CNI-HOSTPORT-SETMARK": true,
+}
+
+// abstractSockets: anybody in the network namespace may connect to one
+// (CVE-2020-15257).
+func (s *Snapshot) abstractSockets() error {
+	data, err := os.ReadFile("/proc/thread-self/net/unix")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) == 8 && strings.HasPrefix(f[7], "@") {
+			s.add("abstract socket", f[7])
+		}
+	}
+	return nil
+}

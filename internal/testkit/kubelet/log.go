@@ -1,0 +1,72 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// LogRecord is one record of the CRI log format:
+//
+//	2016-10-06T00:17:09.669794202Z stdout P the content
+type LogRecord struct {
+	Time    time.Time
+	Stream  string // stdout or stderr
+	Partial bool   // tag P: the line goes on in the stream's next record
+	Content string // without the newline that ends the record
+}
+
+// ReadLog parses a log file and refuses anything that is not the format to the
+// letter. A missing newline at the end is a record that is still being written.
+func ReadLog(file string) ([]LogRecord, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var out []LogRecord
+	for line := range strings.Lines(string(data)) {
+		r, err := parseRecord(line)
+		if err != nil {
+			return out, fmt.Errorf("%s, record %d: %w: %.100q", file, len(out)+1, err, line)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func parseRecord(line string) (r LogRecord, err error) {
+	line, ended := strings.CutSuffix(line, "\n")
+	f := strings.SplitN(line, " ", 4)
+	if !ended || len(f) != 4 {
+		return r, errors.New("no complete record")
+	}
+	if r.Time, err = time.Parse(time.RFC3339Nano, f[0]); err != nil {
+		return r, err
+	}
+	if f[1] != "stdout" && f[1] != "stderr" {
+		return r, errors.New("no such stream")
+	}
+	if f[2] != "P" && f[2] != "F" {
+		return r, errors.New("no such tag")
+	}
+	r.Stream, r.Partial, r.Content = f[1], f[2] == "P", f[3]
+	return r, nil
+}
+
+// Text joins the records of one stream to what the container wrote; a partial
+// record adds no newline.
+func Text(records []LogRecord, stream string) string {
+	var out strings.Builder
+	for _, r := range records {
+		if r.Stream != stream {
+			continue
+		}
+		out.WriteString(r.Content)
+		if !r.Partial {
+			out.WriteByte('\n')
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,197 @@
+// Package node runs a private crius: a node of a cluster, in miniature.
+//
+// Everything a node has lies below one directory with a short name (a unix
+// socket's path ends at 108 bytes): state, run and image roots, namespaces,
+// logs, configuration, CNI leases. Its network is a namespace of its own, so
+// bridges, firewall rules and the ports of its registry are nobody else's; its
+// cgroups lie below one parent of its own. Nodes therefore run side by side,
+// and [Node.Inventory] can tell what belongs to one.
+//
+// The directory is bind-mounted on itself with shared propagation, as the root
+// of a systemd machine is. Close takes away whatever is left, whoever made it.
+//
+// The package depends on no testing package: the demo uses it too.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/registry"
+)
+
+// Options change what a node is made of. The zero value is a plain node.
+type Options struct {
+	// Config is TOML that is laid over the node's own configuration.
+	Config string
+	// Env is added to the server's environment, as NAME=value.
+	Env []string
+	// Race builds the server with the race detector; see [Programs].
+	Race bool
+}
+
+// Node is one private crius with its network and disk. Its methods may be
+// called by several goroutines, but Start, Stop, Kill and Reboot by one only.
+type Node struct {
+	ID  string // short and unique on this machine
+	Dir string // everything on disk lies below
+
+	// Registry serves images named RegistryHost/REPOSITORY to the server.
+	Registry *registry.Registry
+
+	programs string
+	env      []string
+	net      *network
+	conn     *grpc.ClientConn
+
+	mu      sync.Mutex
+	server  *exec.Cmd
+	done    chan struct{} // closed when the server has ended
+	exitErr error         // valid after done
+	boots   int
+}
+
+// New makes a node, but does not start its server.
+func New(ctx context.Context, o Options) (_ *Node, err error) {
+	if err := preflight(); err != nil {
+		return nil, err
+	}
+	programs, err := Programs(ctx, o.Race)
+	if err != nil {
+		return nil, err
+	}
+	id := "cr" + strings.ToLower(rand.Text()[:6])
+	n := &Node{ID: id, Dir: filepath.Join("/tmp", id), programs: programs, env: o.Env}
+	defer func() {
+		if err != nil {
+			n.Close()
+		}
+	}()
+	if err := n.makeDir(); err != nil {
+		return nil, err
+	}
+	if n.net, err = newNetwork(); err != nil {
+		return nil, err
+	}
+	l, err := n.Listen(RegistryAddress)
+	if err != nil {
+		return nil, err
+	}
+	n.Registry = registry.New()
+	n.Registry.Serve(l)
+	if err := n.writeConfig(o.Config); err != nil {
+		return nil, err
+	}
+	n.conn, err = dial(n.Socket())
+	return n, err
+}
+
+func (n *Node) makeDir() error {
+	if err := os.Mkdir(n.Dir, 0o755); err != nil {
+		return err
+	}
+	owner := fmt.Sprintf("%d", os.Getpid())
+	if err := os.WriteFile(n.Path(ownerFile), []byte(owner), 0o600); err != nil {
+		return err
+	}
+	if err := unix.Mount(n.Dir, n.Dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s on itself: %w", n.Dir, err)
+	}
+	if err := unix.Mount("", n.Dir, "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share mount %s: %w", n.Dir, err)
+	}
+	return nil
+}
+
+// Path is a file or directory of the node.
+func (n *Node) Path(elem ...string) string {
+	return filepath.Join(append([]string{n.Dir}, elem...)...)
+}
+
+// Socket is where CRI is served.
+func (n *Node) Socket() string { return n.Path("crius.sock") }
+
+// StateRoot is crius's durable state.
+func (n *Node) StateRoot() string { return n.Path("lib") }
+
+// RunRoot is crius's volatile state.
+func (n *Node) RunRoot() string { return n.Path("r") }
+
+// CgroupParent is the cgroup below which pods live, relative to each hierarchy.
+func (n *Node) CgroupParent() string { return "/" + n.ID + "/pods" }
+
+// Program is the path of crius or crius-conmon.
+func (n *Node) Program(name string) string { return filepath.Join(n.programs, name) }
+
+// Runtime is a client of the node's RuntimeService.
+func (n *Node) Runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(n.conn) }
+
+// Images is a client of the node's ImageService.
+func (n *Node) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn) }
+
+// Conn is the connection beneath both clients; it survives a restart.
+func (n *Node) Conn() *grpc.ClientConn { return n.conn }
+
+// Inventory lists what the node has now, the server's own process left out.
+func (n *Node) Inventory() (*inventory.Snapshot, error) {
+	scope := inventory.Scope{
+		Dir:     n.Dir,
+		Roots:   []string{n.StateRoot(), n.RunRoot(), n.Path("ns")},
+		Storage: n.Path("img"),
+		Leases:  n.Path("cni", "leases"),
+		Cgroup:  "/" + n.ID,
+		NetNS:   n.net.inode,
+		Within:  n.Do,
+		Links:   []string{"lo", Bridge},
+		Ignore:  []int{os.Getpid(), n.PID()},
+	}
+	return inventory.Take(scope)
+}
+
+// Clean waits until the node has nothing that it did not have in before, or
+// reports what is left.
+func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience time.Duration) error {
+	for deadline := time.Now().Add(patience); ; {
+		now, err := n.Inventory()
+		if err != nil {
+			return err
+		}
+		left := inventory.Diff(before, now)
+		if left.Empty() {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("the node is not as it was before:\n%s", left)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Close ends the server and all that is left of the node.
+func (n *Node) Close() error {
+	var errs []error
+	if n.conn != nil {
+		errs = append(errs, n.conn.Close())
+	}
+	errs = append(errs, n.Kill(), scrub(n.ID, n.Dir))
+	if n.Registry != nil {
+		n.Registry.Close()
+	}
+	if n.net != nil {
+		errs = append(errs, n.net.close())
+	}
+	return errors.Join(errs...)
+}

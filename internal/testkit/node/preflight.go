@@ -1,0 +1,26 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// preflight says what the machine lacks, before a test fails for that reason.
+func preflight() error {
+	if os.Geteuid() != 0 {
+		return errors.New("a node needs root: run the tests as root")
+	}
+	for _, program := range []string{"runc", "crun", "iptables-save", "ip6tables-save", "nft", "ip", "unshare"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%w: install the test dependencies with test/setup.sh", err)
+		}
+	}
+	controllers, err := os.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers")
+	if left := strings.TrimSpace(string(controllers)); err == nil && left != "" {
+		return fmt.Errorf("hybrid cgroups with controllers (%s) on the v2 side, which crun refuses: run test/setup.sh", left)
+	}
+	return nil
+}

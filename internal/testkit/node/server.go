@@ -1,0 +1,274 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Limits of patience. The machine may be small and busy, and the server built
+// with the race detector.
+const (
+	startPatience = 60 * time.Second
+	stopPatience  = 60 * time.Second
+	stallPatience = 120 * time.Second
+)
+
+// dial makes a connection that notices a restarted server within moments.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
+		grpc.WithUnaryInterceptor(neverForEver),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}))
+}
+
+// neverForEver gives a call without a deadline one, so that a server that
+// hangs fails the test that met it and not the whole run.
+func neverForEver(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, stallPatience)
+		defer cancel()
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
+// Start runs the server and returns when it answers.
+func (n *Node) Start(ctx context.Context) error {
+	if n.PID() != 0 {
+		return errors.New("the server runs already")
+	}
+	if err := n.launch(); err != nil {
+		return err
+	}
+	if err := n.answers(ctx); err != nil {
+		n.Kill()
+		return fmt.Errorf("%w\nend of the server's log:\n%s", err, n.LogTail(40))
+	}
+	return nil
+}
+
+func (n *Node) launch() error {
+	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	argv := n.Argv("serve")
+	if n.boots > 0 {
+		argv = append(n.bootWrapper(), argv...)
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = slices.Concat(os.Environ(), []string{"GOTRACEBACK=all"}, n.env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := n.Do(cmd.Start); err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	done := make(chan struct{})
+	n.mu.Lock()
+	n.server, n.done = cmd, done
+	n.mu.Unlock()
+	go func() {
+		err := cmd.Wait()
+		n.mu.Lock()
+		n.server, n.exitErr = nil, err
+		n.mu.Unlock()
+		close(done)
+	}()
+	return nil
+}
+
+// Argv is the command line of a crius subcommand on this node's configuration.
+func (n *Node) Argv(args ...string) []string {
+	return append([]string{n.Program("crius"), "--config", n.Path("crius.toml"), "--config-dir", n.Path("crius.toml.d")}, args...)
+}
+
+// answers waits for the first answer, or for the server's end.
+func (n *Node) answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	go func() {
+		select {
+		case <-n.ended():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for {
+		_, err := n.Runtime().Version(ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
+		switch {
+		case err == nil:
+			return nil
+		case n.PID() == 0:
+			return fmt.Errorf("the server ended before it answered: %v", n.ExitErr())
+		case status.Code(err) != codes.Unavailable: // that was a connection to the server before
+			return err
+		}
+	}
+}
+
+// PID is the server's process, 0 while it does not run.
+func (n *Node) PID() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.server == nil {
+		return 0
+	}
+	return n.server.Process.Pid
+}
+
+// ExitErr is how the server's last run ended; nil means with code 0.
+func (n *Node) ExitErr() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.exitErr
+}
+
+func (n *Node) ended() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.done
+}
+
+// Signal sends a signal to the server, if it runs.
+func (n *Node) Signal(s os.Signal) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.server == nil {
+		return nil
+	}
+	return n.server.Process.Signal(s)
+}
+
+// Stop ends the server with SIGTERM as an operator does and waits for it. The
+// error tells an exit code other than 0.
+func (n *Node) Stop() error {
+	if n.PID() == 0 {
+		return nil
+	}
+	if err := n.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-n.ended():
+		return n.ExitErr()
+	case <-time.After(stopPatience):
+		n.Signal(syscall.SIGQUIT) // for its stacks in the log
+		n.Kill()
+		return fmt.Errorf("the server did not end within %v of SIGTERM\n%s", stopPatience, n.LogTail(200))
+	}
+}
+
+// Kill ends the server with SIGKILL and waits for it.
+func (n *Node) Kill() error {
+	if n.PID() == 0 {
+		return nil
+	}
+	if err := n.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-n.ended()
+	return nil
+}
+
+// Restart is Stop and Start.
+func (n *Node) Restart(ctx context.Context) error {
+	if err := n.Stop(); err != nil {
+		return err
+	}
+	return n.Start(ctx)
+}
+
+// Crash is Kill and Start.
+func (n *Node) Crash(ctx context.Context) error {
+	if err := n.Kill(); err != nil {
+		return err
+	}
+	return n.Start(ctx)
+}
+
+// Stacks ends the server with SIGQUIT and returns the goroutines it had.
+func (n *Node) Stacks() (string, error) {
+	if n.PID() == 0 {
+		return "", errors.New("the server does not run")
+	}
+	before, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		return "", err
+	}
+	if err := n.Signal(syscall.SIGQUIT); err != nil {
+		return "", err
+	}
+	<-n.ended()
+	after, err := os.ReadFile(n.LogFile())
+	return string(bytes.TrimPrefix(after, before)), err
+}
+
+// LogFile holds what the server printed, all runs after one another.
+func (n *Node) LogFile() string { return n.Path("server.log") }
+
+// LogTail is the end of the server's log.
+func (n *Node) LogTail(lines int) string {
+	data, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(data), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// LogAbout are the last lines of the server's log that name one of the ids,
+// without those for debugging.
+func (n *Node) LogAbout(lines int, ids ...string) string {
+	data, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for _, line := range strings.Split(string(data), "\n") {
+		if strings.Contains(line, "level=DEBUG") {
+			continue
+		}
+		if slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(line, id) }) {
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out[max(0, len(out)-lines):], "\n")
+}
+
+// Faults are the places in the server's log that no log may have: data races,
+// panics and fatal errors of the Go runtime, each with some lines around it.
+func (n *Node) Faults() []string {
+	data, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		return nil
+	}
+	var out []string
+	all := strings.Split(string(data), "\n")
+	for i, line := range all {
+		if strings.Contains(line, "DATA RACE") || strings.Contains(line, "goroutine ") && strings.Contains(line, " [running]") ||
+			strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			out = append(out, strings.Join(all[max(0, i-1):min(len(all), i+60)], "\n"))
+		}
+	}
+	return out
+}

@@ -1,0 +1,168 @@
+// Failing stands in for a CNI plugin or an OCI runtime and misbehaves on
+// demand. It is installed under the name of the program that it plays, with
+// the true program beside it as "real" and a directory "faults": the file
+// faults/VERB, where there is one, says what to do at that verb, in words:
+//
+//	fail TEXT      refuse with this text, without having done anything
+//	after TEXT     do the work, then refuse with this text
+//	hang           never return, not even on SIGTERM
+//	hangafter      do the work, then never return
+//	slow DURATION  wait, then do the work
+//	garbage        print what no parser takes and report success
+//	die            end by SIGKILL
+//
+// With "once" before the words the file is removed first. The verb is
+// CNI_COMMAND, or the subcommand of the runtime's command line. Each call adds
+// a line "VERB ID outcome" to the file journal.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	exe, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	p := program{dir: filepath.Dir(exe), args: os.Args[1:]}
+	p.verb, p.id = p.subject()
+	os.Exit(p.run())
+}
+
+type program struct {
+	dir, verb, id string
+	args          []string
+	silent        bool // the true program's output is not shown
+}
+
+// subject finds what is asked for, and for whom.
+func (p program) subject() (verb, id string) {
+	if command := os.Getenv("CNI_COMMAND"); command != "" {
+		return command, os.Getenv("CNI_CONTAINERID")
+	}
+	verbs := []string{"create", "start", "state", "kill", "delete", "exec", "update", "features", "ps", "pause", "resume", "events", "run"}
+	for i, arg := range p.args {
+		if slices.Contains(verbs, arg) {
+			for _, later := range p.args[i:] {
+				if len(later) == 64 {
+					id = later
+				}
+			}
+			return arg, id
+		}
+	}
+	return "other", ""
+}
+
+func (p program) run() int {
+	action, rest := p.fault()
+	switch action {
+	case "fail":
+		return p.refuse(rest)
+	case "after":
+		p.silent = true
+		p.work()
+		return p.refuse(rest)
+	case "hang":
+		p.hang()
+	case "hangafter":
+		p.work()
+		p.hang()
+	case "slow":
+		d, err := time.ParseDuration(rest)
+		if err != nil {
+			return p.refuse(err.Error())
+		}
+		time.Sleep(d)
+	case "garbage":
+		p.note("garbage")
+		fmt.Print("\x00\xff{]garbage\n")
+		return 0
+	case "die":
+		p.note("died")
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	return p.work()
+}
+
+func (p program) fault() (action, rest string) {
+	file := filepath.Join(p.dir, "faults", p.verb)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", ""
+	}
+	words, once := strings.CutPrefix(strings.TrimSpace(string(data)), "once ")
+	if once {
+		os.Remove(file)
+	}
+	action, rest, _ = strings.Cut(words, " ")
+	return action, rest
+}
+
+// refuse reports an error the way the played program does.
+func (p program) refuse(text string) int {
+	p.note("refused")
+	if os.Getenv("CNI_COMMAND") != "" {
+		json.NewEncoder(os.Stdout).Encode(map[string]any{"cniVersion": "1.0.0", "code": 100, "msg": text})
+		return 1
+	}
+	fmt.Fprintln(os.Stderr, text)
+	return 1
+}
+
+func (p program) hang() {
+	p.note("hangs")
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+// work runs the true program with everything this one was given.
+func (p program) work() int {
+	cmd := exec.Command(filepath.Join(p.dir, "real"), p.args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if p.silent {
+		cmd.Stdout, cmd.Stderr = nil, nil
+	}
+	cmd.ExtraFiles = inherited()
+	err := cmd.Run()
+	if err != nil {
+		p.note("failed")
+		return max(1, cmd.ProcessState.ExitCode())
+	}
+	p.note("done")
+	return 0
+}
+
+// inherited are the descriptors from 3 on, for runtimes that are told of some.
+func inherited() []*os.File {
+	var out []*os.File
+	for fd := 3; fd < 3+16; fd++ {
+		flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0)
+		if errno != 0 || flags&syscall.FD_CLOEXEC != 0 {
+			break
+		}
+		out = append(out, os.NewFile(uintptr(fd), "inherited"))
+	}
+	return out
+}
+
+func (p program) note(outcome string) {
+	f, err := os.OpenFile(filepath.Join(p.dir, "journal"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	fmt.Fprintln(f, p.verb, p.id, outcome)
+}

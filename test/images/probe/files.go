@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func write(args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	return os.WriteFile(args[0], []byte(args[1]), 0o644)
+}
+
+func cat(args []string) error {
+	in := os.Stdin
+	if len(args) == 1 {
+		f, err := os.Open(args[0])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		in = f
+	}
+	_, err := io.Copy(os.Stdout, in)
+	return err
+}
+
+func list(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	entries, err := os.ReadDir(args[0])
+	for _, e := range entries {
+		fmt.Println(e.Name())
+	}
+	return err
+}
+
+func stat(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	var st syscall.Stat_t
+	if err := syscall.Lstat(args[0], &st); err != nil {
+		return fmt.Errorf("stat %s: %w", args[0], err)
+	}
+	_, err := fmt.Printf("%o %d %d %d\n", st.Mode, st.Uid, st.Gid, st.Size)
+	return err
+}
+
+func open(args []string) error {
+	modes := map[string]int{"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}
+	if len(args) != 2 {
+		return errUsage
+	}
+	mode, ok := modes[args[1]]
+	if !ok {
+		return errUsage
+	}
+	f, err := os.OpenFile(args[0], mode|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ok")
+	return f.Close()
+}
+
+func await(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	for {
+		if _, err := os.Stat(args[0]); err == nil {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// try makes calls whose arguments are wrong on purpose, so that a call that
+// gets through does nothing: it fails with EINVAL or the like and prints that.
+func try(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	var err error
+	switch args[0] {
+	case "mount":
+		err = unix.Mount("", "/proc/self/none", "", 1<<31, "")
+	case "keyctl":
+		_, err = unix.KeyctlInt(-1, 0, 0, 0, 0)
+	case "unshare-user":
+		err = unix.Unshare(unix.CLONE_NEWUSER)
+	case "unshare-uts":
+		err = unix.Unshare(unix.CLONE_NEWUTS)
+	case "reboot":
+		_, _, e := unix.Syscall(unix.SYS_REBOOT, 0, 0, 0)
+		err = e
+	case "af-alg":
+		_, err = unix.Socket(unix.AF_ALG, unix.SOCK_SEQPACKET, 0)
+	case "io-uring":
+		_, _, e := unix.Syscall(unix.SYS_IO_URING_SETUP, 0, 0, 0)
+		err = e
+	case "mkdir":
+		err = unix.Mkdir("/tried", 0o755)
+	case "chmod":
+		err = unix.Chmod("/proc/self/none", 0o755)
+	case "sethostname":
+		err = unix.Sethostname([]byte("tried"))
+	case "raw-socket":
+		_, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	default:
+		return errUsage
+	}
+	if e, isErrno := err.(syscall.Errno); isErrno && e != 0 {
+		_, err = fmt.Println(unix.ErrnoName(e))
+		return err
+	}
+	_, err = fmt.Println("ok")
+	return err
+}
+
+func tty([]string) error {
+	ws, err := unix.IoctlGetWinsize(0, unix.TIOCGWINSZ)
+	if err != nil {
+		return fmt.Errorf("standard input is no terminal: %w", err)
+	}
+	_, err = fmt.Println(ws.Row, ws.Col)
+	return err
+}

@@ -1,0 +1,114 @@
+// Probe is the one program inside the test images: a static binary that does
+// what a test tells it and reports what it sees.
+//
+// A command line is one or more steps separated by ";", each a verb with its
+// arguments; the first step that fails ends the program with code 1:
+//
+//	probe echo hello ; sleep 1s ; exit 3
+//
+// SIGTERM, SIGINT and SIGHUP end it with 128 plus the signal's number, also as
+// PID 1, unless a step says otherwise.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"sort"
+	"strings"
+	"syscall"
+)
+
+// A verb is one thing the probe can do.
+type verb struct {
+	usage string
+	run   func(args []string) error
+}
+
+func verbs() map[string]verb {
+	return map[string]verb{
+		"echo":  {"[-err] WORD...: print the words", echo},
+		"lines": {"N [PAUSE]: print \"line 1\" to \"line N\"", numberedLines},
+		"bytes": {"[-err] N [WIDTH]: print N numbered bytes, a newline after each WIDTH", numberedBytes},
+		"facts": {": print package facts' view of this process as JSON", printFacts},
+
+		"exit":    {"CODE: end with this code", exit},
+		"sleep":   {"[DURATION]: wait, for ever when none is given", sleep},
+		"trap":    {"SIGNAL...: print ready, wait for one of the signals and print it", trap},
+		"ignore":  {"SIGNAL...: do nothing on these signals from now on but print them", ignore},
+		"alloc":   {"MIB: take and touch that much memory", alloc},
+		"fork":    {"N STEP: start N children that run one step each", fork},
+		"orphan":  {"STEP: start one grandchild whose parent is gone", orphan},
+		"suicide": {"SIGNAL: kill this process", suicide},
+
+		"write": {"FILE TEXT: create or overwrite", write},
+		"cat":   {"[FILE]: copy the file, or standard input, to standard output", cat},
+		"ls":    {"DIR: names, one a line", list},
+		"stat":  {"PATH: octal mode, uid, gid, size", stat},
+		"open":  {"PATH r|w|rw: open it, print ok", open},
+		"await": {"FILE: wait until it exists", await},
+		"try":   {"SYSCALL: make a harmless call of this kind, print ok or the error's name", try},
+
+		"serve": {"ADDR TEXT: answer HTTP with the text; /facts and /get?url= too", serve},
+		"get":   {"[-now] URL: print what an HTTP server answers, waiting up to 10 s for it unless told not to", get},
+		"tty":   {": print rows and columns of the terminal on standard input", tty},
+	}
+}
+
+func main() {
+	dieOnSignals()
+	for _, step := range steps(os.Args[1:]) {
+		if err := run(step); err != nil {
+			fmt.Fprintln(os.Stderr, "probe:", err)
+			os.Exit(1)
+		}
+	}
+}
+
+var errUsage = errors.New("wrong arguments")
+
+func run(step []string) error {
+	all := verbs()
+	v, ok := all[step[0]]
+	if !ok {
+		var names []string
+		for n, v := range all {
+			names = append(names, n+" "+v.usage)
+		}
+		sort.Strings(names)
+		return fmt.Errorf("no verb %q; there are:\n%s", step[0], strings.Join(names, "\n"))
+	}
+	err := v.run(step[1:])
+	if errors.Is(err, errUsage) {
+		return fmt.Errorf("%s %s", step[0], v.usage)
+	}
+	return err
+}
+
+// steps splits the command line at each ";".
+func steps(args []string) [][]string {
+	var out [][]string
+	for len(args) > 0 {
+		n := slices.Index(args, ";")
+		if n < 0 {
+			n = len(args)
+		}
+		if n > 0 {
+			out = append(out, args[:n])
+		}
+		args = args[min(n+1, len(args)):]
+	}
+	return out
+}
+
+// dieOnSignals is needed because the kernel spares a PID 1 without a handler.
+func dieOnSignals() {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	go func() {
+		s := <-c
+		os.Exit(128 + int(s.(syscall.Signal)))
+	}()
+}

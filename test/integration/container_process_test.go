@@ -1,0 +1,192 @@
+package integration
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/images/facts"
+)
+
+// run with an image's own entry point and arguments, unless change says other.
+func fromImage(ref string) containerChange {
+	return func(c *cri.ContainerConfig) { c.Image.Image, c.Args = ref, nil }
+}
+
+func TestCommandAndArgsMergeWithTheImage(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.image(t, func(c *imagespec.ImageConfig) {
+		c.Entrypoint, c.Cmd = []string{"/probe", "echo", "entry", ";", "facts"}, []string{";", "echo", "cmd"}
+	})
+	plain := w.image(t, func(c *imagespec.ImageConfig) { c.Entrypoint, c.Cmd = nil, []string{"/probe", "facts"} })
+	cases := map[string]struct {
+		image         string
+		command, args []string
+		want          []string
+	}{
+		"nothing given":    {ref, nil, nil, []string{"/probe", "echo", "entry", ";", "facts", ";", "echo", "cmd"}},
+		"args only":        {ref, nil, []string{";", "echo", "given"}, []string{"/probe", "echo", "entry", ";", "facts", ";", "echo", "given"}},
+		"command only":     {ref, []string{"/probe", "facts"}, nil, []string{"/probe", "facts"}},
+		"command and args": {ref, []string{"/probe", "facts"}, []string{";", "echo", "x"}, []string{"/probe", "facts", ";", "echo", "x"}},
+		"cmd of the image": {plain, nil, nil, []string{"/probe", "facts"}},
+		"from PATH":        {plain, []string{"probe"}, []string{"facts"}, []string{"probe", "facts"}},
+	}
+	p := w.run(t, "runc")
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			made := p.start(t, "", fromImage(c.image), func(config *cri.ContainerConfig) { config.Command, config.Args = c.command, c.args })
+			if s := made.wait(t); s.ExitCode != 0 {
+				t.Fatalf("ended with %d", s.ExitCode)
+			}
+			equalSlices(t, "argv", lastFacts(t, made).Args, c.want)
+		})
+	}
+}
+
+// lastFacts finds the facts among the lines a container wrote.
+func lastFacts(t *testing.T, c *container) *facts.Facts {
+	t.Helper()
+	for _, r := range c.log(t) {
+		if len(r.Content) > 0 && r.Content[0] == '{' && !r.Partial {
+			f, err := facts.Parse([]byte(r.Content))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+	}
+	t.Fatalf("no facts in %q", c.output(t))
+	return nil
+}
+
+func TestEnvironmentMergesWithTheImage(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.image(t, func(c *imagespec.ImageConfig) {
+		c.Env = []string{"PATH=/bin:/", "KEPT=image", "CHANGED=image", "EMPTY=", "EQUALS=a=b=c"}
+	})
+	each(t, func(t *testing.T, handler string) {
+		f := w.run(t, handler).facts(t, func(c *cri.ContainerConfig) {
+			c.Image.Image = ref
+			c.Envs = []*cri.KeyValue{
+				{Key: "CHANGED", Value: []byte("request")},
+				{Key: "ADDED", Value: []byte("two words\nand a line")},
+				{Key: "NOTHING", Value: nil},
+			}
+		})
+		want := map[string]string{
+			"PATH": "/bin:/", "KEPT": "image", "CHANGED": "request", "EMPTY": "", "EQUALS": "a=b=c",
+			"ADDED": "two words\nand a line", "NOTHING": "", "HOME": "/root",
+		}
+		for name, value := range want {
+			if got, ok := f.Getenv(name); !ok || got != value {
+				t.Errorf("%s is %q (set: %v), want %q", name, got, ok, value)
+			}
+		}
+		count := 0
+		for _, e := range f.Env {
+			if len(e) > 8 && e[:8] == "CHANGED=" {
+				count++
+			}
+		}
+		equal(t, "number of assignments to CHANGED", count, 1)
+	})
+}
+
+// One container's environment must never show in another of the same image.
+func TestEnvironmentsDoNotMix_CVE_2021_21334(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	env := func(name string) containerChange {
+		return func(c *cri.ContainerConfig) { c.Envs = []*cri.KeyValue{{Key: name, Value: []byte("x")}} }
+	}
+	a, b := p.create(t, "facts", env("ONLY_A")), p.create(t, "facts", env("ONLY_B"))
+	for c, foreign := range map[*container]string{a: "ONLY_B", b: "ONLY_A"} {
+		c.start(t)
+		c.wait(t)
+		if _, ok := lastFacts(t, c).Getenv(foreign); ok {
+			t.Errorf("a container sees %s of the other", foreign)
+		}
+	}
+}
+
+func TestWorkingDirectory(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.image(t, func(c *imagespec.ImageConfig) { c.WorkingDir = "/home/app" })
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		cwd := func(image, dir string) string {
+			return p.facts(t, func(c *cri.ContainerConfig) { c.Image.Image, c.WorkingDir = image, dir }).Cwd
+		}
+		equal(t, "default", cwd(probe, ""), "/")
+		equal(t, "the image's", cwd(ref, ""), "/home/app")
+		equal(t, "the request's", cwd(ref, "/tmp"), "/tmp")
+		equal(t, "one that is missing", cwd(ref, "/made/for/this"), "/made/for/this")
+	})
+}
+
+func TestStdinStaysOpenOnlyWhenAskedFor(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		equal(t, "standard input without stdin", p.finish(t, "cat ; echo end"), "end\n")
+		open := p.start(t, "echo reading ; cat ; echo end", func(c *cri.ContainerConfig) { c.Stdin = true })
+		open.says(t, "reading")
+		time.Sleep(300 * time.Millisecond) // long enough for an end of file to be seen
+		equal(t, "state while stdin is open", open.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		open.stop(t, 0)
+	})
+}
+
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "tty ; facts ; echo -err to-stderr", func(c *cri.ContainerConfig) { c.Tty, c.Stdin = true, true })
+		if s := c.wait(t); s.ExitCode != 0 {
+			t.Fatalf("ended with %d: %s", s.ExitCode, c.output(t))
+		}
+		for _, r := range c.log(t) {
+			equal(t, "stream of a terminal's output", r.Stream, "stdout")
+		}
+		if !slices.ContainsFunc(c.log(t), func(r kubelet.LogRecord) bool { return r.Content == "to-stderr\r" || r.Content == "to-stderr" }) {
+			t.Errorf("standard error is not in the terminal's log: %q", c.output(t))
+		}
+	})
+}
+
+// Whatever the server, the monitor and the runtime have open, a container has
+// the three standard streams only (CVE-2024-21626).
+func TestNoForeignDescriptors_CVE_2024_21626(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "facts ; sleep")
+		c.says(t, "}\n")
+		for who, f := range map[string]*facts.Facts{"container": lastFacts(t, c), "exec": c.facts(t)} {
+			for fd, to := range f.FDs {
+				if fd > 2 && !ownDescriptor(to) {
+					t.Errorf("the %s has descriptor %d: %s", who, fd, to)
+				}
+			}
+		}
+	})
+}
+
+// ownDescriptor: what the probe itself opens to look around, and the Go
+// runtime to learn the CPU limit.
+func ownDescriptor(to string) bool {
+	return to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" ||
+		strings.HasPrefix(to, "/proc/") || strings.HasPrefix(to, "/sys/fs/cgroup/cpu")
+}

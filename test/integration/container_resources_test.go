@@ -1,0 +1,238 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/test/images/facts"
+)
+
+const mib = 1 << 20
+
+// A knob is one limit under its names in both versions of cgroups.
+type knob struct{ controller, v1, v2 string }
+
+var (
+	memoryLimit = knob{"memory", "memory.limit_in_bytes", "memory.max"}
+	cpuShares   = knob{"cpu", "cpu.shares", "cpu.weight"}
+	cpuQuota    = knob{"cpu", "cpu.cfs_quota_us", "cpu.max"}
+	cpuPeriod   = knob{"cpu", "cpu.cfs_period_us", "cpu.max"}
+	cpus        = knob{"cpuset", "cpuset.cpus", "cpuset.cpus"}
+	mems        = knob{"cpuset", "cpuset.mems", "cpuset.mems"}
+)
+
+// cgroupDir is the directory, as the node sees it, of a process's cgroup in
+// the hierarchy that has the controller.
+func cgroupDir(t *testing.T, f *facts.Facts, controller string) (dir string, v2 bool) {
+	t.Helper()
+	unified := ""
+	for _, line := range f.Cgroups {
+		part := strings.SplitN(line, ":", 3)
+		if slices.Contains(strings.Split(part[1], ","), controller) {
+			return filepath.Join("/sys/fs/cgroup", part[1], part[2]), false
+		}
+		if part[1] == "" {
+			unified = part[2]
+		}
+	}
+	return filepath.Join("/sys/fs/cgroup", unified), true
+}
+
+// cgroups are those of the container's init, read from outside, since a
+// container sees its own cgroup as the root.
+func (c *container) cgroups(t *testing.T) *facts.Facts {
+	t.Helper()
+	for _, pid := range c.pod.w.processesOf(t, c.id) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err == nil {
+			return &facts.Facts{Cgroups: strings.Split(strings.TrimSpace(string(data)), "\n")}
+		}
+	}
+	t.Fatal("no process of the container in any cgroup named after it")
+	return nil
+}
+
+// processesOf are those whose cgroup bears the container's id.
+func (w *world) processesOf(t *testing.T, id string) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []int
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(data), w.CgroupParent()) && strings.Contains(string(data), id) {
+			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// procfs reads a file of /proc about the container's first process.
+func (c *container) procfs(t *testing.T, file string) string {
+	t.Helper()
+	pids := c.pod.w.processesOf(t, c.id)
+	if len(pids) == 0 {
+		t.Fatal("the container has no process")
+	}
+	return strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/%s", pids[0], file)))
+}
+
+// kernel reads a limit where the kernel keeps it.
+func (c *container) kernel(t *testing.T, k knob) string {
+	t.Helper()
+	dir, v2 := cgroupDir(t, c.cgroups(t), k.controller)
+	name := k.v1
+	if v2 {
+		name = k.v2
+	}
+	return strings.TrimSpace(read(t, filepath.Join(dir, name)))
+}
+
+func TestResourcesAreInForce(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{
+				CpuPeriod: 50_000, CpuQuota: 25_000, CpuShares: 512,
+				MemoryLimitInBytes: 64 * mib, CpusetCpus: "0", CpusetMems: "0", OomScoreAdj: 500,
+			}
+		})
+		c.holds(t, memoryLimit, strconv.Itoa(64*mib), strconv.Itoa(64*mib))
+		c.holds(t, cpuQuota, "25000", "25000 50000")
+		c.holds(t, cpuPeriod, "50000", "25000 50000")
+		c.holds(t, cpuShares, "512", "20")
+		c.holds(t, cpus, "0", "0")
+		c.holds(t, mems, "0", "0")
+		equal(t, "oom_score_adj", c.procfs(t, "oom_score_adj"), "500")
+
+		got := c.status(t).Resources.GetLinux()
+		want := c.config.Linux.Resources
+		equal(t, "memory limit in the status", got.GetMemoryLimitInBytes(), want.MemoryLimitInBytes)
+		equal(t, "CPU quota in the status", got.GetCpuQuota(), want.CpuQuota)
+		equal(t, "CPU period in the status", got.GetCpuPeriod(), want.CpuPeriod)
+		equal(t, "CPU shares in the status", got.GetCpuShares(), want.CpuShares)
+		equal(t, "CPU set in the status", got.GetCpusetCpus(), want.CpusetCpus)
+	})
+}
+
+// holds compares a limit with its value on version 1 or 2 of cgroups.
+func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
+	t.Helper()
+	want := v1
+	if _, unified := cgroupDir(t, c.cgroups(t), k.controller); unified {
+		want = v2
+	}
+	equal(t, k.v1, c.kernel(t, k), want)
+}
+
+func TestUpdateContainerResources(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{CpuPeriod: 100_000, CpuQuota: 50_000, CpuShares: 512, MemoryLimitInBytes: 64 * mib}
+		})
+		update := func(r *cri.LinuxContainerResources) error {
+			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.id, Linux: r})
+			return err
+		}
+		for _, limit := range []int64{128 * mib, 32 * mib} { // up and down again
+			if err := update(&cri.LinuxContainerResources{MemoryLimitInBytes: limit}); err != nil {
+				t.Fatalf("memory limit %d: %v", limit, err)
+			}
+			c.holds(t, memoryLimit, strconv.FormatInt(limit, 10), strconv.FormatInt(limit, 10))
+			equal(t, "memory limit in the status", c.status(t).Resources.GetLinux().GetMemoryLimitInBytes(), limit)
+			c.holds(t, cpuQuota, "50000", "50000 100000") // what is not named stays
+			c.holds(t, cpuShares, "512", "20")
+		}
+		if err := update(&cri.LinuxContainerResources{CpuPeriod: 20_000, CpuQuota: 10_000, CpuShares: 1024, CpusetCpus: "0"}); err != nil {
+			t.Fatal(err)
+		}
+		c.holds(t, cpuQuota, "10000", "10000 20000")
+		c.holds(t, cpuShares, "1024", "39")
+		c.holds(t, cpus, "0", "0")
+		s := c.status(t).Resources.GetLinux()
+		equal(t, "CPU quota in the status", s.GetCpuQuota(), 10_000)
+		equal(t, "memory limit in the status", s.GetMemoryLimitInBytes(), 32*mib)
+
+		// What the kernel refuses changes nothing.
+		if err := update(&cri.LinuxContainerResources{CpusetCpus: "4000"}); err == nil {
+			t.Error("a CPU that does not exist was accepted")
+		}
+		c.holds(t, cpus, "0", "0")
+		equal(t, "CPU set in the status after a refusal", c.status(t).Resources.GetLinux().GetCpusetCpus(), "0")
+
+		c.stop(t, 0)
+		wantCode(t, update(&cri.LinuxContainerResources{CpuShares: 2}), codes.FailedPrecondition, c.id[:12])
+	})
+}
+
+func TestUpdateBeforeStart(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).create(t, "sleep")
+		_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+			ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 96 * mib},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.start(t)
+		c.holds(t, memoryLimit, strconv.Itoa(96*mib), strconv.Itoa(96*mib))
+	})
+}
+
+func TestCgroupParentOfThePod(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		parent := w.CgroupParent() + "/burstable/pod" + handler
+		// The parent is the kubelet's, who removes it when the pod is gone.
+		t.Cleanup(func() {
+			for _, dir := range inventory.Cgroups(parent) {
+				os.Remove(dir)
+				os.Remove(filepath.Dir(dir))
+			}
+		})
+		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = parent })
+		c := p.start(t, "sleep")
+		for _, line := range c.cgroups(t).Cgroups {
+			part := strings.SplitN(line, ":", 3)
+			if !strings.HasPrefix(part[2], parent+"/") && part[1] != "" {
+				t.Errorf("hierarchy %q: the container is in %s, not below %s", part[1], part[2], parent)
+			}
+		}
+	})
+}
+
+// A node whose server may not lower it runs the container at the server's own
+// value instead of failing.
+func TestOOMScoreBelowWhatTheServerMay(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		f := w.run(t, handler).facts(t, func(c *cri.ContainerConfig) { c.Linux.Resources.OomScoreAdj = -998 })
+		if f.OOMScore > 0 {
+			t.Errorf("oom_score_adj is %d", f.OOMScore)
+		}
+	})
+}

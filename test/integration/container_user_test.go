@@ -1,0 +1,111 @@
+package integration
+
+import (
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The image's passwd knows root 0:0, app 1001:1002 and nobody 65534:65534; its
+// group adds app to extra 2001 and more 2002, and nobody to more.
+func TestUsersAndGroups(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	type security = cri.LinuxContainerSecurityContext
+	id := func(n int64) *cri.Int64Value { return &cri.Int64Value{Value: n} }
+	cases := map[string]struct {
+		image    string // USER of the image
+		security *security
+		uid, gid int
+		groups   []int
+		home     string
+	}{
+		"nothing":              {"", &security{}, 0, 0, []int{0}, "/root"},
+		"uid":                  {"", &security{RunAsUser: id(1001)}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"uid without entry":    {"", &security{RunAsUser: id(4711)}, 4711, 0, []int{0}, "/"},
+		"uid and gid":          {"", &security{RunAsUser: id(1001), RunAsGroup: id(5000)}, 1001, 5000, []int{2001, 2002, 5000}, "/home/app"},
+		"user name":            {"", &security{RunAsUsername: "app"}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"user name and gid":    {"", &security{RunAsUsername: "app", RunAsGroup: id(77)}, 1001, 77, []int{77, 2001, 2002}, "/home/app"},
+		"supplemental":         {"", &security{RunAsUser: id(4711), SupplementalGroups: []int64{9, 8}}, 4711, 0, []int{0, 8, 9}, "/"},
+		"merge":                {"", &security{RunAsUser: id(1001), SupplementalGroups: []int64{9}, SupplementalGroupsPolicy: cri.SupplementalGroupsPolicy_Merge}, 1001, 1002, []int{9, 1002, 2001, 2002}, "/home/app"},
+		"strict":               {"", &security{RunAsUser: id(1001), SupplementalGroups: []int64{9}, SupplementalGroupsPolicy: cri.SupplementalGroupsPolicy_Strict}, 1001, 1002, []int{9, 1002}, "/home/app"},
+		"image name":           {"app", &security{}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"image uid":            {"1001", &security{}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"image name:group":     {"app:extra", &security{}, 1001, 2001, []int{2001, 2002}, "/home/app"},
+		"image uid:gid":        {"1003:1004", &security{}, 1003, 1004, []int{1004}, "/"},
+		"request beats image":  {"nobody", &security{RunAsUser: id(1001)}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
+		"name and group names": {"nobody:more", &security{}, 65534, 2002, []int{2002}, "/"},
+	}
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		refs := map[string]string{"": probe}
+		for name, c := range cases {
+			if refs[c.image] == "" {
+				refs[c.image] = w.image(t, func(config *imagespec.ImageConfig) { config.User = c.image })
+			}
+			made := p.start(t, "facts", func(config *cri.ContainerConfig) {
+				config.Image.Image = refs[c.image]
+				s := config.Linux.SecurityContext
+				s.RunAsUser, s.RunAsGroup, s.RunAsUsername = c.security.RunAsUser, c.security.RunAsGroup, c.security.RunAsUsername
+				s.SupplementalGroups, s.SupplementalGroupsPolicy = c.security.SupplementalGroups, c.security.SupplementalGroupsPolicy
+			})
+			made.wait(t)
+			f := lastFacts(t, made)
+			equal(t, name+": uid", f.UID, c.uid)
+			equal(t, name+": gid", f.GID, c.gid)
+			// The primary group must be among the supplementary ones, or files
+			// that shut it out would not (CVE-2022-2995).
+			equalSlices(t, name+": groups", unique(append(f.Groups, f.GID)), unique(c.groups))
+			if f.UID != 0 && !contains(f.Groups, f.GID) {
+				t.Errorf("%s: groups %v lack the primary one %d (CVE-2022-2995)", name, f.Groups, f.GID)
+			}
+			home, _ := f.Getenv("HOME")
+			equal(t, name+": HOME", home, c.home)
+
+			told := made.status(t).GetUser().GetLinux()
+			equal(t, name+": uid in the status", told.GetUid(), int64(c.uid))
+			equal(t, name+": gid in the status", told.GetGid(), int64(c.gid))
+		}
+	})
+}
+
+func TestUnknownUserNamesAreRefused(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	_, err := p.try(t.Context(), steps("sleep"), func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.RunAsUsername = "stranger"
+	})
+	wantCode(t, err, codes.InvalidArgument, "stranger")
+
+	ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = "app:strangers" })
+	_, err = p.try(t.Context(), steps("sleep"), fromImage(ref))
+	wantCode(t, err, codes.InvalidArgument, "strangers")
+}
+
+// USER of an image is the attacker's: a number that does not fit must neither
+// wrap round to 0 nor be looked up as a name.
+func TestImageUserOutOfRange_CVE_2024_40635(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	for _, user := range []string{"4294967296", "-1", "2147483648", "99999999999999999999", "0x0", "+0", "1001:4294967296", "1001:-5", ":", "app:"} {
+		t.Run(user, func(t *testing.T) {
+			ref := w.image(t, func(c *imagespec.ImageConfig) { c.User = user })
+			c, err := p.try(t.Context(), steps("facts"), func(c *cri.ContainerConfig) { c.Image.Image = ref })
+			if err != nil {
+				wantCode(t, err, codes.InvalidArgument)
+				return
+			}
+			if user == "app:" || user == ":" { // docker reads an empty part as not given
+				return
+			}
+			c.start(t)
+			c.wait(t)
+			f := lastFacts(t, c)
+			t.Errorf("USER %s was accepted and runs as %d:%d", user, f.UID, f.GID)
+		})
+	}
+}

@@ -1,0 +1,88 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// failing is the program of test/failing, built once.
+var failing = sync.OnceValues(func() ([]byte, error) {
+	repo, err := node.Repository()
+	if err != nil {
+		return nil, err
+	}
+	f, err := image.GoProgram(context.Background(), "failing", repo, "./test/failing")
+	return f.Data, err
+})
+
+// A faulty program plays another one and misbehaves when told to.
+type faulty struct{ dir string }
+
+// install puts a faulty program called name into dir, in front of the real one.
+func install(t *testing.T, dir, name, real string) *faulty {
+	t.Helper()
+	program, err := failing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "faults"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(real, filepath.Join(dir, "real")); err != nil {
+		t.Fatal(err)
+	}
+	return &faulty{dir}
+}
+
+// cni is the node's bridge plugin, which may be told to fail.
+func (w *world) cni(t *testing.T) *faulty {
+	t.Helper()
+	return install(t, w.Path("cni", "bin"), "bridge", "/usr/lib/cni/bridge")
+}
+
+// does says what to do at a verb from now on; see test/failing for the words.
+func (f *faulty) does(t *testing.T, verb, words string) {
+	t.Helper()
+	put(t, filepath.Join(f.dir, "faults", verb), words)
+}
+
+// heal ends all faults, but not what hangs already.
+func (f *faulty) heal(t *testing.T) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(f.dir, "faults", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// calls counts the journal's lines with this verb and outcome, by id.
+func (f *faulty) calls(t *testing.T, verb, outcome string) map[string]int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(f.dir, "journal"))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for line := range strings.Lines(string(data)) {
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(words) == 3 && words[0] == verb && words[2] == outcome {
+			out[words[1]]++
+		}
+	}
+	return out
+}

@@ -1,0 +1,164 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// sandbox runs and removes a pod without containers.
+func (w *world) sandbox(ctx context.Context, name, handler string) error {
+	config := kubelet.Pod(name)
+	p, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.PodSandboxId}); err != nil {
+		return err
+	}
+	_, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.PodSandboxId})
+	return err
+}
+
+func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	ctx := t.Context()
+	churn := func(pods, withContainer int) {
+		for i := range pods {
+			if err := w.sandbox(ctx, fmt.Sprintf("seq-%d", i), handlers[i%2]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range withContainer {
+			if err := w.life(ctx, fmt.Sprintf("full-%d", i), handlers[i%2], i%100); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var group sync.WaitGroup
+		for i := range 16 {
+			group.Go(func() {
+				if err := w.life(ctx, fmt.Sprintf("par-%d", i), handlers[i%2], i); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+	}
+	churn(4, 4) // what a busy server keeps anyway: threads, connections, caches
+	stacks := w.goroutines(t)
+	churn(4, 4) // once more, for the server that the dump has made necessary
+	before := w.load(t)
+	churn(200, 30)
+	settled := eventually(func() bool {
+		now := w.load(t)
+		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+8
+	})
+	if !settled {
+		now := w.load(t)
+		t.Errorf("file descriptors went from %d to %d, threads from %d to %d\nbefore: %v\n after: %v",
+			before.Total(), now.Total(), before.Threads, now.Threads, before.FDs, now.FDs)
+	}
+	for kind, n := range w.goroutines(t) {
+		if n > stacks[kind]+2 {
+			t.Errorf("%d goroutines, before %d, made at %s", n, stacks[kind], kind)
+		}
+	}
+	if err := w.Clean(ctx, w.empty, patience); err != nil {
+		t.Error(err)
+	}
+	for _, ip := range mustInventory(t, w).About("lease:") {
+		t.Errorf("an address is still taken: %s", ip)
+	}
+}
+
+func (w *world) load(t *testing.T) inventory.Load {
+	t.Helper()
+	l, err := inventory.Server(w.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// goroutines counts the server's goroutines by where they were made, and
+// starts the server anew.
+func (w *world) goroutines(t *testing.T) map[string]int {
+	t.Helper()
+	dump, err := w.Stacks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, g := range strings.Split(dump, "\n\n") {
+		if _, by, ok := strings.Cut(g, "created by "); ok && strings.Contains(g, "goroutine ") {
+			by, _, _ = strings.Cut(by, " in goroutine")
+			out[strings.TrimSpace(by)]++
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("no goroutines in the dump: %.500s", dump)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Sixteen pods live at the same time have an address each.
+func TestPodsAtOnceHaveAddressesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	var mu sync.Mutex
+	seen := map[string]string{}
+	var group sync.WaitGroup
+	for i := range 16 {
+		group.Go(func() {
+			config := w.podConfig(t, func(c *cri.PodSandboxConfig) { c.Metadata.Name = fmt.Sprintf("at-once-%d", i) })
+			p, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handlers[i%2]})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			s, err := w.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.PodSandboxId})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ips := append([]string{s.Status.Network.Ip}, additional(s.Status.Network)...)
+			for _, ip := range ips {
+				if seen[ip] != "" {
+					t.Errorf("two pods have %s", ip)
+				}
+				seen[ip] = p.PodSandboxId
+			}
+		})
+	}
+	group.Wait()
+	began := time.Now()
+	for _, id := range slices.Compact(slices.Sorted(maps.Values(seen))) {
+		(&pod{w: w, id: id, config: &cri.PodSandboxConfig{LogDirectory: w.Path("none")}, made: []string{id}}).vanish(t)
+	}
+	t.Logf("removed 16 pods in %v", time.Since(began))
+}
+
+func additional(n *cri.PodSandboxNetworkStatus) []string {
+	var out []string
+	for _, ip := range n.AdditionalIps {
+		out = append(out, ip.Ip)
+	}
+	return out
+}

@@ -1,0 +1,108 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// monitors are the crius-conmon processes of a container.
+func (w *world) monitors(t *testing.T, id string) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []int
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(strings.SplitN(string(data), "\x00", 2)[0], "conmon") {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		cwd, _ := os.Readlink(filepath.Join(filepath.Dir(file), "cwd"))
+		if strings.Contains(string(data), id) || strings.Contains(cwd, id) {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// A container whose monitor is gone has nobody to take its output and its exit
+// code: it is ended and says why, and everything about it can be removed.
+func TestALostMonitorEndsItsContainer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		for name, while := range map[string]func(t *testing.T, kill func()){
+			"server up": func(t *testing.T, kill func()) { kill() },
+			"server down": func(t *testing.T, kill func()) {
+				if err := w.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				kill()
+				if err := w.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				p := w.run(t, handler)
+				c, other := p.start(t, "sleep"), p.start(t, "sleep")
+				monitors := w.monitors(t, c.id)
+				if len(monitors) != 1 {
+					t.Fatalf("the container's monitors are %v, want one", monitors)
+				}
+				while(t, func() { unix.Kill(monitors[0], unix.SIGKILL) })
+				s := c.wait(t)
+				if s.ExitCode == 0 || s.Reason == "" || s.Reason == "Completed" || !strings.Contains(s.Message, "monitor") {
+					t.Errorf("code %d, reason %q, message %q", s.ExitCode, s.Reason, s.Message)
+				}
+				if !eventually(func() bool { return len(w.processesOf(t, c.id)) == 0 }) {
+					t.Errorf("processes %v live on", w.processesOf(t, c.id))
+				}
+				equal(t, "state of the other container", other.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+				c.stop(t, 1)
+				c.remove(t)
+			})
+		}
+	})
+}
+
+// The monitor must not be charged to, nor die with, what it watches
+// (CVE-2019-14891), and must not be reachable from a pod (CVE-2020-15257).
+func TestTheMonitorLivesApart_CVE_2019_14891(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		monitors := w.monitors(t, c.id)
+		if len(monitors) != 1 {
+			t.Fatalf("the container's monitors are %v, want one", monitors)
+		}
+		proc := filepath.Join("/proc", strconv.Itoa(monitors[0]))
+		for _, line := range strings.Split(read(t, filepath.Join(proc, "cgroup")), "\n") {
+			if strings.Contains(line, w.CgroupParent()) {
+				t.Errorf("the monitor is in the pods' cgroup: %s", line)
+			}
+		}
+		if !strings.Contains(read(t, filepath.Join(proc, "cgroup")), "/"+w.ID+"/monitors") {
+			t.Errorf("the monitor is not in the configured cgroup:\n%s", read(t, filepath.Join(proc, "cgroup")))
+		}
+		own, _ := os.Readlink(filepath.Join(proc, "ns", "net"))
+		equal(t, "network namespace of the monitor", own, w.netNS(t))
+		if a := strings.Join(mustInventory(t, w).About("abstract socket"), "\n"); a != "" {
+			t.Errorf("abstract sockets: %s", a)
+		}
+	})
+}

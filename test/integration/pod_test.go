@@ -1,0 +1,326 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/images/facts"
+)
+
+// The words in which the tests of this package are written: a world runs pods,
+// a pod runs containers, a container is waited for, read and asked.
+
+type pod struct {
+	w       *world
+	id      string
+	handler string
+	config  *cri.PodSandboxConfig
+	made    []string // ids of the pod and of its containers
+}
+
+type container struct {
+	pod    *pod
+	id     string
+	config *cri.ContainerConfig
+}
+
+type (
+	podChange       = func(*cri.PodSandboxConfig)
+	containerChange = func(*cri.ContainerConfig)
+)
+
+// podConfig is a pod named after the test.
+func (w *world) podConfig(t *testing.T, change ...podChange) *cri.PodSandboxConfig {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(t.Name()))
+	change = append([]podChange{kubelet.LogsBelow(w.Path("logs"))}, change...)
+	return kubelet.Pod(strings.Trim(name[:min(len(name), 60)], "-"), change...)
+}
+
+// run makes a pod that is gone without a trace when the test has ended.
+func (w *world) run(t *testing.T, handler string, change ...podChange) *pod {
+	t.Helper()
+	p := &pod{w: w, handler: handler, config: w.podConfig(t, change...)}
+	resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
+	if err != nil {
+		t.Fatalf("RunPodSandbox: %v", err)
+	}
+	p.id, p.made = resp.PodSandboxId, []string{resp.PodSandboxId}
+	t.Cleanup(func() { p.vanish(t) })
+	return p
+}
+
+// vanish removes the pod and checks that nothing bears the id of the pod or of
+// one of its containers any more.
+func (p *pod) vanish(t *testing.T) {
+	t.Helper()
+	ctx := context.Background()
+	if t.Failed() {
+		t.Logf("the server's log about the pod:\n%s", p.w.LogAbout(20, p.made...))
+	}
+	if _, err := p.w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id}); err != nil {
+		t.Errorf("StopPodSandbox at the end: %v", err)
+	}
+	if _, err := p.w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.id}); err != nil {
+		t.Errorf("RemovePodSandbox at the end: %v", err)
+	}
+	os.RemoveAll(p.config.LogDirectory)
+	var left []string
+	soon := func() bool {
+		now, err := p.w.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = now.About(p.made...)
+		return len(left) == 0
+	}
+	if !eventually(soon) {
+		t.Errorf("left over by pod %s:\n%s", p.id, inventory.Brief("", left))
+	}
+}
+
+// eventually asks until the answer is yes or patience ends.
+func eventually(yes func() bool) bool {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if yes() {
+			return true
+		}
+	}
+	return yes()
+}
+
+func (p *pod) status(t *testing.T) *cri.PodSandboxStatus {
+	t.Helper()
+	resp, err := p.w.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.id})
+	if err != nil {
+		t.Fatalf("PodSandboxStatus: %v", err)
+	}
+	return resp.Status
+}
+
+func (p *pod) stop(t *testing.T) {
+	t.Helper()
+	if _, err := p.w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.id}); err != nil {
+		t.Fatalf("StopPodSandbox: %v", err)
+	}
+}
+
+func (p *pod) remove(t *testing.T) {
+	t.Helper()
+	if _, err := p.w.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: p.id}); err != nil {
+		t.Fatalf("RemovePodSandbox: %v", err)
+	}
+}
+
+// steps is the command line of a probe: words, with ";" between steps.
+func steps(line string) []string { return strings.Fields(line) }
+
+// try is CreateContainer as it is; the container has the probe's arguments in
+// args, and a name that no other container of the pod has.
+func (p *pod) try(ctx context.Context, args []string, change ...containerChange) (*container, error) {
+	name := fmt.Sprintf("c%d", len(p.made))
+	config := kubelet.Container(name, probe, args, change...)
+	resp, err := p.w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
+		PodSandboxId: p.id, Config: config, SandboxConfig: p.config,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.made = append(p.made, resp.ContainerId)
+	return &container{pod: p, id: resp.ContainerId, config: config}, nil
+}
+
+func (p *pod) create(t *testing.T, line string, change ...containerChange) *container {
+	t.Helper()
+	c, err := p.try(t.Context(), steps(line), change...)
+	if err != nil {
+		t.Fatalf("CreateContainer: %v", err)
+	}
+	return c
+}
+
+// start creates and starts a container.
+func (p *pod) start(t *testing.T, line string, change ...containerChange) *container {
+	t.Helper()
+	c := p.create(t, line, change...)
+	c.start(t)
+	return c
+}
+
+// finish runs a container to its end and returns what it wrote to stdout; it
+// must end with code 0.
+func (p *pod) finish(t *testing.T, line string, change ...containerChange) string {
+	t.Helper()
+	c := p.start(t, line, change...)
+	if s := c.wait(t); s.ExitCode != 0 {
+		t.Fatalf("container %q ended with code %d, %s %s: %s", line, s.ExitCode, s.Reason, s.Message, kubelet.Text(c.log(t), "stderr"))
+	}
+	return c.output(t)
+}
+
+// facts runs a container that describes itself.
+func (p *pod) facts(t *testing.T, change ...containerChange) *facts.Facts {
+	t.Helper()
+	f, err := facts.Parse([]byte(p.finish(t, "facts", change...)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (c *container) start(t *testing.T) {
+	t.Helper()
+	if _, err := c.pod.w.Runtime().StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c.id}); err != nil {
+		t.Fatalf("StartContainer: %v", err)
+	}
+}
+
+// stop is StopContainer with a grace period in seconds.
+func (c *container) stop(t *testing.T, grace int64) {
+	t.Helper()
+	if _, err := c.pod.w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: grace}); err != nil {
+		t.Fatalf("StopContainer: %v", err)
+	}
+}
+
+func (c *container) remove(t *testing.T) {
+	t.Helper()
+	if _, err := c.pod.w.Runtime().RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: c.id}); err != nil {
+		t.Fatalf("RemoveContainer: %v", err)
+	}
+}
+
+func (c *container) status(t *testing.T) *cri.ContainerStatus {
+	t.Helper()
+	resp, err := c.pod.w.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: c.id})
+	if err != nil {
+		t.Fatalf("ContainerStatus: %v", err)
+	}
+	return resp.Status
+}
+
+// wait returns the status once the container has exited.
+func (c *container) wait(t *testing.T) *cri.ContainerStatus {
+	t.Helper()
+	var s *cri.ContainerStatus
+	if !eventually(func() bool { s = c.status(t); return s.State == cri.ContainerState_CONTAINER_EXITED }) {
+		t.Fatalf("container did not exit in %v: state %v", patience, s.State)
+	}
+	return s
+}
+
+// says waits until the container has written text to stdout.
+func (c *container) says(t *testing.T, text string) {
+	t.Helper()
+	if !eventually(func() bool { return strings.Contains(c.output(t), text) }) {
+		t.Fatalf("container never wrote %q, but %q", text, c.output(t))
+	}
+}
+
+func (c *container) logFile() string {
+	return filepath.Join(c.pod.config.LogDirectory, c.config.LogPath)
+}
+
+func (c *container) log(t *testing.T) []kubelet.LogRecord {
+	t.Helper()
+	records, err := kubelet.ReadLog(c.logFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+func (c *container) output(t *testing.T) string {
+	t.Helper()
+	return kubelet.Text(c.log(t), "stdout")
+}
+
+// exec runs a probe inside, which must end with code 0, and returns its output.
+func (c *container) exec(t *testing.T, line string) string {
+	t.Helper()
+	resp := c.execResult(t, line)
+	if resp.ExitCode != 0 {
+		t.Fatalf("exec %q ended with code %d: %s", line, resp.ExitCode, resp.Stderr)
+	}
+	return string(resp.Stdout)
+}
+
+func (c *container) execResult(t *testing.T, line string) *cri.ExecSyncResponse {
+	t.Helper()
+	resp, err := c.pod.w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+		ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Timeout: 30,
+	})
+	if err != nil {
+		t.Fatalf("ExecSync %q: %v", line, err)
+	}
+	return resp
+}
+
+// facts asks a running container about itself.
+func (c *container) facts(t *testing.T) *facts.Facts {
+	t.Helper()
+	f, err := facts.Parse([]byte(c.exec(t, "facts")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// wantCode checks that a call was refused with a code and a message that
+// contains each of the words.
+func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want code %v", err, code)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the message does not say %q: %v", word, err)
+		}
+	}
+}
+
+// equal compares two values and names what they are.
+func equal[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+func equalSlices[T comparable](t *testing.T, what string, got, want []T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+func contains[T comparable](s []T, x T) bool { return slices.Contains(s, x) }
+
+// unique is ascending and without repetition.
+func unique(s []int) []int {
+	s = slices.Clone(s)
+	slices.Sort(s)
+	return slices.Compact(s)
+}
+
+func timeout(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), d)
+}

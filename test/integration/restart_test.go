@@ -1,0 +1,289 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// zoo fills a node with pods of many shapes, and containers in every state.
+func (w *world) zoo(t *testing.T) []*pod {
+	t.Helper()
+	file := filepath.Join(w.dir(t), "file")
+	put(t, file, "mounted")
+	forPod, forContainer := pidMode(cri.NamespaceMode_POD)
+	var pods []*pod
+	for i, handler := range handlers {
+		plain := w.run(t, handler)
+		plain.start(t, "sleep")
+		plain.create(t, "sleep")
+		plain.start(t, "exit 3").wait(t)
+		plain.start(t, "alloc 200", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib }).wait(t)
+
+		odd := w.run(t, handler, func(c *cri.PodSandboxConfig) {
+			c.Labels = map[string]string{"empty": "", "ключ": "значение", "long": strings.Repeat("l", 10_000)}
+			c.Annotations = map[string]string{"lines": "a\nb", "nul": "\x00"}
+			c.Hostname = "odd.example"
+			c.DnsConfig = &cri.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"a.b"}, Options: []string{"ndots:5"}}
+			c.PortMappings = []*cri.PortMapping{{HostPort: int32(31000 + i), ContainerPort: 80}}
+			c.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"}
+			c.Metadata.Attempt = 7
+		})
+		odd.start(t, "sleep", func(c *cri.ContainerConfig) {
+			c.Tty, c.Stdin, c.StdinOnce = true, true, true
+			c.Metadata.Attempt = 9
+			c.StopSignal = cri.Signal_SIGNAL_SIGUSR1
+			c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: file, Readonly: true, Propagation: cri.MountPropagation_PROPAGATION_PRIVATE}}
+			c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1001}
+			c.Linux.SecurityContext.SupplementalGroups = []int64{5, 6}
+		})
+		updated := odd.start(t, "sleep", func(c *cri.ContainerConfig) { c.LogPath = "" })
+		if _, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+			ContainerId: updated.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 77 * mib, CpuShares: 99},
+		}); err != nil {
+			t.Fatal(err)
+		}
+
+		host := w.run(t, handler, kubelet.HostNetwork)
+		host.start(t, "sleep", hostNetworkContainer)
+		together := w.run(t, handler, forPod)
+		together.start(t, "sleep", forContainer)
+		stopped := w.run(t, handler)
+		stopped.start(t, "trap TERM ; exit 6")
+		stopped.stop(t)
+		empty := w.run(t, handler)
+		pods = append(pods, plain, odd, host, together, stopped, empty)
+	}
+	return pods
+}
+
+// everything is all that CRI tells of pods, containers and images, by id.
+func (w *world) everything(t *testing.T) map[string]proto.Message {
+	t.Helper()
+	ctx, r, out := t.Context(), w.Runtime(), map[string]proto.Message{}
+	pods, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		out["listed pod "+p.Id] = p
+		s, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.Id, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Timestamp, s.ContainersStatuses = 0, nil // of the reply, not of the pod
+		out["pod "+p.Id] = s
+	}
+	containers, err := r.ListContainers(ctx, &cri.ListContainersRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range containers.Containers {
+		out["listed container "+c.Id] = c
+		s, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out["container "+c.Id] = s
+	}
+	for _, i := range w.listImages(t, nil) {
+		out["image "+i.Id] = i
+	}
+	return out
+}
+
+func equalEverything(t *testing.T, before, after map[string]proto.Message) {
+	t.Helper()
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		if after[key] == nil {
+			t.Errorf("%s is gone", key)
+		} else if !proto.Equal(before[key], after[key]) {
+			t.Errorf("%s differs:\nbefore: %v\n after: %v", key, before[key], after[key])
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(after)) {
+		if before[key] == nil {
+			t.Errorf("%s is new", key)
+		}
+	}
+}
+
+func TestNothingChangesByARestart(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	pods := w.zoo(t)
+	before, things := w.everything(t), mustInventory(t, w)
+	for name, restart := range map[string]func(context.Context) error{"SIGTERM": w.Restart, "SIGKILL": w.Crash} {
+		t.Run(name, func(t *testing.T) {
+			if err := restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			equalEverything(t, before, w.everything(t))
+			if err := w.Clean(t.Context(), things, patience); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	// What runs is as manageable as before.
+	running := &container{pod: pods[0], id: pods[0].made[1], config: kubelet.Container("c1", probe, nil)}
+	running.exec(t, "echo alive")
+	running.stop(t, 5)
+	equal(t, "exit code after SIGTERM", running.status(t).ExitCode, 143)
+	created := &container{pod: pods[0], id: pods[0].made[2], config: kubelet.Container("c2", probe, nil)}
+	created.start(t)
+	equal(t, "state", created.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	for _, p := range pods {
+		p.vanish(t)
+	}
+	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExitsDuringDowntime(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		var all []*container
+		for i := range 5 {
+			all = append(all, p.start(t, fmt.Sprintf("sleep 1s ; echo last-words ; exit %d", 40+i)))
+		}
+		oom := p.start(t, "sleep 1s ; alloc 200", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib })
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		down := time.Now()
+		for len(w.processesOf(t, p.made[0]))+len(w.processesOf(t, oom.id)) > 0 || slices.ContainsFunc(all, func(c *container) bool { return len(w.processesOf(t, c.id)) > 0 }) {
+			if time.Since(down) > patience {
+				t.Fatal("the containers do not end")
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		ended := time.Now()
+		time.Sleep(time.Second) // so that a time taken at the restart would be wrong
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, c := range append(all, oom) {
+			s := c.status(t)
+			equal(t, "state", s.State, cri.ContainerState_CONTAINER_EXITED)
+			if finished := time.Unix(0, s.FinishedAt); finished.Before(down.Add(-time.Second)) || finished.After(ended.Add(500*time.Millisecond)) {
+				t.Errorf("finished at %v, but the container ended between %v and %v", finished, down, ended)
+			}
+			if c == oom {
+				equal(t, "reason", s.Reason, "OOMKilled")
+				continue
+			}
+			equal(t, "exit code", s.ExitCode, int32(40+i))
+			equal(t, "output", c.output(t), "last-words\n")
+		}
+	})
+}
+
+func TestOutputGoesOnDuringDowntime(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "runc")
+	c := p.start(t, "lines 2000 1ms ; exit 8")
+	for range 3 {
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := c.wait(t)
+	equal(t, "exit code", s.ExitCode, 8)
+	var want strings.Builder
+	for i := range 2000 {
+		fmt.Fprintln(&want, "line", i+1)
+	}
+	if got := c.output(t); got != want.String() {
+		t.Errorf("the log holds %d of 2000 lines, or in another order", strings.Count(got, "\n"))
+	}
+}
+
+func TestSIGTERMWaitsForWorkUnderWay(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	plugin := w.cni(t)
+	running := w.run(t, "runc")
+	c := running.start(t, "sleep")
+	plugin.does(t, "ADD", "once slow 2s")
+	config := w.podConfig(t)
+	type answer struct {
+		id  string
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		answered <- answer{resp.GetPodSandboxId(), err}
+	}()
+	if !eventually(func() bool { _, err := os.Stat(filepath.Join(plugin.dir, "faults", "ADD")); return os.IsNotExist(err) }) {
+		t.Fatal("the plugin was never called")
+	}
+	if err := w.Stop(); err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+	a := <-answered
+	if a.err != nil {
+		t.Errorf("the pod that was being made: %v", a.err)
+	}
+	if len(w.processesOf(t, c.id)) == 0 {
+		t.Error("a container has ended with the server")
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	if a.err == nil {
+		p := &pod{w: w, id: a.id, config: config, made: []string{a.id}}
+		equal(t, "state of the new pod", p.status(t).State, cri.PodSandboxState_SANDBOX_READY)
+		p.vanish(t)
+	}
+}
+
+// The same request once more is the same pod, also after a crash.
+func TestARepeatedRequestGetsTheSameID(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "runc")
+	c := p.create(t, "sleep")
+	again := func(t *testing.T) {
+		t.Helper()
+		pod, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: "runc"})
+		if err != nil || pod.PodSandboxId != p.id {
+			t.Errorf("RunPodSandbox again: %v, %v, want id %s", pod, err, p.id)
+		}
+		ctr, err := w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: c.config, SandboxConfig: p.config})
+		if err != nil || ctr.ContainerId != c.id {
+			t.Errorf("CreateContainer again: %v, %v, want id %s", ctr, err, c.id)
+		}
+	}
+	again(t)
+	if err := w.Crash(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again(t)
+
+	other := proto.CloneOf(p.config)
+	other.Labels["another"] = "request"
+	_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: other, RuntimeHandler: "runc"})
+	wantTaken(t, err, p.id)
+	config := proto.CloneOf(c.config)
+	config.Args = steps("another request")
+	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+	wantTaken(t, err, c.id)
+}
