@@ -26,6 +26,10 @@ setup: ## Install what tests and demo need (Debian, as root).
 test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
 	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 15m -run '$(RUN)' $(or $(PACKAGES),./...)
 
+.PHONY: demo
+demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
+
 .PHONY: lint
 lint: ## Complain about form: gofmt, go vet.
 	@unformatted=$$(gofmt -l cmd conmon internal network oci server storage test); \

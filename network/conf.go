@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,8 +62,8 @@ func (n *Network) missing(broken map[string]string) error {
 		text = fmt.Sprintf("no CNI configuration of the network %q in %s", n.cfg.DefaultNetwork, n.cfg.ConfDir)
 	}
 	text += ": install a network add-on, or put a *.conflist there"
-	for file, why := range broken {
-		text += fmt.Sprintf("; %s is unusable: %s", filepath.Base(file), why)
+	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time: it becomes a node condition
+		text += fmt.Sprintf("; %s is unusable: %s", filepath.Base(file), broken[file])
 	}
 	return fmt.Errorf("%w: %s", fault.Unavailable, text)
 }

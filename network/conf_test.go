@@ -95,6 +95,18 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// The reason becomes a condition of the node, which must not change each time.
+func TestMissingIsStable(t *testing.T) {
+	t.Parallel()
+	n, _ := at(t, "", map[string]string{"1.conf": "{", "2.conf": "[]", "3.conf": "", "4.conf": "{}"})
+	_, first := n.choose()
+	for range 20 {
+		if _, err := n.choose(); err.Error() != first.Error() {
+			t.Fatalf("%v\nand then %v", first, err)
+		}
+	}
+}
+
 // A fifo in the directory must not hang the node.
 func TestChooseFifo(t *testing.T) {
 	t.Parallel()

@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -139,6 +140,9 @@ func (p Pod) check() error {
 	if err := utils.ValidateContainerID(p.ID); err != nil {
 		return fmt.Errorf("%w: pod id %.128q: %w", fault.Invalid, p.ID, err)
 	}
+	if !filepath.IsAbs(p.CacheDir) { // libcni would take a directory of all runtimes
+		return fmt.Errorf("%w: cache directory %.128q of pod %s is not an absolute path", fault.Invalid, p.CacheDir, p.ID)
+	}
 	return nil
 }
 
@@ -175,7 +179,7 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	if a.NetNSInode != 0 && a.NetNSInode != inode {
 		return nil, fmt.Errorf("%w: %s is not the network namespace any more that it was", fault.Precondition, p.NetNS)
 	}
-	ctx, cancel := n.limit(ctx, n.cfg.Timeout)
+	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
 	result, err := n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
 	if err != nil {
@@ -224,7 +228,7 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	if err := a.remember(list); err != nil {
 		return err
 	}
-	ctx, cancel := n.limit(ctx, n.cfg.Timeout)
+	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
 	return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
 }
@@ -293,7 +297,7 @@ func (n *Network) Ready(ctx context.Context) error {
 	if err := n.installed(chosen.list); err != nil {
 		return fmt.Errorf("network %q of %s: %w", chosen.list.Name, chosen.file, err)
 	}
-	ctx, cancel := n.limit(ctx, min(statusLimit, n.cfg.Timeout))
+	ctx, cancel := limit(ctx, min(statusLimit, n.cfg.Timeout))
 	defer cancel()
 	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
 		return fmt.Errorf("network %q of %s: %w: CNI STATUS: %w", chosen.list.Name, chosen.file, fault.Unavailable, err)
@@ -330,7 +334,7 @@ func (n *Network) cni(p Pod) *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir(n.cfg.PluginDirs, p.CacheDir, &runner{})
 }
 
-func (n *Network) limit(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+func limit(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w: the plugins took longer than %s", fault.Timeout, d))
 }
 

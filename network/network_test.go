@@ -373,6 +373,7 @@ func TestPlanRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*Pod){
 		"no id":             func(p *Pod) { p.ID = "" },
 		"id with a path":    func(p *Pod) { p.ID = "../../etc" },
+		"no cache":          func(p *Pod) { p.CacheDir = "" },
 		"args in a name":    func(p *Pod) { p.Name = "a;K8S_POD_NAMESPACE=kube-system" },
 		"args in namespace": func(p *Pod) { p.Namespace = "a=b" },
 		"newline in uid":    func(p *Pod) { p.UID = "a\nb" },
@@ -439,10 +440,14 @@ func TestNoLeak(t *testing.T) {
 }
 
 func BenchmarkAttachDetach(b *testing.B) {
-	n := newNode(b, map[string]string{"10-pods.conflist": bridgeConf(range4)})
-	p := n.pod()
-	for b.Loop() {
-		n.detach(p, n.attach(p))
+	for name, ranges := range map[string]string{"IPv4": range4, "dual stack": range4 + "," + range6} {
+		b.Run(name, func(b *testing.B) {
+			n := newNode(b, map[string]string{"10-pods.conflist": bridgeConf(ranges)})
+			p := n.pod()
+			for b.Loop() {
+				n.detach(p, n.attach(p))
+			}
+		})
 	}
 }
 

@@ -233,6 +233,11 @@ func writeSpec(dir string, spec *specs.Spec) error {
 	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
 }
 
+// ReadOnlyFile is a mount that shows a file of the node in the container.
+func ReadOnlyFile(source, destination string) specs.Mount {
+	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
+}
+
 // ReadSpec reads the config.json of a bundle, or a part of it: T may be any
 // type that the document decodes into.
 func ReadSpec[T any](dir string) (*T, error) {

@@ -27,11 +27,15 @@ import (
 // a child of it keeps the pipe open (containerd/containerd#7832).
 const drainTime = 2 * time.Second
 
-// Exec has the runtime start process detached, with our pipes as its stdio.
+// Exec has the runtime start the command detached, with our pipes as its stdio.
 // The runtime is gone again before the process has done anything; what remains
 // is a child of this server (Reaper makes it a subreaper) whose exit the server
 // sees by itself: no second monitor, no mount, no dbus call.
-func (t *cliTask) Exec(ctx context.Context, process *specs.Process, timeout time.Duration) (*ExecResult, error) {
+func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
+	process, err := execProcess(t.ref.Dir, args)
+	if err != nil {
+		return nil, err
+	}
 	// The time counts from the request, not from when the process runs.
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -72,6 +76,19 @@ func (t *cliTask) Exec(ctx context.Context, process *specs.Process, timeout time
 		return nil, fmt.Errorf("wait for command: %w", err)
 	}
 	return &ExecResult{Stdout: stdout.drain(), Stderr: stderr.drain(), ExitCode: exitCode(state)}, nil
+}
+
+// execProcess is the container's own process with another command. A terminal
+// is the business of whoever attaches one.
+func execProcess(bundle string, args []string) (*specs.Process, error) {
+	spec, err := ReadSpec[specs.Spec](bundle)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	process := spec.Process
+	process.Args = args
+	process.Terminal, process.ConsoleSize = false, nil
+	return process, nil
 }
 
 // execDetached runs the runtime's exec and returns the process it started.

@@ -64,6 +64,6 @@ func (gone) Start(context.Context) error                         { return errGon
 func (gone) Started(context.Context) (bool, error)               { return false, errGone }
 func (gone) Update(context.Context, *specs.LinuxResources) error { return errGone }
 func (gone) ReopenLog(context.Context) error                     { return errGone }
-func (gone) Exec(context.Context, *specs.Process, time.Duration) (*ExecResult, error) {
+func (gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
 	return nil, errGone
 }

@@ -58,8 +58,10 @@ type Task interface {
 	Signal(ctx context.Context, sig unix.Signal) error
 	// Kill sends SIGKILL to everything in the container.
 	Kill(ctx context.Context) error
-	// Exec runs a further process in the container until it ends.
-	Exec(ctx context.Context, process *specs.Process, timeout time.Duration) (*ExecResult, error)
+	// Exec runs a command in the container, as its own process runs but for the
+	// terminal, until it ends. Timeout 0 is no limit; what ran into it has been
+	// killed, with its children, and the error is fault.Timeout.
+	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
 	// Update changes the limits in force; fields that are nil stay.
 	Update(ctx context.Context, resources *specs.LinuxResources) error
 	// ReopenLog makes the monitor write to a new file at the old path.

@@ -73,7 +73,7 @@ func fillContainer(m *cri.Container, v *pod.ContainerView) {
 	m.PodSandboxId = v.SandboxID
 	m.Metadata = v.Config.GetMetadata()
 	m.Image = userImage(v.Config.GetImage())
-	m.ImageRef = v.ImageID
+	m.ImageRef = v.ImageRef
 	m.State = v.State
 	m.CreatedAt = nanos(v.CreatedAt)
 	m.Labels = v.Config.GetLabels()
@@ -96,7 +96,7 @@ func containerStatus(v *pod.ContainerView) *cri.ContainerStatus {
 		CreatedAt:   nanos(v.CreatedAt),
 		StartedAt:   nanos(v.StartedAt),
 		Image:       userImage(v.Config.GetImage()),
-		ImageRef:    v.ImageID,
+		ImageRef:    v.ImageRef,
 		Labels:      v.Config.GetLabels(),
 		Annotations: v.Config.GetAnnotations(),
 		Mounts:      validMounts(v.Mounts),

@@ -35,6 +35,7 @@ func fullContainerView() *pod.ContainerView {
 		Handler:    "crun",
 		Config:     maximalContainerConfig(),
 		ImageID:    idOf(9),
+		ImageRef:   "registry.example/web@sha256:" + idOf(9),
 		State:      cri.ContainerState_CONTAINER_EXITED,
 		CreatedAt:  time.Unix(1, 1),
 		StartedAt:  time.Unix(2, 2),
@@ -117,7 +118,7 @@ func TestContainerStatus(t *testing.T) {
 		FinishedAt:  3_000_000_003,
 		ExitCode:    137,
 		Image:       userImage(v.Config.Image),
-		ImageRef:    idOf(9),
+		ImageRef:    "registry.example/web@sha256:" + idOf(9),
 		Reason:      "OOMKilled",
 		Message:     "memory",
 		Labels:      v.Config.Labels,
@@ -158,7 +159,7 @@ func TestContainerItem(t *testing.T) {
 	wantFilled(t, got)
 	want := &cri.Container{
 		Id: v.ID, PodSandboxId: v.SandboxID, Metadata: v.Config.Metadata, Image: userImage(v.Config.Image),
-		ImageRef: idOf(9), State: v.State, CreatedAt: 1_000_000_001,
+		ImageRef: "registry.example/web@sha256:" + idOf(9), State: v.State, CreatedAt: 1_000_000_001,
 		Labels: v.Config.Labels, Annotations: v.Config.Annotations, ImageId: idOf(9),
 	}
 	if !proto.Equal(got, want) {

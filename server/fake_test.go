@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -258,6 +259,12 @@ func (f *fakeImages) FsInfo(ctx context.Context) (images, containers storage.FsU
 
 // idOf is a well-formed id.
 func idOf(n int) string { return fmt.Sprintf("%064x", n) }
+
+// freshID is one that no other test, nor this one when it is run again, puts in
+// the log.
+func freshID() string { return idOf(int(1<<32 + serial.Add(1))) }
+
+var serial atomic.Int64
 
 // node is a server on a socket of its own, with clients of both API versions.
 type node struct {

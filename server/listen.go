@@ -79,13 +79,7 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	// Linux gives the socket file the mode of the socket's own inode, less the
-	// umask: so it is born closed and opened only once it is complete.
-	born := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
-		return errors.Join(ctlErr, err)
-	}}
-	l, err := born.Listen(context.Background(), "unix", path)
+	l, err := bindClosed(path)
 	if err != nil {
 		return nil, fmt.Errorf("CRI socket: %w", err)
 	}
@@ -98,6 +92,16 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 		return nil, errors.Join(fmt.Errorf("CRI socket: %w", err), l.Close())
 	}
 	return l, nil
+}
+
+// bindClosed binds a socket that nobody may connect to yet: Linux gives the file
+// the mode of the socket's own inode, less the umask.
+func bindClosed(path string) (net.Listener, error) {
+	closed := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
+		return errors.Join(ctlErr, err)
+	}}
+	return closed.Listen(context.Background(), "unix", path)
 }
 
 // removeStale makes way at path if all that is there is a socket on which

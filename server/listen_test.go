@@ -56,6 +56,20 @@ func TestSocketPermissions(t *testing.T) {
 	}
 }
 
+// There is no moment at which the umask decides who may connect.
+func TestSocketIsBornClosed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := bindClosed(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Lstat(path); err != nil || info.Mode() != os.ModeSocket {
+		t.Errorf("socket has mode %v (%v)", info.Mode(), err)
+	}
+}
+
 // A set-group-ID directory gives its group to what is made in it.
 func TestSocketGroup(t *testing.T) {
 	t.Parallel()
@@ -97,6 +111,27 @@ func TestOneServerPerSocket(t *testing.T) {
 	if _, err := net.Dial("unix", cfg.Listen); err != nil {
 		t.Errorf("the first server is gone: %v", err)
 	}
+}
+
+// Between the start of one server and its first answer, a second one must not
+// take the path for free.
+func TestSocketIsLocked(t *testing.T) {
+	t.Parallel()
+	cfg := listenConfig(t)
+	if err := os.Mkdir(filepath.Dir(cfg.Listen), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	starting, err := lockSocket(cfg.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+		t.Errorf("got %v", err)
+	}
+	if err := starting.Close(); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, cfg)
 }
 
 // What another program serves stays, whether it answers or has its hands full.

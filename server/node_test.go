@@ -158,10 +158,15 @@ func TestOneImageIdentifier(t *testing.T) {
 	}
 	ids := []string{
 		pull.ImageRef, image.Image.Id, images.Images[0].Id,
-		container.Status.ImageId, container.Status.ImageRef, containers.Containers[0].ImageId, containers.Containers[0].ImageRef,
+		container.Status.ImageId, containers.Containers[0].ImageId,
 	}
 	if ids[0] != idOf(9) || len(slices.Compact(ids)) != 1 {
 		t.Errorf("identifiers %v", ids)
+	}
+	// Beside it, for humans and scanners, the digested name.
+	refs := []string{container.Status.ImageRef, containers.Containers[0].ImageRef}
+	if refs[0] != fullContainerView().ImageRef || len(slices.Compact(refs)) != 1 {
+		t.Errorf("references %v", refs)
 	}
 }
 

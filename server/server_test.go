@@ -33,7 +33,7 @@ func TestPanicEndsOneCall(t *testing.T) {
 		return nil
 	}
 	n.engine.sandboxes = []*pod.SandboxView{nil} // panics in the translation of a stream
-	id := idOf(0xdead)
+	id := freshID()
 	_, err := n.runtime.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
 	wantCode(t, err, codes.Internal)
 	if text := status.Convert(err).Message(); text != errPanic.Error() {
@@ -61,22 +61,22 @@ func TestPanicEndsOneCall(t *testing.T) {
 func TestLogOfCalls(t *testing.T) {
 	t.Parallel()
 	n := start(t)
-	good, bad := idOf(0xa000), idOf(0xb000)
+	good, bad, old, web, image := freshID(), freshID(), freshID(), freshID(), freshID()
 	ctx := t.Context()
 	n.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: good})
 	n.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: bad})
-	n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "log-web", Namespace: "log-ns"}}})
-	n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "log-image\n" + strings.Repeat("x", 1<<20)}})
-	n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/StopPodSandbox", &cri.StopPodSandboxRequest{PodSandboxId: idOf(0xc000)}, &cri.StopPodSandboxResponse{})
+	n.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: web, Namespace: "ns"}}})
+	n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image + "\n" + strings.Repeat("x", 1<<20)}})
+	n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/StopPodSandbox", &cri.StopPodSandboxRequest{PodSandboxId: old}, &cri.StopPodSandboxResponse{})
 	for _, c := range []struct {
 		mark string
 		want map[string]any
 	}{
 		{good, map[string]any{"level": "DEBUG", "container": good, "method": "/runtime.v1.RuntimeService/StopContainer"}},
 		{bad, map[string]any{"level": "INFO", "container": bad, "code": "NotFound", "err": `container "` + bad + `": not found`}},
-		{"log-web", map[string]any{"level": "DEBUG", "name": "log-ns/log-web"}},
-		{"log-image", map[string]any{"level": "INFO", "code": "InvalidArgument"}},
-		{idOf(0xc000), map[string]any{"level": "DEBUG", "pod": idOf(0xc000), "method": "/runtime.v1alpha2.RuntimeService/StopPodSandbox"}},
+		{web, map[string]any{"level": "DEBUG", "name": "ns/" + web}},
+		{image, map[string]any{"level": "INFO", "code": "InvalidArgument"}},
+		{old, map[string]any{"level": "DEBUG", "pod": old, "method": "/runtime.v1alpha2.RuntimeService/StopPodSandbox"}},
 	} {
 		lines := logs.about(c.mark)
 		if len(lines) != 1 {

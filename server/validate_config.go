@@ -100,8 +100,9 @@ func checkName(name string) error {
 	return checkOptionalName(name)
 }
 
-// checkOptionalName is for a name's parts of which records, cgroups and log
-// lines are made. The kubelet sends DNS names; crictl and tests send others.
+// checkOptionalName checks what may become part of a file's or cgroup's name
+// and of a log line. The kubelet sends DNS names; crictl and tests send others,
+// and may leave namespace and uid out.
 func checkOptionalName(name string) error {
 	if len(name) > maxName {
 		return bad("has %d bytes; send at most %d", len(name), maxName)
@@ -117,9 +118,9 @@ func checkHostname(name string) error {
 	if len(name) > maxHostname {
 		return bad("has %d bytes; send at most %d", len(name), maxHostname)
 	}
-	if i := strings.IndexFunc(name, func(r rune) bool {
-		return r > unicode.MaxASCII || !(unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-._", r))
-	}); i >= 0 {
+	if strings.ContainsFunc(name, func(r rune) bool {
+		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-._", r)
+	}) {
 		return bad("is %q; use only letters, digits, hyphens, dots and underscores", brief(name))
 	}
 	return nil

@@ -324,6 +324,15 @@ func TestMessagesKeepSecrets(t *testing.T) {
 	}
 }
 
+func TestBoundOfMaps(t *testing.T) {
+	t.Parallel()
+	selector := map[string]string{}
+	for i := range maxEntries + 1 {
+		selector[fmt.Sprint(i)] = ""
+	}
+	wantBad(t, in("filter", wellFormed(&cri.ContainerFilter{LabelSelector: selector})), "filter.label_selector")
+}
+
 func TestPathOfNestedFields(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{

@@ -154,3 +154,7 @@ func TestForeignLayerIsRefused(t *testing.T) {
 	}
 	n.empty()
 }
+
+func passwordOf(user, password string) *cri.AuthConfig {
+	return &cri.AuthConfig{Username: user, Password: password}
+}

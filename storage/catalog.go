@@ -105,7 +105,7 @@ func (c *catalog) read(ctx context.Context, record cstorage.Image) (entry, error
 	if err != nil {
 		return entry{record: record, lost: errors.Is(err, errLayersLost)}, err
 	}
-	image.Pinned = c.pinned(image)
+	image.Pinned = c.pinned(image) || record.ReadOnly // which nobody can remove
 	return entry{record: record, image: image}, nil
 }
 

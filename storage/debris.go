@@ -26,7 +26,9 @@ import (
 // it begins and deletes it at its end. A job whose work failed, or whose
 // process died, names the layers to look at: those made since it began, and
 // those that it lists. containers/storage itself refuses to delete a layer
-// that an image, a container or another layer needs.
+// that an image, a container or another layer needs. A layer that another tool
+// has just pulled, for an image that is still to come, cannot be told from
+// ours: that pull fails and has to be repeated.
 type debris struct {
 	store cstorage.Store
 	dir   string
@@ -215,7 +217,11 @@ func (d *debris) recover() error {
 		}
 		return err
 	}
-	return errors.Join(err, d.sweep(dead))
+	if sweepErr := d.sweep(dead); sweepErr != nil {
+		d.failed = dead // for the end of the next pull
+		err = errors.Join(err, sweepErr)
+	}
+	return err
 }
 
 // read locks and reads the job of a dead process; nil if there is none.
@@ -228,11 +234,12 @@ func (d *debris) read(name string) (*job, error) {
 		}
 		return nil, err
 	}
-	j := &job{debris: d, dir: dir, lock: lock, start: time.Now(), temporary: dir}
+	j := &job{debris: d, dir: dir, lock: lock, start: time.Now()}
 	if list, err := os.ReadFile(filepath.Join(dir, layersName)); err == nil {
 		j.layers = strings.Fields(string(list))
 		return j, nil
 	}
+	j.temporary = dir
 	since, _, _ := strings.Cut(name, "-")
 	if nanoseconds, err := strconv.ParseInt(since, 10, 64); err == nil {
 		j.start = time.Unix(0, nanoseconds)

@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -146,11 +147,11 @@ func TestCancelledPull(t *testing.T) {
 					c.TemporaryDir = temporary
 				}
 			})
-			first, second := noise(t, 500<<10, 500<<10), noise(t, 500<<10)
+			first, second := noise(t, 500<<10, 500<<10), noise(t, 1000, 500<<10)
 			r := serve(t, "app", "1", first)
 			r.Push("app", "2", second)
 			r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(first, 1), Do: registry.Stall(1000)})
-			r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(second, 0), Do: registry.Slow(500 << 10)})
+			r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(second, 1), Do: registry.Slow(500 << 10)})
 
 			ctx, cancel := context.WithCancel(testContext(t))
 			cancelled := make(chan error, 1)
@@ -164,9 +165,7 @@ func TestCancelledPull(t *testing.T) {
 				_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:2"})
 				slow <- err
 			}()
-			for len(n.entries("root/crius-pulls")) < 2 {
-				time.Sleep(time.Millisecond)
-			}
+			n.waitLayers(2) // one of the other pull's, which no image has yet
 			cancel()
 			if err := <-cancelled; !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled pull: %v", err)
@@ -176,6 +175,15 @@ func TestCancelledPull(t *testing.T) {
 			}
 			if images := n.list(); len(images) != 1 || images[0].ID != second.ID() {
 				t.Errorf("images %+v", images)
+			}
+			fetched := 0
+			for _, request := range r.Requests() {
+				if strings.Contains(request.Path, layerDigest(second, 0)) {
+					fetched++
+				}
+			}
+			if fetched != 1 {
+				t.Errorf("the other pull had to fetch its layer %d times", fetched)
 			}
 			n.remove(second.ID())
 			n.empty()

@@ -25,10 +25,10 @@ import (
 // holds keep the images that root file systems stand on.
 //
 // A hold is a container record in containers/storage, one per image in use. It
-// makes that library refuse to delete the image, for whichever program. The
-// record is volatile: it is not synced, since after a power cut no container
-// runs and Adopt makes what is missing. It outlives its last user by a short
-// grace, so that pods which come and go one after the other find it there.
+// makes that library refuse to delete the image, for whichever program. It is
+// not a volatile record, although it need not outlive a power cut: versions of
+// the library before 1.45 do not see those. It outlives its last user by a
+// short grace, so that pods which come and go one after the other find it.
 type holds struct {
 	store  cstorage.Store
 	debris *debris
@@ -178,10 +178,9 @@ func (h *holds) keep(one *hold) error {
 		&cstorage.ContainerOptions{
 			IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
 			LabelOpts:        []string{"disable"},
-			Volatile:         true,
 		})
 	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
-		return fmt.Errorf("hold image %s: %w", one.image, err)
+		return errors.Join(fmt.Errorf("hold image %s: %w", one.image, err), h.free(one))
 	}
 	one.lower, err = usableLayers(h.store, record.TopLayer)
 	if err != nil {
@@ -195,7 +194,10 @@ func (h *holds) keep(one *hold) error {
 func (h *holds) free(one *hold) error {
 	h.stopTimer(one)
 	err := h.store.DeleteContainer(holdID(one.image))
-	if err != nil && !errors.Is(err, cstorage.ErrNotAContainer) {
+	if errors.Is(err, cstorage.ErrNotAContainer) {
+		err = h.store.DeleteLayer(holdLayer(one.image)) // a full disk may leave a layer alone
+	}
+	if err != nil && !errors.Is(err, cstorage.ErrNotALayer) {
 		return fmt.Errorf("release image %s: %w", one.image, err)
 	}
 	one.kept, one.lower = false, nil
@@ -245,7 +247,10 @@ func (h *holds) remove(image string) error {
 
 // delete deletes an image and the layers that no other image has.
 func (h *holds) delete(record *cstorage.Image) error {
-	var layers []string
+	if record.ReadOnly {
+		return fmt.Errorf("image %s: %w: it lies in a read-only store", record.ID, fault.Precondition)
+	}
+	layers := record.MappedTopLayers
 	for id := record.TopLayer; id != ""; {
 		layers = append(layers, id)
 		layer, err := h.store.Layer(id)
@@ -254,8 +259,8 @@ func (h *holds) delete(record *cstorage.Image) error {
 		}
 		id = layer.Parent
 	}
-	job, err := h.debris.beginRemoval(append(layers, record.MappedTopLayers...))
-	if err != nil {
+	job, err := h.debris.beginRemoval(layers)
+	if err != nil && !diskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
 	_, err = h.store.DeleteImage(record.ID, true)
@@ -267,7 +272,9 @@ func (h *holds) delete(record *cstorage.Image) error {
 	case err != nil:
 		err = fmt.Errorf("delete image %s: %w", record.ID, err)
 	}
-	job.end(context.Background(), err == nil || errors.Is(err, fault.Precondition))
+	if job != nil {
+		job.end(context.Background(), err == nil || errors.Is(err, fault.Precondition))
+	}
 	return err
 }
 

@@ -35,7 +35,8 @@ type Image struct {
 	Config *imagespec.ImageConfig
 	// Spec is the whole image config, of which Config is a part.
 	Spec *imagespec.Image
-	// Pinned asks the kubelet never to collect the image.
+	// Pinned asks the kubelet never to collect the image: the configuration
+	// says so, or it lies in a read-only store.
 	Pinned bool
 
 	topLayer string
@@ -183,6 +184,9 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	if err == nil {
 		err = s.holds.remove(image.ID)
+	}
+	if diskFull(err) {
+		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
 	}
 	if err != nil {
 		return fmt.Errorf("remove image: %w", err)

@@ -83,7 +83,7 @@ func kinds(err error) []error {
 		return codeKind(coded.ErrorCode())
 	case errors.Is(err, docker.ErrTooManyRequests):
 		return []error{fault.Unavailable}
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case diskFull(err):
 		return []error{fault.Exhausted}
 	}
 	if status := statusOf(err); status != 0 {

@@ -34,7 +34,8 @@ const (
 // as it is; one whose writable layer exists is mounted with it. From the call
 // on, and also if it fails, the image is held until RemoveRootfs.
 //
-// It says fault.NotFound when the image is not there.
+// It says fault.NotFound when the image is not there, and fault.Exhausted when
+// the disk is full.
 func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -47,14 +48,19 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
 		err = fmt.Errorf("%w: %w", fault.NotFound, err)
 	}
-	if err != nil {
-		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
+	if err == nil {
+		err = s.mountRootfs(r, lower)
 	}
-	if err := s.mountRootfs(r, lower); err != nil {
+	if diskFull(err) {
+		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
+	}
+	if err != nil {
 		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
 	}
 	return nil
 }
+
+func diskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 	if err := os.MkdirAll(r.Target, 0o700); err != nil {
@@ -116,10 +122,14 @@ func makeUpper(upper, like string) error {
 // that is not mounted is fine.
 func (s *Store) UnmountRootfs(r Rootfs) error {
 	for range 16 { // however often something was mounted on top
-		if is, err := mounted(r.Target); !is || err != nil {
-			return err
+		is, err := mounted(r.Target)
+		if err != nil {
+			return fmt.Errorf("unmount rootfs %s: %w", r.ID, err)
 		}
-		err := unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW)
+		if !is {
+			return nil
+		}
+		err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
 			slog.Warn("root file system is busy and is detached", "container", r.ID, "path", r.Target)
 			err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)

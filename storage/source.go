@@ -101,7 +101,7 @@ func inspectManifest(m manifest.Manifest) error {
 	if len(layers) > maxLayers {
 		return fmt.Errorf("image manifest: %w: %d layers, more than %d", fault.Invalid, len(layers), maxLayers)
 	}
-	if config := m.ConfigInfo(); config.Digest != "" { // schema 1 has none
+	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: %w: config digest %q: %w", fault.Invalid, config.Digest, err)
 		}
@@ -110,10 +110,19 @@ func inspectManifest(m manifest.Manifest) error {
 		if err := layer.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: %w: digest %q of layer %d: %w", fault.Invalid, layer.Digest, i, err)
 		}
+		if layer.Size < 0 && !isSchema1(m) {
+			return fmt.Errorf("image manifest: %w: layer %d has a size of %d", fault.Invalid, i, layer.Size)
+		}
 		if len(layer.URLs) > 0 {
 			return fmt.Errorf("image manifest: %w: layer %d is a foreign one, to be fetched from %q; crius fetches from the image's registry only",
 				fault.Invalid, i, layer.URLs[0])
 		}
 	}
 	return nil
+}
+
+// isSchema1: Docker's oldest format has no config and tells no sizes.
+func isSchema1(m manifest.Manifest) bool {
+	_, is := m.(*manifest.Schema1)
+	return is
 }

@@ -28,6 +28,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -91,14 +92,17 @@ func Open(cfg Config) (*Store, error) {
 	s.debris = newDebris(lib)
 	s.holds = newHolds(lib, s.debris)
 	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	if err := errors.Join(s.holds.restore(), s.debris.recover()); err != nil {
+	if err := s.holds.restore(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
+	}
+	if err := s.debris.recover(); err != nil { // on a full disk, say, which is no reason not to start
+		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
 	}
 	return s, nil
 }
 
-// Close gives back what the process holds of the store. Mounted root file
-// systems stay mounted.
+// Close gives back what the process holds of the store, after the last call of
+// another method has returned. Mounted root file systems stay mounted.
 func (s *Store) Close() error {
 	err := s.holds.close()
 	_, shutdownErr := s.store.Shutdown(false)

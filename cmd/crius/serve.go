@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	if err != nil {
 		return err
 	}
+	cfg.Network.PodCIDRFile = filepath.Join(cfg.Root, "pod-cidr")
 	cni := network.New(cfg.Network)
 	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
 	cfg.Pod.PauseProgram = runtimes.Monitor()
@@ -63,10 +65,20 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	}
 	return answer(ctx, cfg.API, manager, server.Services{
 		Engine:  engine,
-		Images:  store,
+		Images:  images{store, engine},
 		Version: currentVersion().Crius,
 		Info:    func() map[string]string { return statusInfo(cfg, cni) },
 	})
+}
+
+// images is the store, but for pulls: those are work of the engine.
+type images struct {
+	*storage.Store
+	engine *pod.Engine
+}
+
+func (i images) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	return i.engine.PullImage(ctx, req)
 }
 
 // answer serves CRI until ctx ends, then drains.

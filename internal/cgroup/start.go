@@ -16,7 +16,8 @@ import (
 // as long for one hierarchy as for all; this does not.
 //
 // Names are as in Join. The attributes are for start to add to, and not to be
-// used after it; a parent death signal is not possible.
+// used after it; a parent death signal is not possible. In a v2 hierarchy this
+// takes Linux 5.7.
 func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...string) error {
 	cgroup, err := clean(cgroup)
 	if err != nil {

@@ -1,11 +1,9 @@
 package ns
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -13,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -98,14 +95,6 @@ func inside(t testing.TB, set Set, f func() error) {
 	if err != nil {
 		t.Error(err)
 	}
-}
-
-func sysctl(path string) string {
-	value, err := os.ReadFile("/proc/sys/" + path)
-	if err != nil {
-		return err.Error()
-	}
-	return strings.Join(strings.Fields(string(value)), " ")
 }
 
 func TestCreateRemove(t *testing.T) {
@@ -200,126 +189,6 @@ func TestLoopbackIsUp(t *testing.T) {
 	}
 }
 
-func TestSysctls(t *testing.T) {
-	t.Parallel()
-	s := spec(t)
-	s.Sysctls = map[string]string{
-		"net.ipv4.ip_unprivileged_port_start": "0",
-		"net.ipv4.ping_group_range":           "0\t2147483647", // cri-o#8174: a pod-wide default
-		"net/ipv4/conf/all/forwarding":        "1",
-		"net.ipv4.conf.lo.rp_filter":          "2",
-		"kernel.shm_rmid_forced":              "1",
-		"kernel.sem":                          "250 32000 100 128",
-		"kernel.msgmax":                       "65536",
-		"fs.mqueue.msg_max":                   "20",
-		"kernel.domainname":                   "cluster.local",
-	}
-	probe := []string{"net/ipv4/ip_unprivileged_port_start", "net/ipv4/ping_group_range", "net/ipv4/conf/all/forwarding",
-		"net/ipv4/conf/lo/rp_filter", "kernel/shm_rmid_forced", "kernel/sem", "kernel/msgmax", "fs/mqueue/msg_max", "kernel/domainname"}
-	want := []string{"0", "0 2147483647", "1", "2", "1", "250 32000 100 128", "65536", "20", "cluster.local"}
-	before := make([]string, len(probe))
-	for i, path := range probe {
-		before[i] = sysctl(path)
-	}
-	set := create(t, s)
-	defer remove(t, s)
-	inside(t, set, func() error {
-		for i, path := range probe {
-			if got := sysctl(path); got != want[i] {
-				t.Errorf("%s = %q in the pod, want %q", path, got, want[i])
-			}
-		}
-		return nil
-	})
-	for i, path := range probe {
-		if got := sysctl(path); got != before[i] {
-			t.Errorf("%s on the host went from %q to %q", path, before[i], got)
-		}
-	}
-}
-
-func TestInterfaceSysctls(t *testing.T) {
-	t.Parallel()
-	s := spec(t)
-	s.Sysctls = map[string]string{"net.ipv4.conf.eth0.rp_filter": "2", "net.ipv4.conf.eth0/5.log_martians": "1"}
-	set := create(t, s) // although there is no eth0 yet
-	defer remove(t, s)
-	if err := SetInterfaceSysctls(s); !errors.Is(err, fault.Invalid) {
-		t.Errorf("without the interface: %v, want fault.Invalid", err)
-	}
-	err := Do(set.Net, func() error {
-		for _, args := range []string{"link add eth0 type veth peer name peer0", "link add eth0.5 type veth peer name peer5"} {
-			if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-				return fmt.Errorf("ip %s: %w: %s", args, err, out)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := SetInterfaceSysctls(s); err != nil {
-		t.Fatal(err)
-	}
-	inside(t, set, func() error {
-		if a, b := sysctl("net/ipv4/conf/eth0/rp_filter"), sysctl("net/ipv4/conf/eth0.5/log_martians"); a != "2" || b != "1" {
-			t.Errorf("rp_filter %q, log_martians %q", a, b)
-		}
-		return nil
-	})
-}
-
-// CVE-2022-0532: sysctls of a pod in the host's namespaces, and such as are
-// never namespaced, must not reach the host. CVE-2022-0811: a value is one
-// value. Nothing is made when a sysctl is refused, by us or by the kernel.
-func TestSysctlsRefused(t *testing.T) {
-	t.Parallel()
-	all := Spec{Net: true, IPC: true, UTS: true}
-	for _, c := range []struct {
-		name, value string
-		in          Spec
-	}{
-		{"net.ipv4.ip_forward", "1", Spec{IPC: true, UTS: true}},
-		{"kernel.shmmax", "1", Spec{Net: true, UTS: true}},
-		{"kernel.domainname", "x", Spec{Net: true, IPC: true}},
-		{"kernel.core_pattern", "|/bin/sh", all},
-		{"kernel.core_pattern", "|/proc/%P/root/x", all},
-		{"kernel.shm", "1", all},
-		{"kernel.shm_rmid_forced", "1\nkernel.core_pattern=x", all},
-		{"kernel.shm_rmid_forced", "1+kernel.core_pattern=|/x", all},
-		{"kernel.shm_rmid_forced", "1\x00", all},
-		{"kernel.shm_rmid_forced", "", all},
-		{"kernel.shm_rmid_forced", strings.Repeat("1", maxValue+1), all},
-		{"vm.overcommit_memory", "1", all},
-		{"fs.file-max", "1", all},
-		{"user.max_net_namespaces", "1", all},
-		{"net.does.not.exist", "1", all},
-		{"net.core.bpf_jit_enable", "0", all}, // below net, and still the node's
-		{"net.ipv4.ip_forward", "many", all},
-		{"net", "1", all},
-		{"", "1", all},
-		{"net/../kernel/core_pattern", "|x", all},
-		{"net.//.kernel.core_pattern", "|x", all},
-		{"net..ipv4", "1", all},
-		{"/net/ipv4/ip_forward", "1", all},
-		{"../proc/sys/net", "1", all},
-		{"net.ipv4.conf.all.forwarding\n", "1", all},
-		{"net.ipv4.conf.\xff.forwarding", "1", all},
-		{"kernel.domainname", strings.Repeat("d", 65), all},
-		{"kernel.hostname", "a b", all},
-	} {
-		s := spec(t)
-		s.Net, s.IPC, s.UTS, s.Hostname = c.in.Net, c.in.IPC, c.in.UTS, ""
-		s.Sysctls = map[string]string{c.name: c.value}
-		if _, err := Create(s); !errors.Is(err, fault.Invalid) {
-			t.Errorf("%.60q = %.60q: %v, want fault.Invalid", c.name, c.value, err)
-		}
-		if left := remains(t, s.Dir); len(left) != 0 {
-			t.Errorf("%.60q = %.60q left %q", c.name, c.value, left)
-		}
-	}
-}
-
 func TestSpecRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -409,47 +278,6 @@ func TestDo(t *testing.T) {
 	}
 }
 
-func TestUserNamespace(t *testing.T) {
-	t.Parallel()
-	s := spec(t)
-	s.UIDs = []IDMap{{0, 700000, 65536}}
-	s.GIDs = []IDMap{{0, 800000, 65536}}
-	s.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0", "kernel.shmmax": "1000000", "fs.mqueue.msg_max": "20", "kernel.domainname": "d"}
-	set := create(t, s)
-	defer remove(t, s)
-	if set.User != filepath.Join(s.Dir, "userns", s.Name) {
-		t.Fatalf("set %+v", set)
-	}
-	inside(t, set, func() error {
-		got := []string{sysctl("net/ipv4/ip_unprivileged_port_start"), sysctl("kernel/shmmax"), sysctl("fs/mqueue/msg_max"), sysctl("kernel/domainname")}
-		if strings.Join(got, " ") != "0 1000000 20 d" {
-			t.Errorf("sysctls %q", got)
-		}
-		return nil
-	})
-	// Root of the user namespace has power over the other namespaces, and
-	// setgroups is allowed: both are what a container's runtime needs.
-	script := "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; hostname changed && hostname; ip -o link show lo; ip link add x type veth && ip -o link | wc -l"
-	out, err := exec.Command("nsenter", "-S", "0", "-G", "0", "--user="+set.User, "--net="+set.Net, "--ipc="+set.IPC, "--uts="+set.UTS,
-		"sh", "-ec", script).CombinedOutput()
-	text := strings.Join(strings.Fields(string(out)), " ")
-	for _, want := range []string{"0 700000 65536 0 800000 65536 allow changed 1: lo: <LOOPBACK,UP,LOWER_UP>", " 3"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%v: %s\nlacks %q", err, text, want)
-		}
-	}
-}
-
-func TestUserNamespaceRefused(t *testing.T) {
-	t.Parallel()
-	s := spec(t)
-	s.UIDs = []IDMap{{0, 700000, 10}, {5, 700000, 10}} // overlap
-	s.GIDs = s.UIDs
-	if _, err := Create(s); err == nil {
-		t.Error("overlapping mappings were taken")
-	}
-}
-
 func TestParallel(t *testing.T) {
 	t.Parallel()
 	base := spec(t)
@@ -473,181 +301,4 @@ func TestParallel(t *testing.T) {
 		})
 	}
 	wait.Wait()
-}
-
-// Threads and files must be given back. Not parallel: it counts those of the
-// whole process.
-func TestNoLeak(t *testing.T) {
-	count := func(dir string) int {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
-	s := spec(t)
-	s.UIDs, s.GIDs = []IDMap{{0, 100000, 65536}}, []IDMap{{0, 100000, 65536}}
-	cycle := func() {
-		set := create(t, s)
-		Do(set.Net, func() error { return nil })
-		remove(t, s)
-	}
-	cycle()
-	files, threads := count("/proc/self/fd"), count("/proc/self/task")
-	for range 100 {
-		cycle()
-	}
-	if now := count("/proc/self/fd"); now > files {
-		t.Errorf("%d open files, then %d", files, now)
-	}
-	const slack = 8 // the Go runtime's own
-	deadline := time.Now().Add(10 * time.Second)
-	for count("/proc/self/task") > threads+slack && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond) // a thread's end is not announced
-	}
-	if now := count("/proc/self/task"); now > threads+slack {
-		t.Errorf("%d threads, then %d", threads, now)
-	}
-}
-
-func crashSpec(dir string) Spec {
-	ids := []IDMap{{0, 100000, 65536}}
-	return Spec{Dir: dir, Name: "crashed", Net: true, IPC: true, UTS: true, Hostname: "h",
-		UIDs: ids, GIDs: ids, Sysctls: map[string]string{"kernel.shmmni": "5"}}
-}
-
-// createForever is the victim of TestCrash.
-func createForever(s Spec) {
-	fmt.Println("ready")
-	for mapped := true; ; mapped = !mapped {
-		now := s
-		if !mapped {
-			now.UIDs, now.GIDs = nil, nil
-		}
-		if _, err := Create(now); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		if err := Remove(now); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-	}
-}
-
-// A process killed at any instant of Create or Remove leaves nothing that
-// Remove with the recorded Spec would not find: no file, no mount, no process.
-func TestCrash(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	halves := 0
-	for range 60 {
-		victim := exec.Command("/proc/self/exe")
-		victim.Env = append(os.Environ(), crashDir+"="+dir)
-		victim.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		out, err := victim.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := victim.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(out)
-		if !lines.Scan() || lines.Text() != "ready" {
-			t.Fatalf("victim said %q", lines.Text())
-		}
-		time.Sleep(rand.N(15 * time.Millisecond))
-		victim.Process.Kill()
-		for lines.Scan() {
-			t.Errorf("victim said %q", lines.Text())
-		}
-		victim.Wait()
-		if len(remains(t, dir)) > 0 {
-			halves++
-		}
-		remove(t, crashSpec(dir))
-		if left := remains(t, dir); len(left) > 0 {
-			t.Fatalf("left %q", left)
-		}
-		waitForSession(t, victim.Process.Pid)
-	}
-	if halves == 0 {
-		t.Error("no kill ever hit a half-made set: the test proves nothing")
-	}
-}
-
-// waitForSession waits until no process of a session is left; the kernel kills
-// the orphans on its own, but not before the parent is gone.
-func waitForSession(t *testing.T, id int) {
-	deadline := time.Now().Add(5 * time.Second)
-	for {
-		var alive []string
-		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, stat := range stats {
-			text, _ := os.ReadFile(stat)
-			fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-			if len(fields) > 3 && fields[3] == strconv.Itoa(id) && fields[0] != "Z" {
-				alive = append(alive, stat)
-			}
-		}
-		if len(alive) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("processes of the killed one live on: %q", alive)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func FuzzSysctlName(f *testing.F) {
-	for _, seed := range []string{"net.ipv4.ip_forward", "net/ipv4/conf/eth0.1/x", "net.ipv4.conf.eth0/1.x", "a../b", "./x", "net.//.x", "..", ""} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, name string) {
-		path, err := sysctlPath(name)
-		if err != nil {
-			return
-		}
-		if got := filepath.Join("/proc/sys", path); got != "/proc/sys/"+path || !filepath.IsLocal(path) {
-			t.Errorf("%q leads to %q", name, path)
-		}
-	})
-}
-
-func BenchmarkCreateRemove(b *testing.B) {
-	ids := []IDMap{{0, 100000, 65536}}
-	for _, c := range []struct {
-		name string
-		spec Spec
-	}{
-		{"net", Spec{Net: true}},
-		{"ipc+uts", Spec{IPC: true, UTS: true}},
-		{"net+ipc+uts", Spec{Net: true, IPC: true, UTS: true}},
-		{"user+net+ipc+uts", Spec{Net: true, IPC: true, UTS: true, UIDs: ids, GIDs: ids}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			s := c.spec
-			s.Dir, s.Name = b.TempDir(), "bench"
-			var making time.Duration
-			for b.Loop() {
-				start := time.Now()
-				create(b, s)
-				making += time.Since(start)
-				remove(b, s)
-			}
-			b.ReportMetric(float64(making.Microseconds())/float64(b.N), "create-µs/op")
-		})
-	}
-}
-
-func BenchmarkDo(b *testing.B) {
-	s := spec(b)
-	set := create(b, s)
-	for b.Loop() {
-		if err := Do(set.Net, func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
-	}
-	remove(b, s)
 }

@@ -1,15 +1,16 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -44,6 +45,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 		Handler:     s.rec.Handler,
 		Config:      message[*cri.ContainerConfig]{cfg},
 		ImageID:     image.ID,
+		ImageRef:    digestedName(cfg.GetImage(), image),
 		CreatedAt:   time.Now(),
 		BootID:      e.boot,
 		LogPath:     logPath,
@@ -53,6 +55,25 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}, nil
+}
+
+// digestedName is the image's name with its digest (CRI: image_ref): of the
+// repository that the user named, if it is among the image's.
+func digestedName(asked *cri.ImageSpec, image *storage.Image) string {
+	name := cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage())
+	repository, _, _ := strings.Cut(name, "@")
+	if colon := strings.LastIndex(repository, ":"); colon > strings.LastIndex(repository, "/") {
+		repository = repository[:colon]
+	}
+	for _, digested := range image.RepoDigests {
+		if strings.HasPrefix(digested, repository+"@") {
+			return digested
+		}
+	}
+	if len(image.RepoDigests) > 0 {
+		return image.RepoDigests[0]
+	}
+	return image.ID
 }
 
 // logPath joins the pod's directory and the container's path in it, which must
@@ -143,56 +164,54 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	}, nil
 }
 
-// spec resolves what the container's spec depends on and makes it. The root
-// file system must be mounted.
-func (c *Container) spec(ctx context.Context, image *storage.Image) (*specs.Spec, oci.IO, error) {
+// resolve finds out what the container's spec depends on. The root file system
+// must be mounted.
+func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Input, error) {
 	cfg := c.rec.Config.M
+	security := cfg.GetLinux().GetSecurityContext()
 	in, err := c.sandbox.specInput(ctx)
 	if err != nil {
-		return nil, oci.IO{}, err
+		return in, err
 	}
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.rec.CgroupsPath
-	security := cfg.GetLinux().GetSecurityContext()
 	if err := checkPropagation(cfg.GetMounts()); err != nil {
-		return nil, oci.IO{}, err
+		return in, err
 	}
-
 	imageUser := ""
 	if image.Config != nil {
 		imageUser = image.Config.User
 	}
 	if in.Facts.User, err = spec.ResolveUser(c.ref.Rootfs(), security, imageUser); err != nil {
-		return nil, oci.IO{}, fmt.Errorf("resolve user: %w", err)
+		return in, fmt.Errorf("resolve user: %w", err)
 	}
-	c.setUser(in.Facts.User.CRI())
 	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {
-		return nil, oci.IO{}, fmt.Errorf("resolve devices: %w", err)
+		return in, fmt.Errorf("resolve devices: %w", err)
 	}
 	if security.GetPrivileged() {
 		if in.Facts.HostDevices, err = spec.HostDevices(); err != nil {
-			return nil, oci.IO{}, fmt.Errorf("list the node's devices: %w", err)
+			return in, fmt.Errorf("list the node's devices: %w", err)
 		}
 	}
 	if in.Facts.Seccomp, err = spec.ResolveSeccomp(security); err != nil {
-		return nil, oci.IO{}, fmt.Errorf("load seccomp profile: %w", err)
+		return in, fmt.Errorf("load seccomp profile: %w", err)
 	}
 	if security.GetNamespaceOptions().GetPid() == cri.NamespaceMode_TARGET {
-		if in.Facts.Namespaces.PID, err = c.targetPID(security.GetNamespaceOptions().GetTargetId()); err != nil {
-			return nil, oci.IO{}, err
-		}
+		in.Facts.Namespaces.PID, err = c.targetPID(security.GetNamespaceOptions().GetTargetId())
 	}
-	ociSpec, err := spec.Container(in)
-	if err != nil {
-		return nil, oci.IO{}, err
-	}
-	return ociSpec, oci.IO{
+	return in, err
+}
+
+// io says what the container's streams are.
+func (c *Container) io() oci.IO {
+	cfg := c.rec.Config.M
+	return oci.IO{
 		LogFile:    c.rec.LogPath,
 		Terminal:   cfg.GetTty(),
 		Stdin:      cfg.GetStdin(),
 		StdinOnce:  cfg.GetStdinOnce(),
 		EnsureDirs: c.engine.missingSources(cfg.GetMounts()),
-	}, nil
+	}
 }
 
 // missingSources are the host paths to be made if they are missing, as peers
@@ -246,19 +265,6 @@ func (c *Container) targetPID(id string) (string, error) {
 	return fmt.Sprintf("/proc/%d/ns/pid", view.PID), nil
 }
 
-// execProcess is the container's process with another command. A terminal is
-// the business of whoever attaches one.
-func (c *Container) execProcess(cmd []string) (*specs.Process, error) {
-	bundle, err := oci.ReadSpec[specs.Spec](c.ref.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("read bundle of container %s: %w", c.id, err)
-	}
-	process := bundle.Process
-	process.Args = cmd
-	process.Terminal, process.ConsoleSize = false, nil
-	return process, nil
-}
-
 // newDefaults parses the node's policy once.
 func newDefaults(cfg Config) (spec.Defaults, error) {
 	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly}
@@ -293,8 +299,4 @@ func newDefaults(cfg Config) (spec.Defaults, error) {
 		}
 	}
 	return defaults, nil
-}
-
-func bindReadOnly(source, destination string) specs.Mount {
-	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
 }

@@ -154,11 +154,16 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
 	}
-	ociSpec, io, err := c.spec(ctx, image)
+	in, err := c.resolve(ctx, image)
 	if err != nil {
 		return err
 	}
-	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, io); err != nil {
+	c.setUser(in.Facts.User.CRI())
+	ociSpec, err := spec.Container(in)
+	if err != nil {
+		return err
+	}
+	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io()); err != nil {
 		return err
 	}
 	c.setPhase(phaseCreated)
@@ -291,11 +296,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
 		return nil, fmt.Errorf("container %s is in state %s, commands run only in a running one: %w", c.id, state, fault.Precondition)
 	}
-	process, err := c.execProcess(cmd)
-	if err != nil {
-		return nil, err
-	}
-	result, err := c.task.Exec(ctx, process, timeout)
+	result, err := c.task.Exec(ctx, cmd, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
 	}

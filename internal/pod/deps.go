@@ -11,6 +11,7 @@ import (
 // Images is what the engine needs of storage.
 type Images interface {
 	Image(ctx context.Context, ref string) (*storage.Image, error)
+	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
 	MountRootfs(ctx context.Context, r storage.Rootfs) error
 	UnmountRootfs(r storage.Rootfs) error
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error

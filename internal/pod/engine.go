@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/storage"
 )
 
 // Engine is the node: all its pods and containers, and the verbs on them. Ids
@@ -30,25 +31,34 @@ type Engine struct {
 	defaults spec.Defaults
 	boot     string
 
-	lock        *os.File
-	podRecords  *record.Dir[podRecord]
-	ctrRecords  *record.Dir[containerRecord]
-	sandboxes   *index[podName, *Sandbox]
-	containers  *index[containerName, *Container]
-	creates     flight.Group[request, string]
-	verbs       flight.Group[verb, struct{}]
-	debts       debts
-	background  sync.WaitGroup // watchers, stops, the debt collector
-	closing     chan struct{}
-	closingOnce sync.Once
+	lock       *os.File
+	podRecords *record.Dir[podRecord]
+	ctrRecords *record.Dir[containerRecord]
+	sandboxes  *index[podName, *Sandbox]
+	containers *index[containerName, *Container]
+	creates    flight.Group[request, string]
+	verbs      flight.Group[verb, struct{}]
+	pulls      flight.Group[pullKey, *storage.Image]
+	noPulls    chan struct{} // closed when pulls are called off
+	debts      debts
+	background sync.WaitGroup // watchers, stops, the debt collector
+	closing    chan struct{}
 }
 
 // verb is a piece of work on an existing object, joined by whoever asks again.
 type verb struct{ name, id string }
 
+// maxRunDir leaves room, in the 107 bytes that a unix socket's address has, for
+// the longest one below: /pods/<id>/infra/monitor.sock.
+const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
+
 // New opens the records under cfg's roots. Nothing is touched before Recover.
 // It fails with fault.Precondition while another engine has them open.
 func New(cfg Config, deps Deps) (*Engine, error) {
+	if len(cfg.RunDir) > maxRunDir {
+		return nil, fmt.Errorf("run_root %s is longer than %d bytes, and a unix socket below it would have no room in its address: choose a shorter one: %w",
+			cfg.RunDir, maxRunDir, fault.Invalid)
+	}
 	boot, err := bootID()
 	if err != nil {
 		return nil, err
@@ -79,6 +89,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		lock:       lock,
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
+		noPulls:    make(chan struct{}),
 		closing:    make(chan struct{}),
 	}
 	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
@@ -103,12 +114,14 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Close waits for the work under way and lets go of the containers, which run
-// on. New work must not come in any more. If ctx ends first the work goes on
-// until the process does; the records know how to pick it up.
+// Close calls off the pulls, waits for the other work under way and lets go of
+// the containers, which run on. New work must not come in any more. If ctx ends
+// first the work goes on until the process does; the records know how to pick
+// it up.
 func (e *Engine) Close(ctx context.Context) error {
-	err := errors.Join(e.creates.Wait(ctx), e.verbs.Wait(ctx))
-	e.closingOnce.Do(func() { close(e.closing) })
+	close(e.noPulls)
+	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
+	close(e.closing)
 	for _, c := range e.containers.all() {
 		c.task.Close()
 	}

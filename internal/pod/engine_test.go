@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
 )
 
 func TestLifecycle(t *testing.T) {
@@ -116,6 +117,7 @@ func TestRetryGetsTheSameID(t *testing.T) {
 	if _, err := e.RunSandbox(ctx, "", podConfig("a")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("impatient caller: %v", err)
 	}
+	waitFor(t, func() bool { return b.node.count("attach") == 1 })
 	ids := make([]string, 5)
 	var wg sync.WaitGroup
 	for i := range ids {
@@ -139,6 +141,7 @@ func TestRetryGetsTheSameID(t *testing.T) {
 	if _, err := e.CreateContainer(ctx, ids[0], containerConfig("c"), nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("impatient caller: %v", err)
 	}
+	waitFor(t, func() bool { return b.node.count("create") == 1 })
 	b.node.set(func() { delete(b.node.block, "create") })
 	close(release)
 	first := b.create(e, ids[0], "c")
@@ -395,6 +398,15 @@ func TestOneEngineAtATime(t *testing.T) {
 	b.engine()
 }
 
+// TestRunRootTooLong: told at the start, not by the first pod.
+func TestRunRootTooLong(t *testing.T) {
+	b := newBench(t)
+	b.cfg.RunDir += "/much/too/long"
+	if _, err := New(b.cfg, Deps{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestUpdate(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
@@ -431,6 +443,50 @@ func TestUpdate(t *testing.T) {
 func v(e *Engine, id string) *ContainerView {
 	view, _ := e.Container(id)
 	return view
+}
+
+// TestPullsAreShared: equal pulls are one, which outlives its callers; other
+// credentials are another; a server that stops calls it off.
+func TestPullsAreShared(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	release := make(chan struct{})
+	b.node.block["pull"] = release
+	req := storage.PullRequest{Image: "image", Auth: &cri.AuthConfig{Username: "me"}}
+	impatient, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := e.PullImage(impatient, req); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return b.node.count("pull") == 1 })
+	results := make(chan error, 3)
+	pull := func(req storage.PullRequest) {
+		image, err := e.PullImage(context.Background(), req)
+		if err == nil && image.ID != "image" {
+			err = errors.New("another image")
+		}
+		results <- err
+	}
+	for range 2 {
+		go pull(req)
+	}
+	other := req
+	other.Auth = &cri.AuthConfig{Username: "you"}
+	go pull(other)
+	waitFor(t, func() bool { return b.node.count("pull") == 2 })
+	close(release)
+	for range 3 {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	b.node.set(func() { b.node.block["pull"] = make(chan struct{}) })
+	go pull(req)
+	waitFor(t, func() bool { return b.node.count("pull") >= 3 })
+	b.close(e)
+	if err := <-results; !errors.Is(err, fault.Unavailable) {
+		t.Errorf("pull of a stopping server: %v", err)
+	}
 }
 
 func TestReadiness(t *testing.T) {

@@ -118,6 +118,10 @@ func (f fakeImages) Image(_ context.Context, ref string) (*storage.Image, error)
 	return &storage.Image{ID: "0123", Config: &imagespec.ImageConfig{Cmd: []string{"/bin/true"}}}, nil
 }
 
+func (f fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	return &storage.Image{ID: req.Image}, f.step(ctx, "pull", func() {})
+}
+
 func (f fakeImages) MountRootfs(ctx context.Context, r storage.Rootfs) error {
 	return f.step(ctx, "mount", func() { f.rootfs[r.ID] = true })
 }
@@ -281,8 +285,8 @@ func (t *fakeTask) Kill(ctx context.Context) error {
 	})
 }
 
-func (t *fakeTask) Exec(ctx context.Context, process *specs.Process, _ time.Duration) (*oci.ExecResult, error) {
-	return &oci.ExecResult{Stdout: []byte(process.Args[0])}, t.step(ctx, "exec", func() {})
+func (t *fakeTask) Exec(ctx context.Context, args []string, _ time.Duration) (*oci.ExecResult, error) {
+	return &oci.ExecResult{Stdout: []byte(args[0])}, t.step(ctx, "exec", func() {})
 }
 
 func (t *fakeTask) Update(ctx context.Context, _ *specs.LinuxResources) error {
@@ -328,9 +332,17 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp("/tmp", "") // t.TempDir is too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	cfg := DefaultConfig()
-	cfg.StateDir, cfg.RunDir, cfg.NamespacesDir = dir+"/state", dir+"/run", dir+"/ns"
+	cfg.StateDir, cfg.RunDir, cfg.NamespacesDir = dir+"/state", dir+"/r", dir+"/ns"
 	cfg.CgroupDriver, cfg.PauseProgram = "cgroupfs", "/proc/self/exe"
 	return &bench{T: t, node: newNode(), cfg: cfg}
 }

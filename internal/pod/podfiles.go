@@ -196,7 +196,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ociSpec.Mounts = append(ociSpec.Mounts, bindReadOnly(s.engine.cfg.PauseProgram, pausePath))
+	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.cfg.PauseProgram, pausePath))
 	task, err := s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
 	if err != nil {
 		return err

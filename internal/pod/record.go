@@ -54,6 +54,7 @@ type containerRecord struct {
 	Handler   string
 	Config    message[*cri.ContainerConfig]
 	ImageID   string
+	ImageRef  string
 	CreatedAt time.Time
 	StartedAt time.Time
 	BootID    string

@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/oci"
 )
 
@@ -166,7 +167,8 @@ func (s *Sandbox) attach(ctx context.Context) error {
 		return err
 	}
 	s.setNetwork(done)
-	return nil
+	// Sysctls of interfaces that the plugins have only just made.
+	return ns.SetInterfaceSysctls(s.rec.Namespaces)
 }
 
 // StopSandbox kills the pod's containers and gives back its network and

@@ -169,6 +169,7 @@ func (c *Container) publish() {
 		Handler:    rec.Handler,
 		Config:     rec.Config.M,
 		ImageID:    rec.ImageID,
+		ImageRef:   rec.ImageRef,
 		State:      cri.ContainerState_CONTAINER_CREATED,
 		CreatedAt:  rec.CreatedAt,
 		StartedAt:  rec.StartedAt,

@@ -90,7 +90,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	case <-ctx.Done():
 		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))
 	case <-c.engine.closing:
-		return fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
+		return errClosing
 	}
 }
 

@@ -77,9 +77,10 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if err := s.detach(ctx); err != nil {
+		// Plugins give back less without the namespace (bridge leaves its
+		// firewall chain), so it is kept for the next try.
 		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)
-	}
-	if err := ns.Remove(s.rec.Namespaces); err != nil {
+	} else if err := ns.Remove(s.rec.Namespaces); err != nil {
 		errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 	}
 	if err := mount.Unmount(s.shmDir()); err != nil {
@@ -111,7 +112,7 @@ func (s *Sandbox) payNetwork(ctx context.Context) error {
 	if err := s.detach(ctx); err != nil {
 		return err
 	}
-	return s.put()
+	return errors.Join(ns.Remove(s.rec.Namespaces), s.put())
 }
 
 // networkPod is how the network knows the pod.

@@ -25,7 +25,8 @@ type ContainerView struct {
 	SandboxID  string
 	Handler    string
 	Config     *cri.ContainerConfig
-	ImageID    string // as in Image.id and image_ref: the 1.36 consistency rule
+	ImageID    string // Image.id, the same wherever CRI names the image (1.36)
+	ImageRef   string // the image's digested name, its id where it has none
 	State      cri.ContainerState
 	CreatedAt  time.Time
 	StartedAt  time.Time // zero until started

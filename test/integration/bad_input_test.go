@@ -16,7 +16,7 @@ import (
 
 func TestBadPodsAreRefused(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := spotless(t, node.Options{})
 	sysctl := func(key, value string) podChange {
 		return func(c *cri.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{key: value} }
 	}
@@ -112,7 +112,7 @@ func bounded(t *testing.T, err error) {
 
 func TestBadContainersAreRefused(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := spotless(t, node.Options{})
 	p := w.run(t, "runc")
 	before, err := w.Inventory()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
 )
@@ -105,7 +107,7 @@ func (w *world) life(ctx context.Context, name, handler string, code int) error 
 // of them must run once and to its right end, and leave nothing.
 func TestSIGKILLAtRandomInstants(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := spotless(t, node.Options{})
 	survivor := w.run(t, "runc")
 	c := survivor.start(t, "sleep")
 	full := mustInventory(t, w)
@@ -154,8 +156,15 @@ func TestSIGKILLAtRandomInstants(t *testing.T) {
 	c.exec(t, "echo alive")
 	if err := w.Clean(t.Context(), full, patience); err != nil {
 		t.Error(err)
+		for _, line := range inventory.Diff(full, mustInventory(t, w)).Added {
+			if id := anyID.FindString(line); id != "" {
+				t.Fatalf("the server's log about %s:\n%s", id, w.LogAbout(20, id))
+			}
+		}
 	}
 }
+
+var anyID = regexp.MustCompile(`[0-9a-f]{64}`)
 
 // What a killed server had begun for a caller that never comes back goes away
 // at the next start.

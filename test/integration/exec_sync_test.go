@@ -56,7 +56,7 @@ func TestExecSyncTimeout(t *testing.T) {
 		began := time.Now()
 		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
 			ContainerId: c.id, Timeout: 1,
-			Cmd: append([]string{"/probe"}, steps("ignore TERM ; fork 2 sleep 1h ; sleep 1h")...),
+			Cmd: append([]string{"/probe"}, steps("ignore TERM ; fork 2 sleep 1h ; orphan sleep 1h ; sleep 1h")...),
 		})
 		wantCode(t, err, codes.DeadlineExceeded)
 		if took := time.Since(began); took < time.Second || took > 8*time.Second {

@@ -25,10 +25,9 @@ create_timeout = "3s"
 		t.Fatal(err)
 	}
 	runtime := install(t, w.Path("brittle"), "runtime", path)
-	if err := w.warmUp(t.Context(), "brittle"); err != nil {
+	if err := w.settle(t.Context(), "brittle"); err != nil {
 		t.Fatal(err)
 	}
-	w.empty = mustInventory(t, w)
 	return w, runtime
 }
 

@@ -129,7 +129,7 @@ insecure = true
 
 [[registry]]
 prefix = "blocked.test"
-location = "` + node.RegistryAddress + `"
+location = "127.0.0.4:5000"
 insecure = true
 blocked = true
 `)

@@ -33,7 +33,7 @@ func (w *world) sandbox(ctx context.Context, name, handler string) error {
 
 func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := spotless(t, node.Options{})
 	ctx := t.Context()
 	churn := func(pods, withContainer int) {
 		for i := range pods {

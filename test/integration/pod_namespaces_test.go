@@ -18,7 +18,7 @@ func TestContainersOfAPodShareIPCAndUTSNamespaces(t *testing.T) {
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		a, b := p.facts(t), p.facts(t)
+		a, b := p.start(t, "sleep").facts(t), p.start(t, "sleep").facts(t)
 		for _, kind := range []string{"net", "ipc", "uts"} {
 			equal(t, kind+" namespace", a.Namespaces[kind], b.Namespaces[kind])
 			if own, _ := os.Readlink("/proc/self/ns/" + kind); a.Namespaces[kind] == own {

@@ -13,7 +13,7 @@ import (
 // and addresses) is given back when the pods are removed.
 func TestReboot(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := spotless(t, node.Options{})
 	var pods []*pod
 	var containers []*container
 	for i := range 6 {

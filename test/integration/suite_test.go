@@ -41,7 +41,7 @@ var handlers = []string{"runc", "crun"}
 // world is a node whose registry has the probe's image.
 type world struct {
 	*node.Node
-	empty *inventory.Snapshot // before the first test, after a first pod
+	empty *inventory.Snapshot // without any pod; see settle
 }
 
 // commons is the node that tests share.
@@ -88,7 +88,11 @@ func (w *world) farewell() error {
 func shared(t *testing.T) *world {
 	t.Helper()
 	commons.once.Do(func() {
-		commons.world, commons.err = newWorld(context.Background(), node.Options{})
+		ctx := context.Background()
+		commons.world, commons.err = newWorld(ctx, node.Options{})
+		if commons.err == nil {
+			commons.err = commons.world.settle(ctx, handlers...)
+		}
 		if commons.err != nil {
 			fmt.Fprintln(os.Stderr, "the shared node:", commons.err)
 		}
@@ -97,6 +101,17 @@ func shared(t *testing.T) *world {
 		t.Fatalf("the shared node: %.300v", commons.err)
 	}
 	return commons.world
+}
+
+// spotless is a private node that knows what it has without any pod, for tests
+// that check that nothing is left at the end.
+func spotless(t *testing.T, o node.Options) *world {
+	t.Helper()
+	w := private(t, o)
+	if err := w.settle(t.Context(), handlers...); err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
 // private is a node of the test's own, running.
@@ -146,16 +161,21 @@ func (w *world) open(ctx context.Context) error {
 	if _, err := w.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: probe}}); err != nil {
 		return fmt.Errorf("pull %s: %w\n%s", probe, err, w.LogTail(20))
 	}
-	if err := w.warmUp(ctx, handlers...); err != nil {
+	return nil
+}
+
+// settle runs one container per handler and only then takes stock, so that
+// directories that are made at first use do not look like leaks.
+func (w *world) settle(ctx context.Context, handlers ...string) error {
+	if err := w.warmUp(ctx, handlers); err != nil {
 		return fmt.Errorf("first pod: %w\n%s", err, w.LogTail(20))
 	}
+	var err error
 	w.empty, err = w.Inventory()
 	return err
 }
 
-// warmUp runs one container per handler, so that directories that are made at
-// first use do not look like leaks.
-func (w *world) warmUp(ctx context.Context, handlers ...string) error {
+func (w *world) warmUp(ctx context.Context, handlers []string) error {
 	for _, h := range handlers {
 		config := kubelet.Pod("first", kubelet.LogsBelow(w.Path("logs")))
 		pod, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: h})
@@ -201,7 +221,13 @@ func raceEnabled() bool {
 // reference; the image is removed at the test's end.
 func (w *world) image(t *testing.T, change func(*imagespec.ImageConfig), files ...image.File) string {
 	t.Helper()
-	built, err := images.Build(change, files...)
+	unique := func(c *imagespec.ImageConfig) { // or it might be another test's image, too
+		c.Labels = map[string]string{"test": t.Name()}
+		if change != nil {
+			change(c)
+		}
+	}
+	built, err := images.Build(unique, files...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,201 @@
+package cgroup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// populate waits until there are that many processes in cgroup.
+func populate(t testing.TB, cgroup string, want int) {
+	t.Helper()
+	for range 2000 {
+		pids, err := Procs(cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(pids) >= want {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatalf("there never were %d processes", want)
+}
+
+func TestKillTree(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	var children []*exec.Cmd
+	for _, at := range []string{"/", "/a", "/a/b", "/a/b/c", "/d"} {
+		children = append(children, start(t, cgroup+at, "trap '' TERM INT HUP; sleep 1000 & sleep 1000 & wait"))
+	}
+	kill(t, cgroup)
+	for _, c := range children {
+		c.Wait()
+		if status := c.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+			t.Errorf("%s ended with %v", c.Args[1], status)
+		}
+	}
+	kill(t, cgroup) // empty
+	for range 2 {
+		remove(t, cgroup)
+	}
+	kill(t, cgroup) // gone
+}
+
+// Processes that fork as fast as they can must not outrun the killer.
+func TestKillForkers(t *testing.T) {
+	t.Parallel()
+	for range 5 {
+		cgroup := scratch(t)
+		// Each generation starts its successor and ends: no pid lives long.
+		const hop = `f() { (f &) ; exit; }; f`
+		for range 4 {
+			start(t, cgroup, hop)
+		}
+		start(t, cgroup+"/deep/er", `while :; do (sleep 1000 &) ; (exit) ; done & while :; do (true &) ; done`)
+		time.Sleep(20 * time.Millisecond) // let them breed
+		kill(t, cgroup)
+		time.Sleep(5 * time.Millisecond)
+		if pids, err := Procs(cgroup); err != nil || len(pids) != 0 {
+			t.Errorf("risen again: %v, %v", pids, err)
+		}
+		remove(t, cgroup)
+	}
+}
+
+// All that there is is hit by the first strike, and what is born during it.
+func TestOneStrike(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	start(t, cgroup, `for i in $(seq 600); do sleep 1000 & done; wait`) // a crowd to hide behind
+	for range 8 {                                                       // each generation starts its successor and ends
+		start(t, cgroup, `f() { (f &) ; exit; }; f`)
+	}
+	populate(t, cgroup, 600)
+	if _, err := strike(hierarchies(t), cgroup); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		pids, err := Procs(cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(pids) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("survived: %v", pids)
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+// A paused container (frozen below the cgroup that is killed) dies too.
+func TestKillFrozen(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	start(t, cgroup+"/c", "exec sleep 1000")
+	frozen := false
+	for _, h := range hierarchies(t) {
+		for file, value := range map[string]string{"/freezer.state": "FROZEN", "/cgroup.freeze": "1"} {
+			frozen = write(h.dir(cgroup+"/c")+file, value) == nil || frozen
+		}
+	}
+	if !frozen {
+		t.Fatal("could not freeze")
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+// What cannot be killed is given up when the context ends.
+func TestKillGivesUp(t *testing.T) {
+	t.Parallel()
+	if Detect() == V2 {
+		return // where a frozen process can be killed there is none to be had
+	}
+	cgroup := scratch(t)
+	child := start(t, cgroup+"/c", "exec sleep 1000")
+	var freezer hierarchy
+	for _, h := range hierarchies(t) {
+		if h.has("freezer") {
+			freezer = h
+		}
+	}
+	state := freezer.dir(cgroup) + "/freezer.state" // above what is killed
+	if err := write(state, "FROZEN"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	started := time.Now()
+	err := Kill(ctx, cgroup+"/c")
+	if !errors.Is(err, fault.Timeout) || !strings.Contains(fmt.Sprint(err), strconv.Itoa(child.Process.Pid)) {
+		t.Errorf("%v, want fault.Timeout and the pid %d", err, child.Process.Pid)
+	}
+	if took := time.Since(started); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+	if err := write(state, "THAWED"); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+func TestKillRefusesOwn(t *testing.T) {
+	t.Parallel()
+	for _, cgroup := range []string{"/", "//", "/./"} {
+		if err := Kill(t.Context(), cgroup); !errors.Is(err, fault.Invalid) {
+			t.Errorf("Kill(%q) = %v", cgroup, err)
+		}
+		if err := Remove(cgroup); !errors.Is(err, fault.Invalid) {
+			t.Errorf("Remove(%q) = %v", cgroup, err)
+		}
+	}
+	for _, h := range hierarchies(t) {
+		if err := Kill(t.Context(), h.own); !errors.Is(err, fault.Invalid) {
+			t.Errorf("Kill(%q) = %v", h.own, err)
+		}
+	}
+}
+
+// A pid that has been given to a process outside must not be killed.
+func TestSignalChecksMembership(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	stranger := start(t, cgroup+"/other", "exec sleep 1000")
+	signal(hierarchies(t), cgroup+"/mine", stranger.Process.Pid)
+	signal(hierarchies(t), cgroup+"/oth", stranger.Process.Pid)
+	time.Sleep(10 * time.Millisecond)
+	if pids, err := Procs(cgroup + "/other"); err != nil || len(pids) != 1 {
+		t.Errorf("the stranger was killed: %v, %v", pids, err)
+	}
+	kill(t, cgroup)
+	remove(t, cgroup)
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	if got := list([]int{1, 2, 3}); got != "1 2 3" {
+		t.Error(got)
+	}
+	if got := list(slices.Repeat([]int{7}, 10)); !bytes.HasSuffix([]byte(got), []byte("7 7 and 2 more")) {
+		t.Error(got)
+	}
+}

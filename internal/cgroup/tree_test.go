@@ -1,0 +1,90 @@
+package cgroup
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestRemoveBusy(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	child := start(t, cgroup+"/a", "exec sleep 1000")
+	if err := Remove(cgroup); !errors.Is(err, fault.Precondition) {
+		t.Errorf("with a process: %v, want fault.Precondition", err)
+	}
+	if pids, err := Procs(cgroup); err != nil || len(pids) != 1 {
+		t.Errorf("the process was touched: %v, %v", pids, err)
+	}
+	timer := time.AfterFunc(200*time.Millisecond, func() { child.Process.Kill() })
+	defer timer.Stop()
+	remove(t, cgroup) // the process ends while Remove is waiting
+}
+
+// A container that may make cgroups can make them deeper than a path can be.
+func TestRemoveDeep(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	all := hierarchies(t)
+	h := all[len(all)-1]
+	if err := h.make(cgroup); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := unix.Open(h.dir(cgroup), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.Repeat("n", 200)
+	for range 25 {
+		if err := unix.Mkdirat(dir, name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(dir, name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(dir)
+		dir = next
+	}
+	unix.Close(dir)
+	remove(t, cgroup)
+}
+
+func TestPaths(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{"", "a", "a/b", "..", "/..", "/a/../b", "/../../etc", "/a/..", "/a\nb", "/a\x00b"} {
+		for verb, err := range map[string]error{
+			"Join": Join(bad), "Start": Start(bad, nil), "Kill": Kill(t.Context(), bad), "Remove": Remove(bad),
+		} {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%s(%q) = %v, want fault.Invalid", verb, bad, err)
+			}
+		}
+		if _, err := Procs(bad); !errors.Is(err, fault.Invalid) {
+			t.Errorf("Procs(%q) = %v", bad, err)
+		}
+	}
+	for in, want := range map[string]string{"/": "/", "//a/./b/": "/a/b", "/a..b/...": "/a..b/..."} {
+		if got, err := clean(in); err != nil || got != want {
+			t.Errorf("clean(%q) = %q, %v", in, got, err)
+		}
+	}
+}
+
+func FuzzClean(f *testing.F) {
+	for _, seed := range []string{"/", "/a/../b", "//..//", "/a/./b", "a"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		got, err := clean(in)
+		if err == nil && (!strings.HasPrefix(got, "/") || !within(filepath.Join("/sys/fs/cgroup", got), "/sys/fs/cgroup")) {
+			t.Errorf("clean(%q) = %q", in, got)
+		}
+	})
+}

@@ -1,0 +1,49 @@
+package ns
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestUserNamespace(t *testing.T) {
+	t.Parallel()
+	s := spec(t)
+	s.UIDs = []IDMap{{0, 700000, 65536}}
+	s.GIDs = []IDMap{{0, 800000, 65536}}
+	s.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0", "kernel.shmmax": "1000000", "fs.mqueue.msg_max": "20", "kernel.domainname": "d"}
+	set := create(t, s)
+	defer remove(t, s)
+	if set.User != filepath.Join(s.Dir, "userns", s.Name) {
+		t.Fatalf("set %+v", set)
+	}
+	inside(t, set, func() error {
+		got := []string{sysctl("net/ipv4/ip_unprivileged_port_start"), sysctl("kernel/shmmax"), sysctl("fs/mqueue/msg_max"), sysctl("kernel/domainname")}
+		if strings.Join(got, " ") != "0 1000000 20 d" {
+			t.Errorf("sysctls %q", got)
+		}
+		return nil
+	})
+	// Root of the user namespace has power over the other namespaces, and
+	// setgroups is allowed: both are what a container's runtime needs.
+	script := "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; hostname changed && hostname; ip -o link show lo; ip link add x type veth && ip -o link | wc -l"
+	out, err := exec.Command("nsenter", "-S", "0", "-G", "0", "--user="+set.User, "--net="+set.Net, "--ipc="+set.IPC, "--uts="+set.UTS,
+		"sh", "-ec", script).CombinedOutput()
+	text := strings.Join(strings.Fields(string(out)), " ")
+	for _, want := range []string{"0 700000 65536 0 800000 65536 allow changed 1: lo: <LOOPBACK,UP,LOWER_UP>", " 3"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%v: %s\nlacks %q", err, text, want)
+		}
+	}
+}
+
+func TestUserNamespaceRefused(t *testing.T) {
+	t.Parallel()
+	s := spec(t)
+	s.UIDs = []IDMap{{0, 700000, 10}, {5, 700000, 10}} // overlap
+	s.GIDs = s.UIDs
+	if _, err := Create(s); err == nil {
+		t.Error("overlapping mappings were taken")
+	}
+}

@@ -1,0 +1,46 @@
+package pod
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
+)
+
+// pullKey is what makes two pulls the same. Credentials are part of it: nobody
+// gets at an image through somebody else's.
+type pullKey struct {
+	image, namespace string
+	credentials      [sha256.Size]byte
+}
+
+var errClosing = fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
+
+// PullImage pulls an image. Equal requests share one pull, which goes on when
+// its callers stop waiting: the kubelet's retry finds it further on, not at the
+// beginning (kubernetes/kubernetes#83471).
+func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	credentials, err := proto.MarshalOptions{Deterministic: true}.Marshal(req.Auth)
+	if err != nil {
+		return nil, err
+	}
+	key := pullKey{req.Image, req.Namespace, sha256.Sum256(credentials)}
+	return e.pulls.Do(ctx, key, func(ctx context.Context) (*storage.Image, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		ended := make(chan struct{})
+		defer close(ended)
+		go func() {
+			select {
+			case <-e.noPulls:
+				cancel(errClosing)
+			case <-ended:
+			}
+		}()
+		return e.deps.Images.Pull(ctx, req)
+	})
+}

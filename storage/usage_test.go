@@ -1,0 +1,278 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestRootfsUsage(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	empty, err := n.RootfsUsage(c)
+	if err != nil || empty.InodesUsed != 1 || empty.Mountpoint != n.containersDir() || empty.Timestamp.IsZero() {
+		t.Errorf("empty: %+v, %v", empty, err)
+	}
+	write := func(name string, size int) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(c.Target, name), bytes.Repeat([]byte("x"), size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("large", 1<<20)
+	for _, link := range []string{"link1", "link2"} {
+		if err := os.Link(filepath.Join(c.Target, "large"), filepath.Join(c.Target, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(filepath.Join(c.Target, "etc/motd")); err != nil { // leaves a whiteout, in a copied directory
+		t.Fatal(err)
+	}
+	full, err := n.RootfsUsage(c)
+	if grown := full.UsedBytes - empty.UsedBytes; err != nil || grown < 1<<20 || grown > 1<<20+64<<10 || full.InodesUsed != 4 {
+		t.Errorf("full: %+v, %v", full, err)
+	}
+	_, containers, err := n.FsInfo(testContext(t))
+	if err != nil || containers.UsedBytes != full.UsedBytes || containers.InodesUsed != 4 || containers.Mountpoint != n.containersDir() {
+		t.Errorf("file system of the containers: %+v, %v", containers, err)
+	}
+	n.removeRootfs(c)
+	if gone, err := n.RootfsUsage(c); err != nil || gone.UsedBytes != 0 || gone.InodesUsed != 0 {
+		t.Errorf("gone: %+v, %v", gone, err)
+	}
+	if _, containers, _ := n.FsInfo(testContext(t)); containers.UsedBytes != 0 {
+		t.Errorf("after the removal: %+v", containers)
+	}
+}
+
+// Directories nested deeper than any path can name them hide nothing.
+func TestRootfsUsageSeesDeepDirectories(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := n.rootfs("deep", "")
+	upper := filepath.Join(c.Dir, upperName)
+	if err := os.MkdirAll(upper, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := unix.Open(upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.Repeat("d", 200)
+	for range 50 {
+		if err := unix.Mkdirat(dir, name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(dir)
+		dir = next
+	}
+	unix.Close(dir)
+	if usage, err := n.RootfsUsage(c); err != nil || usage.InodesUsed != 51 {
+		t.Errorf("%+v, %v", usage, err)
+	}
+	n.removeRootfs(c)
+	if left := entriesOf(t, c.Dir); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestFsInfoOfImages(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	before, _, err := n.FsInfo(testContext(t))
+	if err != nil || before.UsedBytes != 0 || before.Mountpoint != n.cfg.Root || before.InodesUsed == 0 {
+		t.Errorf("empty: %+v, %v", before, err)
+	}
+	img := n.pull(serve(t, "app", "1", noise(t, 1<<20, 1<<20)).Addr() + "/app:1")
+	after, _, err := n.FsInfo(testContext(t))
+	if err != nil || after.UsedBytes < 2<<20 || after.UsedBytes > 2<<20+64<<10 {
+		t.Errorf("2 MiB: %+v, %v", after, err)
+	}
+	n.remove(img.ID)
+	if after, _, _ = n.FsInfo(testContext(t)); after.UsedBytes != 0 {
+		t.Errorf("removed: %+v", after)
+	}
+}
+
+// disk is a small ext4 file system of its own.
+type disk struct {
+	t    *testing.T
+	path string
+}
+
+func newDisk(t *testing.T, megabytes int) *disk {
+	t.Helper()
+	dir := t.TempDir()
+	img, path := filepath.Join(dir, "disk.img"), filepath.Join(dir, "mnt")
+	for _, args := range [][]string{
+		{"truncate", "-s", fmt.Sprintf("%dM", megabytes), img},
+		{"mkfs.ext4", "-q", "-F", "-m", "0", img},
+		{"mkdir", path},
+		{"mount", "-o", "loop", img, path},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+	}
+	d := &disk{t, path}
+	t.Cleanup(func() {
+		// Lazily, as containers/storage leaks a lock file when the disk is full.
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount the disk: %v", err)
+		}
+	})
+	return d
+}
+
+// freeze makes every write hang until thaw.
+func (d *disk) freeze() { d.ioctl(0xC0045877) }
+func (d *disk) thaw()   { d.ioctl(0xC0045878) }
+
+func (d *disk) ioctl(request uint) {
+	d.t.Helper()
+	f, err := os.Open(d.path)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.IoctlSetInt(int(f.Fd()), request, 0); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func TestWritable(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Config) { c.StateDir = filepath.Join(d.path, "state") })
+	if err := n.Writable(testContext(t)); err != nil {
+		t.Errorf("healthy: %v", err)
+	}
+	if left := entriesOf(t, n.containersDir()); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	remount := func(options string) {
+		t.Helper()
+		if out, err := exec.Command("mount", "-o", "remount,"+options, d.path).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	remount("ro")
+	if err := n.Writable(testContext(t)); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), d.path) {
+		t.Errorf("read-only: %v", err)
+	}
+	remount("rw")
+	d.fill()
+	if err := n.Writable(testContext(t)); !errors.Is(err, fault.Unavailable) || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("full: %v", err)
+	}
+	d.empty()
+	if err := n.Writable(testContext(t)); err != nil {
+		t.Errorf("healthy again: %v", err)
+	}
+}
+
+func (d *disk) fill() {
+	d.t.Helper()
+	f, err := os.Create(filepath.Join(d.path, "ballast"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 1 << 20; size > 0; size /= 2 {
+		for err == nil {
+			_, err = f.Write(make([]byte, size))
+		}
+		err = nil
+	}
+}
+
+func (d *disk) empty() {
+	d.t.Helper()
+	if err := os.Remove(filepath.Join(d.path, "ballast")); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// A disk that does not answer makes Writable say so in bounded time, time after
+// time, without a growing heap of attempts.
+func TestWritableOnHungDisk(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Config) { c.StateDir = filepath.Join(d.path, "state") })
+	if err := n.Writable(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	d.freeze()
+	thawed := false
+	defer func() {
+		if !thawed {
+			d.thaw()
+		}
+	}()
+	start := time.Now()
+	err := n.Writable(testContext(t))
+	if took := time.Since(start); !errors.Is(err, fault.Unavailable) || took > writableTimeout+2*time.Second {
+		t.Errorf("%v after %s", err, took)
+	}
+	first := n.probe.current
+	ctx, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
+	defer cancel()
+	if err := n.Writable(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the caller's time: %v", err)
+	}
+	if n.probe.current != first {
+		t.Error("another attempt was started")
+	}
+	d.thaw()
+	thawed = true
+	<-first.done
+	if err := n.Writable(testContext(t)); err != nil {
+		t.Errorf("after the thaw: %v", err)
+	}
+}
+
+// A pull onto a full disk says so and leaves nothing; when there is room again
+// everything works.
+func TestPullOntoFullDisk(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Config) { c.Root = filepath.Join(d.path, "root") })
+	r := serve(t, "app", "1", noise(t, 4<<20, 40<<20))
+	r.Push("app", "2", noise(t, 4<<20))
+	for range 2 {
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		if !errors.Is(err, fault.Exhausted) {
+			t.Errorf("%v", err)
+		}
+		n.empty()
+	}
+	img := n.pull(r.Addr() + "/app:2")
+	c := n.rootfs("c", img.ID)
+	d.fill()
+	err := n.MountRootfs(testContext(t), c)
+	if !errors.Is(err, fault.Exhausted) {
+		t.Errorf("mount: %v", err)
+	}
+	d.empty()
+	n.mount(c)
+	n.removeRootfs(c)
+	n.remove(img.ID)
+	n.empty()
+}

@@ -1,0 +1,98 @@
+package integration
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// crius runs a subcommand on the node's configuration.
+func (w *world) crius(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	argv := w.Argv(args...)
+	out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
+	return string(out), err
+}
+
+func TestConfigurationLaysDropInsAndFlagsOverTheFile(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	out, err := w.crius(t, "config")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, want := range []string{w.StateRoot(), w.RunRoot(), w.Socket(), `cgroup_driver = "cgroupfs"`, w.Path("policy.json")} {
+		if !strings.Contains(out, want) {
+			t.Errorf("crius config does not show %s:\n%s", want, out)
+		}
+	}
+	out, err = w.crius(t, "--log-level", "warn", "--network-conf-dir", "/from/a/flag", "config")
+	if err != nil || !strings.Contains(out, `"/from/a/flag"`) || !strings.Contains(out, `"warn"`) {
+		t.Errorf("flags do not override: %v:\n%s", err, out)
+	}
+}
+
+func TestUnknownConfigurationIsAnErrorThatNamesIt(t *testing.T) {
+	t.Parallel()
+	n, err := node.New(t.Context(), node.Options{Race: raceEnabled(), Config: "[network]\nconf_dri = \"/x\"\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "conf_dri") {
+		t.Errorf("an unknown key: %v", err)
+	}
+	for text, word := range map[string]string{
+		"[runtime]\ncgroup_driver = \"magic\"\n":        "magic",
+		"[runtime]\ndefault_handler = \"nobody\"\n":     "nobody",
+		"log_level = 7\n":                               "log_level",
+		"[api\n":                                        "10-options",
+		"[network]\ntimeout = \"soon\"\n":               "timeout",
+		"[pod]\ndefault_sysctls = [\"no equals sign\"]": "no equals sign",
+	} {
+		if err := n.Configure("10-options", text); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%q: %.500v", text, err)
+		}
+		n.Stop()
+	}
+}
+
+func TestASecondServerOnTheSameStateIsRefused(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "runc")
+	c := p.start(t, "sleep")
+	before := mustInventory(t, w)
+	out, err := w.crius(t, "--api-listen", w.Path("second.sock"), "serve")
+	if err == nil {
+		t.Fatal("it ran, and ended well")
+	}
+	if err := w.Clean(t.Context(), before, patience); err != nil {
+		t.Errorf("the refused server has changed the other's node: %v", err)
+	}
+	c.exec(t, "echo alive")
+	if !strings.Contains(out, w.StateRoot()) && !strings.Contains(out, w.RunRoot()) {
+		t.Errorf("the message does not say what is taken: %s", out)
+	}
+}
+
+func TestVersionAndCompletion(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	if out, err := w.crius(t, "version"); err != nil || !strings.Contains(out, "crius") {
+		t.Errorf("version: %v: %s", err, out)
+	}
+	for _, sh := range []string{"bash", "zsh", "fish"} {
+		if out, err := w.crius(t, "completion", sh); err != nil || len(out) < 500 {
+			t.Errorf("completion %s: %v: %s", sh, err, out)
+		}
+	}
+	if out, err := w.crius(t, "check"); err != nil {
+		t.Errorf("check of a healthy node: %v: %s", err, out)
+	}
+}
