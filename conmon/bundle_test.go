@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 )
 
@@ -43,6 +44,8 @@ type container struct {
 	process []string
 	config  map[string]any
 	cgroup  string
+
+	orphaned bool // its server was killed: the monitor is for init to reap
 }
 
 // newContainer prepares a container that will run the probe with args. All it
@@ -212,6 +215,9 @@ func (c *container) destroy() {
 		if conmon.Alive(p) {
 			c.Errorf("%s %d is still alive", name, p.PID)
 		}
+	}
+	if now, err := wire.Find(processes.Monitor.PID); err == nil && now == processes.Monitor && !c.orphaned {
+		c.Errorf("monitor %d has not been reaped", now.PID)
 	}
 	os.RemoveAll(c.Dir)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -237,10 +236,6 @@ func TestCloseAndDial(t *testing.T) {
 	c := newContainer(t, "crun", "tick", "1")
 	client := c.run()
 	process := client.Process()
-	st := exec.Command("strace", "-f", "-tt", "-o", "/tmp/crius/conmon/strace."+c.ID, "-p", fmt.Sprint(c.processes().Monitor.PID))
-	st.Start()
-	time.Sleep(300*time.Millisecond)
-	defer st.Process.Kill()
 	for range 100 {
 		if err := errors.Join(client.Close(), client.Close()); err != nil {
 			t.Fatal(err)
@@ -255,11 +250,6 @@ func TestCloseAndDial(t *testing.T) {
 		}
 		var err error
 		if client, err = conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile); err != nil {
-			fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.processes().Monitor.PID))
-			for _, f := range fds { l, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", c.processes().Monitor.PID, f.Name())); t.Log(f.Name(), l) }
-			t.Log("stranger", c.stranger(t).receive())
-			time.Sleep(100*time.Millisecond)
-			t.Log("stranger", c.stranger(t).receive())
 			t.Fatal(err)
 		}
 		if client.Process() != process {
@@ -268,15 +258,6 @@ func TestCloseAndDial(t *testing.T) {
 	}
 	if err := client.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
-	}
-	<-client.Exited()
-	if _, err := client.Exit(); err != nil {
-		text, _ := os.ReadFile(c.Dir + "/monitor.log")
-		t.Logf("log %q alive %v", text, conmon.Alive(c.processes().Monitor))
-		time.Sleep(300 * time.Millisecond)
-		text, _ = os.ReadFile(c.Dir + "/monitor.log")
-		ex, err := conmon.ReadExit(c.ExitFile)
-		t.Logf("log %q alive %v exit %v %v", text, conmon.Alive(c.processes().Monitor), ex, err)
 	}
 	c.checkGone(client, exit(t, client))
 }

@@ -35,6 +35,7 @@ func actAsServer(dir string) {
 // serve starts a server for c.
 func (c *container) serve() *exec.Cmd {
 	c.Helper()
+	c.orphaned = true
 	c.writeConfig()
 	text, err := json.Marshal(c.Spec)
 	if err != nil {

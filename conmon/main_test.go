@@ -49,7 +49,19 @@ func run(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		}
 	}()
-	return m.Run()
+	// Orphans come to us, and not to an init that may be slow.
+	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	code := m.Run()
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid <= 0 {
+			if err == nil {
+				fmt.Fprintln(os.Stderr, "processes are left behind")
+				code = 1
+			}
+			return code
+		}
+	}
 }
 
 func must(err error) {

@@ -40,10 +40,11 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// killGroup puts cmd into a process group of its own and kills all of it when
-// the command's context ends; descendants that keep a pipe are not waited for.
+// killGroup puts cmd into a session, and so a process group, of its own and
+// kills the group when the command's context ends; descendants that keep a pipe
+// are not waited for.
 func killGroup(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 }

@@ -54,7 +54,7 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	}
 	defer stderr.close()
 
-	child, err := t.execDetached(ctx, process, stdout, stderr)
+	child, session, err := t.execDetached(ctx, process, stdout, stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		t.killExec(ctx, child.Pid)
+		t.killExec(ctx, child.Pid, session)
 		<-ended
 		return nil, context.Cause(ctx)
 	}
@@ -91,24 +91,26 @@ func execProcess(bundle string, args []string) (*specs.Process, error) {
 	return process, nil
 }
 
-// execDetached runs the runtime's exec and returns the process it started.
-func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdout, stderr *collector) (*os.Process, error) {
+// execDetached runs the runtime's exec and returns the process it started and
+// the session that the runtime was in: crun leaves the process in it, runc gives
+// it one of its own.
+func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdout, stderr *collector) (child *os.Process, session int, err error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	dir, err := os.MkdirTemp(t.ref.Dir, "exec-")
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer os.RemoveAll(dir)
 	text, err := json.Marshal(process)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	processFile, pidFile := filepath.Join(dir, "process.json"), filepath.Join(dir, "pid")
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	argv := t.runtime.argv(a.Path, "exec", "--detach", "--process", processFile, "--pid-file", pidFile, t.ref.ID)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -119,19 +121,20 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdo
 	stderr.given()
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, 0, context.Cause(ctx)
 		}
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastBytes(stderr.drain(), 4096)))
+		return nil, 0, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastBytes(stderr.drain(), 4096)))
 	}
 	line, err := os.ReadFile(pidFile)
 	if err != nil {
-		return nil, fmt.Errorf("%s exec left no pid: %w", t.runtime.name, err)
+		return nil, 0, fmt.Errorf("%s exec left no pid: %w", t.runtime.name, err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
 	if err != nil {
-		return nil, fmt.Errorf("%s exec left a pid file that holds no pid: %w", t.runtime.name, err)
+		return nil, 0, fmt.Errorf("%s exec left a pid file that holds no pid: %w", t.runtime.name, err)
 	}
-	return os.FindProcess(pid)
+	child, err = os.FindProcess(pid)
+	return child, cmd.Process.Pid, err
 }
 
 // collector is the reading end of one output stream of a process.
@@ -189,14 +192,14 @@ func exitCode(state *os.ProcessState) int32 {
 // left the tree because their parent died, which the session still names. (A
 // process with a session and parent of its own making is a daemon that the
 // container now has; it ends with the container.)
-func (t *cliTask) killExec(ctx context.Context, leader int) {
+func (t *cliTask) killExec(ctx context.Context, leader, session int) {
 	killTree(leader)
 	pids, err := cgroup.Procs(t.ref.Cgroup)
 	if err != nil {
 		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", t.ref.ID, "err", err)
 	}
 	for _, pid := range pids {
-		if sid, err := unix.Getsid(pid); err == nil && sid == leader {
+		if sid, err := unix.Getsid(pid); err == nil && (sid == leader || sid == session) {
 			killTree(pid)
 		}
 	}

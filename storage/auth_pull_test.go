@@ -2,6 +2,8 @@ package storage
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -70,6 +72,26 @@ func TestAuthFileIsTheFallBack(t *testing.T) {
 	wrong := &cri.AuthConfig{Username: "joe", Password: "wrong"}
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: wrong}); !errors.Is(err, fault.Unauthenticated) {
 		t.Errorf("the request's credentials come first: %v", err)
+	}
+}
+
+// Without auth_file, the files of whoever started the process are not read.
+func TestNoAuthFileMeansNone(t *testing.T) {
+	n := newNode(t)
+	r := serve(t, "app", "1", motd(t, "x"))
+	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
+	t.Setenv("HOME", n.dir)
+	t.Setenv("XDG_RUNTIME_DIR", n.dir)
+	for _, dir := range []string{".docker", "containers"} {
+		if err := os.Mkdir(filepath.Join(n.dir, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	secret := `{"auths": {"` + r.Addr() + `": {"auth": "` + encode("joe:hunter2") + `"}}}`
+	n.write(".docker/config.json", secret)
+	n.write("containers/auth.json", secret)
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); !errors.Is(err, fault.Unauthenticated) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/manifest"
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/image"
@@ -287,11 +289,15 @@ func gnuSparse() []byte {
 
 // Another tool may have put documents into the store that are larger than the
 // library takes from a registry.
-func TestHugeStoredConfigIsNotRead(t *testing.T) {
+func TestHugeStoredManifestIsNotRead(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
-	key := "sha256:" + img.ID
-	if err := n.store.SetImageBigData(img.ID, key, make([]byte, maxDocument+1), nil); err != nil {
+	raw, err := n.store.ImageBigData(img.ID, cstorage.ImageDigestBigDataKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	padded := append(raw, bytes.Repeat([]byte(" "), maxDocument)...)
+	if err := n.store.SetImageBigData(img.ID, cstorage.ImageDigestBigDataKey, padded, manifest.Digest); err != nil {
 		t.Fatal(err)
 	}
 	if images := n.list(); len(images) != 0 {

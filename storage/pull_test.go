@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/registry"
 	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
 )
 
@@ -429,4 +431,32 @@ func TestLostLayerHeals(t *testing.T) {
 	n.removeRootfs(root)
 	n.remove(ref)
 	n.empty()
+}
+
+func TestParallelLayers(t *testing.T) {
+	t.Parallel()
+	for _, parallel := range []int{1, 3} {
+		n := newNode(t, func(c *Config) { c.ParallelLayers = parallel })
+		r := serve(t, "app", "1", noise(t, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10))
+		var mu sync.Mutex
+		now, most := 0, 0
+		count := func(change int) {
+			mu.Lock()
+			defer mu.Unlock()
+			now += change
+			most = max(most, now)
+		}
+		r.Inject(registry.Fault{Path: "/blobs/", Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+			slow := registry.Slow(200<<10)(answer, stop)
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				count(1)
+				defer count(-1)
+				slow.ServeHTTP(w, req)
+			})
+		}})
+		n.pull(r.Addr() + "/app:1")
+		if most != parallel {
+			t.Errorf("%d layers at once, want %d", most, parallel)
+		}
+	}
 }

@@ -269,10 +269,13 @@ func TestRemovedImageIsPulledAgain(t *testing.T) {
 		if again := n.pull(img.RepoTags[0]); again.ID != img.ID || len(again.RepoTags) != 1 {
 			t.Errorf("%+v", again)
 		}
+		if err := n.store.RemoveNames(img.ID, img.RepoTags); err != nil { // as when the tag moves
+			t.Fatal(err)
+		}
 		n.removeRootfs(r)
 		n.restart()
-		if images := n.list(); len(images) != 1 {
-			t.Errorf("%d images after the container went", len(images))
+		if images := n.list(); len(images) != 1 || len(images[0].RepoDigests) != 1 {
+			t.Errorf("after the container went: %+v", images)
 		}
 		n.remove(img.ID)
 		n.empty()
@@ -294,6 +297,9 @@ func TestHoldGrace(t *testing.T) {
 	}
 	if _, err := n.store.DeleteImage(img.ID, true); !errors.Is(err, cstorage.ErrImageUsedByContainer) {
 		t.Errorf("another tool may delete the image: %v", err)
+	}
+	if err := n.holds.expire(img.ID); err != nil || !held() { // a timer that was late
+		t.Errorf("the hold went while in use: %v", err)
 	}
 	n.removeRootfs(r)
 	if !held() {
@@ -408,24 +414,32 @@ func TestRecoverAfterCrash(t *testing.T) {
 	n.empty()
 }
 
-// A pull in another process is not disturbed by a start.
+// A pull in another process is not disturbed by a start, which leaves what a
+// dead one left until it is over.
 func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	job, err := n.debris.beginPull("")
+	dead, err := n.debris.beginPull("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.store.CreateLayer("", "", nil, "", false, nil); err != nil {
 		t.Fatal(err)
 	}
+	dead.lock.Close()
+	live, err := n.debris.beginPull("")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := newDebris(n.store).recover(); err != nil {
 		t.Fatal(err)
 	}
-	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 1 {
-		t.Error("the pull under way lost its layer or its job")
+	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 2 {
+		t.Error("a layer or a job went while a pull is under way")
 	}
-	job.end(testContext(t), false)
+	n.debris.running-- // of the dead one
+	live.end(testContext(t), true)
+	n.restart()
 	n.empty()
 }
 

@@ -50,11 +50,11 @@ func TestRootfsUsage(t *testing.T) {
 		t.Errorf("file system of the containers: %+v, %v", containers, err)
 	}
 	n.removeRootfs(c)
-	if gone, err := n.RootfsUsage(c); err != nil || gone.UsedBytes != 0 || gone.InodesUsed != 0 {
-		t.Errorf("gone: %+v, %v", gone, err)
-	}
 	if _, containers, _ := n.FsInfo(testContext(t)); containers.UsedBytes != 0 {
 		t.Errorf("after the removal: %+v", containers)
+	}
+	if gone, err := n.RootfsUsage(c); err != nil || gone.UsedBytes != 0 || gone.InodesUsed != 0 {
+		t.Errorf("gone: %+v, %v", gone, err)
 	}
 }
 

@@ -36,6 +36,12 @@ const orphanPeriod = 10 * time.Second
 // never notice its end.
 func serve(ctx context.Context, cfg config.Config) (err error) {
 	manager := findManager()
+	lock, err := pod.Lock(cfg.Root)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, lock.Close)
+	cfg.Image.StateDir = cfg.Root
 	store, err := storage.Open(cfg.Image)
 	if err != nil {
 		return err

@@ -10,17 +10,12 @@ import (
 // later is turned away, so that nobody can push the server out.
 const maxClients = 8
 
+// accept lets one client in: the next gets its turn after those who leave.
 func (m *monitor) accept(int) {
-	for {
-		fd, err := accept(m.listener)
-		if err != nil {
-			return
-		}
-		m.admit(fd)
+	fd, err := accept(m.listener)
+	if err != nil {
+		return
 	}
-}
-
-func (m *monitor) admit(fd int) {
 	for i, used := range m.clients {
 		if used >= 0 {
 			continue

@@ -92,7 +92,7 @@ func (m *monitor) listenTo(fd int, what uint32, e event, number int) error {
 }
 
 func (m *monitor) loop() {
-	var batch [8]syscall.EpollEvent
+	var batch [16]syscall.EpollEvent // more than there are descriptors
 	for !m.left {
 		n, err := syscall.EpollWait(m.epoll, batch[:], m.patience())
 		if err != nil && err != syscall.EINTR {

@@ -30,7 +30,7 @@ func Run() int {
 		return usage(err)
 	}
 	if err := m.begin(); err != nil {
-		m.accept(0)
+		m.accept(0) // Launch
 		m.fail(0, err.Error())
 		return 1
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -52,8 +53,8 @@ type verb struct{ name, id string }
 // the longest one below: /pods/<id>/infra/monitor.sock.
 const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 
-// New opens the records under cfg's roots. Nothing is touched before Recover.
-// It fails with fault.Precondition while another engine has them open.
+// New opens the records under cfg's roots; the caller holds their Lock. Nothing
+// is touched before Recover.
 func New(cfg Config, deps Deps) (*Engine, error) {
 	if len(cfg.RunDir) > maxRunDir {
 		return nil, fmt.Errorf("run_root %s is longer than %d bytes, and a unix socket below it would have no room in its address: choose a shorter one: %w",
@@ -76,17 +77,12 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 			return nil, err
 		}
 	}
-	lock, err := lockFile(filepath.Join(cfg.StateDir, "lock"))
-	if err != nil {
-		return nil, err
-	}
 	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
 		host:       host,
 		defaults:   defaults,
 		boot:       boot,
-		lock:       lock,
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),
@@ -95,15 +91,18 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
 		e.ctrRecords, err = record.Open[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion)
 	}
-	if err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return e, nil
+	return e, err
 }
 
-// lockFile makes sure that one engine at a time works on a state directory.
-// The kernel drops the lock with the process, however it ends.
-func lockFile(path string) (*os.File, error) {
+// Lock makes sure that one server at a time works on a state directory. It is
+// the first thing that a server takes, for opening the rest also tidies up after
+// whoever had it before. The kernel drops the lock with the process, however it
+// ends. While another one holds it the error is fault.Precondition.
+func Lock(stateDir string) (io.Closer, error) {
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(stateDir, "lock")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -131,7 +130,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 	}
 	e.background.Wait()
-	return errors.Join(err, e.lock.Close())
+	return err
 }
 
 // run executes a verb's work in a flight of its own.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -388,14 +389,22 @@ func TestMonitorLost(t *testing.T) {
 	b.nothingLeft()
 }
 
-func TestOneEngineAtATime(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	if _, err := New(b.cfg, Deps{}); !errors.Is(err, fault.Precondition) {
-		t.Errorf("second engine: %v", err)
+func TestOneServerAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	lock, err := Lock(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	b.close(e)
-	b.engine()
+	if _, err := Lock(dir); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("second server: %v", err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if lock, err = Lock(dir); err != nil {
+		t.Fatal(err)
+	}
+	_ = lock.Close()
 }
 
 // TestRunRootTooLong: told at the start, not by the first pod.

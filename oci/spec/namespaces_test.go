@@ -169,9 +169,14 @@ func TestUserNamespaceOptions(t *testing.T) {
 	}
 	in := typical()
 	userNamespacePod(&in)
+	in.Request.Container.Mounts = nil
 	in.Facts.Features = &features.Features{Linux: &features.Linux{Namespaces: []string{"pid"}}}
 	if _, err := Container(in); !errors.Is(err, fault.Unimplemented) {
 		t.Errorf("a runtime without user namespaces: %v", err)
+	}
+	in.Facts.Features.Linux.Namespaces = nil
+	if _, err := Container(in); err != nil {
+		t.Errorf("a runtime that does not tell: %v", err)
 	}
 }
 

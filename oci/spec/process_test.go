@@ -232,7 +232,7 @@ func TestParseUlimit(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "nofile", "nofile=", "nofile=a", "nofile=2:1", "nofile=1:2:3", "files=1", "NOFILE=1", "nofile=-2"} {
+	for _, text := range []string{"", "nofile", "nofile=", "nofile=a", "nofile=a:5", "nofile=5:b", "nofile=2:1", "nofile=1:2:3", "files=1", "NOFILE=1", "nofile=-2"} {
 		if got, err := ParseUlimit(text); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}

@@ -136,6 +136,10 @@ func TestCVE_2025_4437(t *testing.T) {
 			}
 		}
 	}
+	// Its size says 0, as that of a file which grows after it was looked at.
+	if _, err := readRegular("/proc/self/status", "status", 10); !errors.Is(err, fault.Invalid) {
+		t.Errorf("more than the size promised: %v", err)
+	}
 	root := image(t, map[string]string{"etc/passwd": strings.Repeat("a:x:1:1::/:\n", maxAccountFile/12)})
 	if _, err := ResolveUser(root, nil, "a"); err != nil {
 		t.Errorf("just below the limit: %v", err)
@@ -314,6 +318,7 @@ func TestHostFacts(t *testing.T) {
 		{"security modules", map[string]string{
 			"proc/sys/kernel/seccomp/actions_avail": "errno", "sys/module/apparmor/parameters/enabled": "Y\n", "sys/fs/selinux/enforce": "0",
 		}, func(h Host) bool { return h.Seccomp && h.AppArmor && h.SELinux }},
+		{"AppArmor says nothing", map[string]string{"sys/module/apparmor/parameters/enabled": ""}, func(h Host) bool { return !h.AppArmor }},
 		{"AppArmor switched off", map[string]string{"sys/module/apparmor/parameters/enabled": "N\n"}, func(h Host) bool { return !h.AppArmor }},
 	} {
 		host, err := hostFrom(hostFiles(c.files))

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -31,6 +32,11 @@ func pathMasks(in *Input, s *specs.Spec) error {
 		s.Linux.MaskedPaths = defaultMaskedPaths()
 		s.Linux.ReadonlyPaths = defaultReadonlyPaths()
 		return nil
+	}
+	for _, hidden := range slices.Concat(sc.GetMaskedPaths(), sc.GetReadonlyPaths()) {
+		if !path.IsAbs(hidden) {
+			return invalid("masked or read-only path %q is not absolute", hidden)
+		}
 	}
 	s.Linux.MaskedPaths = slices.Clone(sc.GetMaskedPaths())
 	s.Linux.ReadonlyPaths = slices.Clone(sc.GetReadonlyPaths())

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -200,5 +201,17 @@ func TestRootAndFlags(t *testing.T) {
 	})
 	if !s.Root.Readonly || !s.Process.NoNewPrivileges {
 		t.Error("the request's flags have no effect")
+	}
+}
+
+func TestMaskedPathsAreAbsolute(t *testing.T) {
+	for _, sc := range []*cri.LinuxContainerSecurityContext{
+		{MaskedPaths: []string{"/proc/kcore", "proc/keys"}},
+		{ReadonlyPaths: []string{"../etc"}},
+	} {
+		in := Input{Request: Request{Container: &cri.ContainerConfig{Linux: &cri.LinuxContainerConfig{SecurityContext: sc}}}}
+		if err := pathMasks(&in, &specs.Spec{Linux: &specs.Linux{}}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%v: %v", sc, err)
+		}
 	}
 }
