@@ -83,13 +83,22 @@ func open(dir, exitFile string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	var monitor handle
-	if known, err := ReadProcesses(dir); err == nil {
-		if fd, err := openPidfd(known.Monitor); err == nil {
-			monitor, _ = newHandle(fd)
-		}
+	return newClient(conn, dir, exitFile, recorded(dir))
+}
+
+// recorded is the monitor that has put itself down in dir, dead but unreaped
+// ones included; zero if there is none to be found.
+func recorded(dir string) handle {
+	known, err := ReadProcesses(dir)
+	if err != nil {
+		return handle{}
 	}
-	return newClient(conn, dir, exitFile, monitor)
+	pidfd, err := openPidfd(known.Monitor)
+	if err != nil {
+		return handle{}
+	}
+	h, _ := newHandle(pidfd)
+	return h
 }
 
 func nobodyListens(err error) bool {
@@ -387,8 +396,8 @@ func (c *Client) transmit(packet []byte) error {
 func (c *Client) Kill() error { return c.monitor.kill() }
 
 // Close ends the connection and leaves the monitor alone. It may be called more
-// than once. A monitor that is a child of this process and has not left is then
-// reaped by whoever dials it next.
+// than once. If the monitor is a child of this process and still there, Terminate
+// or a new client will reap it.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closed
@@ -408,16 +417,33 @@ func (c *Client) Close() error {
 // none is success. ExitFile need not be known.
 func Terminate(ctx context.Context, dir string) error {
 	c, err := open(dir, "")
-	if err == nil {
+	switch {
+	case err == nil:
 		defer c.Close()
 		err = c.terminate(ctx)
-	} else if nobodyListens(err) {
-		err = nil
+	case nobodyListens(err):
+		err = bury(ctx, dir)
 	}
 	if err != nil {
 		return fmt.Errorf("monitor of %s: %w", dir, err)
 	}
 	return nil
+}
+
+// bury ends and reaps a monitor that cannot be reached any more. As a rule it
+// has left, and at most its zombie is there.
+func bury(ctx context.Context, dir string) error {
+	monitor := recorded(dir)
+	if monitor == (handle{}) {
+		return nil
+	}
+	defer context.AfterFunc(ctx, monitor.close)()
+	defer monitor.close()
+	if err := monitor.kill(); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	monitor.reap()
+	return context.Cause(ctx)
 }
 
 func (c *Client) terminate(ctx context.Context) error {

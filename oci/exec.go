@@ -54,9 +54,14 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	}
 	defer stderr.close()
 
-	child, session, err := t.execDetached(ctx, process, stdout, stderr)
+	child, err := t.execDetached(ctx, process, stdout, stderr)
 	if err != nil {
 		return nil, err
+	}
+	// Not always its own: crun makes the session in a process between.
+	session, err := unix.Getsid(child.Pid)
+	if err != nil {
+		return nil, fmt.Errorf("session of the command: %w", err)
 	}
 	ended := make(chan error, 1)
 	var state *os.ProcessState
@@ -91,26 +96,24 @@ func execProcess(bundle string, args []string) (*specs.Process, error) {
 	return process, nil
 }
 
-// execDetached runs the runtime's exec and returns the process it started and
-// the session that the runtime was in: crun leaves the process in it, runc gives
-// it one of its own.
-func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdout, stderr *collector) (child *os.Process, session int, err error) {
+// execDetached runs the runtime's exec and returns the process it started.
+func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdout, stderr *collector) (*os.Process, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	dir, err := os.MkdirTemp(t.ref.Dir, "exec-")
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer os.RemoveAll(dir)
 	text, err := json.Marshal(process)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	processFile, pidFile := filepath.Join(dir, "process.json"), filepath.Join(dir, "pid")
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	argv := t.runtime.argv(a.Path, "exec", "--detach", "--process", processFile, "--pid-file", pidFile, t.ref.ID)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -121,20 +124,19 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdo
 	stderr.given()
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, 0, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		return nil, 0, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastBytes(stderr.drain(), 4096)))
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastBytes(stderr.drain(), 4096)))
 	}
 	line, err := os.ReadFile(pidFile)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s exec left no pid: %w", t.runtime.name, err)
+		return nil, fmt.Errorf("%s exec left no pid: %w", t.runtime.name, err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s exec left a pid file that holds no pid: %w", t.runtime.name, err)
+		return nil, fmt.Errorf("%s exec left a pid file that holds no pid: %w", t.runtime.name, err)
 	}
-	child, err = os.FindProcess(pid)
-	return child, cmd.Process.Pid, err
+	return os.FindProcess(pid)
 }
 
 // collector is the reading end of one output stream of a process.
@@ -199,7 +201,7 @@ func (t *cliTask) killExec(ctx context.Context, leader, session int) {
 		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", t.ref.ID, "err", err)
 	}
 	for _, pid := range pids {
-		if sid, err := unix.Getsid(pid); err == nil && (sid == leader || sid == session) {
+		if sid, err := unix.Getsid(pid); err == nil && sid == session {
 			killTree(pid)
 		}
 	}

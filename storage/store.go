@@ -32,6 +32,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/reexec"
@@ -68,6 +69,8 @@ type Store struct {
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
+
+	background sync.WaitGroup // the measuring of writable layers
 }
 
 // Open opens the store and creates it where there is none. A store whose
@@ -104,6 +107,7 @@ func Open(cfg Config) (*Store, error) {
 // Close gives back what the process holds of the store, after the last call of
 // another method has returned. Mounted root file systems stay mounted.
 func (s *Store) Close() error {
+	s.background.Wait()
 	err := s.holds.close()
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs

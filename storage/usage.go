@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,8 +32,8 @@ type FsUsage struct {
 // once; that is what removing images can free. It keeps no count of files, so
 // that InodesUsed is that of the whole file system.
 //
-// Containers: both are sums over the containers' latest RootfsUsage, which the
-// kubelet asks for every few seconds.
+// Containers: both are sums over the containers' latest RootfsUsage. Those that
+// are older than usageAge are measured anew meanwhile, for whoever asks next.
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
@@ -48,10 +49,39 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 		return images, containers, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: images.Mountpoint, Err: err})
 	}
 	images.InodesUsed = st.Files - st.Ffree
+	s.refreshUsage()
 	containers = s.usage.sum()
 	containers.Mountpoint = s.containersDir()
 	containers.Timestamp = now
 	return images, containers, nil
+}
+
+// usageAge is how old the usage of the writable layers may be.
+const usageAge = 10 * time.Second
+
+// refreshUsage measures the writable layers in the background, unless that was
+// done a short while ago or is being done. Close waits for it.
+func (s *Store) refreshUsage() {
+	if !s.usage.begin() {
+		return
+	}
+	s.background.Go(func() {
+		defer s.usage.end()
+		layers, err := os.ReadDir(s.containersDir())
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			slog.Warn("writable layers cannot be measured", "err", err)
+		}
+		for _, layer := range layers {
+			r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
+			usage, err := s.RootfsUsage(r)
+			if err != nil {
+				slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
+			}
+			if usage.InodesUsed == 0 { // removed meanwhile
+				s.usage.forget(r.ID)
+			}
+		}
+	})
 }
 
 // containersDir is the directory in which all writable layers are.
@@ -129,8 +159,27 @@ func (t *tree) gone(name string, err error) error {
 
 // usageCache keeps the latest usage of each writable layer.
 type usageCache struct {
-	mu     sync.Mutex
-	latest map[string]FsUsage
+	mu        sync.Mutex
+	latest    map[string]FsUsage
+	measuring bool
+	measured  time.Time // all of them, the last time
+}
+
+// begin reports whether it is time to measure all, and nobody does.
+func (c *usageCache) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.measuring || time.Since(c.measured) < usageAge {
+		return false
+	}
+	c.measuring = true
+	return true
+}
+
+func (c *usageCache) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.measuring, c.measured = false, time.Now()
 }
 
 func (c *usageCache) note(id string, usage FsUsage) {

@@ -21,12 +21,12 @@ import (
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
 	c.setPhase(phaseRemoving)
-	if c.task != nil {
-		c.task.Close()
-	}
 	errs := []error{c.put()}
 	if err := c.runtime.Delete(ctx, c.ref); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
+	}
+	if c.task != nil {
+		c.task.Close() // not before: it is the task that buries the monitor
 	}
 	if err := c.engine.deps.Images.RemoveRootfs(ctx, c.rootfs()); err != nil {
 		// With the root file system still mounted below it the run directory
@@ -69,11 +69,11 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
 	if s.rec.Infra {
-		if infra := s.infraTask(); infra != nil {
-			infra.Close()
-		}
 		if err := s.runtime.Delete(ctx, s.infraRef()); err != nil {
 			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
+		}
+		if infra := s.infraTask(); infra != nil {
+			infra.Close()
 		}
 	}
 	if err := s.detach(ctx); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -159,8 +160,11 @@ path = "{{.Path "absent"}}"
 	if err == nil || !strings.Contains(err.Error(), "absent") {
 		t.Errorf("a container of that handler: %v", err)
 	}
-	runc := read(t, "/usr/sbin/runc")
-	if err := os.WriteFile(w.Path("absent"), []byte(runc), 0o755); err != nil {
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(runc, w.Path("absent")); err != nil {
 		t.Fatal(err)
 	}
 	if !eventually(func() bool { return w.condition(t, "RuntimeReady").Status }) {
