@@ -66,6 +66,28 @@ func TestRequestsCostNothing(t *testing.T) {
 	}
 }
 
+// A container that has written a lot, and then falls silent, leaves its monitor
+// no larger than it was.
+func TestMemoryIsGivenBack(t *testing.T) {
+	c := newContainer(t, "crun", "burst", "50000000")
+	c.Stdin = true
+	client := c.run()
+	monitor := c.processes().Monitor.PID
+	time.Sleep(1500 * time.Millisecond)
+	before := rollup(t, monitor, "Anonymous:")
+	if err := client.CloseStdin(limit(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitLog("end of burst")
+	during := rollup(t, monitor, "Anonymous:")
+	time.Sleep(1500 * time.Millisecond)
+	after := rollup(t, monitor, "Anonymous:")
+	t.Logf("%d KiB, while it wrote %d, afterwards %d", before, during, after)
+	if during <= before+64 || after > before+32 {
+		t.Errorf("%d KiB, while it wrote %d, afterwards %d", before, during, after)
+	}
+}
+
 func rollup(t *testing.T, pid int, field string) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -67,6 +67,7 @@ type monitor struct {
 	released bool // nobody is interested any more
 	left     bool
 
+	stuck      bool // it has been complained that the log is blocked
 	complaints int
 }
 
@@ -139,7 +140,7 @@ func (m *monitor) proceed(quiet bool) {
 	if m.orphans {
 		m.reap()
 	}
-	m.pump(turn)
+	m.pump()
 	if m.state == exited {
 		m.record()
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
@@ -152,19 +153,20 @@ func (m *monitor) proceed(quiet bool) {
 	}
 }
 
-func (m *monitor) pump(budget int) {
-	was := m.log.blocked()
-	if was {
+func (m *monitor) pump() {
+	if m.log.blocked() {
 		m.log.flush()
 	}
-	m.stdout.pump(&m.log, budget)
-	m.stderr.pump(&m.log, budget)
-	if is := m.log.blocked(); is != was {
-		if is {
-			m.complain(&wire.Failure{Step: "the container's output waits", Err: m.log.err})
-		} else {
-			m.complain(wire.Text("the container's output flows again"))
-		}
+	m.stdout.pump(&m.log, turn)
+	m.stderr.pump(&m.log, turn)
+	if m.log.blocked() == m.stuck {
+		return
+	}
+	m.stuck = !m.stuck
+	if m.stuck {
+		m.complain(wire.Fail("the container's output waits", m.log.err))
+	} else {
+		m.complain(wire.Text("the container's output flows again"))
 	}
 }
 

@@ -108,6 +108,13 @@ func (c *stdio) close() {
 	}
 }
 
+func (s *stream) number() int {
+	if s.name == "stdout" {
+		return 1
+	}
+	return 2
+}
+
 // openStdio makes the pipes. With a terminal they serve the runtime's own words
 // only.
 func (m *monitor) openStdio() (child stdio, err error) {
@@ -135,13 +142,6 @@ func (m *monitor) openStdio() (child stdio, err error) {
 	return child, wire.Fail("open stdio", err)
 }
 
-func (s *stream) number() int {
-	if s.name == "stdout" {
-		return 1
-	}
-	return 2
-}
-
 func (m *monitor) watch(s *stream) error {
 	s.ready = true
 	if err := syscall.SetNonblock(s.fd, true); err != nil {
@@ -153,6 +153,9 @@ func (m *monitor) watch(s *stream) error {
 // trim gives the pages of the buffers back to the kernel.
 func (m *monitor) trim() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
+		if s.pos == s.n {
+			s.pos, s.n = 0, 0
+		}
 		discard(s.buf[s.n:])
 		s.touched = false
 	}

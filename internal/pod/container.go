@@ -220,11 +220,8 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 	c, err := e.containers.find(id)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return doneIfAbsent(err)
 	}
 	return e.run(ctx, verb{"remove", c.id}, c.remove)
 }

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -87,4 +88,12 @@ func (x *index[N, T]) all() []T {
 		objects = append(objects, object)
 	}
 	return objects
+}
+
+// doneIfAbsent makes find's error that of a verb which wants the object gone.
+func doneIfAbsent(err error) error {
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
 }

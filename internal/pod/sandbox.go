@@ -176,11 +176,8 @@ func (s *Sandbox) attach(ctx context.Context) error {
 // StopPodSandbox). A network that cannot be given back now is a debt.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	s, err := e.sandboxes.find(id)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return doneIfAbsent(err)
 	}
 	return e.run(ctx, verb{"stop pod", s.id}, func(ctx context.Context) error {
 		s.life.Lock()
@@ -221,11 +218,8 @@ func (s *Sandbox) stop(ctx context.Context) error {
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 	s, err := e.sandboxes.find(id)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return doneIfAbsent(err)
 	}
 	return e.run(ctx, verb{"remove pod", s.id}, func(ctx context.Context) error {
 		s.life.Lock()

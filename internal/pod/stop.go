@@ -2,7 +2,6 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -58,11 +57,8 @@ const killAgain = 10 * time.Second
 // error (CRI: StopContainer).
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	c, err := e.containers.find(id)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return doneIfAbsent(err)
 	}
 	if err := c.end(ctx, grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)

@@ -34,6 +34,7 @@ func main() {
 		"tick":   tick,   // MILLISECONDS: a numbered line that often
 		"prompt": prompt, // asks, without ending the line, until its input ends
 		"flood":  flood,  // SIZE TOTAL: lines of one size
+		"burst":  burst,  // TOTAL: writes that much when its input ends, then sleeps
 		"letgo":  letgo,  // closes its terminal, opens it again on SIGUSR1
 	}
 	if len(os.Args) < 2 || verbs[os.Args[1]] == nil {
@@ -225,4 +226,12 @@ func flood(args []string) {
 		_, err := os.Stdout.Write(block[:min(left, len(block))])
 		must(err)
 	}
+}
+
+func burst(args []string) {
+	_, err := io.ReadAll(os.Stdin)
+	must(err)
+	flood([]string{"1000", args[0]})
+	fmt.Println("end of burst")
+	sleep(nil)
 }
