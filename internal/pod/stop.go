@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/fault"
 )
 
 // stopper is a container's stop under way: the stop signal once, SIGKILL when
