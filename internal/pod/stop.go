@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 )
 
 // stopper is a container's stop under way: the stop signal once, SIGKILL when
