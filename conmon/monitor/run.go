@@ -86,6 +86,7 @@ func (m *monitor) start() (err error) {
 		return err
 	}
 	defer child.close()
+	hearSignals()
 	if err := m.spawn(child); err != nil {
 		return err
 	}

@@ -46,17 +46,28 @@ func closeInherited() error {
 	return err
 }
 
+// Dispositions of signals that the kernel carries out by itself, and that
+// survive exec.
+const (
+	byDefault = 0 // SIG_DFL
+	ignored   = 1 // SIG_IGN
+)
+
 // ignoreSignals makes this process deaf to every signal a service manager or a
-// terminal might send. The disposition would survive exec: it must not be
-// called before the runtime has been started.
+// terminal might send. It must not be called before the runtime has been
+// started, which would be as deaf.
 func ignoreSignals() {
-	deaf := [...]syscall.Signal{
-		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
-		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXFSZ,
-	}
-	const ignore = 1
-	action := [4]uintptr{ignore} // the kernel's struct sigaction: handler, flags, restorer, mask
-	for _, s := range deaf {
+	dispose(ignored, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXFSZ)
+}
+
+// hearSignals undoes what the server may have inherited (nohup, a shell's &)
+// and Go respects: containers begin with nothing ignored.
+func hearSignals() { dispose(byDefault, syscall.SIGHUP, syscall.SIGINT) }
+
+func dispose(how uintptr, signals ...syscall.Signal) {
+	action := [4]uintptr{how} // the kernel's struct sigaction: handler, flags, restorer, mask
+	for _, s := range signals {
 		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
 	}
 }
