@@ -177,6 +177,31 @@ func TestUnendedLines(t *testing.T) {
 	})
 }
 
+// Who is told of the exit finds the log complete, however much the container had
+// written that nobody has read.
+func TestLogIsCompleteAtExit(t *testing.T) {
+	t.Parallel()
+	const hoard = 768 << 10 // three times what is moved in a turn of the loop
+	for range 5 {
+		c := newContainer(t, "crun", "hoard", fmt.Sprint(hoard))
+		client := c.launch()
+		monitor := c.processes().Monitor
+		if err := conmon.Signal(monitor, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		process := client.Process()
+		c.start()
+		gone(t, process)
+		if err := conmon.Signal(monitor, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		exit(t, client)
+		if stdout, _ := c.log(); len(stdout) != hoard {
+			t.Errorf("%d bytes in the log", len(stdout))
+		}
+	}
+}
+
 // A prompt is not shown before its line ends, but it is there when it does, and
 // holding it costs no time.
 func TestHeldBackLine(t *testing.T) {

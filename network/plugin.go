@@ -65,6 +65,17 @@ func (*runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []
 	}
 }
 
+// deathSignal is what a plugin gets when crius dies. An ADD must not run on: the
+// next crius will undo what was recorded, and not be overtaken. A DEL must: half
+// of one cannot be repeated by all plugins (bridge reads the addresses whose
+// firewall rules it has to remove from the link that it removes first).
+func deathSignal(env []string) syscall.Signal {
+	if slices.Contains(env, "CNI_COMMAND=DEL") {
+		return 0
+	}
+	return unix.SIGKILL
+}
+
 func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -73,7 +84,7 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Dir, cmd.Env = "/", env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), stdout, stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: deathSignal(env)}
 	killed := false
 	cmd.Cancel = func() error {
 		killed = true
@@ -81,9 +92,8 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	}
 	cmd.WaitDelay = waitDelay
 
-	// Not to run on after crius: the next crius will undo what was recorded, and
-	// must not be overtaken. The death signal comes with the end of the thread,
-	// which others must therefore not take to throw it away.
+	// The death signal comes with the end of the thread, which others must
+	// therefore not take to throw it away.
 	runtime.LockOSThread()
 	err := cmd.Run()
 	runtime.UnlockOSThread()

@@ -455,6 +455,8 @@ func TestParallelLayers(t *testing.T) {
 			})
 		}})
 		n.pull(r.Addr() + "/app:1")
+		mu.Lock() // the last answer may still be on its way out
+		defer mu.Unlock()
 		if most != parallel {
 			t.Errorf("%d layers at once, want %d", most, parallel)
 		}

@@ -196,10 +196,11 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.put(); err != nil {
 		return err
 	}
+	started := time.Now() // before: a short life may be over when the runtime returns
 	if err := c.task.Start(ctx); err != nil {
 		return c.failStart(ctx, err)
 	}
-	c.setStarted(time.Now())
+	c.setStarted(started)
 	c.publish()
 	if err := c.put(); err != nil {
 		return err
