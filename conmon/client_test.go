@@ -287,6 +287,20 @@ func TestTerminate(t *testing.T) {
 		t.Errorf("again: %v", err)
 	}
 
+	// One that has left by itself is reaped.
+	c = newContainer(t, "crun", "exit", "0", "0")
+	client = c.launch()
+	client.Close()
+	c.start()
+	zombie := c.processes().Monitor
+	gone(t, zombie)
+	if err := conmon.Terminate(ctx, c.Dir); err != nil {
+		t.Errorf("exited: %v", err)
+	}
+	if now, err := wire.Find(zombie.PID); err == nil && now == zombie {
+		t.Error("the zombie of a monitor is left")
+	}
+
 	// One that does not listen any more is killed. Its container is not: that is
 	// for whoever knows the cgroup.
 	c = newContainer(t, "crun", "sleep")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -341,6 +342,11 @@ func TestSurroundings(t *testing.T) {
 		if !strings.HasSuffix(strings.TrimSpace(line), ":"+c.Cgroup) {
 			t.Errorf("cgroup %s", line)
 		}
+	}
+	// What this process could do to itself.
+	lowest, _ := exec.Command("sh", "-c", "echo -1000 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj").Output()
+	if score, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", monitor.PID)); string(score) != string(lowest) {
+		t.Errorf("oom_score_adj %q, could be %q", score, lowest)
 	}
 	// A service manager's stop, or a terminal's end, is not meant for it.
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGPIPE, unix.SIGUSR1, unix.SIGXFSZ} {

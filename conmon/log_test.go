@@ -417,6 +417,11 @@ func TestExitFileOnFullDisk(t *testing.T) {
 	c := newContainer(t, "crun", "exit", "5", "0")
 	c.ExitFile = filepath.Join(disk, "exit.json")
 	client := c.run()
+	select {
+	case <-client.Exited():
+		t.Error("the exit was told before it was recorded")
+	case <-time.After(time.Second):
+	}
 	e := exit(t, client)
 	if e.Code != 5 {
 		t.Errorf("exit %+v", e)

@@ -224,10 +224,18 @@ func (d *debris) recover() error {
 	return err
 }
 
+// dyingTime is how long a process that was killed may take to let go of its
+// locks, and its children of what they inherited.
+const dyingTime = 2 * time.Second
+
 // read locks and reads the job of a dead process; nil if there is none.
 func (d *debris) read(name string) (*job, error) {
 	dir := filepath.Join(d.dir, name)
 	lock, err := lockDir(dir)
+	for end := time.Now().Add(dyingTime); errors.Is(err, errBusy) && time.Now().Before(end); {
+		time.Sleep(dyingTime / 100)
+		lock, err = lockDir(dir)
+	}
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 			err = nil

@@ -109,7 +109,7 @@ func TestProgressTimeout(t *testing.T) {
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
 	start := time.Now()
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
-	if took := time.Since(start); !errors.Is(err, fault.Timeout) || took > 5*time.Second {
+	if took := time.Since(start); !errors.Is(err, fault.Timeout) || took > time.Minute {
 		t.Errorf("stalled layer: %v after %s", err, took)
 	}
 	n.empty()
