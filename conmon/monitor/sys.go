@@ -46,8 +46,10 @@ func closeInherited() error {
 	return err
 }
 
-// Dispositions of signals that the kernel carries out by itself, and that
-// survive exec.
+// sigaction is the kernel's struct: handler, flags, restorer, mask.
+type sigaction [4]uintptr
+
+// Handlers that the kernel itself provides. They survive exec.
 const (
 	byDefault = 0 // SIG_DFL
 	ignored   = 1 // SIG_IGN
@@ -57,19 +59,29 @@ const (
 // terminal might send. It must not be called before the runtime has been
 // started, which would be as deaf.
 func ignoreSignals() {
-	dispose(ignored, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
-		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXFSZ)
+	for _, s := range [...]syscall.Signal{
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE, syscall.SIGALRM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXFSZ,
+	} {
+		setSignal(s, &sigaction{ignored}, nil)
+	}
 }
 
-// hearSignals undoes what the server may have inherited (nohup, a shell's &)
-// and Go respects: containers begin with nothing ignored.
-func hearSignals() { dispose(byDefault, syscall.SIGHUP, syscall.SIGINT) }
-
-func dispose(how uintptr, signals ...syscall.Signal) {
-	action := [4]uintptr{how} // the kernel's struct sigaction: handler, flags, restorer, mask
-	for _, s := range signals {
-		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+// hearSignals undoes what the server has inherited (from nohup, from a shell's
+// &) and passed on: containers begin with no signal ignored.
+func hearSignals() {
+	const last = 64
+	for s := syscall.Signal(1); s <= last; s++ {
+		var now sigaction
+		if setSignal(s, nil, &now); now[0] == ignored {
+			setSignal(s, &sigaction{byDefault}, nil)
+		}
 	}
+}
+
+func setSignal(s syscall.Signal, action, old *sigaction) {
+	syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s),
+		uintptr(unsafe.Pointer(action)), uintptr(unsafe.Pointer(old)), 8, 0, 0)
 }
 
 func pidfdOpen(pid int) (int, error) {
