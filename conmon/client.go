@@ -421,7 +421,7 @@ func Terminate(ctx context.Context, dir string) error {
 	case err == nil:
 		defer c.Close()
 		err = c.terminate(ctx)
-	case nobodyListens(err):
+	case nobodyListens(err), errors.Is(err, unix.EAGAIN): // or it does not accept
 		err = bury(ctx, dir)
 	}
 	if err != nil {

@@ -178,9 +178,7 @@ func TestLostMonitor(t *testing.T) {
 		}
 		defer other.Close()
 
-		if err := conmon.Signal(c.processes().Monitor, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		stop(t, c.processes().Monitor)
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if err := client.ReopenLog(short); !errors.Is(err, context.DeadlineExceeded) {
@@ -234,6 +232,20 @@ func TestLostMonitor(t *testing.T) {
 			t.Errorf("exit %+v, %v, want %+v", e, err, want)
 		}
 	})
+}
+
+// stop makes a process hang.
+func stop(t *testing.T, p conmon.Process) {
+	t.Helper()
+	if err := conmon.Signal(p, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks(t, p.PID) {
+		eventually(t, "a stopped process", func() bool {
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", p.PID, task.Name()))
+			return strings.Contains(string(status), "\nState:\tT")
+		})
+	}
 }
 
 // Close leaves the monitor alone, and the monitor does not mind.
@@ -306,9 +318,7 @@ func TestTerminate(t *testing.T) {
 	c = newContainer(t, "crun", "sleep")
 	c.run()
 	monitor := c.processes().Monitor
-	if err := conmon.Signal(monitor, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	stop(t, monitor)
 	if err := conmon.Terminate(ctx, c.Dir); err != nil || conmon.Alive(monitor) {
 		t.Errorf("hanging: %v, alive: %v", err, conmon.Alive(monitor))
 	}

@@ -23,12 +23,15 @@ import (
 
 // Spec is a container to be created. Paths are absolute.
 type Spec struct {
-	ID       string
-	Dir      string // the container's run directory: exists, is the monitor's to write in, and short, as a socket's path ends at 107 bytes
+	ID      string // letters, digits, _ . and -
+	Monitor string // the crius-conmon program
+	Cgroup  string // in which the monitor is born, made if missing; empty: the server's own
+
+	// Dir is the container's run directory. It must exist and be for the monitor
+	// to write in, and its path short: that of a socket in it ends at 107 bytes.
+	Dir      string
 	ExitFile string // in a directory that exists
 	LogFile  string // CRI log; empty: output is discarded
-	Monitor  string // the crius-conmon program
-	Cgroup   string // in which the monitor is born, made if missing; empty: the server's own
 
 	// Runtime is the command that creates the container, complete but for what
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
@@ -59,9 +62,9 @@ const (
 
 // Launch starts a monitor and by it creates the container. It returns when the
 // runtime's create has ended; the error is a *CreateError if it failed. When
-// ctx ends first, the monitor and everything it began are ended: nothing is
-// left but what a killed runtime may have left of its own, which is for the
-// runtime's delete to remove.
+// ctx ends first, the monitor and everything it began are ended, for which a few
+// seconds more may be needed if it hangs: nothing is left but what a killed
+// runtime may have left of its own, which is for the runtime's delete to remove.
 func Launch(ctx context.Context, s Spec) (*Client, error) {
 	opt, err := s.options()
 	if err == nil {
@@ -188,11 +191,13 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	return newHandle(pidfd)
 }
 
-// environ is the environment of the monitor, and less its own variables that
-// of the runtime: the server's, without what a service manager has told the
-// server alone.
+// environ is the environment of the monitor and, less its own variables, of the
+// runtime: the server's, without what systemd has told the server alone.
 func environ() []string {
-	private := []string{"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
+	private := []string{
+		"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE", "MAINPID",
+		"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
+	}
 	inherited := slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(private, name)

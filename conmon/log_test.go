@@ -177,31 +177,6 @@ func TestUnendedLines(t *testing.T) {
 	})
 }
 
-// Who is told of the exit finds the log complete, however much the container had
-// written that nobody has read.
-func TestLogIsCompleteAtExit(t *testing.T) {
-	t.Parallel()
-	const hoard = 768 << 10 // three times what is moved in a turn of the loop
-	for range 5 {
-		c := newContainer(t, "crun", "hoard", fmt.Sprint(hoard))
-		client := c.launch()
-		monitor := c.processes().Monitor
-		if err := conmon.Signal(monitor, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		process := client.Process()
-		c.start()
-		gone(t, process)
-		if err := conmon.Signal(monitor, unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		exit(t, client)
-		if stdout, _ := c.log(); len(stdout) != hoard {
-			t.Errorf("%d bytes in the log", len(stdout))
-		}
-	}
-}
-
 // A prompt is not shown before its line ends, but it is there when it does, and
 // holding it costs no time.
 func TestHeldBackLine(t *testing.T) {
@@ -242,7 +217,8 @@ func TestDiscardedLog(t *testing.T) {
 	})
 }
 
-// cri-o#6297: when the new file cannot be had the old one stays the log.
+// CRI, ReopenContainerLog: when the new file cannot be had the old one stays the
+// log.
 func TestReopenFails(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "tick", "2")

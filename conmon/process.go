@@ -95,7 +95,7 @@ func (h handle) reap() {
 		return
 	}
 	_ = raw.Read(func(fd uintptr) bool {
-		return unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil) != unix.EINTR && dead(int(fd))
+		return dead(int(fd)) && unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil) != unix.EINTR
 	})
 }
 

@@ -79,17 +79,17 @@ func (l *logFile) flush() {
 }
 
 // reopen goes over to a file newly opened at the log's path: log rotation. On
-// an error the old file stays the log.
+// an error the old file stays the log, and there is no new one (CRI:
+// ReopenContainerLog).
 func (l *logFile) reopen() error {
 	if l.path == "" {
 		return nil
 	}
-	fd, err := openLog(l.path)
-	if err != nil {
+	if err := l.takeBack(); err != nil {
 		return err
 	}
-	if err := l.takeBack(); err != nil {
-		syscall.Close(fd)
+	fd, err := openLog(l.path)
+	if err != nil {
 		return err
 	}
 	syscall.Close(l.fd)

@@ -35,7 +35,6 @@ func main() {
 		"prompt": prompt, // asks, without ending the line, until its input ends
 		"flood":  flood,  // SIZE TOTAL: lines of one size
 		"burst":  burst,  // TOTAL: writes that much when its input ends, then sleeps
-		"hoard":  hoard,  // TOTAL: writes that much into a pipe made large enough
 		"letgo":  letgo,  // closes its terminal, opens it again on SIGUSR1
 	}
 	if len(os.Args) < 2 || verbs[os.Args[1]] == nil {
@@ -235,13 +234,4 @@ func burst(args []string) {
 	flood([]string{"1000", args[0]})
 	fmt.Println("end of burst")
 	sleep(nil)
-}
-
-func hoard(args []string) {
-	const setPipeSize = 1031
-	_, _, errno := syscall.Syscall(syscall.SYS_FCNTL, 1, setPipeSize, 1<<20)
-	if errno != 0 {
-		must(errno)
-	}
-	flood([]string{"1024", args[0]})
 }

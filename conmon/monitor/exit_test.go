@@ -1,0 +1,91 @@
+package monitor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// containerd#12375: who is told of the exit finds the log complete, however much the
+// container had written that nobody had read.
+func TestLogIsCompleteAtExit(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	m, err := newMonitor(&wire.Options{ID: "id", LogFile: dir + "/log", ExitFile: dir + "/exit.json"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(m.epoll)
+	if err := m.log.open(m.opt.LogFile); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { syscall.Close(m.log.fd) }()
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	growPipe(p[0], 1<<20)
+	m.stdout.fd, m.state = p[0], running
+	if err := m.watch(&m.stdout); err != nil {
+		t.Fatal(err)
+	}
+	written := strings.Repeat(strings.Repeat("x", 4095)+"\n", 3*turn/4096)
+	if n, err := syscall.Write(p[1], []byte(written)); n != len(written) {
+		t.Fatalf("wrote %d, %v", n, err)
+	}
+
+	m.conclude(0) // and somebody still holds the pipe
+	if got := read(t, m.opt.LogFile); strings.Count(got, "x") != strings.Count(written, "x") {
+		t.Errorf("%d bytes in the log", len(got))
+	}
+	if _, err := os.Stat(m.opt.ExitFile); err == nil {
+		t.Error("recorded before it was due")
+	}
+	m.proceed(false)
+	if got := read(t, m.opt.ExitFile); !m.recorded || !m.told || m.left || !strings.Contains(got, `"exit_code":0`) {
+		t.Errorf("recorded: %v, told: %v, left: %v: %s", m.recorded, m.told, m.left, got)
+	}
+	syscall.Close(p[1])
+	m.ready(m.stdout.number())
+	if m.proceed(false); !m.left || !m.stdout.ended() {
+		t.Error("the monitor stays")
+	}
+}
+
+// An exit file that cannot be written is tried for a while before anybody is
+// told, and further after that.
+func TestExitFileRefused(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "later", "exit.json")
+	m, err := newMonitor(&wire.Options{ID: "id", ExitFile: file}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(m.epoll)
+	m.complaints = 1 << 20 // not into the output of the test
+	m.conclude(9)
+	for i := 1; !m.told; i++ {
+		if m.proceed(false); m.recorded || m.left || m.patience() <= 0 || i > 100 {
+			t.Fatalf("attempt %d: recorded: %v, left: %v, patience %d", i, m.recorded, m.left, m.patience())
+		}
+	}
+	if m.attempts < 10 {
+		t.Errorf("told after %d attempts", m.attempts)
+	}
+	if m.proceed(false); m.left {
+		t.Error("the monitor has left with what only it knows")
+	}
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if m.proceed(false); !m.recorded || !m.left {
+		t.Errorf("recorded: %v, left: %v", m.recorded, m.left)
+	}
+	if got := read(t, file); !strings.Contains(got, `"exit_code":137,"signal":9`) {
+		t.Error(got)
+	}
+}
