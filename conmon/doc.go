@@ -61,11 +61,19 @@
 //	close-stdin             end of the container's standard input
 //	release                 the container is to be deleted: kill what still lives of
 //	                        it, record its exit, leave
-//	attach                  reserved
+//	attach STREAMS          a share, from now on, in some of stdin, stdout and stderr
+//
+// With attach come descriptors to which a copy of stdout and of stderr is to be
+// written, and with its ok goes the one that the container's input is written to:
+// nothing has to be framed, and input never passes through the monitor. The end
+// of the connection detaches. If the container's stdin is to be used once it ends
+// with the first client that had it.
 //
 // A packet never changes its form. New versions add packets; a client ignores
 // and a monitor refuses what it does not know. No client can hurt the
-// container: there are at most eight, and one that does not read is dropped.
+// container: there are at most 32, one that does not read its packets is dropped,
+// and so is one that leaves its output unread for two seconds, in which the
+// container waits for it.
 //
 // End of the stream without exited means that the monitor is lost, unless the
 // exit file says that it had done its work.

@@ -6,9 +6,15 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// maxClients is one server and room for some people with socat. Who comes
-// later is turned away, so that nobody can push the server out.
-const maxClients = 8
+// maxClients is one server, its attach sessions, and room for some people with
+// socat. Who comes later is turned away, so that nobody can push the server out.
+const maxClients = 32
+
+// client is one connection.
+type client struct {
+	fd    int  // -1: none
+	input bool // it has been given the container's standard input
+}
 
 // accept lets one client in: the next gets its turn after those who leave.
 func (m *monitor) accept(int) {
@@ -16,14 +22,14 @@ func (m *monitor) accept(int) {
 	if err != nil {
 		return
 	}
-	for i, used := range m.clients {
-		if used >= 0 {
+	for i := range m.clients {
+		if m.clients[i].fd >= 0 {
 			continue
 		}
 		if m.listenTo(fd, syscall.EPOLLIN, asked, i) != nil {
 			break
 		}
-		m.clients[i] = fd
+		m.clients[i].fd = fd
 		m.greet(i)
 		return
 	}
@@ -61,10 +67,10 @@ func (m *monitor) tell(msg wire.Message) {
 
 // send never waits: a client that does not read is none.
 func (m *monitor) send(i int, msg wire.Message) {
-	if m.clients[i] < 0 {
+	if m.clients[i].fd < 0 {
 		return
 	}
-	if say(m.clients[i], msg) != nil {
+	if say(m.clients[i].fd, msg) != nil {
 		m.drop(i)
 	}
 }
@@ -75,30 +81,52 @@ func say(fd int, msg wire.Message) error {
 }
 
 func (m *monitor) drop(i int) {
-	syscall.Close(m.clients[i])
-	m.clients[i] = -1
+	c := &m.clients[i]
+	syscall.Close(c.fd)
+	m.stdout.detach(i)
+	m.stderr.detach(i)
+	once := c.input && m.opt.StdinOnce && !m.opt.Terminal
+	c.fd, c.input = -1, false
+	if once {
+		m.dropStdin()
+	}
 }
 
 // serve reads one request and answers it.
 func (m *monitor) serve(i int) {
-	if m.clients[i] < 0 {
+	fd := m.clients[i].fd
+	if fd < 0 {
 		return
 	}
-	var buf [256]byte // far longer than any request
-	n, err := syscall.Read(m.clients[i], buf[:])
+	var buf [256]byte    // far longer than any request
+	var control [64]byte // of which the kernel discards what does not fit
+	n, controlled, err := receive(fd, buf[:], control[:])
 	if err == syscall.EAGAIN || err == syscall.EINTR {
 		return
 	}
-	if n <= 0 {
+	if err != nil || n == 0 {
 		m.drop(i)
 		return
 	}
-	answer := wire.Message{Verb: wire.OK}
 	msg, _ := wire.Parse(buf[:n])
-	if err := m.obey(msg); err != nil {
-		answer = wire.Message{Verb: wire.Error, Text: err.Error()}
+	var sent []int
+	if controlled > 0 {
+		sent = sentDescriptors(append([]byte(nil), control[:controlled]...)) // of which some keep hold
 	}
-	m.send(i, answer)
+	if msg.Verb == wire.Attach {
+		err = m.attach(i, msg.Text, sent)
+	} else {
+		closeAll(sent)
+		err = m.obey(msg)
+	}
+	switch {
+	case err != nil:
+		m.send(i, wire.Message{Verb: wire.Error, Text: err.Error()})
+	case msg.Verb == wire.Attach && m.clients[i].input:
+		m.lend(i)
+	default:
+		m.send(i, wire.Message{Verb: wire.OK})
+	}
 }
 
 func (m *monitor) obey(msg wire.Message) error {
@@ -112,8 +140,6 @@ func (m *monitor) obey(msg wire.Message) error {
 	case wire.Release:
 		m.release()
 		return nil
-	case wire.Attach:
-		return wire.Text("unimplemented: attach")
 	}
 	return wire.Text("unknown request")
 }

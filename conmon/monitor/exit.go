@@ -19,6 +19,7 @@ func (m *monitor) conclude(status syscall.WaitStatus) {
 	m.dropStdin()
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
 		s.last = true
+		s.deadline = uptime() + lagTime
 		if s.fd >= 0 {
 			s.ready = true
 			s.pump(&m.log, unread(s.fd))

@@ -25,6 +25,7 @@ const (
 	ended                  // the runtime, or the container's init, is dead
 	spoken                 // there is output of the container, or of the runtime
 	starved                // the kernel has counted an OOM kill
+	drained                // an attached client has taken some of its output
 	events
 )
 
@@ -33,8 +34,8 @@ const (
 func (s state) reaction(e event) func(*monitor, int) {
 	return [states][events]func(*monitor, int){
 		creating: {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).runtimeEnded},
-		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills},
-		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready},
+		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills, drained: (*monitor).feed},
+		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, drained: (*monitor).feed},
 	}[s][e]
 }
 
@@ -46,7 +47,7 @@ type monitor struct {
 
 	epoll    int
 	listener int
-	clients  [maxClients]int
+	clients  [maxClients]client
 
 	self      wire.Process
 	runtime   int // pid, while creating
@@ -81,8 +82,10 @@ func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
 		oom:    oomCounter{fd: -1},
 	}
 	for i := range m.clients {
-		m.clients[i] = -1
+		m.clients[i].fd = -1
 	}
+	m.stdout.untap()
+	m.stderr.untap()
 	m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	return m, wire.Fail("open epoll", err)
 }
@@ -93,7 +96,7 @@ func (m *monitor) listenTo(fd int, what uint32, e event, number int) error {
 }
 
 func (m *monitor) loop() {
-	var batch [16]syscall.EpollEvent // more than there are descriptors
+	var batch [16]syscall.EpollEvent
 	for !m.left {
 		n, err := syscall.EpollWait(m.epoll, batch[:], m.patience())
 		if err != nil && err != syscall.EINTR {
@@ -113,14 +116,17 @@ func (m *monitor) loop() {
 func (m *monitor) patience() int {
 	const (
 		retry   = 200   // what the file system has refused
+		lagging = 100   // somebody has not taken the container's output
 		silence = 1000  // then the buffers are not needed for now
 		undead  = 10000 // nothing tells of the death of an orphan
 		forever = -1
 	)
 	moving := !m.log.blocked() || m.state == creating
 	switch {
-	case moving && (m.stdout.ready || m.stderr.ready):
+	case moving && (m.stdout.willing() || m.stderr.willing()):
 		return 0
+	case m.stdout.lagging > 0, m.stderr.lagging > 0:
+		return lagging
 	case m.log.blocked(), m.state == exited && !m.recorded:
 		return retry
 	case m.stdout.touched, m.stderr.touched:
@@ -140,9 +146,12 @@ func (m *monitor) proceed(quiet bool) {
 	if m.orphans {
 		m.reap()
 	}
+	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
-		m.record()
+		if m.stdout.lagging+m.stderr.lagging == 0 { // the log is complete
+			m.record()
+		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
 			m.left = true

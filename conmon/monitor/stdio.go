@@ -30,15 +30,24 @@ type stream struct {
 	touched  bool // buf has pages of its own
 	buf      []byte
 	pos, n   int // buf[pos:n] is not in the log yet
+
+	taps     [maxClients]tap
+	tapped   int   // taps in use
+	lagging  int   // taps that have not taken all of the last read
+	deadline int64 // uptime at which those are given up
 }
 
 func (s *stream) ended() bool { return s.fd < 0 && s.pos == s.n }
+
+// willing reports whether reading is worth a try and has nobody to wait for.
+func (s *stream) willing() bool { return s.ready && s.lagging == 0 }
 
 func (s *stream) close() {
 	if s.fd >= 0 {
 		syscall.Close(s.fd)
 	}
 	s.fd, s.ready = -1, false
+	s.untap()
 }
 
 // fill reads once.
@@ -62,8 +71,9 @@ func (s *stream) fill() int {
 	return 0
 }
 
-// pump moves bytes from the stream into the log until there are none, the log
-// refuses, or about budget bytes have been moved.
+// pump moves bytes from the stream into the log, and to those who have attached,
+// until there are none, the log refuses, somebody attached does not keep up, or
+// about budget bytes have been moved.
 func (s *stream) pump(log *logFile, budget int) {
 	for !log.blocked() {
 		used, full := log.add(s.name, s.buf[s.pos:s.n], s.fd < 0)
@@ -72,11 +82,13 @@ func (s *stream) pump(log *logFile, budget int) {
 			log.flush()
 			continue
 		}
-		if !s.ready || budget <= 0 {
+		if !s.willing() || budget <= 0 {
 			log.flush()
 			return
 		}
-		budget -= s.fill()
+		n := s.fill()
+		s.share(s.buf[s.n-n : s.n])
+		budget -= n
 	}
 }
 
@@ -153,6 +165,9 @@ func (m *monitor) watch(s *stream) error {
 // trim gives the pages of the buffers back to the kernel.
 func (m *monitor) trim() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
+		if s.lagging > 0 {
+			continue
+		}
 		if s.pos == s.n {
 			s.pos, s.n = 0, 0
 		}

@@ -19,6 +19,7 @@ const (
 	setPipeSize         = 1031
 	waitNoReap          = 0x1000000
 	clockRealtime       = 0
+	clockMonotonic      = 1
 
 	// edgeTriggered is syscall.EPOLLET with the sign it has in an event.
 	edgeTriggered = 1 << 31
@@ -115,6 +116,13 @@ func now() (sec int64, nsec int) {
 	return int64(t.Sec), int(t.Nsec)
 }
 
+// uptime is a clock in milliseconds that nobody sets.
+func uptime() int64 {
+	var t syscall.Timespec
+	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0)
+	return int64(t.Sec)*1000 + int64(t.Nsec)/1e6
+}
+
 // unread is how many bytes a pipe or terminal holds.
 func unread(fd int) int {
 	var n int32
@@ -148,6 +156,17 @@ func transmit(fd int, packet []byte) error {
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)),
 		syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)
 	return failed(errno)
+}
+
+// receive takes one packet, and the descriptors that came with it. In contrast
+// to syscall.Recvmsg it leaves no garbage behind.
+func receive(fd int, packet, control []byte) (n, controlled int, err error) {
+	part := syscall.Iovec{Base: unsafe.SliceData(packet)}
+	part.SetLen(len(packet))
+	msg := syscall.Msghdr{Iov: &part, Iovlen: 1, Control: unsafe.SliceData(control)}
+	msg.SetControllen(len(control))
+	got, _, errno := syscall.RawSyscall(syscall.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), syscall.MSG_CMSG_CLOEXEC)
+	return int(got), int(msg.Controllen), failed(errno)
 }
 
 func failed(errno syscall.Errno) error {

@@ -33,7 +33,7 @@ const (
 	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
 	CloseStdin // close-stdin
 	Release    // release: kill what still lives, record it, leave
-	Attach     // attach: reserved
+	Attach     // attach STREAMS: some of stdin, stdout and stderr, with a space between them
 )
 
 // States that hello tells.
@@ -62,7 +62,7 @@ var forms = [...]form{
 	Resize:     {"resize", 2, false},
 	CloseStdin: {"close-stdin", 0, false},
 	Release:    {"release", 0, false},
-	Attach:     {"attach", 0, false},
+	Attach:     {"attach", 0, true},
 }
 
 func (v Verb) String() string {

@@ -16,13 +16,13 @@ func TestMessages(t *testing.T) {
 		"failed 2  two\nlines ":      {Verb: Failed, Num: [4]uint64{2}, Text: " two\nlines "},
 		"exited 137 9 18446744073709551615 1": {
 			Verb: Exited, Num: [4]uint64{137, 9, math.MaxUint64, 1}},
-		"ok":             {Verb: OK},
-		"error \x00\xff": {Verb: Error, Text: "\x00\xff"},
-		"reopen-log":     {Verb: ReopenLog},
-		"resize 80 25":   {Verb: Resize, Num: [4]uint64{80, 25}},
-		"close-stdin":    {Verb: CloseStdin},
-		"release":        {Verb: Release},
-		"attach":         {Verb: Attach},
+		"ok":                  {Verb: OK},
+		"error \x00\xff":      {Verb: Error, Text: "\x00\xff"},
+		"reopen-log":          {Verb: ReopenLog},
+		"resize 80 25":        {Verb: Resize, Num: [4]uint64{80, 25}},
+		"close-stdin":         {Verb: CloseStdin},
+		"release":             {Verb: Release},
+		"attach stdin stdout": {Verb: Attach, Text: "stdin stdout"},
 	} {
 		if got := string(Append(nil, want)); got != packet {
 			t.Errorf("%+v is written as %q, want %q", want, got, packet)
