@@ -30,6 +30,11 @@ test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=Test
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
 
+.PHONY: bench
+bench: ## Measure crius beside its peers, from Debian's packages. ROW=log: only that.
+	@test/setup.sh conmon
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(ROW)
+
 .PHONY: lint
 lint: ## Complain about form: gofmt, go vet.
 	@unformatted=$$(gofmt -l cmd conmon internal network oci server storage test); \

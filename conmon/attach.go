@@ -104,10 +104,11 @@ func (a *Attachment) answer(ctx context.Context) error {
 			n, controlled, _, _, err = unix.Recvmsg(int(fd), packet[:], control[:], unix.MSG_CMSG_CLOEXEC)
 			return err != unix.EAGAIN && err != unix.EINTR
 		})
-		switch {
+		switch { // an answer that has come is taken in any case: it may bring a descriptor
+		case waited == nil && err == nil && n > 0:
 		case ctx.Err() != nil:
 			return fmt.Errorf("the monitor does not answer: %w", context.Cause(ctx))
-		case waited != nil || err != nil || n == 0:
+		default:
 			return absence()
 		}
 		m, _ := wire.Parse(packet[:n])
@@ -158,4 +159,19 @@ func (a *Attachment) Close() {
 			_ = f.Close()
 		}
 	}
+}
+
+// Dropped reports whether the monitor has ended the attachment.
+func (a *Attachment) Dropped() bool {
+	raw, err := a.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	hung := false
+	_ = raw.Control(func(fd uintptr) {
+		watched := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(watched, 0)
+		hung = err == nil && n > 0 && watched[0].Revents&unix.POLLHUP != 0
+	})
+	return hung
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -13,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -23,19 +21,12 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// drainTime is how long output is still read after the process has ended while
-// a child of it keeps the pipe open (containerd/containerd#7832).
-const drainTime = 2 * time.Second
+// buryTime is how long a killed command is waited for. One that sleeps
+// uninterruptibly dies when it can.
+const buryTime = 300 * time.Millisecond
 
-// Exec has the runtime start the command detached, with our pipes as its stdio.
-// The runtime is gone again before the process has done anything; what remains
-// is a child of this server (Reaper makes it a subreaper) whose exit the server
-// sees by itself: no second monitor, no mount, no dbus call.
+// Exec is Open with somebody who reads the output and waits for the end.
 func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
-	process, err := execProcess(t.ref.Dir, args)
-	if err != nil {
-		return nil, err
-	}
 	// The time counts from the request, not from when the process runs.
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -43,151 +34,165 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 			fmt.Errorf("command did not end within %s and was killed: %w", timeout, fault.Timeout))
 		defer cancel()
 	}
-	stdout, err := newCollector()
+	c, err := t.exec(ctx, Command{Args: args})
 	if err != nil {
 		return nil, err
 	}
-	defer stdout.close()
-	stderr, err := newCollector()
-	if err != nil {
-		return nil, err
-	}
-	defer stderr.close()
-
-	child, err := t.execDetached(ctx, process, stdout, stderr)
-	if err != nil {
-		return nil, err
-	}
-	// Not always its own: crun makes the session in a process between.
-	session, err := unix.Getsid(child.Pid)
-	if err != nil {
-		return nil, fmt.Errorf("session of the command: %w", err)
-	}
-	ended := make(chan error, 1)
-	var state *os.ProcessState
+	stdout, stderr := bounded{max: MaxExecOutput}, bounded{max: MaxExecOutput}
+	copied := make(chan struct{})
 	go func() {
-		var err error
-		state, err = child.Wait()
-		ended <- err
+		defer close(copied)
+		_ = c.Output(&stdout, &stderr) // neither refuses anything
+	}()
+	defer func() {
+		c.Close()
+		<-copied
 	}()
 	select {
-	case err = <-ended:
+	case <-c.Ended():
 	case <-ctx.Done():
-		t.killExec(ctx, child.Pid, session)
-		<-ended
+		t.killExec(ctx, c.pid, c.leader)
+		select {
+		case <-c.Ended():
+		case <-time.After(buryTime):
+		}
 		return nil, context.Cause(ctx)
 	}
+	<-copied
+	code, err := c.ExitCode()
 	if err != nil {
-		return nil, fmt.Errorf("wait for command: %w", err)
+		return nil, err
 	}
-	return &ExecResult{Stdout: stdout.drain(), Stderr: stderr.drain(), ExitCode: exitCode(state)}, nil
+	return &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, nil
 }
 
-// execProcess is the container's own process with another command. A terminal
-// is the business of whoever attaches one.
-func execProcess(bundle string, args []string) (*specs.Process, error) {
+// Open has the runtime start the command detached, with our pipes or a terminal
+// of ours as its stdio. The runtime is gone again before the process has done
+// anything; what remains is a child of this server (Reaper makes it a subreaper)
+// whose exit the server sees by itself: no second monitor, no mount, no dbus call.
+func (t *cliTask) Open(ctx context.Context, c Command) (*Session, error) {
+	child, err := t.exec(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return child.Session, nil
+}
+
+// execution is a command that runs.
+type execution struct {
+	*Session
+	pid    int
+	leader int // of its session, which is not always its own: crun makes it in a process between
+}
+
+func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
+	process, err := execProcess(t.ref.Dir, c)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	stdio, err := s.open(c)
+	defer stdio.close()
+	if err != nil {
+		return nil, err
+	}
+	var console *console
+	if c.Terminal {
+		if console, err = newConsole(t.ref.Dir); err != nil {
+			return nil, err
+		}
+		defer console.close()
+	}
+	pid, err := t.execDetached(ctx, process, stdio, console)
+	if err != nil {
+		stdio.close()
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+console.lastWords()))
+	}
+	e := &execution{Session: s, pid: pid}
+	if e.leader, err = unix.Getsid(pid); err == nil && console != nil {
+		err = s.useTerminal(console)
+	}
+	if err == nil {
+		err = s.watch(pid)
+	}
+	if err != nil {
+		killTree(pid)
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
+	}
+	return e, nil
+}
+
+// execProcess is the container's own process with another command.
+func execProcess(bundle string, c Command) (*specs.Process, error) {
 	spec, err := ReadSpec[specs.Spec](bundle)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
 	process := spec.Process
-	process.Args = args
-	process.Terminal, process.ConsoleSize = false, nil
+	process.Args = c.Args
+	process.Terminal, process.ConsoleSize = c.Terminal, nil
+	hasTerm := slices.ContainsFunc(process.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
+	if c.Terminal && !hasTerm {
+		process.Env = append(process.Env, "TERM=xterm")
+	}
 	return process, nil
 }
 
-// execDetached runs the runtime's exec and returns the process it started.
-func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdout, stderr *collector) (*os.Process, error) {
+// execDetached runs the runtime's exec and returns the pid of the process that
+// it has started.
+func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdio stdio, console *console) (int, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	dir, err := os.MkdirTemp(t.ref.Dir, "exec-")
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer os.RemoveAll(dir)
 	text, err := json.Marshal(process)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	processFile, pidFile := filepath.Join(dir, "process.json"), filepath.Join(dir, "pid")
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return nil, err
+		return 0, err
 	}
-	argv := t.runtime.argv(a.Path, "exec", "--detach", "--process", processFile, "--pid-file", pidFile, t.ref.ID)
+	args := []string{"exec", "--detach", "--process", processFile, "--pid-file", pidFile}
+	if console != nil {
+		args = append(args, "--console-socket", console.path)
+	}
+	argv := t.runtime.argv(a.Path, append(args, t.ref.ID)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	killGroup(cmd)
-	cmd.Stdout, cmd.Stderr = stdout.take(), stderr.take()
-	err = cmd.Run()
-	stdout.given()
-	stderr.given()
-	if err != nil {
+	cmd.Cancel = func() error { // and what it is just starting, which has a session of its own
+		killTree(cmd.Process.Pid)
+		return nil
+	}
+	if stdio[0] != nil { // a nil *os.File is not a nil io.Reader
+		cmd.Stdin = stdio[0]
+	}
+	cmd.Stdout, cmd.Stderr = stdio[1], stdio[2]
+	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastBytes(stderr.drain(), 4096)))
+		return 0, err
 	}
 	line, err := os.ReadFile(pidFile)
 	if err != nil {
-		return nil, fmt.Errorf("%s exec left no pid: %w", t.runtime.name, err)
+		return 0, fmt.Errorf("it left no pid: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
 	if err != nil {
-		return nil, fmt.Errorf("%s exec left a pid file that holds no pid: %w", t.runtime.name, err)
+		return 0, fmt.Errorf("it left a pid file that holds no pid: %w", err)
 	}
-	return os.FindProcess(pid)
-}
-
-// collector is the reading end of one output stream of a process.
-type collector struct {
-	r, w *os.File
-	got  bounded
-	done chan struct{}
-}
-
-func newCollector() (*collector, error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	c := &collector{r: r, w: w, got: bounded{max: MaxExecOutput}, done: make(chan struct{})}
-	go func() {
-		defer close(c.done)
-		_, _ = io.Copy(&c.got, r)
-	}()
-	return c, nil
-}
-
-// take is the end to hand to a process, given tells that it has been.
-func (c *collector) take() *os.File { return c.w }
-func (c *collector) given()         { _ = c.w.Close() }
-
-// drain returns what was written, waiting for the end of the stream at most
-// drainTime.
-func (c *collector) drain() []byte {
-	_ = c.r.SetReadDeadline(time.Now().Add(drainTime))
-	<-c.done
-	return c.got.Bytes()
-}
-
-func (c *collector) close() {
-	_ = c.w.Close()
-	_ = c.r.Close()
-	<-c.done
-}
-
-func lastBytes(text []byte, n int) string {
-	return strings.ToValidUTF8(string(text[max(0, len(text)-n):]), "?")
-}
-
-// exitCode is the shell's convention: 128 and the signal where there was one.
-func exitCode(state *os.ProcessState) int32 {
-	status, ok := state.Sys().(syscall.WaitStatus)
-	if ok && status.Signaled() {
-		return 128 + int32(status.Signal())
-	}
-	return int32(state.ExitCode())
+	return pid, nil
 }
 
 // killExec kills all that an exec has started: its descendants, and those that

@@ -67,3 +67,5 @@ func (gone) ReopenLog(context.Context) error                     { return errGon
 func (gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
 	return nil, errGone
 }
+func (gone) Open(context.Context, Command) (*Session, error)          { return nil, errGone }
+func (gone) Attach(context.Context, conmon.Streams) (*Session, error) { return nil, errGone }

@@ -62,6 +62,12 @@ type Task interface {
 	// terminal, until it ends. Timeout 0 is no limit; what ran into it has been
 	// killed, with its children, and the error is fault.Timeout.
 	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
+	// Open starts a command in the container like Exec, for somebody who talks to
+	// it. ctx is about the start only; the command runs on when the Session is
+	// closed, as it does when a terminal is hung up.
+	Open(ctx context.Context, c Command) (*Session, error)
+	// Attach joins in the standard streams of the container's own process.
+	Attach(ctx context.Context, wanted conmon.Streams) (*Session, error)
 	// Update changes the limits in force; fields that are nil stay.
 	Update(ctx context.Context, resources *specs.LinuxResources) error
 	// ReopenLog makes the monitor write to a new file at the old path.
@@ -94,6 +100,13 @@ type IO struct {
 	Stdin      bool
 	StdinOnce  bool
 	EnsureDirs []string // host directories to make if they are missing
+}
+
+// Command is something to be run in a container.
+type Command struct {
+	Args     []string
+	Terminal bool
+	Stdin    bool // else its input is /dev/null
 }
 
 // ExecResult is what Exec collected, each stream cut at MaxExecOutput.

@@ -1,12 +1,23 @@
 package server
 
-import "os"
+import (
+	"os"
+	"time"
+
+	"github.com/crius-run/crius/server/stream"
+)
 
 // Config is the CRI endpoint.
 type Config struct {
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
 	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
+
+	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT at which exec, attach and port-forward are served to the kubelet; port 0 is any free one"`
+	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long such a session may be silent"`
+	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"certificate for sessions over TLS, in PEM; noticed when it is replaced"`
+	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"key of that certificate"`
+	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"authorities whose certificate a client must have, in PEM; empty: none is asked for"`
 }
 
 // DefaultConfig is what an empty configuration file means.
@@ -15,5 +26,19 @@ func DefaultConfig() Config {
 		Listen:         "/run/crius/crius.sock",
 		SocketMode:     0o660,
 		MaxMessageSize: 16 << 20,
+
+		StreamAddress:     "127.0.0.1:0",
+		StreamIdleTimeout: 4 * time.Hour,
+	}
+}
+
+// Stream is the part that is about sessions.
+func (c Config) Stream() stream.Config {
+	return stream.Config{
+		Address:         c.StreamAddress,
+		IdleTimeout:     c.StreamIdleTimeout,
+		TLSCertFile:     c.StreamTLSCertFile,
+		TLSKeyFile:      c.StreamTLSKeyFile,
+		TLSClientCAFile: c.StreamTLSClientCAFile,
 	}
 }

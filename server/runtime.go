@@ -8,6 +8,7 @@ type runtimeService struct {
 	unimplementedRuntime
 	*sandboxAPI
 	*containerAPI
+	*streamAPI
 	*nodeAPI
 }
 
@@ -19,6 +20,7 @@ func newRuntimeService(cfg Config, s Services) *runtimeService {
 	return &runtimeService{
 		sandboxAPI:   &sandboxAPI{engine: s.Engine},
 		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
+		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
 		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
 	}
 }

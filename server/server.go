@@ -18,6 +18,8 @@ const minMessageSize = 4 << 20
 type Services struct {
 	Engine Engine
 	Images Images
+	// Sessions serves exec, attach and port-forward.
+	Sessions Sessions
 	// Info gives JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
 	Info func() map[string]string

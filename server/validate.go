@@ -251,10 +251,14 @@ func (s *imageAPI) checkPullImage(req *cri.PullImageRequest) error {
 
 func checkExecSync(req *cri.ExecSyncRequest) (timeout time.Duration, err error) {
 	timeout, err = checkTimeout("timeout", req.GetTimeout())
-	if len(req.GetCmd()) == 0 || req.GetCmd()[0] == "" {
-		err = cmp.Or(err, in("cmd", bad("is empty; send the command to run")))
+	return timeout, cmp.Or(err, checkCommand(req.GetCmd()), wellFormed(req), checkID("container_id", req.GetContainerId()))
+}
+
+func checkCommand(cmd []string) error {
+	if len(cmd) == 0 || cmd[0] == "" {
+		return in("cmd", bad("is empty; send the command to run"))
 	}
-	return timeout, cmp.Or(err, wellFormed(req), checkID("container_id", req.GetContainerId()))
+	return nil
 }
 
 func checkUpdateContainerResources(req *cri.UpdateContainerResourcesRequest) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/logx"
+	"github.com/crius-run/crius/server/stream"
 )
 
 // program is what the subcommands share: where the configuration comes from.
@@ -107,6 +108,7 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	slog.SetDefault(logger)
+	stream.LogTo(logger)
 	return serve(cmd.Context(), loaded.Config)
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -69,11 +70,16 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	if err := engine.Recover(ctx); err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
-	return answer(ctx, cfg.API, manager, server.Services{
-		Engine:  engine,
-		Images:  images{store, engine},
-		Version: currentVersion().Crius,
-		Info:    func() map[string]string { return statusInfo(cfg, cni) },
+	sessions, err := stream.New(cfg.API.Stream(), engine)
+	if err != nil {
+		return err
+	}
+	return answer(ctx, cfg.API, manager, sessions, server.Services{
+		Engine:   engine,
+		Images:   images{store, engine},
+		Sessions: sessions,
+		Version:  currentVersion().Crius,
+		Info:     func() map[string]string { return statusInfo(cfg, cni) },
 	})
 }
 
@@ -87,8 +93,9 @@ func (i images) Pull(ctx context.Context, req storage.PullRequest) (*storage.Ima
 	return i.engine.PullImage(ctx, req)
 }
 
-// answer serves CRI until ctx ends, then drains.
-func answer(ctx context.Context, cfg server.Config, manager manager, services server.Services) error {
+// answer serves CRI and its sessions until ctx ends, then drains.
+func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {
+	defer closing(&err, sessions.Close)
 	srv, err := server.New(cfg, services)
 	if err != nil {
 		return err
@@ -97,8 +104,9 @@ func answer(ctx context.Context, cfg server.Config, manager manager, services se
 	if err != nil {
 		return err
 	}
-	served := make(chan error, 1)
+	served := make(chan error, 2)
 	go func() { served <- srv.Serve(listener) }()
+	go func() { served <- sessions.Serve() }()
 	slog.InfoContext(ctx, "crius serves CRI", "version", services.Version, "socket", cfg.Listen)
 	manager.notify("READY=1")
 	select {
@@ -108,8 +116,8 @@ func answer(ctx context.Context, cfg server.Config, manager manager, services se
 	}
 	manager.notify("STOPPING=1")
 	slog.Info("crius stops, containers run on")
-	err = bounded(srv.Shutdown)
-	return errors.Join(err, <-served)
+	err = errors.Join(sessions.Close(), bounded(srv.Shutdown))
+	return errors.Join(err, <-served, <-served)
 }
 
 // statusInfo is what a verbose Status tells beyond the conditions.

@@ -287,12 +287,9 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 // limit. A command that ran into it has been killed, and the error is
 // fault.Timeout.
 func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*ExecResult, error) {
-	c, err := e.containers.find(id)
+	c, err := e.runningContainer(id, "commands run")
 	if err != nil {
 		return nil, err
-	}
-	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
-		return nil, fmt.Errorf("container %s is in state %s, commands run only in a running one: %w", c.id, state, fault.Precondition)
 	}
 	result, err := c.task.Exec(ctx, cmd, timeout)
 	if err != nil {

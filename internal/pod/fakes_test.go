@@ -289,6 +289,14 @@ func (t *fakeTask) Exec(ctx context.Context, args []string, _ time.Duration) (*o
 	return &oci.ExecResult{Stdout: []byte(args[0])}, t.step(ctx, "exec", func() {})
 }
 
+func (t *fakeTask) Open(ctx context.Context, c oci.Command) (*oci.Session, error) {
+	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "open", func() {}))
+}
+
+func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, error) {
+	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
+}
+
 func (t *fakeTask) Update(ctx context.Context, _ *specs.LinuxResources) error {
 	return t.step(ctx, "update", func() {})
 }

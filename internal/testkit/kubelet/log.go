@@ -1,8 +1,10 @@
 package kubelet
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -21,19 +23,39 @@ type LogRecord struct {
 // ReadLog parses a log file and refuses anything that is not the format to the
 // letter. A missing newline at the end is a record that is still being written.
 func ReadLog(file string) ([]LogRecord, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
 	var out []LogRecord
-	for line := range strings.Lines(string(data)) {
-		r, err := parseRecord(line)
-		if err != nil {
-			return out, fmt.Errorf("%s, record %d: %w: %.100q", file, len(out)+1, err, line)
-		}
+	err := ScanLog(file, func(r LogRecord) error {
 		out = append(out, r)
+		return nil
+	})
+	return out, err
+}
+
+// ScanLog is ReadLog for a log that may be larger than memory: record gets one
+// after the other, until it returns an error.
+func ScanLog(file string, record func(LogRecord) error) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
 	}
-	return out, nil
+	defer f.Close()
+	in := bufio.NewReaderSize(f, 64<<10)
+	for n := 1; ; n++ {
+		line, end := in.ReadString('\n')
+		if line == "" && end == io.EOF {
+			return nil
+		}
+		if end != nil && end != io.EOF {
+			return end
+		}
+		r, err := parseRecord(line)
+		if err == nil {
+			err = record(r)
+		}
+		if err != nil {
+			return fmt.Errorf("%s, record %d: %w: %.100q", file, n, err, line)
+		}
+	}
 }
 
 func parseRecord(line string) (r LogRecord, err error) {

@@ -31,6 +31,8 @@ func verbs() map[string]verb {
 	return map[string]verb{
 		"echo":  {"[-err] WORD...: print the words", echo},
 		"lines": {"N [PAUSE]: print \"line 1\" to \"line N\"", numberedLines},
+		"noise": {"[-err] N: print N bytes of noise, always the same", noise},
+		"flood": {"[-err] [PAUSE]: print 60 kB at once and for ever, as fast as it is taken or with a pause each time", flood},
 		"bytes": {"[-err] N [WIDTH]: print N numbered bytes, a newline after each WIDTH", numberedBytes},
 		"facts": {": print package facts' view of this process as JSON", printFacts},
 
@@ -51,9 +53,14 @@ func verbs() map[string]verb {
 		"await": {"FILE: wait until it exists", await},
 		"try":   {"SYSCALL: make a harmless call of this kind, print ok or the error's name", try},
 
-		"serve": {"ADDR TEXT: answer HTTP with the text; /facts and /get?url= too", serve},
-		"get":   {"[-now] URL: print what an HTTP server answers, waiting up to 10 s for it unless told not to", get},
-		"tty":   {": print rows and columns of the terminal on standard input", tty},
+		"serve":  {"ADDR TEXT: answer HTTP with the text; /facts and /get?url= too", serve},
+		"get":    {"[-now] URL: print what an HTTP server answers, waiting up to 10 s for it unless told not to", get},
+		"tcp":    {"ADDR echo|digest|noise N|flood|mute|bye: serve TCP in the background", tcp},
+		"line":   {": read a line from standard input and print it quoted", line},
+		"until":  {"WORD: print lines of standard input until one is the word", until},
+		"digest": {": print length and SHA-256 of standard input once it has ended", digest},
+		"sizes":  {": print columns and rows of the terminal now and whenever they change", sizes},
+		"tty":    {": print rows and columns of the terminal on standard input", tty},
 	}
 }
 

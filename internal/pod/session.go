@@ -1,0 +1,280 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/oci"
+)
+
+// Size is that of a terminal, in characters.
+type Size = oci.Size
+
+// Client is whoever talks to a process in a container, as streams. The context
+// that comes with it ends when the client has gone; its methods return then.
+type Client struct {
+	Stdin          io.ReadCloser // nil: nothing will come. Close makes a Read under way return.
+	Stdout, Stderr io.Writer     // nil: not wanted
+	Resize         <-chan Size   // nil: never
+	// Hangup ends the connection to a client that does not read: the reads and
+	// writes under way return.
+	Hangup func()
+}
+
+// lingerTime is how long a client may take for the last output of a container
+// that has ended: nobody who does not read can hold anything up
+// (cri-o#6699).
+const lingerTime = 2 * time.Second
+
+// Exec runs a command in a running container and connects it with a client until
+// it ends. A client that leaves takes its end of the streams along, as a terminal
+// is hung up; the command may run on.
+func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Client) (exitCode int32, err error) {
+	c, err := e.runningContainer(id, "commands run")
+	if err != nil {
+		return 0, err
+	}
+	s, err := c.task.Open(ctx, cmd)
+	if err != nil {
+		return 0, fmt.Errorf("exec in container %s: %w", c.id, err)
+	}
+	defer s.Close()
+	talk := conversation{container: c, session: s, client: client, endInput: s.EndInput, command: true}
+	if err := talk.hold(ctx); err != nil {
+		return 0, fmt.Errorf("exec in container %s: %w", c.id, err)
+	}
+	return s.ExitCode()
+}
+
+// Attach connects a client with the standard streams of a running container
+// until either of them ends. The container does not notice, but for its input if
+// that is to be used once (CRI: ContainerConfig.stdin_once).
+func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
+	c, err := e.runningContainer(id, "clients attach")
+	if err != nil {
+		return err
+	}
+	s, err := c.task.Attach(ctx, conmon.Streams{
+		Stdin: client.Stdin != nil, Stdout: client.Stdout != nil, Stderr: client.Stderr != nil,
+	})
+	if err != nil {
+		return fmt.Errorf("container %s: %w", c.id, err)
+	}
+	defer s.Close()
+	endInput := func() {}
+	if c.rec.Config.M.GetStdinOnce() {
+		endInput = s.EndInput
+	}
+	talk := conversation{container: c, session: s, client: client, endInput: endInput}
+	if err := talk.hold(ctx); err != nil {
+		return fmt.Errorf("attach to container %s: %w", c.id, err)
+	}
+	return nil
+}
+
+func (e *Engine) runningContainer(id, what string) (*Container, error) {
+	c, err := e.containers.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
+		return nil, fmt.Errorf("container %s is in state %s, %s only in a running one: %w", c.id, state, what, fault.Precondition)
+	}
+	return c, nil
+}
+
+// conversation is a client and a process that have been connected.
+type conversation struct {
+	container *Container
+	session   *oci.Session
+	client    Client
+	endInput  func() // when the client has said all
+	command   bool   // it is over when the process is, and not before
+}
+
+// hold moves bytes until the conversation is over. Then the session is closed.
+func (v conversation) hold(ctx context.Context) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer v.session.Close()
+	over := make(chan struct{})
+	defer close(over)
+
+	inputEnded := make(chan struct{})
+	if v.client.Stdin != nil {
+		defer v.client.Stdin.Close()
+		group.Go(func() {
+			v.session.Input(v.client.Stdin)
+			v.endInput()
+			close(inputEnded)
+		})
+	}
+	group.Go(func() { v.follow(ctx, over) })
+	unread := make(chan struct{})
+	group.Go(func() { v.linger(over, unread) })
+	copied := make(chan error, 1)
+	group.Go(func() { copied <- v.session.Output(v.client.Stdout, v.client.Stderr) })
+
+	listens := v.client.Stdout != nil || v.client.Stderr != nil
+	if listens {
+		if err := v.listen(ctx, copied, unread); err != nil || !v.command {
+			return err
+		}
+	}
+	var spoken <-chan struct{} // for a client that listens to nothing
+	if !v.command {
+		spoken = inputEnded
+	}
+	select {
+	case <-v.session.Ended():
+	case <-spoken:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// listen waits for the end of the output.
+func (v conversation) listen(ctx context.Context, copied <-chan error, unread <-chan struct{}) (err error) {
+	select {
+	case err = <-copied:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-unread:
+		v.client.Hangup()
+		err = <-copied
+	}
+	if err == nil && v.session.Dropped() {
+		select {
+		case <-v.session.Ended(): // the monitor has left as it should
+		case <-time.After(newsTime):
+			err = fmt.Errorf("the output was not read for too long; it goes on in the container's log: %w", fault.Unavailable)
+		}
+	}
+	return err
+}
+
+// newsTime is far more than the news of an exit takes from the monitor to here.
+const newsTime = 2 * time.Second
+
+// follow sets the size of the terminal to that of the client's.
+func (v conversation) follow(ctx context.Context, over <-chan struct{}) {
+	for {
+		select {
+		case size, more := <-v.client.Resize:
+			if !more {
+				return
+			}
+			_ = v.session.Resize(ctx, size) // there may be no terminal, or no process any more
+		case <-over:
+			return
+		}
+	}
+}
+
+// linger closes unread when the container has ended for some time: then the
+// client has had its chance.
+func (v conversation) linger(over <-chan struct{}, unread chan<- struct{}) {
+	select {
+	case <-v.container.exited:
+	case <-over:
+		return
+	}
+	select {
+	case <-time.After(lingerTime):
+		close(unread)
+	case <-over:
+	}
+}
+
+// dialTime is far more than a connection inside a pod needs.
+const dialTime = 10 * time.Second
+
+// PortForward connects stream with a TCP port of the pod, at 127.0.0.1 or ::1,
+// until both sides have ended. Closing stream ends what is sent to the client and
+// not what comes from it.
+func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream io.ReadWriteCloser) error {
+	s, err := e.sandboxes.find(id)
+	if err != nil {
+		return err
+	}
+	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
+		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+	}
+	conn, err := s.dial(ctx, port)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", s.id, err)
+	}
+	defer conn.Close()
+	// What still reads from the client at the end does so until stream is closed
+	// for good, which is not for us to do.
+	ended := make(chan error, 2)
+	go func() {
+		_, _ = io.Copy(conn, stream)
+		_ = conn.CloseWrite()
+		_, _ = io.Copy(io.Discard, stream) // the pod does not want it, others wait behind it
+		ended <- nil
+	}()
+	go func() {
+		_, err := io.Copy(stream, conn)
+		_ = stream.Close()
+		ended <- err
+	}()
+	for range cap(ended) {
+		select {
+		case err := <-ended:
+			if err != nil {
+				return fmt.Errorf("pod %s, port %d: %w", s.id, port, err)
+			}
+		case <-s.ending:
+			return errPodEnding
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// dial connects to a port inside the pod.
+func (s *Sandbox) dial(ctx context.Context, port uint16) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	var conn net.Conn
+	var err error
+	connect := func() error {
+		var dialer net.Dialer // with a literal address it makes the socket in this thread
+		var errs []error
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			conn, err = dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+			if err == nil {
+				return nil
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	}
+	if path := s.view.Load().NetNS; path != "" {
+		err = ns.Do(path, connect)
+	} else {
+		err = connect()
+	}
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return nil, fmt.Errorf("nobody listens on TCP port %d in the pod, and other protocols than TCP cannot be forwarded: %w", port, fault.Unavailable)
+	case err != nil:
+		return nil, fmt.Errorf("connect to TCP port %d: %w", port, err)
+	}
+	return conn.(*net.TCPConn), nil
+}

@@ -1,0 +1,150 @@
+// Package torrent is container output in which every byte that is lost,
+// doubled, moved or changed on its way into a log shows: numbered lines of any
+// length, of all bytes that there are.
+//
+// Program pour, below, writes it inside a container, as fast as it can and to
+// both streams at once. It counts what the kernel has taken from it in a file,
+// which survives a SIGKILL: those bytes must be in the log.
+package torrent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+)
+
+const (
+	// MaxWrite is how much pour writes at once at most.
+	MaxWrite = 64 << 10
+	// longest is the most that a CRI record holds of a line.
+	longest = 16 << 10
+	// ledgerSize is one counter for each stream.
+	ledgerSize = 2 * 8
+)
+
+// filling is every byte but the newline, over and over.
+var filling = func() []byte {
+	var all []byte
+	for len(all) < MaxWrite {
+		for b := range 256 {
+			if b != '\n' {
+				all = append(all, byte(b))
+			}
+		}
+	}
+	return all
+}()
+
+const alphabet = 255
+
+// AppendLine appends line i of stream 0 or 1. Most lines are short, some are
+// about as long as a record, and a few take many.
+func AppendLine(b []byte, stream, i int) []byte {
+	b = append(strconv.AppendInt(b, int64(i), 10), ':')
+	fill := i * i % 97
+	switch {
+	case i%977 == 976:
+		fill = 200_000 + i%7
+	case i%61 == 60: // with what stands before it, one byte less than a record, a record, one more
+		fill = longest - len(strconv.Itoa(i)) - 1 + i/61%3 - 1
+	case i%31 == 30:
+		fill = 5000 + i%3000
+	}
+	for at := (i + stream*100) % alphabet; fill > 0; {
+		n := min(fill, MaxWrite-alphabet)
+		b = append(b, filling[at:at+n]...)
+		fill -= n
+		at = (at + n) % alphabet
+	}
+	return append(b, '\n')
+}
+
+// Ledger reads how many bytes of each stream pour has got rid of. The file need
+// not exist yet.
+func Ledger(file string) (written [2]int64, err error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(b) < ledgerSize {
+		return written, nil
+	}
+	if err != nil {
+		return written, err
+	}
+	for i := range written {
+		written[i] = int64(binary.NativeEndian.Uint64(b[8*i:]))
+	}
+	return written, nil
+}
+
+// Check reads a log record by record, over all of its files. The zero value is
+// at the beginning.
+type Check struct {
+	streams [2]reading
+}
+
+// reading is how far a stream has been read.
+type reading struct {
+	want  []byte // what comes next
+	line  int    // the first that is not in want
+	read  int64
+	began bool // a line, of which only a part was there
+	ended bool // in the middle of a line
+}
+
+// Record takes the next record and says what is wrong with it.
+func (c *Check) Record(stream string, partial bool, content []byte) error {
+	i := 0
+	if stream == "stderr" {
+		i = 1
+	}
+	r := &c.streams[i]
+	if r.ended {
+		return fmt.Errorf("%s goes on after byte %d, which had ended it in the middle of a line, with %.60q", stream, r.read, content)
+	}
+	for len(r.want) <= len(content) {
+		r.want = AppendLine(r.want, i, r.line)
+		r.line++
+	}
+	if want := r.want[:len(content)]; !bytes.Equal(content, want) {
+		at := 0
+		for content[at] == want[at] {
+			at++
+		}
+		return fmt.Errorf("byte %d of %s: %.60q, want %.60q", r.read+int64(at), stream, content[at:], want[at:])
+	}
+	lineEnds := r.want[len(content)] == '\n'
+	if partial && (lineEnds || len(content) != longest) {
+		return fmt.Errorf("byte %d of %s: a partial record of %d bytes; its line ends there: %v", r.read, stream, len(content), lineEnds)
+	}
+	r.began = partial
+	r.ended = !partial && !lineEnds
+	n := len(content)
+	if !partial && lineEnds {
+		n++
+	}
+	r.read += int64(n)
+	r.want = append(r.want[:0], r.want[n:]...)
+	return nil
+}
+
+// Read is how many bytes of each stream were there.
+func (c *Check) Read() [2]int64 { return [2]int64{c.streams[0].read, c.streams[1].read} }
+
+// End checks that everything is there which pour was rid of when it ended, and
+// no more than it can have written since it last counted.
+func (c *Check) End(written [2]int64) error {
+	for i, name := range []string{"stdout", "stderr"} {
+		r := c.streams[i]
+		switch {
+		case r.began:
+			return fmt.Errorf("%s ends at byte %d with a partial record", name, r.read)
+		case r.read < written[i]:
+			return fmt.Errorf("%s: %d bytes of %d are there", name, r.read, written[i])
+		case r.read > written[i]+MaxWrite+1: // if a write ended before a newline, the log has it all the same
+			return fmt.Errorf("%s: %d bytes are there, but only %d were written", name, r.read, written[i])
+		}
+	}
+	return nil
+}

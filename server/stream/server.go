@@ -1,0 +1,201 @@
+package stream
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/oci"
+)
+
+// Config is where sessions are served and how.
+type Config struct {
+	Address     string        // HOST:PORT; port 0: any
+	IdleTimeout time.Duration // of a session in which nothing is said
+
+	// TLS, if the first two are given; with the third, clients must have a
+	// certificate of that authority. New files are noticed.
+	TLSCertFile, TLSKeyFile, TLSClientCAFile string
+}
+
+// Engine runs the sessions; *pod.Engine is the one there is.
+type Engine interface {
+	// Exec returns the command's exit code; an error is that there is none.
+	Exec(ctx context.Context, id string, cmd oci.Command, client pod.Client) (exitCode int32, err error)
+	Attach(ctx context.Context, id string, client pod.Client) error
+	// PortForward takes the closing of stream for the end of what is sent to the
+	// client.
+	PortForward(ctx context.Context, id string, port uint16, stream io.ReadWriteCloser) error
+}
+
+// Server is the streaming server.
+type Server struct {
+	cfg      Config
+	engine   Engine
+	base     url.URL
+	listener net.Listener
+	hangups  *hangups
+	http     *http.Server
+	tickets  tickets
+	sessions sync.WaitGroup
+}
+
+// New listens, so that URLs can be given from then on.
+func New(cfg Config, engine Engine) (*Server, error) {
+	secure, err := tlsConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkAddress(cfg.Address); err != nil {
+		return nil, err
+	}
+	hangups, err := newHangups()
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", cfg.Address)
+	if err != nil {
+		hangups.close()
+		return nil, fmt.Errorf("stream_address: %w", err)
+	}
+	s := &Server{
+		cfg: cfg, engine: engine, hangups: hangups,
+		base:     url.URL{Scheme: "http", Host: l.Addr().String()},
+		listener: watched{l, hangups},
+	}
+	if secure != nil {
+		s.base.Scheme = "https"
+		s.listener = tls.NewListener(s.listener, secure)
+	}
+	s.http = s.newHTTP()
+	return s, nil
+}
+
+// checkAddress wants an address that a client can be sent to.
+func checkAddress(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("stream_address: %w: %w", err, fault.Invalid)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return fmt.Errorf("stream_address = %q: give the address at which the kubelet, or whoever it redirects, reaches this node: %w", address, fault.Invalid)
+	}
+	return nil
+}
+
+// newHTTP is a server that gives the time of day to nobody: a client sends one
+// short request and then speaks another protocol.
+func (s *Server) newHTTP() *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/exec/{token}", serve(s, s.exec))
+	mux.HandleFunc("/attach/{token}", serve(s, s.attach))
+	mux.HandleFunc("/portforward/{token}", serve(s, s.portForward))
+	srv := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		Protocols:         new(http.Protocols),
+		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if over, ok := c.(*tls.Conn); ok {
+				c = over.NetConn()
+			}
+			return context.WithValue(ctx, connKey{}, c.(*conn))
+		},
+	}
+	srv.Protocols.SetHTTP1(true) // HTTP/2 has no upgrades
+	srv.SetKeepAlivesEnabled(false)
+	return srv
+}
+
+type connKey struct{}
+
+// Serve serves until Close.
+func (s *Server) Serve() error {
+	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve sessions: %w", err)
+	}
+	return nil
+}
+
+// Close ends all sessions and waits for them. The processes live on.
+func (s *Server) Close() error {
+	err := s.http.Close()
+	_ = s.listener.Close() // if it was never served
+	s.hangups.abortAll()
+	s.sessions.Wait()
+	s.hangups.close()
+	return err
+}
+
+// Exec, Attach and PortForward give the URL of a session. The request must have
+// been checked.
+func (s *Server) Exec(r *cri.ExecRequest) (string, error)     { return s.url("exec", r) }
+func (s *Server) Attach(r *cri.AttachRequest) (string, error) { return s.url("attach", r) }
+func (s *Server) PortForward(r *cri.PortForwardRequest) (string, error) {
+	return s.url("portforward", r)
+}
+
+func (s *Server) url(kind string, session any) (string, error) {
+	token, err := s.tickets.issue(session)
+	return s.base.JoinPath(kind, token).String(), err
+}
+
+// serve makes a handler of one for a kind of session.
+func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		request, ok := redeem[T](&s.tickets, r.PathValue("token"))
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		s.sessions.Add(1)
+		defer s.sessions.Done()
+		c := r.Context().Value(connKey{}).(*conn)
+		ctx, cancel := context.WithCancelCause(r.Context())
+		answer := &answer{ResponseWriter: w}
+		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx}
+		v.work.Go(func() {
+			select {
+			case <-c.gone:
+				cancel(errGone)
+				_ = c.Close() // whoever still writes is told
+			case <-ctx.Done():
+			}
+		})
+		began := time.Now()
+		handle(v, request)
+		if answer.hijacked {
+			_ = c.Close()
+		}
+		cancel(nil)
+		v.work.Wait()
+		slog.DebugContext(r.Context(), "session ended", "path", r.Pattern, "took", time.Since(began))
+	}
+}
+
+// answer knows whether the connection is still net/http's.
+type answer struct {
+	http.ResponseWriter
+	hijacked bool
+}
+
+func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	a.hijacked = true
+	return http.NewResponseController(a.ResponseWriter).Hijack()
+}
+
+var errGone = fmt.Errorf("the client has gone: %w", context.Canceled)

@@ -1,0 +1,204 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/oci"
+)
+
+// session is one client's connection.
+type session struct {
+	server *Server
+	conn   *conn
+	w      http.ResponseWriter
+	r      *http.Request
+	ctx    context.Context // ends when the client has gone
+	work   sync.WaitGroup  // goroutines, which end with the connection at the latest
+}
+
+const (
+	// creationTime is what a client has to open its streams.
+	creationTime = 15 * time.Second
+	// farewellTime is what a client has to take the status of what has ended.
+	farewellTime = 5 * time.Second
+)
+
+// wanted says which streams a session has.
+type wanted struct{ stdin, stdout, stderr, tty bool }
+
+// dialogue is a session whose streams are open.
+type dialogue struct {
+	in, resize       io.Reader // each nil if it is not wanted
+	out, err, status io.WriteCloser
+	document         bool // the status is JSON
+}
+
+// run is the work of an exec or attach session: the error may be an exit.
+type run func(client pod.Client) error
+
+// exit is the exit code of a command, if it is not zero.
+type exit int32
+
+func (e exit) Error() string { return fmt.Sprintf("exit code %d", int32(e)) }
+
+func (s *Server) exec(v *session, req *cri.ExecRequest) {
+	command := oci.Command{Args: req.GetCmd(), Terminal: req.GetTty(), Stdin: req.GetStdin()}
+	v.converse(wanted{req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()}, func(client pod.Client) error {
+		code, err := s.engine.Exec(v.ctx, req.GetContainerId(), command, client)
+		if err == nil && code != 0 {
+			return exit(code)
+		}
+		return err
+	})
+}
+
+func (s *Server) attach(v *session, req *cri.AttachRequest) {
+	v.converse(wanted{req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()}, func(client pod.Client) error {
+		return s.engine.Attach(v.ctx, req.GetContainerId(), client)
+	})
+}
+
+// converse opens the client's streams, connects run with them and says how it
+// ended.
+func (v *session) converse(w wanted, run run) {
+	open := v.spdyStreams
+	if wsstream.IsWebSocketRequest(v.r) {
+		open = v.webSocketStreams
+	}
+	d, closer, err := open(w)
+	if err != nil {
+		slog.DebugContext(v.ctx, "client opens no session", "err", err)
+		return
+	}
+	defer closer.Close()
+	stdin := v.interruptible(d.in)
+	err = run(pod.Client{
+		Stdin:  stdin,
+		Stdout: d.out, // a nil WriteCloser is a nil Writer, too
+		Stderr: d.err,
+		Resize: v.sizes(d.resize),
+		Hangup: func() { _ = v.conn.abort() },
+	})
+	if stdin != nil {
+		_ = stdin.Close()
+	}
+	v.partFrom()
+	d.conclude(err)
+}
+
+// partFrom closes the connection soon, if nobody else does.
+func (v *session) partFrom() {
+	v.work.Go(func() {
+		select {
+		case <-v.conn.gone:
+		case <-time.After(farewellTime):
+			_ = v.conn.Close()
+		}
+	})
+}
+
+// interruptible is in with a Close by which a Read ends. What comes later is
+// thrown away: left unread it would hold up the other streams.
+func (v *session) interruptible(in io.Reader) io.ReadCloser {
+	if in == nil {
+		return nil
+	}
+	r, w := io.Pipe()
+	v.work.Go(func() {
+		_, err := io.Copy(w, in)
+		_ = w.CloseWithError(err)
+		_, _ = io.Copy(io.Discard, in)
+	})
+	return r
+}
+
+// sizes decodes the stream of a terminal's sizes. One that is outdated before
+// anybody has asked for it is left out: clients may flood (CVE-2022-23471).
+func (v *session) sizes(r io.Reader) <-chan pod.Size {
+	if r == nil {
+		return nil
+	}
+	newest := make(chan pod.Size, 1)
+	v.work.Go(func() {
+		defer close(newest)
+		decoder := json.NewDecoder(r)
+		for {
+			var size pod.Size
+			if decoder.Decode(&size) != nil {
+				_, _ = io.Copy(io.Discard, r)
+				return
+			}
+			select {
+			case <-newest:
+			default:
+			}
+			newest <- size
+		}
+	})
+	return newest
+}
+
+// status is as much of a Kubernetes API status as clients look at.
+type status struct {
+	Status  string         `json:"status"`
+	Message string         `json:"message,omitempty"`
+	Reason  string         `json:"reason,omitempty"`
+	Details *statusDetails `json:"details,omitempty"`
+	Code    int            `json:"code,omitempty"`
+}
+
+type statusDetails struct {
+	Causes []statusCause `json:"causes"`
+}
+
+type statusCause struct {
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// statusOf says how a session ended as the Kubernetes API does.
+func statusOf(err error) status {
+	var code exit
+	switch {
+	case err == nil:
+		return status{Status: "Success"}
+	case errors.As(err, &code):
+		return status{
+			Status:  "Failure",
+			Message: fmt.Sprintf("command terminated with non-zero exit code: %v", err),
+			Reason:  "NonZeroExitCode",
+			Details: &statusDetails{[]statusCause{{"ExitCode", fmt.Sprint(int32(code))}}},
+		}
+	}
+	return status{Status: "Failure", Message: err.Error(), Reason: "InternalError", Code: http.StatusInternalServerError}
+}
+
+// conclude tells the client how it ended. Old protocols tell of failures only.
+func (d *dialogue) conclude(err error) {
+	last := statusOf(err)
+	text := []byte(last.Message)
+	if d.document {
+		text, _ = json.Marshal(last) // of strings and numbers
+	}
+	if len(text) > 0 {
+		_, _ = d.status.Write(text)
+	}
+	// The status first: the oldest clients leave when the output has ended.
+	for _, w := range []io.Closer{d.status, d.out, d.err} {
+		if w != nil {
+			_ = w.Close()
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package stream
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/websocket"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+)
+
+// The subprotocols of exec and attach over WebSockets. In those with base64 the
+// frames are text; from v4 on the status is a document; in v5 a client can end
+// its input and go on listening.
+var webSocketProtocols = []string{"", "channel.k8s.io", "base64.channel.k8s.io", "v4.channel.k8s.io", "v4.base64.channel.k8s.io", "v5.channel.k8s.io"}
+
+// webSocketStreams opens the channels of a WebSocket.
+func (v *session) webSocketStreams(w wanted) (*dialogue, io.Closer, error) {
+	const stdin, stdout, stderr, status, resize = 0, 1, 2, 3, 4
+	channels := make([]wsstream.ChannelType, resize+1) // ignored, if not
+	for _, c := range []struct {
+		number int
+		wanted bool
+		kind   wsstream.ChannelType
+	}{
+		{stdin, w.stdin, wsstream.ReadChannel},
+		{stdout, w.stdout, wsstream.WriteChannel},
+		{stderr, w.stderr, wsstream.WriteChannel},
+		{status, true, wsstream.WriteChannel},
+		{resize, w.tty, wsstream.ReadChannel},
+	} {
+		if c.wanted {
+			channels[c.number] = c.kind
+		}
+	}
+	offer := make(map[string]wsstream.ChannelProtocolConfig)
+	for _, name := range webSocketProtocols {
+		offer[name] = wsstream.ChannelProtocolConfig{Binary: !strings.Contains(name, "base64"), Channels: channels}
+	}
+	ws := wsstream.NewConn(offer)
+	ws.SetIdleTimeout(v.server.cfg.IdleTimeout)
+	protocol, c, err := ws.Open(v.w, v.r)
+	if err != nil {
+		return nil, nil, err
+	}
+	d := &dialogue{status: c[status], document: strings.HasPrefix(protocol, "v")}
+	greeting := c[status]
+	if w.stdin {
+		d.in = c[stdin]
+	}
+	if w.tty {
+		d.resize = c[resize]
+	}
+	if w.stderr {
+		d.err, greeting = c[stderr], c[stderr]
+	}
+	if w.stdout {
+		d.out, greeting = c[stdout], c[stdout]
+	}
+	_, _ = greeting.Write(nil) // by which clients know that the session has begun
+	return d, ws, nil
+}
+
+// tunnel serves port-forward to clients that speak SPDY inside a WebSocket.
+func (f *forwarder) tunnel() {
+	server := websocket.Server{
+		Handshake: func(config *websocket.Config, _ *http.Request) error {
+			const tunnelled = "SPDY/3.1+" + forwardProtocol
+			if !slices.Contains(config.Protocol, tunnelled) {
+				return websocket.ErrBadWebSocketProtocol
+			}
+			config.Protocol = []string{tunnelled}
+			return nil
+		},
+		Handler: func(ws *websocket.Conn) {
+			ws.PayloadType = websocket.BinaryFrame
+			inner := f.session.r.Clone(f.session.ctx)
+			inner.Header = http.Header{
+				httpstream.HeaderConnection: {httpstream.HeaderUpgrade},
+				httpstream.HeaderUpgrade:    {spdy.HeaderSpdy31},
+			}
+			inner.Header.Set(httpstream.HeaderProtocolVersion, forwardProtocol)
+			f.forwardSPDY(upgraded{ws, make(http.Header)}, inner)
+		},
+	}
+	server.ServeHTTP(f.session.w, f.session.r)
+}
+
+// upgraded is the answer to a request whose connection has been upgraded
+// already: what is written to it before Hijack goes nowhere.
+type upgraded struct {
+	conn   net.Conn
+	header http.Header
+}
+
+func (u upgraded) Header() http.Header         { return u.header }
+func (u upgraded) Write(p []byte) (int, error) { return len(p), nil }
+func (u upgraded) WriteHeader(int)             {}
+
+func (u upgraded) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return u.conn, bufio.NewReadWriter(bufio.NewReader(u.conn), bufio.NewWriter(u.conn)), nil
+}

@@ -1,0 +1,126 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Sessions hands out the URLs of sessions; *stream.Server is the one there is.
+type Sessions interface {
+	Exec(*cri.ExecRequest) (url string, err error)
+	Attach(*cri.AttachRequest) (url string, err error)
+	PortForward(*cri.PortForwardRequest) (url string, err error)
+}
+
+// streamAPI is the part of RuntimeService that leads to sessions. What can be
+// known to be wrong is said here, where there are codes to say it with.
+type streamAPI struct {
+	engine   Engine
+	sessions Sessions
+}
+
+func (s *streamAPI) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
+	if err := checkExec(req); err != nil {
+		return nil, err
+	}
+	id, err := s.running(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	req.ContainerId = id
+	url, err := s.sessions.Exec(req)
+	return &cri.ExecResponse{Url: url}, err
+}
+
+func (s *streamAPI) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachResponse, error) {
+	if err := checkAttach(req); err != nil {
+		return nil, err
+	}
+	id, err := s.running(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	req.ContainerId = id
+	url, err := s.sessions.Attach(req)
+	return &cri.AttachResponse{Url: url}, err
+}
+
+func (s *streamAPI) PortForward(_ context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
+	if err := checkPortForward(req); err != nil {
+		return nil, err
+	}
+	v, err := s.engine.Sandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	if v.State != cri.PodSandboxState_SANDBOX_READY {
+		return nil, fmt.Errorf("pod %s is not ready: %w", v.ID, fault.Precondition)
+	}
+	req.PodSandboxId = v.ID
+	url, err := s.sessions.PortForward(req)
+	return &cri.PortForwardResponse{Url: url}, err
+}
+
+// running is the full id of a running container.
+func (s *streamAPI) running(id string) (string, error) {
+	v, err := s.engine.Container(id)
+	if err != nil {
+		return "", err
+	}
+	if v.State != cri.ContainerState_CONTAINER_RUNNING {
+		return "", fmt.Errorf("container %s is in state %s, sessions are possible only in a running one: %w", v.ID, v.State, fault.Precondition)
+	}
+	return v.ID, nil
+}
+
+func checkExec(req *cri.ExecRequest) error {
+	return cmp.Or(
+		wellFormed(req),
+		checkID("container_id", req.GetContainerId()),
+		checkCommand(req.GetCmd()),
+		checkStreams(req),
+	)
+}
+
+func checkAttach(req *cri.AttachRequest) error {
+	return cmp.Or(wellFormed(req), checkID("container_id", req.GetContainerId()), checkStreams(req))
+}
+
+// checkStreams is about what ExecRequest and AttachRequest have in common (CRI:
+// "One of `stdin`, `stdout`, and `stderr` MUST be true", and with a terminal
+// stderr must be false).
+func checkStreams(req interface {
+	GetStdin() bool
+	GetStdout() bool
+	GetStderr() bool
+	GetTty() bool
+}) error {
+	switch {
+	case !req.GetStdin() && !req.GetStdout() && !req.GetStderr():
+		return in("stdin, stdout, stderr", bad("are all false; ask for one of them at least"))
+	case req.GetTty() && req.GetStderr():
+		return in("stderr", bad("cannot be had with tty: a terminal has one output"))
+	}
+	return nil
+}
+
+func checkPortForward(req *cri.PortForwardRequest) error {
+	err := cmp.Or(wellFormed(req), checkID("pod_sandbox_id", req.GetPodSandboxId()))
+	if err != nil {
+		return err
+	}
+	return each("port", req.GetPort(), maxForwardPorts, func(port int32) error {
+		if port < 1 || port > 1<<16-1 {
+			return bad("is %d; ports are from 1 to 65535", port)
+		}
+		return nil
+	})
+}
+
+// maxForwardPorts is more than anybody forwards by one request.
+const maxForwardPorts = 1000

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+)
+
+// tcp serves in the background: the next step follows as soon as it listens.
+func tcp(args []string) error {
+	if len(args) < 2 {
+		return errUsage
+	}
+	var n int64
+	if len(args) > 2 {
+		var err error
+		if n, err = strconv.ParseInt(args[2], 10, 64); err != nil {
+			return errUsage
+		}
+	}
+	serve := map[string]func(*net.TCPConn){
+		"echo":   func(c *net.TCPConn) { io.Copy(c, c) },
+		"digest": func(c *net.TCPConn) { answerDigest(c) },
+		"noise":  func(c *net.TCPConn) { io.Copy(c, noiseOf(n)) },
+		"flood":  func(c *net.TCPConn) { io.Copy(c, noiseOf(1<<60)) },
+		"mute":   func(c *net.TCPConn) { select {} },
+		"bye":    bye,
+	}[args[1]]
+	if serve == nil {
+		return errUsage
+	}
+	l, err := net.Listen("tcp", args[0])
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c.(*net.TCPConn))
+			}()
+		}
+	}()
+	_, err = fmt.Println("listening", args[0])
+	return err
+}
+
+// answerDigest answers only after the client has ended its half.
+func answerDigest(c *net.TCPConn) {
+	if sum, err := sumUp(c); err == nil {
+		fmt.Fprintln(c, sum)
+	}
+}
+
+// bye ends its own half first and prints what still comes.
+func bye(c *net.TCPConn) {
+	fmt.Fprintln(c, "bye")
+	c.CloseWrite()
+	sum, err := sumUp(c)
+	fmt.Println("after bye", sum, err)
+}

@@ -1,0 +1,401 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+type attachChange = func(*cri.AttachRequest)
+
+func attachInput(r *cri.AttachRequest) { r.Stdin = true }
+
+// attachRequest asks for what the container has: both output streams, or its
+// terminal.
+func (c *container) attachRequest(change ...attachChange) *cri.AttachRequest {
+	r := &cri.AttachRequest{ContainerId: c.id, Stdout: true, Stderr: !c.config.Tty, Tty: c.config.Tty}
+	for _, f := range change {
+		f(r)
+	}
+	return r
+}
+
+func (w *world) attachURL(t *testing.T, r *cri.AttachRequest) string {
+	t.Helper()
+	resp, err := w.Runtime().Attach(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Attach: %v", err)
+	}
+	return resp.Url
+}
+
+// attach opens a session, which is left at the test's end.
+func (c *container) attach(t *testing.T, s kubelet.Streams, change ...attachChange) *kubelet.Session {
+	t.Helper()
+	return c.attachSized(t, s, kubelet.Size{}, change...)
+}
+
+func (c *container) attachSized(t *testing.T, s kubelet.Streams, size kubelet.Size, change ...attachChange) *kubelet.Session {
+	t.Helper()
+	r := c.attachRequest(change...)
+	out := s.Open(t.Context(), c.pod.w.attachURL(t, r), kubelet.Wants{
+		Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.Tty, Size: size,
+	})
+	t.Cleanup(out.Leave)
+	return out
+}
+
+// stdin gives a container an input that stays open, and once one that ends
+// with the first session; terminal gives it a terminal, too.
+func stdin(c *cri.ContainerConfig)    { c.Stdin = true }
+func once(c *cri.ContainerConfig)     { c.Stdin, c.StdinOnce = true, true }
+func terminal(c *cri.ContainerConfig) { c.Stdin, c.Tty = true, true }
+
+// meet types lines into a session until each of the others shows one: all are
+// attached then. The container must be a cat.
+func meet(t *testing.T, typing *kubelet.Session, others ...*kubelet.Session) {
+	t.Helper()
+	for i, s := range append(others, typing) {
+		word := fmt.Sprintf("are-you-there-%d\n", i)
+		if !eventually(func() bool { typed(t, typing, word); return strings.Contains(s.Stdout.String(), word) }) {
+			t.Fatalf("session %d shows nothing of what the container writes, but %q; ended: %v", i, s.Stdout.String(), s.Wait(0))
+		}
+	}
+}
+
+func TestAttachedSessionsSeeTheSame(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "echo before ; cat", stdin)
+		c.says(t, "before")
+		typing := c.attach(t, w.spdy(), attachInput)
+		others := []*kubelet.Session{c.attach(t, w.spdy()), c.attach(t, w.websocket()), c.attach(t, w.websocket())}
+		meet(t, typing, others...)
+		for i := range 100 {
+			typed(t, typing, fmt.Sprintf("line %d\n", i))
+		}
+		var want strings.Builder
+		for i := range 100 {
+			fmt.Fprintf(&want, "line %d\n", i)
+		}
+		for _, s := range append(others, typing) {
+			shows(t, s, "line 99\n")
+			if !strings.HasSuffix(s.Stdout.String(), want.String()) {
+				t.Errorf("a session shows %q", s.Stdout.Tail(2000))
+			}
+			if strings.Contains(s.Stdout.String(), "before") {
+				t.Error("a session shows output from before it was attached")
+			}
+		}
+		c.says(t, want.String()) // the log has it all the same
+	})
+}
+
+func TestAttachTellsStreamsApart(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+			p := w.run(t, handler)
+			c := p.start(t, "line ; echo -err problem ; echo fine ; noise -err 300000 ; exit 4", stdin)
+			both := c.attach(t, s, attachInput)
+			typed(t, both, "go\n")
+			if err := both.Wait(patience); err != nil {
+				t.Errorf("the session of a container that exits ended with %v", err)
+			}
+			equal(t, "stdout", both.Stdout.String(), "got \"go\"\nfine\n")
+			equal(t, "length of stderr", len(both.Stderr.String()), len("problem\n")+300000)
+			equal(t, "exit code", c.wait(t).ExitCode, 4)
+
+			c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
+			out := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stderr = false })
+			typed(t, out, "go\n")
+			if err := out.Wait(patience); err != nil {
+				t.Errorf("the session for stdout ended with %v", err)
+			}
+			equal(t, "stdout alone", out.Stdout.String(), "got \"go\"\nfine\n")
+
+			c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
+			err := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stdout = false })
+			typed(t, err, "go\n")
+			if err := err.Wait(patience); err != nil {
+				t.Errorf("the session for stderr ended with %v", err)
+			}
+			equal(t, "stderr alone", err.Stderr.String(), "problem\n")
+		})
+	})
+}
+
+// Nothing of the last words may be lost to a session.
+func TestAttachEndsWithTheContainer(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const size = 3 << 20
+	each(t, func(t *testing.T, handler string) {
+		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+			c := w.run(t, handler).start(t, fmt.Sprintf("line ; noise %d ; exit 4", size), stdin, func(c *cri.ContainerConfig) { c.LogPath = "" })
+			e := c.attach(t, s, attachInput)
+			typed(t, e, "go\n")
+			if err := e.Wait(patience); err != nil {
+				t.Errorf("the session ended with %v", err)
+			}
+			head := "got \"go\"\n"
+			out := e.Stdout.String()
+			if !strings.HasPrefix(out, head) {
+				t.Fatalf("stdout begins with %.40q", out)
+			}
+			equal(t, "sum of the rest", sum(out[len(head):]), noiseSum(size))
+			equal(t, "exit code", c.wait(t).ExitCode, 4)
+		})
+		c := w.run(t, handler).start(t, "cat", stdin)
+		e := c.attach(t, w.spdy(), attachInput)
+		meet(t, e)
+		c.stop(t, 0)
+		if err := e.Wait(patience); err != nil {
+			t.Errorf("the session of a container that was stopped ended with %v", err)
+		}
+	})
+}
+
+func TestStdinOnceEndsWithTheFirstSession(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		t.Run("its input ends", func(t *testing.T) {
+			c := p.start(t, "digest ; exit 3", once)
+			e := c.attach(t, w.spdy(), attachInput)
+			if err := e.Send(noise(1 << 20)); err != nil {
+				t.Fatal(err)
+			}
+			e.EndInput()
+			if err := e.Wait(patience); err != nil {
+				t.Errorf("the session ended with %v", err)
+			}
+			equal(t, "what the container read", e.Stdout.String(), noiseSum(1<<20)+"\n")
+			equal(t, "exit code", c.wait(t).ExitCode, 3)
+		})
+		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+			c := p.start(t, "line ; line ; exit 3", once)
+			e := c.attach(t, s, attachInput)
+			typed(t, e, "hello\n")
+			shows(t, e, `got "hello"`)
+			e.Leave()
+			equal(t, "exit code", c.wait(t).ExitCode, 3)
+			equal(t, "what the container read", c.output(t), "got \"hello\"\nend of input\n")
+		})
+		t.Run("a session without input does not count", func(t *testing.T) {
+			c := p.start(t, "line ; line ; exit 3", once)
+			looking := c.attach(t, w.spdy())
+			e := c.attach(t, w.spdy(), attachInput)
+			typed(t, e, "one\n")
+			shows(t, e, `got "one"`)
+			looking.Leave()
+			typed(t, e, "two\n")
+			equal(t, "exit code", c.wait(t).ExitCode, 3)
+			equal(t, "what the container read", c.output(t), "got \"one\"\ngot \"two\"\n")
+		})
+	})
+}
+
+func TestStdinStaysOpenOverSessions(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "line ; line ; line ; line ; exit 3", stdin)
+		var want strings.Builder
+		for i, end := range []func(*kubelet.Session){(*kubelet.Session).EndInput, (*kubelet.Session).Leave, (*kubelet.Session).EndInput} {
+			e := c.attach(t, w.spdy(), attachInput)
+			typed(t, e, fmt.Sprintf("of %d\n", i))
+			fmt.Fprintf(&want, "got \"of %d\"\n", i)
+			shows(t, e, fmt.Sprintf(`got "of %d"`, i))
+			end(e)
+		}
+		e := c.attach(t, w.websocket(), attachInput)
+		typed(t, e, "last\n")
+		equal(t, "exit code", c.wait(t).ExitCode, 3)
+		equal(t, "what the container read", c.output(t), want.String()+"got \"last\"\n")
+	})
+}
+
+func TestAttachToATerminal(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+			c := w.run(t, handler).start(t, "sizes", terminal)
+			e := c.attachSized(t, s, kubelet.Size{Width: 101, Height: 41}, attachInput)
+			says := func(size string) {
+				t.Helper()
+				if !eventually(func() bool { return strings.Contains(c.output(t), size) }) {
+					t.Errorf("the container never saw %s, but %q", size, c.output(t))
+				}
+			}
+			says("size 101x41")
+			e.Resize(77, 33)
+			says("size 77x33")
+			shows(t, e, "size 77x33\r\n")
+			e.Leave()
+
+			e = c.attach(t, s, attachInput)
+			e.Resize(60, 20)
+			shows(t, e, "size 60x20\r\n")
+			typed(t, e, "\x03")
+			if err := e.Wait(patience); err != nil {
+				t.Errorf("the session of an interrupted container ended with %v", err)
+			}
+			equal(t, "exit code after ^C", c.wait(t).ExitCode, 130)
+		})
+	})
+}
+
+// A session that is left, however often and however rudely, is no harm.
+func TestDetachDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "lines 100000000 1ms")
+		c.says(t, "line 1\n")
+		for i := range 10 {
+			e := c.attach(t, []kubelet.Streams{w.spdy(), w.websocket()}[i%2])
+			shows(t, e, "line ")
+			e.Leave()
+		}
+		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		c.stop(t, 0)
+		for i, line := range strings.Split(strings.TrimSuffix(c.output(t), "\n"), "\n") {
+			if line != fmt.Sprint("line ", i+1) {
+				t.Fatalf("line %d of the log is %q", i+1, line)
+			}
+		}
+	})
+}
+
+func TestAttachOutlivesAKilledServer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c := p.start(t, "cat", stdin)
+		tty := p.start(t, "sizes", terminal)
+		e := c.attach(t, w.spdy(), attachInput)
+		typed(t, e, "before\n")
+		shows(t, e, "before\n")
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-e.Done():
+		case <-time.After(patience):
+			t.Error("the session of a killed server goes on")
+		}
+		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		after, looking := c.attach(t, w.spdy(), attachInput), c.attach(t, w.websocket())
+		meet(t, after, looking)
+		if strings.Contains(looking.Stdout.String(), "before") {
+			t.Error("a session shows output from before it was attached")
+		}
+		sized := tty.attachSized(t, w.spdy(), kubelet.Size{Width: 90, Height: 30}, attachInput)
+		tty.says(t, "size 90x30")
+		typed(t, sized, "\x03")
+		equal(t, "exit code after ^C", tty.wait(t).ExitCode, 130)
+	})
+}
+
+func TestAttachWithInputToAContainerWithoutInput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "digest ; lines 100000000 1ms")
+		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+			e := c.attach(t, s, attachInput)
+			shows(t, e, "line ")
+			sent := make(chan error, 1)
+			go func() { sent <- e.Send(noise(2 << 20)) }()
+			select {
+			case err := <-sent:
+				if err != nil {
+					t.Errorf("input that is dropped: %v", err)
+				}
+			case <-time.After(patience):
+				t.Error("input that nobody reads blocks its sender")
+			}
+			n := len(e.Stdout.String())
+			if !eventually(func() bool { return len(e.Stdout.String()) > n }) {
+				t.Error("no output flows after the dropped input")
+			}
+		})
+		c.says(t, sum("")+"\n")
+	})
+}
+
+// The container writes on and is logged, though a client reads nothing of it.
+func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const size = 18 << 20 // more than all buffers on the way hold
+	c := w.run(t, "crun").start(t, fmt.Sprintf("until go ; noise %d ; exit 5", size), stdin)
+	streams, line := w.streamsOf(t, w.attachURL(t, c.attachRequest()), "stdout", "stderr")
+	defer line.Cut()
+	reading := c.attach(t, w.spdy(), attachInput)
+	var seen atomic.Bool
+	go func() {
+		if n, _ := streams["stdout"].Read(make([]byte, 100)); n > 0 {
+			line.Freeze()
+			seen.Store(true)
+		}
+	}()
+	if !eventually(func() bool { typed(t, reading, "here\n"); return seen.Load() }) {
+		t.Fatal("the client that will freeze has never seen any output")
+	}
+	began := time.Now()
+	typed(t, reading, "go\n")
+	equal(t, "exit code", c.wait(t).ExitCode, 5)
+	t.Logf("%d MiB took %v", size>>20, time.Since(began))
+	if err := reading.Wait(patience); err != nil {
+		t.Errorf("the session of the client that reads ended with %v", err)
+	}
+	_, out, _ := strings.Cut(reading.Stdout.String(), "go\n")
+	equal(t, "length of what the other client has read", len(out), size)
+	equal(t, "sum of what the other client has read", sum(out), noiseSum(size))
+	_, logged, _ := strings.Cut(c.output(t), "go\n")
+	equal(t, "sum of the log", sum(logged[:min(len(logged), size)]), noiseSum(size))
+}
+
+func TestAttachErrors(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "crun")
+	running, created, exited := p.start(t, "sleep"), p.create(t, "sleep"), p.start(t, "exit 0")
+	exited.wait(t)
+	for name, c := range map[string]struct {
+		of     *container
+		change attachChange
+		code   codes.Code
+		word   string
+	}{
+		"unknown":        {running, func(r *cri.AttachRequest) { r.ContainerId = "no-such-container" }, codes.NotFound, "no-such-container"},
+		"no id":          {running, func(r *cri.AttachRequest) { r.ContainerId = "" }, codes.InvalidArgument, ""},
+		"created":        {created, func(*cri.AttachRequest) {}, codes.FailedPrecondition, created.id[:12]},
+		"exited":         {exited, func(*cri.AttachRequest) {}, codes.FailedPrecondition, exited.id[:12]},
+		"tty and stderr": {running, func(r *cri.AttachRequest) { r.Tty = true }, codes.InvalidArgument, "stderr"},
+		"no stream":      {running, func(r *cri.AttachRequest) { r.Stdout, r.Stderr = false, false }, codes.InvalidArgument, "std"},
+	} {
+		resp, err := w.Runtime().Attach(t.Context(), c.of.attachRequest(c.change))
+		if err == nil {
+			t.Errorf("%s: the URL is %s, want %v", name, resp.Url, c.code)
+			continue
+		}
+		t.Run(name, func(t *testing.T) { wantCode(t, err, c.code, c.word) })
+	}
+}

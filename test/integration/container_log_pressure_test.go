@@ -1,0 +1,363 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/torrent"
+)
+
+// torrentImage has the program that writes a torrent as its entry point.
+func (w *world) torrentImage(t *testing.T) string {
+	t.Helper()
+	repo, err := node.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pour, err := image.GoProgram(t.Context(), "pour", repo, "./internal/testkit/torrent/pour")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/pour"} }, pour)
+}
+
+// torrential is a container that writes to both streams as fast as it can, and a
+// kubelet that keeps its log.
+type torrential struct {
+	*container
+	shared string
+	old    []string // files of the log, the first ones first
+}
+
+func (p *pod) pour(t *testing.T, ref string) *torrential {
+	t.Helper()
+	const limit = 1 << 30 // far away: it is there for machines on which the test stands still for long
+	shared := p.w.dir(t)
+	c := p.start(t, fmt.Sprint("/shared/ledger ", limit), func(c *cri.ContainerConfig) {
+		c.Image = &cri.ImageSpec{Image: ref}
+		c.Mounts = []*cri.Mount{{HostPath: shared, ContainerPath: "/shared"}}
+		// In bursts at full speed, so that what has to be read and checked is bearable.
+		c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 20_000, 3_000
+	})
+	return &torrential{container: c, shared: shared}
+}
+
+// written is what the kernel has taken from the container.
+func (c *torrential) written(t *testing.T) [2]int64 {
+	t.Helper()
+	written, err := torrent.Ledger(filepath.Join(c.shared, "ledger"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return written
+}
+
+// reaches waits until the container has written so many bytes in all.
+func (c *torrential) reaches(t *testing.T, bytes int64) {
+	t.Helper()
+	if !eventually(func() bool { return c.total(t) >= bytes }) {
+		t.Fatalf("the container has written %d bytes, want %d", c.total(t), bytes)
+	}
+}
+
+func (c *torrential) total(t *testing.T) int64 {
+	t.Helper()
+	written := c.written(t)
+	return written[0] + written[1]
+}
+
+// standsStill waits until the container can write nothing more.
+func (c *torrential) standsStill(t *testing.T) {
+	t.Helper()
+	last, times := c.written(t), 0
+	if !eventually(func() bool {
+		now := c.written(t)
+		if times++; now != last {
+			last, times = now, 0
+		}
+		return times >= 20
+	}) {
+		t.Fatal("the container can still write")
+	}
+}
+
+// end is stop for any goroutine.
+func (c *torrential) end(t *testing.T) {
+	if _, err := c.pod.w.Runtime().StopContainer(context.WithoutCancel(t.Context()), &cri.StopContainerRequest{ContainerId: c.id}); err != nil {
+		t.Errorf("StopContainer: %v", err)
+	}
+}
+
+// dead reports whether the container's init is a zombie, which its monitor has
+// had no time for yet.
+func (c *torrential) dead(t *testing.T) bool {
+	t.Helper()
+	for _, monitor := range c.pod.w.monitors(t, c.id) {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", monitor))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			for _, pid := range strings.Fields(read(t, file)) {
+				if strings.Contains(read(t, "/proc/"+pid+"/stat"), ") Z ") {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// reopen asks for a new log file and reports whether there is one: too late is
+// no error.
+func (c *torrential) reopen(t *testing.T) bool {
+	t.Helper()
+	_, err := c.pod.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
+	if err != nil && c.status(t).State == cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("ReopenContainerLog: %v", err)
+	}
+	return err == nil
+}
+
+// rotate does what a kubelet does to a log that is large: rename it, ask for a
+// new file, take the old one away. It reports whether the container goes on.
+func (c *torrential) rotate(t *testing.T) bool {
+	t.Helper()
+	renamed := c.logFile() + ".old"
+	if err := os.Rename(c.logFile(), renamed); err != nil {
+		t.Fatal(err)
+	}
+	goesOn := c.reopen(t)
+	// Perhaps from a small file system to a large one.
+	old := filepath.Join(c.shared, fmt.Sprint("log.", len(c.old)))
+	if out, err := exec.Command("mv", renamed, old).CombinedOutput(); err != nil {
+		t.Fatalf("move: %v: %s", err, out)
+	}
+	c.old = append(c.old, old)
+	return goesOn
+}
+
+// complete checks the log, once all of it is there.
+func (c *torrential) complete(t *testing.T) {
+	t.Helper()
+	c.wait(t)
+	if !eventually(func() bool { return len(c.pod.w.monitors(t, c.id)) == 0 }) {
+		t.Fatal("the monitor does not leave")
+	}
+	var check torrent.Check
+	files := c.old
+	if _, err := os.Stat(c.logFile()); err == nil {
+		files = append(files, c.logFile())
+	}
+	for _, file := range files {
+		err := kubelet.ScanLog(file, func(r kubelet.LogRecord) error {
+			return check.Record(r.Stream, r.Partial, []byte(r.Content))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := check.End(c.written(t)); err != nil {
+		t.Error(err)
+	}
+	read := check.Read()
+	t.Logf("%d files, %d MB", len(files), (read[0]+read[1])/1e6)
+}
+
+// conmon 29d17be: a log was damaged by its rotation. cri-o#6297: one that was
+// rotated while its container was being stopped vanished. A kubelet rotates
+// every 50 ms, and goes on while the container ends.
+func TestRotationAtFullSpeedLosesNothing(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.torrentImage(t)
+	const rotations = 8
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).pour(t, ref)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for n, goesOn := 0, true; goesOn; n++ {
+			if n == rotations {
+				wg.Go(func() { c.end(t) })
+			}
+			<-tick.C
+			goesOn = c.rotate(t)
+		}
+		wg.Wait()
+		if len(c.old) < rotations {
+			t.Errorf("the container ended after %d rotations", len(c.old))
+		}
+		c.complete(t)
+	})
+}
+
+// ballast is a file on a disk that can be spared.
+const ballast = "ballast"
+
+// disk is a small file system of the test's own.
+func (w *world) disk(t *testing.T, size int64) string {
+	t.Helper()
+	dir := w.dir(t)
+	file, mountpoint := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, size), os.Mkdir(mountpoint, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{
+		{"mkfs.ext4", "-q", "-O", "^has_journal", file},
+		{"mount", "-o", "loop", file, mountpoint},
+	} {
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", argv, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(mountpoint, 0); err != nil {
+			t.Errorf("unmount %s: %v", mountpoint, err)
+		}
+	})
+	put(t, filepath.Join(mountpoint, ballast), strings.Repeat("b", 2<<20))
+	return mountpoint
+}
+
+// freeze makes whoever writes to the disk wait, uninterruptibly, as a dead
+// storage server does. It is thawed at the test's end, if not before.
+func freeze(t *testing.T, disk string) (thaw func()) {
+	t.Helper()
+	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.IoctlSetInt(fd, fiFreeze, 0)
+	}
+	if err != nil {
+		t.Fatalf("freeze %s: %v", disk, err)
+	}
+	thaw = sync.OnceFunc(func() {
+		if err := errors.Join(unix.IoctlSetInt(fd, fiThaw, 0), unix.Close(fd)); err != nil {
+			t.Errorf("thaw %s: %v", disk, err)
+		}
+	})
+	t.Cleanup(thaw)
+	return thaw
+}
+
+// openshift/origin#20444, coreos/bugs#990: who fills its log's disk, or has it on
+// one that hangs, waits. Nobody else does, and nothing is lost when the disk
+// takes it.
+func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref := w.torrentImage(t)
+	for name, test := range map[string]struct {
+		size int64
+		stop func(t *testing.T, disk string, c *torrential) // while the log is stuck
+		jam  func(t *testing.T, disk string, c *torrential) (free func())
+	}{
+		"full": {
+			size: 8 << 20,
+			jam: func(t *testing.T, disk string, c *torrential) func() {
+				var st unix.Statfs_t
+				if !eventually(func() bool { return unix.Statfs(disk, &st) == nil && st.Bavail == 0 }) {
+					t.Fatalf("%d blocks are free", st.Bavail)
+				}
+				return func() { c.rotate(t) } // and then it is full again
+			},
+			// The end is known; the rest of the log comes when there is room.
+			stop: func(t *testing.T, disk string, c *torrential) {
+				c.stop(t, 0)
+				equal(t, "exit code", c.wait(t).ExitCode, 137)
+				if err := os.Remove(filepath.Join(disk, ballast)); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		"hung": {
+			size: 2 << 30,
+			jam:  func(t *testing.T, disk string, _ *torrential) func() { return freeze(t, disk) },
+			// The end comes when the disk does.
+			stop: func(t *testing.T, disk string, c *torrential) {
+				thaw := freeze(t, disk)
+				var wg sync.WaitGroup
+				wg.Go(func() { c.end(t) })
+				if !eventually(func() bool { return c.dead(t) }) {
+					t.Error("the container is still alive")
+				}
+				w.answers(t, c)
+				thaw()
+				wg.Wait()
+				equal(t, "exit code", c.wait(t).ExitCode, 137)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			disk := w.disk(t, test.size)
+			neighbours := w.run(t, "runc")
+			neighbour := neighbours.start(t, "lines 1000000 1ms")
+			c := w.run(t, "crun", kubelet.LogsBelow(disk)).pour(t, ref)
+			c.reaches(t, 1<<20)
+
+			free := test.jam(t, disk, c)
+			c.standsStill(t)
+			w.answers(t, c)
+			neighbours.goesOn(t, neighbour)
+			equal(t, "output of an exec in the container that waits", c.exec(t, "echo alive"), "alive\n")
+			before := c.total(t)
+			free()
+			c.reaches(t, before+1<<20)
+			test.stop(t, disk, c)
+			c.complete(t)
+		})
+	}
+}
+
+// answers checks that the server tells of everything while a log is stuck.
+func (w *world) answers(t *testing.T, stuck *torrential) {
+	t.Helper()
+	ctx, cancel := timeout(t, patience/2)
+	defer cancel()
+	_, list := w.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
+	_, pods := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	_, status := w.Runtime().Status(ctx, &cri.StatusRequest{Verbose: true})
+	_, pod := w.Runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: stuck.pod.id})
+	_, itself := w.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: stuck.id})
+	if err := errors.Join(list, pods, status, pod, itself); err != nil {
+		t.Error(err)
+	}
+}
+
+// goesOn checks that other containers can do everything while a log is stuck.
+func (p *pod) goesOn(t *testing.T, c *container) {
+	t.Helper()
+	size := func() int64 {
+		st, err := os.Stat(c.logFile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Size()
+	}
+	before := size()
+	if !eventually(func() bool { return size() > before }) {
+		t.Error("the neighbour's log does not grow")
+	}
+	if _, err := p.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id}); err != nil {
+		t.Errorf("ReopenContainerLog of the neighbour: %v", err)
+	}
+	equal(t, "output of a new neighbour", p.finish(t, "echo hello"), "hello\n")
+}

@@ -1,0 +1,299 @@
+package integration
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// streamsOf opens an exec or attach session by hand over SPDY: the error
+// stream and those named.
+func (w *world) streamsOf(t *testing.T, address string, kinds ...string) (map[string]httpstream.Stream, *kubelet.Line) {
+	t.Helper()
+	streams, line, err := w.openStreams(t.Context(), address, kinds...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return streams, line
+}
+
+func (w *world) openStreams(ctx context.Context, address string, kinds ...string) (map[string]httpstream.Stream, *kubelet.Line, error) {
+	conn, line, err := w.spdy().SPDY(ctx, address, "v4.channel.k8s.io")
+	if err != nil {
+		return nil, nil, err
+	}
+	out := map[string]httpstream.Stream{}
+	for _, kind := range append([]string{"error"}, kinds...) {
+		if out[kind], err = conn.CreateStream(http.Header{"Streamtype": {kind}}); err != nil {
+			line.Close()
+			return nil, nil, err
+		}
+	}
+	return out, line, nil
+}
+
+// deaf are sessions with a container and its pod whose clients have stopped
+// reading while much is sent to them. The container must flood its output.
+type deaf struct{ lines map[string]*kubelet.Line }
+
+func (c *container) deaf(t *testing.T) deaf {
+	t.Helper()
+	w := c.pod.w
+	out := deaf{map[string]*kubelet.Line{}}
+	read := func(name string, line *kubelet.Line, r io.Reader) {
+		t.Helper()
+		t.Cleanup(line.Cut)
+		if _, err := io.ReadFull(r, make([]byte, 1000)); err != nil {
+			t.Fatalf("%s brings nothing: %v", name, err)
+		}
+		line.Freeze()
+		out.lines[name] = line
+	}
+	for name, address := range map[string]string{
+		"an exec":                 w.execURL(t, c.execRequest("flood")),
+		"an exec that ignores":    w.execURL(t, c.execRequest("ignore TERM HUP PIPE ; flood")),
+		"an exec with a terminal": w.execURL(t, c.execRequest("flood", withTerminal)),
+		"an attach":               w.attachURL(t, c.attachRequest()),
+	} {
+		kinds := []string{"stdout", "stderr"}
+		if name == "an exec with a terminal" {
+			kinds = []string{"stdin", "stdout", "resize"}
+		}
+		streams, line := w.streamsOf(t, address, kinds...)
+		read(name, line, streams["stdout"])
+	}
+	tunnel, err := w.spdy().Tunnel(t.Context(), c.pod.forwardURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := connect(t, tunnel, 7006)
+	read("a port-forward", tunnel.Line, wire)
+
+	conn, line, err := w.websocket().RawWebSocket(t.Context(), w.execURL(t, c.execRequest("flood")), "v4.channel.k8s.io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, r, err := conn.NextReader()
+	for range 3 { // the first messages may be empty
+		if err == nil {
+			_, r, err = conn.NextReader()
+		}
+	}
+	if err != nil {
+		t.Fatalf("an exec over WebSocket brings nothing: %v", err)
+	}
+	_ = r
+	t.Cleanup(line.Cut)
+	line.Freeze()
+	out.lines["an exec over WebSocket"] = line
+	return out
+}
+
+// ended checks that the server has closed the connections, except those named.
+func (d deaf) ended(t *testing.T, except ...string) {
+	t.Helper()
+	for name, line := range d.lines {
+		if contains(except, name) {
+			continue
+		}
+		gone := make(chan struct{})
+		go func() { // what the kernel has buffered comes first
+			defer close(gone)
+			io.Copy(io.Discard, line.TCPConn)
+		}()
+		select {
+		case <-gone:
+		case <-time.After(patience):
+			t.Errorf("the server keeps the connection of %s", name)
+		}
+	}
+}
+
+// quickly is how much longer than its grace period a stop may take here, on a
+// machine that is busy with other tests.
+const quickly = 6 * time.Second
+
+// A client that never reads cannot hold up what ends its session.
+func TestStopWithUnreadExec_crio_6699(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		for name, stop := range map[string]func(t *testing.T, c *container) (grace time.Duration){
+			"StopContainer":        func(t *testing.T, c *container) time.Duration { c.stop(t, 1); return time.Second },
+			"StopContainer, grace": func(t *testing.T, c *container) time.Duration { c.stop(t, 0); return 0 },
+			"RemoveContainer":      func(t *testing.T, c *container) time.Duration { c.remove(t); return 0 },
+			"StopPodSandbox":       func(t *testing.T, c *container) time.Duration { c.pod.stop(t); return 2 * time.Second },
+			"RemovePodSandbox":     func(t *testing.T, c *container) time.Duration { c.pod.remove(t); return 2 * time.Second },
+		} {
+			if handler == "runc" && name == "StopContainer, grace" {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				c := w.run(t, handler).start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
+				d := c.deaf(t)
+				began := time.Now()
+				grace := stop(t, c)
+				if took := time.Since(began); took > grace+quickly {
+					t.Errorf("%s took %v with sessions that nobody reads", name, took)
+				}
+				if left := w.processesOf(t, c.id); len(left) > 0 {
+					t.Errorf("processes %v are left", left)
+				}
+				if strings.Contains(name, "Container") {
+					d.ended(t, "a port-forward") // which is the pod's
+				} else {
+					d.ended(t)
+				}
+			})
+		}
+	})
+}
+
+// The session of a client that does read ends with the container, too, and
+// says so.
+func TestStopEndsSessions(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		for name, stop := range map[string]func(*container){
+			"StopContainer":   func(c *container) { c.stop(t, 0) },
+			"RemoveContainer": func(c *container) { c.remove(t) },
+			"StopPodSandbox":  func(c *container) { c.pod.stop(t) },
+		} {
+			c := w.run(t, handler).start(t, "cat", stdin)
+			sessions := map[string]*kubelet.Session{
+				"exec over SPDY":       c.session(t, w.spdy(), "echo here ; sleep", withInput),
+				"exec over WebSocket":  c.session(t, w.websocket(), "echo here ; sleep", withInput),
+				"exec with a terminal": c.session(t, w.spdy(), "echo here ; sleep", withTerminal),
+			}
+			for _, s := range sessions {
+				shows(t, s, "here")
+			}
+			one, two := c.attach(t, w.spdy(), attachInput), c.attach(t, w.websocket(), attachInput)
+			meet(t, one, two)
+			sessions["attach over SPDY"], sessions["attach over WebSocket"] = one, two
+			began := time.Now()
+			stop(c)
+			for kind, s := range sessions {
+				select {
+				case <-s.Done():
+					if err := s.Wait(0); err == nil && strings.HasPrefix(kind, "exec") {
+						t.Errorf("%s: %s ended as if its command had ended well", name, kind)
+					}
+				case <-time.After(patience):
+					t.Errorf("%s: %s goes on", name, kind)
+				}
+			}
+			if took := time.Since(began); took > 2*quickly {
+				t.Errorf("%s: it took %v until the sessions had ended", name, took)
+			}
+		}
+	})
+}
+
+// survivors are a container and a pod with a session of each kind, and what
+// must be left of them once the server has ended.
+type survivors struct {
+	c        *container
+	before   int
+	sessions map[string]*kubelet.Session
+	tunnel   *kubelet.Tunnel
+}
+
+func (w *world) survivors(t *testing.T, handler string) survivors {
+	t.Helper()
+	c := w.run(t, handler).start(t, "tcp 127.0.0.1:7001 echo ; echo all-set ; cat", stdin)
+	c.says(t, "all-set")
+	out := survivors{c: c, before: len(w.processesOf(t, c.id)), sessions: map[string]*kubelet.Session{
+		"exec with input":      c.session(t, w.spdy(), "echo here ; cat", withInput),
+		"exec of a writer":     c.session(t, w.spdy(), "echo here ; lines 1000000000 10ms"),
+		"exec with a terminal": c.session(t, w.websocket(), "echo here ; sleep", withTerminal),
+		"attach over SPDY":     c.attach(t, w.spdy(), attachInput),
+	}}
+	for name, s := range out.sessions {
+		if strings.HasPrefix(name, "exec") {
+			shows(t, s, "here")
+		}
+	}
+	out.tunnel = c.pod.tunnel(t)
+	wire := connect(t, out.tunnel, 7001)
+	io.WriteString(wire, "hello")
+	if _, err := io.ReadFull(wire, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// check is for the time when the server is up again.
+func (s survivors) check(t *testing.T) {
+	t.Helper()
+	w := s.c.pod.w
+	for name, session := range s.sessions {
+		select {
+		case <-session.Done(): // with an error or, over SPDY, without: client-go cannot tell
+		case <-time.After(patience):
+			t.Errorf("%s goes on", name)
+		}
+	}
+	select {
+	case <-s.tunnel.Ended():
+	case <-time.After(patience):
+		t.Error("the port-forward goes on")
+	}
+	equal(t, "state of the container", s.c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	if !eventually(func() bool { return len(w.processesOf(t, s.c.id)) == s.before }) {
+		t.Errorf("processes of the sessions are left: %v", s.c.facts(t).Processes)
+	}
+	again := s.c.attach(t, w.spdy(), attachInput)
+	meet(t, again)
+	endsWith(t, s.c.session(t, w.spdy(), "exit 4"), 4)
+}
+
+func TestSIGTERMEndsSessionsAndSparesTheContainer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		s := w.survivors(t, handler)
+		flooded := w.run(t, handler).start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
+		flooded.deaf(t)
+		began := time.Now()
+		if err := w.Stop(); err != nil {
+			t.Fatalf("SIGTERM: %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the server took %v to end with sessions open", took)
+		}
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.check(t)
+		equal(t, "state of the container whose clients do not read", flooded.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	})
+}
+
+func TestSIGKILLEndsSessionsAndSparesTheContainer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		s := w.survivors(t, handler)
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if !eventually(func() bool { return len(w.processesOf(t, s.c.id)) == s.before }) {
+			t.Errorf("processes %v live on without the server that they talked to, want %d", w.processesOf(t, s.c.id), s.before)
+		}
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.check(t)
+	})
+}

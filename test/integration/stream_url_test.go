@@ -1,0 +1,225 @@
+package integration
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// ask sends a request, which may want another protocol, and returns the status
+// code.
+func (w *world) ask(t *testing.T, address, upgrade string) int {
+	t.Helper()
+	line, err := w.spdy().Dial(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer line.Close()
+	line.SetDeadline(time.Now().Add(patience))
+	resp, err := line.Upgrade(address, upgrade, http.Header{"X-Stream-Protocol-Version": {"v4.channel.k8s.io"}})
+	if err != nil {
+		t.Errorf("%.100s, upgrade to %q: no answer: %v", address, upgrade, err)
+		return 0
+	}
+	return resp.StatusCode
+}
+
+// Who knows the URL is in the container: it must not be guessed
+// (a token of at least 128 bits).
+func TestStreamURLs(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "crun")
+	c := p.start(t, "sleep")
+	token := regexp.MustCompile(`^[A-Za-z0-9_-]{22,}$`)
+	seen := map[string]bool{}
+	for range 40 {
+		for method, address := range map[string]string{
+			"exec":        w.execURL(t, c.execRequest("echo")),
+			"attach":      w.attachURL(t, c.attachRequest()),
+			"portforward": p.forwardURL(t),
+		} {
+			u, err := url.Parse(address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "scheme", u.Scheme, "http")
+			equal(t, "host", u.Hostname(), "127.0.0.1")
+			equal(t, "method in the path", path.Base(path.Dir(u.Path)), method)
+			if name := path.Base(u.Path); !token.MatchString(name) || seen[name] {
+				t.Errorf("token %q of %s is short, odd or was there before: %v", name, address, seen[name])
+			} else {
+				seen[name] = true
+			}
+		}
+	}
+}
+
+func TestAStreamURLServesOnceAndItsOwnPurpose(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "crun")
+	c := p.start(t, "sleep")
+	address := w.execURL(t, c.execRequest("echo first"))
+	s := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true})
+	endsWith(t, s, 0)
+	equal(t, "stdout", s.Stdout.String(), "first\n")
+	equal(t, "status of the second use", w.ask(t, address, "SPDY/3.1"), http.StatusNotFound)
+
+	// Two clients at the same moment: one is served.
+	address = w.execURL(t, c.execRequest("echo first"))
+	all := []*kubelet.Session{}
+	for range 8 {
+		all = append(all, w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true}))
+	}
+	served := 0
+	for _, s := range all {
+		if s.Wait(patience) == nil {
+			served++
+		}
+	}
+	equal(t, "number of clients served", served, 1)
+
+	urls := map[string]string{
+		"exec":        w.execURL(t, c.execRequest("echo")),
+		"attach":      w.attachURL(t, c.attachRequest()),
+		"portforward": p.forwardURL(t),
+	}
+	for method, address := range urls {
+		for other := range urls {
+			if other != method {
+				wrong := strings.Replace(address, "/"+method+"/", "/"+other+"/", 1)
+				equal(t, "status of a token of "+method+" at "+other, w.ask(t, wrong, "SPDY/3.1"), http.StatusNotFound)
+			}
+		}
+	}
+	u, err := url.Parse(p.forwardURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, odd := range []string{
+		"/", "/exec", "/exec/", "/exec/AAAAAAAAAAAAAAAAAAAAAA", "/exec/%2e%2e/%2e%2e/etc/passwd", "/exec/" + strings.Repeat("A", 5000),
+		"/cri/exec/x", "/debug/pprof/", "/metrics", "/exec/a/b", "/exec/%00",
+	} {
+		got := w.ask(t, "http://"+u.Host+odd, "SPDY/3.1")
+		if got < 300 || got > 499 {
+			t.Errorf("%.60s answers %d", odd, got)
+		}
+	}
+	for _, upgrade := range []string{"", "h2c", "SPDY/9"} {
+		if got := w.ask(t, w.execURL(t, c.execRequest("echo")), upgrade); got < 400 || got > 499 {
+			t.Errorf("a request with upgrade %q gets status %d, want 4xx", upgrade, got)
+		}
+	}
+}
+
+func TestStreamsAreServedOnLoopbackOnly(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "crun")
+	u, err := url.Parse(p.forwardURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{w.bridgeAddress(t), "::1"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if conn, err := w.Dial(ctx, "tcp", net.JoinHostPort(host, u.Port())); err == nil {
+			conn.Close()
+			t.Errorf("the streaming server answers on %s", host)
+		}
+	}
+}
+
+func TestStreamAddressIsConfigurable(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"2s\"\n"})
+	p := w.run(t, "crun")
+	c := p.start(t, "cat", stdin)
+	address := w.execURL(t, c.execRequest("exit 3"))
+	if !strings.HasPrefix(address, "http://127.0.0.3:23456/") {
+		t.Errorf("the URL is %s", address)
+	}
+	s := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true})
+	endsWith(t, s, 3)
+
+	// Two seconds of silence end a session, output keeps it alive.
+	before := len(w.processesOf(t, c.id))
+	busy := c.session(t, w.spdy(), "lines 60 100ms ; exit 7")
+	began := time.Now()
+	idle := map[string]*kubelet.Session{
+		"exec over SPDY":        c.session(t, w.spdy(), "cat", withInput),
+		"exec over WebSocket":   c.session(t, w.websocket(), "cat", withInput),
+		"exec with a terminal":  c.session(t, w.spdy(), "cat", withTerminal),
+		"attach over SPDY":      c.attach(t, w.spdy(), attachInput),
+		"attach over WebSocket": c.attach(t, w.websocket()),
+	}
+	tunnel := p.tunnel(t)
+	for name, s := range idle {
+		select {
+		case <-s.Done():
+			if took := time.Since(began); took < 1500*time.Millisecond {
+				t.Errorf("%s ended after %v: %v", name, took, s.Wait(0))
+			}
+		case <-time.After(patience):
+			t.Errorf("%s goes on after %v without a byte", name, time.Since(began))
+		}
+	}
+	select {
+	case <-tunnel.Ended():
+	case <-time.After(patience):
+		t.Error("an idle port-forward goes on")
+	}
+	endsWith(t, busy, 7)
+	if !eventually(func() bool { return len(w.processesOf(t, c.id)) == before }) {
+		t.Errorf("processes of idle sessions are left: %v", c.facts(t).Processes)
+	}
+	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+}
+
+func TestStreamOptions(t *testing.T) {
+	t.Parallel()
+	out, err := shared(t).crius(t, "config")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, want := range []string{
+		`stream_address = "127.0.0.1:0"`, `stream_idle_timeout = "4h`, `stream_tls_cert_file = ""`, `stream_tls_key_file = ""`, `stream_tls_client_ca_file = ""`,
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("crius config does not show %s:\n%s", want, out)
+		}
+	}
+	n, err := node.New(t.Context(), node.Options{Race: raceEnabled()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	for text, word := range map[string]string{
+		"stream_address = \"no-port\"\n":                                                     "no-port",
+		"stream_idle_timeout = \"soon\"\n":                                                   "soon",
+		"stream_tls_cert_file = \"/some/cert\"\n":                                            "stream_tls_key_file",
+		"stream_tls_key_file = \"/some/key\"\n":                                              "stream_tls_cert_file",
+		"stream_tls_client_ca_file = \"/some/ca\"\n":                                         "stream_tls_c",
+		"stream_tls_cert_file = \"/missing/cert\"\nstream_tls_key_file = \"/missing/key\"\n": "/missing/",
+	} {
+		if err := n.Configure("10-options", "[api]\n"+text); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%q: %.500v, want an error that names %s", text, err, word)
+		}
+		n.Stop()
+	}
+}
