@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/moby/spdystream"
+	frames "github.com/moby/spdystream/spdy"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
@@ -29,8 +30,8 @@ import (
 // patience is how long something may take that is promised to happen soon.
 const patience = 20 * time.Second
 
-// speakSPDY is a client that opens what streams it likes.
-func speakSPDY(t *testing.T, address, protocol string) (*spdystream.Connection, *net.TCPConn) {
+// upgrade is a connection on which SPDY is spoken from now on.
+func upgrade(t *testing.T, address, protocol string) *net.TCPConn {
 	t.Helper()
 	u, err := url.Parse(address)
 	if err != nil {
@@ -53,12 +54,47 @@ func speakSPDY(t *testing.T, address, protocol string) (*spdystream.Connection, 
 	if !bytes.HasPrefix(answer, []byte("HTTP/1.1 101 ")) {
 		t.Fatalf("answer %q", answer)
 	}
-	conn, err := spdystream.NewConnection(c, false)
+	return c.(*net.TCPConn)
+}
+
+// deaf is a client that sends what it likes and never reads.
+type deaf struct {
+	*net.TCPConn
+	framer *frames.Framer
+	last   frames.StreamId
+}
+
+func newDeaf(t *testing.T, address string) *deaf {
+	t.Helper()
+	c := upgrade(t, address, "v4.channel.k8s.io")
+	f, err := frames.NewFramer(c, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &deaf{TCPConn: c, framer: f}
+}
+
+// open opens streams, of which the last one is where data goes.
+func (d *deaf) open(kinds ...string) {
+	for _, kind := range kinds {
+		d.last = (d.last + 1) | 1 // odd, as a client's are
+		_ = d.framer.WriteFrame(&frames.SynStreamFrame{StreamId: d.last, Headers: http.Header{"Streamtype": {kind}}})
+	}
+}
+
+func (d *deaf) send(n int) error {
+	return d.framer.WriteFrame(&frames.DataFrame{StreamId: d.last, Data: make([]byte, n)})
+}
+
+// speakSPDY is a client that opens what streams it likes and must read them.
+func speakSPDY(t *testing.T, address, protocol string) *spdystream.Connection {
+	t.Helper()
+	conn, err := spdystream.NewConnection(upgrade(t, address, protocol), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	go conn.Serve(spdystream.NoOpStreamHandler)
-	return conn, c.(*net.TCPConn)
+	return conn
 }
 
 func openStream(t *testing.T, conn *spdystream.Connection, header http.Header) *spdystream.Stream {
@@ -93,22 +129,19 @@ func TestStreamsThatNobodyExpects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, line := speakSPDY(t, address, "v4.channel.k8s.io")
-		for _, kind := range []string{"error", "stdout", "stdin", "stdout", "error", ""} {
-			if s, err := conn.CreateStream(http.Header{"Streamtype": {kind}}, nil, false); err == nil {
-				go io.Copy(io.Discard, s)
-			}
-		}
-		line.Close()
+		client := newDeaf(t, address)
+		client.open("error", "stdout", "stdin", "stdout", "error", "")
+		client.Close()
 	}
 }
 
 // cri-o#6699, containerd#7832: a client that does not read is noticed when it
 // goes, although nobody reads from it either.
 func TestClientThatVanishes(t *testing.T) {
-	var ended sync.WaitGroup
+	started, ended := make(chan struct{}), make(chan struct{})
 	s := serveFake(t, &fakeEngine{exec: func(ctx context.Context, _ oci.Command, client pod.Client) (int32, error) {
-		defer ended.Done()
+		started <- struct{}{}
+		defer func() { ended <- struct{}{} }()
 		for { // and never reads its input
 			if _, err := client.Stdout.Write(make([]byte, 32<<10)); err != nil {
 				return 0, err
@@ -120,28 +153,23 @@ func TestClientThatVanishes(t *testing.T) {
 		"resets":        func(c *net.TCPConn) { c.SetLinger(0); c.Close() },
 		"ends its half": func(c *net.TCPConn) { c.CloseWrite() },
 	} {
-		ended.Add(1)
 		address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"true"}, Stdin: true, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, line := speakSPDY(t, address, "v4.channel.k8s.io")
-		openStream(t, conn, http.Header{"Streamtype": {"error"}})
-		openStream(t, conn, http.Header{"Streamtype": {"stdout"}}) // not read: the connection fills
-		stdin := openStream(t, conn, http.Header{"Streamtype": {"stdin"}})
-		if err := stdin.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		client := newDeaf(t, address)
+		client.open("error", "stdout", "stdin")
+		within(t, "the start", func() { <-started })
 		// The end of a half comes after what is on its way, and cannot come if
 		// nobody takes that.
 		if name != "ends its half" {
-			line.SetWriteDeadline(time.Now().Add(time.Second))
+			client.SetWriteDeadline(time.Now().Add(time.Second))
 			for err == nil {
-				_, err = stdin.Write(make([]byte, 32<<10))
+				err = client.send(32 << 10)
 			}
 		}
-		vanish(line)
-		within(t, "a client that "+name, ended.Wait)
+		vanish(client.TCPConn)
+		within(t, "a client that "+name, func() { <-ended })
 	}
 }
 
@@ -190,9 +218,7 @@ func TestCloseEndsSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, _ := speakSPDY(t, address, "v4.channel.k8s.io")
-	openStream(t, conn, http.Header{"Streamtype": {"error"}})
-	openStream(t, conn, http.Header{"Streamtype": {"stdout"}})
+	newDeaf(t, address).open("error", "stdout")
 	within(t, "the start", func() { <-running })
 	within(t, "Close", func() {
 		if err := errors.Join(s.Close(), <-served); err != nil {
@@ -281,6 +307,11 @@ func forwardOnce(t *testing.T, conn httpstream.Connection, i int) {
 		return
 	}
 	failure.Close()
+	trouble := make(chan string, 1)
+	go func() { // beside the data: frames that are not read hold up others
+		text, _ := io.ReadAll(failure)
+		trouble <- string(text)
+	}()
 	header.Set("streamType", "data")
 	data, err := conn.CreateStream(header)
 	if err != nil {
@@ -290,13 +321,12 @@ func forwardOnce(t *testing.T, conn httpstream.Connection, i int) {
 	fmt.Fprintf(data, "request %d", i)
 	data.Close()
 	said, _ := io.ReadAll(data)
-	trouble, _ := io.ReadAll(failure)
-	if i%2 == 0 {
-		if want := fmt.Sprintf("REQUEST %d", i); string(said) != want || len(trouble) > 0 {
-			t.Errorf("%q, error %q, want %q", said, trouble, want)
+	if text := <-trouble; i%2 == 0 {
+		if want := fmt.Sprintf("REQUEST %d", i); string(said) != want || text != "" {
+			t.Errorf("%q, error %q, want %q", said, text, want)
 		}
-	} else if !strings.Contains(string(trouble), "port 81") {
-		t.Errorf("error %q, want one about port 81", trouble)
+	} else if !strings.Contains(text, "port 81") {
+		t.Errorf("error %q, want one about port 81", text)
 	}
 }
 
@@ -308,7 +338,7 @@ func TestPortForwardNonsense(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, _ := speakSPDY(t, address, forwardProtocol)
+	conn := speakSPDY(t, address, forwardProtocol)
 	half := func(kind, port, id string) *spdystream.Stream {
 		return openStream(t, conn, http.Header{"Streamtype": {kind}, "Port": {port}, "Requestid": {id}})
 	}
