@@ -74,8 +74,13 @@ func (s *stream) fill() int {
 // pump moves bytes from the stream into the log, and to those who have attached,
 // until there are none, the log refuses, somebody attached does not keep up, or
 // about budget bytes have been moved.
+//
+// Who writes a line at a time, and fast, would be read a line at a time, each for
+// the price of several system calls. After two reads that brought little the
+// writer is let to get ahead; a single line goes out at once.
 func (s *stream) pump(log *logFile, budget int) {
-	for !log.blocked() {
+	const little = 8 << 10
+	for drips := 0; !log.blocked(); {
 		used, full := log.add(s.name, s.buf[s.pos:s.n], s.fd < 0)
 		s.pos += used
 		if full {
@@ -86,9 +91,23 @@ func (s *stream) pump(log *logFile, budget int) {
 			log.flush()
 			return
 		}
+		if drips > 0 {
+			if log.flush(); log.blocked() {
+				return
+			}
+		}
+		if drips > 1 && !s.last {
+			rest()
+		}
 		n := s.fill()
 		s.share(s.buf[s.n-n : s.n])
 		budget -= n
+		switch {
+		case n >= little:
+			drips = 0
+		case n > 0:
+			drips++
+		}
 	}
 }
 

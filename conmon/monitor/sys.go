@@ -123,6 +123,12 @@ func uptime() int64 {
 	return int64(t.Sec)*1000 + int64(t.Nsec)/1e6
 }
 
+// rest lets others run for a moment.
+func rest() {
+	moment := syscall.Timespec{Nsec: 200_000}
+	syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&moment)), 0, 0)
+}
+
 // unread is how many bytes a pipe or terminal holds.
 func unread(fd int) int {
 	var n int32
