@@ -83,7 +83,8 @@ func (a *Attachment) ask(ctx context.Context, wanted Streams) (err error) {
 	}); err != nil {
 		return err
 	}
-	if sent != nil && !errors.Is(sent, unix.EPIPE) { // else it has said why
+	gone := errors.Is(sent, unix.EPIPE) || errors.Is(sent, unix.ECONNRESET) // and has perhaps said why
+	if sent != nil && !gone {
 		return sent
 	}
 	defer context.AfterFunc(ctx, func() { _ = a.conn.SetReadDeadline(time.Unix(1, 0)) })()
