@@ -106,6 +106,8 @@ func (a *Attachment) answer(ctx context.Context) error {
 			return err != unix.EAGAIN && err != unix.EINTR
 		})
 		switch { // an answer that has come is taken in any case: it may bring a descriptor
+		case errors.Is(err, unix.ECONNRESET): // our request was not read; what it said comes next
+			continue
 		case waited == nil && err == nil && n > 0:
 		case ctx.Err() != nil:
 			return fmt.Errorf("the monitor does not answer: %w", context.Cause(ctx))

@@ -240,3 +240,59 @@ func TestUnaskedDescriptors(t *testing.T) {
 		t.Errorf("%d descriptors, before %d", after, before)
 	}
 }
+
+// A container that is deleted while a client does not read leaves its exit, and
+// all it has written in its log.
+func TestReleaseDespiteLaggard(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "burst", "3000000")
+		c.Stdin = true
+		client := c.run()
+		lazy := c.attach(everything)
+		lazy.CloseStdin() // and the burst begins
+		eventually(t, "a full pipe", func() bool {
+			stdout, _ := c.log()
+			return len(stdout) > 60<<10
+		})
+		if err := conmon.Terminate(limit(t, time.Minute), c.Dir); err != nil {
+			t.Fatal(err)
+		}
+		if e := exit(t, client); e.Signal != 9 {
+			t.Errorf("exit %+v", e)
+		}
+		if _, err := conmon.ReadExit(c.ExitFile); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// However many attach, the server and who ends the monitor find a place.
+func TestCrowdOfAttachments(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "sleep")
+	client := c.run()
+	refused := 0
+	for range 60 {
+		a, err := conmon.Attach(limit(t, time.Minute), c.Dir, conmon.Streams{Stdout: true})
+		if err == nil {
+			t.Cleanup(a.Close)
+			continue
+		}
+		refused++
+		if !strings.Contains(err.Error(), "too many clients") {
+			t.Errorf("refused with %v", err)
+		}
+	}
+	if refused == 0 {
+		t.Error("none was refused")
+	}
+	if err := conmon.Terminate(limit(t, time.Minute), c.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if e := exit(t, client); e.Signal != 9 {
+		t.Errorf("exit %+v", e)
+	}
+	if _, err := conmon.ReadExit(c.ExitFile); err != nil {
+		t.Error(err)
+	}
+}

@@ -72,7 +72,6 @@ func (c *console) master() (*os.File, error) {
 	if err != nil || len(fds) == 0 {
 		return nil, errors.Join(errors.New("the runtime has sent a message without a terminal"), err)
 	}
-	unix.CloseOnExec(fds[0])
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		_ = unix.Close(fds[0])
 		return nil, err

@@ -90,7 +90,7 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{}
+	s := &Session{over: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			s.Close()

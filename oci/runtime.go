@@ -106,7 +106,7 @@ type IO struct {
 type Command struct {
 	Args     []string
 	Terminal bool
-	Stdin    bool // else its input is /dev/null
+	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
 }
 
 // ExecResult is what Exec collected, each stream cut at MaxExecOutput.

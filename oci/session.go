@@ -106,7 +106,9 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 	}
 	done := make(chan struct{})
 	defer close(done)
+	limited := make(chan struct{})
 	go func() {
+		defer close(limited)
 		select {
 		case <-s.ended:
 			_ = src.SetReadDeadline(time.Now().Add(quietTime))
@@ -124,6 +126,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 			}
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			<-limited
 			return leftover(dst, src, buf)
 		}
 		if err != nil { // its end; that of a terminal is EIO
@@ -160,11 +163,11 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 	}
 	for moved := 0; moved < fullPipe; {
 		n := 0
-		err := raw.Read(func(fd uintptr) bool {
-			n, err = unix.Read(int(fd), buf)
+		closed := raw.Read(func(fd uintptr) bool {
+			n, _ = unix.Read(int(fd), buf)
 			return true
 		})
-		if err != nil || n <= 0 {
+		if closed != nil || n <= 0 {
 			return nil
 		}
 		moved += n
@@ -183,9 +186,7 @@ func (s *Session) Dropped() bool { return s.attachment != nil && s.attachment.Dr
 // output has no reader. Input and Output return.
 func (s *Session) Close() {
 	s.closing.Do(func() {
-		if s.over != nil {
-			close(s.over)
-		}
+		close(s.over)
 		if s.attachment != nil {
 			s.attachment.Close()
 		}
@@ -211,7 +212,6 @@ func (c stdio) close() {
 // open makes the pipes of a command. With a terminal they serve the runtime's
 // own words only.
 func (s *Session) open(c Command) (theirs stdio, err error) {
-	s.over = make(chan struct{})
 	if c.Stdin && !c.Terminal {
 		if theirs[0], s.stdin, err = os.Pipe(); err != nil {
 			return theirs, err
@@ -258,7 +258,10 @@ func (s *Session) useTerminal(c *console) error {
 // watch waits for the end of a command, a child of this process, and buries it. A
 // command may outlive its session; then so does its watch.
 func (s *Session) watch(pid int) error {
-	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		err = unix.SetNonblock(fd, true) // so that Go polls it; PIDFD_NONBLOCK is as of Linux 5.10
+	}
 	if err != nil {
 		return fmt.Errorf("watch command: %w", err)
 	}

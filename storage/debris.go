@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	cstorage "go.podman.io/storage"
@@ -32,6 +33,9 @@ import (
 type debris struct {
 	store cstorage.Store
 	dir   string
+
+	// removals changes whenever the deletion of layers begins or ends.
+	removals atomic.Uint64
 
 	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
 	running int
@@ -275,6 +279,7 @@ func (d *debris) sweep(jobs []*job) error {
 		if !left {
 			continue
 		}
+		d.removals.Add(1)
 		if deleteErr := d.store.DeleteLayer(layer.ID); deleteErr != nil && !needed(deleteErr) {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
 		}

@@ -263,7 +263,9 @@ func (h *holds) delete(record *cstorage.Image) error {
 	if err != nil && !diskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
+	h.debris.removals.Add(1)
 	_, err = h.store.DeleteImage(record.ID, true)
+	h.debris.removals.Add(1)
 	switch {
 	case errors.Is(err, cstorage.ErrNotAnImage):
 		err = nil

@@ -65,8 +65,14 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
+		before := s.debris.removals.Load()
 		image, err := s.pullOnce(ctx, name, req)
-		if err == nil || attempt == attempts || ctx.Err() != nil || !removedMeanwhile(err) {
+		if err == nil || attempt == attempts || ctx.Err() != nil {
+			return image, err
+		}
+		// The library has errors without a type for this, too.
+		unclear := len(kinds(err)) == 0 && s.debris.removals.Load() != before
+		if !unclear && !removedMeanwhile(err) {
 			return image, err
 		}
 		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String())
@@ -181,6 +187,7 @@ func (s *Store) dropLost(ctx context.Context) error {
 		return err
 	}
 	for _, id := range lost {
+		s.debris.removals.Add(1)
 		_, err := s.store.DeleteImage(id, true)
 		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id, "err", err)
 	}

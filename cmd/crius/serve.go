@@ -95,7 +95,7 @@ func (i images) Pull(ctx context.Context, req storage.PullRequest) (*storage.Ima
 
 // answer serves CRI and its sessions until ctx ends, then drains.
 func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {
-	defer closing(&err, sessions.Close)
+	defer closing(&err, func() error { return bounded(sessions.Close) })
 	srv, err := server.New(cfg, services)
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	}
 	manager.notify("STOPPING=1")
 	slog.Info("crius stops, containers run on")
-	err = errors.Join(sessions.Close(), bounded(srv.Shutdown))
+	err = errors.Join(bounded(sessions.Close), bounded(srv.Shutdown))
 	return errors.Join(err, <-served, <-served)
 }
 

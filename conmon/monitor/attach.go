@@ -49,8 +49,10 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 		err = wire.Text("the container does not exist yet")
 	case m.state == exited:
 		err = wire.Text("the container has exited")
-	case m.stdout.taps[i].fd >= 0 || m.stderr.taps[i].fd >= 0 || m.clients[i].input:
+	case m.clients[i].attached:
 		err = wire.Text("this client is attached already")
+	case m.attached() >= maxAttached:
+		err = wire.Text("too many clients are attached")
 	case len(sent) != wanted:
 		err = wire.Text("attach: one descriptor each is to be sent for stdout and stderr")
 	}
@@ -65,8 +67,17 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 	if stderr {
 		m.tap(&m.stderr, i, sent[0])
 	}
-	m.clients[i].input = stdin && m.inputFD() >= 0
+	m.clients[i].attached, m.clients[i].input = true, stdin && m.inputFD() >= 0
 	return nil
+}
+
+func (m *monitor) attached() (n int) {
+	for i := range m.clients {
+		if m.clients[i].attached {
+			n++
+		}
+	}
+	return n
 }
 
 // tap begins to copy a stream to fd. One that has ended, as the standard error
@@ -170,18 +181,15 @@ func (s *stream) detach(i int) {
 // untap lets everybody see the end of the stream.
 func (s *stream) untap() {
 	for i := range s.taps {
-		if s.tapped > 0 {
-			s.detach(i)
-		} else {
-			s.taps[i].fd = -1
-		}
+		s.detach(i)
 	}
 }
 
-// dropLaggards ends the attachment of who does not keep up.
+// dropLaggards ends the attachment of who does not keep up. Nobody waits for them
+// once the container is to be deleted.
 func (m *monitor) dropLaggards() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
-		if s.lagging == 0 || uptime() < s.deadline {
+		if s.lagging == 0 || uptime() < s.deadline && !m.released {
 			continue
 		}
 		for i := range s.taps {

@@ -7,13 +7,18 @@ import (
 )
 
 // maxClients is one server, its attach sessions, and room for some people with
-// socat. Who comes later is turned away, so that nobody can push the server out.
-const maxClients = 32
+// socat. Who comes later is turned away. The last places are not for attach
+// sessions: who ends the monitor comes by a connection of its own.
+const (
+	maxClients  = 32
+	maxAttached = maxClients - 4
+)
 
 // client is one connection.
 type client struct {
-	fd    int  // -1: none
-	input bool // it has been given the container's standard input
+	fd       int  // -1: none
+	attached bool // it has a share in the container's streams
+	input    bool // of which standard input is one
 }
 
 // accept lets one client in: the next gets its turn after those who leave.
@@ -86,7 +91,7 @@ func (m *monitor) drop(i int) {
 	m.stdout.detach(i)
 	m.stderr.detach(i)
 	once := c.input && m.opt.StdinOnce && !m.opt.Terminal
-	c.fd, c.input = -1, false
+	*c = client{fd: -1}
 	if once {
 		m.dropStdin()
 	}

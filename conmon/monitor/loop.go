@@ -84,8 +84,9 @@ func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
 	for i := range m.clients {
 		m.clients[i].fd = -1
 	}
-	m.stdout.untap()
-	m.stderr.untap()
+	for i := range m.stdout.taps {
+		m.stdout.taps[i].fd, m.stderr.taps[i].fd = -1, -1
+	}
 	m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	return m, wire.Fail("open epoll", err)
 }
@@ -149,6 +150,10 @@ func (m *monitor) proceed(quiet bool) {
 	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
+		for m.released && m.stdout.lagging+m.stderr.lagging > 0 {
+			m.dropLaggards()
+			m.pump()
+		}
 		if m.stdout.lagging+m.stderr.lagging == 0 { // the log is complete
 			m.record()
 		}

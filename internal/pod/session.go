@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strconv"
+	"os"
 	"sync"
 	"time"
 
@@ -200,7 +200,7 @@ func (v conversation) linger(over <-chan struct{}, unread chan<- struct{}) {
 }
 
 // dialTime is far more than a connection inside a pod needs.
-const dialTime = 10 * time.Second
+const dialTime = 5 * time.Second
 
 // PortForward connects stream with a TCP port of the pod, at 127.0.0.1 or ::1,
 // until both sides have ended. Closing stream ends what is sent to the client and
@@ -248,33 +248,79 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 }
 
 // dial connects to a port inside the pod.
-func (s *Sandbox) dial(ctx context.Context, port uint16) (*net.TCPConn, error) {
+func (s *Sandbox) dial(ctx context.Context, port uint16) (conn *net.TCPConn, err error) {
+	loopbacks := []unix.Sockaddr{
+		&unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}},
+		&unix.SockaddrInet6{Port: int(port), Addr: [16]byte(net.IPv6loopback)},
+	}
+	var errs []error
+	for _, address := range loopbacks {
+		if conn, err = s.connect(ctx, address); err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	err = errors.Join(errs...)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("nobody listens on TCP port %d in the pod, and other protocols than TCP cannot be forwarded: %w", port, fault.Unavailable)
+	}
+	return nil, fmt.Errorf("connect to TCP port %d: %w", port, err)
+}
+
+// connect makes a socket in the pod's network namespace, where it stays, and
+// connects it outside: a pod that lets connections wait holds no thread.
+func (s *Sandbox) connect(ctx context.Context, address unix.Sockaddr) (*net.TCPConn, error) {
+	family := unix.AF_INET
+	if _, six := address.(*unix.SockaddrInet6); six {
+		family = unix.AF_INET6
+	}
+	fd := -1
+	open := func() (err error) {
+		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		return err
+	}
+	var err error
+	if path := s.view.Load().NetNS; path != "" {
+		err = ns.Do(path, open)
+	} else {
+		err = open()
+	}
+	if err != nil {
+		return nil, err
+	}
+	socket := os.NewFile(uintptr(fd), "socket")
+	defer socket.Close()
+	if err := unix.Connect(fd, address); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	var conn net.Conn
-	var err error
-	connect := func() error {
-		var dialer net.Dialer // with a literal address it makes the socket in this thread
-		var errs []error
-		for _, host := range []string{"127.0.0.1", "::1"} {
-			conn, err = dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
-			if err == nil {
-				return nil
-			}
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
+	defer context.AfterFunc(ctx, func() { _ = socket.SetWriteDeadline(time.Unix(1, 0)) })()
+	if err := connected(socket); err != nil {
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	if path := s.view.Load().NetNS; path != "" {
-		err = ns.Do(path, connect)
-	} else {
-		err = connect()
-	}
-	switch {
-	case errors.Is(err, unix.ECONNREFUSED):
-		return nil, fmt.Errorf("nobody listens on TCP port %d in the pod, and other protocols than TCP cannot be forwarded: %w", port, fault.Unavailable)
-	case err != nil:
-		return nil, fmt.Errorf("connect to TCP port %d: %w", port, err)
+	conn, err := net.FileConn(socket) // a duplicate
+	if err != nil {
+		return nil, err
 	}
 	return conn.(*net.TCPConn), nil
+}
+
+// connected waits until a socket is connected or cannot be.
+func connected(socket *os.File) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	err = raw.Write(func(fd uintptr) bool {
+		code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if err != nil || code != 0 {
+			failure = errors.Join(err, unix.Errno(code))
+			return true
+		}
+		_, err = unix.Getpeername(int(fd))
+		return err == nil // else it is still on its way
+	})
+	return errors.Join(err, failure)
 }

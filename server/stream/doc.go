@@ -10,20 +10,21 @@
 //
 // # Protocols
 //
-// k8s.io/cri-streaming speaks them, by which kubelets and crictl of all ages are
-// served as they expect: SPDY/3.1 with the subprotocols channel.k8s.io and its
-// v2 to v4, the port-forward protocol, and both over WebSocket. Two things that
-// the library leaves out stand here, on the same WebSocket package: the v5
-// subprotocol, in which a client can end its input without ending the session,
-// and SPDY inside a WebSocket for port-forward. Current clients ask for nothing
-// else when they use WebSockets.
+// Kubelets and crictl of all ages are served as they expect: SPDY/3.1 with the
+// subprotocols channel.k8s.io and v2 to v5 of it, and portforward.k8s.io; the same
+// over WebSockets, where v5 lets a client end its input and listen on, and where
+// current clients of port-forward speak SPDY inside. The frames are the business of
+// moby/spdystream and of k8s.io/streaming's WebSockets, the rest stands here;
+// docs/decisions/0003 says why. What a hostile client could make those libraries
+// hold is bounded by guard.
 //
 // # Sessions
 //
 // A session is one connection, and it ends with it: as soon as the client has
 // closed, or the kernel has given it up, although nobody may be reading at that
-// moment; see hangups. It also ends when the engine has nothing more to say, a
-// few seconds being left for the status to reach a client, and when the server
-// stops. All its goroutines have ended when its handler returns, but those of the
-// library, which end with the connection.
+// moment (see hangups), or when nothing has been said for too long. It also ends
+// when the engine has nothing more to say, a few seconds being left for the status
+// to reach a client, and when the server stops. Its goroutines have ended when its
+// handler returns, but for those of the libraries and those that only move bytes of
+// the client's, which end with the connection.
 package stream

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/moby/spdystream"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -31,16 +31,26 @@ type forwarder struct {
 	session *session
 	pod     string
 
-	mu    sync.Mutex
-	open  int
-	pairs map[string]*pair // those that lack a stream
+	mu     sync.Mutex
+	closed bool
+	open   int
+	pairs  map[string]*pair // those that lack a stream
 }
 
 // pair is a connection in the making.
 type pair struct {
 	port        uint16
-	data, error arrival
+	data, error *spdystream.Stream
 	late        *time.Timer
+}
+
+// reset forgets the streams, and what the client still says on them.
+func (p *pair) reset() {
+	for _, s := range []*spdystream.Stream{p.data, p.error} {
+		if s != nil {
+			_ = s.Reset()
+		}
+	}
 }
 
 func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
@@ -55,15 +65,12 @@ func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
 	}
 }
 
-// arrive takes a stream that the client has opened. An error refuses it.
-func (f *forwarder) arrive(s httpstream.Stream, registered <-chan struct{}) error {
+// take takes a stream that the client has opened, or refuses it.
+func (f *forwarder) take(s *spdystream.Stream) bool {
 	kind := s.Headers().Get(streamType)
-	if kind != "data" && kind != "error" {
-		return fmt.Errorf("stream type %q", kind)
-	}
 	port, err := strconv.ParseUint(s.Headers().Get("port"), 10, 16)
-	if err != nil || port == 0 {
-		return fmt.Errorf("port %q", s.Headers().Get("port"))
+	if kind != "data" && kind != "error" || err != nil || port == 0 {
+		return false
 	}
 	id := s.Headers().Get("requestID")
 	if id == "" { // the oldest clients open one pair after the other, the error stream first
@@ -77,8 +84,8 @@ func (f *forwarder) arrive(s httpstream.Stream, registered <-chan struct{}) erro
 	defer f.mu.Unlock()
 	p := f.pairs[id]
 	if p == nil {
-		if f.open >= maxForwards {
-			return fmt.Errorf("%d connections are open in this session", maxForwards)
+		if f.closed || f.open >= maxForwards {
+			return false
 		}
 		f.open++
 		p = &pair{port: uint16(port)}
@@ -89,15 +96,12 @@ func (f *forwarder) arrive(s httpstream.Stream, registered <-chan struct{}) erro
 	if kind == "error" {
 		half = &p.error
 	}
-	if half.Stream != nil {
-		return errors.New("there are two of its kind")
+	if *half != nil || !confirm(s) {
+		return false
 	}
-	if err := confirm(s); err != nil {
-		return err
-	}
-	*half = arrival{s, registered}
-	if p.data.Stream == nil || p.error.Stream == nil {
-		return nil
+	*half = s
+	if p.data == nil || p.error == nil {
+		return true
 	}
 	p.late.Stop()
 	delete(f.pairs, id)
@@ -105,22 +109,20 @@ func (f *forwarder) arrive(s httpstream.Stream, registered <-chan struct{}) erro
 		defer f.release()
 		f.connect(p)
 	})
-	return nil
+	return true
 }
 
 // forget gives up a pair whose other half does not come.
 func (f *forwarder) forget(id string, p *pair) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.pairs[id] != p {
-		return
+	known := f.pairs[id] == p
+	if known {
+		delete(f.pairs, id)
+		f.open--
 	}
-	delete(f.pairs, id)
-	f.open--
-	for _, half := range []arrival{p.data, p.error} {
-		if half.Stream != nil {
-			go half.Reset() // which may have to wait for the client
-		}
+	f.mu.Unlock()
+	if known {
+		p.reset()
 	}
 }
 
@@ -130,26 +132,33 @@ func (f *forwarder) release() {
 	f.open--
 }
 
+// close ends the session: no connection begins any more.
+func (f *forwarder) close() {
+	_ = f.session.conn.Close() // first: to reset a stream is to write, and nobody may read
+	f.mu.Lock()
+	f.closed = true
+	pairs := f.pairs
+	f.pairs = nil
+	f.mu.Unlock()
+	for _, p := range pairs {
+		p.late.Stop()
+		p.reset()
+	}
+}
+
 // connect serves one connection over SPDY.
 func (f *forwarder) connect(p *pair) {
-	for _, half := range []arrival{p.data, p.error} {
-		select {
-		case <-half.registered:
-		case <-f.session.ctx.Done():
-			return
-		}
-	}
+	defer p.reset()
+	f.session.work.Go(func() { _, _ = io.Copy(io.Discard, p.error) })
 	if err := f.forward(p.port, p.data); err != nil {
 		if errors.Is(err, fault.Precondition) { // the pod runs no more: nothing else can be forwarded
 			f.session.partFrom()
 		}
 		_, _ = io.WriteString(p.error, err.Error())
-		_ = p.error.Close()
-		_ = p.data.Reset() // whatever comes is for nobody
-		return
+	} else {
+		_ = p.data.Close()
 	}
 	_ = p.error.Close()
-	_ = p.data.Close()
 }
 
 func (f *forwarder) forward(port uint16, stream io.ReadWriteCloser) error {
@@ -170,7 +179,6 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: name != "v4.base64.channel.k8s.io", Channels: channels}
 	}
 	ws := wsstream.NewConn(offer)
-	ws.SetIdleTimeout(f.session.server.cfg.IdleTimeout)
 	_, c, err := ws.Open(f.session.w, f.session.r)
 	if err != nil {
 		slog.DebugContext(f.session.ctx, "client gets no WebSocket", "err", err)

@@ -1,11 +1,15 @@
 package stream
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,9 +26,10 @@ type hangups struct {
 	raw   syscall.RawConn
 	work  sync.WaitGroup
 
-	mu    sync.Mutex
-	last  int32
-	conns map[int32]*conn
+	mu     sync.Mutex
+	closed bool // takes no connection any more
+	last   int32
+	conns  map[int32]*conn
 }
 
 func newHangups() (*hangups, error) {
@@ -53,6 +58,50 @@ type conn struct {
 	gone    chan struct{} // closed when the client has, or Close was called
 	leaving sync.Once
 	closing sync.Once
+	used    atomic.Int64 // when something was read or written last, in Unix nanoseconds
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.TCPConn.Read(p)
+	c.use(n)
+	return n, err
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.TCPConn.Write(p)
+	c.use(n)
+	return n, err
+}
+
+func (c *conn) use(n int) {
+	if n > 0 {
+		c.used.Store(time.Now().UnixNano())
+	}
+}
+
+// wait reports that the client has gone, or has been silent for idle (0: ever).
+// The end of ctx makes it false.
+func (c *conn) wait(ctx context.Context, idle time.Duration) bool {
+	var expired <-chan time.Time
+	timer := time.NewTimer(idle)
+	defer timer.Stop()
+	if idle > 0 {
+		expired = timer.C
+	}
+	for {
+		select {
+		case <-c.gone:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-expired:
+			left := idle - time.Since(time.Unix(0, c.used.Load()))
+			if left <= 0 {
+				return true
+			}
+			timer.Reset(left)
+		}
+	}
 }
 
 func (c *conn) leave() { c.leaving.Do(func() { close(c.gone) }) }
@@ -66,9 +115,10 @@ func (c *conn) Close() error {
 	c.closing.Do(func() {
 		_ = c.SetWriteDeadline(time.Unix(1, 0)) // whoever waits in Write is told
 		_ = c.CloseWrite()
-		_ = c.SetReadDeadline(time.Now().Add(moment))
+		late := time.AfterFunc(moment, func() { _ = c.abort() })
 		c.hangups.work.Go(func() {
 			_, _ = io.Copy(io.Discard, c.TCPConn)
+			late.Stop()
 			_ = c.abort()
 		})
 	})
@@ -87,12 +137,16 @@ func (c *conn) abort() error {
 // add begins to watch a connection.
 func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
 	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{})}
+	c.use(1)
 	raw, err := plain.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.closed {
+		return nil, net.ErrClosed
+	}
 	for {
 		h.last = (h.last + 1) & (1<<31 - 1)
 		if h.conns[h.last] == nil {
@@ -136,9 +190,10 @@ func (h *hangups) watch() {
 	}
 }
 
-// abortAll ends every connection.
+// abortAll ends every connection for good.
 func (h *hangups) abortAll() {
 	h.mu.Lock()
+	h.closed = true
 	var open []*conn
 	for _, c := range h.conns {
 		open = append(open, c)
@@ -161,14 +216,18 @@ type watched struct {
 }
 
 func (l watched) Accept() (net.Conn, error) {
-	plain, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		plain, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c, err := l.hangups.add(plain.(*net.TCPConn))
+		if err == nil {
+			return c, nil
+		}
+		_ = plain.Close() // this one only
+		if !errors.Is(err, net.ErrClosed) {
+			slog.Warn("connection for a session cannot be watched", "err", err)
+		}
 	}
-	c, err := l.hangups.add(plain.(*net.TCPConn))
-	if err != nil {
-		_ = plain.Close()
-		return nil, err
-	}
-	return c, nil
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -221,7 +222,7 @@ func TestCloseEndsSessions(t *testing.T) {
 	newDeaf(t, address).open("error", "stdout")
 	within(t, "the start", func() { <-running })
 	within(t, "Close", func() {
-		if err := errors.Join(s.Close(), <-served); err != nil {
+		if err := errors.Join(s.Close(context.Background()), <-served); err != nil {
 			t.Error(err)
 		}
 	})
@@ -365,5 +366,87 @@ func TestPortForwardNonsense(t *testing.T) {
 	data.Close()
 	if said, err := io.ReadAll(data); string(said) != "HELLO" {
 		t.Errorf("%q, %v", said, err)
+	}
+}
+
+// A resize that never ends is not kept.
+func TestEndlessResize(t *testing.T) {
+	t.Parallel()
+	v := &session{}
+	endless := io.LimitReader(&endlessText{}, 64<<20)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for size := range v.sizes(endless) {
+		t.Errorf("a size of %v", size)
+	}
+	v.work.Wait()
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 16<<20 {
+		t.Errorf("%d bytes were allocated", grown)
+	}
+	sizes := v.sizes(strings.NewReader(`{"Width":1,"Height":2} {"Width":65535,"Height":65535}`))
+	var last pod.Size
+	for size := range sizes {
+		last = size
+	}
+	if want := (pod.Size{Width: 65535, Height: 65535}); last != want {
+		t.Errorf("%v, want %v", last, want)
+	}
+}
+
+// endlessText is a string in JSON of which only the beginning comes.
+type endlessText struct{ begun bool }
+
+func (e *endlessText) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'x'
+	}
+	if !e.begun {
+		p[0] = '"'
+	}
+	e.begun = true
+	return len(p), nil
+}
+
+// A connection without a token is not kept, whatever it promises to send.
+func TestBodyThatNeverComes(t *testing.T) {
+	s := serveFake(t, &fakeEngine{})
+	c, err := net.Dial("tcp", s.base.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "POST /exec/x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+	within(t, "the end", func() {
+		if answer, _ := io.ReadAll(c); !bytes.Contains(answer, []byte(" 404 ")) {
+			t.Errorf("%.200q", answer)
+		}
+	})
+}
+
+// Silence ends a session, pings and data do not let it end.
+func TestIdleSession(t *testing.T) {
+	s := serveFake(t, &fakeEngine{exec: func(ctx context.Context, _ oci.Command, _ pod.Client) (int32, error) {
+		<-ctx.Done()
+		return 0, context.Cause(ctx)
+	}})
+	const idle = 300 * time.Millisecond
+	s.cfg.IdleTimeout = idle
+	address, err := s.Exec(&cri.ExecRequest{Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	client := newDeaf(t, address)
+	client.open("error", "stdin")
+	for range 5 {
+		time.Sleep(idle / 2)
+		if err := client.send(1); err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+	}
+	within(t, "the end", func() { io.Copy(io.Discard, client) })
+	if took := time.Since(began); took < 3*idle {
+		t.Errorf("ended after %v, although it was not silent", took)
 	}
 }

@@ -62,6 +62,9 @@ func New(cfg Config, engine Engine) (*Server, error) {
 	if err := checkAddress(cfg.Address); err != nil {
 		return nil, err
 	}
+	if cfg.IdleTimeout < 0 {
+		return nil, fmt.Errorf("stream_idle_timeout = %q: give a positive duration, or 0 for none: %w", cfg.IdleTimeout, fault.Invalid)
+	}
 	hangups, err := newHangups()
 	if err != nil {
 		return nil, err
@@ -104,11 +107,11 @@ func (s *Server) newHTTP() *http.Server {
 	mux.HandleFunc("/attach/{token}", serve(s, s.attach))
 	mux.HandleFunc("/portforward/{token}", serve(s, s.portForward))
 	srv := &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 10 * time.Second,
-		MaxHeaderBytes:    16 << 10,
-		Protocols:         new(http.Protocols),
-		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+		Handler:        mux,
+		ReadTimeout:    10 * time.Second, // until the upgrade, after which there is no limit
+		MaxHeaderBytes: 16 << 10,
+		Protocols:      new(http.Protocols),
+		ErrorLog:       slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if over, ok := c.(*tls.Conn); ok {
 				c = over.NetConn()
@@ -131,14 +134,24 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Close ends all sessions and waits for them. The processes live on.
-func (s *Server) Close() error {
+// Close ends all sessions and waits for them, but not beyond ctx: a runtime that
+// hangs may hold one up. The processes in the containers live on.
+func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Close()
 	_ = s.listener.Close() // if it was never served
 	s.hangups.abortAll()
-	s.sessions.Wait()
-	s.hangups.close()
-	return err
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.sessions.Wait()
+		s.hangups.close()
+	}()
+	select {
+	case <-ended:
+		return err
+	case <-ctx.Done():
+		return errors.Join(err, fmt.Errorf("end sessions: %w", context.Cause(ctx)))
+	}
 }
 
 // Exec, Attach and PortForward give the URL of a session. The request must have
@@ -169,11 +182,9 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		answer := &answer{ResponseWriter: w}
 		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx}
 		v.work.Go(func() {
-			select {
-			case <-c.gone:
+			if c.wait(ctx, s.cfg.IdleTimeout) {
 				cancel(errGone)
 				_ = c.Close() // whoever still writes is told
-			case <-ctx.Done():
 			}
 		})
 		began := time.Now()
@@ -182,6 +193,9 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 			_ = c.Close()
 		}
 		cancel(nil)
+		for _, end := range v.ends {
+			end()
+		}
 		v.work.Wait()
 		slog.DebugContext(r.Context(), "session ended", "path", r.Pattern, "took", time.Since(began))
 	}

@@ -26,7 +26,10 @@ type session struct {
 	r      *http.Request
 	ctx    context.Context // ends when the client has gone
 	work   sync.WaitGroup  // goroutines, which end with the connection at the latest
+	ends   []func()        // what to do once the connection is closed
 }
+
+func (v *session) atEnd(f func()) { v.ends = append(v.ends, f) }
 
 const (
 	// creationTime is what a client has to open its streams.
@@ -42,7 +45,8 @@ type wanted struct{ stdin, stdout, stderr, tty bool }
 type dialogue struct {
 	in, resize       io.Reader // each nil if it is not wanted
 	out, err, status io.WriteCloser
-	document         bool // the status is JSON
+	document         bool      // the status is JSON
+	over             io.Closer // what ends the protocol; nil: nothing does
 }
 
 // run is the work of an exec or attach session: the error may be an exit.
@@ -77,12 +81,11 @@ func (v *session) converse(w wanted, run run) {
 	if wsstream.IsWebSocketRequest(v.r) {
 		open = v.webSocketStreams
 	}
-	d, closer, err := open(w)
+	d, err := open(w)
 	if err != nil {
 		slog.DebugContext(v.ctx, "client opens no session", "err", err)
 		return
 	}
-	defer closer.Close()
 	stdin := v.interruptible(d.in)
 	err = run(pod.Client{
 		Stdin:  stdin,
@@ -133,9 +136,11 @@ func (v *session) sizes(r io.Reader) <-chan pod.Size {
 	newest := make(chan pod.Size, 1)
 	v.work.Go(func() {
 		defer close(newest)
-		decoder := json.NewDecoder(r)
+		limited := &io.LimitedReader{R: r}
+		decoder := json.NewDecoder(limited)
 		for {
 			var size pod.Size
+			limited.N = 1 << 10 // a size is shorter, and the decoder keeps what it reads
 			if decoder.Decode(&size) != nil {
 				_, _ = io.Copy(io.Discard, r)
 				return
@@ -200,5 +205,8 @@ func (d *dialogue) conclude(err error) {
 		if w != nil {
 			_ = w.Close()
 		}
+	}
+	if d.over != nil {
+		_ = d.over.Close()
 	}
 }

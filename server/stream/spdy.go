@@ -1,15 +1,19 @@
 package stream
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/moby/spdystream"
+	"github.com/moby/spdystream/spdy"
 	"k8s.io/streaming/pkg/httpstream"
-	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
 // The subprotocols of exec and attach over SPDY, the best first. From v3 on a
@@ -17,69 +21,97 @@ import (
 // first one's known defects, kubernetes#13394 and #13395, are not repeated.)
 var spdyProtocols = []string{"v5.channel.k8s.io", "v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"}
 
-// streamType is the header that says what a stream of a client is for.
-const streamType = "streamType"
+const (
+	spdy31 = "SPDY/3.1"
+	// streamType is the header that says what a stream of a client is for.
+	streamType = "streamType"
+)
 
-// arrival is a stream that the client has opened. Once it is registered it will be
-// closed together with its connection.
-type arrival struct {
-	httpstream.Stream
-	registered <-chan struct{}
-}
-
-// confirm tells the client that its stream is open. The library does that too, but
-// not whether it could; and to write on a stream that has not been confirmed waits
-// for ever.
-func confirm(s httpstream.Stream) error {
-	stream, ok := s.(*spdystream.Stream)
-	if !ok {
-		return fmt.Errorf("stream is a %T", s)
+// upgradeSPDY agrees with a client on one of the subprotocols and speaks SPDY with
+// it from then on; what fails before is answered. take gets each stream that the
+// client opens, confirms it if it wants it, and says whether it has taken it.
+//
+// A stream that has been taken must be read until it ends, or be reset: spdystream
+// passes on no frame before the last one has been read, and some others share its
+// queue.
+func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, take func(*spdystream.Stream) bool) (*spdystream.Connection, string, error) {
+	protocol, err := httpstream.Handshake(r, w, protocols)
+	if err != nil {
+		return nil, "", err // it has answered
 	}
-	return stream.SendReply(http.Header{}, false)
+	if !strings.Contains(strings.ToLower(r.Header.Get(httpstream.HeaderConnection)), "upgrade") ||
+		!strings.EqualFold(r.Header.Get(httpstream.HeaderUpgrade), spdy31) {
+		http.Error(w, "this is for clients that upgrade to "+spdy31+" or to a WebSocket", http.StatusBadRequest)
+		return nil, "", errors.New("client does not ask for an upgrade")
+	}
+	w.Header().Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
+	w.Header().Set(httpstream.HeaderUpgrade, spdy31)
+	w.WriteHeader(http.StatusSwitchingProtocols)
+	plain, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, "", fmt.Errorf("upgrade: %w", err)
+	}
+	conn, err := spdystream.NewConnectionWithOptions(&guard{Conn: readAhead{plain, buffered.Reader}}, true,
+		spdy.WithMaxControlFramePayloadSize(largestControl), spdy.WithMaxHeaderFieldSize(largestField), spdy.WithMaxHeaderCount(mostFields))
+	if err != nil {
+		return nil, "", fmt.Errorf("upgrade: %w", err)
+	}
+	go conn.Serve(func(s *spdystream.Stream) {
+		if !take(s) {
+			_ = s.Reset()
+		}
+	})
+	return conn, protocol, nil
 }
+
+// confirm tells the client that its stream is open, and reports whether it could: to
+// write on a stream that is not confirmed waits for ever.
+func confirm(s *spdystream.Stream) bool { return s.SendReply(http.Header{}, false) == nil }
+
+// readAhead is a connection of which some has been read already.
+type readAhead struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c readAhead) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 // spdyStreams waits for a client to open the streams that are wanted.
-func (v *session) spdyStreams(w wanted) (*dialogue, io.Closer, error) {
-	protocol, err := httpstream.Handshake(v.r, v.w, spdyProtocols)
+func (v *session) spdyStreams(w wanted) (*dialogue, error) {
+	arrivals, complete := make(chan *spdystream.Stream), make(chan struct{})
+	defer close(complete)
+	_, protocol, err := upgradeSPDY(v.w, v.r, spdyProtocols, func(s *spdystream.Stream) bool {
+		if !confirm(s) {
+			return false
+		}
+		select {
+		case arrivals <- s:
+			return true
+		case <-complete:
+			return false
+		}
+	})
 	if err != nil {
-		return nil, nil, err // it has answered
+		return nil, err
 	}
-	document := protocol == spdyProtocols[0] || protocol == spdyProtocols[1]
+	version := len(spdyProtocols) - slices.Index(spdyProtocols, protocol)
 	missing := map[string]bool{"error": true}
-	for kind, wanted := range map[string]bool{
-		"stdin": w.stdin, "stdout": w.stdout, "stderr": w.stderr,
-		"resize": w.tty && (document || protocol == spdyProtocols[2]),
-	} {
+	for kind, wanted := range map[string]bool{"stdin": w.stdin, "stdout": w.stdout, "stderr": w.stderr, "resize": w.tty && version >= 3} {
 		if wanted {
 			missing[kind] = true
 		}
 	}
-	arrivals, complete := make(chan arrival), make(chan struct{})
-	defer close(complete)
-	conn := spdy.NewResponseUpgrader().UpgradeResponse(v.w, v.r, func(s httpstream.Stream, registered <-chan struct{}) error {
-		if err := confirm(s); err != nil {
-			return err
-		}
-		select {
-		case arrivals <- arrival{s, registered}:
-			return nil
-		case <-complete:
-			return errors.New("the session has all its streams")
-		}
-	})
-	if conn == nil {
-		return nil, nil, errors.New("no upgrade to SPDY")
-	}
-	conn.SetIdleTimeout(v.server.cfg.IdleTimeout)
-	streams := make(map[string]arrival)
 	late := time.NewTimer(creationTime)
 	defer late.Stop()
+	streams := make(map[string]*spdystream.Stream)
 	for len(missing) > 0 && err == nil {
 		select {
 		case s := <-arrivals:
 			kind := s.Headers().Get(streamType)
+			v.atEnd(func() { _ = s.Reset() })
 			if !missing[kind] {
 				err = fmt.Errorf("client opens a stream %q that nobody wants", kind)
+				break
 			}
 			delete(missing, kind)
 			streams[kind] = s
@@ -89,47 +121,34 @@ func (v *session) spdyStreams(w wanted) (*dialogue, io.Closer, error) {
 			err = fmt.Errorf("client has not opened its streams within %s", creationTime)
 		}
 	}
-	for _, s := range streams {
-		select {
-		case <-s.registered:
-		case <-v.ctx.Done():
-			err = v.ctx.Err()
-		}
-	}
 	if err != nil {
-		_ = conn.Close()
-		return nil, nil, err
+		return nil, err
 	}
-	d := &dialogue{status: streams["error"], document: document}
+	d := &dialogue{document: version >= 4}
 	if s, ok := streams["stdin"]; ok {
 		d.in = s
-	}
-	if s, ok := streams["stdout"]; ok {
-		d.out = s
-	}
-	if s, ok := streams["stderr"]; ok {
-		d.err = s
 	}
 	if s, ok := streams["resize"]; ok {
 		d.resize = s
 	}
-	return d, conn, nil
+	for kind, w := range map[string]*io.WriteCloser{"error": &d.status, "stdout": &d.out, "stderr": &d.err} {
+		if s, ok := streams[kind]; ok {
+			*w = s
+			v.work.Go(func() { _, _ = io.Copy(io.Discard, s) })
+		}
+	}
+	return d, nil
 }
 
 // forwardSPDY serves port-forward on a connection that w can be upgraded to.
 func (f *forwarder) forwardSPDY(w http.ResponseWriter, r *http.Request) {
-	if _, err := httpstream.Handshake(r, w, []string{forwardProtocol}); err != nil {
-		return // it has answered
-	}
-	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, f.arrive)
-	if conn == nil {
+	conn, _, err := upgradeSPDY(w, r, []string{forwardProtocol}, f.take)
+	if err != nil {
 		return
 	}
-	conn.SetIdleTimeout(f.session.server.cfg.IdleTimeout)
 	select {
 	case <-conn.CloseChan():
 	case <-f.session.ctx.Done():
 	}
-	_ = f.session.conn.Close() // first: to reset streams is to write, and nobody may read
-	_ = conn.Close()
+	f.close()
 }

@@ -78,7 +78,7 @@ func serveFake(t *testing.T, engine *fakeEngine) *Server {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve() }()
 	t.Cleanup(func() {
-		if err := errors.Join(s.Close(), <-served); err != nil {
+		if err := errors.Join(s.Close(context.Background()), <-served); err != nil {
 			t.Error(err)
 		}
 		deadline := time.Now().Add(20 * time.Second)

@@ -39,11 +39,11 @@ func tlsConfig(cfg Config) (*tls.Config, error) {
 	case c.cert == "" || c.key == "":
 		return nil, fmt.Errorf("stream_tls_cert_file and stream_tls_key_file: give both: %w", fault.Invalid)
 	}
-	config, err := c.load()
-	if err != nil {
+	c.stamps = c.look() // before: what comes meanwhile is new
+	var err error
+	if c.config, err = c.load(); err != nil {
 		return nil, fmt.Errorf("streaming over TLS: %w", err)
 	}
-	c.stamps, c.config = c.look(), config
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current(), nil },

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"bufio"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -10,7 +9,6 @@ import (
 
 	"golang.org/x/net/websocket"
 	"k8s.io/streaming/pkg/httpstream"
-	"k8s.io/streaming/pkg/httpstream/spdy"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
@@ -20,7 +18,7 @@ import (
 var webSocketProtocols = []string{"", "channel.k8s.io", "base64.channel.k8s.io", "v4.channel.k8s.io", "v4.base64.channel.k8s.io", "v5.channel.k8s.io"}
 
 // webSocketStreams opens the channels of a WebSocket.
-func (v *session) webSocketStreams(w wanted) (*dialogue, io.Closer, error) {
+func (v *session) webSocketStreams(w wanted) (*dialogue, error) {
 	const stdin, stdout, stderr, status, resize = 0, 1, 2, 3, 4
 	channels := make([]wsstream.ChannelType, resize+1) // ignored, if not
 	for _, c := range []struct {
@@ -43,12 +41,11 @@ func (v *session) webSocketStreams(w wanted) (*dialogue, io.Closer, error) {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: !strings.Contains(name, "base64"), Channels: channels}
 	}
 	ws := wsstream.NewConn(offer)
-	ws.SetIdleTimeout(v.server.cfg.IdleTimeout)
 	protocol, c, err := ws.Open(v.w, v.r)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	d := &dialogue{status: c[status], document: strings.HasPrefix(protocol, "v")}
+	d := &dialogue{status: c[status], document: strings.HasPrefix(protocol, "v"), over: ws}
 	greeting := c[status]
 	if w.stdin {
 		d.in = c[stdin]
@@ -63,7 +60,7 @@ func (v *session) webSocketStreams(w wanted) (*dialogue, io.Closer, error) {
 		d.out, greeting = c[stdout], c[stdout]
 	}
 	_, _ = greeting.Write(nil) // by which clients know that the session has begun
-	return d, ws, nil
+	return d, nil
 }
 
 // tunnel serves port-forward to clients that speak SPDY inside a WebSocket.
@@ -82,7 +79,7 @@ func (f *forwarder) tunnel() {
 			inner := f.session.r.Clone(f.session.ctx)
 			inner.Header = http.Header{
 				httpstream.HeaderConnection: {httpstream.HeaderUpgrade},
-				httpstream.HeaderUpgrade:    {spdy.HeaderSpdy31},
+				httpstream.HeaderUpgrade:    {spdy31},
 			}
 			inner.Header.Set(httpstream.HeaderProtocolVersion, forwardProtocol)
 			f.forwardSPDY(upgraded{ws, make(http.Header)}, inner)

@@ -288,15 +288,6 @@ func TestWhatComesLaterIsUnimplemented(t *testing.T) {
 	c := w.run(t, "runc").start(t, "sleep")
 	r, ctx := w.Runtime(), t.Context()
 	calls := map[string]func() error{
-		"Exec": func() error {
-			_, err := r.Exec(ctx, &cri.ExecRequest{ContainerId: c.id, Cmd: []string{"/probe"}, Stdout: true})
-			return err
-		},
-		"Attach": func() error { _, err := r.Attach(ctx, &cri.AttachRequest{ContainerId: c.id, Stdout: true}); return err },
-		"PortForward": func() error {
-			_, err := r.PortForward(ctx, &cri.PortForwardRequest{PodSandboxId: c.pod.id, Port: []int32{80}})
-			return err
-		},
 		"ContainerStats": func() error {
 			_, err := r.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: c.id})
 			return err

@@ -1,0 +1,97 @@
+package stream
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+)
+
+const (
+	frameHeader = 8
+	synStream   = 1
+
+	// largestPart is how much of a client's data frame spdystream gets at once. It
+	// queues up to fifty frames of a stream that nobody reads.
+	largestPart = 64 << 10
+	// largestControl is far more than the headers of any stream need.
+	largestControl = 64 << 10
+	largestField   = 4 << 10
+	mostFields     = 32
+)
+
+// guard reads what a client says in SPDY and keeps from spdystream what would cost
+// the server too much (CVE-2026-35469): data frames, which may have 16 MiB, come in
+// parts; a control frame that is too large, or a stream whose number is not higher
+// than the last one's, ends the connection, for the library would answer each such
+// stream with a goroutine of its own.
+type guard struct {
+	net.Conn
+	head [frameHeader + 4]byte // of the frame that is passed on
+	left []byte                // of head
+	part int                   // payload to be passed on before the next header
+	rest int                   // payload of the same frame after that
+	last uint32                // highest number of a stream
+}
+
+func (g *guard) Read(p []byte) (int, error) {
+	if len(g.left) == 0 && g.part == 0 {
+		if err := g.next(); err != nil {
+			return 0, err
+		}
+	}
+	if len(g.left) > 0 {
+		n := copy(p, g.left)
+		g.left = g.left[n:]
+		return n, nil
+	}
+	n, err := g.Conn.Read(p[:min(len(p), g.part)])
+	g.part -= n
+	return n, err
+}
+
+// next prepares the header of the next frame, or of the next part of one.
+func (g *guard) next() error {
+	const control, fin = 0x80, 0x01
+	header := g.head[:frameHeader]
+	size := g.rest
+	if size == 0 {
+		if _, err := io.ReadFull(g.Conn, header); err != nil {
+			return err
+		}
+		size = int(binary.BigEndian.Uint32(header[4:]) & (1<<24 - 1))
+	}
+	g.left = header
+	if header[0]&control != 0 {
+		return g.control(size)
+	}
+	g.part = min(size, largestPart)
+	g.rest = size - g.part
+	flags := header[4] &^ fin
+	if g.rest == 0 {
+		flags = header[4]
+	}
+	// The flags of the frame are needed for its last part: the copy is changed.
+	g.left = binary.BigEndian.AppendUint32(append([]byte(nil), header[:4]...), uint32(flags)<<24|uint32(g.part))
+	return nil
+}
+
+func (g *guard) control(size int) error {
+	if size > largestControl {
+		return fmt.Errorf("control frame of %d bytes", size)
+	}
+	g.part = size
+	if binary.BigEndian.Uint16(g.head[2:]) != synStream || size < 4 {
+		return nil
+	}
+	if _, err := io.ReadFull(g.Conn, g.head[frameHeader:]); err != nil {
+		return err
+	}
+	g.left, g.part = g.head[:], size-4
+	stream := binary.BigEndian.Uint32(g.head[frameHeader:]) & (1<<31 - 1)
+	if stream <= g.last {
+		return fmt.Errorf("stream %d after stream %d", stream, g.last)
+	}
+	g.last = stream
+	return nil
+}
