@@ -221,6 +221,7 @@ func TestPortForwardOfKubectl(t *testing.T) {
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
 		p.start(t, "serve 127.0.0.1:8080 through-the-tunnel")
+		p.finish(t, "get http://127.0.0.1:8080/") // it listens: kubectl gives up at the first refusal
 		port, _, err := w.spdy().Forward(t.Context(), p.forwardURL(t), 8080)
 		if err != nil {
 			t.Fatal(err)
@@ -251,7 +252,7 @@ func TestPortForwardOverWebSocket(t *testing.T) {
 			for i, port := range []uint16{7001, 7002, 7999} {
 				for _, channel := range []byte{byte(2 * i), byte(2*i + 1)} {
 					want := string(binary.LittleEndian.AppendUint16(nil, port))
-					equal(t, fmt.Sprintf("first message of channel %d", channel), fmt.Sprintf("%q", ws.wait(t, channel, 2)), fmt.Sprintf("%q", want))
+					equal(t, fmt.Sprintf("first message of channel %d", channel), fmt.Sprintf("%q", ws.take(t, channel, 2)), fmt.Sprintf("%q", want))
 				}
 			}
 			for _, channel := range []byte{0, 2} {
@@ -286,7 +287,15 @@ func (c *channels) send(t *testing.T, channel byte, text string) {
 	}
 }
 
-// wait takes at least n bytes off a channel.
+// take takes exactly n bytes off a channel.
+func (c *channels) take(t *testing.T, channel byte, n int) string {
+	t.Helper()
+	all := c.wait(t, channel, n)
+	c.got[channel] = []byte(all[n:])
+	return all[:n]
+}
+
+// wait takes all that has come on a channel, at least n bytes.
 func (c *channels) wait(t *testing.T, channel byte, n int) string {
 	t.Helper()
 	if c.got == nil {
