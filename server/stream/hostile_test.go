@@ -369,9 +369,8 @@ func TestPortForwardNonsense(t *testing.T) {
 	}
 }
 
-// A resize that never ends is not kept.
+// A resize that never ends is not kept. Not parallel: it measures.
 func TestEndlessResize(t *testing.T) {
-	t.Parallel()
 	v := &session{}
 	endless := io.LimitReader(&endlessText{}, 64<<20)
 	var before, after runtime.MemStats
