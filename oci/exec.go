@@ -170,21 +170,41 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	argv := t.runtime.argv(a.Path, append(args, t.ref.ID)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	killGroup(cmd)
-	cmd.Cancel = func() error { // and what it is just starting, which has a session of its own
-		killTree(cmd.Process.Pid)
+	// A runtime that is killed half-way leaves things behind, crun 1.8 for one a
+	// mount of itself in /tmp. It is about to be done, and gets the time for that;
+	// if it hangs, what it is just starting, in a session of its own, dies with it.
+	var late *time.Timer
+	cmd.Cancel = func() error {
+		late = time.AfterFunc(startTime, func() { killTree(cmd.Process.Pid) })
 		return nil
 	}
 	if stdio[0] != nil { // a nil *os.File is not a nil io.Reader
 		cmd.Stdin = stdio[0]
 	}
 	cmd.Stdout, cmd.Stderr = stdio[1], stdio[2]
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-		return 0, err
+	failed := cmd.Run()
+	if late != nil {
+		late.Stop()
 	}
-	line, err := os.ReadFile(pidFile)
+	pid, err := readPid(pidFile)
+	switch {
+	case ctx.Err() != nil && err == nil:
+		killTree(pid) // it came too late
+		fallthrough
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case failed != nil:
+		return 0, failed
+	}
+	return pid, err
+}
+
+// startTime is what a runtime gets to end by itself once nobody waits for what it
+// starts. It takes tens of milliseconds.
+const startTime = 300 * time.Millisecond
+
+func readPid(file string) (int, error) {
+	line, err := os.ReadFile(file)
 	if err != nil {
 		return 0, fmt.Errorf("it left no pid: %w", err)
 	}
