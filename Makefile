@@ -30,6 +30,11 @@ test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=Test
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
 
+.PHONY: conformance
+conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
+
 .PHONY: bench
 bench: ## Measure crius beside its peers, from Debian's packages. ROW=log: only that.
 	@test/setup.sh conmon

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// result is what became of the specs of one run.
+type result struct {
+	passed          int
+	failed, skipped []outcome
+}
+
+// outcome is a spec with the reason why it did not pass.
+type outcome struct{ spec, reason string }
+
+// add counts a spec. Something else that ran, such as the set-up of the whole
+// suite, counts only if it failed.
+func (r *result) add(spec specReport) {
+	name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
+	name = strings.TrimPrefix(strings.TrimSpace(name), "[k8s.io] ")
+	if name == "" {
+		name = spec.LeafNodeType
+	}
+	isSpec := spec.LeafNodeType == "It"
+	switch spec.State {
+	case "passed":
+		if isSpec {
+			r.passed++
+		}
+	case "skipped", "pending":
+		if isSpec {
+			r.skipped = append(r.skipped, outcome{name, spec.Failure.Message})
+		}
+	default:
+		at := spec.Failure.Location
+		r.fail(name, fmt.Sprintf("%s:%d: %s", filepath.Base(at.FileName), at.LineNumber, spec.Failure.Message))
+	}
+}
+
+func (r *result) fail(spec, reason string) {
+	r.failed = append(r.failed, outcome{spec, reason})
+}
+
+// print tells the counts, which skipped specs had which reason, and all about
+// the failed ones.
+func (r *result) print(out io.Writer, handler string) {
+	fmt.Fprintf(out, "\n%s: %d passed, %d failed, %d skipped\n", handler, r.passed, len(r.failed), len(r.skipped))
+	for _, o := range sorted(r.skipped) {
+		reason := o.reason
+		if reason == "" {
+			reason = "not selected"
+		}
+		fmt.Fprintf(out, "  skipped: %s (%s)\n", o.spec, reason)
+	}
+	for _, o := range sorted(r.failed) {
+		fmt.Fprintf(out, "  FAILED:  %s\n", o.spec)
+		for line := range strings.Lines(brief(o.reason)) {
+			fmt.Fprintf(out, "           %s\n", strings.TrimRight(line, "\n"))
+		}
+	}
+}
+
+// brief leaves out how gomega prints a Go value after the text of an error,
+// which the suite's log has.
+func brief(reason string) string {
+	reason, _, _ = strings.Cut(reason, "\nUnexpected error:\n")
+	return strings.TrimSpace(reason)
+}
+
+func sorted(all []outcome) []outcome {
+	return slices.SortedFunc(slices.Values(all), func(a, b outcome) int { return strings.Compare(a.spec, b.spec) })
+}
