@@ -254,8 +254,12 @@ func TestReleaseDespiteLaggard(t *testing.T) {
 			stdout, _ := c.log()
 			return len(stdout) > 60<<10
 		})
+		began := time.Now()
 		if err := conmon.Terminate(limit(t, time.Minute), c.Dir); err != nil {
 			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 1500*time.Millisecond {
+			t.Errorf("the laggard was waited for: %v", took)
 		}
 		if e := exit(t, client); e.Signal != 9 {
 			t.Errorf("exit %+v", e)

@@ -47,7 +47,7 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 	switch {
 	case m.state == creating:
 		err = wire.Text("the container does not exist yet")
-	case m.state == exited:
+	case m.state == exited, m.released:
 		err = wire.Text("the container has exited")
 	case m.clients[i].attached:
 		err = wire.Text("this client is attached already")
@@ -185,11 +185,10 @@ func (s *stream) untap() {
 	}
 }
 
-// dropLaggards ends the attachment of who does not keep up. Nobody waits for them
-// once the container is to be deleted.
+// dropLaggards ends the attachment of who does not keep up.
 func (m *monitor) dropLaggards() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
-		if s.lagging == 0 || uptime() < s.deadline && !m.released {
+		if s.lagging == 0 || uptime() < s.deadline {
 			continue
 		}
 		for i := range s.taps {

@@ -182,9 +182,11 @@ func (m *monitor) dropStdin() {
 }
 
 // release ends what is still alive. Of a container that exists the end is
-// recorded as ever before the monitor leaves.
+// recorded as ever before the monitor leaves; who has attached is not waited for.
 func (m *monitor) release() {
 	m.released = true
+	m.stdout.untap()
+	m.stderr.untap()
 	switch m.state {
 	case creating:
 		m.abandon()

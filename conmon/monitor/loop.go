@@ -150,10 +150,6 @@ func (m *monitor) proceed(quiet bool) {
 	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
-		for m.released && m.stdout.lagging+m.stderr.lagging > 0 {
-			m.dropLaggards()
-			m.pump()
-		}
 		if m.stdout.lagging+m.stderr.lagging == 0 { // the log is complete
 			m.record()
 		}

@@ -97,12 +97,7 @@ func (p *pod) vanish(t *testing.T) {
 
 // eventually asks until the answer is yes or patience ends.
 func eventually(yes func() bool) bool {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if yes() {
-			return true
-		}
-	}
-	return yes()
+	return waits(patience, yes)
 }
 
 func (p *pod) status(t *testing.T) *cri.PodSandboxStatus {
