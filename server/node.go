@@ -20,7 +20,7 @@ const (
 func features() *cri.RuntimeFeatures {
 	return &cri.RuntimeFeatures{
 		SupplementalGroupsPolicy:  true,
-		UserNamespacesHostNetwork: false,
+		UserNamespacesHostNetwork: true,
 		MountOptions:              true,
 	}
 }

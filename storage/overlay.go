@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/thread"
 )
 
 // overlay describes one overlay mount: read-only layers below a writable one.
@@ -21,6 +22,7 @@ type overlay struct {
 	target  string
 	label   string   // SELinux context of all files; may be empty
 	options []string // as in storage.conf's mountopt
+	private bool     // mount is called on a thread that shares neither mounts nor directory with others
 }
 
 // mountSource marks crius's mounts in the mount table.
@@ -134,7 +136,21 @@ func (o overlay) mountByString() error {
 	if len(data) >= os.Getpagesize() {
 		return fmt.Errorf("overlay of %d layers: %w: this kernel takes one page of options", len(o.lower), unix.E2BIG)
 	}
-	return inDirectory("/proc/self/fd", func() error { return o.mountData(data) })
+	relative := func() error {
+		if err := unix.Chdir("/proc/self/fd"); err != nil {
+			return err
+		}
+		return o.mountData(data)
+	}
+	if o.private {
+		return relative()
+	}
+	return thread.Run(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
+		}
+		return relative()
+	})
 }
 
 func (o overlay) data(name func(path string) string) string {
@@ -171,24 +187,6 @@ func (o overlay) mountData(data string) error {
 // escape protects the separators of overlay's option string in a path.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `:`, `\:`, `,`, `\,`).Replace(path)
-}
-
-// inDirectory runs f on a thread whose working directory is dir, without
-// touching that of the process.
-func inDirectory(dir string, f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its private directory
-		err := unix.Unshare(unix.CLONE_FS)
-		if err == nil {
-			err = unix.Chdir(dir)
-		}
-		if err == nil {
-			err = f()
-		}
-		result <- err
-	}()
-	return <-result
 }
 
 // pathSet gives directories shorter names for as long as it is open.

@@ -21,6 +21,9 @@ type Rootfs struct {
 	Dir        string // of the container on disk: the writable layer is made in it
 	Target     string // mount point; made where it is missing
 	MountLabel string // SELinux context of every file; may be empty
+	// UserNS is the path of the user namespace whose ids own the files: who is
+	// root there finds the image's files to be root's. Empty: the node's.
+	UserNS string
 }
 
 // Names of a writable layer within Rootfs.Dir.
@@ -83,6 +86,14 @@ func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 			return err
 		}
 	}
+	if o.private = r.UserNS != ""; o.private {
+		return mapped(r.UserNS, o.lower, r.Target, o.make)
+	}
+	return o.make()
+}
+
+// make makes the writable layer's directories and mounts o.
+func (o overlay) make() error {
 	if err := makeUpper(o.upper, o.lower[0]); err != nil {
 		return err
 	}

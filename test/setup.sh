@@ -12,6 +12,7 @@ packages=(
 	iptables nftables iproute2            # host ports, and looking at networks
 	skopeo golang-github-containers-common # another tool on the same images
 	gcc libc6-dev                         # the race detector
+	libseccomp-dev pkg-config             # building a current runc
 	procps util-linux kmod                # looking at processes and mounts
 	groff-base                            # manual pages
 	git make ca-certificates

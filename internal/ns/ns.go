@@ -33,7 +33,7 @@ type Spec struct {
 	Dir  string // parent of the netns, ipcns, utsns and userns directories, absolute
 	Name string // file name of the pins, unique on the node
 
-	Net, IPC, UTS bool // which to make; at least one
+	Net, IPC, UTS bool // which to make; at least one, or a user namespace
 
 	// UIDs and GIDs ask for a user namespace with these mappings, which will own
 	// the others. Both or neither.
@@ -46,6 +46,20 @@ type Spec struct {
 // IDMap maps Size user or group ids that begin with Container in a user
 // namespace to those that begin with Host.
 type IDMap struct{ Container, Host, Size uint32 }
+
+// Root is who is root in the namespaces, as the host sees it.
+func (s Spec) Root() (uid, gid int) { return hostID(s.UIDs), hostID(s.GIDs) }
+
+// hostID is what the host calls id 0 of a user namespace; 0 also where there is
+// none.
+func hostID(maps []IDMap) int {
+	for _, m := range maps {
+		if m.Container == 0 && m.Size > 0 {
+			return int(m.Host)
+		}
+	}
+	return 0
+}
 
 // Set is the paths of pinned namespaces; empty where none was made.
 type Set struct {
@@ -324,7 +338,7 @@ func (s Spec) valid() error {
 		return err
 	}
 	switch {
-	case !s.Net && !s.IPC && !s.UTS:
+	case !s.Net && !s.IPC && !s.UTS && !s.mapped():
 		return fmt.Errorf("%w: no namespace is asked for", fault.Invalid)
 	case len(s.UIDs) == 0 != (len(s.GIDs) == 0):
 		return fmt.Errorf("%w: a user namespace needs both user and group id mappings", fault.Invalid)

@@ -6,6 +6,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/thread"
 )
 
 // enterMapped makes a user namespace, in it the others that are wanted, and
@@ -51,6 +53,20 @@ func (s Spec) enterMapped(wanted []kind) (source string, release func(), err err
 		}
 	}
 	return source, release, nil
+}
+
+// WithUser calls f with the path of a user namespace that has these mappings of
+// users and of groups, and is gone afterwards.
+func WithUser(ids []IDMap, f func(path string) error) error {
+	user := kinds()[0]
+	return thread.Run(func() error {
+		source, release, err := Spec{UIDs: ids, GIDs: ids}.enterMapped([]kind{user})
+		if err != nil {
+			return err
+		}
+		defer release()
+		return f(source + user.proc)
+	})
 }
 
 func setns(path string, flag int) error {

@@ -93,6 +93,9 @@ func (c *Container) makeDirs() error {
 	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
 		return err
 	}
+	if err := c.sandbox.letIn(c.ref.Dir); err != nil {
+		return err
+	}
 	if c.rec.LogPath == "" {
 		return nil
 	}
@@ -139,7 +142,7 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	facts := spec.Facts{
 		PodID:      s.id,
 		Hostname:   hostname,
-		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS},
+		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS, User: paths.User},
 		Files: spec.Files{
 			ResolvConf: filepath.Join(s.runDir(), "resolv.conf"),
 			Hostname:   filepath.Join(s.runDir(), "hostname"),
@@ -147,6 +150,7 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		},
 		Host:     s.engine.host,
 		Features: abilities.Features,
+		IDMap:    abilities.IDMap,
 	}
 	if s.rec.Namespaces.IPC {
 		facts.Files.Shm = s.shmDir()

@@ -69,6 +69,7 @@ func (c *Container) rootfs() storage.Rootfs {
 		Dir:        c.engine.ctrRecords.Path(c.id),
 		Target:     c.ref.Rootfs(),
 		MountLabel: c.rec.MountLabel,
+		UserNS:     c.sandbox.rec.Namespaces.Paths().User,
 	}
 }
 

@@ -17,6 +17,7 @@ type Images interface {
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error
 	Adopt(live []storage.Rootfs) error
 	Writable(ctx context.Context) error
+	CheckMapping(userNS string) error
 }
 
 // Network is what the engine needs of CNI.

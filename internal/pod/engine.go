@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -31,6 +32,7 @@ type Engine struct {
 	host     spec.Host
 	defaults spec.Defaults
 	boot     string
+	mapping  func() error // says why layers of images cannot be id-mapped
 
 	lock       *os.File
 	podRecords *record.Dir[podRecord]
@@ -72,8 +74,12 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{cfg.StateDir, cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
+		// Roots of user namespaces pass through (Sandbox.letIn).
+		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
 			return nil, err
 		}
 	}
@@ -88,6 +94,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		noPulls:    make(chan struct{}),
 		closing:    make(chan struct{}),
 	}
+	e.mapping = sync.OnceValue(e.tryMapping)
 	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
 		e.ctrRecords, err = record.Open[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion)
 	}
@@ -214,6 +221,7 @@ func (e *Engine) Handlers() []*cri.RuntimeHandler {
 		features := &cri.RuntimeHandlerFeatures{}
 		if err == nil {
 			features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
+			features.UserNamespaces = e.canMap(name, abilities) == nil
 		}
 		handlers = append(handlers, &cri.RuntimeHandler{Name: name, Features: features})
 	}
@@ -226,6 +234,26 @@ func (e *Engine) probe(ctx context.Context, handler string) (*oci.Abilities, err
 		return nil, err
 	}
 	return runtime.Probe(ctx)
+}
+
+// canMap says why a handler's pods cannot have user namespaces of their own:
+// both their volumes, which the runtime mounts, and their root file systems,
+// which the kernel puts together, need id-mapped mounts.
+func (e *Engine) canMap(handler string, abilities *oci.Abilities) error {
+	if !abilities.IDMap {
+		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts; use runc from 1.2 or crun from 1.9 on: %w",
+			handler, abilities.Version, fault.Unimplemented)
+	}
+	if err := e.mapping(); err != nil {
+		return fmt.Errorf("userns_options: %w", err)
+	}
+	return nil
+}
+
+// tryMapping finds out whether the node can id-map the layers of images. It
+// takes some milliseconds, and the answer holds for as long as the node is up.
+func (e *Engine) tryMapping() error {
+	return ns.WithUser([]ns.IDMap{{Container: 0, Host: 1 << 16, Size: 1}}, e.deps.Images.CheckMapping)
 }
 
 // RuntimeReady says why containers cannot be run now: the default handler's

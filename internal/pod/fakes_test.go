@@ -143,6 +143,7 @@ func (f fakeImages) Adopt(live []storage.Rootfs) error {
 	return nil
 }
 
+func (f fakeImages) CheckMapping(string) error          { return nil }
 func (f fakeImages) Writable(ctx context.Context) error { return f.step(ctx, "writable", func() {}) }
 
 // Network

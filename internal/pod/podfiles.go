@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,10 +23,6 @@ import (
 func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if err := spec.ValidatePod(cfg); err != nil {
 		return err
-	}
-	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if options.GetUsernsOptions().GetMode() == cri.NamespaceMode_POD && options.GetUsernsOptions() != nil {
-		return fmt.Errorf("userns_options: this node's handlers do not offer user namespaces (see RuntimeHandlerFeatures): %w", fault.Unimplemented)
 	}
 	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
@@ -76,20 +73,51 @@ func (s *Sandbox) writeFiles() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(s.runDir(), "resolv.conf"), text, 0o644); err != nil {
+	resolv, host := filepath.Join(s.runDir(), "resolv.conf"), filepath.Join(s.runDir(), "hostname")
+	if err := os.WriteFile(resolv, text, 0o644); err != nil {
 		return err
 	}
 	hostname, err := s.hostname()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(s.runDir(), "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(host, []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
-	if !s.rec.Namespaces.IPC {
-		return nil // the node's /dev/shm goes with the node's IPC namespace
+	files := []string{resolv, host}
+	if s.rec.Namespaces.IPC { // else the node's /dev/shm goes with the node's IPC namespace
+		if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, ""); err != nil {
+			return err
+		}
+		files = append(files, s.shmDir())
 	}
-	return mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, "")
+	return errors.Join(s.letIn(s.runDir()), s.give(files...))
+}
+
+// give makes the root of the pod's user namespace the owner of files that its
+// containers see.
+func (s *Sandbox) give(files ...string) error {
+	uid, gid := s.rec.Namespaces.Root()
+	if uid == 0 && gid == 0 {
+		return nil
+	}
+	for _, file := range files {
+		if err := os.Chown(file, uid, gid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// letIn lets the root of the pod's user namespace pass through a directory of
+// ours, and do nothing else there: runtimes set up a container's mounts as that
+// root.
+func (s *Sandbox) letIn(dir string) error {
+	_, gid := s.rec.Namespaces.Root()
+	if gid == 0 {
+		return nil
+	}
+	return errors.Join(os.Chown(dir, 0, gid), os.Chmod(dir, 0o710))
 }
 
 // hostname is the pod's, or the node's for a pod that shares its network.
@@ -141,7 +169,7 @@ func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 // process is needed to hold them.
 func (s *Sandbox) makeNamespaces() error {
 	n := s.rec.Namespaces
-	if !n.Net && !n.IPC && !n.UTS {
+	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
 		return nil
 	}
 	_, err := ns.Create(n)
@@ -183,7 +211,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return nil
 	}
 	ref := s.infraRef()
-	if err := os.MkdirAll(ref.Rootfs(), 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir)); err != nil {
 		return err
 	}
 	in, err := s.specInput(ctx)

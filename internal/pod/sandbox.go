@@ -61,11 +61,17 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if handler == "" {
 		handler = e.deps.Runtimes.Default()
 	}
-	if _, err := e.probe(ctx, handler); err != nil {
+	abilities, err := e.probe(ctx, handler)
+	if err != nil {
 		return "", err
 	}
 	if err := e.validatePod(cfg); err != nil {
 		return "", err
+	}
+	if e.namespacesOf("", cfg).UIDs != nil {
+		if err := e.canMap(handler, abilities); err != nil {
+			return "", err
+		}
 	}
 	name := nameOfPod(cfg.GetMetadata())
 	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: handler})

@@ -277,5 +277,16 @@ func (e *Engine) namespacesOf(id string, cfg *cri.PodSandboxConfig) ns.Spec {
 	if ownNet {
 		s.Hostname = cfg.GetHostname()
 	}
+	if users := options.GetUsernsOptions(); users != nil && users.GetMode() == cri.NamespaceMode_POD {
+		s.UIDs, s.GIDs = idMaps(users.GetUids()), idMaps(users.GetGids())
+	}
 	return s
+}
+
+func idMaps(mappings []*cri.IDMapping) []ns.IDMap {
+	maps := make([]ns.IDMap, len(mappings))
+	for i, m := range mappings {
+		maps[i] = ns.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Size: m.GetLength()}
+	}
+	return maps
 }

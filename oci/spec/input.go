@@ -49,6 +49,8 @@ type Facts struct {
 	// to understand ("rro").
 	MountOptions []string
 
+	IDMap bool // the handler can make id-mapped mounts
+
 	// OwnKernel says that the handler runs the pod on a kernel of its own, in a
 	// virtual machine or gVisor, where the pod's sysctls are yet to be set.
 	OwnKernel bool

@@ -227,9 +227,7 @@ func (in *Input) validateIDMap(m *cri.Mount) error {
 	if uids == 0 || gids == 0 {
 		return invalid("uidMappings and gidMappings must be given together")
 	}
-	f := in.linuxFeatures()
-	if f == nil || f.MountExtensions == nil || f.MountExtensions.IDMap == nil ||
-		f.MountExtensions.IDMap.Enabled == nil || !*f.MountExtensions.IDMap.Enabled {
+	if !in.Facts.IDMap {
 		return unimplemented("the pod's runtime handler has no id-mapped mounts")
 	}
 	return nil

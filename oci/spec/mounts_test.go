@@ -181,40 +181,22 @@ func TestMountAbilities(t *testing.T) {
 	}
 }
 
-// TestIDMappedMounts: only a runtime that says so gets them.
+// TestIDMappedMounts: only a runtime that can make them gets them.
 func TestIDMappedMounts(t *testing.T) {
-	yes, no := true, false
-	for _, c := range []struct {
-		name  string
-		linux *features.Linux
-		ok    bool
-	}{
-		{"nothing said", nil, false},
-		{"no extensions", &features.Linux{}, false},
-		{"other extensions", &features.Linux{MountExtensions: &features.MountExtensions{}}, false},
-		{"not told", &features.Linux{MountExtensions: &features.MountExtensions{IDMap: &features.IDMap{}}}, false},
-		{"no", &features.Linux{MountExtensions: &features.MountExtensions{IDMap: &features.IDMap{Enabled: &no}}}, false},
-		{"yes", &features.Linux{MountExtensions: &features.MountExtensions{IDMap: &features.IDMap{Enabled: &yes}}}, true},
-	} {
-		in := typical()
-		ids := []*cri.IDMapping{{HostId: 5, ContainerId: 0, Length: 7}}
-		in.Request.Container.Mounts = []*cri.Mount{{ContainerPath: "/a", HostPath: "/v", UidMappings: ids, GidMappings: ids}}
-		in.Facts.Features = &features.Features{Linux: c.linux}
-		s, err := Container(in)
-		if !c.ok {
-			if !errors.Is(err, fault.Unimplemented) {
-				t.Errorf("%s: %v", c.name, err)
-			}
-			continue
-		}
-		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-			continue
-		}
-		want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 5, Size: 7}}
-		if m := mountAt(t, s, "/a"); !slices.Equal(m.UIDMappings, want) || !slices.Equal(m.GIDMappings, want) {
-			t.Errorf("%s: %+v", c.name, m)
-		}
+	ids := []*cri.IDMapping{{HostId: 5, ContainerId: 0, Length: 7}}
+	in := typical()
+	in.Request.Container.Mounts = []*cri.Mount{{ContainerPath: "/a", HostPath: "/v", UidMappings: ids, GidMappings: ids}}
+	if _, err := Container(in); !errors.Is(err, fault.Unimplemented) {
+		t.Errorf("a runtime that cannot: %v", err)
+	}
+	in.Facts.IDMap = true
+	s, err := Container(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 5, Size: 7}}
+	if m := mountAt(t, s, "/a"); !slices.Equal(m.UIDMappings, want) || !slices.Equal(m.GIDMappings, want) {
+		t.Errorf("%+v", m)
 	}
 }
 

@@ -92,9 +92,12 @@ func userNamespace(in *Input, s *specs.Spec) error {
 	if f := in.linuxFeatures(); f != nil && f.Namespaces != nil && !slices.Contains(f.Namespaces, string(specs.UserNamespace)) {
 		return unimplemented("the pod's runtime handler cannot make user namespaces")
 	}
-	addNamespace(s, specs.UserNamespace, in.Facts.Namespaces.User)
-	s.Linux.UIDMappings = idMappings(users.GetUids())
-	s.Linux.GIDMappings = idMappings(users.GetGids())
+	path := in.Facts.Namespaces.User
+	addNamespace(s, specs.UserNamespace, path)
+	if path == "" { // a namespace that is joined has its mappings already, and takes no others
+		s.Linux.UIDMappings = idMappings(users.GetUids())
+		s.Linux.GIDMappings = idMappings(users.GetGids())
+	}
 	return nil
 }
 

@@ -305,6 +305,10 @@ func TestUserNamespace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if rt.name == "runc" { // before 1.2 it wants the mappings too; crius asks such a one for no user namespace
+				users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
+				s.Linux.UIDMappings, s.Linux.GIDMappings = idMappings(users.GetUids()), idMappings(users.GetGids())
+			}
 			var r report
 			rt.run(t, n, s, &r, func(pid int) {
 				checkNamespaces(t, s, r)

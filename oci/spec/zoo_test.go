@@ -113,14 +113,12 @@ func typicalDefaults() Defaults {
 
 // runcFeatures is a runtime that knows all that specs may ask of it.
 func runcFeatures() *features.Features {
-	yes := true
 	return &features.Features{
 		OCIVersionMin: "1.0.0",
 		OCIVersionMax: "1.2.0",
 		MountOptions:  []string{"ro", "rro", "rbind"},
 		Linux: &features.Linux{
-			Namespaces:      []string{"cgroup", "ipc", "mount", "network", "pid", "user", "uts"},
-			MountExtensions: &features.MountExtensions{IDMap: &features.IDMap{Enabled: &yes}},
+			Namespaces: []string{"cgroup", "ipc", "mount", "network", "pid", "user", "uts"},
 		},
 	}
 }
@@ -273,7 +271,7 @@ func userNamespacePod(in *Input) {
 		{ContainerPath: "/data", HostPath: "/volumes/data", UidMappings: ids, GidMappings: ids},
 	}
 	in.Facts.Namespaces.User = "/run/userns/p"
-	in.Facts.Features = runcFeatures()
+	in.Facts.Features, in.Facts.IDMap = runcFeatures(), true
 }
 
 func volumes(in *Input) {

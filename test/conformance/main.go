@@ -3,8 +3,8 @@
 //
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
-// Each runtime handler, by default runc and crun, gets a node of its own. The
-// images that the suite names are built on the spot and served by the node's
+// Each runtime handler, by default Debian's runc and crun and a current runc
+// (runc-current), gets a node of its own. The images that the suite names are built on the spot and served by the node's
 // registry under their public names. At the end of a run it prints one plain
 // line, the specs that were skipped and those that failed:
 //
@@ -33,7 +33,7 @@ func main() {
 	flag.Parse()
 	handlers := flag.Args()
 	if len(handlers) == 0 {
-		handlers = []string{"runc", "crun"}
+		handlers = []string{"runc", "crun", currentRunc}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

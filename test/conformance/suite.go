@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // limit is how long one run of the suite may take; usual are some minutes.
@@ -28,7 +29,11 @@ type suite struct {
 
 // run runs the suite once with a runtime handler, on a node of its own.
 func (s *suite) run(ctx context.Context, handler string) (_ *result, err error) {
-	n, err := node.New(ctx, node.Options{})
+	config, err := configure(ctx, handler)
+	if err != nil {
+		return nil, err
+	}
+	n, err := node.New(ctx, node.Options{Config: config})
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +59,18 @@ func (s *suite) run(ctx context.Context, handler string) (_ *result, err error) 
 		r.fail("the server's log", fault)
 	}
 	return r, nil
+}
+
+// currentRunc is the handler of a current runc, beside Debian's.
+const currentRunc = "runc-current"
+
+// configure is what the node needs to be told for a handler.
+func configure(ctx context.Context, handler string) (string, error) {
+	if handler != currentRunc {
+		return "", nil
+	}
+	path, err := tools.Runc(ctx)
+	return fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", currentRunc, path), err
 }
 
 // install copies the suite, and on the way gives it the digest of an image

@@ -1,5 +1,6 @@
-// Package tools builds the CRI programs that crius is tested with, from the
-// module in test/tools, into the repository's .cache/bin.
+// Package tools builds the programs that crius is tested with and that Debian
+// does not have, or has too old, into the repository's .cache/bin: those of CRI
+// from the module in test/tools, runc from its own.
 package tools
 
 import (
@@ -14,15 +15,41 @@ import (
 
 // Crictl returns the path of crictl and builds it where it is missing.
 func Crictl(ctx context.Context) (string, error) {
-	return tool(ctx, "crictl", "build", "-o")
+	return build(ctx, "crictl", "build", "-o")
 }
 
 // Critest is the same for critest, the conformance suite.
 func Critest(ctx context.Context) (string, error) {
-	return tool(ctx, "critest", "test", "-c", "-o")
+	return build(ctx, "critest", "test", "-c", "-o")
 }
 
-func tool(ctx context.Context, name string, build ...string) (string, error) {
+func build(ctx context.Context, name string, build ...string) (string, error) {
+	return cached(name, func(repo, dir string) *exec.Cmd {
+		args := append(build, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = filepath.Join(repo, "test", "tools")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		return cmd
+	})
+}
+
+// runcVersion is a current one. Debian's (1.1) has no id-mapped mounts.
+const runcVersion = "v1.5.2"
+
+// Runc is the same for a current runc; it takes a C compiler and
+// libseccomp-dev.
+func Runc(ctx context.Context) (string, error) {
+	return cached(filepath.Join("runc-"+runcVersion, "runc"), func(_, dir string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-tags", "seccomp", "github.com/opencontainers/runc@"+runcVersion)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOBIN="+dir)
+		return cmd
+	})
+}
+
+// cached returns the path of .cache/bin/NAME. Where it is missing, the command
+// that make returns builds the program in a directory, from where it moves to
+// its place when it is whole: others may want it at the same time.
+func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) {
 	repo, err := node.Repository()
 	if err != nil {
 		return "", err
@@ -31,12 +58,16 @@ func tool(ctx context.Context, name string, build ...string) (string, error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	args := append(build, path, "sigs.k8s.io/cri-tools/cmd/"+name)
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = filepath.Join(repo, "test", "tools")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), "build")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	if out, err := make(repo, dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
-	return path, nil
+	return path, os.Rename(filepath.Join(dir, filepath.Base(path)), path)
 }
