@@ -17,7 +17,7 @@ import (
 // overlay describes one overlay mount: read-only layers below a writable one.
 type overlay struct {
 	lower   []string // absolute paths, top first
-	upper   string
+	upper   string   // empty, and work too: nothing is writable
 	work    string
 	target  string
 	label   string   // SELinux context of all files; may be empty
@@ -58,10 +58,12 @@ func (o overlay) mountByContext() error {
 	for _, dir := range o.lower {
 		parameters = append(parameters, parameter{"lowerdir+", paths.short(dir)})
 	}
-	parameters = append(parameters,
-		parameter{"upperdir", paths.short(o.upper)},
-		parameter{"workdir", paths.short(o.work)},
-		parameter{"volatile", ""})
+	if o.upper != "" {
+		parameters = append(parameters,
+			parameter{"upperdir", paths.short(o.upper)},
+			parameter{"workdir", paths.short(o.work)},
+			parameter{"volatile", ""})
+	}
 	if o.label != "" {
 		parameters = append(parameters, parameter{"context", o.label})
 	}
@@ -158,7 +160,10 @@ func (o overlay) data(name func(path string) string) string {
 	for i, dir := range o.lower {
 		lower[i] = name(dir)
 	}
-	data := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + name(o.upper) + ",workdir=" + name(o.work)
+	data := "lowerdir=" + strings.Join(lower, ":")
+	if o.upper != "" {
+		data += ",upperdir=" + name(o.upper) + ",workdir=" + name(o.work)
+	}
 	if o.label != "" {
 		data += `,context="` + o.label + `"`
 	}
@@ -174,8 +179,11 @@ func (o overlay) data(name func(path string) string) string {
 
 func (o overlay) mountData(data string) error {
 	flags, _ := mountFlags(o.options)
-	err := unix.Mount(mountSource, o.target, "overlay", flags.ms, data+",volatile")
-	if errors.Is(err, unix.EINVAL) { // before 5.10
+	err := error(unix.EINVAL)
+	if o.upper != "" {
+		err = unix.Mount(mountSource, o.target, "overlay", flags.ms, data+",volatile")
+	}
+	if errors.Is(err, unix.EINVAL) { // before 5.10, or nothing is writable
 		err = unix.Mount(mountSource, o.target, "overlay", flags.ms, data)
 	}
 	if err != nil {

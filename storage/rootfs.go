@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -14,12 +16,13 @@ import (
 )
 
 // Rootfs is a container's root file system: the layers of an image below, a
-// writable layer on top.
+// writable layer on top. Without the writable layer it is an image volume.
 type Rootfs struct {
-	ID         string // of the container
+	ID         string // of the container, or the volume's own
 	ImageID    string // whole, as in Image.ID
-	Dir        string // of the container on disk: the writable layer is made in it
+	Dir        string // on disk: the writable layer is made in it
 	Target     string // mount point; made where it is missing
+	ReadOnly   bool   // no writable layer
 	MountLabel string // SELinux context of every file; may be empty
 	// UserNS is the path of the user namespace whose ids own the files: who is
 	// root there finds the image's files to be root's. Empty: the node's.
@@ -30,7 +33,7 @@ type Rootfs struct {
 const (
 	upperName = "upper"
 	workName  = "work"
-	emptyName = "empty" // lower directory of an image without layers
+	emptyName = "empty" // lower directories where the image has too few
 )
 
 // MountRootfs mounts a root file system. One that is mounted already is left
@@ -74,17 +77,21 @@ func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 	}
 	o := overlay{
 		lower:   lower,
-		upper:   filepath.Join(r.Dir, upperName),
-		work:    filepath.Join(r.Dir, workName),
 		target:  r.Target,
 		label:   r.MountLabel,
 		options: s.mountOptions,
 	}
-	if len(lower) == 0 {
-		o.lower = []string{filepath.Join(r.Dir, emptyName)}
-		if err := os.MkdirAll(o.lower[0], 0o755); err != nil {
+	least := 2 // what overlay wants where nothing is writable
+	if !r.ReadOnly {
+		least = 1
+		o.upper, o.work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
+	}
+	for len(o.lower) < least {
+		empty := filepath.Join(r.Dir, emptyName, strconv.Itoa(len(o.lower)))
+		if err := os.MkdirAll(empty, 0o755); err != nil {
 			return err
 		}
+		o.lower = append(slices.Clip(o.lower), empty)
 	}
 	if o.private = r.UserNS != ""; o.private {
 		return mapped(r.UserNS, o.lower, r.Target, o.make)
@@ -92,8 +99,12 @@ func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 	return o.make()
 }
 
-// make makes the writable layer's directories and mounts o.
+// make makes the writable layer's directories, if there is to be one, and
+// mounts o.
 func (o overlay) make() error {
+	if o.upper == "" {
+		return o.mount()
+	}
 	if err := makeUpper(o.upper, o.lower[0]); err != nil {
 		return err
 	}

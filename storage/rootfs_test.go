@@ -27,6 +27,39 @@ func pulled(t testing.TB, a *image.Artifact) (*node, *Image) {
 	return n, n.pull(serve(t, "app", "1", a).Addr() + "/app:1")
 }
 
+// An image volume shows the image's files and takes none, whatever the number
+// of its layers.
+func TestImageVolume(t *testing.T) {
+	t.Parallel()
+	text := func(name string) image.Layer { return layer(t, image.Text(name, name)) }
+	for _, layers := range [][]image.Layer{nil, {text("a")}, {text("a"), text("b")}, {text("a"), text("b"), text("c")}} {
+		n, img := pulled(t, build(t, image.Image{Layers: layers}))
+		for _, users := range []string{"", userNS(t, 100000)} {
+			r := n.rootfs("volume", img.ID)
+			r.ReadOnly, r.UserNS = true, users
+			n.mount(r)
+			n.mount(r)
+			names := entriesOf(t, r.Target)
+			if len(names) != len(layers) {
+				t.Errorf("%d layers: %q", len(layers), names)
+			}
+			if len(layers) > 0 && n.read(r, "a") != "a" {
+				t.Errorf("%d layers: content", len(layers))
+			}
+			if users != "" {
+				checkOwner(t, r.Target, 100000, 100000)
+			}
+			if err := os.WriteFile(filepath.Join(r.Target, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("%d layers: writing: %v", len(layers), err)
+			}
+			n.removeRootfs(r)
+			if left, _ := os.ReadDir(r.Dir); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		}
+	}
+}
+
 func TestRootfs(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{

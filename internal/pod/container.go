@@ -126,6 +126,9 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
+	if rec.Volumes, err = e.planVolumes(ctx, cfg.GetMounts()); err != nil {
+		return nil, err
+	}
 	c := e.newContainer(id, s, rec)
 	if err := c.put(); err != nil {
 		return nil, err
@@ -152,13 +155,15 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := c.makeDirs(); err != nil {
 		return err
 	}
-	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
-		return fmt.Errorf("mount root file system: %w", err)
+	sources, err := c.mountRoots(ctx)
+	if err != nil {
+		return err
 	}
 	in, err := c.resolve(ctx, image)
 	if err != nil {
 		return err
 	}
+	in.Facts.MountSources = sources
 	c.setUser(in.Facts.User.CRI())
 	ociSpec, err := spec.Container(in)
 	if err != nil {

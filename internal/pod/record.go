@@ -62,7 +62,8 @@ type containerRecord struct {
 	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
 	CgroupsPath string
 	Cgroup      string
-	MountLabel  string `json:",omitempty"`
+	MountLabel  string        `json:",omitempty"`
+	Volumes     []imageVolume `json:",omitempty"`
 	Resources   message[*cri.LinuxContainerResources]
 	User        message[*cri.ContainerUser]
 	StopSignal  cri.Signal // as reported

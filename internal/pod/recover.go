@@ -52,7 +52,7 @@ func (e *Engine) Recover(ctx context.Context) error {
 			c := e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec)
 			if c != nil {
 				mu.Lock()
-				rootfs = append(rootfs, c.rootfs())
+				rootfs = append(rootfs, c.roots()...)
 				mu.Unlock()
 			}
 			return nil
@@ -131,7 +131,7 @@ func (s *Sandbox) resume(ctx context.Context) error {
 		return errors.New("the machine was booted since")
 	}
 	paths := s.rec.Namespaces.Paths()
-	for _, path := range []string{paths.Net, paths.IPC, paths.UTS} {
+	for _, path := range []string{paths.User, paths.Net, paths.IPC, paths.UTS} {
 		if path == "" {
 			continue
 		}

@@ -28,10 +28,12 @@ func (c *Container) teardown(ctx context.Context) error {
 	if c.task != nil {
 		c.task.Close() // not before: it is the task that buries the monitor
 	}
-	if err := c.engine.deps.Images.RemoveRootfs(ctx, c.rootfs()); err != nil {
-		// With the root file system still mounted below it the run directory
-		// must not be walked.
-		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
+	for _, root := range c.roots() {
+		if err := c.engine.deps.Images.RemoveRootfs(ctx, root); err != nil {
+			// With it still mounted below the run directory, that must not be
+			// walked.
+			return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
+		}
 	}
 	errs = append(errs, os.RemoveAll(c.ref.Dir))
 	if err := errors.Join(errs...); err != nil {
@@ -146,7 +148,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 		errs = append(errs, err)
 	}
 	rootfs := storage.Rootfs{ID: id, Dir: e.ctrRecords.Path(id), Target: ref.Rootfs()}
-	if err := e.deps.Images.RemoveRootfs(ctx, rootfs); err != nil {
+	if err := errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), unmountBelow(ref.Dir)); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, os.RemoveAll(ref.Dir))
@@ -173,4 +175,17 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 		return err
 	}
 	return e.podRecords.Delete(id)
+}
+
+// unmountBelow unmounts whatever is mounted in a directory that is to go.
+func unmountBelow(dir string) error {
+	points, err := mount.Under(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, point := range points {
+		errs = append(errs, mount.Unmount(point))
+	}
+	return errors.Join(errs...)
 }

@@ -138,14 +138,18 @@ func (in *Input) requestMount(m *cri.Mount, source string) (specs.Mount, error) 
 	if err := in.validateIDMap(m); err != nil {
 		return specs.Mount{}, err
 	}
-	return specs.Mount{
+	mount := specs.Mount{
 		Destination: target,
 		Type:        "bind",
 		Source:      path.Clean(source),
 		Options:     options,
 		UIDMappings: idMappings(m.GetUidMappings()),
 		GIDMappings: idMappings(m.GetGidMappings()),
-	}, nil
+	}
+	if m.GetImage() != nil { // its files have the owners of the pod's user namespace already
+		mount.UIDMappings, mount.GIDMappings = nil, nil
+	}
+	return mount, nil
 }
 
 func validateSource(m *cri.Mount, source string) error {
@@ -184,6 +188,9 @@ func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
 		access = "rro"
 	}
 	options := []string{"rbind", propagation, access}
+	if m.GetImage() != nil {
+		options = append(options, "nosuid", "nodev") // its files are data, whoever made them
+	}
 	for _, option := range m.GetMountOptions() {
 		if !slices.Contains(restrictions(), option) {
 			return nil, invalid("mount option %q is not allowed, only %s are", option, strings.Join(restrictions(), ", "))

@@ -19,27 +19,56 @@ import (
 // CVE-2026-47262). A file that is not there is fs.ErrNotExist; everything else
 // that is wrong with it is fault.Invalid, for the image made it so.
 func ReadRootfsFile(rootfs, name string, limit int64) ([]byte, error) {
+	fd, err := openBelow(rootfs, name)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readRegular("/proc/self/fd/"+strconv.Itoa(fd), "the image's "+name, limit)
+}
+
+// ResolveBelow is the path of a directory or regular file that name leads to in
+// a mounted image, with every link resolved inside the image. Errors are those
+// of ReadRootfsFile.
+func ResolveBelow(rootfs, name string) (string, error) {
+	fd, err := openBelow(rootfs, name)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	link := "/proc/self/fd/" + strconv.Itoa(fd)
+	info, err := os.Stat(link)
+	if err != nil {
+		return "", fmt.Errorf("the image's %s: %w", name, err)
+	}
+	if !info.IsDir() && !info.Mode().IsRegular() {
+		return "", fmt.Errorf("the image's %s is neither a directory nor a regular file: %w", name, fault.Invalid)
+	}
+	return os.Readlink(link)
+}
+
+// openBelow returns an O_PATH descriptor, since merely opening a device or a
+// FIFO has effects.
+func openBelow(rootfs, name string) (fd int, err error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		// Not to be taken for a file that is missing from the image.
-		return nil, precondition("root file system %s cannot be opened (%v): is it mounted?", rootfs, err)
+		return -1, precondition("root file system %s cannot be opened (%v): is it mounted?", rootfs, err)
 	}
 	defer unix.Close(root)
-	// O_PATH first: merely opening a device or a FIFO has effects.
-	fd, err := unix.Openat2(root, name, &unix.OpenHow{
+	fd, err = unix.Openat2(root, name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+		return -1, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	case errors.Is(err, unix.ELOOP):
-		return nil, fmt.Errorf("the image's %s is a link that leads nowhere: %w", name, fault.Invalid)
+		return -1, fmt.Errorf("the image's %s is a link that leads nowhere: %w", name, fault.Invalid)
 	case err != nil:
-		return nil, fmt.Errorf("open the image's %s: %w", name, err)
+		return -1, fmt.Errorf("open the image's %s: %w", name, err)
 	}
-	defer unix.Close(fd)
-	return readRegular("/proc/self/fd/"+strconv.Itoa(fd), "the image's "+name, limit)
+	return fd, nil
 }
 
 // readRegular reads the regular file at path, which errors call name.

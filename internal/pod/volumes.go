@@ -1,0 +1,85 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/storage"
+)
+
+// imageVolume is an image that a container mounts (KEP-4639).
+type imageVolume struct {
+	Mount   int // position among the request's mounts
+	ImageID string
+}
+
+// planVolumes finds the images that a container mounts. They were pulled
+// before, as the container's own (CRI: Mount.image).
+func (e *Engine) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageVolume, error) {
+	var volumes []imageVolume
+	for i, m := range mounts {
+		if m.GetImage() == nil {
+			continue
+		}
+		image, err := e.deps.Images.Image(ctx, m.GetImage().GetImage())
+		if err != nil {
+			return nil, fmt.Errorf("image volume at %s: image %s: %w", m.GetContainerPath(), m.GetImage().GetImage(), err)
+		}
+		volumes = append(volumes, imageVolume{Mount: i, ImageID: image.ID})
+	}
+	return volumes, nil
+}
+
+// roots are all that the container has of storage: its root file system and its
+// image volumes, which storage knows as root file systems that nobody writes to.
+func (c *Container) roots() []storage.Rootfs {
+	roots := []storage.Rootfs{c.rootfs()}
+	for _, v := range c.rec.Volumes {
+		roots = append(roots, c.volume(v))
+	}
+	return roots
+}
+
+func (c *Container) volume(v imageVolume) storage.Rootfs {
+	name := strconv.Itoa(v.Mount)
+	r := c.rootfs()
+	r.ID, r.ImageID, r.ReadOnly = c.id+"-volume-"+name, v.ImageID, true
+	r.Dir = filepath.Join(r.Dir, "volumes", name)
+	r.Target = filepath.Join(c.ref.Dir, "volumes", name)
+	return r
+}
+
+// mountRoots mounts them, and returns where each image volume, or the part of
+// it that was asked for, has become visible: parallel to the request's mounts,
+// as spec.Facts wants it.
+func (c *Container) mountRoots(ctx context.Context) ([]string, error) {
+	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
+		return nil, fmt.Errorf("mount root file system: %w", err)
+	}
+	mounts := c.rec.Config.M.GetMounts()
+	sources := make([]string, len(mounts))
+	for _, v := range c.rec.Volumes {
+		at, r := mounts[v.Mount].GetContainerPath(), c.volume(v)
+		if err := c.engine.deps.Images.MountRootfs(ctx, r); err != nil {
+			return nil, fmt.Errorf("image volume at %s: %w", at, err)
+		}
+		path, err := spec.ResolveBelow(r.Target, cmp.Or(mounts[v.Mount].GetImageSubPath(), "."))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", err, fault.NotFound)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("image volume at %s: image_sub_path: %w", at, err)
+		}
+		sources[v.Mount] = path
+	}
+	return sources, nil
+}
