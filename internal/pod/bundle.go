@@ -271,7 +271,7 @@ func (c *Container) targetPID(id string) (string, error) {
 
 // newDefaults parses the node's policy once.
 func newDefaults(cfg Config) (spec.Defaults, error) {
-	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly}
+	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly, DeviceOwnership: cfg.DeviceOwnership}
 	var err error
 	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
 		return defaults, fmt.Errorf("pod.default_capabilities: %w", err)

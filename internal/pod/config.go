@@ -20,6 +20,8 @@ type Config struct {
 	DefaultUlimits      []string `toml:"default_ulimits" help:"resource limits (nofile=1024:4096) of every container"`
 	DefaultEnv          []string `toml:"default_env" help:"environment (NAME=value) of every container, before the image's"`
 	AdditionalDevices   []string `toml:"additional_devices" help:"host devices (host:container:rwm) given to every container"`
+	CDISpecDirs         []string `toml:"cdi_spec_dirs" help:"directories with descriptions of devices (Container Device Interface); later ones win"`
+	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
 	SeccompProfile      string   `toml:"seccomp_profile" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created when a mount asks for them and they are missing"`
@@ -31,6 +33,7 @@ func DefaultConfig() Config {
 	return Config{
 		NamespacesDir: "/run",
 		ShmSize:       64 << 20,
+		CDISpecDirs:   []string{"/etc/cdi", "/var/run/cdi"},
 		DefaultCapabilities: []string{
 			"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID",
 			"SETPCAP", "NET_BIND_SERVICE", "KILL",

@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
 )
@@ -167,6 +168,13 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	c.setUser(in.Facts.User.CRI())
 	ociSpec, err := spec.Container(in)
 	if err != nil {
+		return err
+	}
+	devices, err := cdi.Devices(in.Request.Container)
+	if err != nil {
+		return err
+	}
+	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
 		return err
 	}
 	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io()); err != nil {

@@ -18,7 +18,7 @@ type Device struct {
 // devices writes the nodes and the device cgroup's rules. The runtime itself
 // makes the standard nodes (null, zero, full, random, urandom, tty, ptmx).
 func devices(in *Input, s *specs.Spec) error {
-	list := slices.Concat(in.Defaults.Devices, in.Facts.Devices)
+	list := slices.Concat(in.Defaults.Devices, in.requestedDevices())
 	everything := in.privileged() && !in.Defaults.PrivilegedWithoutHostDevices
 	if everything {
 		list = slices.Concat(in.Facts.HostDevices, list)
@@ -40,6 +40,25 @@ func devices(in *Input, s *specs.Spec) error {
 		}
 	}
 	return nil
+}
+
+// requestedDevices are the request's, which may belong to the container's user
+// instead of whom they belong to on the node, so that no init container has to
+// change that (kubernetes/kubernetes#92211).
+func (in *Input) requestedDevices() []Device {
+	if !in.Defaults.DeviceOwnership {
+		return in.Facts.Devices
+	}
+	owned := slices.Clone(in.Facts.Devices)
+	for i := range owned {
+		if uid := in.security().GetRunAsUser(); uid != nil {
+			owned[i].UID = new(uint32(uid.GetValue()))
+		}
+		if gid := in.security().GetRunAsGroup(); gid != nil {
+			owned[i].GID = new(uint32(gid.GetValue()))
+		}
+	}
+	return owned
 }
 
 // lastPerPath keeps the last device of each path.

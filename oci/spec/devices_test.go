@@ -22,6 +22,35 @@ func nodes(s *specs.Spec) map[string]int64 {
 	return out
 }
 
+// TestDeviceOwnership: what the request does not say stays as on the node.
+func TestDeviceOwnership(t *testing.T) {
+	id := func(n uint32) *uint32 { return &n }
+	device := Device{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse", Type: "c", UID: id(7), GID: id(8)}, Access: "rw"}
+	for _, c := range []struct {
+		on          bool
+		user, group *cri.Int64Value
+		uid, gid    uint32
+	}{
+		{false, &cri.Int64Value{Value: 1000}, &cri.Int64Value{Value: 2000}, 7, 8},
+		{true, nil, nil, 7, 8},
+		{true, &cri.Int64Value{Value: 1000}, nil, 1000, 8},
+		{true, &cri.Int64Value{Value: 1000}, &cri.Int64Value{Value: 2000}, 1000, 2000},
+	} {
+		s := mutate(t, func(in *Input) {
+			in.Defaults.DeviceOwnership = c.on
+			in.Facts.Devices = []Device{device}
+			sc := in.Request.Container.Linux.SecurityContext
+			sc.RunAsUser, sc.RunAsGroup = c.user, c.group
+		})
+		if d := s.Linux.Devices[0]; *d.UID != c.uid || *d.GID != c.gid {
+			t.Errorf("%+v: %d:%d", c, *d.UID, *d.GID)
+		}
+	}
+	if *device.UID != 7 {
+		t.Error("the node's fact was changed")
+	}
+}
+
 func TestDeviceRules(t *testing.T) {
 	s := mutate(t, func(*Input) {})
 	rules := s.Linux.Resources.Devices

@@ -82,6 +82,7 @@ type Defaults struct {
 	Env                []string // NAME=value, before the image's
 	Sysctls            map[string]string
 	Devices            []Device
+	DeviceOwnership    bool  // requested devices belong to run_as_user and run_as_group
 	PidsLimit          int64 // 0: no limit
 	ReadOnly           bool
 	Seccomp            *Profile // RuntimeDefault; nil: DefaultProfile

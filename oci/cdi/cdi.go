@@ -1,0 +1,77 @@
+// Package cdi gives containers the devices that vendors describe in files on
+// the node (Container Device Interface). The files are the node's own and are
+// believed, hooks and all; the names of devices come from requests.
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Devices are the qualified names (vendor.com/class=device) of the devices that
+// a container asks for, each once: in its field, or as older kubelets and device
+// plugins do, in annotations whose keys begin with cdi.k8s.io/. A malformed
+// annotation is fault.Invalid.
+func Devices(c *cri.ContainerConfig) ([]string, error) {
+	var names []string
+	for _, d := range c.GetCDIDevices() {
+		names = append(names, d.GetName())
+	}
+	annotations := c.GetAnnotations()
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		_, annotated, err := cdi.ParseAnnotations(map[string]string{key: annotations[key]})
+		if err != nil {
+			return nil, fmt.Errorf("annotation %s: %w: %w", key, err, fault.Invalid)
+		}
+		names = append(names, annotated...)
+	}
+	var once []string
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once, nil
+}
+
+// Inject changes s as the files in dirs say for these devices; files of later
+// directories win. They are read anew each time, which costs only the containers
+// that want devices, and finds what was installed a moment ago. A device that no
+// file describes is fault.NotFound.
+func Inject(s *specs.Spec, dirs, devices []string) error {
+	if len(devices) == 0 {
+		return nil
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dirs...), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return fmt.Errorf("read CDI files: %w", err)
+	}
+	missing, err := cache.InjectDevices(s, devices...)
+	if len(missing) > 0 {
+		return fmt.Errorf("CDI devices %s are described by no file in %s%s: %w",
+			strings.Join(missing, ", "), strings.Join(dirs, ", "), unreadable(cache), fault.NotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("CDI devices %s: %w", strings.Join(devices, ", "), err)
+	}
+	return nil
+}
+
+// unreadable tells of files that may have described what is missing.
+func unreadable(cache *cdi.Cache) string {
+	var text strings.Builder
+	found := cache.GetErrors()
+	for _, path := range slices.Sorted(maps.Keys(found)) {
+		fmt.Fprintf(&text, "; %s cannot be used: %v", path, errors.Join(found[path]...))
+	}
+	return text.String()
+}

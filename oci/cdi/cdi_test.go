@@ -1,0 +1,79 @@
+package cdi
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		config *cri.ContainerConfig
+		want   []string
+		err    error
+	}{
+		"none":  {config: &cri.ContainerConfig{Annotations: map[string]string{"example.com/a": "b"}}},
+		"field": {config: &cri.ContainerConfig{CDIDevices: []*cri.CDIDevice{{Name: "v.com/c=1"}, {Name: "v.com/c=0"}}}, want: []string{"v.com/c=1", "v.com/c=0"}},
+		"both, once each": {config: &cri.ContainerConfig{
+			CDIDevices:  []*cri.CDIDevice{{Name: "v.com/c=1"}},
+			Annotations: map[string]string{"cdi.k8s.io/b": "v.com/c=3", "cdi.k8s.io/a": "v.com/c=2,v.com/c=1"},
+		}, want: []string{"v.com/c=1", "v.com/c=2", "v.com/c=3"}},
+		"malformed": {config: &cri.ContainerConfig{Annotations: map[string]string{"cdi.k8s.io/a": "/dev/sda"}}, err: fault.Invalid},
+	} {
+		got, err := Devices(c.config)
+		if !slices.Equal(got, c.want) || !errors.Is(err, c.err) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+func TestInject(t *testing.T) {
+	low, high := t.TempDir(), t.TempDir()
+	dirs := []string{low, high}
+	write := func(dir, name, value string) {
+		t.Helper()
+		text := "cdiVersion: 0.6.0\nkind: v.com/c\ndevices:\n- name: one\n  containerEdits:\n    env: [FROM=" + value + "]\n"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := func() string {
+		t.Helper()
+		s := &specs.Spec{Process: &specs.Process{}}
+		if err := Inject(s, dirs, []string{"v.com/c=one"}); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(s.Process.Env, " ")
+	}
+	if err := Inject(nil, dirs, nil); err != nil {
+		t.Errorf("no devices: %v", err)
+	}
+	write(low, "v.yaml", "low")
+	if got := env(); got != "FROM=low" {
+		t.Error(got)
+	}
+	write(high, "v.yaml", "high") // seen without being told
+	if got := env(); got != "FROM=high" {
+		t.Error(got)
+	}
+	if err := os.WriteFile(filepath.Join(low, "broken.json"), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := env(); got != "FROM=high" {
+		t.Errorf("beside a broken file: %s", got)
+	}
+	err := Inject(&specs.Spec{}, dirs, []string{"v.com/c=one", "v.com/c=two"})
+	for _, want := range []string{"v.com/c=two", low, "broken.json"} {
+		if !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v lacks %q", err, want)
+		}
+	}
+}
