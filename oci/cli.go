@@ -212,7 +212,7 @@ func (t *cliTask) Kill(ctx context.Context) error {
 	return errors.Join(err, emptyCgroup(ctx, t.ref.Cgroup))
 }
 
-func (t *cliTask) Update(ctx context.Context, resources *specs.LinuxResources) error {
+func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
 	text, err := json.Marshal(resources)
 	if err != nil {
 		return err

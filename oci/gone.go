@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
@@ -60,10 +59,10 @@ func (gone) Exited() <-chan struct{} {
 	return closed
 }
 
-func (gone) Start(context.Context) error                         { return errGone }
-func (gone) Started(context.Context) (bool, error)               { return false, errGone }
-func (gone) Update(context.Context, *specs.LinuxResources) error { return errGone }
-func (gone) ReopenLog(context.Context) error                     { return errGone }
+func (gone) Start(context.Context) error           { return errGone }
+func (gone) Started(context.Context) (bool, error) { return false, errGone }
+func (gone) Update(context.Context, Update) error  { return errGone }
+func (gone) ReopenLog(context.Context) error       { return errGone }
 func (gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
 	return nil, errGone
 }

@@ -68,8 +68,9 @@ type Task interface {
 	Open(ctx context.Context, c Command) (*Session, error)
 	// Attach joins in the standard streams of the container's own process.
 	Attach(ctx context.Context, wanted conmon.Streams) (*Session, error)
-	// Update changes the limits in force; fields that are nil stay.
-	Update(ctx context.Context, resources *specs.LinuxResources) error
+	// Update changes the limits in force, all that are asked for or none. It is
+	// fault.Precondition if the container uses more memory than it is to have.
+	Update(ctx context.Context, u Update) error
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
 	// Exited is closed when the container is dead, or its monitor lost.

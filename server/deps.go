@@ -24,6 +24,9 @@ type Engine interface {
 	// StopSandbox and RemoveSandbox succeed on an id that is not known.
 	StopSandbox(ctx context.Context, id string) error
 	RemoveSandbox(ctx context.Context, id string) error
+	// UpdateSandboxResources notes what the pod as a whole has been given; nil
+	// leaves it as it was.
+	UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error
 	Sandbox(id string) (*pod.SandboxView, error)
 	Sandboxes() []*pod.SandboxView
 

@@ -193,6 +193,9 @@ func (f *fakeEngine) Container(id string) (*pod.ContainerView, error) {
 
 func (f *fakeEngine) Containers() []*pod.ContainerView { return f.containers }
 
+func (f *fakeEngine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
+	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
+}
 func (f *fakeEngine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
 	return f.did(ctx, "UpdateContainerResources", id, r)
 }

@@ -28,7 +28,7 @@ func TestStatus(t *testing.T) {
 			{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
 		}},
 		RuntimeHandlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "runc"}},
-		Features:        &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
+		Features:        &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, UserNamespacesHostNetwork: true, MountOptions: true},
 	}
 	if !proto.Equal(resp, want) {
 		t.Errorf("got %v, want %v", resp, want)

@@ -53,6 +53,9 @@ func verbs() []verb {
 		{"RemoveContainer", func(ctx context.Context, n *node) (proto.Message, error) {
 			return n.runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: ctr})
 		}, call{"RemoveContainer", []any{ctr}}, &cri.RemoveContainerResponse{}},
+		{"UpdatePodSandboxResources", func(ctx context.Context, n *node) (proto.Message, error) {
+			return n.runtime.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: container.Linux.Resources})
+		}, call{"UpdateSandboxResources", []any{id, (*cri.LinuxContainerResources)(nil), container.Linux.Resources}}, &cri.UpdatePodSandboxResourcesResponse{}},
 		{"UpdateContainerResources", func(ctx context.Context, n *node) (proto.Message, error) {
 			return n.runtime.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: ctr, Linux: container.Linux.Resources})
 		}, call{"UpdateContainerResources", []any{ctr, container.Linux.Resources}}, &cri.UpdateContainerResourcesResponse{}},
@@ -305,7 +308,6 @@ func TestUnimplemented(t *testing.T) {
 		second(n.runtime.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})),
 		second(n.runtime.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})),
 		second(n.runtime.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{})),
-		second(n.runtime.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{})),
 		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/ListContainerStats", &cri.ListContainerStatsRequest{}, &cri.ListContainerStatsResponse{}),
 	} {
 		wantCode(t, err, codes.Unimplemented)

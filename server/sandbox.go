@@ -45,6 +45,16 @@ func (s *sandboxAPI) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSan
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
+func (s *sandboxAPI) UpdatePodSandboxResources(_ context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+	if err := checkUpdatePodSandboxResources(req); err != nil {
+		return nil, err
+	}
+	if err := s.engine.UpdateSandboxResources(req.GetPodSandboxId(), req.GetOverhead(), req.GetResources()); err != nil {
+		return nil, err
+	}
+	return &cri.UpdatePodSandboxResourcesResponse{}, nil
+}
+
 func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
 	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
 		return nil, err

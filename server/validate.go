@@ -273,6 +273,15 @@ func checkUpdateContainerResources(req *cri.UpdateContainerResourcesRequest) err
 	)
 }
 
+func checkUpdatePodSandboxResources(req *cri.UpdatePodSandboxResourcesRequest) error {
+	return cmp.Or(
+		wellFormed(req),
+		in("overhead", checkResources(req.GetOverhead())),
+		in("resources", checkResources(req.GetResources())),
+		checkID("pod_sandbox_id", req.GetPodSandboxId()),
+	)
+}
+
 // checkPodCIDR takes one CIDR, or two for a dual-stack node.
 func checkPodCIDR(cidrs string) error {
 	list := strings.Split(cidrs, ",")

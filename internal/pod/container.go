@@ -271,16 +271,20 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
 	}
-	resources, err := spec.Resources(r, e.host)
-	if err != nil {
+	merged := c.mergedResources(r)
+	var update oci.Update
+	if update.Resources, err = spec.Resources(merged, e.host); err != nil {
 		return err
+	}
+	if score := r.GetOomScoreAdj(); score != 0 {
+		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, e.host))
 	}
 	// Half an update is worse than a late one: a caller who leaves does not
 	// interrupt it.
-	if err := c.task.Update(context.WithoutCancel(ctx), resources); err != nil {
+	if err := c.task.Update(context.WithoutCancel(ctx), update); err != nil {
 		return fmt.Errorf("update container %s: %w", c.id, err)
 	}
-	c.mergeResources(r)
+	c.setResources(merged)
 	c.publish()
 	return c.put()
 }

@@ -416,6 +416,42 @@ func TestRunRootTooLong(t *testing.T) {
 	}
 }
 
+// What is set for a pod as a whole is told, survives a restart, and changes
+// neither the request nor what readers already have.
+func TestUpdateSandbox(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	before, _ := e.Sandbox(pod)
+	limits := &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}
+	if err := e.UpdateSandboxResources(pod, nil, limits); err != nil {
+		t.Fatal(err)
+	}
+	if before.Config.GetLinux().GetResources() != nil {
+		t.Error("an old view was modified")
+	}
+	overhead := &cri.LinuxContainerResources{CpuShares: 10}
+	if err := e.UpdateSandboxResources(pod, overhead, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.close(e)
+	e = b.engine()
+	v, _ := e.Sandbox(pod)
+	if linux := v.Config.GetLinux(); !proto.Equal(linux.GetResources(), limits) || !proto.Equal(linux.GetOverhead(), overhead) {
+		t.Errorf("after a restart: %v", linux)
+	}
+	if err := e.UpdateSandboxResources("none", nil, limits); !errors.Is(err, fault.NotFound) {
+		t.Errorf("unknown pod: %v", err)
+	}
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.UpdateSandboxResources(pod, nil, limits); !errors.Is(err, fault.Precondition) {
+		t.Errorf("stopped pod: %v", err)
+	}
+	b.remove(e, pod)
+}
+
 func TestUpdate(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()

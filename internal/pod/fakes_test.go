@@ -298,7 +298,7 @@ func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, 
 	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
 }
 
-func (t *fakeTask) Update(ctx context.Context, _ *specs.LinuxResources) error {
+func (t *fakeTask) Update(ctx context.Context, _ oci.Update) error {
 	return t.step(ctx, "update", func() {})
 }
 

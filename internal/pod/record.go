@@ -45,6 +45,27 @@ type podRecord struct {
 	// the DEL has succeeded: while it is not, the network is owed a DEL.
 	Network *network.Attachment `json:",omitempty"`
 	Infra   bool                // the pod has a container of its own
+	// Overhead and Resources replace those of Config since an update.
+	Overhead  message[*cri.LinuxContainerResources]
+	Resources message[*cri.LinuxContainerResources]
+}
+
+// config is the request as updates have changed it.
+func (rec *podRecord) config() *cri.PodSandboxConfig {
+	if rec.Overhead.M == nil && rec.Resources.M == nil {
+		return rec.Config.M
+	}
+	config := proto.CloneOf(rec.Config.M)
+	if config.Linux == nil {
+		config.Linux = &cri.LinuxPodSandboxConfig{}
+	}
+	if rec.Overhead.M != nil {
+		config.Linux.Overhead = rec.Overhead.M
+	}
+	if rec.Resources.M != nil {
+		config.Linux.Resources = rec.Resources.M
+	}
+	return config
 }
 
 // containerRecord is the whole truth about a container but for its exit.
@@ -76,6 +97,9 @@ type containerRecord struct {
 type message[M proto.Message] struct{ M M }
 
 func (m message[M]) MarshalJSON() ([]byte, error) {
+	if !m.M.ProtoReflect().IsValid() {
+		return []byte("null"), nil
+	}
 	text, err := protojson.Marshal(m.M)
 	// protojson varies its white space on purpose; records should not.
 	var compact bytes.Buffer

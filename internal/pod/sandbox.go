@@ -262,6 +262,27 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	return nil
 }
 
+// UpdateSandboxResources notes what the kubelet has given to the pod since it
+// was made; nil leaves it as it was. The pod's cgroup is the kubelet's, who has
+// changed it already (CRI: UpdatePodSandboxResources).
+func (e *Engine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
+	s, err := e.sandboxes.find(id)
+	if err != nil {
+		return err
+	}
+	s.life.Lock()
+	defer s.life.Unlock()
+	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
+		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
+	}
+	s.setResources(overhead, resources)
+	if err := s.put(); err != nil {
+		return fmt.Errorf("update pod %s: %w", s.id, err)
+	}
+	s.publish()
+	return nil
+}
+
 // end refuses new containers, calls off those being created and waits until
 // they are gone.
 func (s *Sandbox) end() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -62,6 +63,17 @@ func (s *Sandbox) infraTask() oci.Task {
 	return s.infra
 }
 
+func (s *Sandbox) setResources(overhead, resources *cri.LinuxContainerResources) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if overhead != nil {
+		s.rec.Overhead.M = overhead
+	}
+	if resources != nil {
+		s.rec.Resources.M = resources
+	}
+}
+
 // publish shows readers the pod as it is now.
 func (s *Sandbox) publish() {
 	s.mu.Lock()
@@ -69,7 +81,7 @@ func (s *Sandbox) publish() {
 	v := &SandboxView{
 		ID:        s.id,
 		Handler:   s.rec.Handler,
-		Config:    s.rec.Config.M,
+		Config:    s.rec.config(),
 		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
 		CreatedAt: s.rec.CreatedAt,
 	}
@@ -131,31 +143,31 @@ func (c *Container) stopSignal() int {
 	return c.rec.StopNumber
 }
 
-// mergeResources makes the new limits part of what is reported. Only fields
-// that are set replace the old ones; the message itself is never modified,
-// since views refer to it.
-func (c *Container) mergeResources(r *cri.LinuxContainerResources) {
+// mergedResources are the limits in force with r over them, of which only
+// fields that are set count (CRI: UpdateContainerResourcesRequest).
+func (c *Container) mergedResources(r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	merged := &cri.LinuxContainerResources{}
 	if c.rec.Resources.M != nil {
-		merged = proto.CloneOf(c.rec.Resources.M)
+		merged = proto.CloneOf(c.rec.Resources.M) // views refer to the old one
 	}
-	hugepages, unified := merged.HugepageLimits, merged.Unified
-	merged.HugepageLimits, merged.Unified = nil, nil
+	hugepages := merged.HugepageLimits
+	merged.HugepageLimits = nil
 	proto.Merge(merged, r)
-	if len(r.GetHugepageLimits()) == 0 {
-		merged.HugepageLimits = hugepages
-	}
-	for key, value := range unified {
-		if _, set := merged.Unified[key]; !set {
-			if merged.Unified == nil {
-				merged.Unified = make(map[string]string)
-			}
-			merged.Unified[key] = value
+	for _, old := range hugepages {
+		same := func(l *cri.HugepageLimit) bool { return l.GetPageSize() == old.GetPageSize() }
+		if !slices.ContainsFunc(merged.HugepageLimits, same) {
+			merged.HugepageLimits = append(merged.HugepageLimits, old)
 		}
 	}
-	c.rec.Resources.M = merged
+	return merged
+}
+
+func (c *Container) setResources(r *cri.LinuxContainerResources) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec.Resources.M = r
 }
 
 // publish shows readers the container as it is now.

@@ -160,12 +160,14 @@ func limits(in *Input, s *specs.Spec) error {
 	if score < -1000 || score > 1000 {
 		return invalid("oom_score_adj %d is not between -1000 and 1000", score)
 	}
-	// Always set: else the container would inherit the monitor's. Below the
-	// floor the kernel refuses, and runc dies without saying why.
-	adjusted := max(int(score), in.Facts.Host.OOMScoreAdjMin)
-	s.Process.OOMScoreAdj = &adjusted
+	// Always set: else the container would inherit the monitor's.
+	s.Process.OOMScoreAdj = new(OOMScoreAdj(score, in.Facts.Host))
 	return nil
 }
+
+// OOMScoreAdj is the score that a process of the container gets: not below the
+// floor, where the kernel refuses and runc dies without saying why.
+func OOMScoreAdj(asked int64, host Host) int { return max(int(asked), host.OOMScoreAdjMin) }
 
 // ParseUlimit reads a resource limit of the form nofile=1024:4096 (soft, hard)
 // or nofile=1024; -1 and "unlimited" mean no limit.

@@ -46,6 +46,7 @@ func verbs() map[string]verb {
 		"suicide": {"SIGNAL: kill this process", suicide},
 
 		"write": {"FILE TEXT: create or overwrite", write},
+		"fill":  {"FILE MIB: create or overwrite with so much, and sync", fill},
 		"cat":   {"[FILE]: copy the file, or standard input, to standard output", cat},
 		"ls":    {"DIR: names, one a line", list},
 		"stat":  {"PATH: octal mode, uid, gid, size", stat},

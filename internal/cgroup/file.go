@@ -1,0 +1,66 @@
+package cgroup
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// ReadFile reads a file of a cgroup, such as memory.current, without the line's
+// end: in the hierarchy of the controller that its name begins with. It says
+// fault.NotFound where there is no such file, which is how the two versions of
+// cgroups are told apart.
+func ReadFile(cgroup, name string) (string, error) {
+	path, err := file(cgroup, name)
+	if err != nil {
+		return "", failed("read cgroup file", name, err)
+	}
+	text, err := read(unix.AT_FDCWD, path)
+	if err == unix.ENOENT {
+		err = problem{fault.NotFound, "no such file"}
+	}
+	if err != nil {
+		return "", failed("read cgroup file", path, err)
+	}
+	return strings.TrimSuffix(text, "\n"), nil
+}
+
+// WriteFile writes a file that ReadFile reads. A value that the kernel refuses
+// is the kernel's error.
+func WriteFile(cgroup, name, value string) error {
+	path, err := file(cgroup, name)
+	if err != nil {
+		return failed("write cgroup file", name, err)
+	}
+	err = write(path, value+"\n") // the line's end, for an empty value is no write at all
+	if err == unix.ENOENT {
+		err = problem{fault.NotFound, "no such file"}
+	}
+	if err != nil {
+		return failed("write cgroup file", path, err)
+	}
+	return nil
+}
+
+func file(cgroup, name string) (string, error) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return "", err
+	}
+	all, mode, err := find()
+	if err != nil {
+		return "", err
+	}
+	controller, _, _ := strings.Cut(name, ".")
+	if mode == V2 {
+		controller = ""
+	}
+	for _, h := range all {
+		if h.has(controller) && !strings.Contains(name, "/") {
+			return h.dir(cgroup) + "/" + name, nil
+		}
+	}
+	return "", problem{fault.NotFound, "no hierarchy has the controller " + controller}
+}

@@ -1,0 +1,212 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Update is a change of what a container may use.
+type Update struct {
+	Resources   *specs.LinuxResources // all that is to be in force; fields that are nil stay
+	OOMScoreAdj *int                  // of every process; nil: stays
+}
+
+// Update does what of u the runtimes leave out as well, and does all of it or
+// nothing: runtimes themselves stop in the middle when the kernel refuses a
+// value.
+func (t *cliTask) Update(ctx context.Context, u Update) error {
+	if err := t.makeRoom(u.Resources.Memory); err != nil {
+		return err
+	}
+	old := t.limits(u)
+	err := t.update(ctx, u)
+	if err != nil {
+		err = errors.Join(t.explain(u, err), old.restore(t.ref.Cgroup))
+	}
+	return err
+}
+
+// update lets what crius does itself come first, for that can be taken back
+// without the runtime, which may have told systemd.
+func (t *cliTask) update(ctx context.Context, u Update) error {
+	if err := t.setHugepages(u.Resources); err != nil {
+		return err
+	}
+	if u.OOMScoreAdj != nil {
+		if err := t.setOOMScore(*u.OOMScoreAdj); err != nil {
+			return err
+		}
+	}
+	if err := t.runtimeUpdate(ctx, u.Resources); err != nil {
+		return err
+	}
+	// Once more: with any update runc restores the huge page limits that the
+	// container was created with.
+	return t.setHugepages(u.Resources)
+}
+
+// setHugepages writes the limits, which no runtime's update does.
+func (t *cliTask) setHugepages(r *specs.LinuxResources) error {
+	for _, limit := range r.HugepageLimits {
+		value := strconv.FormatUint(limit.Limit, 10)
+		err := cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "limit_in_bytes"), value)
+		if errors.Is(err, fault.NotFound) {
+			err = cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "max"), value)
+		}
+		if errors.Is(err, fault.NotFound) {
+			return fmt.Errorf("the node has no huge pages of %s: %w", limit.Pagesize, fault.Invalid)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize + "." + suffix }
+
+// setOOMScore gives all processes of the container a new score. One that is
+// forked meanwhile has its parent's, old or new, so it goes round until there is
+// none with the old one.
+func (t *cliTask) setOOMScore(score int) error {
+	done := map[int]bool{}
+	for more := true; more; {
+		pids, err := cgroup.Procs(t.ref.Cgroup)
+		if err != nil {
+			return err
+		}
+		more = false
+		for _, pid := range pids {
+			if done[pid] {
+				continue
+			}
+			done[pid], more = true, true
+			err := os.WriteFile(oomScoreFile(pid), []byte(strconv.Itoa(score)), 0)
+			if err != nil && !exited(err) {
+				return fmt.Errorf("oom_score_adj of process %d: %w", pid, err)
+			}
+		}
+	}
+	return nil
+}
+
+func oomScoreFile(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/oom_score_adj" }
+
+// exited tells that a file in /proc is one of a process that is no more.
+func exited(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
+
+// makeRoom has the kernel give back page cache where the container uses more
+// than it is to have, and refuses the update if that is not enough: cgroup v2
+// would kill a process. On v1 the kernel does the same by itself.
+func (t *cliTask) makeRoom(memory *specs.LinuxMemory) error {
+	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
+		return nil
+	}
+	used := func() int64 { return t.number("memory.current") } // 0 on v1
+	over := used() - *memory.Limit
+	if over <= 0 {
+		return nil
+	}
+	// It fails if it finds less; on kernels before 5.19, always.
+	_ = cgroup.WriteFile(t.ref.Cgroup, "memory.reclaim", strconv.FormatInt(over, 10))
+	if n := used(); n > *memory.Limit {
+		return tooMuchUsed(*memory.Limit, n)
+	}
+	return nil
+}
+
+// explain says it where memory is what stands in the way.
+func (t *cliTask) explain(u Update, err error) error {
+	memory := u.Resources.Memory
+	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
+		return err
+	}
+	if n := t.number("memory.usage_in_bytes"); n > *memory.Limit {
+		return fmt.Errorf("%w: %w", tooMuchUsed(*memory.Limit, n), err)
+	}
+	return err
+}
+
+func tooMuchUsed(limit, used int64) error {
+	return fmt.Errorf("memory_limit_in_bytes %d is less than the %d bytes that the container uses: %w", limit, used, fault.Precondition)
+}
+
+// number is the value of a cgroup file, 0 if there is none.
+func (t *cliTask) number(name string) int64 {
+	text, err := cgroup.ReadFile(t.ref.Cgroup, name)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}
+
+// oldLimits is what an update finds.
+type oldLimits struct {
+	files  map[string]string
+	scores map[int]string
+}
+
+// limits reads all that u may change. What cannot be read is not there to be
+// changed.
+func (t *cliTask) limits(u Update) oldLimits {
+	names := []string{
+		"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpuset.cpus", "cpuset.mems",
+		"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
+		"cpu.weight", "cpu.max", "memory.max", "memory.swap.max",
+	}
+	names = append(names, slices.Sorted(maps.Keys(u.Resources.Unified))...)
+	for _, limit := range u.Resources.HugepageLimits {
+		names = append(names, hugepageFile(limit.Pagesize, "limit_in_bytes"), hugepageFile(limit.Pagesize, "max"))
+	}
+	old := oldLimits{files: map[string]string{}, scores: map[int]string{}}
+	for _, name := range names {
+		if value, err := cgroup.ReadFile(t.ref.Cgroup, name); err == nil {
+			old.files[name] = value
+		}
+	}
+	if u.OOMScoreAdj != nil {
+		pids, _ := cgroup.Procs(t.ref.Cgroup)
+		for _, pid := range pids {
+			if value, err := os.ReadFile(oomScoreFile(pid)); err == nil {
+				old.scores[pid] = string(value)
+			}
+		}
+	}
+	return old
+}
+
+// restore writes back what differs. Some values bound each other, so what is
+// refused in the first round is tried in a second one.
+func (old oldLimits) restore(path string) error {
+	var errs []error
+	for range 2 {
+		errs = nil
+		for name, value := range old.files {
+			if now, err := cgroup.ReadFile(path, name); err == nil && now != value {
+				errs = append(errs, cgroup.WriteFile(path, name, value))
+			}
+		}
+	}
+	for pid, value := range old.scores {
+		if err := os.WriteFile(oomScoreFile(pid), []byte(strings.TrimSpace(value)), 0); err != nil && !exited(err) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("restore the old limits: %w", err)
+	}
+	return nil
+}
