@@ -82,8 +82,10 @@ func TestCommandTimeout(t *testing.T) {
 	}
 	var pid int
 	fmt.Sscan(string(text), &pid)
-	if alive(pid) {
-		t.Errorf("child %d lives on", pid)
+	for deadline := time.Now().Add(30 * time.Second); alive(pid); time.Sleep(time.Millisecond) { // killed, but maybe not dead yet
+		if time.Now().After(deadline) {
+			t.Fatalf("child %d lives on", pid)
+		}
 	}
 }
 
