@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -267,6 +269,19 @@ func (c *Container) targetPID(id string) (string, error) {
 		return "", fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
 	}
 	return fmt.Sprintf("/proc/%d/ns/pid", view.PID), nil
+}
+
+// loadedProfile is the AppArmor profile of RuntimeDefault. Without it containers
+// could still run, so that is no reason not to start.
+func loadedProfile(name string) string {
+	if name != lsm.DefaultProfile {
+		return name
+	}
+	if err := lsm.LoadDefaultProfile(context.Background()); err != nil {
+		slog.Error("containers run without an AppArmor profile", "err", err)
+		return ""
+	}
+	return name
 }
 
 // newDefaults parses the node's policy once.

@@ -1,5 +1,7 @@
 package pod
 
+import "github.com/crius-run/crius/internal/lsm"
+
 // Config is the node's own policy for pods and containers.
 type Config struct {
 	// StateDir and RunDir are the two roots of pod.Engine's disk layout (see
@@ -23,6 +25,7 @@ type Config struct {
 	CDISpecDirs         []string `toml:"cdi_spec_dirs" help:"directories with descriptions of devices (Container Device Interface); later ones win"`
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
 	SeccompProfile      string   `toml:"seccomp_profile" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
+	AppArmorProfile     string   `toml:"apparmor_profile" help:"profile of containers that ask for the runtime's default, where the node has AppArmor; crius-default is loaded by crius, another one by you; empty: none"`
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created when a mount asks for them and they are missing"`
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
@@ -31,9 +34,10 @@ type Config struct {
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
-		NamespacesDir: "/run",
-		ShmSize:       64 << 20,
-		CDISpecDirs:   []string{"/etc/cdi", "/var/run/cdi"},
+		NamespacesDir:   "/run",
+		ShmSize:         64 << 20,
+		AppArmorProfile: lsm.DefaultProfile,
+		CDISpecDirs:     []string{"/etc/cdi", "/var/run/cdi"},
 		DefaultCapabilities: []string{
 			"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID",
 			"SETPCAP", "NET_BIND_SERVICE", "KILL",

@@ -74,6 +74,9 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	if host.AppArmor {
+		defaults.AppArmorProfile = loadedProfile(cfg.AppArmorProfile)
+	}
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return nil, err
 	}

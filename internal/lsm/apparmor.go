@@ -1,0 +1,76 @@
+// Package lsm loads what the node's Linux security modules need to know before
+// containers are confined by them.
+package lsm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// DefaultProfile is the name of the AppArmor profile that LoadDefaultProfile
+// loads.
+const DefaultProfile = "crius-default"
+
+// profile lets a container do what its capabilities, seccomp filter and mounts
+// let it, but for what is the node's: writing to the parts of /proc and /sys that
+// no namespace divides, mounting, and touching processes outside. Ubuntu from
+// 23.10 on confines runtimes by profiles of their own, from which signals must
+// come through.
+var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_disconnected,mediate_deleted) {
+  network,
+  capability,
+  file,
+  umount,
+  unix,
+
+  signal (receive) peer=unconfined,
+  signal (receive) peer={runc,crun,crius},
+  signal (send, receive) peer={{.}},
+  ptrace (trace, read, tracedby, readby) peer={{.}},
+
+  deny mount,
+
+  deny /proc/* w,
+  deny /proc/{acpi,asound,bus,driver,fs,irq,scsi,sys,sysvipc,tty}/** w,
+  deny /proc/{kcore,sysrq-trigger} rwklx,
+
+  deny /sys/{block,bus,class,dev,devices,hypervisor,module,power}/** wklx,
+  deny /sys/fs/[^c]*/** wklx,
+  deny /sys/{firmware,kernel/security,devices/virtual/powercap}/** rwklx,
+}
+`))
+
+// loadTimeout is far more than the parser needs.
+const loadTimeout = 30 * time.Second
+
+// LoadDefaultProfile has the kernel know the profile, in place of what it knew
+// under the name. It takes apparmor_parser, and says fault.Unavailable where
+// that is missing.
+func LoadDefaultProfile(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	var text bytes.Buffer
+	if err := profile.Execute(&text, DefaultProfile); err != nil {
+		return err
+	}
+	// Without the cache on disk, which is for the node's own profiles.
+	cmd := exec.CommandContext(ctx, "apparmor_parser", "--replace", "--skip-cache")
+	cmd.Stdin = &text
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("apparmor_parser is missing: install the package apparmor: %w", fault.Unavailable)
+	}
+	if err != nil {
+		return fmt.Errorf("load AppArmor profile %s: %w: %s", DefaultProfile, err, strings.TrimSpace(string(out[:min(len(out), 1000)])))
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package lsm
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// parser puts a script in the place of apparmor_parser, which can do nothing on
+// a kernel without AppArmor.
+func parser(t *testing.T, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if script != "" {
+		if err := os.WriteFile(filepath.Join(dir, "apparmor_parser"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+}
+
+func TestLoadDefaultProfile(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "out")
+	parser(t, "{ echo \"$@\"; while read -r line; do echo \"$line\"; done; } >"+out)
+	if err := LoadDefaultProfile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"--replace", "\nprofile crius-default flags=(", "peer=crius-default,", "deny mount,", "\n}\n"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the parser did not get %q:\n%s", want, text)
+		}
+	}
+}
+
+func TestLoadDefaultProfileFails(t *testing.T) {
+	parser(t, "echo AppArmor parser error at line 3 >&2; exit 1")
+	if err := LoadDefaultProfile(t.Context()); err == nil || !strings.Contains(err.Error(), "error at line 3") {
+		t.Errorf("a parser that refuses: %v", err)
+	}
+	parser(t, "")
+	if err := LoadDefaultProfile(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("no parser: %v", err)
+	}
+}
