@@ -48,6 +48,14 @@ type Engine interface {
 	// RuntimeSpec is the container's config.json.
 	RuntimeSpec(id string) (json.RawMessage, error)
 
+	// SandboxContainers are a pod's containers, newest first.
+	SandboxContainers(id string) ([]*pod.ContainerView, error)
+	// Listen begins to collect events.
+	Listen() (*pod.Listener, error)
+	// StopEvents sends all listeners away: a server that drains need not wait
+	// for them.
+	StopEvents()
+
 	// Handlers lists the RuntimeClass handlers in an order that never changes.
 	Handlers() []*cri.RuntimeHandler
 	// RuntimeReady and NetworkReady say why a pod could not be run now.

@@ -193,6 +193,17 @@ func (f *fakeEngine) Container(id string) (*pod.ContainerView, error) {
 
 func (f *fakeEngine) Containers() []*pod.ContainerView { return f.containers }
 
+func (f *fakeEngine) SandboxContainers(id string) ([]*pod.ContainerView, error) {
+	var views []*pod.ContainerView
+	for _, v := range f.containers {
+		if v.SandboxID == id {
+			views = append(views, v)
+		}
+	}
+	return views, nil
+}
+func (f *fakeEngine) StopEvents()                    {}
+func (f *fakeEngine) Listen() (*pod.Listener, error) { return nil, fault.Exhausted }
 func (f *fakeEngine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }

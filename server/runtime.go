@@ -9,6 +9,7 @@ type runtimeService struct {
 	*sandboxAPI
 	*containerAPI
 	*streamAPI
+	*eventAPI
 	*nodeAPI
 }
 
@@ -21,6 +22,7 @@ func newRuntimeService(cfg Config, s Services) *runtimeService {
 		sandboxAPI:   &sandboxAPI{engine: s.Engine},
 		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
 		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
+		eventAPI:     &eventAPI{engine: s.Engine},
 		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
 	}
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -63,7 +64,16 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 	if err != nil {
 		return nil, err
 	}
-	resp := &cri.PodSandboxStatusResponse{Status: sandboxStatus(view)}
+	now := time.Now() // before the containers are looked at: what is newer is in an event
+	containers, err := s.engine.SandboxContainers(view.ID)
+	if err != nil {
+		return nil, err
+	}
+	resp := &cri.PodSandboxStatusResponse{
+		Status:             sandboxStatus(view),
+		ContainersStatuses: containerStatuses(containers),
+		Timestamp:          nanos(now),
+	}
 	if req.GetVerbose() {
 		resp.Info, err = sandboxInfo(view)
 	}

@@ -29,7 +29,8 @@ type Services struct {
 
 // Server answers CRI on a listener.
 type Server struct {
-	grpc *grpc.Server
+	grpc   *grpc.Server
+	engine Engine
 }
 
 // New makes a server that is ready for Serve.
@@ -45,7 +46,7 @@ func New(cfg Config, s Services) (*Server, error) {
 	)
 	registerCRI(srv, newRuntimeService(cfg, s), newImageService(s))
 	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})
-	return &Server{grpc: srv}, nil
+	return &Server{grpc: srv, engine: s.Engine}, nil
 }
 
 // Serve answers on l, which it closes, until Shutdown is complete, and returns
@@ -57,11 +58,13 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown takes no more calls and waits for those under way. When ctx ends
+// Shutdown takes no more calls, sends those away who listen for events, and
+// waits for the calls under way. When ctx ends
 // first, their contexts are cancelled and Shutdown returns ctx's error at once:
 // the work itself outlives its callers, so nothing is lost but answers. A
 // handler that does not heed its context is left behind.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.engine.StopEvents()
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)

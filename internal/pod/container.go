@@ -32,12 +32,14 @@ type Container struct {
 	view    atomic.Pointer[ContainerView]
 
 	// life is held by the verbs that change the container, but not by stop.
-	life sync.Mutex
-	stop stopper
+	life   sync.Mutex
+	stop   stopper
+	teller teller
 
 	mu     sync.Mutex // guards what follows; never held over I/O
 	rec    containerRecord
 	exit   *conmon.Exit
+	gone   bool          // removed
 	exited chan struct{} // closed when exit is set and published
 }
 
@@ -106,6 +108,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		s.addMember(c)
 		e.containers.publish(id, c)
+		c.tell()
 		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.rec.ImageID, "took", time.Since(started))
 		return id, nil
 	})
@@ -216,6 +219,7 @@ func (c *Container) start(ctx context.Context) error {
 	}
 	c.setStarted(started)
 	c.publish()
+	c.tell()
 	if err := c.put(); err != nil {
 		return err
 	}
@@ -250,11 +254,14 @@ func (c *Container) remove(ctx context.Context) error {
 	if err := c.kill(ctx); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
+	c.tell() // of its end; watch may not have come to it
 	if err := c.teardown(ctx); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
 	c.sandbox.dropMember(c)
+	c.setGone()
+	c.tell()
 	slog.InfoContext(ctx, "container removed", "container", c.id, "pod", c.sandbox.id)
 	return nil
 }

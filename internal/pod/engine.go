@@ -44,6 +44,7 @@ type Engine struct {
 	pulls      flight.Group[pullKey, *storage.Image]
 	noPulls    chan struct{} // closed when pulls are called off
 	debts      debts
+	events     hub
 	background sync.WaitGroup // watchers, stops, the debt collector
 	closing    chan struct{}
 }

@@ -266,4 +266,5 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 	slog.Warn("infra container died, its pod is not ready any more", "pod", s.id)
 	s.end()
 	s.publish()
+	s.tell()
 }

@@ -123,6 +123,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox) {
 	e.sandboxes.reserve(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
 	s.publish()
 	e.sandboxes.publish(s.id, s)
+	s.tell()
 }
 
 // resume checks that what a ready pod consists of is still there.
@@ -175,6 +176,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.addMember(c)
 	e.containers.publish(id, c)
+	c.tell()
 	return c
 }
 

@@ -26,7 +26,8 @@ type Sandbox struct {
 	view    atomic.Pointer[SandboxView]
 
 	// life is held by the verb that changes the pod.
-	life sync.Mutex
+	life   sync.Mutex
+	teller teller
 
 	mu      sync.Mutex // guards what follows; never held over I/O
 	rec     podRecord
@@ -36,6 +37,7 @@ type Sandbox struct {
 	// from then on, and the creations under way are called off.
 	ending chan struct{}
 	ended  bool
+	gone   bool // removed
 	births sync.WaitGroup
 }
 
@@ -131,6 +133,7 @@ func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.Po
 	}
 	s.publish()
 	e.sandboxes.publish(id, s)
+	s.tell()
 	return nil
 }
 
@@ -213,6 +216,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	if err := s.put(); err != nil {
 		return err
 	}
+	s.tell()
 	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
 	if s.owesNetwork() {
 		s.engine.owe(s.id, s.payNetwork)
@@ -259,6 +263,8 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		s.engine.owe(s.id, s.teardown)
 	}
 	s.engine.sandboxes.drop(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
+	s.setGone()
+	s.tell()
 	return nil
 }
 

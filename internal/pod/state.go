@@ -51,6 +51,12 @@ func (s *Sandbox) network() *network.Attachment {
 
 func (s *Sandbox) owesNetwork() bool { return s.network() != nil }
 
+func (s *Sandbox) setGone() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+}
+
 func (s *Sandbox) setInfra(t oci.Task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,6 +129,12 @@ func (c *Container) setStarted(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rec.Phase, c.rec.StartedAt = phaseStarted, at
+}
+
+func (c *Container) setGone() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gone = true
 }
 
 func (c *Container) setStartError(cause error) {
@@ -237,6 +249,7 @@ func (c *Container) watch() {
 		exit = c.lost(err)
 	}
 	c.setExit(exit)
+	c.tell()
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 

@@ -1,0 +1,181 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func (b *bench) listen(e *Engine) *Listener {
+	b.Helper()
+	l, err := e.Listen()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(l.Close)
+	return l
+}
+
+// end has a container's program end.
+func (b *bench) end(ctr string, code int32) {
+	task := b.task(ctr)
+	b.node.set(func() { task.die(code) })
+}
+
+// tale is what a listener hears, in words, names for ids, until the pod is gone.
+func (b *bench) tale(l *Listener, names map[string]string, last string) string {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second)
+	defer cancel()
+	var words []string
+	for len(words) == 0 || words[len(words)-1] != last {
+		event, err := l.Next(ctx)
+		if err != nil {
+			b.Fatalf("after %q: %v", words, err)
+		}
+		kind := strings.ToLower(strings.Split(event.Type.String(), "_")[1])
+		words = append(words, names[event.ID]+" "+kind)
+		if event.Sandbox == nil || event.At.IsZero() {
+			b.Errorf("%s: %+v", words[len(words)-1], event)
+		}
+		for _, c := range event.Containers {
+			if names[c.ID] == "" || c.SandboxID != event.Sandbox.ID {
+				b.Errorf("%s: container %s of another pod", words[len(words)-1], c.ID)
+			}
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func TestEventsOfALife(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	l := b.listen(e)
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.end(ctr, 0)
+	b.waitState(e, ctr, cri.ContainerState_CONTAINER_EXITED)
+	never := b.create(e, pod, "never")
+	b.remove(e, pod)
+	got := b.tale(l, map[string]string{pod: "pod", ctr: "ctr", never: "never"}, "pod deleted")
+	for _, want := range []string{
+		"pod created, pod started, ctr created, ctr started, ctr stopped, never created, never stopped, ",
+		"never deleted", "ctr deleted", ", pod deleted",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+}
+
+// A container that ends before its start has returned, and one that cannot be
+// started at all.
+func TestEventsOfShortLives(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	l := b.listen(e)
+	short := b.create(e, pod, "short")
+	returns := make(chan struct{})
+	b.node.set(func() { b.node.block["start"] = returns })
+	done := make(chan error, 1)
+	go func() { done <- e.StartContainer(context.Background(), short) }()
+	for b.node.count("start") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	b.end(short, 3)
+	b.waitState(e, short, cri.ContainerState_CONTAINER_EXITED)
+	b.node.set(func() { delete(b.node.block, "start") })
+	close(returns)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{short: "short"}
+	if got := b.tale(l, names, "short stopped"); got != "short created, short started, short stopped" {
+		t.Error(got)
+	}
+	failing := b.create(e, pod, "failing")
+	names[failing] = "failing"
+	b.node.set(func() { b.node.fail["start"] = errInjected })
+	if err := e.StartContainer(t.Context(), failing); !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	b.node.set(func() { delete(b.node.fail, "start") })
+	if got := b.tale(l, names, "failing stopped"); got != "failing created, failing stopped" {
+		t.Error(got)
+	}
+	b.remove(e, pod)
+}
+
+// After a restart nothing is told again, and nothing twice.
+func TestEventsAfterRestart(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	e = b.engine()
+	l := b.listen(e)
+	b.end(ctr, 0)
+	if got := b.tale(l, map[string]string{pod: "pod", ctr: "ctr"}, "ctr stopped"); got != "ctr stopped" {
+		t.Error(got)
+	}
+	b.remove(e, pod)
+}
+
+// A listener that does not listen costs nobody anything and is told so.
+func TestSlowListener(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	slow, quick := b.listen(e), b.listen(e)
+	heard := 0
+	for i := range maxQueue/4 + 1 {
+		pod := b.run(e, fmt.Sprint("p", i))
+		b.remove(e, pod)
+		for range 4 {
+			if _, err := quick.Next(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for ; ; heard++ {
+		if _, err := slow.Next(t.Context()); errors.Is(err, fault.Exhausted) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if heard != maxQueue {
+		t.Errorf("heard %d events before the mark, want %d", heard, maxQueue)
+	}
+}
+
+func TestListenersAreBounded(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	var all []*Listener
+	for range maxListeners {
+		all = append(all, b.listen(e))
+	}
+	if _, err := e.Listen(); !errors.Is(err, fault.Exhausted) {
+		t.Errorf("one too many: %v", err)
+	}
+	all[0].Close()
+	all[0] = b.listen(e)
+	done := make(chan error, 1)
+	go func() { _, err := all[0].Next(context.Background()); done <- err }()
+	e.StopEvents()
+	if err := <-done; !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a stopping server: %v", err)
+	}
+	if _, err := e.Listen(); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a stopped server: %v", err)
+	}
+}

@@ -1,0 +1,55 @@
+package server
+
+import (
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+)
+
+// eventAPI is the part of RuntimeService that tells of changes.
+type eventAPI struct {
+	engine Engine
+}
+
+// GetContainerEvents sends events until the client leaves. One that does not
+// keep up with them is sent away with ResourceExhausted: it has to list and
+// begin anew, which is what the kubelet does after any error.
+func (s *eventAPI) GetContainerEvents(_ *cri.GetEventsRequest, out grpc.ServerStreamingServer[cri.ContainerEventResponse]) error {
+	listener, err := s.engine.Listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	// So that the client knows from when on it listens.
+	if err := out.SendHeader(nil); err != nil {
+		return err
+	}
+	for {
+		event, err := listener.Next(out.Context())
+		if err != nil {
+			return err
+		}
+		if err := out.Send(containerEvent(event)); err != nil {
+			return err
+		}
+	}
+}
+
+func containerEvent(e *pod.Event) *cri.ContainerEventResponse {
+	return &cri.ContainerEventResponse{
+		ContainerId:        e.ID,
+		ContainerEventType: e.Type,
+		CreatedAt:          nanos(e.At),
+		PodSandboxStatus:   sandboxStatus(e.Sandbox),
+		ContainersStatuses: containerStatuses(e.Containers),
+	}
+}
+
+func containerStatuses(views []*pod.ContainerView) []*cri.ContainerStatus {
+	statuses := make([]*cri.ContainerStatus, len(views))
+	for i, v := range views {
+		statuses[i] = containerStatus(v)
+	}
+	return statuses
+}
