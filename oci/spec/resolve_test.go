@@ -346,3 +346,24 @@ func TestThisHost(t *testing.T) {
 		t.Errorf("%+v", host)
 	}
 }
+
+func TestAccounts(t *testing.T) {
+	for _, c := range []struct{ file, line, want string }{
+		{"root:x:0:0::/:/sh\n", "7:x:7:0::/:/nologin\n", "root:x:0:0::/:/sh\n7:x:7:0::/:/nologin\n"},
+		{"root:x:0:0::/:/sh", "7:x:7:0::/:/nologin\n", "root:x:0:0::/:/sh\n7:x:7:0::/:/nologin\n"},
+		{"root:x:0:0::/:/sh\n", "", ""},
+		{"", "7:x:7:0::/:/nologin\n", ""},
+	} {
+		rootfs := t.TempDir()
+		if c.file != "" {
+			if err := os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			writeFile(t, filepath.Join(rootfs, "etc/passwd"), c.file)
+		}
+		got, err := Accounts(rootfs, "/etc/passwd", c.line)
+		if err != nil || string(got) != c.want {
+			t.Errorf("%q + %q: %q, %v", c.file, c.line, got, err)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package spec
 import (
 	"errors"
 	"io/fs"
+	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -24,6 +25,23 @@ func ResolveUser(rootfs string, sc *cri.LinuxContainerSecurityContext, imageUser
 		return Identity{}, err
 	}
 	return identify(sc, imageUser, passwd, groups)
+}
+
+// Accounts is the image's /etc/passwd or /etc/group with a line added, from
+// Identity.PasswdLine or Identity.GroupLine. It is nil where there is no line to
+// add, or no file to add it to.
+func Accounts(rootfs, name, line string) ([]byte, error) {
+	if line == "" {
+		return nil, nil
+	}
+	text, err := readAccounts(rootfs, name)
+	if err != nil || text == "" {
+		return nil, err
+	}
+	if !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	return []byte(text + line), nil
 }
 
 func readAccounts(rootfs, name string) (string, error) {

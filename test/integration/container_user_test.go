@@ -1,11 +1,14 @@
 package integration
 
 import (
+	"path/filepath"
 	"testing"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/images"
 )
 
 // The image's passwd knows root 0:0, app 1001:1002 and nobody 65534:65534; its
@@ -108,4 +111,34 @@ func TestImageUserOutOfRange_CVE_2024_40635(t *testing.T) {
 			t.Errorf("USER %s was accepted and runs as %d:%d", user, f.UID, f.GID)
 		})
 	}
+}
+
+// A user that the image does not know has a name in the container all the same,
+// and only there; one that it knows finds the image's own file.
+func TestEveryUserHasAName(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		as := func(user, group int64) containerChange {
+			return func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: user}
+				c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: group}
+				c.WorkingDir = "/tmp"
+			}
+		}
+		c := p.start(t, "sleep", as(4711, 4712))
+		equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"4711:x:4711:4712::/tmp:/sbin/nologin\n")
+		equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"4712:x:4712:\n")
+
+		c = p.start(t, "sleep", as(1001, 1002))
+		equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
+		equal(t, "group of a known user", c.exec(t, "cat /etc/group"), images.Group)
+
+		// A volume that a pod mounts there wins.
+		own := filepath.Join(w.dir(t), "passwd")
+		put(t, own, "own")
+		c = p.start(t, "sleep", as(4711, 4712), withMounts(&cri.Mount{ContainerPath: "/etc/passwd", HostPath: own}))
+		equal(t, "passwd that is a volume", c.exec(t, "cat /etc/passwd"), "own")
+	})
 }
