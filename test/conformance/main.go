@@ -4,9 +4,10 @@
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
 // Each runtime handler, by default Debian's runc and crun and a current runc
-// (runc-current), gets a node of its own. The images that the suite names are built on the spot and served by the node's
-// registry under their public names. At the end of a run it prints one plain
-// line, the specs that were skipped and those that failed:
+// (runc-current), gets a node of its own. The images that the suite names are
+// built on the spot and served by the node's registry under their public names.
+// At the end of a run it prints one plain line, the specs that were skipped and
+// those that failed, and so is anything that the pods have left behind:
 //
 //	runc: 102 passed, 0 failed, 20 skipped
 //
@@ -23,7 +24,9 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
+	"github.com/crius-run/crius/internal/testkit/critest"
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/tools"
 )
@@ -48,22 +51,27 @@ func conform(ctx context.Context, focus string, handlers []string) error {
 	if err != nil {
 		return err
 	}
-	s := &suite{focus: focus}
-	if s.critest, err = tools.Critest(ctx); err != nil {
+	parts, err := critest.Build(ctx)
+	if err != nil {
 		return err
 	}
-	if s.images, err = buildImages(ctx); err != nil {
+	suite, err := critest.New(parts)
+	if err != nil {
+		return err
+	}
+	suite.Focus = focus
+	if err := node.Sweep(); err != nil { // what a run that was killed has left
 		return err
 	}
 	failed := false
 	for _, handler := range handlers {
 		path := filepath.Join(repo, ".cache", "conformance", handler+".log")
-		r, err := s.logged(ctx, path, handler)
+		r, err := logged(ctx, path, suite, handler)
 		if err != nil {
 			return fmt.Errorf("%s: %w\nthe suite's log: %s", handler, err, path)
 		}
-		r.print(os.Stdout, handler)
-		failed = failed || len(r.failed) > 0
+		r.Print(os.Stdout, handler)
+		failed = failed || r.Failed()
 	}
 	if failed {
 		return errors.New("there were failures")
@@ -72,13 +80,66 @@ func conform(ctx context.Context, focus string, handlers []string) error {
 }
 
 // logged is run, with the suite's output in a file.
-func (s suite) logged(ctx context.Context, path, handler string) (*result, error) {
+func logged(ctx context.Context, path string, suite *critest.Suite, handler string) (*critest.Result, error) {
 	log, err := os.Create(path)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	s.log = log
+	suite.Log = log
 	fmt.Printf("%s: the suite runs, its log is %s\n", handler, path)
-	return s.run(ctx, handler)
+	return run(ctx, suite, handler)
+}
+
+// currentRunc is the handler of a current runc, beside Debian's.
+const currentRunc = "runc-current"
+
+// configure is what the node needs to be told for a handler.
+func configure(ctx context.Context, handler string) (string, error) {
+	if handler != currentRunc {
+		return "", nil
+	}
+	path, err := tools.Runc(ctx)
+	return fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", currentRunc, path), err
+}
+
+// leftTime is how long what pods leave may take to go.
+const leftTime = 20 * time.Second
+
+// run runs the suite once with a runtime handler, on a node of its own.
+func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.Result, err error) {
+	config, err := configure(ctx, handler)
+	if err != nil {
+		return nil, err
+	}
+	n, err := node.New(ctx, node.Options{Config: config})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	if err := n.Registries(critest.Registries(node.RegistryAddress)); err != nil {
+		return nil, err
+	}
+	suite.Push(n.Registry)
+	if err := n.Start(ctx); err != nil {
+		return nil, err
+	}
+	empty, err := n.Inventory()
+	if err != nil {
+		return nil, err
+	}
+	r, err := suite.Run(ctx, critest.Target{Socket: n.Socket(), Handler: handler, Dir: n.Path("suite"), Do: n.Do})
+	if err != nil {
+		return nil, fmt.Errorf("%w\nend of the server's log:\n%s", err, n.LogTail(20))
+	}
+	if err := n.Clean(ctx, empty, leftTime); err != nil {
+		r.Fail("what is left", err.Error())
+	}
+	if err := n.Stop(); err != nil {
+		r.Fail("the server at its end", err.Error())
+	}
+	for _, fault := range n.Faults() {
+		r.Fail("the server's log", fault)
+	}
+	return r, nil
 }

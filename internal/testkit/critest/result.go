@@ -1,4 +1,4 @@
-package main
+package critest
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// result is what became of the specs of one run.
-type result struct {
+// Result is what became of the specs of one run.
+type Result struct {
 	passed          int
 	failed, skipped []outcome
 }
@@ -19,7 +19,7 @@ type outcome struct{ spec, reason string }
 
 // add counts a spec. Something else that ran, such as the set-up of the whole
 // suite, counts only if it failed.
-func (r *result) add(spec specReport) {
+func (r *Result) add(spec specReport) {
 	name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
 	name = strings.TrimPrefix(strings.TrimSpace(name), "[k8s.io] ")
 	if name == "" {
@@ -37,18 +37,22 @@ func (r *result) add(spec specReport) {
 		}
 	default:
 		at := spec.Failure.Location
-		r.fail(name, fmt.Sprintf("%s:%d: %s", filepath.Base(at.FileName), at.LineNumber, spec.Failure.Message))
+		r.Fail(name, fmt.Sprintf("%s:%d: %s", filepath.Base(at.FileName), at.LineNumber, spec.Failure.Message))
 	}
 }
 
-func (r *result) fail(spec, reason string) {
+// Fail adds a failure that is no spec's, such as something left behind.
+func (r *Result) Fail(spec, reason string) {
 	r.failed = append(r.failed, outcome{spec, reason})
 }
 
-// print tells the counts, which skipped specs had which reason, and all about
-// the failed ones.
-func (r *result) print(out io.Writer, handler string) {
-	fmt.Fprintf(out, "\n%s: %d passed, %d failed, %d skipped\n", handler, r.passed, len(r.failed), len(r.skipped))
+// Failed tells whether anything failed.
+func (r *Result) Failed() bool { return len(r.failed) > 0 }
+
+// Print tells the counts, which skipped specs had which reason, and all about
+// the failed ones. The first line begins with the run's name.
+func (r *Result) Print(out io.Writer, name string) {
+	fmt.Fprintf(out, "\n%s: %d passed, %d failed, %d skipped\n", name, r.passed, len(r.failed), len(r.skipped))
 	for _, o := range sorted(r.skipped) {
 		reason := o.reason
 		if reason == "" {

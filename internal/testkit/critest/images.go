@@ -1,23 +1,19 @@
-package main
+package critest
 
 import (
-	"context"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/registry"
 )
 
 // The registries of the images that the suite names. They stay in the names,
-// since some specs compare them; see remap.
+// since some specs compare them; see Registries.
 const (
 	e2eImages = "e2e-test-images/"
 	criImages = "k8s-staging-cri-tools/"
@@ -25,16 +21,15 @@ const (
 
 var hosts = []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"}
 
-// remap sends every pull from the public registries to the node's own. There
-// is no way back to the public ones: what is missing fails.
-func remap(n *node.Node) error {
+// Registries is the text for registries.conf that sends every pull from the
+// public registries to the one at address. There is no way back to the public
+// ones: what is missing fails.
+func Registries(address string) string {
+	var text strings.Builder
 	for _, host := range hosts {
-		text := fmt.Sprintf("\n[[registry]]\nprefix = %q\nlocation = %q\ninsecure = true", host, node.RegistryAddress)
-		if err := n.Registries(text); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "\n[[registry]]\nprefix = %q\nlocation = %q\ninsecure = true\n", host, address)
 	}
-	return nil
+	return text.String()
 }
 
 // images is what the suite's images are made of.
@@ -45,18 +40,14 @@ type images struct {
 	digest  *image.Artifact            // pulled by its digest
 }
 
-// buildImages makes every image that the suite pulls. Only busybox takes time,
-// and it is kept.
-func buildImages(ctx context.Context) (*images, error) {
-	repo, err := node.Repository()
-	if err != nil {
-		return nil, err
-	}
+// newImages makes every image that the suite pulls.
+func newImages(p Parts) (*images, error) {
 	i := &images{built: map[string]*image.Artifact{}}
-	if i.busybox, err = busyboxLayer(ctx, repo); err != nil {
+	var err error
+	if i.busybox, err = busyboxLayer(p.Busybox); err != nil {
 		return nil, err
 	}
-	if i.standin, err = image.GoProgram(ctx, "bin/nginx", repo, "./test/conformance/standin"); err != nil {
+	if i.standin, err = image.HostFile("bin/nginx", p.Standin, 0o755); err != nil {
 		return nil, err
 	}
 	for _, build := range []func() error{i.buildWorkloads, i.buildUsers, i.buildListed} {
@@ -67,28 +58,19 @@ func buildImages(ctx context.Context) (*images, error) {
 	return i, nil
 }
 
-// push serves all of them.
-func (i *images) push(r *registry.Registry) {
-	for name, built := range i.built {
+// Push serves all of the suite's images.
+func (s *Suite) Push(r *registry.Registry) {
+	for name, built := range s.images.built {
 		repo, tag, _ := strings.Cut(name, ":")
 		r.Push(repo, tag, built)
 	}
-	r.Push(criImages+"test-image-digest", "", i.digest)
+	r.Push(criImages+"test-image-digest", "", s.images.digest)
 }
 
 // busyboxLayer has every applet as a hard link: specs mask /bin/ls, which by a
 // symbolic link would mask busybox itself.
-func busyboxLayer(ctx context.Context, repo string) (image.Layer, error) {
-	program := filepath.Join(repo, ".cache", "conformance", "busybox")
-	if _, err := os.Stat(program); err != nil {
-		fmt.Println("builds busybox, which takes some minutes, but only once")
-		cmd := exec.CommandContext(ctx, filepath.Join(repo, "test", "conformance", "busybox.sh"), program)
-		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		if err := cmd.Run(); err != nil {
-			return image.Layer{}, fmt.Errorf("build busybox: %w", err)
-		}
-	}
-	applets, err := exec.CommandContext(ctx, program, "--list").Output()
+func busyboxLayer(program string) (image.Layer, error) {
+	applets, err := exec.Command(program, "--list").Output()
 	if err != nil {
 		return image.Layer{}, fmt.Errorf("list the applets of busybox: %w", err)
 	}

@@ -1,4 +1,4 @@
-package main
+package critest
 
 import (
 	"strings"
@@ -17,12 +17,12 @@ const report = `[{"SpecReports": [
 ]}]`
 
 func TestReportIsCounted(t *testing.T) {
-	r, err := read([]byte(report))
+	r, err := Read([]byte(report))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	r.print(&out, "runc")
+	r.Print(&out, "runc")
 	const want = `
 runc: 1 passed, 2 failed, 2 skipped
   skipped: Pod confines (no AppArmor)
@@ -41,7 +41,7 @@ runc: 1 passed, 2 failed, 2 skipped
 // A suite that ran nothing has not passed.
 func TestEmptyReportIsAnError(t *testing.T) {
 	for _, data := range []string{"", "[]", `[{"SpecReports": []}]`} {
-		if r, err := read([]byte(data)); err == nil {
+		if r, err := Read([]byte(data)); err == nil {
 			t.Errorf("%q: %+v", data, r)
 		}
 	}
