@@ -48,7 +48,7 @@ func hostFrom(root fs.FS) (Host, error) {
 	host.Kernel = strings.TrimSpace(string(release))
 	host.Seccomp = exists(root, "proc/sys/kernel/seccomp/actions_avail")
 	host.AppArmor = first(root, "sys/module/apparmor/parameters/enabled") == 'Y'
-	host.SELinux = exists(root, "sys/fs/selinux/enforce")
+	host.SELinux = exists(root, "sys/fs/selinux/enforce") && policyLoaded(root)
 	err = cgroupFacts(root, &host)
 	return host, err
 }
@@ -104,6 +104,14 @@ func cgroupFacts(root fs.FS, host *Host) error {
 		host.SwapAccounting = exists(root, "proc/swaps")
 	}
 	return nil
+}
+
+// policyLoaded tells whether SELinux has a policy. Until it gets one, which is
+// never on a node where it is compiled in and not used, every process has the
+// label of the kernel, and runtimes call it disabled.
+func policyLoaded(root fs.FS) bool {
+	own, err := fs.ReadFile(root, "proc/self/attr/current")
+	return err == nil && strings.TrimRight(string(own), "\x00\n") != "kernel"
 }
 
 func exists(root fs.FS, name string) bool {

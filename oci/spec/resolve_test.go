@@ -316,8 +316,11 @@ func TestHostFacts(t *testing.T) {
 			"sys/fs/cgroup/cgroup.controllers": "memory\n", "proc/self/cgroup": "0::/\n", "proc/swaps": "",
 		}, func(h Host) bool { return h.SwapAccounting }},
 		{"security modules", map[string]string{
-			"proc/sys/kernel/seccomp/actions_avail": "errno", "sys/module/apparmor/parameters/enabled": "Y\n", "sys/fs/selinux/enforce": "0",
+			"proc/sys/kernel/seccomp/actions_avail": "errno", "sys/module/apparmor/parameters/enabled": "Y\n", "sys/fs/selinux/enforce": "0", "proc/self/attr/current": "system_u:system_r:init_t:s0\x00",
 		}, func(h Host) bool { return h.Seccomp && h.AppArmor && h.SELinux }},
+		{"SELinux without a policy", map[string]string{
+			"sys/fs/selinux/enforce": "0", "proc/self/attr/current": "kernel\x00",
+		}, func(h Host) bool { return !h.SELinux }},
 		{"AppArmor says nothing", map[string]string{"sys/module/apparmor/parameters/enabled": ""}, func(h Host) bool { return !h.AppArmor }},
 		{"AppArmor switched off", map[string]string{"sys/module/apparmor/parameters/enabled": "N\n"}, func(h Host) bool { return !h.AppArmor }},
 	} {
