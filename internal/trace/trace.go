@@ -1,0 +1,146 @@
+// Package trace follows the work of the server: which operations are under way,
+// the step that each is at and since when, and how long all of it took. What
+// becomes of that (metrics, spans) is the business of observers.
+package trace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Observer is told of operations and steps. Begin may add to the context what
+// the work below it is to find there; the function that it returns is called
+// once, when the work is over.
+type Observer interface {
+	Begin(ctx context.Context, name string) (context.Context, func(err error))
+}
+
+// Tracer knows the operations under way. The zero value is ready, and a nil
+// Tracer does nothing.
+type Tracer struct {
+	observers []Observer
+
+	mu     sync.Mutex
+	active map[*operation]bool
+}
+
+// New makes a Tracer with observers.
+func New(observers ...Observer) *Tracer { return &Tracer{observers: observers} }
+
+// operation is a piece of work on one object.
+type operation struct {
+	tracer *Tracer
+	name   string
+	object string
+	began  time.Time
+
+	mu    sync.Mutex
+	steps []step // under way, each within the one before, unless several run side by side
+}
+
+type step struct {
+	id    *byte
+	name  string
+	began time.Time
+}
+
+type operationKey struct{}
+
+// Operation runs f as work on an object, such as a pod's name. It costs little
+// enough for every call of every verb.
+func (t *Tracer) Operation(ctx context.Context, name, object string, f func(context.Context) error) error {
+	if t == nil {
+		return f(ctx)
+	}
+	o := &operation{tracer: t, name: name, object: object, began: time.Now()}
+	t.mu.Lock()
+	if t.active == nil {
+		t.active = map[*operation]bool{}
+	}
+	t.active[o] = true
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.active, o)
+	}()
+	return t.observed(context.WithValue(ctx, operationKey{}, o), name, f)
+}
+
+// Step runs f as a step of the operation that ctx belongs to, and says the
+// step's name in its error.
+func Step(ctx context.Context, name string, f func(context.Context) error) error {
+	o, _ := ctx.Value(operationKey{}).(*operation)
+	if o == nil {
+		return named(name, f(ctx))
+	}
+	s := step{id: new(byte), name: name, began: time.Now()}
+	o.mu.Lock()
+	o.steps = append(o.steps, s)
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.steps = slices.DeleteFunc(o.steps, func(other step) bool { return other.id == s.id })
+	}()
+	return named(name, o.tracer.observed(ctx, name, f))
+}
+
+func named(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+func (t *Tracer) observed(ctx context.Context, name string, f func(context.Context) error) (err error) {
+	for _, observer := range t.observers {
+		inner, end := observer.Begin(ctx, name)
+		ctx = inner
+		defer func() { end(err) }()
+	}
+	return f(ctx)
+}
+
+// Work is an operation under way.
+type Work struct {
+	Operation string        `json:"operation"`
+	Object    string        `json:"object"`
+	Took      time.Duration `json:"took"`
+	Step      string        `json:"step,omitempty"` // the one that began last; empty: between two
+	StepTook  time.Duration `json:"stepTook,omitempty"`
+}
+
+// Active lists what is under way, the longest first.
+func (t *Tracer) Active() []Work {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	operations := make([]*operation, 0, len(t.active))
+	for o := range t.active {
+		operations = append(operations, o)
+	}
+	t.mu.Unlock()
+	now := time.Now()
+	list := make([]Work, len(operations))
+	for i, o := range operations {
+		list[i] = o.work(now)
+	}
+	slices.SortFunc(list, func(a, b Work) int { return cmp.Compare(b.Took, a.Took) })
+	return list
+}
+
+func (o *operation) work(now time.Time) Work {
+	w := Work{Operation: o.name, Object: o.object, Took: now.Sub(o.began)}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := len(o.steps); n > 0 {
+		w.Step, w.StepTook = o.steps[n-1].name, now.Sub(o.steps[n-1].began)
+	}
+	return w
+}

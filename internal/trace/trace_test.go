@@ -1,0 +1,94 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// diary writes down what it is told.
+type diary struct{ lines []string }
+
+type depth struct{}
+
+func (d *diary) Begin(ctx context.Context, name string) (context.Context, func(error)) {
+	n, _ := ctx.Value(depth{}).(int)
+	d.lines = append(d.lines, strings.Repeat(" ", n)+name)
+	return context.WithValue(ctx, depth{}, n+1), func(err error) {
+		line := strings.Repeat(" ", n) + "end of " + name
+		if err != nil {
+			line += ": " + err.Error()
+		}
+		d.lines = append(d.lines, line)
+	}
+}
+
+var errBroken = errors.New("broken")
+
+func TestOperation(t *testing.T) {
+	d := &diary{}
+	tracer := New(d)
+	err := tracer.Operation(t.Context(), "run", "a", func(ctx context.Context) error {
+		if err := Step(ctx, "first", func(context.Context) error { return nil }); err != nil {
+			return err
+		}
+		return Step(ctx, "second", func(ctx context.Context) error {
+			return Step(ctx, "inner", func(context.Context) error {
+				active := tracer.Active()
+				if len(active) != 1 || active[0].Operation != "run" || active[0].Object != "a" || active[0].Step != "inner" || active[0].Took < active[0].StepTook {
+					t.Errorf("active: %+v", active)
+				}
+				return errBroken
+			})
+		})
+	})
+	if !errors.Is(err, errBroken) || err.Error() != "second: inner: broken" {
+		t.Errorf("got %v", err)
+	}
+	want := []string{
+		"run", " first", " end of first", " second", "  inner", "  end of inner: broken",
+		" end of second: inner: broken", "end of run: second: inner: broken",
+	}
+	if !slices.Equal(d.lines, want) {
+		t.Errorf("observed %q", d.lines)
+	}
+	if active := tracer.Active(); len(active) != 0 {
+		t.Errorf("still active: %+v", active)
+	}
+}
+
+func TestActiveOrder(t *testing.T) {
+	tracer := &Tracer{}
+	_ = tracer.Operation(t.Context(), "old", "a", func(ctx context.Context) error {
+		return tracer.Operation(ctx, "new", "b", func(context.Context) error {
+			if active := tracer.Active(); len(active) != 2 || active[0].Operation != "old" || active[1].Step != "" {
+				t.Errorf("active: %+v", active)
+			}
+			return nil
+		})
+	})
+}
+
+// Without a tracer the work is done all the same.
+func TestNoTracer(t *testing.T) {
+	var tracer *Tracer
+	err := tracer.Operation(t.Context(), "run", "a", func(ctx context.Context) error {
+		return Step(ctx, "step", func(context.Context) error { return errBroken })
+	})
+	if err == nil || err.Error() != "step: broken" || tracer.Active() != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	tracer := New()
+	b.ReportAllocs()
+	_ = tracer.Operation(b.Context(), "run", "a", func(ctx context.Context) error {
+		for b.Loop() {
+			_ = Step(ctx, "step", func(context.Context) error { return nil })
+		}
+		return nil
+	})
+}
