@@ -54,6 +54,23 @@ func cat(args []string) error {
 	return err
 }
 
+func copyFile(args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	from, err := os.Open(args[0])
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.Create(args[1])
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	return errors.Join(err, to.Close())
+}
+
 func list(args []string) error {
 	if len(args) != 1 {
 		return errUsage

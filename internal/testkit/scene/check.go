@@ -1,0 +1,84 @@
+package scene
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Each runs a test once per handler, as subtests that run side by side.
+func Each(t *testing.T, test func(t *testing.T, handler string)) {
+	t.Helper()
+	for _, h := range Handlers {
+		t.Run(h, func(t *testing.T) {
+			t.Parallel()
+			test(t, h)
+		})
+	}
+}
+
+// Eventually asks until the answer is yes or Patience ends.
+func Eventually(yes func() bool) bool {
+	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if yes() {
+			return true
+		}
+	}
+	return yes()
+}
+
+// WantCode checks that a call was refused with a code and a message that
+// contains each of the words.
+func WantCode(t *testing.T, err error, code codes.Code, words ...string) {
+	t.Helper()
+	WantOneOf(t, err, []codes.Code{code}, words...)
+}
+
+// WantOneOf is WantCode where CRI leaves the choice of the code.
+func WantOneOf(t *testing.T, err error, allowed []codes.Code, words ...string) {
+	t.Helper()
+	got := status.Code(err)
+	fits := false
+	for _, code := range allowed {
+		fits = fits || got == code
+	}
+	if !fits {
+		t.Errorf("got %v, want code %v", err, allowed)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the message does not say %q: %v", word, err)
+		}
+	}
+}
+
+// Equal compares two values and names what they are.
+func Equal[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+// Read is the content of a file.
+func Read(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Write makes or overwrites a file.
+func Write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,345 @@
+package scene
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/images/facts"
+)
+
+// Pod is a pod that runs, and what it was asked to be.
+type Pod struct {
+	World   *World
+	ID      string
+	Handler string
+	Config  *cri.PodSandboxConfig
+	made    []string // ids of the pod and of its containers
+}
+
+// Container is a container of a pod, and what it was asked to be.
+type Container struct {
+	Pod    *Pod
+	ID     string
+	Config *cri.ContainerConfig
+}
+
+// What a case changes in the request for a plain pod or container.
+type (
+	PodChange       = func(*cri.PodSandboxConfig)
+	ContainerChange = func(*cri.ContainerConfig)
+)
+
+// PodConfig is a pod named after the test.
+func (w *World) PodConfig(t *testing.T, change ...PodChange) *cri.PodSandboxConfig {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(t.Name()))
+	change = append([]PodChange{kubelet.LogsBelow(w.Path("logs"))}, change...)
+	return kubelet.Pod(strings.Trim(name[:min(len(name), 60)], "-"), change...)
+}
+
+// Pod makes a pod that is gone without a trace when the test has ended.
+func (w *World) Pod(t *testing.T, handler string, change ...PodChange) *Pod {
+	t.Helper()
+	p, err := w.TryPod(t, handler, change...)
+	if err != nil {
+		t.Fatalf("RunPodSandbox: %v", err)
+	}
+	return p
+}
+
+// TryPod is Pod for a request that may be refused.
+func (w *World) TryPod(t *testing.T, handler string, change ...PodChange) (*Pod, error) {
+	t.Helper()
+	config := w.PodConfig(t, change...)
+	resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return nil, err
+	}
+	return w.Adopt(t, handler, resp.PodSandboxId, config), nil
+}
+
+// Adopt takes over a pod that the test has made in its own way.
+func (w *World) Adopt(t *testing.T, handler, id string, config *cri.PodSandboxConfig) *Pod {
+	t.Helper()
+	p := &Pod{World: w, ID: id, Handler: handler, Config: config, made: []string{id}}
+	t.Cleanup(func() { p.vanish(t) })
+	return p
+}
+
+// vanish removes the pod and checks that nothing bears the id of the pod or of
+// one of its containers any more.
+func (p *Pod) vanish(t *testing.T) {
+	t.Helper()
+	ctx := context.Background()
+	if t.Failed() {
+		t.Logf("the server's log about the pod:\n%s", p.World.LogAbout(20, p.made...))
+	}
+	if _, err := p.World.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.ID}); err != nil {
+		t.Errorf("StopPodSandbox at the end: %v", err)
+	}
+	if _, err := p.World.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.ID}); err != nil {
+		t.Errorf("RemovePodSandbox at the end: %v", err)
+	}
+	os.RemoveAll(p.Config.LogDirectory)
+	var left []string
+	gone := Eventually(func() bool {
+		left = p.Traces(t)
+		return len(left) == 0
+	})
+	if !gone {
+		t.Errorf("left over by pod %s:\n%s", p.ID, inventory.Brief("", left))
+	}
+}
+
+// Traces is everything on the node that bears the id of the pod or of one of
+// its containers.
+func (p *Pod) Traces(t *testing.T) []string {
+	t.Helper()
+	now, err := p.World.Inventory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now.About(p.made...)
+}
+
+// Untouched checks that f leaves nothing new that bears the pod's id, as a
+// refused request must.
+func (p *Pod) Untouched(t *testing.T, f func()) {
+	t.Helper()
+	before := p.Traces(t)
+	f()
+	p.NothingBut(t, before)
+}
+
+// NothingBut checks that the pod has no traces but these.
+func (p *Pod) NothingBut(t *testing.T, before []string) {
+	t.Helper()
+	var left []string
+	clean := Eventually(func() bool {
+		left = slices.DeleteFunc(p.Traces(t), func(line string) bool { return slices.Contains(before, line) })
+		return len(left) == 0
+	})
+	if !clean {
+		t.Errorf("left over in pod %s:\n%s", p.ID, inventory.Brief("", left))
+	}
+}
+
+// Status is PodSandboxStatus.
+func (p *Pod) Status(t *testing.T) *cri.PodSandboxStatus {
+	t.Helper()
+	resp, err := p.World.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.ID})
+	if err != nil {
+		t.Fatalf("PodSandboxStatus: %v", err)
+	}
+	return resp.Status
+}
+
+// Stop is StopPodSandbox.
+func (p *Pod) Stop(t *testing.T) {
+	t.Helper()
+	if _, err := p.World.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.ID}); err != nil {
+		t.Fatalf("StopPodSandbox: %v", err)
+	}
+}
+
+// Remove is RemovePodSandbox.
+func (p *Pod) Remove(t *testing.T) {
+	t.Helper()
+	if _, err := p.World.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: p.ID}); err != nil {
+		t.Fatalf("RemovePodSandbox: %v", err)
+	}
+}
+
+// Steps is the command line of a probe: words, with ";" between steps.
+func Steps(line string) []string { return strings.Fields(line) }
+
+// Try is CreateContainer as it is; line is what the probe shall do, and the
+// container has a name that no other container of the pod has.
+func (p *Pod) Try(ctx context.Context, line string, change ...ContainerChange) (*Container, error) {
+	config := kubelet.Container(fmt.Sprintf("c%d", len(p.made)), images.Probe, Steps(line), change...)
+	resp, err := p.World.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
+		PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p.Adopt(resp.ContainerId, config), nil
+}
+
+// Adopt takes over a container that the test has made in its own way.
+func (p *Pod) Adopt(id string, config *cri.ContainerConfig) *Container {
+	p.made = append(p.made, id)
+	return &Container{Pod: p, ID: id, Config: config}
+}
+
+// Create creates a container.
+func (p *Pod) Create(t *testing.T, line string, change ...ContainerChange) *Container {
+	t.Helper()
+	c, err := p.Try(t.Context(), line, change...)
+	if err != nil {
+		t.Fatalf("CreateContainer: %v", err)
+	}
+	return c
+}
+
+// Start creates and starts a container.
+func (p *Pod) Start(t *testing.T, line string, change ...ContainerChange) *Container {
+	t.Helper()
+	c := p.Create(t, line, change...)
+	c.Start(t)
+	return c
+}
+
+// Finish runs a container to its end and returns what it wrote to stdout; it
+// must end with code 0.
+func (p *Pod) Finish(t *testing.T, line string, change ...ContainerChange) string {
+	t.Helper()
+	c := p.Start(t, line, change...)
+	if s := c.Wait(t); s.ExitCode != 0 {
+		t.Fatalf("container %q ended with code %d, %s %s: %s", line, s.ExitCode, s.Reason, s.Message, c.Errors(t))
+	}
+	return c.Output(t)
+}
+
+// Facts runs a container that describes itself.
+func (p *Pod) Facts(t *testing.T, change ...ContainerChange) *facts.Facts {
+	t.Helper()
+	f, err := facts.Parse([]byte(p.Finish(t, "facts", change...)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// Start is StartContainer.
+func (c *Container) Start(t *testing.T) {
+	t.Helper()
+	if err := c.TryStart(t.Context()); err != nil {
+		t.Fatalf("StartContainer: %v", err)
+	}
+}
+
+// TryStart is StartContainer as it is.
+func (c *Container) TryStart(ctx context.Context) error {
+	_, err := c.Pod.World.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ID})
+	return err
+}
+
+// Stop is StopContainer with a grace period in seconds.
+func (c *Container) Stop(t *testing.T, grace int64) {
+	t.Helper()
+	if _, err := c.Pod.World.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.ID, Timeout: grace}); err != nil {
+		t.Fatalf("StopContainer: %v", err)
+	}
+}
+
+// Remove is RemoveContainer.
+func (c *Container) Remove(t *testing.T) {
+	t.Helper()
+	if _, err := c.Pod.World.Runtime().RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: c.ID}); err != nil {
+		t.Fatalf("RemoveContainer: %v", err)
+	}
+}
+
+// Status is ContainerStatus.
+func (c *Container) Status(t *testing.T) *cri.ContainerStatus {
+	t.Helper()
+	resp, err := c.Pod.World.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: c.ID})
+	if err != nil {
+		t.Fatalf("ContainerStatus: %v", err)
+	}
+	return resp.Status
+}
+
+// Wait returns the status once the container has exited.
+func (c *Container) Wait(t *testing.T) *cri.ContainerStatus {
+	t.Helper()
+	var s *cri.ContainerStatus
+	if !Eventually(func() bool { s = c.Status(t); return s.State == cri.ContainerState_CONTAINER_EXITED }) {
+		t.Fatalf("container did not exit in %v: state %v", Patience, s.State)
+	}
+	return s
+}
+
+// Says waits until the container has written text to stdout.
+func (c *Container) Says(t *testing.T, text string) {
+	t.Helper()
+	if !Eventually(func() bool { return strings.Contains(c.Output(t), text) }) {
+		t.Fatalf("container never wrote %q, but %q and %q", text, c.Output(t), c.Errors(t))
+	}
+}
+
+// Log is the container's log file.
+func (c *Container) Log(t *testing.T) []kubelet.LogRecord {
+	t.Helper()
+	records, err := kubelet.ReadLog(filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+// Output is what the container wrote to stdout so far.
+func (c *Container) Output(t *testing.T) string {
+	t.Helper()
+	return kubelet.Text(c.Log(t), "stdout")
+}
+
+// Errors is what the container wrote to stderr so far.
+func (c *Container) Errors(t *testing.T) string {
+	t.Helper()
+	return kubelet.Text(c.Log(t), "stderr")
+}
+
+// Exec runs a probe inside, which must end with code 0, and returns its output.
+func (c *Container) Exec(t *testing.T, line string) string {
+	t.Helper()
+	resp := c.ExecResult(t, append([]string{"/probe"}, Steps(line)...)...)
+	if resp.ExitCode != 0 {
+		t.Fatalf("exec %q ended with code %d: %s", line, resp.ExitCode, resp.Stderr)
+	}
+	return string(resp.Stdout)
+}
+
+// Refuses runs a probe inside that must fail and say the words.
+func (c *Container) Refuses(t *testing.T, line string, words string) {
+	t.Helper()
+	resp := c.ExecResult(t, append([]string{"/probe"}, Steps(line)...)...)
+	if resp.ExitCode == 0 || !strings.Contains(string(resp.Stderr), words) {
+		t.Errorf("exec %q: code %d, %q and %q, want a failure with %q", line, resp.ExitCode, resp.Stdout, resp.Stderr, words)
+	}
+}
+
+// ExecResult is ExecSync of a command.
+func (c *Container) ExecResult(t *testing.T, cmd ...string) *cri.ExecSyncResponse {
+	t.Helper()
+	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: 30})
+	if err != nil {
+		t.Fatalf("ExecSync %q: %v", cmd, err)
+	}
+	return resp
+}
+
+// Facts asks a running container about itself.
+func (c *Container) Facts(t *testing.T) *facts.Facts {
+	t.Helper()
+	f, err := facts.Parse([]byte(c.Exec(t, "facts")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

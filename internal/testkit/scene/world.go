@@ -1,0 +1,266 @@
+// Package scene has the words in which tests of a running crius are written: a
+// world runs pods, a pod runs containers, a container is waited for, read and
+// asked. What a step needs and does not get ends the test; what a pod leaves
+// behind fails it.
+//
+//	w := scene.Private(t, node.Options{})
+//	out := w.Pod(t, "runc").Finish(t, "echo hello")
+package scene
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+)
+
+// Patience is how long the kernel, a monitor and the server together may take
+// for something that is promised to happen soon.
+const Patience = 20 * time.Second
+
+// Handlers are the runtimes that every promise holds for.
+var Handlers = []string{"runc", "crun"}
+
+// World is a node whose registry has the probe's image.
+type World struct {
+	*node.Node
+	empty *inventory.Snapshot // without any pod; see Settle
+}
+
+// New is a node that runs and has the probe's image. Close it.
+func New(ctx context.Context, o node.Options) (*World, error) {
+	o.Race = RaceEnabled()
+	n, err := node.New(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	w := &World{Node: n}
+	if err := w.open(ctx); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *World) open(ctx context.Context) error {
+	built, err := images.Build(nil)
+	if err != nil {
+		return err
+	}
+	w.Registry.Push("probe", "latest", built)
+	if err := w.Start(ctx); err != nil {
+		return err
+	}
+	if _, err := w.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: images.Probe}}); err != nil {
+		return fmt.Errorf("pull %s: %w\n%s", images.Probe, err, w.LogTail(20))
+	}
+	return nil
+}
+
+// Commons is a world that the tests of a package share: its zero value makes
+// it when it is first asked for. The tests must not restart or reconfigure it,
+// and find only their own pods in its lists.
+type Commons struct {
+	Options node.Options
+	once    sync.Once
+	world   *World
+	err     error
+}
+
+// World is the shared world; a test that cannot have it fails.
+func (c *Commons) World(t *testing.T) *World {
+	t.Helper()
+	c.once.Do(func() {
+		ctx := context.Background()
+		c.world, c.err = New(ctx, c.Options)
+		if c.err == nil {
+			c.err = c.world.Settle(ctx, Handlers...)
+		}
+		if c.err != nil {
+			fmt.Fprintln(os.Stderr, "the shared node:", c.err)
+		}
+	})
+	if c.err != nil {
+		t.Fatalf("the shared node: %.300v", c.err)
+	}
+	return c.world
+}
+
+// Run is what a TestMain does: it runs the tests, closes the world and returns
+// the exit code.
+func (c *Commons) Run(m *testing.M) int {
+	if err := node.Sweep(); err != nil {
+		fmt.Fprintln(os.Stderr, "sweep:", err)
+	}
+	code := m.Run()
+	if c.world != nil {
+		if err := c.world.farewell(); err != nil {
+			fmt.Fprintln(os.Stderr, "FAIL: the shared node at its end:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// farewell checks what no single test can: that all of them together left the
+// node as it was.
+func (w *World) farewell() error {
+	defer w.Close()
+	if err := w.Clean(context.Background(), w.empty, Patience); err != nil {
+		return err
+	}
+	if err := w.Stop(); err != nil {
+		return fmt.Errorf("SIGTERM: %w\n%s", err, w.LogTail(20))
+	}
+	if faults := w.Faults(); len(faults) > 0 {
+		return fmt.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
+	}
+	return nil
+}
+
+// Private is a node of the test's own, running.
+func Private(t *testing.T, o node.Options) *World {
+	t.Helper()
+	w, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("end of the server's log:\n%s", w.LogTail(60))
+		}
+		if faults := w.Faults(); len(faults) > 0 {
+			t.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// Spotless is a private node that knows what it has without any pod, for tests
+// that check that nothing is left at the end.
+func Spotless(t *testing.T, o node.Options) *World {
+	t.Helper()
+	w := Private(t, o)
+	if err := w.Settle(t.Context(), Handlers...); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// Settle runs one container per handler and only then takes stock, so that
+// directories that are made at first use do not look like leaks.
+func (w *World) Settle(ctx context.Context, handlers ...string) error {
+	for _, h := range handlers {
+		if err := w.warmUp(ctx, h); err != nil {
+			return fmt.Errorf("first pod: %w\n%s", err, w.LogTail(20))
+		}
+	}
+	var err error
+	w.empty, err = w.Inventory()
+	return err
+}
+
+func (w *World) warmUp(ctx context.Context, handler string) error {
+	config := kubelet.Pod("first", kubelet.LogsBelow(w.Path("logs")))
+	pod, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return err
+	}
+	c, err := w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
+		PodSandboxId: pod.PodSandboxId, SandboxConfig: config,
+		Config: kubelet.Container("first", images.Probe, []string{"sleep"}),
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		return err
+	}
+	if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod.PodSandboxId}); err != nil {
+		return err
+	}
+	_, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId})
+	return err
+}
+
+// RaceEnabled tells whether this test was built with the race detector; the
+// server then is, too.
+func RaceEnabled() bool {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return false
+	}
+	for _, s := range info.Settings {
+		if s.Key == "-race" {
+			return s.Value == "true"
+		}
+	}
+	return false
+}
+
+// Image pushes and pulls a variant of the probe under the test's own name and
+// returns the reference; the image is removed at the test's end.
+func (w *World) Image(t *testing.T, change func(*imagespec.ImageConfig), files ...image.File) string {
+	t.Helper()
+	unique := func(c *imagespec.ImageConfig) { // or it might be another test's image, too
+		c.Labels = map[string]string{"test": t.Name()}
+		if change != nil {
+			change(c)
+		}
+	}
+	built, err := images.Build(unique, files...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.PushAndPull(t, built)
+}
+
+// PushAndPull is Image for one that the test has built.
+func (w *World) PushAndPull(t *testing.T, built *image.Artifact) string {
+	t.Helper()
+	repo := "variant/" + built.Digest().Encoded()[:12]
+	w.Registry.Push(repo, "latest", built)
+	ref := node.RegistryHost + "/" + repo + ":latest"
+	w.Pull(t, ref)
+	t.Cleanup(func() {
+		w.Images().RemoveImage(context.Background(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	})
+	return ref
+}
+
+// Pull pulls without credentials and returns the image's id.
+func (w *World) Pull(t *testing.T, ref string) (id string) {
+	t.Helper()
+	resp, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	if err != nil {
+		t.Fatalf("pull %s: %v", ref, err)
+	}
+	return resp.ImageRef
+}
+
+// Dir is a directory of the test's own below the node's.
+func (w *World) Dir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(w.Path("tmp"), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Clean(dir)
+}

@@ -1,0 +1,87 @@
+package main_test
+
+import (
+	"os"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+// appArmor asks for a profile in the new form or, when profile is nil, in the
+// deprecated one.
+func appArmor(profile *cri.SecurityProfile, text string) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.Apparmor = profile
+		c.Linux.SecurityContext.ApparmorProfile = text //nolint:staticcheck // what they send
+	}
+}
+
+// On a node without AppArmor there is nothing that the default profile could
+// be, and a pod that asks for no more than that runs. A profile by name is a
+// promise that cannot be kept.
+func TestAppArmorOnANodeWithout(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/sys/kernel/security/apparmor"); err == nil {
+		t.Fatal("this machine has AppArmor, and the test is about one that has not")
+	}
+	const local = cri.SecurityProfile_Localhost
+	runs := map[string]scene.ContainerChange{
+		"nothing":         appArmor(nil, ""),
+		"default":         appArmor(&cri.SecurityProfile{}, ""),
+		"unconfined":      appArmor(&cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}, ""),
+		"old, default":    appArmor(nil, "runtime/default"),
+		"old, unconfined": appArmor(nil, "unconfined"),
+		// The new form counts where both are sent, as kubelets from 1.30 do.
+		"both": appArmor(&cri.SecurityProfile{}, "runtime/default"),
+	}
+	fails := map[string]struct {
+		change scene.ContainerChange
+		word   string
+	}{
+		"localhost":      {appArmor(&cri.SecurityProfile{ProfileType: local, LocalhostRef: "foo-profile"}, ""), "foo-profile"},
+		"no name":        {appArmor(&cri.SecurityProfile{ProfileType: local}, ""), "localhost_ref"},
+		"old, localhost": {appArmor(nil, "localhost/foo-profile"), "foo-profile"},
+		"old, unknown":   {appArmor(nil, "something"), "something"},
+	}
+	eachVersion(t, func(t *testing.T, p *scene.Pod, v version) {
+		for name, change := range runs {
+			t.Run(name, func(t *testing.T) {
+				c, err := v.start(t, p, "echo runs", change)
+				if err != nil {
+					t.Fatal(err)
+				}
+				scene.Equal(t, "exit code", c.Wait(t).ExitCode, 0)
+			})
+		}
+		for name, test := range fails {
+			t.Run(name, func(t *testing.T) {
+				p.Untouched(t, func() {
+					_, err := v.start(t, p, "sleep", test.change)
+					scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound, codes.Unimplemented}, test.word)
+				})
+			})
+		}
+	})
+}
+
+// Where SELinux is off, its labels mean nothing, and relabelling neither.
+func TestSELinuxOnANodeWithout(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
+		t.Fatal("this machine has SELinux, and the test is about one that has not")
+	}
+	w := commons.World(t)
+	options := &cri.SELinuxOption{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c1,c2"}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.SelinuxOptions = options })
+		dir := w.Dir(t)
+		out := p.Finish(t, "write /v/f x ; cat /v/f", func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.SelinuxOptions = options
+			c.Mounts = []*cri.Mount{{ContainerPath: "/v", HostPath: dir, SelinuxRelabel: true}}
+		})
+		scene.Equal(t, "output", out, "x\n")
+	})
+}

@@ -1,0 +1,70 @@
+package main_test
+
+import (
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+func limitedTo(bytes int64) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: bytes, MemorySwapLimitInBytes: bytes, OomScoreAdj: 1000}
+	}
+}
+
+// From api.proto: the reason "must be set to OOMKilled for containers
+// terminated by cgroup-based Out-of-Memory killer". A program that ends well
+// has not been terminated, whatever became of a child.
+func TestOOMKilled(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	cases := map[string]struct {
+		line   string
+		code   int32
+		reason string
+	}{
+		"the main process":                      {"alloc 200", 137, "OOMKilled"},
+		"a child, then a failure":               {"fork 1 alloc 200 ; sleep 500ms ; exit 3", 3, "OOMKilled"},
+		"a child, then success":                 {"fork 1 alloc 200 ; sleep 500ms ; exit 0", 0, "Completed"},
+		"a child, and its code passed on":       {"run /probe alloc 200", 1, "OOMKilled"},
+		"nobody, and the code of one killed":    {"exit 137", 137, "Error"},
+		"nobody, though it comes near":          {"alloc 8 ; exit 1", 1, "Error"},
+		"nobody, though it comes near and ends": {"alloc 8 ; exit 0", 0, "Completed"},
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for name, test := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := w.Pod(t, handler).Start(t, test.line, limitedTo(32*mib)).Wait(t)
+				scene.Equal(t, "exit code", s.ExitCode, test.code)
+				scene.Equal(t, "reason", s.Reason, test.reason)
+			})
+		}
+		// Killed from outside without any shortage.
+		c := p.Start(t, "sleep", limitedTo(32*mib))
+		c.Stop(t, 0)
+		scene.Equal(t, "reason of a container killed by a stop", c.Status(t).Reason, "Error")
+		scene.Equal(t, "its exit code", c.Status(t).ExitCode, 137)
+	})
+}
+
+// An exec that is killed is not the container.
+func TestOOMOfAnExec(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		c := w.Pod(t, handler).Start(t, "trap TERM ; exit 0", limitedTo(48*mib))
+		c.Says(t, "ready")
+		resp := c.ExecResult(t, "/probe", "alloc", "200")
+		scene.Equal(t, "exit code of the exec", resp.ExitCode, 137)
+		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		scene.Equal(t, "reason while it runs", strings.Contains(c.Status(t).Reason, "OOM"), false)
+		c.Stop(t, 20)
+		scene.Equal(t, "exit code at the end", c.Status(t).ExitCode, 0)
+		scene.Equal(t, "reason at the end", c.Status(t).Reason, "Completed")
+	})
+}

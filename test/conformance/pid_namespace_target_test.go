@@ -1,0 +1,138 @@
+package main_test
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+// targeting puts a container into another one's PID namespace, as kubectl
+// debug --target does.
+func targeting(id string) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: id}
+	}
+}
+
+func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		target := p.Start(t, "fork 1 sleep 1h ; echo ready ; sleep 2h")
+		bystander := p.Start(t, "sleep 3h")
+		target.Says(t, "ready")
+		debug := p.Start(t, "sleep 4h", targeting(target.ID))
+
+		f := debug.Facts(t)
+		var seen []string
+		for _, line := range f.Processes {
+			seen = append(seen, line)
+		}
+		all := strings.Join(seen, "\n")
+		for _, want := range []string{"sleep 1h", "sleep 2h", "sleep 4h"} {
+			if !strings.Contains(all, want) {
+				t.Errorf("%q is not among the processes:\n%s", want, all)
+			}
+		}
+		if strings.Contains(all, "sleep 3h") {
+			t.Errorf("another container's processes are seen:\n%s", all)
+		}
+		if !strings.Contains(f.Processes[1], "sleep 2h") {
+			t.Errorf("process 1 is %q", f.Processes[1])
+		}
+		scene.Equal(t, "PID namespace", debug.Procfs(t, "status") != "" && f.Namespaces["pid"] == target.Facts(t).Namespaces["pid"], true)
+		if f.Namespaces["mnt"] == target.Facts(t).Namespaces["mnt"] {
+			t.Error("the mount namespace is the target's, too")
+		}
+		if strings.Contains(bystander.Exec(t, "facts"), "sleep 4h") {
+			t.Error("a container that is not the target sees the new one")
+		}
+
+		// The namespace ends with its process 1, and all in it.
+		target.Stop(t, 0)
+		scene.Equal(t, "exit code of who was inside", debug.Wait(t).ExitCode, 137)
+	})
+}
+
+// Whoever leaves a targeted namespace does the target no harm.
+func TestTargetOutlivesItsVisitors(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		target := p.Start(t, "sleep")
+		p.Finish(t, "echo done", targeting(target.ID))
+		killed := p.Start(t, "ignore TERM ; sleep", targeting(target.ID))
+		killed.Stop(t, 0)
+		scene.Equal(t, "exit code of the killed one", killed.Status(t).ExitCode, 137)
+		p.Start(t, "sleep", targeting(target.ID)).Remove(t)
+		scene.Equal(t, "state of the target", target.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		if n := len(target.Facts(t).Processes); n != 2 { // itself and the exec
+			t.Errorf("%d processes are in the target's namespace, want 2", n)
+		}
+	})
+}
+
+// In a pod with one PID namespace the target's is the pod's.
+func TestTargetInASharedPIDNamespace(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD })
+		forPod := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD }
+		target := p.Start(t, "sleep 2h", forPod)
+		p.Start(t, "sleep 3h", forPod)
+		debug := p.Start(t, "sleep 4h", targeting(target.ID))
+		out := debug.Exec(t, "facts")
+		for _, want := range []string{"sleep 2h", "sleep 3h"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%q is not among the processes", want)
+			}
+		}
+		target.Stop(t, 0)
+		scene.Equal(t, "state", debug.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	})
+}
+
+func TestTargetsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	wrong := []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p, other := w.Pod(t, handler), w.Pod(t, handler)
+		foreign, ended := other.Start(t, "sleep"), p.Start(t, "exit 0")
+		ended.Wait(t)
+		for name, id := range map[string]string{
+			"unknown": strings.Repeat("0", 64), "empty": "", "of another pod": foreign.ID, "ended": ended.ID, "a pod": p.ID,
+		} {
+			t.Run(name, func(t *testing.T) {
+				p.Untouched(t, func() {
+					_, err := p.Try(t.Context(), "sleep", targeting(id))
+					scene.WantOneOf(t, err, wrong, "target")
+				})
+			})
+		}
+		for name, change := range map[string]func(*cri.NamespaceOption){
+			"network": func(o *cri.NamespaceOption) { o.Network = cri.NamespaceMode_TARGET },
+			"IPC":     func(o *cri.NamespaceOption) { o.Ipc = cri.NamespaceMode_TARGET },
+		} {
+			_, err := other.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) {
+				c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER, TargetId: foreign.ID}
+				change(c.Linux.SecurityContext.NamespaceOptions)
+			})
+			if err == nil {
+				t.Errorf("TARGET for the %s namespace was accepted", name)
+			}
+		}
+		if _, err := w.TryPod(t, handler, func(c *cri.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: foreign.ID}
+		}); err == nil {
+			t.Error("a pod with a target was accepted")
+		}
+	})
+}

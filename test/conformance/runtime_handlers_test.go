@@ -1,0 +1,120 @@
+package main_test
+
+import (
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+// TestRuntimeHandlersAreHonest compares what Status says of each handler with
+// what its runtime says of itself; that it is true the tests of each feature
+// show.
+func TestRuntimeHandlersAreHonest(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	resp := nodeStatus(t, w)
+	var names []string
+	for _, h := range resp.RuntimeHandlers {
+		names = append(names, h.Name)
+		if h.Features == nil {
+			t.Errorf("handler %q has no features", h.Name)
+		}
+	}
+	for _, want := range append([]string{""}, scene.Handlers...) {
+		if !slices.Contains(names, want) {
+			t.Errorf("%q is not among the handlers %q", want, names)
+		}
+	}
+	if compact := slices.Compact(slices.Sorted(slices.Values(names))); len(compact) != len(names) {
+		t.Errorf("handlers are named twice: %q", names)
+	}
+	for range 5 {
+		var again []string
+		for _, h := range nodeStatus(t, w).RuntimeHandlers {
+			again = append(again, h.Name)
+		}
+		if !slices.Equal(names, again) {
+			t.Errorf("the order changes: %q, then %q", names, again)
+		}
+	}
+	scene.Equal(t, "features of the default handler", features(t, w, "").String(), features(t, w, "runc").String())
+	for _, handler := range scene.Handlers {
+		said, told := ask(t, handler)
+		if told {
+			got := features(t, w, handler)
+			scene.Equal(t, handler+": recursive_read_only_mounts", got.RecursiveReadOnlyMounts, slices.Contains(said.MountOptions, "rro"))
+			if got.UserNamespaces && !said.Linux.MountExtensions.IDMap.Enabled {
+				t.Errorf("%s: user_namespaces is set, but the runtime says that it cannot map ids of mounts", handler)
+			}
+		}
+	}
+}
+
+// abilities are what the features document of the OCI runtime specification
+// says that matters here.
+type abilities struct {
+	MountOptions []string
+	Linux        struct {
+		MountExtensions struct{ IDMap struct{ Enabled bool } }
+	}
+}
+
+// ask is a runtime's own "features"; old ones do not know the command.
+func ask(t *testing.T, runtime string) (a abilities, told bool) {
+	t.Helper()
+	out, err := exec.Command(runtime, "features").Output()
+	if err != nil {
+		return a, false
+	}
+	if err := json.Unmarshal(out, &a); err != nil {
+		t.Fatal(err)
+	}
+	return a, true
+}
+
+func TestUnknownRuntimeHandlerIsRefused(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, err := w.TryPod(t, "nosuch")
+	scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound}, "nosuch")
+	_, err = w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/probe:latest", RuntimeHandler: "nosuch"}})
+	scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound}, "nosuch")
+	if _, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/probe:latest", RuntimeHandler: "crun"}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A pod says which handler it has, and containers are of the same.
+func TestPodsTellTheirHandler(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		scene.Equal(t, "runtime_handler in PodSandboxStatus", p.Status(t).RuntimeHandler, handler)
+		list, err := w.Runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: p.ID}})
+		if err != nil || len(list.Items) != 1 || list.Items[0].RuntimeHandler != handler {
+			t.Errorf("ListPodSandbox: %v, %v, want runtime_handler %s", list, err, handler)
+		}
+	})
+}
+
+// A handler whose program is missing can run nothing, so the node does not
+// offer it.
+func TestHandlerWithoutItsProgramIsNotOffered(t *testing.T) {
+	t.Parallel()
+	w := scene.Private(t, node.Options{Config: "[runtime.handlers.ghost]\npath = \"/no/such/runtime\"\n"})
+	for _, h := range nodeStatus(t, w).RuntimeHandlers {
+		if h.Name == "ghost" {
+			t.Error("it is offered")
+		}
+	}
+	_, err := w.TryPod(t, "ghost")
+	scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Unavailable}, "ghost")
+}

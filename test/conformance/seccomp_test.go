@@ -1,0 +1,173 @@
+package main_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+// version calls CRI as kubelets of that age do; the messages are the same.
+type version string
+
+var versions = []version{"v1", "v1alpha2"}
+
+// start makes and starts a container by that version of CRI.
+func (v version) start(t *testing.T, p *scene.Pod, line string, change ...scene.ContainerChange) (*scene.Container, error) {
+	t.Helper()
+	invoke := func(method string, req, reply proto.Message) error {
+		return p.World.Conn().Invoke(t.Context(), "/runtime."+string(v)+".RuntimeService/"+method, req, reply)
+	}
+	name := strings.NewReplacer("/", "-", " ", "-", ",", "").Replace(t.Name())
+	config := kubelet.Container(name, "registry.test/probe:latest", scene.Steps(line), change...)
+	var created cri.CreateContainerResponse
+	if err := invoke("CreateContainer", &cri.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config}, &created); err != nil {
+		return nil, err
+	}
+	c := p.Adopt(created.ContainerId, config)
+	return c, invoke("StartContainer", &cri.StartContainerRequest{ContainerId: c.ID}, &cri.StartContainerResponse{})
+}
+
+// eachVersion runs a test for each handler and version of CRI, in a pod.
+func eachVersion(t *testing.T, test func(t *testing.T, p *scene.Pod, v version)) {
+	t.Helper()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for _, v := range versions {
+			t.Run(string(v), func(t *testing.T) { test(t, p, v) })
+		}
+	})
+}
+
+const (
+	noMkdir = `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}`
+	newForm = iota
+	oldForm
+)
+
+// profiled asks for a seccomp profile in the new form and in the old one, a
+// string that kubelets up to 1.18 know alone.
+func profiled(form int, kind cri.SecurityProfile_ProfileType, text string) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.Seccomp = nil
+		if form == oldForm {
+			c.Linux.SecurityContext.SeccompProfilePath = text //nolint:staticcheck // what they send
+			return
+		}
+		c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: kind, LocalhostRef: strings.TrimPrefix(text, "localhost/")}
+	}
+}
+
+func TestSeccompProfiles(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(commons.World(t).Dir(t), "no mkdir.json")
+	scene.Write(t, file, noMkdir)
+	const byDefault, none, local = cri.SecurityProfile_RuntimeDefault, cri.SecurityProfile_Unconfined, cri.SecurityProfile_Localhost
+	cases := map[string]struct {
+		change       scene.ContainerChange
+		filter       int
+		mkdir, mount string // the kernel finds out first that the path is wrong
+	}{
+		"new, default":             {profiled(newForm, byDefault, ""), 2, "ok", "EPERM"},
+		"new, unconfined":          {profiled(newForm, none, ""), 0, "ok", "ENOENT"},
+		"new, localhost":           {profiled(newForm, local, file), 2, "EPERM", "ENOENT"},
+		"old, default":             {profiled(oldForm, byDefault, "runtime/default"), 2, "ok", "EPERM"},
+		"old, docker's":            {profiled(oldForm, byDefault, "docker/default"), 2, "ok", "EPERM"},
+		"old, unconfined":          {profiled(oldForm, none, "unconfined"), 0, "ok", "ENOENT"},
+		"old, nothing":             {profiled(oldForm, none, ""), 0, "ok", "ENOENT"},
+		"old, localhost":           {profiled(oldForm, local, "localhost/"+file), 2, "EPERM", "ENOENT"},
+		"both, the new one counts": {both(profiled(oldForm, local, "unconfined"), profiled2(local, file)), 2, "EPERM", "ENOENT"},
+	}
+	eachVersion(t, func(t *testing.T, p *scene.Pod, v version) {
+		for name, test := range cases {
+			t.Run(name, func(t *testing.T) {
+				c, err := v.start(t, p, "try mkdir ; sleep", test.change)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Says(t, test.mkdir)
+				scene.Equal(t, "Seccomp of the container", statusLine(c.Procfs(t, "status"), "Seccomp"), string(rune('0'+test.filter)))
+				scene.Equal(t, "Seccomp of an exec", c.Facts(t).Seccomp, test.filter)
+				scene.Equal(t, "mount", strings.TrimSpace(c.Exec(t, "try mount")), test.mount)
+			})
+		}
+	})
+}
+
+func profiled2(kind cri.SecurityProfile_ProfileType, ref string) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+	}
+}
+
+// What cannot be enforced must not run unconfined, and the message names it.
+func TestSeccompProfilesThatCannotBe(t *testing.T) {
+	t.Parallel()
+	dir := commons.World(t).Dir(t)
+	broken, wrong := filepath.Join(dir, "broken.json"), filepath.Join(dir, "wrong.json")
+	scene.Write(t, broken, `{"defaultAction": `)
+	scene.Write(t, wrong, `{"defaultAction": "SCMP_ACT_NOTHING"}`)
+	const local = cri.SecurityProfile_Localhost
+	cases := map[string]struct {
+		change scene.ContainerChange
+		word   string
+	}{
+		"new, missing":       {profiled(newForm, local, "/none/x.json"), "/none/x.json"},
+		"new, broken":        {profiled(newForm, local, broken), broken},
+		"new, wrong action":  {profiled(newForm, local, wrong), "SCMP_ACT_NOTHING"},
+		"new, a directory":   {profiled(newForm, local, dir), dir},
+		"new, relative":      {profiled(newForm, local, "x.json"), "x.json"},
+		"new, no name":       {profiled(newForm, local, ""), "localhost_ref"},
+		"new, unknown type":  {profiled(newForm, 9, ""), "profile_type"},
+		"old, missing":       {profiled(oldForm, local, "localhost//none/x.json"), "/none/x.json"},
+		"old, relative":      {profiled(oldForm, local, "localhost/x.json"), "x.json"},
+		"old, no name":       {profiled(oldForm, local, "localhost/"), "localhost"},
+		"old, unknown":       {profiled(oldForm, local, "something"), "something"},
+		"old, wrong letters": {profiled(oldForm, local, "Runtime/Default"), "Runtime/Default"},
+	}
+	eachVersion(t, func(t *testing.T, p *scene.Pod, v version) {
+		for name, test := range cases {
+			t.Run(name, func(t *testing.T) {
+				p.Untouched(t, func() {
+					_, err := v.start(t, p, "sleep", test.change)
+					scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition}, test.word)
+				})
+			})
+		}
+	})
+}
+
+// The sandbox's own profile, in both forms.
+func TestSeccompOfThePod(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	sandbox := func(text string, profile *cri.SecurityProfile) scene.PodChange {
+		return func(c *cri.PodSandboxConfig) {
+			c.Linux.SecurityContext.Seccomp = profile
+			c.Linux.SecurityContext.SeccompProfilePath = text //nolint:staticcheck // what they send
+			c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+		}
+	}
+	const missing = "/none/x.json"
+	scene.Each(t, func(t *testing.T, handler string) {
+		for _, text := range []string{"runtime/default", "docker/default", "unconfined", ""} {
+			t.Run("old, "+text, func(t *testing.T) { w.Pod(t, handler, sandbox(text, nil)).Finish(t, "echo runs") })
+		}
+		for name, change := range map[string]scene.PodChange{
+			"old, missing": sandbox("localhost/"+missing, nil),
+			"new, missing": sandbox("", &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: missing}),
+		} {
+			t.Run(name, func(t *testing.T) {
+				_, err := w.TryPod(t, handler, change)
+				scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition}, missing)
+			})
+		}
+	})
+}

@@ -1,0 +1,162 @@
+package main_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+// caught is all that the probe waits for: every real-time signal, and some.
+func caught() string {
+	names := []string{"trap TERM HUP INT QUIT USR1 USR2 WINCH"}
+	for n := 34; n <= 64; n++ {
+		names = append(names, fmt.Sprintf("RTMIN+%d", n-34))
+	}
+	return strings.Join(names, " ")
+}
+
+// TestStopSignals has each container say which signal came (KEP-4960): the
+// request's, else the image's, else TERM. Real-time signals are counted from
+// 34 up and from 64 down.
+func TestStopSignals(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	const none = cri.Signal_SIGNAL_RUNTIME_DEFAULT
+	cases := []struct {
+		image    string // STOPSIGNAL
+		request  cri.Signal
+		says     string
+		reported cri.Signal
+	}{
+		{"", none, "SIGTERM", cri.Signal_SIGNAL_SIGTERM},
+		{"SIGQUIT", none, "SIGQUIT", cri.Signal_SIGNAL_SIGQUIT},
+		{"quit", none, "SIGQUIT", cri.Signal_SIGNAL_SIGQUIT},
+		{"10", none, "SIGUSR1", cri.Signal_SIGNAL_SIGUSR1},
+		{"37", none, "SIGRTMIN+3", cri.Signal_SIGNAL_SIGRTMINPLUS3},
+		{"SIGRTMIN+3", none, "SIGRTMIN+3", cri.Signal_SIGNAL_SIGRTMINPLUS3},
+		{"RTMAX-2", none, "SIGRTMIN+28", cri.Signal_SIGNAL_SIGRTMAXMINUS2},
+		{"SIGQUIT", cri.Signal_SIGNAL_SIGUSR2, "SIGUSR2", cri.Signal_SIGNAL_SIGUSR2},
+		{"", cri.Signal_SIGNAL_SIGHUP, "SIGHUP", cri.Signal_SIGNAL_SIGHUP},
+		{"", cri.Signal_SIGNAL_SIGWINCH, "SIGWINCH", cri.Signal_SIGNAL_SIGWINCH},
+		{"", cri.Signal_SIGNAL_SIGRTMINPLUS1, "SIGRTMIN+1", cri.Signal_SIGNAL_SIGRTMINPLUS1},
+		{"", cri.Signal_SIGNAL_SIGRTMINPLUS15, "SIGRTMIN+15", cri.Signal_SIGNAL_SIGRTMINPLUS15},
+		{"", cri.Signal_SIGNAL_SIGRTMAXMINUS14, "SIGRTMIN+16", cri.Signal_SIGNAL_SIGRTMAXMINUS14},
+		{"", cri.Signal_SIGNAL_SIGRTMAXMINUS1, "SIGRTMIN+29", cri.Signal_SIGNAL_SIGRTMAXMINUS1},
+		{"", cri.Signal_SIGNAL_SIGRTMAX, "SIGRTMIN+30", cri.Signal_SIGNAL_SIGRTMAX},
+		{"SIGNOTHING", cri.Signal_SIGNAL_SIGUSR2, "SIGUSR2", cri.Signal_SIGNAL_SIGUSR2},
+	}
+	images := map[string]string{}
+	for _, c := range cases {
+		if images[c.image] == "" {
+			images[c.image] = w.Image(t, func(config *imagespec.ImageConfig) { config.StopSignal = c.image })
+		}
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for _, test := range cases {
+			t.Run(fmt.Sprintf("image %q, request %v", test.image, test.request), func(t *testing.T) {
+				c := p.Start(t, caught()+" ; exit 7", func(config *cri.ContainerConfig) {
+					config.Image.Image, config.StopSignal = images[test.image], test.request
+				})
+				c.Says(t, "ready")
+				scene.Equal(t, "stop signal in the status", c.Status(t).StopSignal, test.reported)
+				c.Stop(t, 20)
+				scene.Equal(t, "output", c.Output(t), "ready\n"+test.says+"\n")
+				scene.Equal(t, "exit code", c.Status(t).ExitCode, 7)
+			})
+		}
+	})
+}
+
+// The Go program that the probe is cannot catch RTMIN itself, so this one is
+// proven by its default action, which the kernel spares a process 1.
+func TestStopSignalRTMIN(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD })
+		c := p.Start(t, "echo ready ; sleep", func(c *cri.ContainerConfig) {
+			c.StopSignal = cri.Signal_SIGNAL_SIGRTMIN
+			c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+		})
+		c.Says(t, "ready")
+		scene.Equal(t, "stop signal in the status", c.Status(t).StopSignal, cri.Signal_SIGNAL_SIGRTMIN)
+		c.Stop(t, 20)
+		scene.Equal(t, "exit code", c.Status(t).ExitCode, 128+34)
+	})
+}
+
+// A STOPSIGNAL that is none is told at once, or TERM is sent instead: a
+// container that cannot be stopped is worse than either.
+func TestStopSignalOfAnImageThatIsNone(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	var refs []string
+	wrong := []string{"SIGNOTHING", "99", "-9", "RTMIN+99", "15x"}
+	for _, s := range wrong {
+		refs = append(refs, w.Image(t, func(c *imagespec.ImageConfig) { c.StopSignal = s }))
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for i, name := range wrong {
+			c, err := p.Try(t.Context(), caught()+" ; exit 7", func(c *cri.ContainerConfig) { c.Image.Image = refs[i] })
+			if err != nil {
+				scene.WantCode(t, err, codes.InvalidArgument, name)
+				continue
+			}
+			c.Start(t)
+			c.Says(t, "ready")
+			scene.Equal(t, "stop signal in the status", c.Status(t).StopSignal, cri.Signal_SIGNAL_SIGTERM)
+			c.Stop(t, 20)
+			scene.Equal(t, "output", c.Output(t), "ready\nSIGTERM\n")
+		}
+	})
+}
+
+// The pod's end asks in the same way.
+func TestStopPodSendsTheStopSignal(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, caught()+" ; exit 7", func(config *cri.ContainerConfig) { config.StopSignal = cri.Signal_SIGNAL_SIGUSR1 })
+		c.Says(t, "ready")
+		p.Stop(t)
+		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_EXITED)
+		if out := c.Output(t); out != "ready\n" && out != "ready\nSIGUSR1\n" {
+			t.Errorf("output is %q", out)
+		}
+	})
+}
+
+func TestStopSignalThatIsNone(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		_, err := w.Pod(t, handler).Try(t.Context(), "sleep", func(c *cri.ContainerConfig) { c.StopSignal = 4711 })
+		scene.WantCode(t, err, codes.InvalidArgument, "signal")
+	})
+}
+
+// A stop signal of KILL asks nobody.
+func TestStopSignalKill(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	scene.Each(t, func(t *testing.T, handler string) {
+		c := w.Pod(t, handler).Start(t, "echo ready ; sleep", func(c *cri.ContainerConfig) { c.StopSignal = cri.Signal_SIGNAL_SIGKILL })
+		c.Says(t, "ready")
+		began := time.Now()
+		c.Stop(t, 60)
+		scene.Equal(t, "exit code", c.Status(t).ExitCode, 137)
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}

@@ -1,0 +1,58 @@
+// The promises of CRI that critest leaves out, tested from outside: what the
+// comments of its api.proto, the KEPs and the kubelet expect, on a real server
+// with the real runc and crun. One promise a file, and the file is named after
+// it. See internal/testkit/scene for the words in which they are written.
+package main_test
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/scene"
+)
+
+var commons scene.Commons
+
+func TestMain(m *testing.M) {
+	// Much of a test's time is waiting, so more run at once than there are CPUs.
+	flag.Set("test.parallel", "6")
+	os.Exit(commons.Run(m))
+}
+
+// nodeStatus is Status.
+func nodeStatus(t *testing.T, w *scene.World) *cri.StatusResponse {
+	t.Helper()
+	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{})
+	if err != nil {
+		t.Fatalf("Status: %v", err)
+	}
+	return resp
+}
+
+// features is what Status says of a handler.
+func features(t *testing.T, w *scene.World, handler string) *cri.RuntimeHandlerFeatures {
+	t.Helper()
+	resp := nodeStatus(t, w)
+	i := slices.IndexFunc(resp.RuntimeHandlers, func(h *cri.RuntimeHandler) bool { return h.Name == handler })
+	if i < 0 {
+		t.Fatalf("Status does not name the handler %s: %v", handler, resp.RuntimeHandlers)
+	}
+	return resp.RuntimeHandlers[i].Features
+}
+
+// asUser runs a container as a user of the test images.
+func asUser(uid, gid int64) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: uid}
+		c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: gid}
+	}
+}
+
+// mounted adds mounts.
+func mounted(mounts ...*cri.Mount) scene.ContainerChange {
+	return func(c *cri.ContainerConfig) { c.Mounts = append(c.Mounts, mounts...) }
+}
