@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/scene"
 )
 
 func capabilities(c *cri.Capability) scene.ContainerChange {

@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // The kubelet shows reason and exit code to users, and tells crash loops by

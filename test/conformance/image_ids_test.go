@@ -9,8 +9,8 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/scene"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // TestImageIDsAreTheSameEverywhere is the rule that api.proto has since 1.36:

@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // hostPath volumes of type "" rely on it, and both peers do so, though

@@ -6,7 +6,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 func limitedTo(bytes int64) scene.ContainerChange {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // targeting puts a container into another one's PID namespace, as kubectl

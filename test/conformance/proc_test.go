@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // statusLine is a line of /proc/PID/status.

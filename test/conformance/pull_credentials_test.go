@@ -14,8 +14,8 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/registry"
-	"github.com/crius-run/crius/internal/testkit/scene"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
 )
 
 const (

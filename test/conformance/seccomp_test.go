@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // version calls CRI as kubelets of that age do; the messages are the same.

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // caught is all that the probe waits for: every real-time signal, and some.

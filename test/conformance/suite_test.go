@@ -1,10 +1,11 @@
 // The promises of CRI that critest leaves out, tested from outside: what the
 // comments of its api.proto, the KEPs and the kubelet expect, on a real server
 // with the real runc and crun. One promise a file, and the file is named after
-// it. See internal/testkit/scene for the words in which they are written.
+// it. See test/scene for the words in which they are written.
 package main_test
 
 import (
+	"context"
 	"flag"
 	"os"
 	"slices"
@@ -12,15 +13,27 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/scene"
 )
 
-var commons scene.Commons
+// commons is a plain node, modern one with a runc of today beside Debian's.
+var (
+	commons scene.Commons
+	modern  = scene.Commons{Prepare: func(ctx context.Context) (node.Options, error) {
+		runc, err := tools.Runc(ctx)
+		return node.Options{Config: "[runtime.handlers." + current + "]\npath = \"" + runc + "\"\n"}, err
+	}}
+)
+
+// current is the handler of that runc.
+const current = "runc-current"
 
 func TestMain(m *testing.M) {
 	// Much of a test's time is waiting, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
-	os.Exit(commons.Run(m))
+	os.Exit(scene.Run(m, &commons, &modern))
 }
 
 // nodeStatus is Status.

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // TestSupplementalGroups is KEP-3619: Merge adds the groups that the image

@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/scene"
+	"github.com/crius-run/crius/test/scene"
 )
 
 const mib = scene.MiB

@@ -74,22 +74,19 @@ func (w *World) open(ctx context.Context) error {
 // it when it is first asked for. The tests must not restart or reconfigure it,
 // and find only their own pods in its lists.
 type Commons struct {
-	Options node.Options
-	once    sync.Once
-	world   *World
-	err     error
+	// Prepare, if any, says what the node is made of.
+	Prepare func(context.Context) (node.Options, error)
+
+	once  sync.Once
+	world *World
+	err   error
 }
 
 // World is the shared world; a test that cannot have it fails.
 func (c *Commons) World(t *testing.T) *World {
 	t.Helper()
 	c.once.Do(func() {
-		ctx := context.Background()
-		c.world, c.err = New(ctx, c.Options)
-		if c.err == nil {
-			c.err = c.world.Settle(ctx, Handlers...)
-		}
-		if c.err != nil {
+		if c.err = c.open(context.Background()); c.err != nil {
 			fmt.Fprintln(os.Stderr, "the shared node:", c.err)
 		}
 	})
@@ -99,14 +96,30 @@ func (c *Commons) World(t *testing.T) *World {
 	return c.world
 }
 
-// Run is what a TestMain does: it runs the tests, closes the world and returns
-// the exit code.
-func (c *Commons) Run(m *testing.M) int {
+func (c *Commons) open(ctx context.Context) (err error) {
+	var o node.Options
+	if c.Prepare != nil {
+		if o, err = c.Prepare(ctx); err != nil {
+			return err
+		}
+	}
+	if c.world, err = New(ctx, o); err != nil {
+		return err
+	}
+	return c.world.Settle(ctx, Handlers...)
+}
+
+// Run is what a TestMain does: it runs the tests, closes the worlds that were
+// asked for and returns the exit code.
+func Run(m *testing.M, all ...*Commons) int {
 	if err := node.Sweep(); err != nil {
 		fmt.Fprintln(os.Stderr, "sweep:", err)
 	}
 	code := m.Run()
-	if c.world != nil {
+	for _, c := range all {
+		if c.world == nil {
+			continue
+		}
 		if err := c.world.farewell(); err != nil {
 			fmt.Fprintln(os.Stderr, "FAIL: the shared node at its end:", err)
 			code = 1
@@ -119,6 +132,9 @@ func (c *Commons) Run(m *testing.M) int {
 // node as it was.
 func (w *World) farewell() error {
 	defer w.Close()
+	if w.empty == nil {
+		return nil // it was never fit for use, and its tests have said so
+	}
 	if err := w.Clean(context.Background(), w.empty, Patience); err != nil {
 		return err
 	}

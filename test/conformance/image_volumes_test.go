@@ -1,0 +1,206 @@
+package main_test
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// content is an image without a program, as a volume's may be (KEP-4639).
+func content(t *testing.T, w *scene.World) (ref, id string) {
+	t.Helper()
+	layer, err := image.NewLayer(
+		image.Dir("data"), image.Text("data/a", "from the image"), image.Dir("data/sub"), image.Text("data/sub/b", "deeper"),
+		image.Symlink("data/inward", "sub"), image.Symlink("outward", "/etc"), image.Symlink("upward", "../../../../etc"),
+		image.Symlink("data/dangling", "nowhere"), image.Text("owned", "x").Owned(1001, 1002), image.Text("for", t.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := image.Image{Layers: []image.Layer{layer}}.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref = w.PushAndPull(t, built)
+	return ref, w.Pull(t, ref)
+}
+
+func imageVolume(ref, sub string, change ...func(*cri.Mount)) scene.ContainerChange {
+	m := &cri.Mount{ContainerPath: "/v", Image: &cri.ImageSpec{Image: ref}, ImageSubPath: sub, Readonly: true}
+	for _, f := range change {
+		f(m)
+	}
+	return mounted(m)
+}
+
+func TestImageVolume(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	ref, id := content(t, w)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for _, name := range []string{id, ref} {
+			c := p.Start(t, "sleep", imageVolume(name, ""))
+			scene.Equal(t, "content", c.Exec(t, "cat /v/data/a"), "from the image")
+			scene.Equal(t, "owner", inside(t, c, "/v/owned"), "1001:1002")
+			c.Refuses(t, "write /v/data/a x", "read-only file system")
+			c.Refuses(t, "write /v/new x", "read-only file system")
+			m := c.Status(t).Mounts[0]
+			if m.GetImage().GetImage() != name || !m.Readonly || m.HostPath != "" {
+				t.Errorf("the status tells the mount %v", m)
+			}
+			if m.GetImage().GetImageRef() == "" {
+				t.Error("the status does not tell image_ref, the digest of the image")
+			}
+			c.Remove(t)
+		}
+		// Every container has its own, and one may have several.
+		c := p.Start(t, "sleep", imageVolume(id, ""), imageVolume(id, "data/sub", func(m *cri.Mount) { m.ContainerPath = "/w/deep" }))
+		scene.Equal(t, "content of the second volume", c.Exec(t, "cat /w/deep/b"), "deeper")
+		p.Start(t, "sleep", imageVolume(id, "")).Stop(t, 0)
+		scene.Equal(t, "content after another one's end", c.Exec(t, "cat /v/data/sub/b"), "deeper")
+	})
+}
+
+// Not even who may mount can change what other containers will see.
+func TestImageVolumeStaysReadOnly(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, id := content(t, w)
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		p.Start(t, "sleep", imageVolume(id, "")).Refuses(t, "remount /v", "operation not permitted")
+		mighty := p.Start(t, "sleep", imageVolume(id, ""), capabilities(&cri.Capability{AddCapabilities: []string{"SYS_ADMIN"}}),
+			profiled(newForm, cri.SecurityProfile_Unconfined, ""))
+		mighty.ExecResult(t, "/probe", "remount", "/v") // may be refused
+		mighty.ExecResult(t, "/probe", "write", "/v/data/a", "spoilt")
+		scene.Equal(t, "content for the next container", p.Start(t, "sleep", imageVolume(id, "")).Exec(t, "cat /v/data/a"), "from the image")
+	})
+}
+
+func TestImageVolumeSubPath(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, id := content(t, w)
+	refused := []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for sub, file := range map[string]string{"data": "/v/sub/b", "data/sub": "/v/b", "data/sub/": "/v/b", "./data/sub": "/v/b", "data/inward": "/v/b"} {
+			t.Run(sub, func(t *testing.T) {
+				c := p.Start(t, "sleep", imageVolume(id, sub))
+				scene.Equal(t, "content", c.Exec(t, "cat "+file), "deeper")
+				c.Refuses(t, "write "+file+" x", "read-only file system")
+				scene.Equal(t, "sub path in the status", c.Status(t).Mounts[0].ImageSubPath, sub)
+			})
+		}
+		for _, sub := range []string{"..", "../..", "data/../..", "data/../../etc", "/etc", "nowhere", "data/nowhere", "data/a/x", "data/dangling"} {
+			t.Run("not "+sub, func(t *testing.T) {
+				p.Untouched(t, func() {
+					_, err := p.Try(t.Context(), "sleep", imageVolume(id, sub))
+					scene.WantOneOf(t, err, refused, sub)
+				})
+			})
+		}
+		// A link of the image leads nowhere but into the image.
+		for _, sub := range []string{"outward", "upward"} {
+			t.Run("not "+sub, func(t *testing.T) {
+				p.Untouched(t, func() {
+					_, err := p.Try(t.Context(), "sleep", imageVolume(id, sub))
+					scene.WantOneOf(t, err, refused, sub)
+				})
+			})
+		}
+	})
+}
+
+func TestImageVolumesThatCannotBe(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, id := content(t, w)
+	for name, test := range map[string]struct {
+		volume scene.ContainerChange
+		code   codes.Code
+		word   string
+	}{
+		"writable":            {imageVolume(id, "", func(m *cri.Mount) { m.Readonly = false }), codes.InvalidArgument, "readonly"},
+		"with a host path":    {imageVolume(id, "", func(m *cri.Mount) { m.HostPath = "/tmp" }), codes.InvalidArgument, "host_path"},
+		"not pulled":          {imageVolume(node.RegistryHost+"/never/pulled:latest", ""), codes.NotFound, "never/pulled"},
+		"not an image's name": {imageVolume("UPPER:lower:x", ""), codes.InvalidArgument, "UPPER"},
+		"no name":             {imageVolume("", ""), codes.InvalidArgument, "image"},
+		"a sub path alone":    {mounted(&cri.Mount{ContainerPath: "/v", HostPath: "/tmp", ImageSubPath: "x"}), codes.InvalidArgument, "image_sub_path"},
+		"propagated":          {imageVolume(id, "", func(m *cri.Mount) { m.Propagation = cri.MountPropagation_PROPAGATION_BIDIRECTIONAL }), codes.InvalidArgument, "propagation"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scene.Each(t, func(t *testing.T, handler string) {
+				p := w.Pod(t, handler)
+				p.Untouched(t, func() {
+					_, err := p.Try(t.Context(), "sleep", test.volume)
+					scene.WantCode(t, err, test.code, test.word)
+				})
+			})
+		})
+	}
+}
+
+// An image that is removed keeps its content for those who have mounted it.
+func TestImageVolumeOutlivesItsImage(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	ref, id := content(t, w)
+	p := w.Pod(t, "runc")
+	c := p.Start(t, "sleep", imageVolume(id, "data"))
+	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+		scene.WantCode(t, err, codes.FailedPrecondition, c.ID[:12]) // in use, and by whom
+	}
+	scene.Equal(t, "content", c.Exec(t, "cat /v/a"), "from the image")
+	c.Remove(t)
+	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: id}}); err != nil {
+		t.Errorf("once nobody uses it: %v", err)
+	}
+}
+
+func TestImageVolumeSurvivesARestart(t *testing.T) {
+	t.Parallel()
+	w := scene.Spotless(t, node.Options{})
+	_, id := content(t, w)
+	used := func() uint64 {
+		resp, err := w.Images().ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{})
+		if err != nil || len(resp.ImageFilesystems) == 0 {
+			t.Fatalf("ImageFsInfo: %v, %v", resp, err)
+		}
+		return resp.ImageFilesystems[0].GetUsedBytes().GetValue()
+	}
+	before := used()
+	var all []*scene.Container
+	for _, handler := range scene.Handlers {
+		all = append(all, w.Pod(t, handler).Start(t, "sleep", imageVolume(id, "data")))
+	}
+	if after := used(); after > before+64*1024 {
+		t.Errorf("the images take %d bytes with the volumes mounted, and %d before", after, before)
+	}
+	for _, again := range []func() error{func() error { return w.Restart(t.Context()) }, func() error { return w.Crash(t.Context()) }} {
+		if err := again(); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range all {
+			scene.Equal(t, "content", c.Exec(t, "cat /v/a"), "from the image")
+			next := c.Pod.Start(t, "sleep", imageVolume(id, "data/sub"))
+			scene.Equal(t, "content for a new container", next.Exec(t, "cat /v/b"), "deeper")
+			scene.Equal(t, "image in the status", c.Status(t).Mounts[0].GetImage().GetImage(), id)
+		}
+	}
+	for _, c := range all {
+		c.Pod.Stop(t)
+		for _, line := range c.Pod.Traces(t) {
+			if strings.HasPrefix(line, "process:") {
+				t.Errorf("after the stop: %s", line)
+			}
+		}
+		c.Pod.Remove(t)
+	}
+}
