@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // The words in which the tests of this package are written: a world runs pods,
@@ -281,23 +281,13 @@ func (c *container) facts(t *testing.T) *facts.Facts {
 // contains each of the words.
 func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
 	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("got %v, want code %v", err, code)
-		return
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the message does not say %q: %v", word, err)
-		}
-	}
+	scene.WantCode(t, err, code, words...)
 }
 
 // equal compares two values and names what they are.
 func equal[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s is %v, want %v", what, got, want)
-	}
+	scene.Equal(t, what, got, want)
 }
 
 func equalSlices[T comparable](t *testing.T, what string, got, want []T) {

@@ -37,7 +37,7 @@ var Handlers = []string{"runc", "crun"}
 // World is a node whose registry has the probe's image.
 type World struct {
 	*node.Node
-	empty *inventory.Snapshot // without any pod; see Settle
+	Empty *inventory.Snapshot // what it has without any pod; see Settle
 }
 
 // New is a node that runs and has the probe's image. Close it.
@@ -132,10 +132,10 @@ func Run(m *testing.M, all ...*Commons) int {
 // node as it was.
 func (w *World) farewell() error {
 	defer w.Close()
-	if w.empty == nil {
+	if w.Empty == nil {
 		return nil // it was never fit for use, and its tests have said so
 	}
-	if err := w.Clean(context.Background(), w.empty, Patience); err != nil {
+	if err := w.Clean(context.Background(), w.Empty, Patience); err != nil {
 		return err
 	}
 	if err := w.Stop(); err != nil {
@@ -188,7 +188,7 @@ func (w *World) Settle(ctx context.Context, handlers ...string) error {
 		}
 	}
 	var err error
-	w.empty, err = w.Inventory()
+	w.Empty, err = w.Inventory()
 	return err
 }
 
