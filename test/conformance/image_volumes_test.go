@@ -203,4 +203,5 @@ func TestImageVolumeSurvivesARestart(t *testing.T) {
 		}
 		c.Pod.Remove(t)
 	}
+	w.Bare(t)
 }

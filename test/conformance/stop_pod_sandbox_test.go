@@ -107,4 +107,5 @@ func TestStopPodSandboxWithoutNetworkConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	w.Bare(t)
 }

@@ -21,7 +21,7 @@ import (
 // commons is a plain node, modern one with a runc of today beside Debian's.
 var (
 	commons scene.Commons
-	modern  = scene.Commons{Prepare: func(ctx context.Context) (node.Options, error) {
+	modern  = scene.Commons{Also: []string{current}, Prepare: func(ctx context.Context) (node.Options, error) {
 		runc, err := tools.Runc(ctx)
 		return node.Options{Config: "[runtime.handlers." + current + "]\npath = \"" + runc + "\"\n"}, err
 	}}

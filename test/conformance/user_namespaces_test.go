@@ -318,7 +318,10 @@ func TestUserNamespaceSurvivesARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := scene.Spotless(t, node.Options{Config: o.Config})
+	w := scene.Private(t, node.Options{Config: o.Config})
+	if err := w.Settle(t.Context(), current); err != nil {
+		t.Fatal(err)
+	}
 	p := w.Pod(t, current, inUserNamespace(100_000))
 	c := p.Start(t, "sleep", mapped(100_000))
 	before := c.Facts(t).Namespaces["user"]
@@ -336,4 +339,5 @@ func TestUserNamespaceSurvivesARestart(t *testing.T) {
 	}
 	p.Stop(t)
 	p.Remove(t)
+	w.Bare(t)
 }

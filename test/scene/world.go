@@ -76,6 +76,8 @@ func (w *World) open(ctx context.Context) error {
 type Commons struct {
 	// Prepare, if any, says what the node is made of.
 	Prepare func(context.Context) (node.Options, error)
+	// Also are handlers that it has beside those that every node has.
+	Also []string
 
 	once  sync.Once
 	world *World
@@ -106,7 +108,7 @@ func (c *Commons) open(ctx context.Context) (err error) {
 	if c.world, err = New(ctx, o); err != nil {
 		return err
 	}
-	return c.world.Settle(ctx, Handlers...)
+	return c.world.Settle(ctx, append(c.Also, Handlers...)...)
 }
 
 // Run is what a TestMain does: it runs the tests, closes the worlds that were
@@ -190,6 +192,14 @@ func (w *World) Settle(ctx context.Context, handlers ...string) error {
 	var err error
 	w.Empty, err = w.Inventory()
 	return err
+}
+
+// Bare checks that the node has nothing but what Settle found.
+func (w *World) Bare(t *testing.T) {
+	t.Helper()
+	if err := w.Clean(t.Context(), w.Empty, Patience); err != nil {
+		t.Error(err)
+	}
 }
 
 func (w *World) warmUp(ctx context.Context, handler string) error {
