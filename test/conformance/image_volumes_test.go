@@ -5,7 +5,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
@@ -122,7 +124,7 @@ func TestImageVolumesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	_, id := content(t, w)
-	for name, test := range map[string]struct {
+	cases := map[string]struct {
 		volume scene.ContainerChange
 		code   codes.Code
 		word   string
@@ -134,16 +136,34 @@ func TestImageVolumesThatCannotBe(t *testing.T) {
 		"no name":             {imageVolume("", ""), codes.InvalidArgument, "image"},
 		"a sub path alone":    {mounted(&cri.Mount{ContainerPath: "/v", HostPath: "/tmp", ImageSubPath: "x"}), codes.InvalidArgument, "image_sub_path"},
 		"propagated":          {imageVolume(id, "", func(m *cri.Mount) { m.Propagation = cri.MountPropagation_PROPAGATION_BIDIRECTIONAL }), codes.InvalidArgument, "propagation"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			scene.Each(t, func(t *testing.T, handler string) {
-				p := w.Pod(t, handler)
+	}
+	scene.Each(t, func(t *testing.T, handler string) {
+		p := w.Pod(t, handler)
+		for name, test := range cases {
+			t.Run(name, func(t *testing.T) {
 				p.Untouched(t, func() {
 					_, err := p.Try(t.Context(), "sleep", test.volume)
 					scene.WantCode(t, err, test.code, test.word)
 				})
 			})
-		})
+		}
+	})
+}
+
+// The kubelet counts failed image volumes by how CreateContainer's message
+// begins, whatever its code.
+func TestImageVolumeErrorsThatTheKubeletCounts(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	_, id := content(t, w)
+	p := w.Pod(t, "runc")
+	for name, volume := range map[string]scene.ContainerChange{
+		"no such sub path": imageVolume(id, "nowhere"), "not pulled": imageVolume(node.RegistryHost+"/never/pulled:latest", ""),
+	} {
+		_, err := p.Try(t.Context(), "sleep", volume)
+		if !strings.HasPrefix(status.Convert(err).Message(), crierrors.ErrImageVolumeMountFailed.Error()) {
+			t.Errorf("%s: the message does not begin with %v: %v", name, crierrors.ErrImageVolumeMountFailed, err)
+		}
 	}
 }
 
