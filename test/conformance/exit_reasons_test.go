@@ -132,7 +132,7 @@ func TestMissingInterpreter(t *testing.T) {
 }
 
 // What ended stays as it ended.
-func TestExitStaysOverARestartOfNothing(t *testing.T) {
+func TestExitStaysAsItWas(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	scene.Each(t, func(t *testing.T, handler string) {

@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -25,7 +26,7 @@ func (v version) start(t *testing.T, p *scene.Pod, line string, change ...scene.
 		return p.World.Conn().Invoke(t.Context(), "/runtime."+string(v)+".RuntimeService/"+method, req, reply)
 	}
 	name := strings.NewReplacer("/", "-", " ", "-", ",", "").Replace(t.Name())
-	config := kubelet.Container(name, "registry.test/probe:latest", scene.Steps(line), change...)
+	config := kubelet.Container(name, images.Probe, scene.Steps(line), change...)
 	var created cri.CreateContainerResponse
 	if err := invoke("CreateContainer", &cri.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config}, &created); err != nil {
 		return nil, err

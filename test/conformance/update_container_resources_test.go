@@ -61,8 +61,10 @@ func unchanged(t *testing.T, c *scene.Container, what string, f func()) {
 	t.Helper()
 	kernel, said := inForce(t, c), reported(t, c)
 	f()
-	if now := inForce(t, c); !maps.Equal(kernel, now) {
-		t.Errorf("%s: the limits in force were %v and are %v", what, kernel, now)
+	for limit, now := range inForce(t, c) {
+		if now != kernel[limit] {
+			t.Errorf("%s: %s was %s and is %s", what, limit, kernel[limit], now)
+		}
 	}
 	if now := reported(t, c); !proto.Equal(said, now) {
 		t.Errorf("%s: the status said %v and says %v", what, said, now)

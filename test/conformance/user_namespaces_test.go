@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
+// length is how many ids a pod gets.
 const length = 65536
 
 // idMap maps ids from 0 on to a range of the node's that begins at host.
@@ -47,7 +48,7 @@ func mapped(host uint32, mounts ...*cri.Mount) scene.ContainerChange {
 	}
 }
 
-// line is a map as /proc shows it.
+// mapLine is such a map as /proc shows it.
 func mapLine(host uint32) string { return fmt.Sprintf("0 %d %d", host, length) }
 
 func words(text string) string { return strings.Join(strings.Fields(text), " ") }
