@@ -182,7 +182,11 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 		cmd.Stdin = stdio[0]
 	}
 	cmd.Stdout, cmd.Stderr = stdio[1], stdio[2]
-	failed := cmd.Run()
+	failed := cmd.Start()
+	if failed == nil {
+		t.shareOOMScore(cmd.Process.Pid)
+		failed = cmd.Wait()
+	}
 	if late != nil {
 		late.Stop()
 	}
@@ -196,7 +200,18 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	case failed != nil:
 		return 0, failed
 	}
+	t.shareOOMScore(pid)
 	return pid, err
+}
+
+// shareOOMScore gives a process the container's score for the OOM killer, as far
+// as that can be. crun gives a command none, but lets it inherit the runtime's;
+// runc gives it what the container was created with, which an update may have
+// changed.
+func (t *cliTask) shareOOMScore(pid int) {
+	if score, err := os.ReadFile(oomScoreFile(t.PID())); err == nil {
+		_ = os.WriteFile(oomScoreFile(pid), score, 0)
+	}
 }
 
 // startTime is what a runtime gets to end by itself once nobody waits for what it

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,14 +128,17 @@ func (t *cliTask) makeRoom(memory *specs.LinuxMemory) error {
 	return nil
 }
 
-// explain says it where memory is what stands in the way.
+// explain says it where memory is what stands in the way. Whatever else the
+// runtime could not do, the kernel has refused it.
 func (t *cliTask) explain(u Update, err error) error {
 	memory := u.Resources.Memory
-	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
-		return err
+	if memory != nil && memory.Limit != nil && *memory.Limit > 0 {
+		if n := t.number("memory.usage_in_bytes"); n > *memory.Limit {
+			return fmt.Errorf("%w: %w", tooMuchUsed(*memory.Limit, n), err)
+		}
 	}
-	if n := t.number("memory.usage_in_bytes"); n > *memory.Limit {
-		return fmt.Errorf("%w: %w", tooMuchUsed(*memory.Limit, n), err)
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return fmt.Errorf("%w: %w", err, fault.Precondition)
 	}
 	return err
 }

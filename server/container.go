@@ -19,7 +19,7 @@ func (s *containerAPI) CreateContainer(ctx context.Context, req *cri.CreateConta
 	}
 	id, err := s.engine.CreateContainer(ctx, req.GetPodSandboxId(), req.GetConfig(), req.GetSandboxConfig())
 	if err != nil {
-		return nil, err
+		return nil, createFault(err)
 	}
 	return &cri.CreateContainerResponse{ContainerId: id}, nil
 }

@@ -12,6 +12,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -69,6 +70,15 @@ func statusOf(err error) error {
 		return err
 	}
 	return status.Error(codeOf(err), clip(err.Error()))
+}
+
+// createFault is statusOf for CreateContainer: the kubelet counts the failures
+// of image volumes by the first word of the message.
+func createFault(err error) error {
+	if !errors.Is(err, pod.ErrImageVolume) {
+		return err
+	}
+	return status.Error(codeOf(err), clip(crierrors.ErrImageVolumeMountFailed.Error()+": "+err.Error()))
 }
 
 // pullFault is statusOf for PullImage. The kubelet recognises two causes by

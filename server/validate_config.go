@@ -342,6 +342,9 @@ func checkMountSource(m *cri.Mount) error {
 	if !m.GetReadonly() {
 		return in("readonly", bad("is false; an image can only be mounted read-only"))
 	}
+	if m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
+		return in("propagation", bad("is %s; nothing is ever mounted in an image, send PROPAGATION_PRIVATE", m.GetPropagation()))
+	}
 	if sub := m.GetImageSubPath(); sub != "" && (len(sub) > maxPath || !filepath.IsLocal(sub)) {
 		return in("image_sub_path", bad("is %q; send a path inside the image", brief(sub)))
 	}

@@ -266,6 +266,21 @@ func (e *Engine) missingSources(mounts []*cri.Mount) []string {
 	return dirs
 }
 
+// explainMissing says it where a container could not be created because a host
+// path was not made for it.
+func (e *Engine) explainMissing(mounts []*cri.Mount, cause error) error {
+	for _, m := range mounts {
+		source := path.Clean(m.GetHostPath())
+		if m.GetHostPath() == "" || !slices.Contains(e.cfg.RejectMissingMounts, source) {
+			continue
+		}
+		if _, err := os.Stat(source); errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
+		}
+	}
+	return cause
+}
+
 // checkPropagation refuses a mount whose source cannot do what is asked of it:
 // without a shared (or, in one direction, slave) mount underneath, nothing would
 // propagate, and the pod would find out much later.

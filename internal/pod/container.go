@@ -181,7 +181,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io()); err != nil {
-		return err
+		return c.engine.explainMissing(c.rec.Config.M.GetMounts(), err)
 	}
 	c.setPhase(phaseCreated)
 	return c.put()

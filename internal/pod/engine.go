@@ -213,13 +213,13 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 
 // Handlers lists the RuntimeClass handlers that this node offers in
 // alphabetical order, after the default one under its other name "" (CRI:
-// RuntimeHandler.name). A handler that cannot be used now is listed without
-// features; RuntimeReady says why.
+// RuntimeHandler.name). A handler whose runtime cannot be used now is left out,
+// but for the default one, which has no features then; RuntimeReady says why.
 func (e *Engine) Handlers() []*cri.RuntimeHandler {
 	var handlers []*cri.RuntimeHandler
 	for _, name := range append([]string{""}, e.deps.Runtimes.Names()...) {
 		abilities, err := e.probe(context.Background(), name)
-		if errors.Is(err, oci.ErrNotInstalled) && name != "" && name != e.deps.Runtimes.Default() {
+		if err != nil && name != "" && name != e.deps.Runtimes.Default() {
 			continue
 		}
 		features := &cri.RuntimeHandlerFeatures{}
@@ -245,7 +245,7 @@ func (e *Engine) probe(ctx context.Context, handler string) (*oci.Abilities, err
 // which the kernel puts together, need id-mapped mounts.
 func (e *Engine) canMap(handler string, abilities *oci.Abilities) error {
 	if !abilities.IDMap {
-		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts; use runc from 1.2 or crun from 1.9 on: %w",
+		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts, which user namespaces need; use runc from 1.2 or crun from 1.9 on: %w",
 			handler, abilities.Version, fault.Unimplemented)
 	}
 	if err := e.mapping(); err != nil {

@@ -24,6 +24,9 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if err := spec.ValidatePod(cfg); err != nil {
 		return err
 	}
+	if err := spec.CheckPodSeccomp(cfg.GetLinux().GetSecurityContext()); err != nil {
+		return err
+	}
 	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}

@@ -198,7 +198,7 @@ func (c *Container) publish() {
 		CreatedAt:  rec.CreatedAt,
 		StartedAt:  rec.StartedAt,
 		LogPath:    rec.LogPath,
-		Mounts:     rec.Config.M.GetMounts(),
+		Mounts:     rec.mounts(),
 		User:       rec.User.M,
 		StopSignal: rec.StopSignal,
 		Bundle:     c.ref.Dir,

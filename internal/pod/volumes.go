@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -16,10 +18,15 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
+// ErrImageVolume is a container that was not created for want of one of its
+// image volumes.
+var ErrImageVolume = errors.New("image volume")
+
 // imageVolume is an image that a container mounts (KEP-4639).
 type imageVolume struct {
-	Mount   int // position among the request's mounts
-	ImageID string
+	Mount    int // position among the request's mounts
+	ImageID  string
+	ImageRef string // as containerRecord.ImageRef
 }
 
 // planVolumes finds the images that a container mounts. They were pulled
@@ -32,9 +39,9 @@ func (e *Engine) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageV
 		}
 		image, err := e.deps.Images.Image(ctx, m.GetImage().GetImage())
 		if err != nil {
-			return nil, fmt.Errorf("image volume at %s: image %s: %w", m.GetContainerPath(), m.GetImage().GetImage(), err)
+			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
-		volumes = append(volumes, imageVolume{Mount: i, ImageID: image.ID})
+		volumes = append(volumes, imageVolume{Mount: i, ImageID: image.ID, ImageRef: digestedName(m.GetImage(), image)})
 	}
 	return volumes, nil
 }
@@ -58,6 +65,20 @@ func (c *Container) volume(v imageVolume) storage.Rootfs {
 	return r
 }
 
+// mounts are the request's, with the images that were mounted.
+func (rec *containerRecord) mounts() []*cri.Mount {
+	asked := rec.Config.M.GetMounts()
+	if len(rec.Volumes) == 0 {
+		return asked
+	}
+	mounts := slices.Clone(asked)
+	for _, v := range rec.Volumes {
+		mounts[v.Mount] = proto.CloneOf(asked[v.Mount])
+		mounts[v.Mount].Image.ImageRef = v.ImageRef
+	}
+	return mounts
+}
+
 // mountRoots mounts them, and returns where each image volume, or the part of
 // it that was asked for, has become visible: parallel to the request's mounts,
 // as spec.Facts wants it.
@@ -70,14 +91,14 @@ func (c *Container) mountRoots(ctx context.Context) ([]string, error) {
 	for _, v := range c.rec.Volumes {
 		at, r := mounts[v.Mount].GetContainerPath(), c.volume(v)
 		if err := c.engine.deps.Images.MountRootfs(ctx, r); err != nil {
-			return nil, fmt.Errorf("image volume at %s: %w", at, err)
+			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, at, err)
 		}
 		path, err := spec.ResolveBelow(r.Target, cmp.Or(mounts[v.Mount].GetImageSubPath(), "."))
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", err, fault.NotFound)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("image volume at %s: image_sub_path: %w", at, err)
+			return nil, fmt.Errorf("%w at %s: image_sub_path: %w", ErrImageVolume, at, err)
 		}
 		sources[v.Mount] = path
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -86,6 +87,10 @@ func userNamespace(in *Input, s *specs.Spec) error {
 	if err := validateUserNamespace(users); err != nil {
 		return err
 	}
+	// Containers repeat what the pod has; they cannot have another one.
+	if own := in.security().GetNamespaceOptions().GetUsernsOptions(); own != nil && !sameUsers(own, users) {
+		return invalid("userns_options of the container differ from the pod's")
+	}
 	if !ownUserNamespace(in.Request.Pod) {
 		return nil
 	}
@@ -119,6 +124,12 @@ func validateUserNamespace(users *cri.UserNamespace) error {
 		return err
 	}
 	return validateMapping("gids", users.GetGids())
+}
+
+// sameUsers takes no options for mode NODE.
+func sameUsers(a, b *cri.UserNamespace) bool {
+	node := func(u *cri.UserNamespace) bool { return u == nil || u.GetMode() == cri.NamespaceMode_NODE }
+	return node(a) && node(b) || proto.Equal(a, b)
 }
 
 func validateMapping(field string, mappings []*cri.IDMapping) error {

@@ -28,6 +28,16 @@ func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
 	return LoadProfile(want.ref)
 }
 
+// CheckPodSeccomp refuses a pod whose own localhost profile cannot be loaded. It
+// is for the pod's infra container, which has the runtime's default instead; but
+// whoever names a profile relies on it.
+func CheckPodSeccomp(sc *cri.LinuxSandboxSecurityContext) error {
+	_, err := ResolveSeccomp(&cri.LinuxContainerSecurityContext{
+		Seccomp: sc.GetSeccomp(), SeccompProfilePath: sc.GetSeccompProfilePath(), Privileged: sc.GetPrivileged(),
+	})
+	return err
+}
+
 // LoadProfile reads a seccomp profile from the node.
 func LoadProfile(path string) (*Profile, error) {
 	data, err := readRegular(path, "seccomp profile "+path, maxProfileFile)

@@ -51,6 +51,14 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 	if r.GetCpuShares() < 0 || r.GetCpuPeriod() < 0 {
 		return nil, invalid("cpu_shares %d and cpu_period %d must not be negative", r.GetCpuShares(), r.GetCpuPeriod())
 	}
+	// What the kernel takes (kernel/sched/core.c: a period from 1 ms to 1 s, no
+	// quota below 1 ms), said before anything is written.
+	if p := r.GetCpuPeriod(); p != 0 && (p < 1000 || p > 1_000_000) {
+		return nil, invalid("cpu_period %d is not between 1000 and 1000000 microseconds", p)
+	}
+	if q := r.GetCpuQuota(); q < -1 || q > 0 && q < 1000 {
+		return nil, invalid("cpu_quota %d is less than 1000 microseconds, and not -1: no limit", q)
+	}
 	for _, list := range []string{r.GetCpusetCpus(), r.GetCpusetMems()} {
 		if list != "" && !cpuList.MatchString(list) {
 			return nil, invalid("cpuset %.80q is not a list of numbers and ranges", list)

@@ -85,7 +85,7 @@ func TestPullCredentials(t *testing.T) {
 		{"basic: name and password", basic, &cri.AuthConfig{Username: user, Password: password}, false},
 		{"basic: both in one", basic, &cri.AuthConfig{Auth: encode(user, password)}, false},
 		{"basic: for this registry", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: node.RegistryAddress}, false},
-		{"basic: for this registry, as a URL", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: "https://" + node.RegistryHost + "/v2/"}, false},
+		{"basic: for this registry, as a URL", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: "https://" + node.RegistryAddress + "/v2/"}, false},
 		{"basic: for this repository", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: node.RegistryAddress + "/secret"}, false},
 		{"basic: for another registry", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: "elsewhere.test"}, true},
 		{"basic: for another registry whose name begins alike", basic, &cri.AuthConfig{Username: user, Password: password, ServerAddress: node.RegistryAddress + ".evil.test"}, true},

@@ -56,6 +56,13 @@ func (c *Container) Procfs(t *testing.T, file string) string {
 	if len(pids) == 0 {
 		t.Fatal("the container has no process")
 	}
+	// A runtime's start may return before its init has become the program.
+	program := fmt.Sprintf("/proc/%d/comm", pids[0])
+	if !Eventually(func() bool {
+		return !strings.HasPrefix(Read(t, program), "runc") && !strings.HasPrefix(Read(t, program), "crun")
+	}) {
+		t.Fatal("the runtime never becomes the program")
+	}
 	return strings.TrimSpace(Read(t, fmt.Sprintf("/proc/%d/%s", pids[0], file)))
 }
 

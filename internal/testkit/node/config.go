@@ -83,7 +83,7 @@ insecure = true
 `
 
 func (n *Node) writeConfig(extra string) error {
-	dirs := []string{"cni/net.d", "cni/bin", "cni/leases", "crius.toml.d", "ns", "tmp", "logs"}
+	dirs := []string{"cni/net.d", "cni/bin", "cni/leases", "crius.toml.d", "ns/netns", "ns/ipcns", "ns/utsns", "ns/userns", "tmp", "logs"}
 	for _, d := range dirs {
 		if err := os.MkdirAll(n.Path(d), 0o755); err != nil {
 			return err
