@@ -177,6 +177,16 @@ func TestFindsWhatIsInTheNetwork(t *testing.T) {
 		command("iptables", "-A", "INPUT", "-s", "10.1.2.3", "-j", "DROP")
 		return func() { command("iptables", "-F", "INPUT") }
 	}, "rule: ", "10.1.2.3")
+	command("nft", "add", "table", "ip", "own")
+	command("nft", "add", "set", "ip", "own", "ports", "{ type inet_service; }")
+	finds(t, scope, func() func() {
+		command("nft", "add", "element", "ip", "own", "ports", "{ 4711 }")
+		return func() { command("nft", "flush", "set", "ip", "own", "ports") }
+	}, "rule: ", "ip own", "4711")
+	finds(t, scope, func() func() {
+		command("nft", "add", "table", "inet", "left")
+		return func() { command("nft", "delete", "table", "inet", "left") }
+	}, "rule: ", "inet left")
 	finds(t, scope, func() func() {
 		var l net.Listener
 		if err := in(func() (err error) { l, err = net.Listen("unix", "@left"); return err }); err != nil {

@@ -26,7 +26,40 @@ func (s *Snapshot) network(keep []string) error {
 			return err
 		}
 	}
+	if err := s.nftables(); err != nil {
+		return err
+	}
 	return s.abstractSockets()
+}
+
+// nftables lists the tables that iptables-save does not show.
+func (s *Snapshot) nftables() error {
+	out, err := exec.Command("nft", "list", "ruleset").Output()
+	if err != nil {
+		return fmt.Errorf("nft: %w", err)
+	}
+	table, chain := "", ""
+	for line := range strings.Lines(string(out)) {
+		depth := len(line) - len(strings.TrimLeft(line, "\t"))
+		text := strings.TrimSuffix(strings.TrimSpace(line), " {")
+		switch {
+		case depth == 0 && strings.HasPrefix(text, "table "):
+			table, chain = text, ""
+		case depth == 1:
+			chain = text
+		}
+		if text != "" && text != "}" && !iptablesTable(table) {
+			s.add("rule", strings.TrimSpace(fmt.Sprintf("nft %s %s: %s", table, chain, text)))
+		}
+	}
+	return nil
+}
+
+// iptablesTable tells the tables of iptables-nft.
+func iptablesTable(table string) bool {
+	f := strings.Fields(table)
+	return len(f) == 3 && (f[1] == "ip" || f[1] == "ip6") &&
+		slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, f[2])
 }
 
 func (s *Snapshot) rules(program string) error {
