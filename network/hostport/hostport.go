@@ -1,0 +1,303 @@
+// Package hostport leads ports of the node to pods by nftables rules of its
+// own.
+//
+// The rules are derived: from the mappings and the targets of the pods that the
+// caller has on record, and from nothing that is in the kernel. They live in
+// the tables "ip crius-hostports" and "ip6 crius-hostports", which belong to
+// this package as a whole. The chains are the same for any number of pods; a
+// pod adds and removes elements of maps, in one transaction of its own. When in
+// doubt about the kernel's state the tables are filled anew, in one transaction, too: no
+// packet ever meets half of it, and connections that there are go on.
+//
+// No socket is held on a host port. A mapping goes before a process of the host
+// that listens on the same port, as it does with CNI's portmap plugin.
+//
+// [::1] leads nowhere: the kernel accepts no packet for it from outside the
+// loopback interface and has no route_localnet for IPv6. Nothing is translated
+// for it, so that clients are refused at once and go on to 127.0.0.1.
+package hostport
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Mapping is one port of the node that leads to a pod. Its JSON form is that of
+// CNI's capability "portMappings".
+type Mapping struct {
+	HostPort      uint16     `json:"hostPort"`
+	ContainerPort uint16     `json:"containerPort"`
+	Protocol      string     `json:"protocol"`        // tcp, udp or sctp
+	HostIP        netip.Addr `json:"hostIP,omitzero"` // zero: all addresses of the node; unspecified: all of its family
+}
+
+// Target is an address of a pod, at most one per family, and the interface by
+// which the node reaches it.
+type Target struct {
+	IP   netip.Addr `json:"ip"`
+	Link string     `json:"link"`
+}
+
+// Pod is what the rules of a pod are derived from.
+type Pod struct {
+	ID       string
+	Mappings []Mapping
+	Targets  []Target // none: claimed, but not open
+}
+
+// Table is the node's host ports.
+type Table struct {
+	// mu is held over a transaction: the kernel does one at a time anyhow.
+	mu      sync.Mutex
+	pods    map[string]Pod
+	have    map[element]bool  // what the kernel has, unless unsure
+	handles map[family]uint64 // of our tables; they change when somebody replaces them
+	unsure  bool
+	told    string // the last complaint of Check
+}
+
+// New returns a table that knows of no pod. The kernel is not touched before
+// Restore or Open.
+func New() *Table { return &Table{pods: map[string]Pod{}} }
+
+// Claim reserves host ports for a pod, which keeps them until Close. A port
+// that another pod has is fault.Precondition: the scheduler keeps such pods
+// apart, but not those that the kubelet reads from files. Without the nft
+// program it is fault.Unavailable.
+func (t *Table) Claim(id string, mappings []Mapping) error {
+	if len(mappings) == 0 {
+		return nil
+	}
+	if err := Installed(); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, other := range t.pods {
+		if other.ID == id {
+			continue
+		}
+		for _, m := range mappings {
+			if m.clashes(other.Mappings) {
+				return fmt.Errorf("%w: host port %s belongs to pod %s already", fault.Precondition, m, other.ID)
+			}
+		}
+	}
+	t.pods[id] = Pod{ID: id, Mappings: mappings}
+	return nil
+}
+
+// Open makes the rules of a pod. Whether or not it succeeds, Close undoes it.
+func (t *Table) Open(ctx context.Context, p Pod) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pods[p.ID] = p
+	if err := t.apply(ctx); err != nil {
+		t.pods[p.ID] = Pod{ID: p.ID, Mappings: p.Mappings}
+		return err
+	}
+	setLocalnet(ctx, p.localLinks(), true)
+	t.cutFlows(ctx, []Pod{p}, nil)
+	return nil
+}
+
+// Close takes the rules of a pod away and gives its ports back. It is
+// idempotent, and knows pods also by p alone. Any error is a debt: the same
+// call must be repeated until it succeeds, and until then the pod's addresses
+// must not become another pod's.
+func (t *Table) Close(ctx context.Context, p Pod) error {
+	if len(p.Mappings) == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	known, claimed := t.pods[p.ID]
+	delete(t.pods, p.ID)
+	if len(known.Targets)+len(p.Targets) == 0 {
+		return nil // only claimed: without a target there never was a rule
+	}
+	t.dropLocalnet(ctx, append(known.localLinks(), p.localLinks()...))
+	if err := t.apply(ctx); err != nil {
+		if claimed {
+			t.pods[p.ID] = Pod{ID: p.ID, Mappings: p.Mappings} // nobody else's yet
+		}
+		return err
+	}
+	gone := []Pod{known, p} // the same, or one of them has no targets
+	t.cutFlows(ctx, gone, ends(gone))
+	return nil
+}
+
+// Restore makes the kernel's rules those of pods, whatever they were: at the
+// start of a server, from the records of the pods that live. After an error
+// Check, Open and Close try again.
+func (t *Table) Restore(ctx context.Context, pods []Pod) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range pods {
+		t.pods[p.ID] = p
+	}
+	t.unsure = true
+	return t.rebuild(ctx)
+}
+
+// checkLimit bounds what Check does: who calls it waits for other answers.
+const checkLimit = 2 * time.Second
+
+// Check looks whether our tables are still there ("nft flush ruleset" wipes
+// them) and makes them anew if not. With the tables in place it costs two
+// small questions to the kernel, and nothing while there are no host ports; it
+// waits for no transaction under way. What it cannot repair it logs.
+func (t *Table) Check(ctx context.Context) {
+	if !t.mu.TryLock() {
+		return
+	}
+	defer t.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	if !t.unsure {
+		why := t.altered()
+		if why == "" {
+			return
+		}
+		slog.WarnContext(ctx, "firewall rules of host ports were changed by somebody else, making them anew", "err", why)
+		t.unsure = true
+	}
+	err := t.rebuild(ctx)
+	if err != nil && err.Error() != t.told {
+		slog.ErrorContext(ctx, "host ports do not lead to their pods", "err", err)
+	}
+	t.told = ""
+	if err != nil {
+		t.told = err.Error()
+	}
+}
+
+// altered says in what way our tables are not those that we made.
+func (t *Table) altered() string {
+	if len(t.handles) == 0 {
+		return ""
+	}
+	now, err := tableHandles()
+	for f, handle := range t.handles {
+		if there, ok := now[f]; err == nil && (!ok || there != handle) {
+			return fmt.Sprintf("table %s %s is gone, or another one", f, tableName)
+		}
+	}
+	return ""
+}
+
+// apply brings the kernel from what it has to what the pods want.
+func (t *Table) apply(ctx context.Context) error {
+	want := elements(t.pods)
+	if t.unsure || !slices.Equal(familiesOf(want), familiesOf(t.have)) {
+		return t.rebuild(ctx)
+	}
+	script := delta(t.have, want)
+	if script == "" {
+		return nil
+	}
+	if err := run(ctx, script); err != nil {
+		// Somebody has been at the table, perhaps.
+		slog.DebugContext(ctx, "change of host ports failed, making the tables anew", "err", err)
+		return t.rebuild(ctx)
+	}
+	t.have = want
+	return nil
+}
+
+// rebuild makes our tables what they should be, whatever they are.
+func (t *Table) rebuild(ctx context.Context) error {
+	t.unsure = true
+	want := elements(t.pods)
+	before, err := tableHandles()
+	if err != nil {
+		return err
+	}
+	there := slices.Sorted(maps.Keys(before))
+	if script := refill(there, want); script != "" {
+		if err := run(ctx, script); err != nil {
+			// Tables of another version, perhaps.
+			if again := run(ctx, replace(there, want)); again != nil {
+				return again
+			}
+			slog.WarnContext(ctx, "firewall tables of host ports could not be kept and were replaced", "err", err)
+		}
+	}
+	handles, err := tableHandles()
+	if err != nil {
+		return err
+	}
+	t.have, t.handles, t.unsure = want, handles, false
+	all := slices.Collect(maps.Values(t.pods))
+	for _, p := range all {
+		setLocalnet(ctx, p.localLinks(), true)
+	}
+	t.cutFlows(ctx, all, nil)
+	return nil
+}
+
+// dropLocalnet ends the translation of 127.0.0.1 on links that no pod needs any
+// more, before the rule that guards them goes.
+func (t *Table) dropLocalnet(ctx context.Context, links []string) {
+	for _, p := range t.pods {
+		needed := p.localLinks()
+		links = slices.DeleteFunc(links, func(l string) bool { return slices.Contains(needed, l) })
+	}
+	setLocalnet(ctx, links, false)
+}
+
+// String is the mapping's host side, as in 0.0.0.0:80/tcp.
+func (m Mapping) String() string {
+	if !m.HostIP.IsValid() {
+		return fmt.Sprintf("%d/%s", m.HostPort, m.Protocol)
+	}
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(m.HostIP, m.HostPort), m.Protocol)
+}
+
+// clashes reports whether one of the others takes the very same host address
+// and port. A mapping of one address beside one of all addresses is no clash:
+// the former goes first.
+func (m Mapping) clashes(others []Mapping) bool {
+	return slices.ContainsFunc(others, func(o Mapping) bool {
+		if m.Protocol != o.Protocol || m.HostPort != o.HostPort {
+			return false
+		}
+		return slices.ContainsFunc(m.hosts(), func(a netip.Addr) bool { return slices.Contains(o.hosts(), a) })
+	})
+}
+
+// hosts are the host addresses of a mapping; the unspecified address of a
+// family stands for all of it.
+func (m Mapping) hosts() []netip.Addr {
+	if m.HostIP.IsValid() {
+		return []netip.Addr{m.HostIP}
+	}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+}
+
+// Validate says what is wrong with the mappings of one pod; it is fault.Invalid.
+func Validate(mappings []Mapping) error {
+	for i, m := range mappings {
+		switch ip := m.HostIP; {
+		case ip == netip.IPv6Loopback():
+			return fmt.Errorf("%w: host port %s: the kernel cannot lead [::1] to a pod; use host_ip 127.0.0.1", fault.Invalid, m)
+		case ip.IsMulticast():
+			return fmt.Errorf("%w: host port %s: host_ip is a multicast address and never one of this node", fault.Invalid, m)
+		}
+		for _, earlier := range mappings[:i] {
+			if m != earlier && m.clashes([]Mapping{earlier}) {
+				return fmt.Errorf("%w: host port %s is to lead to port %d and to port %d of the pod", fault.Invalid, m, earlier.ContainerPort, m.ContainerPort)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,29 @@
+package hostport
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+)
+
+// setLocalnet lets packets from and to 127.0.0.0/8 over links, or not: a
+// connection to 127.0.0.1 that leads to a pod needs it. The rules that guard
+// the node against others who use it are there as long as a pod has the link.
+// Without it all other addresses still lead to the pod, so that it fails is no
+// error.
+func setLocalnet(ctx context.Context, links []string, on bool) {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	for _, link := range links {
+		path := filepath.Join("/proc/sys/net/ipv4/conf", link, "route_localnet")
+		err := os.WriteFile(path, []byte(value), 0o644)
+		if err != nil && (on || !errors.Is(err, fs.ErrNotExist)) {
+			slog.WarnContext(ctx, "host ports of 127.0.0.1 do not lead to pods", "err", err)
+		}
+	}
+}

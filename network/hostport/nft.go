@@ -1,0 +1,69 @@
+package hostport
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Bounds of the nft program.
+const (
+	timeLimit = 30 * time.Second
+	waitDelay = time.Second
+	maxSaid   = 2 << 10 // bytes of its complaint that go into an error
+)
+
+// Installed makes sure that there is an nft program. The error is
+// fault.Unavailable.
+func Installed() error {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return fmt.Errorf("%w: host ports need the program nft: install the package nftables, or set network.host_ports to cni if the network leads them itself: %w", fault.Unavailable, err)
+	}
+	return nil
+}
+
+// run has nft execute script as one transaction: all of it or nothing.
+func run(ctx context.Context, script string) error {
+	if err := Installed(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("%w: it took longer than %s", fault.Timeout, timeLimit))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Dir = "/"
+	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
+	cmd.Stdin = strings.NewReader(script)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	// It must not outlive this server and be overtaken by the next one.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	cmd.WaitDelay = waitDelay
+
+	// The death signal comes with the end of the thread, which others must
+	// therefore not take to throw it away.
+	runtime.LockOSThread()
+	err := cmd.Run()
+	runtime.UnlockOSThread()
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	text := said.Bytes()
+	if len(text) > maxSaid {
+		text = text[:maxSaid]
+	}
+	return fmt.Errorf("nft: %w; it said %q", err, bytes.TrimSpace(text))
+}
