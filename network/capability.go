@@ -3,12 +3,11 @@ package network
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 
 	"github.com/containernetworking/cni/libcni"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/network/hostport"
 )
 
 // The annotations by which Kubernetes limits a pod's traffic, in bits per
@@ -20,11 +19,7 @@ const (
 
 // capabilities are the arguments that some plugin of list asks for by
 // "capabilities", by the conventions of CNI (its CONVENTIONS.md).
-func (n *Network) capabilities(p Pod, list *libcni.NetworkConfigList) (map[string]json.RawMessage, error) {
-	offers, err := n.offers(p)
-	if err != nil {
-		return nil, err
-	}
+func capabilities(offers map[string]any, list *libcni.NetworkConfigList) (map[string]json.RawMessage, error) {
 	var taken map[string]json.RawMessage
 	for _, plugin := range list.Plugins {
 		for name, asked := range plugin.Network.Capabilities {
@@ -45,17 +40,13 @@ func (n *Network) capabilities(p Pod, list *libcni.NetworkConfigList) (map[strin
 	return taken, nil
 }
 
-// offers are all capability arguments that there are for p. They are checked
-// whether or not a plugin asks for them: what is wrong with a pod does not
-// depend on the network.
-func (n *Network) offers(p Pod) (map[string]any, error) {
+// offers are all capability arguments that there are for p, whose ports the
+// plugins are to lead. They are checked whether or not a plugin asks for them:
+// what is wrong with a pod does not depend on the network.
+func (n *Network) offers(p Pod, ports []hostport.Mapping) (map[string]any, error) {
 	offers := map[string]any{}
-	ports, err := portMappings(p.PortMappings)
-	if err != nil {
-		return nil, err
-	}
 	if len(ports) > 0 {
-		offers["portMappings"] = ports
+		offers[portCapability] = ports
 	}
 	limits, err := bandwidthOf(p.Annotations)
 	if err != nil {
@@ -92,49 +83,6 @@ type dns struct {
 type ipRange struct {
 	Subnet string `json:"subnet"`
 }
-
-type portMapping struct {
-	HostPort      int32  `json:"hostPort"`
-	ContainerPort int32  `json:"containerPort"`
-	Protocol      string `json:"protocol"`
-	HostIP        string `json:"hostIP,omitempty"`
-}
-
-// portMappings are those that want a port of the host; with 0 a container just
-// says which port it serves.
-func portMappings(wanted []*cri.PortMapping) ([]portMapping, error) {
-	var ports []portMapping
-	for _, w := range wanted {
-		if w.GetHostPort() == 0 {
-			continue
-		}
-		if !isPort(w.GetHostPort()) || !isPort(w.GetContainerPort()) {
-			return nil, fmt.Errorf("%w: port mapping from %d to %d: ports go from 1 to 65535", fault.Invalid, w.GetHostPort(), w.GetContainerPort())
-		}
-		p := portMapping{HostPort: w.GetHostPort(), ContainerPort: w.GetContainerPort()}
-		switch w.GetProtocol() {
-		case cri.Protocol_TCP:
-			p.Protocol = "tcp"
-		case cri.Protocol_UDP:
-			p.Protocol = "udp"
-		case cri.Protocol_SCTP:
-			p.Protocol = "sctp"
-		default:
-			return nil, fmt.Errorf("%w: port mapping from %d: unknown protocol %d", fault.Invalid, w.GetHostPort(), w.GetProtocol())
-		}
-		if w.GetHostIp() != "" {
-			ip, err := netip.ParseAddr(w.GetHostIp())
-			if err != nil || ip.Zone() != "" {
-				return nil, fmt.Errorf("%w: port mapping from %d: %.128q is not an IP address", fault.Invalid, w.GetHostPort(), w.GetHostIp())
-			}
-			p.HostIP = ip.String()
-		}
-		ports = append(ports, p)
-	}
-	return ports, nil
-}
-
-func isPort(n int32) bool { return n > 0 && n <= 65535 }
 
 // bandwidth is in bits, and bits per second.
 type bandwidth struct {

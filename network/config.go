@@ -10,6 +10,7 @@ type Config struct {
 	Timeout        time.Duration `toml:"timeout" help:"longest time one CNI ADD, DEL or CHECK of a whole plugin chain may take"`
 	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
 	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
+	HostPorts      string        `toml:"host_ports" help:"who leads host ports to pods: crius, by nftables rules of its own; cni, the plugins alone (also for networks that watch pods, as Cilium does); or auto, the plugin with the capability portMappings if the network has one, else crius"`
 
 	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
 	// announces it only once. Empty: it is kept in memory only.
@@ -23,5 +24,6 @@ func DefaultConfig() Config {
 		PluginDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"},
 		Timeout:    2 * time.Minute,
 		PrimaryIP:  "ipv4",
+		HostPorts:  portsByAuto,
 	}
 }

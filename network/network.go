@@ -1,4 +1,5 @@
-// Package network attaches pods to their network through CNI plugins.
+// Package network attaches pods to their network through CNI plugins, and leads
+// host ports to them where no plugin does (package hostport).
 //
 // What an ADD is going to do is decided first (Plan) and can be recorded before
 // anything happens: the configuration as it is now, with all its plugins, and
@@ -33,6 +34,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network/hostport"
 )
 
 // ifName is the pod's interface, by the convention of Kubernetes.
@@ -44,7 +46,8 @@ const statusLimit = 10 * time.Second
 
 // Network is the node's pod network.
 type Network struct {
-	cfg Config
+	cfg   Config
+	ports *hostport.Table
 
 	mu       sync.Mutex
 	reported map[string]string // unusable files that have been logged, and why
@@ -57,7 +60,7 @@ func New(cfg Config) *Network {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultConfig().Timeout
 	}
-	return &Network{cfg: cfg, reported: map[string]string{}}
+	return &Network{cfg: cfg, ports: hostport.New(), reported: map[string]string{}}
 }
 
 // Pod is what the network needs to know of a pod.
@@ -84,6 +87,11 @@ type Attachment struct {
 	NetNSInode   uint64                     `json:"netnsInode,omitempty"`   // of the namespace; 0: not known
 	IPs          []string                   `json:"ips,omitempty"`          // of Interface, the primary first
 	Result       json.RawMessage            `json:"result,omitempty"`       // of ADD; empty: it did not succeed, as far as known
+
+	// HostPorts are those that crius itself leads to the pod; others are among
+	// Capabilities. HostTargets, where they lead, are known after ADD.
+	HostPorts   []hostport.Mapping `json:"hostPorts,omitempty"`
+	HostTargets []hostport.Target  `json:"hostTargets,omitempty"`
 }
 
 // Plan decides how p will be attached, by the configuration of this moment. It
@@ -99,16 +107,14 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
-	capabilities, err := n.capabilities(p, chosen.list)
-	if err != nil {
-		return nil, fmt.Errorf("plan pod network %q: %w", chosen.list.Name, err)
-	}
 	a := &Attachment{
-		Network:      chosen.list.Name,
-		Interface:    ifName,
-		Conf:         chosen.list.Bytes,
-		Args:         args,
-		Capabilities: capabilities,
+		Network:   chosen.list.Name,
+		Interface: ifName,
+		Conf:      chosen.list.Bytes,
+		Args:      args,
+	}
+	if err := n.offer(p, chosen.list, a); err != nil {
+		return nil, fmt.Errorf("plan pod network %q: %w", a.Network, err)
 	}
 	if p.NetNS != "" {
 		if a.NetNSInode, err = ns.Inode(p.NetNS); err != nil {
@@ -116,6 +122,27 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 		}
 	}
 	return a, nil
+}
+
+// offer settles what the plugins of list are told about p, and what crius does
+// itself.
+func (n *Network) offer(p Pod, list *libcni.NetworkConfigList, a *Attachment) error {
+	ports, err := portMappings(p.PortMappings)
+	if err != nil {
+		return err
+	}
+	if n.ownPorts(list) {
+		if err := hostport.Validate(ports); err != nil {
+			return err
+		}
+		a.HostPorts, ports = ports, nil
+	}
+	offers, err := n.offers(p, ports)
+	if err != nil {
+		return err
+	}
+	a.Capabilities, err = capabilities(offers, list)
+	return err
 }
 
 // arguments are CNI_ARGS, with the names that the network plugins of Kubernetes
@@ -152,7 +179,9 @@ func (p Pod) check() error {
 // with a.
 //
 // The error is fault.Unavailable if a plugin is missing or asks to be tried
-// again later, and fault.Timeout if the time was too short.
+// again later, or crius lacks what it needs for the host ports of p;
+// fault.Timeout if the time was too short; and fault.Precondition if another
+// pod has one of the host ports.
 func (n *Network) Attach(ctx context.Context, p Pod, a *Attachment) (*Attachment, error) {
 	done, err := n.attach(ctx, p, a)
 	if err != nil {
@@ -179,6 +208,9 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	if a.NetNSInode != 0 && a.NetNSInode != inode {
 		return nil, fmt.Errorf("%w: %s is not the network namespace any more that it was", fault.Precondition, p.NetNS)
 	}
+	if err := n.ports.Claim(p.ID, a.HostPorts); err != nil {
+		return nil, err
+	}
 	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
 	result, err := n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
@@ -193,7 +225,10 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	if done.Result, err = encode(result, list.CNIVersion); err != nil {
 		return nil, err
 	}
-	return &done, nil
+	if len(a.HostPorts) > 0 {
+		done.HostTargets, err = targets(done.IPs)
+	}
+	return &done, err
 }
 
 // Detach runs the CNI verb DEL for what a records, with the result of the ADD
@@ -201,6 +236,9 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 // network namespace is given to the plugins only while it is the very one that
 // was attached. A nil Attachment, and one that is detached already, are no
 // error.
+//
+// First of all the pod's host ports are taken back: its address must not become
+// another pod's while they still lead there.
 //
 // Any error is a debt: the same call must be repeated until it succeeds. It is
 // fault.Unavailable if a plugin is missing, and then no plugin has run.
@@ -217,6 +255,9 @@ func (n *Network) Detach(ctx context.Context, p Pod, a *Attachment) error {
 func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	if err := p.check(); err != nil {
 		return err
+	}
+	if err := n.ports.Close(ctx, a.exposed(p.ID)); err != nil {
+		return fmt.Errorf("take host ports back: %w", err)
 	}
 	list, err := a.list()
 	if err != nil {
@@ -289,7 +330,11 @@ func (a *Attachment) runtimeConf(p Pod, netNS string) *libcni.RuntimeConf {
 // fault.Unavailable and says what is missing where: there is no usable
 // configuration, a plugin is not installed, or a plugin says so itself (the CNI
 // verb STATUS, for configurations of version 1.1.0 and later).
+//
+// The kubelet asks every few seconds, so this is also when the firewall's rules
+// for host ports are looked after: whoever wiped them, they come back.
 func (n *Network) Ready(ctx context.Context) error {
+	n.ports.Check(ctx)
 	chosen, err := n.choose()
 	if err != nil {
 		return err
@@ -321,6 +366,10 @@ func (n *Network) Info() map[string]any {
 		info["network"] = chosen.list.Name
 		info["file"] = chosen.file
 		info["cniVersion"] = chosen.list.CNIVersion
+		info["hostPorts"] = portsByCNI
+		if n.ownPorts(chosen.list) {
+			info["hostPorts"] = portsByCrius
+		}
 		info["plugins"] = plugins
 		err = n.installed(chosen.list)
 	}

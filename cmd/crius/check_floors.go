@@ -76,10 +76,15 @@ func checkStorage(ctx context.Context, n *node) []finding {
 // checkNetwork asks CNI. A node without a network runs pods in the host's
 // network, among them those that install the network.
 func checkNetwork(ctx context.Context, n *node) []finding {
-	err := network.New(n.config.Config.Network).Ready(ctx)
+	cni := network.New(n.config.Config.Network)
+	err := cni.Ready(ctx)
 	switch {
 	case err == nil:
-		return []finding{ok("CNI is ready")}
+		findings := []finding{ok("CNI is ready")}
+		if err := cni.HostPortsReady(); err != nil {
+			findings = append(findings, warn("until then pods with host ports do not run", "%v", err))
+		}
+		return findings
 	case errors.Is(err, fault.Unavailable):
 		return []finding{warn("until then only pods in the host's network run", "%v", err)}
 	}

@@ -212,6 +212,26 @@ func TestCheckNetworkWithoutCNI(t *testing.T) {
 	want(t, checkNetwork(context.Background(), n), "", statusWarn)
 }
 
+// A network without a plugin for host ports needs nft, and one with it doesn't.
+func TestCheckNetworkWantsNft(t *testing.T) {
+	dir := t.TempDir()
+	n := testNode(t, "network.conf_dir = '"+dir+"'\nnetwork.plugin_dirs = ['"+dir+"']", nil)
+	if err := os.WriteFile(filepath.Join(dir, "fake"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	for capabilities, want := range map[string]status{"{}": statusWarn, `{"portMappings": true}`: statusOK} {
+		list := `{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "fake", "capabilities": ` + capabilities + `}]}`
+		if err := os.WriteFile(filepath.Join(dir, "10-a.conflist"), []byte(list), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		findings := checkNetwork(context.Background(), n)
+		if last := findings[len(findings)-1]; findings[0].Status != statusOK || last.Status != want || want == statusWarn && !strings.Contains(last.Text, "nftables") {
+			t.Errorf("%s: %+v", capabilities, findings)
+		}
+	}
+}
+
 func TestChecksAreBoundedAndNamed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range checks() {

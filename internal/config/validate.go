@@ -24,6 +24,8 @@ func choices(model string) []string {
 		return []string{"systemd", "cgroupfs"}
 	case "network.primary_ip":
 		return []string{"ipv4", "ipv6", "cni"}
+	case "network.host_ports":
+		return []string{"auto", "crius", "cni"}
 	case "runtime.handlers.NAME.type":
 		return []string{"oci"}
 	}

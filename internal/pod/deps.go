@@ -20,10 +20,12 @@ type Images interface {
 	CheckMapping(userNS string) error
 }
 
-// Network is what the engine needs of CNI.
+// Network is what the engine needs of CNI and of host ports.
 type Network interface {
 	Plan(p network.Pod) (*network.Attachment, error)
 	Attach(ctx context.Context, p network.Pod, plan *network.Attachment) (*network.Attachment, error)
+	Expose(ctx context.Context, p network.Pod, a *network.Attachment) error
+	Restore(ctx context.Context, live map[string]*network.Attachment) error
 	Detach(ctx context.Context, p network.Pod, a *network.Attachment) error
 	Ready(ctx context.Context) error
 	SetPodCIDR(cidr string) error

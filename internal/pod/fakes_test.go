@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/network/hostport"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
 )
@@ -34,6 +35,7 @@ type node struct {
 	tasks    map[string]*fakeTask
 	rootfs   map[string]bool
 	networks map[string]bool
+	exposed  map[string]bool // pods to which host ports lead
 }
 
 func newNode() *node {
@@ -44,6 +46,7 @@ func newNode() *node {
 		tasks:    map[string]*fakeTask{},
 		rootfs:   map[string]bool{},
 		networks: map[string]bool{},
+		exposed:  map[string]bool{},
 	}
 }
 
@@ -103,6 +106,9 @@ func (n *node) left() []string {
 	for id := range n.networks {
 		left = append(left, "network "+id)
 	}
+	for id := range n.exposed {
+		left = append(left, "host ports "+id)
+	}
 	slices.Sort(left)
 	return left
 }
@@ -161,11 +167,32 @@ func (f fakeNetwork) Attach(ctx context.Context, p network.Pod, plan *network.At
 	}
 	done := *plan
 	done.IPs = []string{"10.0.0.1", "fd00::1"}
+	for _, m := range p.PortMappings {
+		done.HostPorts = append(done.HostPorts, hostport.Mapping{HostPort: uint16(m.HostPort), ContainerPort: uint16(m.ContainerPort), Protocol: "tcp"})
+	}
 	return &done, nil
 }
 
+func (f fakeNetwork) Expose(ctx context.Context, p network.Pod, _ *network.Attachment) error {
+	return f.step(ctx, "expose", func() { f.exposed[p.ID] = true })
+}
+
+func (f fakeNetwork) Restore(ctx context.Context, live map[string]*network.Attachment) error {
+	return f.step(ctx, "restore", func() {
+		clear(f.exposed)
+		for id, a := range live {
+			if len(a.HostPorts) > 0 {
+				f.exposed[id] = true
+			}
+		}
+	})
+}
+
 func (f fakeNetwork) Detach(ctx context.Context, p network.Pod, _ *network.Attachment) error {
-	return f.step(ctx, "detach", func() { delete(f.networks, p.ID) })
+	return f.step(ctx, "detach", func() {
+		delete(f.networks, p.ID)
+		delete(f.exposed, p.ID)
+	})
 }
 
 func (f fakeNetwork) Ready(ctx context.Context) error { return f.step(ctx, "network ready", func() {}) }

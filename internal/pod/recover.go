@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
 )
@@ -42,6 +43,7 @@ func (e *Engine) Recover(ctx context.Context) error {
 	reportDamaged(ctx, "pod", damagedPods)
 	reportDamaged(ctx, "container", damagedCtrs)
 
+	e.restoreNetwork(ctx, pods)
 	sandboxes := e.loadSandboxes(ctx, pods)
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
@@ -91,6 +93,21 @@ func (e *Engine) loadSandboxes(ctx context.Context, records map[string]*podRecor
 		sandboxes[id] = s
 	}
 	return sandboxes
+}
+
+// restoreNetwork makes the node's host ports those of the pods that were ready
+// when the last server ended. Those that have died since are detached later, as
+// any other.
+func (e *Engine) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
+	live := map[string]*network.Attachment{}
+	for id, rec := range records {
+		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == e.boot {
+			live[id] = rec.Network
+		}
+	}
+	if err := e.deps.Network.Restore(ctx, live); err != nil {
+		slog.ErrorContext(ctx, "host ports may not lead to their pods, will be retried", "err", err)
+	}
 }
 
 // recoverSandbox puts the pod back in its place, or tears it down if it was

@@ -176,6 +176,15 @@ func (s *Sandbox) attach(ctx context.Context) error {
 		return err
 	}
 	s.setNetwork(done)
+	if len(done.HostPorts) > 0 {
+		// The rules are made of the record.
+		if err := s.put(); err != nil {
+			return err
+		}
+		if err := s.engine.deps.Network.Expose(ctx, pod, done); err != nil {
+			return err
+		}
+	}
 	// Sysctls of interfaces that the plugins have only just made.
 	return ns.SetInterfaceSysctls(s.rec.Namespaces)
 }

@@ -1,0 +1,163 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/containernetworking/cni/libcni"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/network/hostport"
+)
+
+// portCapability is how a plugin asks for host ports (CNI's CONVENTIONS.md).
+const portCapability = "portMappings"
+
+// Values of Config.HostPorts.
+const (
+	portsByAuto  = "auto"
+	portsByCrius = "crius"
+	portsByCNI   = "cni"
+)
+
+// ownPorts decides whether crius leads the host ports of a pod in the network
+// of list. Both at once would translate twice.
+func (n *Network) ownPorts(list *libcni.NetworkConfigList) bool {
+	switch n.cfg.HostPorts {
+	case portsByCrius:
+		return true
+	case portsByCNI:
+		return false
+	}
+	for _, plugin := range list.Plugins {
+		if plugin.Network.Capabilities[portCapability] {
+			return false
+		}
+	}
+	return true
+}
+
+// HostPortsReady says why pods with host ports cannot be attached now although
+// others can: it is fault.Unavailable if crius is to lead their ports in the
+// present network and the nft program is missing.
+func (n *Network) HostPortsReady() error {
+	chosen, err := n.choose()
+	if err != nil || !n.ownPorts(chosen.list) {
+		return nil // Ready tells
+	}
+	return hostport.Installed()
+}
+
+// portMappings are those that want a port of the host; with 0 a container just
+// says which port it serves.
+func portMappings(wanted []*cri.PortMapping) ([]hostport.Mapping, error) {
+	var ports []hostport.Mapping
+	for _, w := range wanted {
+		if w.GetHostPort() == 0 {
+			continue
+		}
+		if !isPort(w.GetHostPort()) || !isPort(w.GetContainerPort()) {
+			return nil, fmt.Errorf("%w: port mapping from %d to %d: ports go from 1 to 65535", fault.Invalid, w.GetHostPort(), w.GetContainerPort())
+		}
+		p := hostport.Mapping{HostPort: uint16(w.GetHostPort()), ContainerPort: uint16(w.GetContainerPort())}
+		switch w.GetProtocol() {
+		case cri.Protocol_TCP:
+			p.Protocol = "tcp"
+		case cri.Protocol_UDP:
+			p.Protocol = "udp"
+		case cri.Protocol_SCTP:
+			p.Protocol = "sctp"
+		default:
+			return nil, fmt.Errorf("%w: port mapping from %d: unknown protocol %d", fault.Invalid, w.GetHostPort(), w.GetProtocol())
+		}
+		if w.GetHostIp() != "" {
+			ip, err := netip.ParseAddr(w.GetHostIp())
+			if err != nil || ip.Zone() != "" {
+				return nil, fmt.Errorf("%w: port mapping from %d: %.128q is not an IP address", fault.Invalid, w.GetHostPort(), w.GetHostIp())
+			}
+			p.HostIP = ip.Unmap()
+		}
+		ports = append(ports, p)
+	}
+	return ports, nil
+}
+
+func isPort(n int32) bool { return n > 0 && n <= 65535 }
+
+// targets are the first address of each family, with the links by which the
+// node reaches them.
+func targets(ips []string) ([]hostport.Target, error) {
+	var all []hostport.Target
+	seen := map[bool]bool{}
+	for _, text := range ips {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, fmt.Errorf("address of the pod: %w", err)
+		}
+		if seen[ip.Is4()] {
+			continue
+		}
+		seen[ip.Is4()] = true
+		link, err := hostport.LinkTo(ip)
+		if err != nil {
+			return nil, fmt.Errorf("host ports: %w", err)
+		}
+		all = append(all, hostport.Target{IP: ip, Link: link})
+	}
+	return all, nil
+}
+
+// Expose leads the host ports of a pod to it, if crius does that in its
+// network: CNI's plugins have done so already. The Attachment is the one that
+// Attach returned, and is to be recorded before. Detach takes the ports back,
+// whether or not Expose succeeds.
+//
+// The error is fault.Unavailable if the nft program is missing.
+func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
+	if len(a.HostPorts) == 0 {
+		return nil
+	}
+	for _, m := range a.HostPorts {
+		if m.HostIP.IsValid() && !a.reaches(m.HostIP) {
+			// As other runtimes do: one manifest serves nodes of one and of two
+			// families.
+			slog.WarnContext(ctx, "host port is of an address family that the pod does not have", "pod", p.ID, "port", m.String())
+		}
+	}
+	if err := n.ports.Open(ctx, a.exposed(p.ID)); err != nil {
+		return fmt.Errorf("lead host ports to the pod: %w", err)
+	}
+	return nil
+}
+
+// Restore makes the firewall's rules for host ports those of the attached pods
+// that live, by their ids, whatever they were. Until it succeeds Ready tries
+// again.
+func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
+	var pods []hostport.Pod
+	for id, a := range live {
+		if len(a.HostPorts) > 0 {
+			pods = append(pods, a.exposed(id))
+		}
+	}
+	if err := n.ports.Restore(ctx, pods); err != nil {
+		return fmt.Errorf("restore host ports: %w", err)
+	}
+	return nil
+}
+
+func (a *Attachment) exposed(id string) hostport.Pod {
+	return hostport.Pod{ID: id, Mappings: a.HostPorts, Targets: a.HostTargets}
+}
+
+func (a *Attachment) reaches(host netip.Addr) bool {
+	for _, target := range a.HostTargets {
+		if target.IP.Is4() == host.Is4() {
+			return true
+		}
+	}
+	return false
+}
