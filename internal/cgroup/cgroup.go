@@ -1,11 +1,11 @@
-// Package cgroup joins, empties and removes control groups, whichever of the
-// three layouts the node has: one tree (v2), a tree for each controller (v1), or
-// both side by side (hybrid).
+// Package cgroup joins, measures, empties and removes control groups, whichever
+// of the three layouts the node has: one tree (v2), a tree for each controller
+// (v1), or both side by side (hybrid).
 //
 // A path is relative to the cgroup file systems, such as
 // "/kubepods/pod1/crius-2", and names the same place in every hierarchy. It
 // must be absolute and without "..". Where the hierarchies are mounted is read
-// from the mount table at each call.
+// from the mount table at each call; only Meters remember it.
 //
 // crius-conmon links this package, so it uses no more than it must of the
 // standard library.

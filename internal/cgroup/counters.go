@@ -1,0 +1,278 @@
+package cgroup
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// maxCounters is more than any file of counters has: memory.stat has 2 KiB.
+const maxCounters = 16 << 10
+
+// reader reads the files of one cgroup for one Usage. It goes on after an error
+// and remembers the first.
+type reader struct {
+	err    error
+	buffer [maxCounters]byte
+}
+
+// text is what is in a file, until the next one is read. What the kernel does
+// not offer, and a cgroup that is gone, have no file; that is no error.
+func (r *reader) text(at place, name string) (text []byte, ok bool) {
+	if at.dir == "" {
+		return nil, false
+	}
+	text, err := r.slurp(at.file(name))
+	switch err {
+	case nil:
+		return text, true
+	case unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP:
+	default:
+		r.fail(at, name, err)
+	}
+	return nil, false
+}
+
+// slurp reads once: the kernel makes the text of such a file in one piece, and
+// gives it in one piece to whoever has room.
+func (r *reader) slurp(file string) ([]byte, error) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, r.buffer[:])
+	for err == unix.EINTR {
+		n, err = unix.Read(fd, r.buffer[:])
+	}
+	if err == nil && n == len(r.buffer) {
+		err = unix.EFBIG
+	}
+	return r.buffer[:max(n, 0)], err
+}
+
+func (r *reader) fail(at place, name string, err error) {
+	if r.err == nil {
+		r.err = &os.PathError{Op: "read counter", Path: at.file(name), Err: err}
+	}
+}
+
+// number is the one number in a file; nil if there is none, and for "max".
+func (r *reader) number(at place, name string) *uint64 {
+	text, ok := r.text(at, name)
+	if !ok || string(text) == "max\n" {
+		return nil
+	}
+	n, err := number(bytes.TrimSuffix(text, []byte("\n")))
+	if err != nil {
+		r.fail(at, name, err)
+		return nil
+	}
+	return &n
+}
+
+// counters calls visit for each "name number" line of a file.
+func (r *reader) counters(at place, name string, visit func(name []byte, n uint64)) {
+	text, ok := r.text(at, name)
+	if !ok {
+		return
+	}
+	if err := eachCounter(text, visit); err != nil {
+		r.fail(at, name, err)
+	}
+}
+
+func (r *reader) cpu(at place) *CPU {
+	if !at.v2 {
+		total := r.number(at, "cpuacct.usage")
+		if total == nil {
+			return nil
+		}
+		return &CPU{Total: *total}
+	}
+	var cpu *CPU
+	r.counters(at, "cpu.stat", func(name []byte, n uint64) {
+		if string(name) == "usage_usec" {
+			cpu = &CPU{Total: 1000 * n}
+		}
+	})
+	return cpu
+}
+
+// memoryFiles are the names in one version of cgroups.
+type memoryFiles struct {
+	usage, limit                  string
+	inactiveFile, rss             string // in memory.stat
+	faults, majorFaults, swapUsed string // in memory.stat
+}
+
+func (r *reader) memory(at place) (*Memory, *Swap) {
+	// v1 tells by total_ what includes the cgroups below.
+	names := memoryFiles{"memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "total_rss", "total_pgfault", "total_pgmajfault", "total_swap"}
+	if at.v2 {
+		names = memoryFiles{"memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault", ""}
+	}
+	usage := r.number(at, names.usage)
+	if usage == nil {
+		return nil, nil
+	}
+	m := &Memory{Usage: *usage}
+	var swap *Swap
+	var limit, limitBoth *uint64 // of v1: the lowest of this cgroup's and of those above
+	r.counters(at, "memory.stat", func(name []byte, n uint64) {
+		switch string(name) {
+		case names.inactiveFile:
+			m.WorkingSet = new(*usage - min(*usage, n)) // read a moment later, n may be more
+		case names.rss:
+			m.RSS = new(n)
+		case names.faults:
+			m.Faults = new(n)
+		case names.majorFaults:
+			m.MajorFaults = new(n)
+		case names.swapUsed:
+			swap = &Swap{Usage: n}
+		case "hierarchical_memory_limit":
+			limit = limited(new(n))
+		case "hierarchical_memsw_limit":
+			limitBoth = limited(new(n))
+		}
+	})
+	if at.v2 {
+		m.Limit = r.number(at, names.limit)
+		return m, r.swap(at)
+	}
+	if limit != nil { // else there is none of its own either
+		m.Limit = limited(r.number(at, names.limit))
+	}
+	if swap != nil && limitBoth != nil {
+		swap.Limit = swapLimit(m.Limit, limited(r.number(at, "memory.memsw.limit_in_bytes")))
+	}
+	return m, swap
+}
+
+func (r *reader) swap(at place) *Swap {
+	usage := r.number(at, "memory.swap.current")
+	if usage == nil {
+		return nil
+	}
+	return &Swap{Usage: *usage, Limit: r.number(at, "memory.swap.max")}
+}
+
+// limited takes v1's largest limit, which depends on the size of a page, for
+// none.
+func limited(limit *uint64) *uint64 {
+	if limit == nil || *limit >= math.MaxInt64-(1<<20) {
+		return nil
+	}
+	return limit
+}
+
+// swapLimit is what v1's limit of memory and swap together leaves for swap.
+func swapLimit(memory, both *uint64) *uint64 {
+	if memory == nil || both == nil {
+		return both
+	}
+	return new(*both - min(*both, *memory))
+}
+
+// pressures adds the pressures to u. Only v2 has them; on a hybrid node the
+// cgroup may be missing there.
+func (r *reader) pressures(at place, u *Usage) {
+	if !at.v2 {
+		return
+	}
+	cpu := r.pressure(at, "cpu.pressure")
+	if cpu == nil {
+		return
+	}
+	if u.CPU != nil {
+		u.CPU.Pressure = cpu
+	}
+	if u.Memory != nil {
+		u.Memory.Pressure = r.pressure(at, "memory.pressure")
+	}
+	u.IO = r.pressure(at, "io.pressure")
+}
+
+func (r *reader) pressure(at place, name string) *Pressure {
+	text, ok := r.text(at, name)
+	if !ok {
+		return nil
+	}
+	p, err := parsePressure(text)
+	if err != nil {
+		r.fail(at, name, err)
+	}
+	return p
+}
+
+// eachCounter reads lines such as "pgfault 12". The name is good for the call
+// only.
+func eachCounter(text []byte, visit func(name []byte, n uint64)) error {
+	for line := range bytes.Lines(text) {
+		name, value, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+		n, err := number(value)
+		if err != nil {
+			return err
+		}
+		visit(name, n)
+	}
+	return nil
+}
+
+// parsePressure reads a pressure file (Documentation/accounting/psi.rst), with
+// lines such as "some avg10=0.12 avg60=0.03 avg300=0.00 total=4711": percents,
+// and a time in microseconds. What else the kernel may tell is passed over.
+func parsePressure(text []byte) (*Pressure, error) {
+	var p Pressure
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		s := &Stall{}
+		switch {
+		case len(words) == 0:
+			continue
+		case words[0] == "some":
+			p.Some = s
+		case words[0] == "full":
+			p.Full = s
+		}
+		for _, word := range words[1:] {
+			if !s.set(word) {
+				return nil, problem{fault.Invalid, "not a line of pressure: " + strconv.Quote(line[:min(len(line), 80)])}
+			}
+		}
+	}
+	return &p, nil
+}
+
+// set reports whether word was understood.
+func (s *Stall) set(word string) bool {
+	name, value, _ := strings.Cut(word, "=")
+	var err error
+	switch name {
+	case "avg10":
+		s.Avg10, err = strconv.ParseFloat(value, 64)
+	case "avg60":
+		s.Avg60, err = strconv.ParseFloat(value, 64)
+	case "avg300":
+		s.Avg300, err = strconv.ParseFloat(value, 64)
+	case "total":
+		s.Total, err = strconv.ParseUint(value, 10, 64)
+		s.Total *= 1000
+	}
+	return err == nil
+}
+
+func number(text []byte) (uint64, error) {
+	n, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil {
+		return 0, problem{fault.Invalid, "not a number: " + strconv.Quote(string(text[:min(len(text), 80)]))}
+	}
+	return n, nil
+}

@@ -1,0 +1,217 @@
+package cgroup
+
+import (
+	"sync"
+	"time"
+)
+
+// Usage is what the processes in a cgroup and below it use, by the kernel's own
+// counters. What the kernel does not tell, for want of a controller or of
+// pressure accounting, is nil.
+type Usage struct {
+	Time   time.Time // of the reading
+	CPU    *CPU
+	Memory *Memory
+	Swap   *Swap
+	IO     *Pressure
+	Tasks  *uint64 // processes with all their threads, as the pids limit counts them
+}
+
+// CPU is time spent computing, of all CPUs together.
+type CPU struct {
+	Total    uint64  // nanoseconds since the cgroup was made
+	Rate     *uint64 // nanoseconds a second, of late; see Meter.Read
+	Pressure *Pressure
+}
+
+// Memory is in bytes, page faults are counts.
+type Memory struct {
+	Usage       uint64
+	WorkingSet  *uint64 // Usage without the file pages that have not been used of late, as kubelets reckon it
+	Limit       *uint64 // nil: none
+	RSS         *uint64 // anonymous memory, transparent huge pages included
+	Faults      *uint64 // all page faults, as the kernel's pgfault
+	MajorFaults *uint64 // those that waited for the disk
+	Pressure    *Pressure
+}
+
+// Swap is in bytes.
+type Swap struct {
+	Usage uint64
+	Limit *uint64 // nil: none
+}
+
+// Pressure is how much tasks had to wait for a resource (PSI): some of them, or
+// all at the same time.
+type Pressure struct{ Some, Full *Stall }
+
+// Stall is a share of time that was lost waiting.
+type Stall struct {
+	Avg10, Avg60, Avg300 float64 // percent, over so many seconds
+	Total                uint64  // nanoseconds since the cgroup was made
+}
+
+// Meters makes meters. It knows where the hierarchies are mounted, which it has
+// looked up once.
+type Meters struct {
+	all     []hierarchy
+	readers sync.Pool // of *reader, whose buffers are large
+}
+
+// NewMeters looks up where the hierarchies are mounted.
+func NewMeters() (*Meters, error) {
+	all, _, err := find()
+	if err != nil {
+		return nil, failed("find cgroups", "/proc/self/cgroup", err)
+	}
+	return newMeters(all), nil
+}
+
+func newMeters(all []hierarchy) *Meters {
+	return &Meters{all: all, readers: sync.Pool{New: func() any { return new(reader) }}}
+}
+
+// Meter reads what one cgroup uses, again and again. It may be used by several
+// goroutines at once, and keeps nothing open (docs/decisions/0004-stats.md).
+type Meter struct {
+	readers                     *sync.Pool
+	cpu, memory, pids, pressure place
+
+	mu   sync.Mutex // guards what follows; held while one file is read
+	rate rate
+}
+
+// place is the directory of a cgroup in the hierarchy that has a controller;
+// empty if there is none.
+type place struct {
+	dir string
+	v2  bool
+}
+
+// Of is a meter of the cgroup path, which need not exist yet.
+func (ms *Meters) Of(cgroup string) (*Meter, error) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return nil, failed("meter cgroup", cgroup, err)
+	}
+	return &Meter{
+		readers:  &ms.readers,
+		cpu:      ms.place(cgroup, "cpuacct"),
+		memory:   ms.place(cgroup, "memory"),
+		pids:     ms.place(cgroup, "pids"),
+		pressure: ms.place(cgroup, ""),
+	}, nil
+}
+
+// place prefers v1, where a controller is in its hierarchy or in none. The v2
+// hierarchy tells CPU time and pressure without any controller.
+func (ms *Meters) place(cgroup, controller string) place {
+	var at place
+	for _, h := range ms.all {
+		switch {
+		case h.has(controller) && !h.v2():
+			return place{h.dir(cgroup), false}
+		case h.v2():
+			at = place{h.dir(cgroup), true}
+		}
+	}
+	return at
+}
+
+// Read tells what the cgroup uses now. A cgroup that is not there is not an
+// error, but uses nothing that could be told: all fields are nil. With an error
+// (a file that cannot be read or understood), the rest is true all the same.
+//
+// CPU.Rate is the mean since an earlier reading, at least rateWindow ago; it is
+// nil until there is one. Who reads in between gets the same value again, so
+// several readers do not spoil each other's.
+func (m *Meter) Read() (Usage, error) {
+	r := m.readers.Get().(*reader)
+	defer m.readers.Put(r)
+	r.err = nil
+	u := m.readCPU(r)
+	u.Memory, u.Swap = r.memory(m.memory)
+	u.Tasks = r.number(m.pids, "pids.current")
+	r.pressures(m.pressure, &u)
+	return u, r.err
+}
+
+// readCPU reads under the lock, so that readings are compared in their order.
+func (m *Meter) readCPU(r *reader) Usage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u := Usage{Time: time.Now(), CPU: r.cpu(m.cpu)}
+	if u.CPU != nil {
+		u.CPU.Rate = m.rate.next(u.Time, u.CPU.Total)
+	}
+	return u
+}
+
+// rateWindow is the least time that a rate is the mean of.
+const rateWindow = time.Second
+
+// rate makes a rate of a counter.
+type rate struct {
+	at    time.Time // of the reading that the next one is compared with
+	total uint64
+	value *uint64 // latest, per second
+}
+
+func (r *rate) next(at time.Time, total uint64) *uint64 {
+	since := at.Sub(r.at)
+	switch {
+	case r.at.IsZero() || total < r.total: // the first reading, or a new cgroup of the same name
+		*r = rate{at: at, total: total}
+	case since >= rateWindow:
+		value := float64(total-r.total) / since.Seconds()
+		*r = rate{at: at, total: total, value: new(uint64(value))}
+	}
+	return r.value
+}
+
+// Add adds what another cgroup uses, which is neither above nor below. What is
+// not known of both is not known of the sum: so it is with every kind of
+// pressure, which has no sum.
+func (u *Usage) Add(o Usage) {
+	if u.Time.Before(o.Time) {
+		u.Time = o.Time
+	}
+	u.IO = nil
+	u.Tasks = plus(u.Tasks, o.Tasks)
+	if u.CPU != nil && o.CPU != nil {
+		u.CPU = &CPU{Total: u.CPU.Total + o.CPU.Total, Rate: plus(u.CPU.Rate, o.CPU.Rate)}
+	} else {
+		u.CPU = nil
+	}
+	if u.Swap != nil && o.Swap != nil {
+		u.Swap = &Swap{Usage: u.Swap.Usage + o.Swap.Usage, Limit: plus(u.Swap.Limit, o.Swap.Limit)}
+	} else {
+		u.Swap = nil
+	}
+	if u.Memory == nil || o.Memory == nil {
+		u.Memory = nil
+		return
+	}
+	u.Memory = &Memory{
+		Usage:       u.Memory.Usage + o.Memory.Usage,
+		WorkingSet:  plus(u.Memory.WorkingSet, o.Memory.WorkingSet),
+		Limit:       plus(u.Memory.Limit, o.Memory.Limit),
+		RSS:         plus(u.Memory.RSS, o.Memory.RSS),
+		Faults:      plus(u.Memory.Faults, o.Memory.Faults),
+		MajorFaults: plus(u.Memory.MajorFaults, o.Memory.MajorFaults),
+	}
+}
+
+func plus(a, b *uint64) *uint64 {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(*a + *b)
+}
+
+// Gone tells whether there was nothing to read.
+func (u Usage) Gone() bool {
+	return u.CPU == nil && u.Memory == nil && u.Tasks == nil && u.IO == nil
+}
+
+func (at place) file(name string) string { return at.dir + "/" + name }

@@ -1,0 +1,36 @@
+package cgroup
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// What one container costs in each list of stats.
+func BenchmarkMeter(b *testing.B) {
+	path := fmt.Sprintf("/crius-bench-%d/kubepods/burstable/pod0f0f0f0f-0000-0000-0000-000000000000/crius-0", os.Getpid())
+	all, _, err := find()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, h := range all {
+		if err := h.make(path); err != nil {
+			b.Fatal(err)
+		}
+	}
+	defer Remove(fmt.Sprintf("/crius-bench-%d", os.Getpid()))
+	meters, err := NewMeters()
+	if err != nil {
+		b.Fatal(err)
+	}
+	meter, err := meters.Of(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if u, err := meter.Read(); err != nil || u.Memory == nil {
+			b.Fatal(err, u)
+		}
+	}
+}
