@@ -240,20 +240,55 @@ func Remove(s Spec) error {
 // Goroutines that f starts are not in it; processes and sockets are.
 func Do(path string, f func() error) error {
 	return thread.Run(func() error {
-		handle, err := netns.GetFromPath(path)
-		if errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("network namespace %s: %w", path, fault.NotFound)
-		}
-		if err != nil {
-			return fmt.Errorf("network namespace %s: %w", path, err)
-		}
-		err = netns.Set(handle)
-		handle.Close()
-		if err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		if err := enterPinned(path); err != nil {
+			return err
 		}
 		return f()
 	})
+}
+
+// Each runs f in one network namespace after the other, those that are pinned at
+// paths, all on one thread of its own, since threads are dear. It goes on after
+// an error, of f or because a namespace is gone (fault.NotFound), and returns
+// them by index; nil if there were none.
+func Each(paths []string, f func(i int) error) (errs map[int]error) {
+	_ = thread.Run(func() error {
+		for i, path := range paths {
+			err := enterPinned(path)
+			if err == nil {
+				err = f(i)
+			}
+			if err != nil {
+				if errs == nil {
+					errs = map[int]error{}
+				}
+				errs[i] = err
+			}
+		}
+		return nil
+	})
+	return errs
+}
+
+// enterPinned moves the calling thread into the namespace pinned at path. After
+// an error it is where it was.
+func enterPinned(path string) error {
+	handle, err := netns.GetFromPath(path)
+	if errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("network namespace %s: %w", path, fault.NotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	defer handle.Close()
+	err = netns.Set(handle)
+	if errors.Is(err, unix.EINVAL) { // a pin without a mount on it
+		return fmt.Errorf("network namespace %s: none is pinned there: %w", path, fault.NotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	return nil
 }
 
 // Inode identifies the namespace pinned at path among those that exist now. It

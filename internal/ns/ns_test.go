@@ -278,6 +278,39 @@ func TestDo(t *testing.T) {
 	}
 }
 
+func TestEach(t *testing.T) {
+	t.Parallel()
+	a, b := spec(t), spec(t)
+	first, second := create(t, a), create(t, b)
+	defer remove(t, a)
+	defer remove(t, b)
+	empty := filepath.Join(t.TempDir(), "empty") // as a pin is after a reboot
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("told")
+	paths := []string{first.Net, "/none", second.Net, empty, first.Net}
+	seen := map[int]uint64{}
+	errs := Each(paths, func(i int) error {
+		seen[i], _ = Inode("/proc/thread-self/ns/net")
+		if i == 4 {
+			return failure
+		}
+		return nil
+	})
+	for i, path := range map[int]string{0: first.Net, 2: second.Net, 4: first.Net} {
+		if want, err := Inode(path); err != nil || seen[i] != want {
+			t.Errorf("call %d was in %d, want %d, %v", i, seen[i], want, err)
+		}
+	}
+	if len(seen) != 3 || len(errs) != 3 || !errors.Is(errs[1], fault.NotFound) || !errors.Is(errs[3], fault.NotFound) || errs[4] != failure {
+		t.Errorf("calls %v, errors %v", seen, errs)
+	}
+	if errs := Each(paths[:1], func(int) error { return nil }); errs != nil {
+		t.Errorf("errors %v", errs)
+	}
+}
+
 func TestParallel(t *testing.T) {
 	t.Parallel()
 	base := spec(t)

@@ -1,0 +1,82 @@
+package network
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+)
+
+// Interface is what went through a network interface since it was made.
+type Interface struct {
+	Name              string
+	RxBytes, RxErrors uint64
+	TxBytes, TxErrors uint64
+}
+
+// Usage reads the counters of all interfaces but the loopback in each of the
+// network namespaces that are pinned at paths: the result has their order, with
+// nil where a namespace is gone or could not be read. The error is of the
+// latter.
+//
+// It goes from one namespace to the next on one thread, and needs no lock of the
+// kernel's that changes to interfaces hold (docs/decisions/0004-stats.md).
+func Usage(paths []string) ([][]Interface, error) {
+	if len(paths) == 0 {
+		return nil, nil
+	}
+	all := make([][]Interface, len(paths))
+	failed := ns.Each(paths, func(i int) error {
+		text, err := os.ReadFile("/proc/thread-self/net/dev")
+		if err == nil {
+			all[i], err = interfaces(text)
+		}
+		return err
+	})
+	var errs []error
+	for i, err := range failed {
+		if !errors.Is(err, fault.NotFound) {
+			errs = append(errs, fmt.Errorf("count traffic in %s: %w", paths[i], err))
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// Columns of /proc/net/dev, after the name.
+const (
+	rxBytes, rxErrors = 0, 2
+	txBytes, txErrors = 8, 10
+	columns           = 16
+)
+
+// interfaces reads /proc/net/dev, which begins with two lines of headings.
+func interfaces(text []byte) ([]Interface, error) {
+	all := []Interface{}
+	for line := range bytes.Lines(text) {
+		name, rest, ok := bytes.Cut(line, []byte(":"))
+		if !ok { // a heading
+			continue
+		}
+		i := Interface{Name: string(bytes.TrimSpace(name))}
+		if i.Name == "lo" {
+			continue
+		}
+		words := bytes.Fields(rest)
+		if len(words) < columns {
+			return nil, fmt.Errorf("/proc/net/dev: interface %q has %d columns instead of %d", i.Name, len(words), columns)
+		}
+		for column, counter := range map[int]*uint64{rxBytes: &i.RxBytes, rxErrors: &i.RxErrors, txBytes: &i.TxBytes, txErrors: &i.TxErrors} {
+			n, err := strconv.ParseUint(string(words[column]), 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("/proc/net/dev: interface %q: %w", i.Name, err)
+			}
+			*counter = n
+		}
+		all = append(all, i)
+	}
+	return all, nil
+}
