@@ -63,6 +63,9 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err != nil {
 		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
 	}
+	if _, known := s.usage.of(r.ID); !known {
+		_, _ = s.RootfsUsage(r) // of a new layer, which is one directory
+	}
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -56,8 +57,24 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 	return images, containers, nil
 }
 
-// usageAge is how old the usage of the writable layers may be.
-const usageAge = 10 * time.Second
+// WritableUsage is the latest RootfsUsage of a container, which may be as old as
+// usageAge and the time that measuring takes; ok is false if there is none yet.
+// Nothing is measured while the caller waits.
+func (s *Store) WritableUsage(id string) (usage FsUsage, ok bool) {
+	s.refreshUsage()
+	return s.usage.of(id)
+}
+
+const (
+	// usageAge is how old the usage of the writable layers may be.
+	usageAge = 10 * time.Second
+	// usageRest is how long nothing is measured afterwards, as a multiple of
+	// the time that it took: millions of files are looked at less often. It is
+	// no longer than usageRestMax, or a disk that hung for a while would hide
+	// from kubelets who fills it.
+	usageRest    = 20
+	usageRestMax = 2 * time.Minute
+)
 
 // refreshUsage measures the writable layers in the background, unless that was
 // done a short while ago or is being done. Close waits for it.
@@ -66,7 +83,8 @@ func (s *Store) refreshUsage() {
 		return
 	}
 	s.background.Go(func() {
-		defer s.usage.end()
+		began := time.Now()
+		defer func() { s.usage.end(began) }()
 		layers, err := os.ReadDir(s.containersDir())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			slog.Warn("writable layers cannot be measured", "err", err)
@@ -162,24 +180,35 @@ type usageCache struct {
 	mu        sync.Mutex
 	latest    map[string]FsUsage
 	measuring bool
-	measured  time.Time // all of them, the last time
+	next      time.Time // when it is time to measure all
 }
 
 // begin reports whether it is time to measure all, and nobody does.
 func (c *usageCache) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.measuring || time.Since(c.measured) < usageAge {
+	if c.measuring || time.Now().Before(c.next) {
 		return false
 	}
 	c.measuring = true
 	return true
 }
 
-func (c *usageCache) end() {
+// end is told when measuring began. What has not been measured since is of a
+// layer that was being removed while it was measured the last time.
+func (c *usageCache) end(began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.measuring, c.measured = false, time.Now()
+	rest := min(usageRestMax, usageRest*time.Since(began))
+	c.measuring, c.next = false, time.Now().Add(max(usageAge, rest))
+	maps.DeleteFunc(c.latest, func(_ string, u FsUsage) bool { return u.Timestamp.Before(began) })
+}
+
+func (c *usageCache) of(id string) (FsUsage, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	usage, ok := c.latest[id]
+	return usage, ok
 }
 
 func (c *usageCache) note(id string, usage FsUsage) {

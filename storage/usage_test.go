@@ -58,6 +58,73 @@ func TestRootfsUsage(t *testing.T) {
 	}
 }
 
+// Who asks for a container's usage waits for no measurement, and gets the next
+// one's result later.
+func TestWritableUsage(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	c := n.rootfs("c", img.ID)
+	if usage, ok := n.WritableUsage(c.ID); ok {
+		t.Errorf("before there is one: %+v", usage)
+	}
+	n.background.Wait() // that has measured all there was: nothing
+	n.mount(c)
+	fresh, ok := n.WritableUsage(c.ID)
+	if !ok || fresh.InodesUsed != 1 || fresh.Mountpoint != n.containersDir() || fresh.Timestamp.IsZero() {
+		t.Errorf("new: %+v, %v", fresh, ok)
+	}
+	if err := os.WriteFile(filepath.Join(c.Target, "large"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.background.Wait()
+	if usage, _ := n.WritableUsage(c.ID); usage != fresh {
+		t.Errorf("measured again within %s: %+v", usageAge, usage)
+	}
+	n.usage.mu.Lock()
+	n.usage.next = time.Now()
+	n.usage.mu.Unlock()
+	n.WritableUsage("nobody")
+	n.background.Wait()
+	full, ok := n.WritableUsage(c.ID)
+	if !ok || full.UsedBytes < 1<<20 || full.InodesUsed != 2 || !full.Timestamp.After(fresh.Timestamp) {
+		t.Errorf("full: %+v, %v", full, ok)
+	}
+	n.removeRootfs(c)
+	if usage, ok := n.WritableUsage(c.ID); ok {
+		t.Errorf("removed: %+v", usage)
+	}
+}
+
+func TestUsageCache(t *testing.T) {
+	t.Parallel()
+	var c usageCache
+	if !c.begin() || c.begin() {
+		t.Error("measuring does not begin once")
+	}
+	// Measured long ago: the layer was removed while it was.
+	c.note("gone", FsUsage{InodesUsed: 1, Timestamp: time.Now().Add(-time.Hour)})
+	c.note("here", FsUsage{InodesUsed: 2, Timestamp: time.Now()})
+	c.end(time.Now().Add(-3 * time.Second)) // it took three seconds
+	if sum := c.sum(); sum.InodesUsed != 2 {
+		t.Errorf("the sum is %+v", sum)
+	}
+	if rest := time.Until(c.next); rest < 55*time.Second || rest > 65*time.Second || c.begin() {
+		t.Errorf("after three seconds' work comes a rest of %s", rest)
+	}
+	c.end(time.Now().Add(-time.Hour))
+	if rest := time.Until(c.next); rest > usageRestMax || rest < usageRestMax-5*time.Second {
+		t.Errorf("after an hour's work comes a rest of %s", rest)
+	}
+	c.next = time.Now()
+	if !c.begin() {
+		t.Error("after the rest nothing begins")
+	}
+	c.end(time.Now())
+	if rest := time.Until(c.next); rest > usageAge || rest < usageAge-5*time.Second {
+		t.Errorf("after no work comes a rest of %s", rest)
+	}
+}
+
 // Directories nested deeper than any path can name them hide nothing.
 func TestRootfsUsageSeesDeepDirectories(t *testing.T) {
 	t.Parallel()
