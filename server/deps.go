@@ -39,6 +39,10 @@ type Engine interface {
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (*pod.ContainerView, error)
 	Containers() []*pod.ContainerView
+	// ContainerStats and SandboxStats measure those that are wanted. They never
+	// fail: what vanished meanwhile is missing, or has no values.
+	ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats
+	SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats
 	UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error
 	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had
 	// to be killed for its time is fault.Timeout, which the kubelet takes for

@@ -134,13 +134,15 @@ func (s *script) failing(err error) {
 
 type fakeEngine struct {
 	script
-	sandboxes  []*pod.SandboxView
-	containers []*pod.ContainerView
-	spec       json.RawMessage
-	exec       pod.ExecResult
-	handlers   []*cri.RuntimeHandler
-	runtimeErr error
-	networkErr error
+	sandboxes      []*pod.SandboxView
+	containers     []*pod.ContainerView
+	containerStats []*pod.ContainerStats
+	sandboxStats   []*pod.SandboxStats
+	spec           json.RawMessage
+	exec           pod.ExecResult
+	handlers       []*cri.RuntimeHandler
+	runtimeErr     error
+	networkErr     error
 }
 
 func (f *fakeEngine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSandboxConfig) (string, error) {
@@ -207,6 +209,14 @@ func (f *fakeEngine) Listen() (*pod.Listener, error) { return nil, fault.Exhaust
 func (f *fakeEngine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }
+func (f *fakeEngine) ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats {
+	return slices.DeleteFunc(slices.Clone(f.containerStats), func(s *pod.ContainerStats) bool { return !wanted(s.View) })
+}
+
+func (f *fakeEngine) SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats {
+	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *pod.SandboxStats) bool { return !wanted(s.View) })
+}
+
 func (f *fakeEngine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
 	return f.did(ctx, "UpdateContainerResources", id, r)
 }

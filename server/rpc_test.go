@@ -300,10 +300,9 @@ func TestUnimplemented(t *testing.T) {
 	n := start(t)
 	ctx := t.Context()
 	for _, err := range []error{
-		second(n.runtime.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})),
-		second(n.runtime.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})),
+		second(n.runtime.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})),
 		second(n.runtime.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{})),
-		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/ListContainerStats", &cri.ListContainerStatsRequest{}, &cri.ListContainerStatsResponse{}),
+		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/CheckpointContainer", &cri.CheckpointContainerRequest{}, &cri.CheckpointContainerResponse{}),
 	} {
 		wantCode(t, err, codes.Unimplemented)
 	}

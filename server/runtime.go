@@ -10,6 +10,7 @@ type runtimeService struct {
 	*containerAPI
 	*streamAPI
 	*eventAPI
+	*statsAPI
 	*nodeAPI
 }
 
@@ -23,6 +24,7 @@ func newRuntimeService(cfg Config, s Services) *runtimeService {
 		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
 		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
 		eventAPI:     &eventAPI{engine: s.Engine},
+		statsAPI:     &statsAPI{engine: s.Engine},
 		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
 	}
 }

@@ -28,6 +28,7 @@ type Container struct {
 	sandbox *Sandbox
 	runtime oci.Runtime
 	ref     oci.Ref
+	meter   *meter
 	task    oci.Task // nil only while it is being created or torn down unseen
 	view    atomic.Pointer[ContainerView]
 
@@ -50,6 +51,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Conta
 		sandbox: s,
 		runtime: s.runtime,
 		ref:     e.containerRef(id, rec),
+		meter:   e.newMeter(rec.Cgroup),
 		rec:     rec,
 		exited:  make(chan struct{}),
 	}

@@ -18,6 +18,7 @@ type Images interface {
 	Adopt(live []storage.Rootfs) error
 	Writable(ctx context.Context) error
 	CheckMapping(userNS string) error
+	WritableUsage(id string) (usage storage.FsUsage, ok bool)
 }
 
 // Network is what the engine needs of CNI and of host ports.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ns"
@@ -33,6 +34,7 @@ type Engine struct {
 	defaults spec.Defaults
 	boot     string
 	mapping  func() error // says why layers of images cannot be id-mapped
+	meters   *cgroup.Meters
 
 	lock       *os.File
 	podRecords *record.Dir[podRecord]
@@ -78,6 +80,10 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if host.AppArmor {
 		defaults.AppArmorProfile = loadedProfile(cfg.AppArmorProfile)
 	}
+	meters, err := cgroup.NewMeters()
+	if err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return nil, err
 	}
@@ -93,6 +99,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		host:       host,
 		defaults:   defaults,
 		boot:       boot,
+		meters:     meters,
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),

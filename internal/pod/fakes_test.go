@@ -36,6 +36,7 @@ type node struct {
 	rootfs   map[string]bool
 	networks map[string]bool
 	exposed  map[string]bool // pods to which host ports lead
+	layers   map[string]storage.FsUsage
 }
 
 func newNode() *node {
@@ -149,7 +150,12 @@ func (f fakeImages) Adopt(live []storage.Rootfs) error {
 	return nil
 }
 
-func (f fakeImages) CheckMapping(string) error          { return nil }
+func (f fakeImages) CheckMapping(string) error { return nil }
+func (f fakeImages) WritableUsage(id string) (usage storage.FsUsage, ok bool) {
+	f.set(func() { usage, ok = f.layers[id] })
+	return usage, ok
+}
+
 func (f fakeImages) Writable(ctx context.Context) error { return f.step(ctx, "writable", func() {}) }
 
 // Network

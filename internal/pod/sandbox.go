@@ -23,6 +23,7 @@ type Sandbox struct {
 	engine  *Engine
 	id      string
 	runtime oci.Runtime
+	meter   *meter // nil: only the containers use anything
 	view    atomic.Pointer[SandboxView]
 
 	// life is held by the verb that changes the pod.
@@ -50,6 +51,7 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		engine:  e,
 		id:      id,
 		runtime: runtime,
+		meter:   e.podMeter(id, rec),
 		rec:     rec,
 		members: make(map[string]*Container),
 		ending:  make(chan struct{}),

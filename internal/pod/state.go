@@ -98,6 +98,7 @@ func (s *Sandbox) publish() {
 		}
 		if s.rec.Network != nil {
 			v.IPs = s.rec.Network.IPs
+			v.Interface = s.rec.Network.Interface
 		}
 		if s.infra != nil {
 			v.PID = s.infra.PID()

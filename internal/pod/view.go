@@ -16,6 +16,7 @@ type SandboxView struct {
 	CreatedAt time.Time
 	IPs       []string // primary first; empty for host network
 	NetNS     string   // pinned network namespace; empty for host network
+	Interface string   // that CNI made in NetNS
 	PID       int      // infra container's init, 0 where there is none
 }
 

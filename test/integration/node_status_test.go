@@ -288,8 +288,8 @@ func TestWhatComesLaterIsUnimplemented(t *testing.T) {
 	c := w.run(t, "runc").start(t, "sleep")
 	r, ctx := w.Runtime(), t.Context()
 	calls := map[string]func() error{
-		"ContainerStats": func() error {
-			_, err := r.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: c.id})
+		"ListPodSandboxMetrics": func() error {
+			_, err := r.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})
 			return err
 		},
 		"CheckpointContainer": func() error {

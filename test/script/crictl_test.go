@@ -181,12 +181,17 @@ func (s *shell) walk(t *testing.T, handler string) {
 	}
 	s.run(t, "update --memory %d --cpu-share 512 %s", 128<<20, container)
 	s.sees(t, "inspect "+container, fmt.Sprint(128<<20))
+	s.sees(t, "stats", container[:13], "busy")
+	s.sees(t, "statsp", pod[:13], "sandbox")
+	s.sees(t, "statsp -o json "+pod[:13], `"name": "eth0"`, `"processCount"`, container)
 	// Ids may be shortened as long as they are unique.
 	s.sees(t, "inspect "+container[:13], container)
 
 	s.run(t, "stop --timeout 5 %s", container)
 	s.sees(t, "ps -a", container[:13], "Exited")
 	s.sees(t, "inspect "+container, `"exitCode": 143`)
+	s.showsNot(t, "stats", container[:13])
+	s.sees(t, "stats -a", container[:13])
 	s.run(t, "rm %s", container)
 	s.showsNot(t, "ps -a", container[:13])
 	s.run(t, "stopp %s", pod)

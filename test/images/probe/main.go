@@ -41,6 +41,7 @@ func verbs() map[string]verb {
 		"trap":    {"SIGNAL...: print ready, wait for one of the signals and print it", trap},
 		"ignore":  {"SIGNAL...: do nothing on these signals from now on but print them", ignore},
 		"alloc":   {"MIB: take and touch that much memory", alloc},
+		"burn":    {"[DURATION]: keep one CPU busy, for ever when none is given", burn},
 		"fork":    {"N STEP: start N children that run one step each", fork},
 		"orphan":  {"STEP: start one grandchild whose parent is gone", orphan},
 		"suicide": {"SIGNAL: kill this process", suicide},

@@ -147,6 +147,19 @@ func alloc(args []string) error {
 	return err
 }
 
+func burn(args []string) error {
+	long := 100 * 365 * 24 * time.Hour
+	if len(args) > 0 {
+		var err error
+		if long, err = time.ParseDuration(args[0]); err != nil {
+			return errUsage
+		}
+	}
+	for begun := time.Now(); time.Since(begun) < long; {
+	}
+	return nil
+}
+
 func fork(args []string) error {
 	if len(args) < 2 {
 		return errUsage

@@ -1,0 +1,107 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// What is measured may vanish at any moment (cri-o#10206): lists never fail for
+// it, and nothing is held that would stay behind.
+func TestStatsWhilePodsComeAndGo(t *testing.T) {
+	t.Parallel()
+	w := spotless(t, node.Options{})
+	churn := func(pods int) {
+		var group sync.WaitGroup
+		for worker := range 4 {
+			group.Go(func() {
+				for i := range pods {
+					if err := w.life(t.Context(), fmt.Sprintf("churn-%d-%d", worker, i), handlers[i%2], 0); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		group.Wait()
+	}
+	var readings atomic.Int64
+	measure := func(pods int) {
+		ctx, stop := context.WithCancel(t.Context())
+		var readers sync.WaitGroup
+		for range 2 {
+			readers.Go(func() { w.measureAll(t, ctx, &readings) })
+		}
+		churn(pods)
+		stop()
+		readers.Wait()
+	}
+	measure(2) // what a busy server keeps anyway: threads, connections, caches
+	before := w.load(t)
+	readings.Store(0)
+	began := time.Now()
+	measure(8)
+	t.Logf("%d readings in %v", readings.Load(), time.Since(began))
+	if readings.Load() < 32 {
+		t.Errorf("stats were read %d times while 32 pods came and went", readings.Load())
+	}
+	var now inventory.Load
+	settled := eventually(func() bool {
+		now = w.load(t)
+		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+8
+	})
+	if !settled {
+		t.Errorf("file descriptors went from %d to %d, threads from %d to %d\nbefore: %v\n after: %v",
+			before.Total(), now.Total(), before.Threads, now.Threads, before.FDs, now.FDs)
+	}
+	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
+		t.Error(err)
+	}
+}
+
+// measureAll asks for all stats in all ways, 50 times a second if the machine
+// can, until ctx ends. It counts how often.
+func (w *world) measureAll(t *testing.T, ctx context.Context, readings *atomic.Int64) {
+	r := w.Runtime()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	wrong := func(verb string, err error) bool {
+		if err == nil || ctx.Err() != nil {
+			return false
+		}
+		t.Errorf("%s: %v", verb, err)
+		return true
+	}
+	for ; ctx.Err() == nil; readings.Add(1) {
+		<-tick.C
+		containers, err := r.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})
+		if wrong("ListContainerStats", err) {
+			return
+		}
+		for _, s := range containers.GetStats() {
+			_, err := r.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: s.Attributes.Id})
+			if status.Code(err) != codes.NotFound && wrong("ContainerStats", err) {
+				return
+			}
+		}
+		pods, err := r.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})
+		if wrong("ListPodSandboxStats", err) {
+			return
+		}
+		for _, s := range pods.GetStats() {
+			_, err := r.PodSandboxStats(ctx, &cri.PodSandboxStatsRequest{PodSandboxId: s.Attributes.Id})
+			if status.Code(err) != codes.NotFound && wrong("PodSandboxStats", err) {
+				return
+			}
+		}
+	}
+}
