@@ -23,7 +23,8 @@ import (
 type row func(ctx context.Context) ([]table, error)
 
 var rows = map[string]row{
-	"log": logRow,
+	"log":   logRow,
+	"stats": statsRow,
 }
 
 func main() {

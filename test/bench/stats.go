@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+)
+
+const (
+	statsPods   = 100
+	statsRounds = 200
+)
+
+// statsRow asks a node with statsPods pods, of one container each, for all
+// stats. CPU is what the server uses for a call, all its threads together.
+func statsRow(ctx context.Context) (tables []table, err error) {
+	n, err := node.New(ctx, node.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	if err := n.Start(ctx); err != nil {
+		return nil, err
+	}
+	if err := fill(ctx, n); err != nil {
+		return nil, err
+	}
+	r := n.Runtime()
+	t := table{
+		title: fmt.Sprintf("Stats of %d pods with a container each, %d calls", statsPods, statsRounds),
+		head:  []string{"", "p50 ms", "CPU ms per pod"},
+	}
+	for _, call := range []struct {
+		name string
+		ask  func() (int, error)
+	}{
+		{"ListContainerStats", func() (int, error) {
+			resp, err := r.ListContainerStats(ctx, &cri.ListContainerStatsRequest{})
+			return len(resp.GetStats()), err
+		}},
+		{"ListPodSandboxStats", func() (int, error) {
+			resp, err := r.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})
+			return len(resp.GetStats()), err
+		}},
+	} {
+		p50, cpu, err := askOften(n, call.ask)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", call.name, err)
+		}
+		t.add(call.name, fmt.Sprintf("%.2f", p50*1e3), fmt.Sprintf("%.3f", cpu*1e3/statsPods))
+	}
+	return []table{t}, nil
+}
+
+// askOften returns the seconds that a call takes, and those of CPU.
+func askOften(n *node.Node, ask func() (int, error)) (p50, cpu float64, err error) {
+	before, err := cpuSeconds(n.PID())
+	if err != nil {
+		return 0, 0, err
+	}
+	var took []float64
+	for range statsRounds {
+		began := time.Now()
+		count, err := ask()
+		took = append(took, time.Since(began).Seconds())
+		if err == nil && count != statsPods {
+			err = fmt.Errorf("stats of %d instead of %d", count, statsPods)
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+	}
+	after, err := cpuSeconds(n.PID())
+	return median(took), (after - before) / statsRounds, err
+}
+
+// cpuSeconds is the CPU time of a process, by its clock (see
+// clock_getcpuclockid(3)), which is finer than /proc.
+func cpuSeconds(pid int) (float64, error) {
+	const ofProcess = 2
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|ofProcess), &t); err != nil {
+		return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+	}
+	return float64(t.Nano()) / 1e9, nil
+}
+
+// fill runs the pods as a kubelet would, each in a cgroup of its own.
+func fill(ctx context.Context, n *node.Node) error {
+	built, err := images.Build(nil)
+	if err != nil {
+		return err
+	}
+	n.Registry.Push("probe", "latest", built)
+	if _, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: images.Probe}}); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(4)
+	for i := range statsPods {
+		group.Go(func() error { return runPod(ctx, n, fmt.Sprintf("bench-%d", i)) })
+	}
+	return group.Wait()
+}
+
+func runPod(ctx context.Context, n *node.Node, name string) error {
+	r := n.Runtime()
+	config := kubelet.Pod(name, kubelet.LogsBelow(n.Path("logs")), func(c *cri.PodSandboxConfig) {
+		c.Linux.CgroupParent = n.CgroupParent() + "/pod" + c.Metadata.Uid
+	})
+	pod, err := r.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: ociRuntime})
+	if err != nil {
+		return err
+	}
+	c, err := r.CreateContainer(ctx, &cri.CreateContainerRequest{
+		PodSandboxId: pod.PodSandboxId, SandboxConfig: config,
+		Config: kubelet.Container("c", images.Probe, []string{"sleep"}),
+	})
+	if err == nil {
+		_, err = r.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId})
+	}
+	return err
+}
