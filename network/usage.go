@@ -24,7 +24,7 @@ type Interface struct {
 // latter.
 //
 // It goes from one namespace to the next on one thread, and needs no lock of the
-// kernel's that changes to interfaces hold (docs/decisions/0004-stats.md).
+// kernel's that changes to interfaces hold (docs/decisions/0006-stats.md).
 func Usage(paths []string) ([][]Interface, error) {
 	if len(paths) == 0 {
 		return nil, nil

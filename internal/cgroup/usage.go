@@ -72,7 +72,7 @@ func newMeters(all []hierarchy) *Meters {
 }
 
 // Meter reads what one cgroup uses, again and again. It may be used by several
-// goroutines at once, and keeps nothing open (docs/decisions/0004-stats.md).
+// goroutines at once, and keeps nothing open (docs/decisions/0006-stats.md).
 type Meter struct {
 	readers                     *sync.Pool
 	cpu, memory, pids, pressure place
