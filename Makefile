@@ -32,7 +32,7 @@ demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: 
 
 .PHONY: conformance
 conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2
+	@test/setup.sh
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
 
 .PHONY: bench

@@ -13,6 +13,7 @@ packages=(
 	skopeo golang-github-containers-common # another tool on the same images
 	gcc libc6-dev                         # the race detector
 	libseccomp-dev pkg-config             # building a current runc
+	dpkg-dev patch xz-utils bzip2         # building busybox from Debian's source
 	procps util-linux kmod                # looking at processes and mounts
 	groff-base                            # manual pages
 	git make ca-certificates

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
@@ -103,7 +104,11 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			return e.sameContainer(owner, name, cfg)
 		}
 		started := time.Now()
-		c, err := e.createContainer(ctx, id, s, cfg)
+		var c *Container
+		err = e.deps.Trace.Operation(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
+			c, err = e.createContainer(ctx, id, s, cfg)
+			return err
+		})
 		if err != nil {
 			e.containers.drop(name, id)
 			return "", fmt.Errorf("container %s: %w", name, err)
@@ -161,7 +166,11 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := c.makeDirs(); err != nil {
 		return err
 	}
-	sources, err := c.mountRoots(ctx)
+	var sources []string
+	err := trace.Step(ctx, "mount root file system", func(ctx context.Context) (err error) {
+		sources, err = c.mountRoots(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -182,7 +191,11 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
 		return err
 	}
-	if c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io()); err != nil {
+	err = trace.Step(ctx, "runtime create", func(ctx context.Context) (err error) {
+		c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io())
+		return err
+	})
+	if err != nil {
 		return c.engine.explainMissing(c.rec.Config.M.GetMounts(), err)
 	}
 	c.setPhase(phaseCreated)
@@ -216,7 +229,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	started := time.Now() // before: a short life may be over when the runtime returns
-	if err := c.task.Start(ctx); err != nil {
+	if err := trace.Step(ctx, "runtime start", c.task.Start); err != nil {
 		return c.failStart(ctx, err)
 	}
 	c.setStarted(started)

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
@@ -44,4 +45,5 @@ type Deps struct {
 	Images   Images
 	Network  Network
 	Runtimes Runtimes
+	Trace    *trace.Tracer // follows the work; nil: nobody does
 }

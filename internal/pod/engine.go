@@ -154,7 +154,7 @@ func (e *Engine) Close(ctx context.Context) error {
 // run executes a verb's work in a flight of its own.
 func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) error) error {
 	_, err := e.verbs.Do(ctx, v, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, work(ctx)
+		return struct{}{}, e.deps.Trace.Operation(ctx, v.name, v.id, work)
 	})
 	return err
 }

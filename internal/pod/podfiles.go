@@ -62,7 +62,7 @@ func (e *Engine) sysctlsOf(cfg *cri.PodSandboxConfig) map[string]string {
 func (s *Sandbox) shmDir() string { return filepath.Join(s.runDir(), "shm") }
 
 // writeFiles makes the pod's directory and the files that its containers see.
-func (s *Sandbox) writeFiles() error {
+func (s *Sandbox) writeFiles(context.Context) error {
 	cfg := s.rec.Config.M
 	if err := os.Mkdir(s.runDir(), 0o700); err != nil {
 		return err
@@ -170,7 +170,7 @@ func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 
 // makeNamespaces makes and pins the namespaces that the containers share. No
 // process is needed to hold them.
-func (s *Sandbox) makeNamespaces() error {
+func (s *Sandbox) makeNamespaces(context.Context) error {
 	n := s.rec.Namespaces
 	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
 		return nil
@@ -210,9 +210,6 @@ const pausePath = "/pause"
 // monitor's binary, mounted read-only over an empty root: no image is pulled
 // for it, and none can be missing.
 func (s *Sandbox) startInfra(ctx context.Context) error {
-	if !s.rec.Infra {
-		return nil
-	}
 	ref := s.infraRef()
 	if err := errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir)); err != nil {
 		return err

@@ -41,6 +41,11 @@ func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*stora
 			case <-ended:
 			}
 		}()
-		return e.deps.Images.Pull(ctx, req)
+		var image *storage.Image
+		err := e.deps.Trace.Operation(ctx, "pull image", req.Image, func(ctx context.Context) (err error) {
+			image, err = e.deps.Images.Pull(ctx, req)
+			return err
+		})
+		return image, err
 	})
 }

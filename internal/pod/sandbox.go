@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 )
 
@@ -88,7 +89,9 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 			return e.sameSandbox(owner, name, handler, cfg)
 		}
 		started := time.Now()
-		err := e.runSandbox(ctx, id, handler, cfg)
+		err := e.deps.Trace.Operation(ctx, "run pod", name.String(), func(ctx context.Context) error {
+			return e.runSandbox(ctx, id, handler, cfg)
+		})
 		if err != nil {
 			e.sandboxes.drop(name, id)
 			return "", fmt.Errorf("pod %s: %w", name, err)
@@ -142,17 +145,22 @@ func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.Po
 // build makes everything a pod consists of. What it made before an error is
 // left to teardown.
 func (s *Sandbox) build(ctx context.Context) error {
-	if err := s.writeFiles(); err != nil {
-		return fmt.Errorf("write pod files: %w", err)
-	}
-	if err := s.makeNamespaces(); err != nil {
-		return fmt.Errorf("make namespaces: %w", err)
-	}
-	if err := s.attach(ctx); err != nil {
-		return fmt.Errorf("attach network: %w", err)
-	}
-	if err := s.startInfra(ctx); err != nil {
-		return fmt.Errorf("start infra container: %w", err)
+	for _, step := range []struct {
+		name   string
+		needed bool
+		do     func(context.Context) error
+	}{
+		{"write pod files", true, s.writeFiles},
+		{"make namespaces", true, s.makeNamespaces},
+		{"attach network", s.rec.Namespaces.Net, s.attach},
+		{"start infra container", s.rec.Infra, s.startInfra},
+	} {
+		if !step.needed {
+			continue
+		}
+		if err := trace.Step(ctx, step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
 	}
 	s.setPhase(phaseReady)
 	return s.put()
@@ -161,9 +169,6 @@ func (s *Sandbox) build(ctx context.Context) error {
 // attach gives the pod its network. The plan is on disk before the ADD, so
 // that a DEL can be made of it whatever happens.
 func (s *Sandbox) attach(ctx context.Context) error {
-	if !s.rec.Namespaces.Net {
-		return nil
-	}
 	pod := s.networkPod()
 	plan, err := s.engine.deps.Network.Plan(pod)
 	if err != nil {

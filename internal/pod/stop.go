@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // stopper is a container's stop under way: the stop signal once, SIGKILL when
@@ -58,14 +60,17 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	if err := c.end(ctx, grace); err != nil {
+	err = e.deps.Trace.Operation(ctx, "stop", c.id, func(ctx context.Context) error { return c.end(ctx, grace) })
+	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)
 	}
 	return nil
 }
 
 // kill ends the container now.
-func (c *Container) kill(ctx context.Context) error { return c.end(ctx, 0) }
+func (c *Container) kill(ctx context.Context) error {
+	return trace.Step(ctx, "kill", func(ctx context.Context) error { return c.end(ctx, 0) })
+}
 
 func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	select {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/storage"
 )
@@ -22,18 +23,16 @@ import (
 func (c *Container) teardown(ctx context.Context) error {
 	c.setPhase(phaseRemoving)
 	errs := []error{c.put()}
-	if err := c.runtime.Delete(ctx, c.ref); err != nil {
+	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
+	if err := trace.Step(ctx, "runtime delete", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
 	if c.task != nil {
 		c.task.Close() // not before: it is the task that buries the monitor
 	}
-	for _, root := range c.roots() {
-		if err := c.engine.deps.Images.RemoveRootfs(ctx, root); err != nil {
-			// With it still mounted below the run directory, that must not be
-			// walked.
-			return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
-		}
+	if err := trace.Step(ctx, "remove root file system", c.removeRoots); err != nil {
+		// With it still mounted below the run directory, that must not be walked.
+		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
 	errs = append(errs, os.RemoveAll(c.ref.Dir))
 	if err := errors.Join(errs...); err != nil {
@@ -78,7 +77,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 			infra.Close()
 		}
 	}
-	if err := s.detach(ctx); err != nil {
+	if err := trace.Step(ctx, "detach network", s.detach); err != nil {
 		// Plugins give back less without the namespace (bridge leaves its
 		// firewall chain), so it is kept for the next try.
 		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)

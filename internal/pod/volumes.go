@@ -65,6 +65,15 @@ func (c *Container) volume(v imageVolume) storage.Rootfs {
 	return r
 }
 
+func (c *Container) removeRoots(ctx context.Context) error {
+	for _, root := range c.roots() {
+		if err := c.engine.deps.Images.RemoveRootfs(ctx, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // mounts are the request's, with the images that were mounted.
 func (rec *containerRecord) mounts() []*cri.Mount {
 	asked := rec.Config.M.GetMounts()

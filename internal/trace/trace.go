@@ -6,7 +6,6 @@ package trace
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -71,12 +70,11 @@ func (t *Tracer) Operation(ctx context.Context, name, object string, f func(cont
 	return t.observed(context.WithValue(ctx, operationKey{}, o), name, f)
 }
 
-// Step runs f as a step of the operation that ctx belongs to, and says the
-// step's name in its error.
+// Step runs f as a step of the operation that ctx belongs to.
 func Step(ctx context.Context, name string, f func(context.Context) error) error {
 	o, _ := ctx.Value(operationKey{}).(*operation)
 	if o == nil {
-		return named(name, f(ctx))
+		return f(ctx)
 	}
 	s := step{id: new(byte), name: name, began: time.Now()}
 	o.mu.Lock()
@@ -87,14 +85,7 @@ func Step(ctx context.Context, name string, f func(context.Context) error) error
 		defer o.mu.Unlock()
 		o.steps = slices.DeleteFunc(o.steps, func(other step) bool { return other.id == s.id })
 	}()
-	return named(name, o.tracer.observed(ctx, name, f))
-}
-
-func named(name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", name, err)
+	return o.tracer.observed(ctx, name, f)
 }
 
 func (t *Tracer) observed(ctx context.Context, name string, f func(context.Context) error) (err error) {

@@ -36,7 +36,7 @@ func main() {
 	flag.Parse()
 	handlers := flag.Args()
 	if len(handlers) == 0 {
-		handlers = []string{"runc", "crun", currentRunc}
+		handlers = allHandlers()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -91,16 +91,21 @@ func logged(ctx context.Context, path string, suite *critest.Suite, handler stri
 	return run(ctx, suite, handler)
 }
 
+func allHandlers() []string { return []string{"runc", "crun", currentRunc} }
+
 // currentRunc is the handler of a current runc, beside Debian's.
 const currentRunc = "runc-current"
 
-// configure is what the node needs to be told for a handler.
-func configure(ctx context.Context, handler string) (string, error) {
-	if handler != currentRunc {
-		return "", nil
+// options are those of a node for a handler.
+func options(ctx context.Context, handler string) (o node.Options, err error) {
+	if handler == currentRunc {
+		path, err := tools.Runc(ctx)
+		if err != nil {
+			return o, err
+		}
+		o.Config = fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", currentRunc, path)
 	}
-	path, err := tools.Runc(ctx)
-	return fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", currentRunc, path), err
+	return o, nil
 }
 
 // leftTime is how long what pods leave may take to go.
@@ -108,11 +113,11 @@ const leftTime = 20 * time.Second
 
 // run runs the suite once with a runtime handler, on a node of its own.
 func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.Result, err error) {
-	config, err := configure(ctx, handler)
+	o, err := options(ctx, handler)
 	if err != nil {
 		return nil, err
 	}
-	n, err := node.New(ctx, node.Options{Config: config})
+	n, err := node.New(ctx, o)
 	if err != nil {
 		return nil, err
 	}

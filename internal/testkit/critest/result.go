@@ -49,6 +49,15 @@ func (r *Result) Fail(spec, reason string) {
 // Failed tells whether anything failed.
 func (r *Result) Failed() bool { return len(r.failed) > 0 }
 
+// Skipped are the names of the specs that did not run.
+func (r *Result) Skipped() []string {
+	var names []string
+	for _, o := range sorted(r.skipped) {
+		names = append(names, o.spec)
+	}
+	return names
+}
+
 // Print tells the counts, which skipped specs had which reason, and all about
 // the failed ones. The first line begins with the run's name.
 func (r *Result) Print(out io.Writer, name string) {
