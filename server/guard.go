@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"log/slog"
+	"path"
 	"runtime/debug"
 	"time"
 
@@ -11,12 +12,20 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func guardUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	err = guard(ctx, req, func() (err error) {
-		resp, err = handler(ctx, req)
-		return err
-	})
-	return resp, err
+// guardUnary tells count of each call as well, by the name of its method.
+func guardUnary(count func(method, code string, took time.Duration)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+		began := time.Now()
+		err = guard(ctx, req, func() (err error) {
+			resp, err = handler(ctx, req)
+			return err
+		})
+		if count != nil {
+			method, _ := grpc.Method(ctx)
+			count(path.Base(method), status.Code(err).String(), time.Since(began))
+		}
+		return resp, err
+	}
 }
 
 func guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -23,6 +24,9 @@ type Services struct {
 	// Info gives JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
 	Info func() map[string]string
+	// Count is told of every call but streams: method, gRPC code and time. It may
+	// be nil.
+	Count func(method, code string, took time.Duration)
 	// Version of the program, as its build names it.
 	Version string
 }
@@ -41,7 +45,7 @@ func New(cfg Config, s Services) (*Server, error) {
 	srv := grpc.NewServer(
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
-		grpc.UnaryInterceptor(guardUnary),
+		grpc.UnaryInterceptor(guardUnary(s.Count)),
 		grpc.StreamInterceptor(guardStream),
 	)
 	registerCRI(srv, newRuntimeService(cfg, s), newImageService(s))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -35,20 +36,44 @@ func causeOf(ctx context.Context, err error) error {
 // watchdog ends a pull that waits for bytes which do not come. It counts bytes
 // only while a layer is under way: unpacking may take as long as it needs.
 type watchdog struct {
-	limit  time.Duration
+	counts *PullCounts
+	limit  time.Duration // 0: none
 	cancel context.CancelCauseFunc
-	events chan types.ProgressProperties // as the library reports; nil without a limit
+	events chan types.ProgressProperties // as the library reports
 	end    chan struct{}
 	done   sync.WaitGroup
 }
 
-func newWatchdog(limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
-	w := &watchdog{limit: limit, cancel: cancel, end: make(chan struct{})}
-	if limit > 0 {
-		w.events = make(chan types.ProgressProperties, 64)
-		w.done.Go(w.run)
+func newWatchdog(counts *PullCounts, limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
+	w := &watchdog{
+		counts: counts,
+		limit:  limit,
+		cancel: cancel,
+		events: make(chan types.ProgressProperties, 64),
+		end:    make(chan struct{}),
 	}
+	w.done.Go(w.run)
 	return w
+}
+
+// PullCounts is what pulls have done since the store was opened.
+type PullCounts struct {
+	Bytes   atomic.Int64 // that came from registries, as they are compressed there
+	Fetched atomic.Int64 // blobs
+	Present atomic.Int64 // blobs that were there already
+}
+
+// Pulls are the store's own.
+func (s *Store) Pulls() *PullCounts { return &s.pulls }
+
+func (c *PullCounts) note(event types.ProgressProperties) {
+	c.Bytes.Add(int64(event.OffsetUpdate))
+	switch event.Event {
+	case types.ProgressEventDone:
+		c.Fetched.Add(1)
+	case types.ProgressEventSkipped:
+		c.Present.Add(1)
+	}
 }
 
 // stop must be called when the library sends no more.
@@ -60,14 +85,23 @@ func (w *watchdog) stop() {
 func (w *watchdog) run() {
 	timer := time.NewTimer(w.limit)
 	defer timer.Stop()
+	if w.limit == 0 {
+		timer.Stop() // and it is never set
+	}
 	var layers downloads
 	for {
 		select {
 		case <-w.end:
+			for len(w.events) > 0 { // nobody sends any more
+				w.counts.note(<-w.events)
+			}
 			return
 		case event := <-w.events:
+			w.counts.note(event)
 			layers.note(event)
-			timer.Reset(w.limit)
+			if w.limit > 0 {
+				timer.Reset(w.limit)
+			}
 		case <-timer.C:
 			if layers.waiting() {
 				w.cancel(errStalled)

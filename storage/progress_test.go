@@ -51,7 +51,7 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(30*time.Millisecond, cancel)
+	w := newWatchdog(new(PullCounts), 30*time.Millisecond, cancel)
 	defer w.stop()
 	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
 	w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
@@ -71,10 +71,20 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 	}
 }
 
-func TestNoWatchdogWithoutLimit(t *testing.T) {
-	w := newWatchdog(0, nil)
-	if w.events != nil {
-		t.Error("events are asked for that nobody reads")
+// Without a limit nothing is ever called off, and it is counted all the same.
+func TestNoLimit(t *testing.T) {
+	counts := new(PullCounts)
+	w := newWatchdog(counts, 0, func(cause error) { t.Error(cause) })
+	for _, e := range []types.ProgressProperties{
+		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
+		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
+		{Event: types.ProgressEventDone, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 3},
+		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "b", Size: 10}},
+	} {
+		w.events <- e
 	}
 	w.stop()
+	if b, f, p := counts.Bytes.Load(), counts.Fetched.Load(), counts.Present.Load(); b != 10 || f != 1 || p != 1 {
+		t.Errorf("counted %d bytes, %d fetched, %d present", b, f, p)
+	}
 }

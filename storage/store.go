@@ -69,6 +69,7 @@ type Store struct {
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
+	pulls        PullCounts
 
 	background sync.WaitGroup // the measuring of writable layers
 }

@@ -17,9 +17,11 @@ import (
 
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/storage"
 )
@@ -56,7 +58,8 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	cni := network.New(cfg.Network)
 	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
 	cfg.Pod.PauseProgram = runtimes.Monitor()
-	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes})
+	counts := metrics.New()
+	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: trace.New(counts)})
 	if err != nil {
 		return err
 	}
@@ -74,12 +77,19 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	if err != nil {
 		return err
 	}
+	counts.Register(metrics.Sources{Node: engine.Summary, Pulls: store.Pulls(), Version: currentVersion().Crius})
+	scrapes, err := counts.Listen(cfg.Metrics)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, background(scrapes.Serve, scrapes.Close))
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine:   engine,
 		Images:   images{store, engine},
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info:     func() map[string]string { return statusInfo(cfg, cni) },
+		Count:    counts.Call,
 	})
 }
 
@@ -132,6 +142,14 @@ func statusInfo(cfg config.Config, cni *network.Network) map[string]string {
 		info[name] = string(text)
 	}
 	return info
+}
+
+// background runs serve until the function that it returns is called, which
+// ends it by close and returns what became of both.
+func background(serve func() error, close func(context.Context) error) func() error {
+	ended := make(chan error, 1)
+	go func() { ended <- serve() }()
+	return func() error { return errors.Join(bounded(close), <-ended) }
 }
 
 func bounded(end func(context.Context) error) error {

@@ -24,10 +24,13 @@
 package config
 
 import (
+	"path/filepath"
+
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -42,6 +45,7 @@ type Config struct {
 	LogFormat string `toml:"log_format" help:"form of the log on standard error: text or json"`
 
 	API     server.Config  `toml:"api" help:"The CRI endpoint."`
+	Metrics metrics.Config `toml:"metrics" help:"Metrics for Prometheus."`
 	Pod     pod.Config     `toml:"pod" help:"The node's policy for pods and containers."`
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`
@@ -69,4 +73,5 @@ func Default() Config {
 func (c *Config) spread() {
 	c.Pod.StateDir = c.Root
 	c.Pod.RunDir = c.RunRoot
+	c.Metrics.Socket = filepath.Join(c.RunRoot, "metrics.sock")
 }

@@ -105,7 +105,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		started := time.Now()
 		var c *Container
-		err = e.deps.Trace.Operation(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
+		err = e.deps.Trace.Do(ctx, "create container", name.String(), func(ctx context.Context) (err error) {
 			c, err = e.createContainer(ctx, id, s, cfg)
 			return err
 		})
@@ -167,7 +167,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	var sources []string
-	err := trace.Step(ctx, "mount root file system", func(ctx context.Context) (err error) {
+	err := trace.Do(ctx, "mount root file system", func(ctx context.Context) (err error) {
 		sources, err = c.mountRoots(ctx)
 		return err
 	})
@@ -191,7 +191,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "runtime create", func(ctx context.Context) (err error) {
+	err = trace.Do(ctx, "runtime create", func(ctx context.Context) (err error) {
 		c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io())
 		return err
 	})
@@ -229,7 +229,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	started := time.Now() // before: a short life may be over when the runtime returns
-	if err := trace.Step(ctx, "runtime start", c.task.Start); err != nil {
+	if err := trace.Do(ctx, "runtime start", c.task.Start); err != nil {
 		return c.failStart(ctx, err)
 	}
 	c.setStarted(started)

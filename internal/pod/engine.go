@@ -47,6 +47,7 @@ type Engine struct {
 	noPulls    chan struct{} // closed when pulls are called off
 	debts      debts
 	events     hub
+	counters   counters
 	background sync.WaitGroup // watchers, stops, the debt collector
 	closing    chan struct{}
 }
@@ -154,7 +155,7 @@ func (e *Engine) Close(ctx context.Context) error {
 // run executes a verb's work in a flight of its own.
 func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) error) error {
 	_, err := e.verbs.Do(ctx, v, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, e.deps.Trace.Operation(ctx, v.name, v.id, work)
+		return struct{}{}, e.deps.Trace.Do(ctx, v.name, v.id, work)
 	})
 	return err
 }

@@ -42,7 +42,7 @@ func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*stora
 			}
 		}()
 		var image *storage.Image
-		err := e.deps.Trace.Operation(ctx, "pull image", req.Image, func(ctx context.Context) (err error) {
+		err := e.deps.Trace.Do(ctx, "pull image", req.Image, func(ctx context.Context) (err error) {
 			image, err = e.deps.Images.Pull(ctx, req)
 			return err
 		})

@@ -297,6 +297,7 @@ func (e *Engine) withoutRecord(kind string, orphans []string, known func(id stri
 
 func (e *Engine) sweep(ctx context.Context, ids []string, remove func(context.Context, string) error) {
 	for _, id := range ids {
+		e.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing what has no record", "id", id)
 		ctx, cancel := undoContext(ctx)
 		if err := remove(ctx, id); err != nil {

@@ -89,7 +89,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 			return e.sameSandbox(owner, name, handler, cfg)
 		}
 		started := time.Now()
-		err := e.deps.Trace.Operation(ctx, "run pod", name.String(), func(ctx context.Context) error {
+		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
 			return e.runSandbox(ctx, id, handler, cfg)
 		})
 		if err != nil {
@@ -158,7 +158,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		if !step.needed {
 			continue
 		}
-		if err := trace.Step(ctx, step.name, step.do); err != nil {
+		if err := trace.Do(ctx, step.name, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}

@@ -249,6 +249,9 @@ func (c *Container) watch() {
 	if err != nil {
 		exit = c.lost(err)
 	}
+	if exit.OOMKills > 0 && exit.Code != 0 {
+		c.engine.counters.oomKilled.Add(1)
+	}
 	c.setExit(exit)
 	c.tell()
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
@@ -275,6 +278,7 @@ func (c *Container) lost(cause error) conmon.Exit {
 	ctx, cancel := undoContext(context.Background())
 	defer cancel()
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("the container's monitor was lost (%v), so it was killed", cause)}
+	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	if err := c.task.Kill(ctx); err != nil {
 		slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)

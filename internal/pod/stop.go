@@ -60,7 +60,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return doneIfAbsent(err)
 	}
-	err = e.deps.Trace.Operation(ctx, "stop", c.id, func(ctx context.Context) error { return c.end(ctx, grace) })
+	err = e.deps.Trace.Do(ctx, "stop", c.id, func(ctx context.Context) error { return c.end(ctx, grace) })
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)
 	}
@@ -69,7 +69,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 
 // kill ends the container now.
 func (c *Container) kill(ctx context.Context) error {
-	return trace.Step(ctx, "kill", func(ctx context.Context) error { return c.end(ctx, 0) })
+	return trace.Do(ctx, "kill", func(ctx context.Context) error { return c.end(ctx, 0) })
 }
 
 func (c *Container) end(ctx context.Context, grace time.Duration) error {

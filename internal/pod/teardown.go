@@ -24,13 +24,13 @@ func (c *Container) teardown(ctx context.Context) error {
 	c.setPhase(phaseRemoving)
 	errs := []error{c.put()}
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
-	if err := trace.Step(ctx, "runtime delete", deleteTask); err != nil {
+	if err := trace.Do(ctx, "runtime delete", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
 	if c.task != nil {
 		c.task.Close() // not before: it is the task that buries the monitor
 	}
-	if err := trace.Step(ctx, "remove root file system", c.removeRoots); err != nil {
+	if err := trace.Do(ctx, "remove root file system", c.removeRoots); err != nil {
 		// With it still mounted below the run directory, that must not be walked.
 		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
@@ -77,7 +77,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 			infra.Close()
 		}
 	}
-	if err := trace.Step(ctx, "detach network", s.detach); err != nil {
+	if err := trace.Do(ctx, "detach network", s.detach); err != nil {
 		// Plugins give back less without the namespace (bridge leaves its
 		// firewall chain), so it is kept for the next try.
 		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)

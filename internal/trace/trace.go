@@ -11,11 +11,19 @@ import (
 	"time"
 )
 
+// Kind tells a whole operation from a step of one.
+type Kind int
+
+const (
+	Operation Kind = iota
+	Step
+)
+
 // Observer is told of operations and steps. Begin may add to the context what
 // the work below it is to find there; the function that it returns is called
 // once, when the work is over.
 type Observer interface {
-	Begin(ctx context.Context, name string) (context.Context, func(err error))
+	Begin(ctx context.Context, kind Kind, name string) (context.Context, func(err error))
 }
 
 // Tracer knows the operations under way. The zero value is ready, and a nil
@@ -38,10 +46,10 @@ type operation struct {
 	began  time.Time
 
 	mu    sync.Mutex
-	steps []step // under way, each within the one before, unless several run side by side
+	steps []stepped // under way, each within the one before, unless several run side by side
 }
 
-type step struct {
+type stepped struct {
 	id    *byte
 	name  string
 	began time.Time
@@ -49,9 +57,9 @@ type step struct {
 
 type operationKey struct{}
 
-// Operation runs f as work on an object, such as a pod's name. It costs little
+// Do runs f as an operation on an object, such as a pod's name. It costs little
 // enough for every call of every verb.
-func (t *Tracer) Operation(ctx context.Context, name, object string, f func(context.Context) error) error {
+func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Context) error) error {
 	if t == nil {
 		return f(ctx)
 	}
@@ -67,30 +75,30 @@ func (t *Tracer) Operation(ctx context.Context, name, object string, f func(cont
 		defer t.mu.Unlock()
 		delete(t.active, o)
 	}()
-	return t.observed(context.WithValue(ctx, operationKey{}, o), name, f)
+	return t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, f)
 }
 
-// Step runs f as a step of the operation that ctx belongs to.
-func Step(ctx context.Context, name string, f func(context.Context) error) error {
+// Do runs f as a step of the operation that ctx belongs to.
+func Do(ctx context.Context, name string, f func(context.Context) error) error {
 	o, _ := ctx.Value(operationKey{}).(*operation)
 	if o == nil {
 		return f(ctx)
 	}
-	s := step{id: new(byte), name: name, began: time.Now()}
+	s := stepped{id: new(byte), name: name, began: time.Now()}
 	o.mu.Lock()
 	o.steps = append(o.steps, s)
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.steps = slices.DeleteFunc(o.steps, func(other step) bool { return other.id == s.id })
+		o.steps = slices.DeleteFunc(o.steps, func(other stepped) bool { return other.id == s.id })
 	}()
-	return o.tracer.observed(ctx, name, f)
+	return o.tracer.observed(ctx, Step, name, f)
 }
 
-func (t *Tracer) observed(ctx context.Context, name string, f func(context.Context) error) (err error) {
+func (t *Tracer) observed(ctx context.Context, kind Kind, name string, f func(context.Context) error) (err error) {
 	for _, observer := range t.observers {
-		inner, end := observer.Begin(ctx, name)
+		inner, end := observer.Begin(ctx, kind, name)
 		ctx = inner
 		defer func() { end(err) }()
 	}

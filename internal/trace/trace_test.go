@@ -13,8 +13,11 @@ type diary struct{ lines []string }
 
 type depth struct{}
 
-func (d *diary) Begin(ctx context.Context, name string) (context.Context, func(error)) {
+func (d *diary) Begin(ctx context.Context, kind Kind, name string) (context.Context, func(error)) {
 	n, _ := ctx.Value(depth{}).(int)
+	if (n > 0) != (kind == Step) {
+		d.lines = append(d.lines, "not of its kind: "+name)
+	}
 	d.lines = append(d.lines, strings.Repeat(" ", n)+name)
 	return context.WithValue(ctx, depth{}, n+1), func(err error) {
 		line := strings.Repeat(" ", n) + "end of " + name
@@ -30,12 +33,12 @@ var errBroken = errors.New("broken")
 func TestOperation(t *testing.T) {
 	d := &diary{}
 	tracer := New(d)
-	err := tracer.Operation(t.Context(), "run", "a", func(ctx context.Context) error {
-		if err := Step(ctx, "first", func(context.Context) error { return nil }); err != nil {
+	err := tracer.Do(t.Context(), "run", "a", func(ctx context.Context) error {
+		if err := Do(ctx, "first", func(context.Context) error { return nil }); err != nil {
 			return err
 		}
-		return Step(ctx, "second", func(ctx context.Context) error {
-			return Step(ctx, "inner", func(context.Context) error {
+		return Do(ctx, "second", func(ctx context.Context) error {
+			return Do(ctx, "inner", func(context.Context) error {
 				active := tracer.Active()
 				if len(active) != 1 || active[0].Operation != "run" || active[0].Object != "a" || active[0].Step != "inner" || active[0].Took < active[0].StepTook {
 					t.Errorf("active: %+v", active)
@@ -61,8 +64,8 @@ func TestOperation(t *testing.T) {
 
 func TestActiveOrder(t *testing.T) {
 	tracer := &Tracer{}
-	_ = tracer.Operation(t.Context(), "old", "a", func(ctx context.Context) error {
-		return tracer.Operation(ctx, "new", "b", func(context.Context) error {
+	_ = tracer.Do(t.Context(), "old", "a", func(ctx context.Context) error {
+		return tracer.Do(ctx, "new", "b", func(context.Context) error {
 			if active := tracer.Active(); len(active) != 2 || active[0].Operation != "old" || active[1].Step != "" {
 				t.Errorf("active: %+v", active)
 			}
@@ -74,8 +77,8 @@ func TestActiveOrder(t *testing.T) {
 // Without a tracer the work is done all the same.
 func TestNoTracer(t *testing.T) {
 	var tracer *Tracer
-	err := tracer.Operation(t.Context(), "run", "a", func(ctx context.Context) error {
-		return Step(ctx, "step", func(context.Context) error { return errBroken })
+	err := tracer.Do(t.Context(), "run", "a", func(ctx context.Context) error {
+		return Do(ctx, "step", func(context.Context) error { return errBroken })
 	})
 	if err != errBroken || tracer.Active() != nil {
 		t.Errorf("got %v", err)
@@ -85,9 +88,9 @@ func TestNoTracer(t *testing.T) {
 func BenchmarkStep(b *testing.B) {
 	tracer := New()
 	b.ReportAllocs()
-	_ = tracer.Operation(b.Context(), "run", "a", func(ctx context.Context) error {
+	_ = tracer.Do(b.Context(), "run", "a", func(ctx context.Context) error {
 		for b.Loop() {
-			_ = Step(ctx, "step", func(context.Context) error { return nil })
+			_ = Do(ctx, "step", func(context.Context) error { return nil })
 		}
 		return nil
 	})

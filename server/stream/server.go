@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/server/tlsfile"
 )
 
 // Config is where sessions are served and how.
@@ -55,7 +56,7 @@ type Server struct {
 
 // New listens, so that URLs can be given from then on.
 func New(cfg Config, engine Engine) (*Server, error) {
-	secure, err := tlsConfig(cfg)
+	secure, err := tlsfile.Config("streaming", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,7 @@
-package stream
+// Package tlsfile serves TLS by files that may be replaced at any time: each new
+// connection looks whether they were. What cannot be read keeps the last good
+// ones in force.
+package tlsfile
 
 import (
 	"crypto/tls"
@@ -13,11 +16,15 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// certificates serves TLS by files that may be replaced at any time: each new
-// connection looks whether they were. What cannot be read keeps the last good
-// ones in force.
+// Files are paths of PEM files.
+type Files struct {
+	Cert, Key string
+	ClientCA  string // authorities whose certificate a client must have; empty: none is asked for
+}
+
 type certificates struct {
-	cert, key, clientCA string
+	Files
+	subject string
 
 	mu     sync.Mutex
 	stamps [3]stamp
@@ -30,19 +37,20 @@ type stamp struct {
 	size     int64
 }
 
-// tlsConfig is nil if cfg asks for none.
-func tlsConfig(cfg Config) (*tls.Config, error) {
-	c := &certificates{cert: cfg.TLSCertFile, key: cfg.TLSKeyFile, clientCA: cfg.TLSClientCAFile}
+// Config is nil if there are no files. The subject, such as streaming, is for the
+// log and for errors.
+func Config(subject string, f Files) (*tls.Config, error) {
+	c := &certificates{Files: f, subject: subject}
 	switch {
-	case c.cert == "" && c.key == "" && c.clientCA == "":
+	case f == (Files{}):
 		return nil, nil
-	case c.cert == "" || c.key == "":
-		return nil, fmt.Errorf("stream_tls_cert_file and stream_tls_key_file: give both: %w", fault.Invalid)
+	case f.Cert == "" || f.Key == "":
+		return nil, fmt.Errorf("%s over TLS takes a certificate and a key: give both files: %w", subject, fault.Invalid)
 	}
 	c.stamps = c.look() // before: what comes meanwhile is new
 	var err error
 	if c.config, err = c.load(); err != nil {
-		return nil, fmt.Errorf("streaming over TLS: %w", err)
+		return nil, fmt.Errorf("%s over TLS: %w", subject, err)
 	}
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -51,7 +59,7 @@ func tlsConfig(cfg Config) (*tls.Config, error) {
 }
 
 func (c *certificates) look() (stamps [3]stamp) {
-	for i, path := range []string{c.cert, c.key, c.clientCA} {
+	for i, path := range []string{c.Cert, c.Key, c.ClientCA} {
 		if info, err := os.Stat(path); err == nil {
 			stamps[i] = stamp{info.ModTime(), info.Size()}
 		}
@@ -69,30 +77,30 @@ func (c *certificates) current() *tls.Config {
 	config, err := c.load()
 	c.stamps = now // a broken file is complained about once
 	if err != nil {
-		slog.Error("new certificates for streaming cannot be used, the old ones stay", "err", err)
+		slog.Error("new certificates cannot be used, the old ones stay", "name", c.subject, "err", err)
 		return c.config
 	}
-	slog.Info("new certificates for streaming", "file", c.cert)
+	slog.Info("new certificates", "name", c.subject, "file", c.Cert)
 	c.config = config
 	return config
 }
 
 func (c *certificates) load() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+	pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
 	if err != nil {
-		return nil, fmt.Errorf("%s, %s: %w", c.cert, c.key, err)
+		return nil, fmt.Errorf("%s, %s: %w", c.Cert, c.Key, err)
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
-	if c.clientCA == "" {
+	if c.ClientCA == "" {
 		return config, nil
 	}
-	text, err := os.ReadFile(c.clientCA)
+	text, err := os.ReadFile(c.ClientCA)
 	if err != nil {
 		return nil, err
 	}
 	config.ClientCAs, config.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 	if !config.ClientCAs.AppendCertsFromPEM(text) {
-		return nil, errors.New(c.clientCA + " has no certificate in PEM")
+		return nil, errors.New(c.ClientCA + " has no certificate in PEM")
 	}
 	return config, nil
 }

@@ -1,0 +1,110 @@
+// Package metrics tells Prometheus what the server does and what is on the
+// node. The names of all metrics are in docs/metrics.md, beside those that CRI-O
+// has for the same things.
+package metrics
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage"
+)
+
+// Metrics counts what it is told of, and asks for the rest when it is asked. It
+// is the trace.Observer of the engine's work.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	calls      *prometheus.HistogramVec
+	failures   *prometheus.CounterVec
+	operations *prometheus.HistogramVec
+	steps      *prometheus.HistogramVec
+}
+
+// Sources are asked whenever somebody reads the metrics.
+type Sources struct {
+	Node    func() pod.Summary
+	Pulls   *storage.PullCounts
+	Version string
+}
+
+// durations reach from what needs no I/O to what only hangs.
+var durations = prometheus.ExponentialBuckets(0.001, 2, 18)
+
+// New makes the metrics that are counted. Those that are asked for come with
+// Register, when there is a node to ask.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crius_rpc_duration_seconds", Help: "Time that CRI calls took, by method.", Buckets: durations,
+		}, []string{"method"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "crius_rpc_errors_total", Help: "CRI calls that failed, by method and gRPC code.",
+		}, []string{"method", "code"}),
+		operations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crius_operation_duration_seconds", Buckets: durations,
+			Help: "Time that work on pods, containers and images took, whether or not a caller waited for it, by operation and outcome (ok, error).",
+		}, []string{"operation", "outcome"}),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crius_step_duration_seconds", Help: "Time that the steps of operations took, by step.", Buckets: durations,
+		}, []string{"step"}),
+	}
+	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Begin is called for each operation and step (trace.Observer).
+func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name string) (context.Context, func(error)) {
+	began := time.Now()
+	return ctx, func(err error) {
+		took := time.Since(began).Seconds()
+		if kind == trace.Step {
+			m.steps.WithLabelValues(name).Observe(took)
+			return
+		}
+		outcome := "ok"
+		if err != nil {
+			outcome = "error"
+		}
+		m.operations.WithLabelValues(name, outcome).Observe(took)
+	}
+}
+
+// Call counts a CRI call, which failed if code is not OK.
+func (m *Metrics) Call(method, code string, took time.Duration) {
+	m.calls.WithLabelValues(method).Observe(took.Seconds())
+	if code != "OK" {
+		m.failures.WithLabelValues(method, code).Inc()
+	}
+}
+
+// Register adds what is asked of sources.
+func (m *Metrics) Register(s Sources) {
+	m.registry.MustRegister(
+		&nodeCollector{s.Node},
+		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations that came from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
+		counter("crius_image_blobs_fetched_total", "Blobs of images that were fetched.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
+		counter("crius_image_blobs_present_total", "Blobs of images that need not be fetched, for they were there.", func() float64 { return float64(s.Pulls.Present.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "crius_build_info", Help: "1, labelled with the version.", ConstLabels: prometheus.Labels{"version": s.Version},
+		}, func() float64 { return 1 }),
+	)
+}
+
+func counter(name, help string, value func() float64) prometheus.CounterFunc {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, value)
+}
+
+// Handler answers scrapes.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
+}

@@ -1,0 +1,168 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage"
+)
+
+// scrape is what Prometheus reads.
+func scrape(t *testing.T, m *Metrics) string {
+	t.Helper()
+	out := httptest.NewRecorder()
+	m.Handler().ServeHTTP(out, httptest.NewRequest("GET", "/metrics", nil))
+	body, err := io.ReadAll(out.Result().Body)
+	if err != nil || out.Code != 200 {
+		t.Fatalf("code %d, %v: %s", out.Code, err, body)
+	}
+	return string(body)
+}
+
+func full(t *testing.T) *Metrics {
+	t.Helper()
+	m := New()
+	pulls := new(storage.PullCounts)
+	pulls.Bytes.Store(7)
+	m.Register(Sources{Version: "1.2.3", Pulls: pulls, Node: func() pod.Summary {
+		return pod.Summary{
+			Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
+			Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
+			Debts:      4,
+			Work:       []trace.Work{{Operation: "run pod", Took: 5 * time.Second}, {Operation: "run pod", Took: time.Second}},
+			OOMKilled:  6,
+		}
+	}})
+	tracer := trace.New(m)
+	_ = tracer.Do(t.Context(), "run pod", "a", func(ctx context.Context) error {
+		return trace.Do(ctx, "attach network", func(context.Context) error { return errors.New("broken") })
+	})
+	m.Call("RunPodSandbox", "Unknown", time.Second)
+	m.Call("Version", "OK", time.Millisecond)
+	return m
+}
+
+func TestMetrics(t *testing.T) {
+	text := scrape(t, full(t))
+	for _, want := range []string{
+		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_debts 4`,
+		`crius_operations_active{operation="run pod"} 2`, `crius_operation_longest_seconds 5`, `crius_containers_oom_total 6`,
+		`crius_image_pull_bytes_total 7`, `crius_build_info{version="1.2.3"} 1`,
+		`crius_operation_duration_seconds_count{operation="run pod",outcome="error"} 1`,
+		`crius_step_duration_seconds_count{step="attach network"} 1`,
+		`crius_rpc_duration_seconds_count{method="RunPodSandbox"} 1`, `crius_rpc_duration_seconds_count{method="Version"} 1`,
+		`crius_rpc_errors_total{code="Unknown",method="RunPodSandbox"} 1`,
+		"\nprocess_resident_memory_bytes ", "\ngo_goroutines ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	if strings.Contains(text, `crius_rpc_errors_total{code="OK"`) {
+		t.Error("a call that succeeded counts as an error")
+	}
+}
+
+// Names and helps are as Prometheus wants them.
+func TestLint(t *testing.T) {
+	problems, err := promlint.New(strings.NewReader(scrape(t, full(t)))).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// The manual has all of them, and no other.
+func TestManual(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for line := range strings.Lines(scrape(t, full(t))) {
+		if fields := strings.Fields(line); fields[0] == "#" && fields[1] == "TYPE" && strings.HasPrefix(fields[2], "crius_") {
+			names[fields[2]] = true
+			if !strings.Contains(string(manual), "`"+fields[2]+"{") && !strings.Contains(string(manual), "`"+fields[2]+"`") {
+				t.Errorf("docs/metrics.md lacks %s", fields[2])
+			}
+		}
+	}
+	for _, name := range regexp.MustCompile("`(crius_[a-z_]+?)(_count)?[{`]").FindAllStringSubmatch(string(manual), -1) {
+		if !names[name[1]] {
+			t.Errorf("docs/metrics.md has %s, which is no metric", name[1])
+		}
+	}
+}
+
+func TestServer(t *testing.T) {
+	dir := t.TempDir()
+	s, err := full(t).Listen(Config{Socket: filepath.Join(dir, "s"), Address: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve() }()
+	for _, l := range s.listeners {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return net.Dial(l.Addr().Network(), l.Addr().String())
+		}}}
+		resp, err := client.Get("http://crius/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.Contains(string(text), "crius_debts 4") {
+			t.Errorf("%s: %v, %s", l.Addr(), err, text)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(dir, "s")); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v", st, err)
+	}
+	if err := errors.Join(s.Close(t.Context()), <-ended); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "s")); err == nil {
+		t.Error("the socket stays")
+	}
+	// After a kill it stays, and is replaced.
+	if err := os.WriteFile(filepath.Join(dir, "s"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := full(t).Listen(Config{Socket: filepath.Join(dir, "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.close(); err != nil {
+		t.Error(err)
+	}
+	for name, c := range map[string]Config{
+		"address": {Socket: filepath.Join(dir, "a"), Address: "nowhere"},
+		"no key":  {Socket: filepath.Join(dir, "a"), Address: "127.0.0.1:0", TLSCertFile: "/c"},
+		"no use":  {Socket: filepath.Join(dir, "a"), TLSCertFile: "/c", TLSKeyFile: "/k"},
+	} {
+		if _, err := full(t).Listen(c); err == nil {
+			t.Errorf("%s: served", name)
+		}
+		if _, err := os.Stat(c.Socket); err == nil {
+			t.Errorf("%s: the socket stays", name)
+		}
+	}
+}

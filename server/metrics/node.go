@@ -1,0 +1,74 @@
+package metrics
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+)
+
+// nodeCollector makes metrics of a summary of the node.
+type nodeCollector struct{ summary func() pod.Summary }
+
+var (
+	pods       = describe("crius_pods", "Pods by state (ready, notready).", "state")
+	containers = describe("crius_containers", "Containers by state (created, running, exited).", "state")
+	monitors   = describe("crius_monitors", "Monitors (crius-conmon) of containers and pods.")
+	debts      = describe("crius_debts", "Objects whose clean-up could not be finished and is tried again and again.")
+	active     = describe("crius_operations_active", "Operations under way.", "operation")
+	longest    = describe("crius_operation_longest_seconds", "How long the operation that began first has been under way; 0: there is none.")
+
+	oomKilled    = describe("crius_containers_oom_total", "Containers that ended because they ran out of memory.")
+	monitorsLost = describe("crius_monitors_lost_total", "Monitors that died before their containers.")
+	leftovers    = describe("crius_leftovers_total", "Objects without a record that were found at the start of the server.")
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+// Describe is the prometheus.Collector's.
+func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{pods, containers, monitors, debts, active, longest, oomKilled, monitorsLost, leftovers} {
+		out <- d
+	}
+}
+
+// Collect is the prometheus.Collector's.
+func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
+	s := c.summary()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	count := func(d *prometheus.Desc, value uint64) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value))
+	}
+	for _, state := range []cri.PodSandboxState{cri.PodSandboxState_SANDBOX_READY, cri.PodSandboxState_SANDBOX_NOTREADY} {
+		gauge(pods, float64(s.Pods[state]), lastWord(state.String()))
+	}
+	for _, state := range []cri.ContainerState{cri.ContainerState_CONTAINER_CREATED, cri.ContainerState_CONTAINER_RUNNING, cri.ContainerState_CONTAINER_EXITED} {
+		gauge(containers, float64(s.Containers[state]), lastWord(state.String()))
+	}
+	gauge(monitors, float64(s.Monitors))
+	gauge(debts, float64(s.Debts))
+	underWay := map[string]int{}
+	first := 0.0
+	for _, w := range s.Work {
+		underWay[w.Operation]++
+		first = max(first, w.Took.Seconds())
+	}
+	for operation, n := range underWay {
+		gauge(active, float64(n), operation)
+	}
+	gauge(longest, first)
+	count(oomKilled, s.OOMKilled)
+	count(monitorsLost, s.MonitorsLost)
+	count(leftovers, s.Leftovers)
+}
+
+// lastWord is the state in CONTAINER_RUNNING.
+func lastWord(name string) string {
+	return strings.ToLower(name[strings.LastIndex(name, "_")+1:])
+}

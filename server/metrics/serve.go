@@ -1,0 +1,109 @@
+package metrics
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/server/tlsfile"
+)
+
+// Config is where metrics are read.
+type Config struct {
+	// Socket is a unix socket for root.
+	Socket string `toml:"-"`
+
+	Address         string `toml:"address" help:"HOST:PORT at which Prometheus may read metrics, beside the unix socket metrics.sock in run_root; empty: none"`
+	TLSCertFile     string `toml:"tls_cert_file" help:"certificate for reading metrics over TLS, in PEM; noticed when it is replaced"`
+	TLSKeyFile      string `toml:"tls_key_file" help:"key of that certificate"`
+	TLSClientCAFile string `toml:"tls_client_ca_file" help:"authorities whose certificate a reader must have, in PEM; empty: none is asked for"`
+}
+
+// Server answers scrapes on the socket and, if there is one, at the address.
+type Server struct {
+	http      *http.Server
+	listeners []net.Listener
+}
+
+// Listen makes a server, which Serve lets answer. The socket of a dead server is
+// replaced; two live ones cannot meet, since each has locked its run root.
+func (m *Metrics) Listen(cfg Config) (_ *Server, err error) {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", m.Handler())
+	s := &Server{http: &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       5 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("serve metrics: %w", err), s.close())
+		}
+	}()
+	if err := os.Remove(cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	socket, err := net.Listen("unix", cfg.Socket)
+	if err != nil {
+		return nil, err
+	}
+	s.listeners = append(s.listeners, socket)
+	if err := os.Chmod(cfg.Socket, 0o600); err != nil {
+		return nil, err
+	}
+	return s, s.listenAt(cfg)
+}
+
+func (s *Server) listenAt(cfg Config) error {
+	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
+	switch {
+	case err != nil:
+		return err
+	case cfg.Address == "" && secure != nil:
+		return fmt.Errorf("metrics.tls_cert_file without metrics.address: %w", fault.Invalid)
+	case cfg.Address == "":
+		return nil
+	}
+	l, err := net.Listen("tcp", cfg.Address)
+	if err != nil {
+		return err
+	}
+	if secure != nil {
+		l = tls.NewListener(l, secure)
+	}
+	s.listeners = append(s.listeners, l)
+	return nil
+}
+
+// Serve answers until Close.
+func (s *Server) Serve() error {
+	ended := make(chan error, len(s.listeners))
+	for _, l := range s.listeners {
+		go func() { ended <- s.http.Serve(l) }()
+	}
+	var errs []error
+	for range s.listeners {
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close lets scrapes under way end, for as long as ctx lasts.
+func (s *Server) Close(ctx context.Context) error { return s.http.Shutdown(ctx) }
+
+func (s *Server) close() error {
+	var errs []error
+	for _, l := range s.listeners {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
