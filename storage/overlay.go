@@ -33,13 +33,21 @@ const mountSource = "crius"
 // syncing it at every unmount buys nothing and can take minutes.
 func (o overlay) mount() error {
 	err := o.mountByContext()
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, errNoAppend) {
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, errNoAppend):
 		return o.mountByString()
+	case errors.Is(err, unix.EINVAL):
+		// Before 6.5 any parameter is taken, and only the last step refuses
+		// what is unknown. What is wrong indeed is wrong both ways, and the
+		// first one says more.
+		if o.mountByString() == nil {
+			return nil
+		}
 	}
 	return err
 }
 
-// errNoAppend: the kernel's overlay lacks the lowerdir+ parameter (before 6.7).
+// errNoAppend: the kernel's overlay lacks the lowerdir+ parameter (6.5 and 6.6).
 var errNoAppend = errors.New("overlay parameter lowerdir+ unknown")
 
 // mountByContext uses fsopen(2), where each lower directory is a parameter of

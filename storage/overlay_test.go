@@ -102,7 +102,7 @@ func mountLine(t *testing.T, target string) string {
 
 func TestOverlayMountErrors(t *testing.T) {
 	t.Parallel()
-	for name, mount := range map[string]func(overlay) error{"by context": overlay.mountByContext, "by string": overlay.mountByString} {
+	for name, mount := range map[string]func(overlay) error{"by context": overlay.mountByContext, "by string": overlay.mountByString, "either": overlay.mount} {
 		o := stack(t, t.TempDir(), 2)
 		missing := o
 		missing.lower = append([]string{"/none"}, o.lower...)
@@ -116,8 +116,12 @@ func TestOverlayMountErrors(t *testing.T) {
 		}
 		odd := o
 		odd.options = []string{"no_such_option=1"}
-		if err := mount(odd); !errors.Is(err, unix.EINVAL) {
+		err := mount(odd)
+		if !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%s, unknown option: %v", name, err)
+		}
+		if name == "either" && !strings.Contains(err.Error(), "no_such_option") {
+			t.Errorf("the error does not name the option: %v", err)
 		}
 		checkMounts(t, filepath.Dir(o.target))
 	}
