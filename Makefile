@@ -35,6 +35,13 @@ conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp:
 	@test/setup.sh
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
 
+.PHONY: node
+node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun FOCUS=regexp: only those.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
+		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
+
 .PHONY: bench
 bench: ## Measure crius beside its peers, from Debian's packages. ROW=log: only that.
 	@test/setup.sh conmon

@@ -1,0 +1,218 @@
+// Guest runs inside the virtual machine that test/node boots, as root, on a
+// systemd node of which nothing else is expected. It installs crius from its
+// DEB, configures it as the operator would, runs critest against the service
+// and looks for what is left behind. Its results go into the directory out.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crius-run/crius/internal/testkit/critest"
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/registry"
+)
+
+const (
+	socket   = "/run/crius/crius.sock"
+	address  = "127.0.0.1:5000" // of the registry
+	examples = "/usr/share/doc/crius/examples"
+)
+
+// options are what the host wants; it writes them as JSON.
+type options struct{ Driver, Handler, Focus string }
+
+func main() {
+	err := os.MkdirAll("out", 0o755)
+	if err == nil {
+		err = run(context.Background())
+	}
+	save("crius.log", "journalctl", "--no-pager", "-o", "short-precise", "-u", "crius.service")
+	save("journal.log", "journalctl", "--no-pager", "-o", "short-precise", "-b")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		os.WriteFile("out/error", []byte(err.Error()), 0o644)
+	}
+}
+
+func run(ctx context.Context) error {
+	var o options
+	data, err := os.ReadFile("options.json")
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err != nil {
+		return err
+	}
+	suite, err := critest.New(critest.Parts{Suite: "./critest", Busybox: "./busybox", Standin: "./standin"})
+	if err != nil {
+		return err
+	}
+	images := registry.New()
+	suite.Push(images)
+	if err := images.Listen(address); err != nil {
+		return err
+	}
+	defer images.Close()
+	if err := install(o); err != nil {
+		return err
+	}
+	log, err := os.Create("out/suite.log")
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	suite.Focus, suite.Log = o.Focus, io.MultiWriter(log, os.Stdout) // the console shows how far it got
+	before, err := take(o)
+	if err != nil {
+		return err
+	}
+	dir, err := filepath.Abs("out")
+	if err != nil {
+		return err
+	}
+	here := func(f func() error) error { return f() }
+	if _, err := suite.Run(ctx, critest.Target{Socket: socket, Handler: o.Handler, Dir: dir, Do: here}); err != nil {
+		return err
+	}
+	left, err := settle(o, before)
+	if err != nil {
+		return err
+	}
+	if err := command("systemctl", "stop", "crius.service"); err != nil {
+		left = append(left, err.Error())
+	}
+	return os.WriteFile("out/left", []byte(strings.Join(left, "\n")), 0o644)
+}
+
+// parent is the cgroup of all pods, as crius is told it and in the hierarchy.
+func (o options) parent() string {
+	if o.Driver == "systemd" {
+		return "pods.slice"
+	}
+	return "/pods"
+}
+
+// install installs the package and follows its documentation. The service comes
+// up as it is shipped.
+func install(o options) error {
+	packages, err := filepath.Glob("*.deb")
+	if err != nil || len(packages) != 1 {
+		return fmt.Errorf("packages of crius: %q, %w", packages, err)
+	}
+	if err := command("dpkg", "--install", packages[0]); err != nil {
+		return err
+	}
+	config := fmt.Sprintf("log_level = \"debug\"\n[pod]\ncgroup_parent = %q\n[runtime]\ncgroup_driver = %q\n", o.parent(), o.Driver)
+	for path, text := range map[string]string{
+		"/etc/crius/crius.toml.d/50-node.toml":              config,
+		"/etc/containers/registries.conf.d/50-critest.conf": critest.Registries(address),
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			return err
+		}
+	}
+	for _, argv := range [][]string{
+		{"install", "-D", "-t", "/etc/cni/net.d", "-m", "644", examples + "/cni/10-crius-bridge.conflist"},
+		{"install", "-m", "644", examples + "/sysctl.conf", "/etc/sysctl.d/99-crius.conf"},
+		{"install", "-m", "644", examples + "/modules-load.conf", "/etc/modules-load.d/crius.conf"},
+		{"systemctl", "restart", "systemd-modules-load.service", "systemd-sysctl.service"},
+		{"systemctl", "enable", "--now", "crius.service"},
+	} {
+		if err := command(argv...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func command(argv ...string) error {
+	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return nil
+}
+
+// save keeps what a command prints.
+func save(name string, argv ...string) {
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		out = fmt.Appendf(out, "%s: %v\n", argv[0], err)
+	}
+	os.WriteFile(filepath.Join("out", name), out, 0o644)
+}
+
+// lasting is what the first pod makes and all others use.
+var lasting = []string{
+	"file: /run/crius/runtime (", "file: /run/crius/runtime/runc (", "file: /run/crius/runtime/crun (",
+	"file: /run/netns (", "file: /run/ipcns (", "file: /run/utsns (",
+	"cgroup: /sys/fs/cgroup/system.slice/crius.service/monitors",
+	"cgroup: /sys/fs/cgroup/pods",
+}
+
+// take lists everything on the machine that pods may leave behind: of the
+// server's directories one after the other, and of systemd its units.
+func take(o options) ([]string, error) {
+	here := func(f func() error) error { return f() }
+	scopes := []inventory.Scope{
+		{Dir: "/run/crius", Roots: []string{"/run/crius"}, Cgroup: "/" + strings.TrimPrefix(o.parent(), "/"), Within: here, Links: []string{"lo", "cni0"}},
+		{Dir: "/var/lib/crius", Roots: []string{"/var/lib/crius"}, Storage: "/var/lib/containers/storage", Leases: "/var/lib/cni/networks"},
+		{Dir: "/run/netns", Roots: []string{"/run/netns", "/run/ipcns", "/run/utsns"}},
+		{Dir: "/var/lib/containers/storage"},
+		{Cgroup: "/system.slice/crius.service"},
+	}
+	var lines []string
+	for _, s := range scopes {
+		snapshot, err := inventory.Take(s)
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, snapshot.Lines()...)
+	}
+	units, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=scope,slice,service,mount").Output()
+	if err != nil {
+		return nil, fmt.Errorf("systemctl: %w", err)
+	}
+	lines = slices.DeleteFunc(lines, func(line string) bool {
+		return slices.ContainsFunc(lasting, func(l string) bool { return strings.HasPrefix(line, l) })
+	})
+	for line := range strings.Lines(string(units)) {
+		if f := strings.Fields(line); len(f) > 3 && (strings.Contains(f[0], "crius") || strings.Contains(f[0], "pod") || f[2] == "failed") {
+			lines = append(lines, "unit: "+strings.Join(f[:4], " "))
+		}
+	}
+	return lines, nil
+}
+
+// settle waits until there is no more than before, and tells what is left after
+// half a minute.
+func settle(o options, before []string) ([]string, error) {
+	known := map[string]bool{}
+	for _, line := range before {
+		known[line] = true
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Second) {
+		now, err := take(o)
+		if err != nil {
+			return nil, err
+		}
+		var left []string
+		for _, line := range now {
+			if !known[line] {
+				left = append(left, line)
+			}
+		}
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left, nil
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// disks are those of one machine, in this order.
+type disks struct {
+	base   string // the root file system, which stays as it is
+	input  string // an archive for the guest
+	output string // takes the guest's archive
+}
+
+// machine is a kind of virtual machine.
+type machine interface {
+	name() string
+	prepare(ctx context.Context, repo, cache string) error // builds what it needs
+	adapt(*recipe)                                         // says what the root file system must have for it
+	argv(d disks) (argv, env []string)                     // in a directory of its own; its console is standard output
+	patience() time.Duration                               // the longest time that a run may take
+}
+
+// errPanic is the end of a kernel.
+var errPanic = errors.New("the machine's kernel panicked")
+
+// boot runs a machine until it is switched off. One that panics or takes too
+// long is killed with all its processes, which are in a PID namespace.
+func boot(ctx context.Context, m machine, dir string, d disks) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, m.patience(), fmt.Errorf("the machine was not done after %v", m.patience()))
+	defer cancel()
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	log := filepath.Join(dir, "console.log")
+	file, err := os.Create(log)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	argv, env := m.argv(d)
+	argv = append([]string{"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"}, argv...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	console := &console{file: file, panicked: func() { abort(errPanic) }}
+	cmd.Stdout, cmd.Stderr = console, console
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is ours to pass on
+	cmd.WaitDelay = 10 * time.Second
+	err = cmd.Run()
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	if err != nil {
+		return fmt.Errorf("%w\nend of the console's log %s:\n%s", err, log, tail(console.last.Bytes(), 30))
+	}
+	return nil
+}
+
+// console writes what a machine prints into a file, and watches it.
+type console struct {
+	file     *os.File
+	last     bytes.Buffer // the end of it
+	panicked func()
+}
+
+const panicMark = "Kernel panic - not syncing"
+
+func (c *console) Write(p []byte) (int, error) {
+	c.last.Write(p)
+	if bytes.Contains(c.last.Bytes(), []byte(panicMark)) {
+		c.panicked()
+	}
+	if over := c.last.Len() - 64<<10; over > 0 {
+		c.last.Next(over)
+	}
+	return c.file.Write(p)
+}
+
+// tail is the last lines of a text.
+func tail(text []byte, lines int) string {
+	all := strings.Split(strings.TrimRight(string(text), "\r\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}

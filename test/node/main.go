@@ -1,0 +1,161 @@
+// Node runs critest, the conformance suite of CRI, against crius on a systemd
+// machine with cgroup v2, whatever this machine is like:
+//
+//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun] [-focus REGEXP] [-qemu]
+//
+// The machine is a virtual one, made of Debian's packages and user-mode Linux,
+// which is a kernel that runs as an ordinary process and needs no
+// virtualisation; with -qemu it is Debian's own kernel in an emulator, which
+// has more (AppArmor, cpuset, hugetlb) and takes much longer. In it crius is
+// installed from its own package and runs as its service.
+//
+// Each combination of cgroup driver and runtime handler gets a machine of its
+// own, and prints one plain line, the specs that were skipped and those that
+// failed, and what was left behind:
+//
+//	systemd/runc: 103 passed, 0 failed, 19 skipped
+//
+// The exit code is 1 if any failed. Everything that a run printed and logged is
+// kept in .cache/node/DRIVER-HANDLER.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/crius-run/crius/internal/testkit/critest"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// options are what one run is about; the guest reads them as JSON.
+type options struct{ Driver, Handler, Focus string }
+
+func (o options) name() string { return o.Driver + "/" + o.Handler }
+
+func main() {
+	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
+	handler := flag.String("handler", "runc,crun", "runtime handlers")
+	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
+	suite := flag.String("suite", "trixie", "Debian's release in the machine")
+	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var runs []options
+	for d := range strings.SplitSeq(*driver, ",") {
+		for h := range strings.SplitSeq(*handler, ",") {
+			runs = append(runs, options{d, h, *focus})
+		}
+	}
+	b := bench{suite: *suite, packages: *packages}
+	if err := b.run(ctx, runs); err != nil {
+		fmt.Fprintln(os.Stderr, "\nnode:", err)
+		os.Exit(1)
+	}
+}
+
+// bench is what all runs share.
+type bench struct {
+	suite    string // Debian's release
+	packages string // directory of the DEB
+
+	cache   string // directory of everything that is kept
+	base    string // image of the root file system
+	machine machine
+	files   map[string]string // what every guest gets: name to path here
+}
+
+func (b *bench) run(ctx context.Context, runs []options) error {
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	failed := 0
+	for _, o := range runs {
+		started := time.Now()
+		r, err := b.one(ctx, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.name(), err)
+		}
+		r.Print(os.Stdout, o.name())
+		fmt.Printf("  took %v\n", time.Since(started).Round(time.Second))
+		if r.Failed() {
+			failed++
+		}
+	}
+	if failed > 0 {
+		return errors.New("there were failures; logs are in " + b.cache)
+	}
+	return nil
+}
+
+// prepare builds everything that is not there yet.
+func (b *bench) prepare(ctx context.Context) error {
+	repo, err := node.Repository()
+	if err != nil {
+		return err
+	}
+	b.cache = filepath.Join(repo, ".cache", "node")
+	if err := os.MkdirAll(b.cache, 0o755); err != nil {
+		return err
+	}
+	if b.files, err = b.collect(ctx, repo); err != nil {
+		return err
+	}
+	b.machine = new(uml)
+	if err := b.machine.prepare(ctx, repo, b.cache); err != nil {
+		return err
+	}
+	b.base, err = baseImage(ctx, b.cache, b.recipe())
+	return err
+}
+
+// one boots a machine for one run and judges what it wrote.
+func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
+	dir := filepath.Join(b.cache, strings.ReplaceAll(o.name(), "/", "-"))
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		return nil, err
+	}
+	d := disks{base: b.base, input: filepath.Join(dir, "input.tar"), output: filepath.Join(dir, "output.tar")}
+	if err := writeInput(d.input, o, b.files); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.WriteFile(d.output, nil, 0o644), os.Truncate(d.output, outputSize)); err != nil {
+		return nil, err
+	}
+	defer os.Remove(d.input)
+	fmt.Printf("%s: boots %s, its console is %s\n", o.name(), b.machine.name(), filepath.Join(dir, "console.log"))
+	if err := boot(ctx, b.machine, dir, d); err != nil {
+		return nil, err
+	}
+	if err := unpack(d.output, dir); err != nil {
+		return nil, fmt.Errorf("%w; see the console's log in %s", err, dir)
+	}
+	return judge(dir)
+}
+
+// collect names the files that a guest gets, and builds them.
+func (b *bench) collect(ctx context.Context, repo string) (map[string]string, error) {
+	parts, err := critest.Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	deb, err := newest(filepath.Join(b.packages, "crius_*.deb"))
+	if err != nil {
+		return nil, err
+	}
+	guest := filepath.Join(b.cache, "guest")
+	if err := command(ctx, repo, "go", "build", "-tags", node.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
+		return nil, err
+	}
+	return map[string]string{
+		"guest": guest, "critest": parts.Suite, "busybox": parts.Busybox, "standin": parts.Standin, "crius.deb": deb,
+	}, nil
+}

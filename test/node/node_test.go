@@ -1,0 +1,136 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInputHoldsOptionsAndFiles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a"), "content")
+	path := filepath.Join(dir, "input.tar")
+	if err := writeInput(path, options{Driver: "systemd", Handler: "crun", Focus: `a "b"`}, map[string]string{"guest": filepath.Join(dir, "a")}); err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	if err := unpack(path, out); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"guest": "content", "options.json": `{"Driver":"systemd","Handler":"crun","Focus":"a \"b\""}`} {
+		if got, err := os.ReadFile(filepath.Join(out, name)); err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+	}
+}
+
+// A disk that was never written to, and one that was written in part, are not
+// taken for results.
+func TestResultsMustBeWhole(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "output.tar")
+	write(t, path, strings.Repeat("\x00", 4096))
+	if err := unpack(path, dir); err == nil {
+		t.Error("an empty disk is taken for results")
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.WriteHeader(&tar.Header{Name: "out/report.json", Mode: 0o644, Size: 2000}); err != nil {
+		t.Fatal(err)
+	}
+	w.Write(make([]byte, 1000))
+	write(t, path, archive.String())
+	if err := unpack(path, dir); err == nil || !strings.Contains(err.Error(), "cut off") {
+		t.Errorf("a cut disk gives %v", err)
+	}
+}
+
+const passed = `[{"SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "runs", "State": "passed"}]}]`
+
+func TestWhatIsLeftIsAFailure(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  string // in what is printed, or in the error
+	}{
+		"clean":   {map[string]string{"report.json": passed, "left": "", "crius.log": ""}, "x: 1 passed, 0 failed, 0 skipped"},
+		"left":    {map[string]string{"report.json": passed, "left": "cgroup: /a\nfile: /b", "crius.log": ""}, "cgroup: /a\n           file: /b"},
+		"crashed": {map[string]string{"report.json": passed, "left": "", "crius.log": "goroutine 1 [running]:"}, "the server crashed"},
+		"error":   {map[string]string{"report.json": passed, "left": "", "crius.log": "", "error": "no service"}, "in the guest: no service"},
+		"nothing": {nil, "report.json"},
+	} {
+		dir := t.TempDir()
+		for file, text := range c.files {
+			write(t, filepath.Join(dir, file), text)
+		}
+		var out strings.Builder
+		r, err := judge(dir)
+		if err != nil {
+			out.WriteString(err.Error())
+		} else {
+			r.Print(&out, "x")
+		}
+		if !strings.Contains(out.String(), c.want) {
+			t.Errorf("%s: %s", name, out.String())
+		}
+	}
+}
+
+// script is a machine that is a shell script.
+type script struct {
+	*uml
+	text  string
+	limit time.Duration
+}
+
+func (s script) argv(disks) (argv, env []string) { return []string{"sh", "-c", s.text}, nil }
+func (s script) patience() time.Duration         { return s.limit }
+
+func TestMachineThatEndsItself(t *testing.T) {
+	dir := t.TempDir()
+	if err := boot(t.Context(), script{text: "echo hello", limit: time.Minute}, dir, disks{}); err != nil {
+		t.Error(err)
+	}
+	if log, err := os.ReadFile(filepath.Join(dir, "console.log")); err != nil || string(log) != "hello\n" {
+		t.Errorf("the console's log is %q, %v", log, err)
+	}
+}
+
+// A machine never hangs its caller, nor does anything of it stay: it holds the
+// console open until the last of its processes is gone.
+func TestMachineThatHangsOrPanics(t *testing.T) {
+	for name, c := range map[string]struct {
+		machine script
+		want    error
+	}{
+		"panic": {script{text: "sleep 1000 & echo 'Kernel panic - not'; printf ' syncing: x'; wait", limit: time.Minute}, nil},
+		"mark":  {script{text: "sleep 1000 & printf 'Kernel panic'; printf ' - not syncing: x'; wait", limit: time.Minute}, errPanic},
+		"hang":  {script{text: "trap '' TERM INT; echo up; sleep 1000 & sleep 1000; sleep 1000", limit: 300 * time.Millisecond}, nil},
+	} {
+		if name == "panic" { // a line break inside is no mark
+			c.machine.limit = 300 * time.Millisecond
+		}
+		started := time.Now()
+		err := boot(t.Context(), c.machine, t.TempDir(), disks{})
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), "end of the console's log") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.want == nil && !strings.Contains(err.Error(), "was not done after") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(started); took > 8*time.Second {
+			t.Errorf("%s: ended only after %v", name, took)
+		}
+	}
+}
