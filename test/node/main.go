@@ -1,13 +1,12 @@
 // Node runs critest, the conformance suite of CRI, against crius on a systemd
 // machine with cgroup v2, whatever this machine is like:
 //
-//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun] [-focus REGEXP] [-qemu]
+//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun] [-focus REGEXP]
 //
 // The machine is a virtual one, made of Debian's packages and user-mode Linux,
 // which is a kernel that runs as an ordinary process and needs no
-// virtualisation; with -qemu it is Debian's own kernel in an emulator, which
-// has more (AppArmor, cpuset, hugetlb) and takes much longer. In it crius is
-// installed from its own package and runs as its service.
+// virtualisation. In it crius is installed from its own package and runs as
+// its service.
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that
@@ -27,7 +26,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -45,6 +46,7 @@ func main() {
 	handler := flag.String("handler", "runc,crun", "runtime handlers")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
+	parallel := flag.Int("parallel", min(2, runtime.NumCPU()), "machines that run at the same time; each has one processor")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -55,7 +57,7 @@ func main() {
 			runs = append(runs, options{d, h, *focus})
 		}
 	}
-	b := bench{suite: *suite, packages: *packages}
+	b := bench{suite: *suite, packages: *packages, atOnce: max(1, *parallel)}
 	if err := b.run(ctx, runs); err != nil {
 		fmt.Fprintln(os.Stderr, "\nnode:", err)
 		os.Exit(1)
@@ -66,6 +68,7 @@ func main() {
 type bench struct {
 	suite    string // Debian's release
 	packages string // directory of the DEB
+	atOnce   int    // machines that may run at the same time
 
 	cache   string // directory of everything that is kept
 	base    string // image of the root file system
@@ -77,23 +80,45 @@ func (b *bench) run(ctx context.Context, runs []options) error {
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
-	failed := 0
-	for _, o := range runs {
-		started := time.Now()
-		r, err := b.one(ctx, o)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.name(), err)
+	results := make([]outcome, len(runs))
+	var all sync.WaitGroup
+	free := make(chan struct{}, b.atOnce)
+	for i, o := range runs {
+		all.Go(func() {
+			free <- struct{}{}
+			defer func() { <-free }()
+			started := time.Now()
+			results[i].result, results[i].err = b.one(ctx, o)
+			results[i].took = time.Since(started)
+		})
+	}
+	all.Wait()
+	var errs []error
+	for i, r := range results {
+		name := runs[i].name()
+		if r.err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, r.err))
+			continue
 		}
-		r.Print(os.Stdout, o.name())
-		fmt.Printf("  took %v\n", time.Since(started).Round(time.Second))
-		if r.Failed() {
-			failed++
+		r.result.Print(os.Stdout, name)
+		fmt.Printf("  took %v\n", r.took.Round(time.Second))
+		if r.result.Failed() {
+			errs = append(errs, fmt.Errorf("%s: there were failures; logs are in %s", name, b.dir(runs[i])))
 		}
 	}
-	if failed > 0 {
-		return errors.New("there were failures; logs are in " + b.cache)
-	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// outcome is what became of one run.
+type outcome struct {
+	result *critest.Result
+	err    error
+	took   time.Duration
+}
+
+// dir is where everything of a run is kept.
+func (b *bench) dir(o options) string {
+	return filepath.Join(b.cache, o.Driver+"-"+o.Handler)
 }
 
 // prepare builds everything that is not there yet.
@@ -119,7 +144,7 @@ func (b *bench) prepare(ctx context.Context) error {
 
 // one boots a machine for one run and judges what it wrote.
 func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
-	dir := filepath.Join(b.cache, strings.ReplaceAll(o.name(), "/", "-"))
+	dir := b.dir(o)
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return nil, err
 	}

@@ -153,10 +153,11 @@ func save(name string, argv ...string) {
 
 // lasting is what the first pod makes and all others use.
 var lasting = []string{
-	"file: /run/crius/runtime (", "file: /run/crius/runtime/runc (", "file: /run/crius/runtime/crun (",
-	"file: /run/netns (", "file: /run/ipcns (", "file: /run/utsns (",
+	"file: /run/crius/runtime (d---------)", "file: /run/crius/runtime/runc (d---------)", "file: /run/crius/runtime/crun (d---------)",
+	"file: /run/netns (d---------)", "file: /run/ipcns (d---------)", "file: /run/utsns (d---------)",
 	"cgroup: /sys/fs/cgroup/system.slice/crius.service/monitors",
-	"cgroup: /sys/fs/cgroup/pods",
+	"cgroup: /sys/fs/cgroup/pods", "cgroup: /sys/fs/cgroup/pods.slice",
+	"cgroup: /sys/fs/cgroup/test", "cgroup: /sys/fs/cgroup/test.slice", // the suite's own parent
 }
 
 // take lists everything on the machine that pods may leave behind: of the
@@ -169,6 +170,8 @@ func take(o options) ([]string, error) {
 		{Dir: "/run/netns", Roots: []string{"/run/netns", "/run/ipcns", "/run/utsns"}},
 		{Dir: "/var/lib/containers/storage"},
 		{Cgroup: "/system.slice/crius.service"},
+		{Cgroup: "/test"},
+		{Cgroup: "/test.slice"},
 	}
 	var lines []string
 	for _, s := range scopes {
@@ -182,9 +185,7 @@ func take(o options) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("systemctl: %w", err)
 	}
-	lines = slices.DeleteFunc(lines, func(line string) bool {
-		return slices.ContainsFunc(lasting, func(l string) bool { return strings.HasPrefix(line, l) })
-	})
+	lines = slices.DeleteFunc(lines, func(line string) bool { return slices.Contains(lasting, line) })
 	for line := range strings.Lines(string(units)) {
 		if f := strings.Fields(line); len(f) > 3 && (strings.Contains(f[0], "crius") || strings.Contains(f[0], "pod") || f[2] == "failed") {
 			lines = append(lines, "unit: "+strings.Join(f[:4], " "))
