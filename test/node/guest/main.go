@@ -160,6 +160,9 @@ var lasting = []string{
 	"cgroup: /sys/fs/cgroup/test", "cgroup: /sys/fs/cgroup/test.slice", // the suite's own parent
 }
 
+// crunCache holds seccomp filters, which crun compiles once for all containers.
+const crunCache = "file: /run/crius/runtime/crun/.cache"
+
 // take lists everything on the machine that pods may leave behind: of the
 // server's directories one after the other, and of systemd its units.
 func take(o options) ([]string, error) {
@@ -181,13 +184,23 @@ func take(o options) ([]string, error) {
 		}
 		lines = append(lines, snapshot.Lines()...)
 	}
-	units, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=scope,slice,service,mount").Output()
+	lines = slices.DeleteFunc(lines, func(line string) bool {
+		return slices.Contains(lasting, line) || strings.HasPrefix(line, crunCache)
+	})
+	units, err := units()
+	return append(lines, units...), err
+}
+
+// units are systemd's that have to do with crius, and whatever failed.
+func units() ([]string, error) {
+	out, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=scope,service,mount").Output()
 	if err != nil {
 		return nil, fmt.Errorf("systemctl: %w", err)
 	}
-	lines = slices.DeleteFunc(lines, func(line string) bool { return slices.Contains(lasting, line) })
-	for line := range strings.Lines(string(units)) {
-		if f := strings.Fields(line); len(f) > 3 && (strings.Contains(f[0], "crius") || strings.Contains(f[0], "pod") || f[2] == "failed") {
+	var lines []string
+	for line := range strings.Lines(string(out)) {
+		// name, loaded, active, state, description
+		if f := strings.Fields(line); len(f) > 3 && (strings.Contains(f[0], "crius") || f[2] == "failed") {
 			lines = append(lines, "unit: "+strings.Join(f[:4], " "))
 		}
 	}
