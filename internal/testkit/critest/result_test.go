@@ -40,7 +40,7 @@ runc: 1 passed, 2 failed, 2 skipped
 
 // A suite that ran nothing has not passed.
 func TestEmptyReportIsAnError(t *testing.T) {
-	for _, data := range []string{"", "[]", `[{"SpecReports": []}]`} {
+	for _, data := range []string{"", "[]", `[{"SpecReports": []}]`, `[{"SpecReports": [{"LeafNodeType": "It", "State": "skipped"}]}]`} {
 		if r, err := Read([]byte(data)); err == nil {
 			t.Errorf("%q: %+v", data, r)
 		}
