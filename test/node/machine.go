@@ -20,6 +20,10 @@ type disks struct {
 	output string // takes the guest's archive
 }
 
+// overlay is the file in a machine's directory that takes what is written to
+// the root file system.
+const overlay = "overlay.img"
+
 // machine is a kind of virtual machine.
 type machine interface {
 	name() string

@@ -12,7 +12,7 @@
 // own, and prints one plain line, the specs that were skipped and those that
 // failed, and what was left behind:
 //
-//	systemd/runc: 103 passed, 0 failed, 19 skipped
+//	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
 // The exit code is 1 if any failed. Everything that a run printed and logged is
 // kept in .cache/node/DRIVER-HANDLER.
@@ -155,7 +155,7 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	if err := errors.Join(os.WriteFile(d.output, nil, 0o644), os.Truncate(d.output, outputSize)); err != nil {
 		return nil, err
 	}
-	defer os.Remove(d.input)
+	defer func() { os.Remove(d.input); os.Remove(filepath.Join(dir, overlay)) }()
 	fmt.Printf("%s: boots %s, its console is %s\n", o.name(), b.machine.name(), filepath.Join(dir, "console.log"))
 	if err := boot(ctx, b.machine, dir, d); err != nil {
 		return nil, err

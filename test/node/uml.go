@@ -46,7 +46,7 @@ func (*uml) adapt(r *recipe) {
 func (u *uml) argv(d disks) (argv, env []string) {
 	return []string{
 		umlProgram, "mem=4096M", "uml_dir=./", "umid=uml",
-		"ubd0=overlay.img," + d.base, "ubd1r=" + d.input, "ubd2=" + d.output, "root=/dev/ubda", "rw",
+		"ubd0=" + overlay + "," + d.base, "ubd1r=" + d.input, "ubd2=" + d.output, "root=/dev/ubda", "rw",
 		"con=null", "con0=null,fd:1", "quiet", "systemd.show_status=no",
 	}, []string{"LD_PRELOAD=" + u.xstate, "TMPDIR=/dev/shm"}
 }
