@@ -49,8 +49,8 @@ func mapped(userNS string, lower []string, target string, mount func() error) er
 // namespace at path gives them: the kernel or the file system of the store lacks
 // id-mapped mounts, which is fault.Unimplemented. It changes nothing.
 func (s *Store) CheckMapping(path string) error {
-	root := s.store.GraphRoot()
-	dirs := []string{filepath.Join(root, driverName), filepath.Join(root, driverName+"-layers")}
+	root := s.store.GraphRoot() // any two directories will do
+	dirs := []string{filepath.Join(root, driverName), filepath.Join(root, driverName+"-images")}
 	err := thread.Run(func() error {
 		if err := privateMounts(); err != nil {
 			return err

@@ -33,7 +33,7 @@ type Engine struct {
 	host     spec.Host
 	defaults spec.Defaults
 	boot     string
-	mapping  func() error // says why layers of images cannot be id-mapped
+	mapping  mapping
 	meters   *cgroup.Meters
 
 	lock       *os.File
@@ -106,7 +106,6 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		noPulls:    make(chan struct{}),
 		closing:    make(chan struct{}),
 	}
-	e.mapping = sync.OnceValue(e.tryMapping)
 	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
 		e.ctrRecords, err = record.Open[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion)
 	}
@@ -256,16 +255,32 @@ func (e *Engine) canMap(handler string, abilities *oci.Abilities) error {
 		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts, which user namespaces need; use runc from 1.2 or crun from 1.9 on: %w",
 			handler, abilities.Version, fault.Unimplemented)
 	}
-	if err := e.mapping(); err != nil {
+	if err := e.mapping.check(e.deps.Images.CheckMapping); err != nil {
 		return fmt.Errorf("userns_options: %w", err)
 	}
 	return nil
 }
 
-// tryMapping finds out whether the node can id-map the layers of images. It
-// takes some milliseconds, and the answer holds for as long as the node is up.
-func (e *Engine) tryMapping() error {
-	return ns.WithUser([]ns.IDMap{{Container: 0, Host: 1 << 16, Size: 1}}, e.deps.Images.CheckMapping)
+// mapping remembers whether the node can id-map the layers of images. To find
+// out takes some milliseconds, and the answer holds for as long as the node is
+// up, unless there was none.
+type mapping struct {
+	mu       sync.Mutex
+	answered bool
+	answer   error
+}
+
+func (m *mapping) check(ask func(userNS string) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.answered {
+		return m.answer
+	}
+	err := ns.WithUser([]ns.IDMap{{Container: 0, Host: 1 << 16, Size: 1}}, ask)
+	if err == nil || errors.Is(err, fault.Unimplemented) {
+		m.answered, m.answer = true, err
+	}
+	return err
 }
 
 // RuntimeReady says why containers cannot be run now: the default handler's
