@@ -38,6 +38,7 @@ const orphanPeriod = 10 * time.Second
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
 func serve(ctx context.Context, cfg config.Config) (err error) {
+	since := time.Now()
 	manager := findManager()
 	lock, err := pod.Lock(cfg.Root)
 	if err != nil {
@@ -88,8 +89,10 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 		Images:   images{store, engine},
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
-		Info:     func() map[string]string { return statusInfo(cfg, cni) },
-		Count:    counts.Call,
+		Info: func() map[string]string {
+			return statusInfo(map[string]any{"config": cfg, "network": cni.Info(), "server": newVitals(since, engine.Summary())})
+		},
+		Count: counts.Call,
 	})
 }
 
@@ -131,9 +134,9 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 }
 
 // statusInfo is what a verbose Status tells beyond the conditions.
-func statusInfo(cfg config.Config, cni *network.Network) map[string]string {
+func statusInfo(parts map[string]any) map[string]string {
 	info := make(map[string]string)
-	for name, part := range map[string]any{"config": cfg, "network": cni.Info()} {
+	for name, part := range parts {
 		text, err := json.Marshal(part)
 		if err != nil {
 			slog.Error("status cannot tell about a part of the node", "part", name, "err", err)

@@ -1,12 +1,12 @@
 // Node runs critest, the conformance suite of CRI, against crius on a systemd
 // machine with cgroup v2, whatever this machine is like:
 //
-//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun] [-focus REGEXP]
+//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
 // The machine is a virtual one, made of Debian's packages and user-mode Linux,
 // which is a kernel that runs as an ordinary process and needs no
 // virtualisation. In it crius is installed from its own package and runs as
-// its service.
+// its service, with Debian's runc and crun and a current runc (runc-current).
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that
@@ -34,6 +34,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/critest"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // options are what one run is about; the guest reads them as JSON.
@@ -43,7 +44,7 @@ func (o options) name() string { return o.Driver + "/" + o.Handler }
 
 func main() {
 	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
-	handler := flag.String("handler", "runc,crun", "runtime handlers")
+	handler := flag.String("handler", "runc,crun,runc-current", "runtime handlers")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
 	parallel := flag.Int("parallel", min(2, runtime.NumCPU()), "machines that run at the same time; each has one processor")
@@ -180,7 +181,12 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 	if err := command(ctx, repo, "go", "build", "-tags", node.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
 		return nil, err
 	}
+	runc, err := tools.Runc(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return map[string]string{
 		"guest": guest, "critest": parts.Suite, "busybox": parts.Busybox, "standin": parts.Standin, "crius.deb": deb,
+		"runc-current": runc,
 	}, nil
 }

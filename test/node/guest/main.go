@@ -112,7 +112,12 @@ func install(o options) error {
 	if err := command("dpkg", "--install", packages[0]); err != nil {
 		return err
 	}
-	config := fmt.Sprintf("log_level = \"debug\"\n[pod]\ncgroup_parent = %q\n[runtime]\ncgroup_driver = %q\n", o.parent(), o.Driver)
+	runc, err := filepath.Abs("runc-current")
+	if err != nil {
+		return err
+	}
+	config := fmt.Sprintf("log_level = \"debug\"\n[pod]\ncgroup_parent = %q\n[runtime]\ncgroup_driver = %q\n[runtime.handlers.runc-current]\npath = %q\n",
+		o.parent(), o.Driver, runc)
 	for path, text := range map[string]string{
 		"/etc/crius/crius.toml.d/50-node.toml":              config,
 		"/etc/containers/registries.conf.d/50-critest.conf": critest.Registries(address),

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// vitals is what the server tells of itself in a verbose Status.
+type vitals struct {
+	PID        int       `json:"pid"`
+	Since      time.Time `json:"since"`
+	Pods       states    `json:"pods"`
+	Containers states    `json:"containers"`
+	Monitors   int       `json:"monitors"`
+	Debts      int       `json:"debts"`
+	Goroutines int       `json:"goroutines"`
+	Heap       uint64    `json:"heapBytes"`
+	Work       []work    `json:"work"`
+}
+
+// states counts objects by state.
+type states map[string]int
+
+// work is an operation under way.
+type work struct {
+	Operation   string  `json:"operation"`
+	Object      string  `json:"object"`
+	Seconds     float64 `json:"seconds"`
+	Step        string  `json:"step,omitempty"`
+	StepSeconds float64 `json:"stepSeconds,omitempty"`
+}
+
+func newVitals(since time.Time, s pod.Summary) vitals {
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	v := vitals{
+		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Debts: s.Debts,
+		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{},
+		Pods: states{
+			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
+			"notready": s.Pods[cri.PodSandboxState_SANDBOX_NOTREADY],
+		},
+		Containers: states{
+			"created": s.Containers[cri.ContainerState_CONTAINER_CREATED],
+			"running": s.Containers[cri.ContainerState_CONTAINER_RUNNING],
+			"exited":  s.Containers[cri.ContainerState_CONTAINER_EXITED],
+		},
+	}
+	for _, w := range s.Work {
+		v.Work = append(v.Work, newWork(w))
+	}
+	return v
+}
+
+func newWork(w trace.Work) work {
+	return work{w.Operation, w.Object, w.Took.Seconds(), w.Step, w.StepTook.Seconds()}
+}
+
+// stuck is how long an operation takes that somebody should look at.
+const stuck = 10 * time.Second
+
+func (p *program) statusCommand() *cobra.Command {
+	var onlyStuck bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the running server is and what it works on",
+		Long: "Ask the server that runs with this configuration how it is: whether it is ready, what there is on the node, " +
+			"and what it works on, with the step that each operation is at and since when.",
+		Args: usage(cobra.NoArgs),
+	}
+	cmd.Flags().BoolVar(&onlyStuck, "stuck", false, fmt.Sprintf("show only operations that take longer than %s", stuck))
+	format := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		loaded, err := p.load(cmd)
+		if err != nil {
+			return err
+		}
+		var report statusReport
+		socket := loaded.Config.API.Listen
+		err = ask(cmd.Context(), socket, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
+			report, err = askStatus(ctx, server)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if onlyStuck {
+			list := report.Server.stuck()
+			return format.print(cmd.OutOrStdout(), list, func(w io.Writer) { writeTable(w, func(w io.Writer) { writeWork(w, list) }) })
+		}
+		return format.print(cmd.OutOrStdout(), report, func(w io.Writer) {
+			writeTable(w, func(w io.Writer) { report.write(w, socket) })
+		})
+	}
+	return cmd
+}
+
+// statusReport is all that crius status tells.
+type statusReport struct {
+	Name       string                  `json:"name"`
+	Version    string                  `json:"version"`
+	Conditions []*cri.RuntimeCondition `json:"conditions"`
+	Handlers   []*cri.RuntimeHandler   `json:"handlers"`
+	Server     vitals                  `json:"server"`
+	Config     json.RawMessage         `json:"config"`
+}
+
+func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusReport, error) {
+	version, err := server.Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		return statusReport{}, err
+	}
+	status, err := server.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return statusReport{}, err
+	}
+	r := statusReport{
+		Name:       version.RuntimeName,
+		Version:    version.RuntimeVersion,
+		Conditions: status.Status.GetConditions(),
+		Handlers:   status.RuntimeHandlers,
+		Config:     json.RawMessage(status.Info["config"]),
+	}
+	if err := json.Unmarshal([]byte(status.Info["server"]), &r.Server); err != nil {
+		return r, fmt.Errorf("%s %s does not tell how it is: is it older than this program? (%w)", r.Name, r.Version, err)
+	}
+	return r, nil
+}
+
+func writeTable(out io.Writer, write func(io.Writer)) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	write(w)
+	w.Flush()
+}
+
+func (v vitals) stuck() []work {
+	list := []work{}
+	for _, w := range v.Work {
+		if w.Seconds > stuck.Seconds() {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+func (r statusReport) write(w io.Writer, socket string) {
+	v := r.Server
+	fmt.Fprintf(w, "server\t%s %s at %s for %s, pid %d\n", r.Name, r.Version, socket, brief(time.Since(v.Since)), v.PID)
+	for _, c := range r.Conditions {
+		answer := "yes"
+		if !c.Status {
+			answer = "NO: " + printable(c.Message)
+		}
+		fmt.Fprintf(w, "%s\t%s\n", c.Type, answer)
+	}
+	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
+	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
+		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
+	if v.Debts > 0 {
+		fmt.Fprintf(w, "owed\t%d clean-ups that could not be finished; the log says why, and they are tried again\n", v.Debts)
+	}
+	fmt.Fprintf(w, "uses\t%.1f MiB of heap, %d goroutines\n", float64(v.Heap)/(1<<20), v.Goroutines)
+	writeWork(w, v.Work)
+}
+
+func writeWork(w io.Writer, list []work) {
+	for i, one := range list {
+		heading := ""
+		if i == 0 {
+			heading = "works on"
+		}
+		fmt.Fprintf(w, "%s\t%s %s for %s", heading, one.Operation, printable(one.Object), brief(seconds(one.Seconds)))
+		if one.Step != "" {
+			fmt.Fprintf(w, ": %s for %s", one.Step, brief(seconds(one.StepSeconds)))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// brief is a duration as people say it.
+func brief(d time.Duration) string {
+	if d < 10*time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}

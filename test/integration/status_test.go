@@ -1,0 +1,121 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+func TestStatusCommand(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "runc")
+	p.start(t, "sleep")
+	p.start(t, "exit 1").wait(t)
+
+	// A plugin that hangs is named as what the server waits for.
+	plugin := w.cni(t)
+	plugin.does(t, "ADD", "hang")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	config := w.podConfig(t)
+	gaveUp := make(chan struct{})
+	go func() {
+		defer close(gaveUp)
+		_, _ = w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	}()
+	out := ""
+	if !eventually(func() bool {
+		var err error
+		out, err = w.crius(t, "status")
+		return err == nil && strings.Contains(out, "attach network")
+	}) {
+		t.Fatalf("crius status does not say what hangs:\n%s", out)
+	}
+	for _, want := range []string{
+		w.Socket(), "RuntimeReady  yes", "NetworkReady  yes", "1 ready, 0 not ready", "0 created, 1 running, 1 exited; 1 monitors",
+		"run pod " + config.Metadata.Namespace + "/" + config.Metadata.Name,
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("crius status lacks %q:\n%s", want, out)
+		}
+	}
+	out, err := w.crius(t, "status", "-o", "json")
+	var report struct {
+		Server struct {
+			Containers map[string]int
+			Work       []struct{ Operation, Step string }
+		}
+		Config map[string]any
+	}
+	if err != nil || json.Unmarshal([]byte(out), &report) != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if len(report.Server.Work) != 1 || report.Server.Work[0].Step != "attach network" || report.Server.Containers["running"] != 1 || len(report.Config) == 0 {
+		t.Errorf("JSON: %+v", report)
+	}
+	if out, err := w.crius(t, "status", "--stuck"); err != nil || strings.Contains(out, "attach network") && !strings.Contains(out, " for 1") {
+		t.Errorf("what has just begun is not stuck: %v, %s", err, out)
+	}
+	cancel()
+	<-gaveUp // but the work goes on
+	if out, _ := w.crius(t, "status"); !strings.Contains(out, "attach network") {
+		t.Errorf("the work ended with its caller:\n%s", out)
+	}
+	if err := w.Stop(); err != nil {
+		t.Log(err) // the plugin still hangs
+	}
+	if out, err := w.crius(t, "status"); err == nil || !strings.Contains(out, w.Socket()) {
+		t.Errorf("no server: %v, %s", err, out)
+	}
+	plugin.heal(t)
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEventsCommand(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "crun")
+	old := p.start(t, "sleep")
+	argv := w.Argv("events", "--follow")
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	file := w.Path("events.out")
+	out, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	sees := func(text string) {
+		t.Helper()
+		if !eventually(func() bool { return strings.Contains(read(t, file), text) }) {
+			t.Fatalf("crius events never says %q:\n%s", text, read(t, file))
+		}
+	}
+	sees("started  container \"" + old.config.Metadata.Name + "\" " + old.id[:13])
+	c := p.start(t, "exit 3")
+	sees("created  container \"" + c.config.Metadata.Name + "\" " + c.id[:13])
+	sees(c.id[:13] + " of pod \"" + p.config.Metadata.Namespace + "/" + p.config.Metadata.Name + "\": Error, code 3")
+	c.remove(t)
+	sees("deleted  container " + c.id[:13])
+	began := time.Now()
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || time.Since(began) > patience {
+		t.Errorf("interrupted: %v", err)
+	}
+}
