@@ -6,7 +6,7 @@
 // The machine is a virtual one, made of Debian's packages and user-mode Linux,
 // which is a kernel that runs as an ordinary process and needs no
 // virtualisation. In it crius is installed from its own package and runs as
-// its service, with Debian's runc and crun and a current runc (runc-current).
+// its service, with Debian's runc and crun or, if asked for, a current runc (runc-current).
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that
@@ -44,7 +44,7 @@ func (o options) name() string { return o.Driver + "/" + o.Handler }
 
 func main() {
 	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
-	handler := flag.String("handler", "runc,crun,runc-current", "runtime handlers")
+	handler := flag.String("handler", "runc,crun", "runtime handlers, of runc, crun and runc-current")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
 	parallel := flag.Int("parallel", min(2, runtime.NumCPU()), "machines that run at the same time; each has one processor")
