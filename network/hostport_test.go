@@ -3,6 +3,7 @@ package network
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -98,11 +99,11 @@ func (n *node) serve(in, name string, port int) {
 	go func() {
 		buffer := make([]byte, 100)
 		for {
-			_, from, err := packets.ReadFrom(buffer)
+			size, from, err := packets.ReadFrom(buffer)
 			if err != nil {
 				return
 			}
-			packets.WriteTo([]byte(say(from)), from)
+			packets.WriteTo(append([]byte(say(from)), buffer[:size]...), from)
 		}
 	}()
 }
@@ -127,15 +128,25 @@ func reach(from, network, address string) (answer string, err error) {
 	return answer, err
 }
 
-// exchange sends packets on one flow until one is answered.
+// exchange sends packets on one flow until one is answered. Each asks something
+// else, for an answer may come after the next question.
 func exchange(conn net.Conn) (string, error) {
 	buffer := make([]byte, 100)
 	for deadline := time.Now().Add(5 * time.Second); ; {
+		question := " " + rand.Text()
 		conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
-		conn.Write([]byte("?"))
-		size, err := conn.Read(buffer)
-		if err == nil || time.Now().After(deadline) {
-			return string(buffer[:size]), err
+		conn.Write([]byte(question))
+		for {
+			size, err := conn.Read(buffer)
+			if answer, ok := strings.CutSuffix(string(buffer[:size]), question); ok && err == nil {
+				return answer, nil
+			}
+			if err != nil && time.Now().After(deadline) {
+				return "", err
+			}
+			if err != nil {
+				break
+			}
 		}
 	}
 }
@@ -349,6 +360,36 @@ func TestForeignHostIP(t *testing.T) {
 }
 
 // sctpINIT is the first packet of an SCTP association.
+// With kube-proxy's IPVS all Services have their addresses on the node. A host
+// port does not take the same port of every Service (kubernetes#66103), and
+// follows the node to addresses that it gets later.
+func TestHostPortBesideIPVS(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
+	world := n.world()
+	n.run(n.host.Net, "ip link add kube-ipvs0 type bridge; ip addr add 10.96.0.1/32 dev kube-ipvs0")
+	n.run(world, "ip route add 10.96.0.0/16 via "+node4+"; ip route add 203.0.113.7/32 via "+node4)
+	pod := n.pod()
+	pod.PortMappings = []*cri.PortMapping{mapping(cri.Protocol_TCP, 443, 80, "")}
+	n.expose(pod)
+	n.serve(pod.NetNS, "pod", 80)
+	n.serve(n.host.Net, "service", 443)
+	for address, want := range map[string]string{"10.96.0.1:443": "service ", node4 + ":443": "pod "} {
+		for _, from := range []string{n.host.Net, world} {
+			if answer, err := reach(from, "tcp", address); !strings.HasPrefix(answer, want) {
+				t.Errorf("%s: %q, %v; want %s", address, answer, err, want)
+			}
+		}
+	}
+	n.run(n.host.Net, "ip addr add 203.0.113.7/32 dev out0")
+	if err := n.do(func() error { return n.Ready(context.Background()) }); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := reach(world, "tcp", "203.0.113.7:443"); !strings.HasPrefix(answer, "pod ") {
+		t.Errorf("a new address: %q, %v", answer, err)
+	}
+}
+
 func sctpINIT(from, to uint16) []byte {
 	packet := binary.BigEndian.AppendUint16(nil, from)
 	packet = binary.BigEndian.AppendUint16(packet, to)

@@ -53,6 +53,10 @@ const (
 	columns           = 16
 )
 
+// maxInterfaces bounds what is told of one pod: with CAP_NET_ADMIN it can make
+// any number, and all pods' must fit in one message.
+const maxInterfaces = 64
+
 // interfaces reads /proc/net/dev, which begins with two lines of headings.
 func interfaces(text []byte) ([]Interface, error) {
 	all := []Interface{}
@@ -60,6 +64,9 @@ func interfaces(text []byte) ([]Interface, error) {
 		name, rest, ok := bytes.Cut(line, []byte(":"))
 		if !ok { // a heading
 			continue
+		}
+		if len(all) >= maxInterfaces {
+			break
 		}
 		i := Interface{Name: string(bytes.TrimSpace(name))}
 		if i.Name == "lo" {

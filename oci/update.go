@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ import (
 // Update is a change of what a container may use.
 type Update struct {
 	Resources   *specs.LinuxResources // all that is to be in force; fields that are nil stay
+	Old         *specs.LinuxResources // what was in force before, to go back to
 	OOMScoreAdj *int                  // of every process; nil: stays
 }
 
@@ -34,7 +36,15 @@ func (t *cliTask) Update(ctx context.Context, u Update) error {
 	old := t.limits(u)
 	err := t.update(ctx, u)
 	if err != nil {
-		err = errors.Join(t.explain(u, err), old.restore(t.ref.Cgroup))
+		err = t.explain(u, err)
+		if u.Old != nil {
+			// systemd has been told by some runtimes before the kernel refused,
+			// and would bring the new values back at its next reload.
+			if back := t.runtimeUpdate(ctx, u.Old); back != nil {
+				slog.WarnContext(ctx, "runtime does not take the old limits back", "container", t.ref.ID, "err", back)
+			}
+		}
+		err = errors.Join(err, old.restore(t.ref.Cgroup))
 	}
 	return err
 }
@@ -72,32 +82,61 @@ func (t *cliTask) setHugepages(r *specs.LinuxResources) error {
 		if err != nil {
 			return err
 		}
+		if err := t.setReserved(limit.Pagesize, value); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
+// setReserved raises or lowers the limit of pages that are reserved and not yet
+// used, where the runtime has set one: current runc does.
+func (t *cliTask) setReserved(pageSize, value string) error {
+	for _, suffix := range []string{"rsvd.limit_in_bytes", "rsvd.max"} {
+		name := hugepageFile(pageSize, suffix)
+		now, err := cgroup.ReadFile(t.ref.Cgroup, name)
+		if limit, parseErr := strconv.ParseUint(now, 10, 64); err != nil || parseErr != nil || limit >= unlimited {
+			continue
+		}
+		if err := cgroup.WriteFile(t.ref.Cgroup, name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unlimited is where cgroup v1's numbers that mean no limit begin.
+const unlimited = 1 << 62
+
 func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize + "." + suffix }
+
+// scoreRounds is how often setOOMScore looks for processes with the old score.
+const scoreRounds = 8
 
 // setOOMScore gives all processes of the container a new score. One that is
 // forked meanwhile has its parent's, old or new, so it goes round until there is
-// none with the old one.
+// none with another one, or there have been enough rounds: who forks that fast
+// has children with the new score by then.
 func (t *cliTask) setOOMScore(score int) error {
-	done := map[int]bool{}
-	for more := true; more; {
+	text := strconv.Itoa(score)
+	for range scoreRounds {
 		pids, err := cgroup.Procs(t.ref.Cgroup)
 		if err != nil {
 			return err
 		}
-		more = false
+		changed := false
 		for _, pid := range pids {
-			if done[pid] {
-				continue
+			now, err := os.ReadFile(oomScoreFile(pid))
+			if err == nil && strings.TrimSpace(string(now)) != text {
+				changed = true
+				err = os.WriteFile(oomScoreFile(pid), []byte(text), 0)
 			}
-			done[pid], more = true, true
-			err := os.WriteFile(oomScoreFile(pid), []byte(strconv.Itoa(score)), 0)
 			if err != nil && !exited(err) {
 				return fmt.Errorf("oom_score_adj of process %d: %w", pid, err)
 			}
+		}
+		if !changed {
+			break
 		}
 	}
 	return nil
@@ -173,7 +212,8 @@ func (t *cliTask) limits(u Update) oldLimits {
 	}
 	names = append(names, slices.Sorted(maps.Keys(u.Resources.Unified))...)
 	for _, limit := range u.Resources.HugepageLimits {
-		names = append(names, hugepageFile(limit.Pagesize, "limit_in_bytes"), hugepageFile(limit.Pagesize, "max"))
+		names = append(names, hugepageFile(limit.Pagesize, "limit_in_bytes"), hugepageFile(limit.Pagesize, "max"),
+			hugepageFile(limit.Pagesize, "rsvd.limit_in_bytes"), hugepageFile(limit.Pagesize, "rsvd.max"))
 	}
 	old := oldLimits{files: map[string]string{}, scores: map[int]string{}}
 	for _, name := range names {

@@ -60,11 +60,11 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
+	now := time.Now() // before anything is looked at: what is newer is in an event
 	view, err := s.engine.Sandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now() // before the containers are looked at: what is newer is in an event
 	containers, err := s.engine.SandboxContainers(view.ID)
 	if err != nil {
 		return nil, err

@@ -62,8 +62,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown takes no more calls, sends those away who listen for events, and
-// waits for the calls under way. When ctx ends
+// Shutdown takes no more calls, sends those away who listen for events, unless
+// they do not even read, and waits for the calls under way. When ctx ends
 // first, their contexts are cancelled and Shutdown returns ctx's error at once:
 // the work itself outlives its callers, so nothing is lost but answers. A
 // handler that does not heed its context is left behind.

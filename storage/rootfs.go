@@ -173,7 +173,7 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 		return err
 	}
 	for _, name := range []string{upperName, workName, emptyName} {
-		if err := os.RemoveAll(filepath.Join(r.Dir, name)); err != nil {
+		if err := removeTree(filepath.Join(r.Dir, name)); err != nil {
 			return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
 		}
 	}

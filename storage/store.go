@@ -108,6 +108,7 @@ func Open(cfg Config) (*Store, error) {
 // Close gives back what the process holds of the store, after the last call of
 // another method has returned. Mounted root file systems stay mounted.
 func (s *Store) Close() error {
+	s.usage.closed.Store(true)
 	s.background.Wait()
 	err := s.holds.close()
 	_, shutdownErr := s.store.Shutdown(false)

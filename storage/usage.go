@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,10 +93,13 @@ func (s *Store) refreshUsage() {
 		for _, layer := range layers {
 			r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
 			usage, err := s.RootfsUsage(r)
-			if err != nil {
+			switch {
+			case errors.Is(err, errStopped):
+				return
+			case err != nil: // what was known of it is better than nothing
 				slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
-			}
-			if usage.InodesUsed == 0 { // removed meanwhile
+				s.usage.keep(r.ID)
+			case usage.InodesUsed == 0: // removed meanwhile
 				s.usage.forget(r.ID)
 			}
 		}
@@ -113,66 +117,13 @@ func (s *Store) containersDir() string {
 // RootfsUsage measures a writable layer: every file in it, hard links once.
 // Files may come and go meanwhile. A layer that is gone occupies nothing.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
-	tree := tree{linked: map[inode]bool{}}
-	if err := tree.add(unix.AT_FDCWD, filepath.Join(r.Dir, upperName)); err != nil {
+	tree := tree{stop: s.usage.stopping, linked: map[inode]bool{}}
+	if err := tree.add(filepath.Join(r.Dir, upperName)); err != nil {
 		return FsUsage{}, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
 	}
 	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: tree.bytes, InodesUsed: tree.inodes, Timestamp: time.Now()}
 	s.usage.note(r.ID, usage)
 	return usage, nil
-}
-
-// tree adds up a directory tree. It goes by descriptors, since a container may
-// nest directories deeper than a path can be long, and hide files there.
-type tree struct {
-	bytes, inodes uint64
-	linked        map[inode]bool
-}
-
-type inode struct{ dev, ino uint64 }
-
-// add counts name in the directory dir, and what is below it.
-func (t *tree) add(dir int, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return t.gone(name, err)
-	}
-	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
-	if key := (inode{uint64(st.Dev), st.Ino}); !isDir && st.Nlink > 1 {
-		if t.linked[key] {
-			return nil
-		}
-		t.linked[key] = true
-	}
-	t.bytes += uint64(st.Blocks) * 512
-	t.inodes++
-	if !isDir {
-		return nil
-	}
-	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return t.gone(name, err)
-	}
-	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
-	children, err := f.Readdirnames(-1)
-	if err != nil {
-		return t.gone(name, err)
-	}
-	for _, child := range children {
-		if err := t.add(fd, child); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// gone forgives a file that was deleted since its name was read.
-func (t *tree) gone(name string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return nil
-	}
-	return &os.PathError{Op: "measure", Path: name, Err: err}
 }
 
 // usageCache keeps the latest usage of each writable layer.
@@ -181,6 +132,20 @@ type usageCache struct {
 	latest    map[string]FsUsage
 	measuring bool
 	next      time.Time // when it is time to measure all
+	closed    atomic.Bool
+}
+
+// stopping tells whoever measures to leave off.
+func (c *usageCache) stopping() bool { return c.closed.Load() }
+
+// keep lets an older usage of a layer stand.
+func (c *usageCache) keep(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if usage, ok := c.latest[id]; ok {
+		usage.Timestamp = time.Now()
+		c.latest[id] = usage
+	}
 }
 
 // begin reports whether it is time to measure all, and nobody does.

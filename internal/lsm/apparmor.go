@@ -42,8 +42,8 @@ var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_
   deny /proc/{acpi,asound,bus,driver,fs,irq,scsi,sys,sysvipc,tty}/** w,
   deny /proc/{kcore,sysrq-trigger} rwklx,
 
-  deny /sys/{block,bus,class,dev,devices,hypervisor,module,power}/** wklx,
-  deny /sys/fs/[^c]*/** wklx,
+  deny /sys/{block,bus,class,dev,devices,hypervisor,kernel,module,power}/** wklx,
+  deny /sys/fs/{[^c],c[^g]}*/** wklx,
   deny /sys/{firmware,kernel/security,devices/virtual/powercap}/** rwklx,
 }
 `))

@@ -192,7 +192,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.User, err = spec.ResolveUser(c.ref.Rootfs(), security, imageUser); err != nil {
 		return in, fmt.Errorf("resolve user: %w", err)
 	}
-	if err := c.writeAccounts(&in); err != nil {
+	if err := c.nameUser(in.Facts.User); err != nil {
 		return in, fmt.Errorf("name the user: %w", err)
 	}
 	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {
@@ -212,32 +212,15 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	return in, err
 }
 
-// writeAccounts gives the user and group that the container runs as a name in
-// it, if they have none: many programs ask for that of their own user, and a
-// cluster that allots user ids cannot put them into images.
-func (c *Container) writeAccounts(in *spec.Input) error {
-	user := in.Facts.User
-	home := cmp.Or(in.Request.Container.GetWorkingDir(), "/")
-	for _, f := range []struct {
-		name, line string
-		made       *string
-	}{
-		{"passwd", user.PasswdLine(home), &in.Facts.Files.Passwd},
-		{"group", user.GroupLine(), &in.Facts.Files.Group},
-	} {
-		text, err := spec.Accounts(c.ref.Rootfs(), "/etc/"+f.name, f.line)
-		if err != nil {
-			return err
-		}
-		if text == nil {
-			continue
-		}
-		*f.made = filepath.Join(c.ref.Dir, f.name)
-		if err := errors.Join(os.WriteFile(*f.made, text, 0o644), c.sandbox.give(*f.made)); err != nil {
-			return err
-		}
-	}
-	return nil
+// nameUser gives the user and group that the container runs as a name in its
+// root file system, if they have none: many programs ask for that of their own
+// user, and a cluster that allots user ids cannot put them into images.
+func (c *Container) nameUser(user spec.Identity) error {
+	home := cmp.Or(c.rec.Config.M.GetWorkingDir(), "/")
+	return errors.Join(
+		spec.AddAccount(c.ref.Rootfs(), "/etc/passwd", user.PasswdLine(home)),
+		spec.AddAccount(c.ref.Rootfs(), "/etc/group", user.GroupLine()),
+	)
 }
 
 // io says what the container's streams are.

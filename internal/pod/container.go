@@ -247,7 +247,10 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	c.setStartError(cause)
-	return errors.Join(cause, c.put(), c.kill(ctx))
+	err := errors.Join(cause, c.put(), c.kill(ctx))
+	c.publish() // it may have been dead before, and said to have ended otherwise
+	c.tell()
+	return err
 }
 
 // RemoveContainer kills the container if it runs and forgets it. It is
@@ -271,7 +274,8 @@ func (c *Container) remove(ctx context.Context) error {
 	}
 	c.tell() // of its end; watch may not have come to it
 	if err := c.teardown(ctx); err != nil {
-		return fmt.Errorf("remove container %s: %w", c.id, err)
+		slog.WarnContext(ctx, "removed container leaves a debt", "container", c.id, "err", err)
+		c.engine.owe(c.id, c.teardown)
 	}
 	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
 	c.sandbox.dropMember(c)
@@ -297,6 +301,11 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	var update oci.Update
 	if update.Resources, err = spec.Resources(merged, e.host); err != nil {
 		return err
+	}
+	if old := c.view.Load().Resources.GetLinux(); old != nil {
+		if update.Old, err = spec.Resources(old, e.host); err != nil {
+			return err
+		}
 	}
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, e.host))

@@ -38,7 +38,7 @@
 //
 // Readers never wait. They get immutable views from atomic pointers.
 //
-//	phase      creating ──► ready ──► stopped          (pod)
+//	phase      creating ──► ready ──► stopping ──► stopped   (pod)
 //	           creating ──► created ─► starting ─► started   (container)
 //	              └────────────┴──────────┴──────► removing ──► no record
 //

@@ -101,6 +101,28 @@ func TestEventsOfShortLives(t *testing.T) {
 	if got := b.tale(l, names, "short stopped"); got != "short created, short started, short stopped" {
 		t.Error(got)
 	}
+	// One that has ended when its start turns out to have failed.
+	gone := b.create(e, pod, "gone")
+	names[gone] = "gone"
+	hangs := make(chan struct{})
+	b.node.set(func() { b.node.block["start"], b.node.fail["start"] = hangs, errInjected })
+	go func() { done <- e.StartContainer(context.Background(), gone) }()
+	for b.node.count("start") == 1 {
+		time.Sleep(time.Millisecond)
+	}
+	b.end(gone, 3)
+	b.waitState(e, gone, cri.ContainerState_CONTAINER_EXITED)
+	b.node.set(func() { delete(b.node.block, "start") })
+	close(hangs)
+	if err := <-done; !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	if v, _ := e.Container(gone); v.ExitCode != startErrorCode || v.Reason != "StartError" {
+		t.Errorf("a start that failed: %d %s", v.ExitCode, v.Reason)
+	}
+	if got := b.tale(l, names, "gone stopped"); got != "gone created, gone stopped" {
+		t.Error(got)
+	}
 	failing := b.create(e, pod, "failing")
 	names[failing] = "failing"
 	b.node.set(func() { b.node.fail["start"] = errInjected })

@@ -37,6 +37,7 @@ type node struct {
 	networks map[string]bool
 	exposed  map[string]bool // pods to which host ports lead
 	layers   map[string]storage.FsUsage
+	unknown  bool // the handler is not configured
 }
 
 func newNode() *node {
@@ -147,7 +148,8 @@ func (f fakeImages) Adopt(live []storage.Rootfs) error {
 		known[r.ID] = true
 	}
 	maps.DeleteFunc(f.rootfs, func(id string, _ bool) bool { return !known[id] })
-	return nil
+	f.calls = append(f.calls, "adopt")
+	return f.fail["adopt"]
 }
 
 func (f fakeImages) CheckMapping(string) error { return nil }
@@ -212,7 +214,9 @@ func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 	if name == "" {
 		name = "fake"
 	}
-	if name != "fake" {
+	unknown := false
+	f.set(func() { unknown = f.unknown })
+	if name != "fake" || unknown {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
 	return fakeRuntime{f.node}, nil

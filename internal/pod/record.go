@@ -26,6 +26,7 @@ type phase string
 const (
 	phaseCreating phase = "creating"
 	phaseReady    phase = "ready"    // pod
+	phaseStopping phase = "stopping" // pod: dead, and its network is being given back
 	phaseStopped  phase = "stopped"  // pod: everything but the record and the files is gone
 	phaseCreated  phase = "created"  // container
 	phaseStarting phase = "starting" // container: whether it started, the runtime knows

@@ -51,10 +51,9 @@ func (e *Engine) Recover(ctx context.Context) error {
 	var rootfs []storage.Rootfs
 	for id, rec := range ctrs {
 		g.Go(func() error {
-			c := e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec)
-			if c != nil {
+			if e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec) {
 				mu.Lock()
-				rootfs = append(rootfs, c.roots()...)
+				rootfs = append(rootfs, rec.imagesInUse(id)...)
 				mu.Unlock()
 			}
 			return nil
@@ -66,7 +65,8 @@ func (e *Engine) Recover(ctx context.Context) error {
 	}
 	_ = g.Wait()
 	if err := e.deps.Images.Adopt(rootfs); err != nil {
-		return fmt.Errorf("adopt root file systems: %w", err)
+		// Their containers run on; the kubelet will pull the images again.
+		slog.ErrorContext(ctx, "images of containers are missing", "err", err)
 	}
 	e.sweep(ctx, e.withoutRecord("containers", orphanCtrs, func(id string) bool { return ctrs[id] != nil }), e.sweepContainer)
 	e.sweep(ctx, e.withoutRecord("pods", orphanPods, func(id string) bool { return pods[id] != nil }), e.sweepSandbox)
@@ -128,6 +128,8 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox) {
 			e.owe(s.id, s.teardown)
 		}
 		return
+	case phaseStopping:
+		s.expire(ctx)
 	case phaseReady:
 		if err := s.resume(ctx); err != nil {
 			slog.WarnContext(ctx, "pod did not survive", "pod", s.id, "err", err)
@@ -174,47 +176,48 @@ func (s *Sandbox) expire(ctx context.Context) {
 	}
 }
 
-// recoverContainer puts a container back in its place and returns it, or tears
-// it down if it was not ready or has lost its pod.
-func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, rec containerRecord) *Container {
+// recoverContainer puts a container back in its place, or tears it down if it
+// was not ready or has lost its pod. It reports whether there still is one, in
+// whatever state.
+func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, rec containerRecord) bool {
 	if s == nil {
 		return e.recoverStray(ctx, id, rec)
 	}
 	c := e.newContainer(id, s, rec)
 	if rec.Phase == phaseCreating || rec.Phase == phaseRemoving {
-		e.discard(ctx, c)
-		return nil
+		return !e.discard(ctx, c)
 	}
 	if err := c.reload(ctx); err != nil {
 		slog.ErrorContext(ctx, "container cannot be recovered and is torn down", "container", id, "err", err)
-		e.discard(ctx, c)
-		return nil
+		return !e.discard(ctx, c)
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.addMember(c)
 	e.containers.publish(id, c)
 	c.tell()
-	return c
+	return true
 }
 
-func (e *Engine) discard(ctx context.Context, c *Container) {
+// discard tears a container down, and reports whether it is gone.
+func (e *Engine) discard(ctx context.Context, c *Container) (gone bool) {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	if err := c.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "unfinished container leaves a debt", "container", c.id, "err", err)
 		e.owe(c.id, c.teardown)
+		return false
 	}
+	return true
 }
 
 // recoverStray deals with a container whose pod has no usable record.
-func (e *Engine) recoverStray(ctx context.Context, id string, rec containerRecord) *Container {
+func (e *Engine) recoverStray(ctx context.Context, id string, rec containerRecord) bool {
 	runtime, err := e.deps.Runtimes.Get(rec.Handler)
 	if err != nil {
-		return nil // with its pod, until the handler is back
+		return true // with its pod, until the handler is back
 	}
 	slog.WarnContext(ctx, "container without a pod is torn down", "container", id, "pod", rec.SandboxID)
-	e.discard(ctx, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec))
-	return nil
+	return !e.discard(ctx, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec))
 }
 
 // reload finds out how the container is.

@@ -104,8 +104,8 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 // sameSandbox decides whether a request for a taken name is a retry that came
 // after its work was done.
 func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
-	if v, err := e.Sandbox(owner); err == nil && v.State == cri.PodSandboxState_SANDBOX_READY &&
-		v.Handler == handler && proto.Equal(v.Config, cfg) {
+	if s, err := e.sandboxes.find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
+		s.rec.Handler == handler && proto.Equal(s.rec.Config.M, cfg) { // as it was asked for, whatever updates have changed
 		return owner, nil
 	}
 	return "", fmt.Errorf("pod %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
@@ -225,6 +225,12 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	if err := s.killMembers(ctx); err != nil {
 		return err
 	}
+	// From here on the pod cannot come back, whoever dies: its address may be
+	// another pod's soon.
+	s.setPhase(phaseStopping)
+	if err := s.put(); err != nil {
+		return err
+	}
 	if err := s.release(ctx); err != nil {
 		return err
 	}
@@ -272,10 +278,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		return err
 	}
 	if err := s.teardown(ctx); err != nil {
-		if !errors.Is(err, errNetworkOwed) {
-			return err
-		}
-		slog.WarnContext(ctx, "pod removed, network still owed", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "removed pod leaves a debt", "pod", s.id, "err", err)
 		s.engine.owe(s.id, s.teardown)
 	}
 	s.engine.sandboxes.drop(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)

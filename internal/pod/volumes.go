@@ -56,10 +56,24 @@ func (c *Container) roots() []storage.Rootfs {
 	return roots
 }
 
+// imagesInUse are the roots as far as the holding of images is concerned.
+func (rec *containerRecord) imagesInUse(id string) []storage.Rootfs {
+	held := []storage.Rootfs{{ID: id, ImageID: rec.ImageID}}
+	for _, v := range rec.Volumes {
+		held = append(held, storage.Rootfs{ID: v.rootID(id), ImageID: v.ImageID})
+	}
+	return held
+}
+
+// rootID is how storage knows the volume of a container.
+func (v imageVolume) rootID(container string) string {
+	return container + "-volume-" + strconv.Itoa(v.Mount)
+}
+
 func (c *Container) volume(v imageVolume) storage.Rootfs {
 	name := strconv.Itoa(v.Mount)
 	r := c.rootfs()
-	r.ID, r.ImageID, r.ReadOnly = c.id+"-volume-"+name, v.ImageID, true
+	r.ID, r.ImageID, r.ReadOnly = v.rootID(c.id), v.ImageID, true
 	r.Dir = filepath.Join(r.Dir, "volumes", name)
 	r.Target = filepath.Join(c.ref.Dir, "volumes", name)
 	return r

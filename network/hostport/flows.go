@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -59,7 +58,7 @@ func (t *Table) cutFlows(ctx context.Context, pods []Pod, closed map[end]bool) {
 		if len(ports) == 0 {
 			continue
 		}
-		if err := cut(f, ports, stale(leads(t.pods), closed, ownAddress(net.InterfaceAddrs))); err != nil {
+		if err := cut(f, ports, stale(leads(t.pods), closed, ownAddress(nodeAddresses))); err != nil {
 			slog.WarnContext(ctx, "flows to host ports that began earlier may go astray", "err", err)
 		}
 	}
@@ -100,16 +99,8 @@ func stale(leads func(end) (end, bool), closed map[end]bool, own func(netip.Addr
 }
 
 // ownAddress tells the addresses of this node.
-func ownAddress(list func() ([]net.Addr, error)) func(netip.Addr) bool {
-	var own []netip.Addr
-	addresses, _ := list() // without them fewer flows are known to be ours
-	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				own = append(own, ip.Unmap())
-			}
-		}
-	}
+func ownAddress(list func() ([]netip.Addr, error)) func(netip.Addr) bool {
+	own, _ := list() // without them fewer flows are known to be ours
 	return func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(own, a) }
 }
 

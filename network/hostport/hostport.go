@@ -81,13 +81,18 @@ func (t *Table) Claim(id string, mappings []Mapping) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	taken := map[hostPort]string{}
 	for _, other := range t.pods {
-		if other.ID == id {
-			continue
+		for _, m := range other.Mappings {
+			for _, p := range m.ports() {
+				taken[p] = other.ID
+			}
 		}
-		for _, m := range mappings {
-			if m.clashes(other.Mappings) {
-				return fmt.Errorf("%w: host port %s belongs to pod %s already", fault.Precondition, m, other.ID)
+	}
+	for _, m := range mappings {
+		for _, p := range m.ports() {
+			if owner, ok := taken[p]; ok && owner != id {
+				return fmt.Errorf("%w: host port %s belongs to pod %s already", fault.Precondition, m, owner)
 			}
 		}
 	}
@@ -97,6 +102,8 @@ func (t *Table) Claim(id string, mappings []Mapping) error {
 
 // Open makes the rules of a pod. Whether or not it succeeds, Close undoes it.
 func (t *Table) Open(ctx context.Context, p Pod) error {
+	ctx, cancel := limited(ctx)
+	defer cancel()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.pods[p.ID] = p
@@ -117,6 +124,8 @@ func (t *Table) Close(ctx context.Context, p Pod) error {
 	if len(p.Mappings) == 0 {
 		return nil
 	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known, claimed := t.pods[p.ID]
@@ -140,6 +149,8 @@ func (t *Table) Close(ctx context.Context, p Pod) error {
 // start of a server, from the records of the pods that live. After an error
 // Check, Open and Close try again.
 func (t *Table) Restore(ctx context.Context, pods []Pod) error {
+	ctx, cancel := limited(ctx)
+	defer cancel()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range pods {
@@ -147,6 +158,11 @@ func (t *Table) Restore(ctx context.Context, pods []Pod) error {
 	}
 	t.unsure = true
 	return t.rebuild(ctx)
+}
+
+// limited bounds a change and all its attempts: others wait for it.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("%w: it took longer than %s", fault.Timeout, timeLimit))
 }
 
 // checkLimit bounds what Check does: who calls it waits for other answers.
@@ -165,13 +181,15 @@ func (t *Table) Check(ctx context.Context) {
 	defer cancel()
 	if !t.unsure {
 		why := t.altered()
-		if why == "" {
+		if why == "" && !t.moved() {
 			return
 		}
-		slog.WarnContext(ctx, "firewall rules of host ports were changed by somebody else, making them anew", "err", why)
-		t.unsure = true
+		if why != "" {
+			slog.WarnContext(ctx, "firewall rules of host ports were changed by somebody else, making them anew", "err", why)
+			t.unsure = true
+		}
 	}
-	err := t.rebuild(ctx)
+	err := t.apply(ctx)
 	if err != nil && err.Error() != t.told {
 		slog.ErrorContext(ctx, "host ports do not lead to their pods", "err", err)
 	}
@@ -195,9 +213,33 @@ func (t *Table) altered() string {
 	return ""
 }
 
+// moved tells whether the node has other addresses than the rules know.
+func (t *Table) moved() bool {
+	if len(t.have) == 0 {
+		return false
+	}
+	want, err := t.want()
+	return err == nil && delta(t.have, want) != ""
+}
+
+// want is what the kernel should have.
+func (t *Table) want() (map[element]bool, error) {
+	if len(t.pods) == 0 {
+		return nil, nil
+	}
+	node, err := nodeAddresses()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of the node: %w", err)
+	}
+	return elements(t.pods, node), nil
+}
+
 // apply brings the kernel from what it has to what the pods want.
 func (t *Table) apply(ctx context.Context) error {
-	want := elements(t.pods)
+	want, err := t.want()
+	if err != nil {
+		return err
+	}
 	if t.unsure || !slices.Equal(familiesOf(want), familiesOf(t.have)) {
 		return t.rebuild(ctx)
 	}
@@ -206,6 +248,10 @@ func (t *Table) apply(ctx context.Context) error {
 		return nil
 	}
 	if err := run(ctx, script); err != nil {
+		if ctx.Err() != nil {
+			t.unsure = true
+			return err
+		}
 		// Somebody has been at the table, perhaps.
 		slog.DebugContext(ctx, "change of host ports failed, making the tables anew", "err", err)
 		return t.rebuild(ctx)
@@ -217,7 +263,10 @@ func (t *Table) apply(ctx context.Context) error {
 // rebuild makes our tables what they should be, whatever they are.
 func (t *Table) rebuild(ctx context.Context) error {
 	t.unsure = true
-	want := elements(t.pods)
+	want, err := t.want()
+	if err != nil {
+		return err
+	}
 	before, err := tableHandles()
 	if err != nil {
 		return err
@@ -225,6 +274,9 @@ func (t *Table) rebuild(ctx context.Context) error {
 	there := slices.Sorted(maps.Keys(before))
 	if script := refill(there, want); script != "" {
 		if err := run(ctx, script); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
 			// Tables of another version, perhaps.
 			if again := run(ctx, replace(there, want)); again != nil {
 				return again
@@ -263,16 +315,19 @@ func (m Mapping) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(m.HostIP, m.HostPort), m.Protocol)
 }
 
-// clashes reports whether one of the others takes the very same host address
-// and port. A mapping of one address beside one of all addresses is no clash:
-// the former goes first.
-func (m Mapping) clashes(others []Mapping) bool {
-	return slices.ContainsFunc(others, func(o Mapping) bool {
-		if m.Protocol != o.Protocol || m.HostPort != o.HostPort {
-			return false
-		}
-		return slices.ContainsFunc(m.hosts(), func(a netip.Addr) bool { return slices.Contains(o.hosts(), a) })
-	})
+// hostPort is what only one pod can have. A mapping of one address beside one
+// of all addresses is another: the former goes first.
+type hostPort struct {
+	protocol string
+	address  netip.AddrPort
+}
+
+func (m Mapping) ports() []hostPort {
+	var ports []hostPort
+	for _, host := range m.hosts() {
+		ports = append(ports, hostPort{m.Protocol, netip.AddrPortFrom(host, m.HostPort)})
+	}
+	return ports
 }
 
 // hosts are the host addresses of a mapping; the unspecified address of a
@@ -286,17 +341,19 @@ func (m Mapping) hosts() []netip.Addr {
 
 // Validate says what is wrong with the mappings of one pod; it is fault.Invalid.
 func Validate(mappings []Mapping) error {
-	for i, m := range mappings {
+	ends := map[hostPort]uint16{}
+	for _, m := range mappings {
 		switch ip := m.HostIP; {
 		case ip == netip.IPv6Loopback():
 			return fmt.Errorf("%w: host port %s: the kernel cannot lead [::1] to a pod; use host_ip 127.0.0.1", fault.Invalid, m)
 		case ip.IsMulticast():
 			return fmt.Errorf("%w: host port %s: host_ip is a multicast address and never one of this node", fault.Invalid, m)
 		}
-		for _, earlier := range mappings[:i] {
-			if m != earlier && m.clashes([]Mapping{earlier}) {
-				return fmt.Errorf("%w: host port %s is to lead to port %d and to port %d of the pod", fault.Invalid, m, earlier.ContainerPort, m.ContainerPort)
+		for _, p := range m.ports() {
+			if end, ok := ends[p]; ok && end != m.ContainerPort {
+				return fmt.Errorf("%w: host port %s is to lead to port %d and to port %d of the pod", fault.Invalid, m, end, m.ContainerPort)
 			}
+			ends[p] = m.ContainerPort
 		}
 	}
 	return nil

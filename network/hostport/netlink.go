@@ -167,6 +167,36 @@ func tableHandles() (map[family]uint64, error) {
 	return handles, nil
 }
 
+// serviceLink is where kube-proxy, in its IPVS mode, puts the addresses of all
+// Services. They are the cluster's and not the node's: a host port that took
+// them would take the port of every Service.
+const serviceLink = "kube-ipvs0"
+
+// nodeAddresses are the addresses at which others find this node, and those at
+// which it finds itself. Those that hold on one link only are left out: every
+// link of a pod has one.
+func nodeAddresses() ([]netip.Addr, error) {
+	services := -1
+	if link, err := net.InterfaceByName(serviceLink); err == nil {
+		services = link.Index
+	}
+	var all []netip.Addr
+	err := request{unix.NETLINK_ROUTE, unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg), nil}.ask(func(message []byte) {
+		if len(message) < unix.SizeofIfAddrmsg || int(binary.NativeEndian.Uint32(message[4:])) == services {
+			return
+		}
+		attributes := unpack(message[unix.SizeofIfAddrmsg:])
+		own := attributes[unix.IFA_LOCAL] // not that of the other end, where there is one
+		if own == nil {
+			own = attributes[unix.IFA_ADDRESS]
+		}
+		if a, ok := netip.AddrFromSlice(own); ok && !a.IsLinkLocalUnicast() && !a.IsLoopback() {
+			all = append(all, a)
+		}
+	})
+	return all, err
+}
+
 // plainLink is a name of an interface that means nothing else to nft.
 var plainLink = regexp.MustCompile(`^[A-Za-z0-9_.@-]{1,15}$`)
 

@@ -37,8 +37,6 @@ func run(ctx context.Context, script string) error {
 	if err := Installed(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("%w: it took longer than %s", fault.Timeout, timeLimit))
-	defer cancel()
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Dir = "/"
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")

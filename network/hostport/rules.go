@@ -2,6 +2,7 @@ package hostport
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,7 +40,9 @@ func unspecified(f family) netip.Addr {
 // NAT of nftables and of iptables-legacy can be in force at the same time).
 //
 // Translated is only what is addressed to the node itself. Otherwise a pod with
-// a foreign host_ip would catch the node's and the pods' traffic to it.
+// a foreign host_ip would catch the node's and the pods' traffic to it. That is
+// a set and not the routing table's type local, which every Service has on a
+// node whose kube-proxy uses IPVS (see nodeAddresses).
 //
 // The priorities are one before those of the others, so that it does not depend
 // on the order of restarts who is asked first.
@@ -50,11 +53,12 @@ const chains = `	chain translate {
 	}
 	chain arriving {
 		type nat hook prerouting priority -101; policy accept;
-		meta l4proto { 6, 17, 132 } fib daddr type local jump translate
+		meta l4proto { 6, 17, 132 } FAMILY daddr @node jump translate
 	}
 	chain local {
 		type nat hook output priority -101; policy accept;
-		UNLESS_LOOPBACK meta l4proto { 6, 17, 132 } fib daddr type local jump translate
+		meta l4proto { 6, 17, 132 } FAMILY daddr @node jump translate
+		LOOPBACK
 	}
 	chain leaving {
 		type nat hook postrouting priority 99; policy accept;
@@ -67,6 +71,7 @@ const chains = `	chain translate {
 //
 //	addresses  mappings of one address of the node
 //	ports      mappings of all addresses
+//	node       the node's own addresses
 //	near       what comes in by the pod's own link: the pod itself, and its
 //	           neighbours on a bridge. They would get the answer past the
 //	           node, from an address that they did not ask; so the node asks
@@ -74,6 +79,7 @@ const chains = `	chain translate {
 //	           plugin, and is set on nothing else.
 const sets = `	map addresses { type ADDR . inet_proto . inet_service : ADDR . inet_service; }
 	map ports { type inet_proto . inet_service : ADDR . inet_service; }
+	set node { type ADDR; }
 	set near { type inet_proto . inet_service . ifname; }
 `
 
@@ -83,6 +89,7 @@ const sets = `	map addresses { type ADDR . inet_proto . inet_service : ADDR . in
 // listens on 127.0.0.1 (CVE-2020-8558), so that is dropped before any
 // translation: a packet from outside never rightly has such an address.
 const (
+	loopback  = "meta l4proto { 6, 17, 132 } ip daddr 127.0.0.0/8 jump translate"
 	localhost = "oifname @links ip saddr 127.0.0.0/8 masquerade"
 	guard     = `	set links { type ifname; }
 	chain guard {
@@ -95,10 +102,10 @@ const (
 
 // skeleton is a table without elements.
 func skeleton(f family) string {
-	words := strings.NewReplacer("FAMILY", "ip", "ADDR", "ipv4_addr", "UNLESS_LOOPBACK ", "", "LOCALHOST", localhost)
+	words := strings.NewReplacer("FAMILY", "ip", "ADDR", "ipv4_addr", "LOOPBACK", loopback, "LOCALHOST", localhost)
 	text := sets + guard + chains
 	if f == ip6 {
-		words = strings.NewReplacer("FAMILY", "ip6", "ADDR", "ipv6_addr", "UNLESS_LOOPBACK ", "ip6 daddr != ::1 ", "\t\tLOCALHOST\n", "")
+		words = strings.NewReplacer("FAMILY", "ip6", "ADDR", "ipv6_addr", "\t\tLOOPBACK\n", "", "\t\tLOCALHOST\n", "")
 		text = sets + chains
 	}
 	return fmt.Sprintf("table %s %s {\n%s}\n", f, tableName, words.Replace(text))
@@ -122,11 +129,14 @@ func (e element) String() string {
 // protocols are the numbers of IANA: a node may lack the file with the names.
 var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132}
 
-// elements are all that the pods need. Mappings of a family that a pod has no
-// address of have none.
-func elements(pods map[string]Pod) map[element]bool {
-	all := map[element]bool{}
-	for _, p := range pods {
+// elements are all that the pods need on a node with these addresses. Mappings
+// of a family that a pod has no address of have none. Should two pods have one
+// port on record, it leads to the first by id: one bad pair must not cost all
+// others theirs.
+func elements(pods map[string]Pod, node []netip.Addr) map[element]bool {
+	all := elementSet{map[element]bool{}, map[element]bool{}}
+	for _, id := range slices.Sorted(maps.Keys(pods)) {
+		p := pods[id]
 		for _, target := range p.Targets {
 			f := familyOf(target.IP)
 			for _, m := range p.Mappings {
@@ -138,24 +148,41 @@ func elements(pods map[string]Pod) map[element]bool {
 			}
 		}
 		for _, link := range p.localLinks() {
-			all[element{ip4, "links", quoted(link), ""}] = true
+			all.add(element{ip4, "links", quoted(link), ""})
 		}
 	}
-	return all
+	needed := familiesOf(all.elements)
+	for _, address := range node {
+		if f := familyOf(address); slices.Contains(needed, f) {
+			all.add(element{f, "node", address.String(), ""})
+		}
+	}
+	return all.elements
+}
+
+// elementSet is elements with different keys.
+type elementSet struct{ elements, keys map[element]bool }
+
+func (s elementSet) add(e element) {
+	key := e
+	key.value = ""
+	if !s.keys[key] {
+		s.keys[key], s.elements[e] = true, true
+	}
 }
 
 // elements adds what one host address of a mapping needs.
-func (m Mapping) elements(all map[element]bool, host netip.Addr, target Target) {
+func (m Mapping) elements(all elementSet, host netip.Addr, target Target) {
 	f := familyOf(host)
 	port := fmt.Sprintf("%d . %d", protocols[m.Protocol], m.HostPort)
 	end := fmt.Sprintf("%s . %d", target.IP, m.ContainerPort)
 	if host.IsUnspecified() {
-		all[element{f, "ports", port, end}] = true
+		all.add(element{f, "ports", port, end})
 	} else {
-		all[element{f, "addresses", host.String() + " . " + port, end}] = true
+		all.add(element{f, "addresses", host.String() + " . " + port, end})
 	}
 	if target.Link != "" {
-		all[element{f, "near", port + " . " + quoted(target.Link), ""}] = true
+		all.add(element{f, "near", port + " . " + quoted(target.Link), ""})
 	}
 }
 
@@ -269,7 +296,7 @@ func refill(there []family, want map[element]bool) string {
 		if !slices.Contains(there, f) {
 			continue
 		}
-		fmt.Fprintf(&script, "flush map %[1]s %[2]s addresses\nflush map %[1]s %[2]s ports\nflush set %[1]s %[2]s near\n", f, tableName)
+		fmt.Fprintf(&script, "flush map %[1]s %[2]s addresses\nflush map %[1]s %[2]s ports\nflush set %[1]s %[2]s node\nflush set %[1]s %[2]s near\n", f, tableName)
 		if f == ip4 {
 			fmt.Fprintf(&script, "flush set %s %s links\n", f, tableName)
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,11 +40,13 @@ func equal(t *testing.T, what, got, want string) {
 // A pod is a handful of elements, and coming or going touches no others.
 func TestDelta(t *testing.T) {
 	t.Parallel()
-	none, one, both := elements(table(claimed)), elements(table(web)), elements(table(web, dns, claimed))
+	node := []netip.Addr{ip("192.0.2.1")}
+	none, one, both := elements(table(claimed), node), elements(table(web), node), elements(table(web, dns, claimed), node)
 	equal(t, "first pod", delta(none, one), `add element ip crius-hostports addresses { 192.0.2.1 . 17 . 5353 : 10.7.0.5 . 53 }
 add element ip crius-hostports links { "cni0" }
 add element ip crius-hostports near { 17 . 5353 . "cni0" }
 add element ip crius-hostports near { 6 . 8080 . "cni0" }
+add element ip crius-hostports node { 192.0.2.1 }
 add element ip crius-hostports ports { 6 . 8080 : 10.7.0.5 . 80 }
 add element ip6 crius-hostports near { 132 . 9999 . "cni0" }
 add element ip6 crius-hostports near { 6 . 8080 . "cni0" }
@@ -63,7 +64,7 @@ element ip crius-hostports ports { 17 . 53 : 10.7.0.6 . 53 }
 	third := web // on the same link, and in the place of a part of the first
 	third.ID, third.Mappings = "third", []Mapping{{8080, 81, "tcp", netip.Addr{}}}
 	third.Targets = []Target{{ip("10.7.0.7"), "cni0"}}
-	moved := delta(elements(table(web)), elements(table(third)))
+	moved := delta(elements(table(web), nil), elements(table(third), nil))
 	for _, want := range []string{"delete element ip crius-hostports ports { 6 . 8080 : 10.7.0.5 . 80 }\n", "add element ip crius-hostports ports { 6 . 8080 : 10.7.0.7 . 81 }\n"} {
 		if !strings.Contains(moved, want) {
 			t.Errorf("no %q in\n%s", want, moved)
@@ -74,9 +75,29 @@ element ip crius-hostports ports { 17 . 53 : 10.7.0.6 . 53 }
 	}
 }
 
+// Two pods with one port are not to be; but if they are on record, the others
+// still get theirs.
+func TestElementsOfAClash(t *testing.T) {
+	t.Parallel()
+	second := web
+	second.ID, second.Targets = "zweite", []Target{{ip("10.7.0.9"), "cni0"}}
+	all := elements(table(second, web, dns), nil)
+	keys := map[element]bool{}
+	for e := range all {
+		e.value = ""
+		if keys[e] {
+			t.Errorf("twice: %v", e)
+		}
+		keys[e] = true
+	}
+	if !all[element{ip4, "ports", "6 . 8080", "10.7.0.5 . 80"}] || !all[element{ip4, "ports", "17 . 53", "10.7.0.6 . 53"}] {
+		t.Errorf("the first pod and the other one lost their ports: %v", all)
+	}
+}
+
 func TestRefill(t *testing.T) {
 	t.Parallel()
-	only4 := elements(table(dns))
+	only4 := elements(table(dns), []netip.Addr{ip("192.0.2.1"), ip("2001:db8::9")})
 	for _, c := range []struct {
 		what, got     string
 		starts, lacks []string
@@ -163,6 +184,7 @@ func TestValidate(t *testing.T) {
 		wrong    string
 	}{
 		{nil, ""}, {[]Mapping{m, m}, ""}, {[]Mapping{m, exact}, ""},
+		{[]Mapping{m, {80, 8080, "tcp", ip("0.0.0.0")}}, ""},
 		{[]Mapping{m, other}, "host port 80/tcp is to lead to port 8080 and to port 9090"},
 		{[]Mapping{{80, 80, "tcp", ip("::1")}}, "[::1]:80/tcp"},
 		{[]Mapping{{80, 80, "udp", ip("224.0.0.1")}}, "multicast"},
@@ -189,9 +211,7 @@ func TestMappingJSON(t *testing.T) {
 func TestStale(t *testing.T) {
 	t.Parallel()
 	udp := func(text string) end { return end{17, netip.MustParseAddrPort(text)} }
-	own := ownAddress(func() ([]net.Addr, error) {
-		return []net.Addr{&net.IPNet{IP: net.ParseIP("192.0.2.1"), Mask: net.CIDRMask(24, 32)}}, nil
-	})
+	own := ownAddress(func() ([]netip.Addr, error) { return []netip.Addr{ip("192.0.2.1")}, nil })
 	exact := Pod{"exact", []Mapping{{53, 5353, "udp", ip("192.0.2.1")}}, []Target{{ip("10.7.0.9"), "cni0"}}}
 	dead := map[end]bool{udp("10.7.0.8:53"): true}
 	for _, c := range []struct {

@@ -68,7 +68,6 @@ type Namespaces struct {
 // request mounts something there itself. Empty: not mounted.
 type Files struct {
 	ResolvConf, Hostname, Hosts string
-	Passwd, Group               string // copies of the image's with lines added (Identity.PasswdLine)
 	Shm                         string // directory; empty: the container gets a /dev/shm of its own
 }
 

@@ -72,8 +72,6 @@ func fileMounts(in *Input) []specs.Mount {
 		{"/etc/resolv.conf", files.ResolvConf},
 		{"/etc/hostname", files.Hostname},
 		{"/etc/hosts", files.Hosts},
-		{"/etc/passwd", files.Passwd},
-		{"/etc/group", files.Group},
 	} {
 		if file.source != "" {
 			list = append(list, specs.Mount{

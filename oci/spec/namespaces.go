@@ -140,6 +140,9 @@ func validateMapping(field string, mappings []*cri.IDMapping) error {
 	if m.GetContainerId() != 0 || m.GetLength() == 0 {
 		return invalid("userns_options: %s must map id 0 of the container", field)
 	}
+	if m.GetHostId() == 0 {
+		return invalid("userns_options: %s map the node's root into the pod", field)
+	}
 	if uint64(m.GetHostId())+uint64(m.GetLength()) > 1<<32-1 {
 		return invalid("userns_options: %s reaches beyond the largest id", field)
 	}

@@ -47,6 +47,11 @@ func ResolveBelow(rootfs, name string) (string, error) {
 	return os.Readlink(link)
 }
 
+// openTries is how often a path is looked up. The kernel gives up on one with
+// ".." whenever something is renamed or mounted anywhere on the node meanwhile
+// (openat2(2), EAGAIN), and some pod may do that all the time.
+const openTries = 128
+
 // openBelow returns an O_PATH descriptor, since merely opening a device or a
 // FIFO has effects.
 func openBelow(rootfs, name string) (fd int, err error) {
@@ -56,10 +61,12 @@ func openBelow(rootfs, name string) (fd int, err error) {
 		return -1, precondition("root file system %s cannot be opened (%v): is it mounted?", rootfs, err)
 	}
 	defer unix.Close(root)
-	fd, err = unix.Openat2(root, name, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for range openTries {
+		if fd, err = unix.Openat2(root, name, &how); err != unix.EAGAIN {
+			break
+		}
+	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return -1, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}

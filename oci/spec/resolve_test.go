@@ -350,23 +350,38 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
-func TestAccounts(t *testing.T) {
+func TestAddAccount(t *testing.T) {
 	for _, c := range []struct{ file, line, want string }{
 		{"root:x:0:0::/:/sh\n", "7:x:7:0::/:/nologin\n", "root:x:0:0::/:/sh\n7:x:7:0::/:/nologin\n"},
 		{"root:x:0:0::/:/sh", "7:x:7:0::/:/nologin\n", "root:x:0:0::/:/sh\n7:x:7:0::/:/nologin\n"},
-		{"root:x:0:0::/:/sh\n", "", ""},
+		{"root:x:0:0::/:/sh\n", "", "root:x:0:0::/:/sh\n"},
 		{"", "7:x:7:0::/:/nologin\n", ""},
 	} {
-		rootfs := t.TempDir()
-		if c.file != "" {
-			if err := os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755); err != nil {
+		rootfs, outside := t.TempDir(), filepath.Join(t.TempDir(), "passwd")
+		file := filepath.Join(rootfs, "etc/passwd")
+		writeFile(t, outside, "the node's")
+		if err := os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if c.file != "" { // behind a link, which would lead out
+			writeFile(t, filepath.Join(rootfs, "passwd"), c.file)
+			if err := os.Symlink("../../../../passwd", file); err != nil {
 				t.Fatal(err)
 			}
-			writeFile(t, filepath.Join(rootfs, "etc/passwd"), c.file)
 		}
-		got, err := Accounts(rootfs, "/etc/passwd", c.line)
-		if err != nil || string(got) != c.want {
-			t.Errorf("%q + %q: %q, %v", c.file, c.line, got, err)
+		if err := AddAccount(rootfs, "/etc/passwd", c.line); err != nil {
+			t.Errorf("%q + %q: %v", c.file, c.line, err)
 		}
+		got, _ := os.ReadFile(filepath.Join(rootfs, "passwd"))
+		if string(got) != c.want {
+			t.Errorf("%q + %q: %q", c.file, c.line, got)
+		}
+	}
+	rootfs := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(rootfs, "etc"), 0o755), os.Mkdir(filepath.Join(rootfs, "etc/passwd"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := AddAccount(rootfs, "/etc/passwd", "x\n"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a directory: %v", err)
 	}
 }

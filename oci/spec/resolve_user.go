@@ -2,8 +2,13 @@ package spec
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -27,21 +32,36 @@ func ResolveUser(rootfs string, sc *cri.LinuxContainerSecurityContext, imageUser
 	return identify(sc, imageUser, passwd, groups)
 }
 
-// Accounts is the image's /etc/passwd or /etc/group with a line added, from
-// Identity.PasswdLine or Identity.GroupLine. It is nil where there is no line to
-// add, or no file to add it to.
-func Accounts(rootfs, name, line string) ([]byte, error) {
+// AddAccount adds a line, from Identity.PasswdLine or Identity.GroupLine, to
+// the /etc/passwd or /etc/group of a mounted root file system. It does nothing
+// where there is no line to add, or no file to add it to: what the image says
+// nothing about is nobody's business.
+func AddAccount(rootfs, name, line string) error {
 	if line == "" {
-		return nil, nil
+		return nil
 	}
 	text, err := readAccounts(rootfs, name)
 	if err != nil || text == "" {
-		return nil, err
+		return err
 	}
 	if !strings.HasSuffix(text, "\n") {
-		text += "\n"
+		line = "\n" + line
 	}
-	return []byte(text + line), nil
+	// The same file again: nobody else is in the container yet.
+	fd, err := openBelow(rootfs, name)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("the image's %s: %w", name, err)
+	}
+	_, err = f.WriteString(line)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("the image's %s: %w", name, err)
+	}
+	return nil
 }
 
 func readAccounts(rootfs, name string) (string, error) {

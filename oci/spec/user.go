@@ -42,7 +42,7 @@ func (u Identity) CRI() *cri.ContainerUser {
 	return &cri.ContainerUser{Linux: user}
 }
 
-// PasswdLine is the line to append to a copy of the image's passwd so that the
+// PasswdLine is the line to append to the passwd of a root file system so that the
 // user has a name there, its own number, with home as directory. It is empty
 // where the image knows the user. Whatever home contains, the result is one
 // line of seven fields (CVE-2022-4318, CVE-2026-15809).

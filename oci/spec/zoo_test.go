@@ -315,7 +315,6 @@ func nodeDefaults(in *Input) {
 	in.Defaults.Devices = []Device{{LinuxDevice: specs.LinuxDevice{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}, Access: "rw"}}
 	in.Defaults.AllowedAnnotations = []string{"example.com/note", "io.kubernetes.cri.sandbox-id"}
 	in.Request.Pod.Annotations["io.kubernetes.cri.sandbox-id"] = "spoofed"
-	in.Facts.Files.Passwd, in.Facts.Files.Group = "/run/crius/containers/c/passwd", "/run/crius/containers/c/group"
 }
 
 // mutate changes a fresh typical input and returns its spec.

@@ -1,0 +1,126 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// A removal that cannot be finished is a debt: the object is gone for readers,
+// its name is free, and the rest follows when that is possible.
+func TestRemovalThatFailsIsADebt(t *testing.T) {
+	for _, step := range []string{"remove rootfs", "delete"} {
+		b := newBench(t)
+		e := b.engine()
+		pod := b.run(e, "a")
+		ctr := b.start(e, pod, "c")
+		b.node.set(func() { b.node.fail[step] = errInjected })
+		for range 2 {
+			if err := e.RemoveContainer(t.Context(), ctr); err != nil {
+				t.Errorf("%s: %v", step, err)
+			}
+		}
+		if _, err := e.Container(ctr); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
+			t.Errorf("%s: the removed container: %v; %d debts", step, err, e.debtCount())
+		}
+		again := b.create(e, pod, "c") // the same name
+		b.node.set(func() { delete(b.node.fail, step) })
+		for deadline := time.Now().Add(20 * time.Second); e.debtCount() > 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the debt is never paid", step)
+			}
+		}
+		if _, err := e.Container(again); err != nil {
+			t.Errorf("%s: paying the debt took the new container: %v", step, err)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	}
+}
+
+func TestRemovalOfAPodThatFailsIsADebt(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	cfg := podConfig("a")
+	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD // an infra container
+	pod, err := e.RunSandbox(t.Context(), "", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	b.node.set(func() { b.node.fail["delete"] = errInjected })
+	if err := e.RemoveSandbox(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	if _, err := e.Sandbox(pod); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
+		t.Errorf("the removed pod: %v; %d debts", err, e.debtCount())
+	}
+	b.node.set(func() { delete(b.node.fail, "delete") })
+	b.close(e)
+	b.engine() // whose records have the debt
+	b.nothingLeft()
+}
+
+// Whatever happened to an image, and to a handler, the server starts, and the
+// images of containers that it cannot manage now stay held.
+func TestStartWithoutImageOrHandler(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	b.node.set(func() { b.node.fail["adopt"] = fault.NotFound })
+	e = b.engine()
+	if _, err := e.Container(ctr); err != nil {
+		t.Errorf("without its image: %v", err)
+	}
+	b.close(e)
+	b.node.set(func() { delete(b.node.fail, "adopt"); b.node.unknown = true })
+	b.close(b.engine())
+	if !b.node.rootfs[ctr] {
+		t.Error("the image of a container of an unknown handler was let go of")
+	}
+	b.node.set(func() { b.node.unknown = false })
+	e = b.engine()
+	if v, err := e.Container(ctr); err != nil || v.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("with its handler back: %+v, %v", v, err)
+	}
+	b.remove(e, pod)
+}
+
+// A pod whose network is being given back never comes back to life: the address
+// may be another one's by then.
+func TestStopThatIsCutShort(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	hang := make(chan struct{})
+	b.node.set(func() { b.node.block["detach"] = hang })
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _ = e.StopSandbox(ctx, pod) }()
+	for b.node.count("detach") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	// The server is killed: another one finds what is on disk.
+	b.node.set(func() { delete(b.node.block, "detach") })
+	second, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.close(second) })
+	if v, err := second.Sandbox(pod); err != nil || v.State != cri.PodSandboxState_SANDBOX_NOTREADY || len(v.IPs) != 0 {
+		t.Errorf("after the kill: %+v, %v", v, err)
+	}
+	close(hang)
+}
