@@ -63,6 +63,7 @@ stage() {
 	done
 	install -D -m 644 -t "$doc" README.md
 	install -D -m 644 -t "$doc/examples" contrib/crictl.yaml contrib/policy.json contrib/registries.conf
+	install -D -m 644 -t "$doc/examples" contrib/grafana/crius.json
 	install -D -m 644 contrib/sysctl.d/99-crius.conf "$doc/examples/sysctl.conf"
 	install -D -m 644 contrib/modules-load.d/crius.conf "$doc/examples/modules-load.conf"
 	if [ -d contrib/cni ]; then

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -107,6 +108,27 @@ func TestManual(t *testing.T) {
 	for _, name := range regexp.MustCompile("`(crius_[a-z_]+?)(_count)?[{`]").FindAllStringSubmatch(string(manual), -1) {
 		if !names[name[1]] {
 			t.Errorf("docs/metrics.md has %s, which is no metric", name[1])
+		}
+	}
+}
+
+// The dashboard shows metrics that there are.
+func TestDashboard(t *testing.T) {
+	dashboard, err := os.ReadFile("../../contrib/grafana/crius.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !json.Valid(dashboard) {
+		t.Error("it is no JSON")
+	}
+	text := scrape(t, full(t))
+	names := regexp.MustCompile(`crius_[a-z_]+`).FindAllString(string(dashboard), -1)
+	if len(names) < 10 {
+		t.Errorf("only %q", names)
+	}
+	for _, name := range names {
+		if !strings.Contains(text, "\n"+name+"{") && !strings.Contains(text, "\n"+name+" ") {
+			t.Errorf("there is no metric %s", name)
 		}
 	}
 }
