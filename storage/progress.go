@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,7 @@ func causeOf(ctx context.Context, err error) error {
 // only while a layer is under way: unpacking may take as long as it needs.
 type watchdog struct {
 	counts *PullCounts
+	pull   *PullProgress
 	limit  time.Duration // 0: none
 	cancel context.CancelCauseFunc
 	events chan types.ProgressProperties // as the library reports
@@ -44,9 +46,10 @@ type watchdog struct {
 	done   sync.WaitGroup
 }
 
-func newWatchdog(counts *PullCounts, limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
+func newWatchdog(counts *PullCounts, image string, limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
 	w := &watchdog{
 		counts: counts,
+		pull:   counts.begin(image),
 		limit:  limit,
 		cancel: cancel,
 		events: make(chan types.ProgressProperties, 64),
@@ -56,21 +59,73 @@ func newWatchdog(counts *PullCounts, limit time.Duration, cancel context.CancelC
 	return w
 }
 
-// PullCounts is what pulls have done since the store was opened.
+// PullCounts is what pulls have done since the store was opened, and what they
+// are doing.
 type PullCounts struct {
 	Bytes   atomic.Int64 // that came from registries, as they are compressed there
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that were there already
+
+	mu     sync.Mutex
+	active map[*PullProgress]bool
+}
+
+// PullProgress is a pull under way. Layers count from when it is their turn, a
+// few at a time, so that the totals grow.
+type PullProgress struct {
+	Image string    `json:"image"`
+	Since time.Time `json:"since"`
+	Bytes int64     `json:"bytes"` // that have come
+	Total int64     `json:"total"` // of the blobs so far
+	Blobs int       `json:"blobs"`
+	Done  int       `json:"done"` // of them
 }
 
 // Pulls are the store's own.
 func (s *Store) Pulls() *PullCounts { return &s.pulls }
 
-func (c *PullCounts) note(event types.ProgressProperties) {
+// Active are the pulls under way, the first one first.
+func (c *PullCounts) Active() []PullProgress {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]PullProgress, 0, len(c.active))
+	for p := range c.active {
+		list = append(list, *p)
+	}
+	slices.SortFunc(list, func(a, b PullProgress) int { return a.Since.Compare(b.Since) })
+	return list
+}
+
+func (c *PullCounts) begin(image string) *PullProgress {
+	p := &PullProgress{Image: image, Since: time.Now()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active == nil {
+		c.active = map[*PullProgress]bool{}
+	}
+	c.active[p] = true
+	return p
+}
+
+func (c *PullCounts) end(p *PullProgress) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.active, p)
+}
+
+// note counts an event of the pull p.
+func (c *PullCounts) note(p *PullProgress, event types.ProgressProperties) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.Bytes.Add(int64(event.OffsetUpdate))
+	p.Bytes += int64(event.OffsetUpdate)
 	switch event.Event {
+	case types.ProgressEventNewArtifact:
+		p.Blobs++
+		p.Total += max(event.Artifact.Size, 0)
 	case types.ProgressEventDone:
 		c.Fetched.Add(1)
+		p.Done++
 	case types.ProgressEventSkipped:
 		c.Present.Add(1)
 	}
@@ -80,6 +135,7 @@ func (c *PullCounts) note(event types.ProgressProperties) {
 func (w *watchdog) stop() {
 	close(w.end)
 	w.done.Wait()
+	w.counts.end(w.pull)
 }
 
 func (w *watchdog) run() {
@@ -93,11 +149,11 @@ func (w *watchdog) run() {
 		select {
 		case <-w.end:
 			for len(w.events) > 0 { // nobody sends any more
-				w.counts.note(<-w.events)
+				w.counts.note(w.pull, <-w.events)
 			}
 			return
 		case event := <-w.events:
-			w.counts.note(event)
+			w.counts.note(w.pull, event)
 			layers.note(event)
 			if w.limit > 0 {
 				timer.Reset(w.limit)

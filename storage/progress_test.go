@@ -51,7 +51,7 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), 30*time.Millisecond, cancel)
+	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, cancel)
 	defer w.stop()
 	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
 	w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
@@ -74,7 +74,7 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 // Without a limit nothing is ever called off, and it is counted all the same.
 func TestNoLimit(t *testing.T) {
 	counts := new(PullCounts)
-	w := newWatchdog(counts, 0, func(cause error) { t.Error(cause) })
+	w := newWatchdog(counts, "image", 0, func(cause error) { t.Error(cause) })
 	for _, e := range []types.ProgressProperties{
 		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
@@ -83,7 +83,23 @@ func TestNoLimit(t *testing.T) {
 	} {
 		w.events <- e
 	}
+	want := PullProgress{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		active := counts.Active()
+		if len(active) == 1 {
+			active[0].Since = time.Time{}
+			if active[0] == want && counts.Present.Load() == 1 {
+				break
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("under way: %+v", active)
+		}
+	}
 	w.stop()
+	if active := counts.Active(); len(active) != 0 {
+		t.Errorf("still under way: %+v", active)
+	}
 	if b, f, p := counts.Bytes.Load(), counts.Fetched.Load(), counts.Present.Load(); b != 10 || f != 1 || p != 1 {
 		t.Errorf("counted %d bytes, %d fetched, %d present", b, f, p)
 	}

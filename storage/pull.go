@@ -141,7 +141,7 @@ func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *sign
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, s.cfg.ProgressTimeout, cancel)
+	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, cancel)
 	defer watch.stop()
 	var stored types.ImageReference
 	_, err = copy.Image(ctx, policy, dest, src, &copy.Options{

@@ -49,7 +49,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.configCommand(), p.checkCommand(), versionCommand(), completionCommand(), generateCommand())
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.checkCommand(), versionCommand(), completionCommand(), generateCommand())
 	return root
 }
 

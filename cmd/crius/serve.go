@@ -90,7 +90,7 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func() map[string]string {
-			return statusInfo(map[string]any{"config": cfg, "network": cni.Info(), "server": newVitals(since, engine.Summary())})
+			return statusInfo(map[string]any{"config": cfg, "network": cni.Info(), "server": newVitals(since, engine.Summary(), store.Pulls())})
 		},
 		Count: counts.Call,
 	})

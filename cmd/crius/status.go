@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage"
 )
 
 // vitals is what the server tells of itself in a verbose Status.
@@ -28,6 +29,8 @@ type vitals struct {
 	Goroutines int       `json:"goroutines"`
 	Heap       uint64    `json:"heapBytes"`
 	Work       []work    `json:"work"`
+
+	Pulls []storage.PullProgress `json:"pulls"`
 }
 
 // states counts objects by state.
@@ -42,12 +45,12 @@ type work struct {
 	StepSeconds float64 `json:"stepSeconds,omitempty"`
 }
 
-func newVitals(since time.Time, s pod.Summary) vitals {
+func newVitals(since time.Time, s pod.Summary, pulls *storage.PullCounts) vitals {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
 		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Debts: s.Debts,
-		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{},
+		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
 			"notready": s.Pods[cri.PodSandboxState_SANDBOX_NOTREADY],

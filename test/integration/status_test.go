@@ -3,15 +3,20 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/test/images"
 )
 
 func TestStatusCommand(t *testing.T) {
@@ -117,5 +122,40 @@ func TestEventsCommand(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil || time.Since(began) > patience {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+func TestPullsCommand(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	data, err := io.ReadAll(noise(4 * mib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := images.Build(nil, image.Regular("noise", 0o644, data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Registry.Push("slow", "latest", built)
+	if out, err := w.crius(t, "pulls"); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("no pull: %v, %q", err, out)
+	}
+	w.Registry.Inject(registry.Fault{Path: "/slow/blobs/", Do: registry.Slow(512 << 10)})
+	pulled := make(chan error, 1)
+	go func() { pulled <- w.pullAs(t, node.RegistryHost+"/slow:latest", nil) }()
+	out := ""
+	far := regexp.MustCompile(`registry\.test/slow:latest\s+\S+\s+[1-3]\.\d of \d\.\d MiB\s+\d of \d blobs`)
+	if !eventually(func() bool {
+		out, err = w.crius(t, "pulls")
+		return err == nil && far.MatchString(out)
+	}) {
+		t.Errorf("crius pulls does not say how far it is: %v\n%s", err, out)
+	}
+	w.Registry.Heal()
+	if err := <-pulled; err != nil {
+		t.Error(err)
+	}
+	if out, err := w.crius(t, "pulls"); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("after the pull: %v, %q", err, out)
 	}
 }

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/storage"
+)
+
+// watchPeriod is how often a watched list is shown.
+const watchPeriod = time.Second
+
+func (p *program) pullsCommand() *cobra.Command {
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "pulls",
+		Short: "Show which images are being pulled, and how far that is",
+		Long:  "List the pulls of the running server. Layers are counted from when it is their turn, a few at a time, so that totals grow.",
+		Args:  usage(cobra.NoArgs),
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it every second until interrupted")
+	format := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		loaded, err := p.load(cmd)
+		if err != nil {
+			return err
+		}
+		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+			for {
+				report, err := askStatus(ctx, server)
+				if watch && ctx.Err() != nil {
+					return nil // interrupted: that is how it ends
+				}
+				if err != nil {
+					return err
+				}
+				list := report.Server.Pulls
+				err = format.print(cmd.OutOrStdout(), list, func(w io.Writer) { writeTable(w, func(w io.Writer) { writePulls(w, list) }) })
+				if err != nil || !watch {
+					return err
+				}
+				select {
+				case <-time.After(watchPeriod):
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
+	}
+	return cmd
+}
+
+func writePulls(w io.Writer, list []storage.PullProgress) {
+	for _, p := range list {
+		took := time.Since(p.Since)
+		rate := float64(p.Bytes) / took.Seconds() / (1 << 20)
+		fmt.Fprintf(w, "%s\t%s\t%.1f of %.1f MiB\t%d of %d blobs\t%.1f MiB/s\n",
+			printable(p.Image), brief(took), float64(p.Bytes)/(1<<20), float64(p.Total)/(1<<20), p.Done, p.Blobs, rate)
+	}
+}
