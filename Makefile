@@ -24,7 +24,7 @@ setup: ## Install what tests and demo need (Debian, as root).
 
 .PHONY: test
 test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
-	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 15m -run '$(RUN)' $(or $(PACKAGES),./...)
+	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 30m -run '$(RUN)' $(or $(PACKAGES),./...)
 
 .PHONY: demo
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
