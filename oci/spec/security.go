@@ -137,6 +137,11 @@ func lsmLabels(in *Input, s *specs.Spec) error {
 func (in *Input) appArmor() (string, error) {
 	sc := in.security()
 	want, err := chooseProfile(sc.GetApparmor(), sc.GetApparmorProfile(), runtimeDefault)
+	if err == nil && want.confinement == localhost {
+		// The kubelet sends the profile's name, others put the deprecated string's
+		// prefix before it here, too.
+		want, err = localhostProfile(strings.TrimPrefix(want.ref, "localhost/"))
+	}
 	if err != nil {
 		return "", fmt.Errorf("AppArmor profile: %w", err)
 	}
