@@ -42,6 +42,13 @@ node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
 
+.PHONY: node-qemu
+node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
+		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
+
 .PHONY: bench
 bench: ## Measure crius beside its peers, from Debian's packages. ROW=log: only that.
 	@test/setup.sh conmon

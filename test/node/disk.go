@@ -17,7 +17,7 @@ import (
 // takes space.
 const outputSize = 256 << 20
 
-// newest is the newest file that the pattern finds.
+// newest is the newest file that the pattern finds; none is an error.
 func newest(pattern string) (string, error) {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
@@ -35,7 +35,7 @@ func newest(pattern string) (string, error) {
 		}
 	}
 	if found == nil {
-		return "", fmt.Errorf("there is no %s: run make packages", pattern)
+		return "", fmt.Errorf("there is no %s", pattern)
 	}
 	return path, nil
 }
@@ -107,7 +107,8 @@ func unpack(path, dir string) error {
 	}
 }
 
-// judge counts what the suite reported, and what was left behind as a failure.
+// judge counts what the suite reported, and as failures what was left behind and
+// what the guest saw beside the suite.
 func judge(dir string) (*critest.Result, error) {
 	if text, err := os.ReadFile(filepath.Join(dir, "error")); err == nil {
 		return nil, fmt.Errorf("in the guest: %s", text)
@@ -120,12 +121,14 @@ func judge(dir string) (*critest.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	left, err := os.ReadFile(filepath.Join(dir, "left"))
-	if err != nil {
-		return nil, err
-	}
-	if len(left) > 0 {
-		r.Fail("left behind by the suite", string(left))
+	for file, about := range map[string]string{"left": "left behind by the suite", "wrong": "what the guest looked at beside the suite"} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			return nil, err
+		}
+		if len(text) > 0 {
+			r.Fail(about, string(text))
+		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "crius.log"))
 	if err != nil {

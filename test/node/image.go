@@ -17,6 +17,8 @@ type recipe struct {
 	Suite    string
 	Packages []string
 	Modules  string            // directory with kernel modules, of a kernel from outside
+	Boots    bool              // has a kernel of its own, which is kept beside the image
+	Hooks    []string          // shell scripts that run before Packages are installed; $1 is the root
 	Files    map[string]string // to write, by path
 	Links    map[string]string // symbolic links to make, by path
 	Masked   []string          // units that only cost time
@@ -85,14 +87,24 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	if err := command(ctx, cache, "mmdebstrap", "--quiet", "--variant=minbase", "--include="+strings.Join(r.Packages, ","),
+	argv := []string{
+		"mmdebstrap", "--quiet", "--variant=minbase", "--include=" + strings.Join(r.Packages, ","),
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/crius/*",
-		r.Suite, root); err != nil {
+	}
+	for _, hook := range r.Hooks {
+		argv = append(argv, "--essential-hook="+hook)
+	}
+	if err := command(ctx, cache, append(argv, r.Suite, root)...); err != nil {
 		return "", fmt.Errorf("%w\nwhere %s cannot be had, SUITE=bookworm may", err, r.Suite)
 	}
 	if err := furnish(ctx, root, r); err != nil {
 		return "", err
+	}
+	if r.Boots {
+		if err := keepKernel(root, path); err != nil {
+			return "", err
+		}
 	}
 	partial := path + ".partial"
 	os.Remove(partial)
@@ -103,6 +115,30 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 		return "", err
 	}
 	return path, os.Rename(partial, path)
+}
+
+// What an image boots from stands beside it, under its name with these endings.
+const (
+	kernelSuffix = ".kernel"
+	initrdSuffix = ".initrd"
+)
+
+// keepKernel copies what a machine outside needs to boot the image.
+func keepKernel(root, image string) error {
+	for pattern, suffix := range map[string]string{"vmlinuz-*": kernelSuffix, "initrd.img-*": initrdSuffix} {
+		file, err := newest(filepath.Join(root, "boot", pattern))
+		if err != nil {
+			return err
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(image+suffix, data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // furnish turns an installed system into the test machine.

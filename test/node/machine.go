@@ -31,7 +31,11 @@ type machine interface {
 	adapt(*recipe)                                         // says what the root file system must have for it
 	argv(d disks) (argv, env []string)                     // in a directory of its own; its console is standard output
 	patience() time.Duration                               // the longest time that a run may take
+	processors() int                                       // that it keeps busy here
 }
+
+// machines are all kinds, by what they are called on the command line.
+var machines = map[string]machine{"uml": new(uml), "qemu": qemu{}}
 
 // errPanic is the end of a kernel.
 var errPanic = errors.New("the machine's kernel panicked")

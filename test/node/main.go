@@ -1,12 +1,14 @@
 // Node runs critest, the conformance suite of CRI, against crius on a systemd
 // machine with cgroup v2, whatever this machine is like:
 //
-//	go run ./test/node [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
+//	go run ./test/node [-machine uml|qemu] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
-// The machine is a virtual one, made of Debian's packages and user-mode Linux,
-// which is a kernel that runs as an ordinary process and needs no
-// virtualisation. In it crius is installed from its own package and runs as
-// its service, with Debian's runc and crun or, if asked for, a current runc (runc-current).
+// The machine is made of Debian's packages and needs no virtualisation: with uml
+// its kernel is user-mode Linux, which runs as an ordinary process; with qemu it
+// is Debian's own on an emulated processor, slow, but with AppArmor, cpuset and
+// hugetlb. In it crius is installed from its own package and runs as its
+// service, with Debian's runc and crun or, if asked for, a current runc
+// (runc-current).
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that
@@ -15,7 +17,7 @@
 //	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
 // The exit code is 1 if any failed. Everything that a run printed and logged is
-// kept in .cache/node/DRIVER-HANDLER.
+// kept in .cache/node/DRIVER-HANDLER, or qemu-DRIVER-HANDLER.
 package main
 
 import (
@@ -40,14 +42,13 @@ import (
 // options are what one run is about; the guest reads them as JSON.
 type options struct{ Driver, Handler, Focus string }
 
-func (o options) name() string { return o.Driver + "/" + o.Handler }
-
 func main() {
+	kind := flag.String("machine", "uml", "kind of the machine, uml or qemu")
 	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
 	handler := flag.String("handler", "runc,crun", "runtime handlers, of runc, crun and runc-current")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
-	parallel := flag.Int("parallel", min(2, runtime.NumCPU()), "machines that run at the same time; each has one processor")
+	parallel := flag.Int("parallel", 0, "machines that run at the same time; 0: as many as two processors can bear")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -58,7 +59,14 @@ func main() {
 			runs = append(runs, options{d, h, *focus})
 		}
 	}
-	b := bench{suite: *suite, packages: *packages, atOnce: max(1, *parallel)}
+	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, atOnce: *parallel}
+	if b.machine == nil {
+		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml or qemu\n", *kind)
+		os.Exit(2)
+	}
+	if b.atOnce < 1 {
+		b.atOnce = max(1, min(2, runtime.NumCPU())/b.machine.processors())
+	}
 	if err := b.run(ctx, runs); err != nil {
 		fmt.Fprintln(os.Stderr, "\nnode:", err)
 		os.Exit(1)
@@ -67,14 +75,15 @@ func main() {
 
 // bench is what all runs share.
 type bench struct {
+	kind     string // of the machine, as in machines
+	machine  machine
 	suite    string // Debian's release
 	packages string // directory of the DEB
 	atOnce   int    // machines that may run at the same time
 
-	cache   string // directory of everything that is kept
-	base    string // image of the root file system
-	machine machine
-	files   map[string]string // what every guest gets: name to path here
+	cache string            // directory of everything that is kept
+	base  string            // image of the root file system
+	files map[string]string // what every guest gets: name to path here
 }
 
 func (b *bench) run(ctx context.Context, runs []options) error {
@@ -96,7 +105,7 @@ func (b *bench) run(ctx context.Context, runs []options) error {
 	all.Wait()
 	var errs []error
 	for i, r := range results {
-		name := runs[i].name()
+		name := b.name(runs[i])
 		if r.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, r.err))
 			continue
@@ -117,9 +126,19 @@ type outcome struct {
 	took   time.Duration
 }
 
+// name is what a run is called: driver/handler, and of another machine than the
+// usual one its kind before.
+func (b *bench) name(o options) string {
+	name := o.Driver + "/" + o.Handler
+	if b.kind != "uml" {
+		name = b.kind + "/" + name
+	}
+	return name
+}
+
 // dir is where everything of a run is kept.
 func (b *bench) dir(o options) string {
-	return filepath.Join(b.cache, o.Driver+"-"+o.Handler)
+	return filepath.Join(b.cache, strings.ReplaceAll(b.name(o), "/", "-"))
 }
 
 // prepare builds everything that is not there yet.
@@ -135,7 +154,6 @@ func (b *bench) prepare(ctx context.Context) error {
 	if b.files, err = b.collect(ctx, repo); err != nil {
 		return err
 	}
-	b.machine = new(uml)
 	if err := b.machine.prepare(ctx, repo, b.cache); err != nil {
 		return err
 	}
@@ -157,7 +175,7 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 		return nil, err
 	}
 	defer func() { os.Remove(d.input); os.Remove(filepath.Join(dir, overlay)) }()
-	fmt.Printf("%s: boots %s, its console is %s\n", o.name(), b.machine.name(), filepath.Join(dir, "console.log"))
+	fmt.Printf("%s: boots %s, its console is %s\n", b.name(o), b.machine.name(), filepath.Join(dir, "console.log"))
 	if err := boot(ctx, b.machine, dir, d); err != nil {
 		return nil, err
 	}
@@ -175,7 +193,7 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 	}
 	deb, err := newest(filepath.Join(b.packages, "crius_*.deb"))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: run make packages", err)
 	}
 	guest := filepath.Join(b.cache, "guest")
 	if err := command(ctx, repo, "go", "build", "-tags", node.BuildTags, "-o", guest, "./test/node/guest"); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -64,10 +65,12 @@ func TestWhatIsLeftIsAFailure(t *testing.T) {
 		files map[string]string
 		want  string // in what is printed, or in the error
 	}{
-		"clean":   {map[string]string{"report.json": passed, "left": "", "crius.log": ""}, "x: 1 passed, 0 failed, 0 skipped"},
-		"left":    {map[string]string{"report.json": passed, "left": "cgroup: /a\nfile: /b", "crius.log": ""}, "cgroup: /a\n           file: /b"},
-		"crashed": {map[string]string{"report.json": passed, "left": "", "crius.log": "goroutine 1 [running]:"}, "the server crashed"},
-		"error":   {map[string]string{"report.json": passed, "left": "", "crius.log": "", "error": "no service"}, "in the guest: no service"},
+		"clean":   {map[string]string{"report.json": passed, "left": "", "wrong": "", "crius.log": ""}, "x: 1 passed, 0 failed, 0 skipped"},
+		"left":    {map[string]string{"report.json": passed, "left": "cgroup: /a\nfile: /b", "wrong": "", "crius.log": ""}, "cgroup: /a\n           file: /b"},
+		"wrong":   {map[string]string{"report.json": passed, "left": "", "wrong": "mounting is denied: ", "crius.log": ""}, "FAILED:  what the guest looked at beside"},
+		"unseen":  {map[string]string{"report.json": passed, "left": "", "crius.log": ""}, "wrong: no such file"},
+		"crashed": {map[string]string{"report.json": passed, "left": "", "wrong": "", "crius.log": "goroutine 1 [running]:"}, "the server crashed"},
+		"error":   {map[string]string{"report.json": passed, "left": "", "wrong": "", "crius.log": "", "error": "no service"}, "in the guest: no service"},
 		"nothing": {nil, "report.json"},
 	} {
 		dir := t.TempDir()
@@ -83,6 +86,54 @@ func TestWhatIsLeftIsAFailure(t *testing.T) {
 		}
 		if !strings.Contains(out.String(), c.want) {
 			t.Errorf("%s: %s", name, out.String())
+		}
+	}
+}
+
+// A machine boots what stands beside its image, and that is the newest kernel of
+// the root file system.
+func TestKernelIsKeptBesideTheImage(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "boot"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(t.TempDir(), "base.img")
+	if err := keepKernel(root, image); err == nil || !strings.Contains(err.Error(), "there is no ") {
+		t.Errorf("a root file system without a kernel: %v", err)
+	}
+	old := time.Now().Add(-time.Hour)
+	for name, text := range map[string]string{"vmlinuz-1": "old", "initrd.img-1": "old", "vmlinuz-2": "kernel", "initrd.img-2": "initrd"} {
+		path := filepath.Join(root, "boot", name)
+		write(t, path, text)
+		if text != "old" {
+			continue
+		}
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := keepKernel(root, image); err != nil {
+		t.Fatal(err)
+	}
+	argv, _ := qemu{}.argv(disks{base: image})
+	for option, want := range map[string]string{"-kernel": "kernel", "-initrd": "initrd"} {
+		at := slices.Index(argv, option)
+		if got, err := os.ReadFile(argv[at+1]); err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", option, got, err)
+		}
+	}
+}
+
+// Runs on both machines are told apart, and keep their logs apart.
+func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
+	o := options{Driver: "systemd", Handler: "runc"}
+	for kind, want := range map[string][2]string{
+		"uml":  {"systemd/runc", "/c/systemd-runc"},
+		"qemu": {"qemu/systemd/runc", "/c/qemu-systemd-runc"},
+	} {
+		b := bench{kind: kind, cache: "/c"}
+		if got := [2]string{b.name(o), b.dir(o)}; got != want {
+			t.Errorf("%s: %q, want %q", kind, got, want)
 		}
 	}
 }

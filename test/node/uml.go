@@ -20,6 +20,8 @@ func (*uml) name() string { return "user-mode Linux" }
 
 func (*uml) patience() time.Duration { return 20 * time.Minute }
 
+func (*uml) processors() int { return 1 }
+
 func (u *uml) prepare(ctx context.Context, repo, cache string) error {
 	for _, path := range []string{umlProgram, umlModules} {
 		if _, err := os.Stat(path); err != nil {

@@ -84,6 +84,13 @@ func run(ctx context.Context) error {
 	if _, err := suite.Run(ctx, critest.Target{Socket: socket, Handler: o.Handler, Dir: dir, Do: here}); err != nil {
 		return err
 	}
+	wrong, err := promises(ctx, o)
+	if err != nil {
+		return fmt.Errorf("beside the suite: %w", err)
+	}
+	if err := os.WriteFile("out/wrong", []byte(strings.Join(wrong, "\n")), 0o644); err != nil {
+		return err
+	}
 	left, err := settle(o, before)
 	if err != nil {
 		return err
