@@ -13,9 +13,9 @@ import (
 
 // Interface is what went through a network interface since it was made.
 type Interface struct {
-	Name              string
-	RxBytes, RxErrors uint64
-	TxBytes, TxErrors uint64
+	Name                                    string
+	RxBytes, RxPackets, RxErrors, RxDropped uint64
+	TxBytes, TxPackets, TxErrors, TxDropped uint64
 }
 
 // Usage reads the counters of all interfaces but the loopback in each of the
@@ -46,12 +46,9 @@ func Usage(paths []string) ([][]Interface, error) {
 	return all, errors.Join(errs...)
 }
 
-// Columns of /proc/net/dev, after the name.
-const (
-	rxBytes, rxErrors = 0, 2
-	txBytes, txErrors = 8, 10
-	columns           = 16
-)
+// columns of /proc/net/dev after the name: eight for each direction, the first
+// four of which are bytes, packets, errors and drops.
+const columns = 16
 
 // maxInterfaces bounds what is told of one pod: with CAP_NET_ADMIN it can make
 // any number, and all pods' must fit in one message.
@@ -76,7 +73,13 @@ func interfaces(text []byte) ([]Interface, error) {
 		if len(words) < columns {
 			return nil, fmt.Errorf("/proc/net/dev: interface %q has %d columns instead of %d", i.Name, len(words), columns)
 		}
-		for column, counter := range map[int]*uint64{rxBytes: &i.RxBytes, rxErrors: &i.RxErrors, txBytes: &i.TxBytes, txErrors: &i.TxErrors} {
+		for column, counter := range []*uint64{
+			&i.RxBytes, &i.RxPackets, &i.RxErrors, &i.RxDropped, nil, nil, nil, nil,
+			&i.TxBytes, &i.TxPackets, &i.TxErrors, &i.TxDropped,
+		} {
+			if counter == nil {
+				continue
+			}
 			n, err := strconv.ParseUint(string(words[column]), 10, 64)
 			if err != nil {
 				return nil, fmt.Errorf("/proc/net/dev: interface %q: %w", i.Name, err)

@@ -27,8 +27,8 @@ func TestInterfaces(t *testing.T) {
 		want []Interface
 		err  string
 	}{
-		"a pod":          {head + lo + wide, []Interface{{"eth0", 18446744073709551615, 3, 9000, 11}}, ""},
-		"two interfaces": {head + long + lo + wide, []Interface{{"verylongname123", 1, 0, 2, 0}, {"eth0", 18446744073709551615, 3, 9000, 11}}, ""},
+		"a pod":          {head + lo + wide, []Interface{{"eth0", 18446744073709551615, 20, 3, 4, 9000, 10, 11, 12}}, ""},
+		"two interfaces": {head + long + lo + wide, []Interface{{"verylongname123", 1, 0, 0, 0, 2, 0, 0, 0}, {"eth0", 18446744073709551615, 20, 3, 4, 9000, 10, 11, 12}}, ""},
 		"loopback alone": {head + lo, []Interface{}, ""},
 		"short":          {head + "eth0: 1 2 3\n", nil, "3 columns"},
 		"nonsense":       {head + strings.Replace(wide, "9000", "many", 1), nil, "many"},

@@ -9,6 +9,10 @@ import (
 
 // Config is the CRI endpoint.
 type Config struct {
+	// PodMetrics are the kinds of metrics that pods have, of PodMetricKinds or
+	// AllPodMetrics. They come from the section of metrics.
+	PodMetrics []string `toml:"-"`
+
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
 	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
@@ -26,6 +30,7 @@ func DefaultConfig() Config {
 		Listen:         "/run/crius/crius.sock",
 		SocketMode:     0o660,
 		MaxMessageSize: 16 << 20,
+		PodMetrics:     DefaultPodMetricKinds(),
 
 		StreamAddress:     "127.0.0.1:0",
 		StreamIdleTimeout: 4 * time.Hour,

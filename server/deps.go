@@ -7,6 +7,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/storage"
 )
@@ -43,6 +44,10 @@ type Engine interface {
 	// fail: what vanished meanwhile is missing, or has no values.
 	ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats
 	SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats
+	// Metrics measures all ready pods, in the same way; MetricOffers is what the
+	// kernel can tell beyond what all do.
+	Metrics(parts pod.MetricParts) []*pod.PodMetrics
+	MetricOffers() cgroup.Offers
 	UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error
 	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had
 	// to be killed for its time is fault.Timeout, which the kubelet takes for

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/storage"
@@ -138,6 +139,9 @@ type fakeEngine struct {
 	containers     []*pod.ContainerView
 	containerStats []*pod.ContainerStats
 	sandboxStats   []*pod.SandboxStats
+	metrics        []*pod.PodMetrics
+	offers         cgroup.Offers
+	measured       pod.MetricParts // by the latest Metrics
 	spec           json.RawMessage
 	exec           pod.ExecResult
 	handlers       []*cri.RuntimeHandler
@@ -216,6 +220,13 @@ func (f *fakeEngine) ContainerStats(wanted func(*pod.ContainerView) bool) []*pod
 func (f *fakeEngine) SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats {
 	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *pod.SandboxStats) bool { return !wanted(s.View) })
 }
+
+func (f *fakeEngine) Metrics(parts pod.MetricParts) []*pod.PodMetrics {
+	f.measured = parts
+	return f.metrics
+}
+
+func (f *fakeEngine) MetricOffers() cgroup.Offers { return f.offers }
 
 func (f *fakeEngine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
 	return f.did(ctx, "UpdateContainerResources", id, r)

@@ -300,7 +300,6 @@ func TestUnimplemented(t *testing.T) {
 	n := start(t)
 	ctx := t.Context()
 	for _, err := range []error{
-		second(n.runtime.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})),
 		second(n.runtime.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{})),
 		n.conn.Invoke(ctx, "/runtime.v1alpha2.RuntimeService/CheckpointContainer", &cri.CheckpointContainerRequest{}, &cri.CheckpointContainerResponse{}),
 	} {

@@ -11,6 +11,7 @@ type runtimeService struct {
 	*streamAPI
 	*eventAPI
 	*statsAPI
+	*metricsAPI
 	*nodeAPI
 }
 
@@ -18,15 +19,20 @@ type unimplementedRuntime struct {
 	cri.UnimplementedRuntimeServiceServer
 }
 
-func newRuntimeService(cfg Config, s Services) *runtimeService {
+func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
+	metrics, err := newMetricsAPI(s.Engine, cfg.PodMetrics)
+	if err != nil {
+		return nil, err
+	}
 	return &runtimeService{
 		sandboxAPI:   &sandboxAPI{engine: s.Engine},
 		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
 		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
 		eventAPI:     &eventAPI{engine: s.Engine},
 		statsAPI:     &statsAPI{engine: s.Engine},
+		metricsAPI:   metrics,
 		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
-	}
+	}, nil
 }
 
 // imageService is the ImageService in the same way.

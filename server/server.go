@@ -42,13 +42,17 @@ func New(cfg Config, s Services) (*Server, error) {
 	if cfg.MaxMessageSize < minMessageSize {
 		return nil, fmt.Errorf("%w: max_message_size = %d: give at least %d", fault.Invalid, cfg.MaxMessageSize, minMessageSize)
 	}
+	runtime, err := newRuntimeService(cfg, s)
+	if err != nil {
+		return nil, err
+	}
 	srv := grpc.NewServer(
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
 		grpc.UnaryInterceptor(guardUnary(s.Count)),
 		grpc.StreamInterceptor(guardStream),
 	)
-	registerCRI(srv, newRuntimeService(cfg, s), newImageService(s))
+	registerCRI(srv, runtime, newImageService(s))
 	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})
 	return &Server{grpc: srv, engine: s.Engine}, nil
 }

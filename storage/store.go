@@ -69,6 +69,7 @@ type Store struct {
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
+	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 
 	background sync.WaitGroup // the measuring of writable layers
@@ -93,6 +94,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions}
+	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib)
 	s.holds = newHolds(lib, s.debris)
 	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)

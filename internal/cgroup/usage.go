@@ -55,6 +55,7 @@ type Stall struct {
 // looked up once.
 type Meters struct {
 	all     []hierarchy
+	sizes   []string  // of huge pages
 	readers sync.Pool // of *reader, whose buffers are large
 }
 
@@ -64,7 +65,9 @@ func NewMeters() (*Meters, error) {
 	if err != nil {
 		return nil, failed("find cgroups", "/proc/self/cgroup", err)
 	}
-	return newMeters(all), nil
+	ms := newMeters(all)
+	ms.sizes = pageSizes("/sys/kernel/mm/hugepages")
+	return ms, nil
 }
 
 func newMeters(all []hierarchy) *Meters {
@@ -76,6 +79,8 @@ func newMeters(all []hierarchy) *Meters {
 type Meter struct {
 	readers                     *sync.Pool
 	cpu, memory, pids, pressure place
+	sched, io, huge             place
+	sizes                       []string // of huge pages
 
 	mu   sync.Mutex // guards what follows; held while one file is read
 	rate rate
@@ -100,6 +105,10 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 		memory:   ms.place(cgroup, "memory"),
 		pids:     ms.place(cgroup, "pids"),
 		pressure: ms.place(cgroup, ""),
+		sched:    ms.place(cgroup, "cpu"),
+		io:       ms.place(cgroup, "blkio"),
+		huge:     ms.place(cgroup, "hugetlb"),
+		sizes:    ms.sizes,
 	}, nil
 }
 

@@ -60,6 +60,7 @@ func Default() Config {
 		LogLevel:  "info",
 		LogFormat: "text",
 		API:       server.DefaultConfig(),
+		Metrics:   metrics.Config{IncludedPodMetrics: server.DefaultPodMetricKinds()},
 		Pod:       pod.DefaultConfig(),
 		Runtime:   oci.DefaultConfig(),
 		Image:     storage.DefaultConfig(),
@@ -73,5 +74,6 @@ func Default() Config {
 func (c *Config) spread() {
 	c.Pod.StateDir = c.Root
 	c.Pod.RunDir = c.RunRoot
+	c.API.PodMetrics = c.Metrics.IncludedPodMetrics
 	c.Metrics.Socket = filepath.Join(c.RunRoot, "metrics.sock")
 }

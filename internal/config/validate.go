@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/crius-run/crius/server"
 )
 
 // maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
@@ -28,6 +30,8 @@ func choices(model string) []string {
 		return []string{"auto", "crius", "cni"}
 	case "runtime.handlers.NAME.type":
 		return []string{"oci"}
+	case "metrics.included_pod_metrics":
+		return append(server.PodMetricKinds(), server.AllPodMetrics)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ type Info struct {
 	Root    string // directory of the file system that is visible at Point
 	Point   string // where it is mounted
 	Type    string // file system type, such as "cgroup2"
+	Source  string // what is mounted, such as /dev/sda1; a file system may say anything here
 	Options string // options of the file system (not of the mount), comma-separated
 
 	Shared bool // what is mounted below it appears at its peers, and theirs here
@@ -120,7 +121,7 @@ func parse(line string) (Info, bool) {
 	if len(m) < 6 || len(f) < 3 {
 		return Info{}, false
 	}
-	info := Info{Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Options: f[2]}
+	info := Info{Root: unescape(m[3]), Point: unescape(m[4]), Type: f[0], Source: unescape(f[1]), Options: f[2]}
 	for _, tag := range m[6:] {
 		info.Shared = info.Shared || strings.HasPrefix(tag, "shared:")
 		info.Slave = info.Slave || strings.HasPrefix(tag, "master:")

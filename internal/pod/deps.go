@@ -20,6 +20,7 @@ type Images interface {
 	Writable(ctx context.Context) error
 	CheckMapping(userNS string) error
 	WritableUsage(id string) (usage storage.FsUsage, ok bool)
+	WritableSize() (storage.FsSize, error)
 }
 
 // Network is what the engine needs of CNI and of host ports.

@@ -153,6 +153,10 @@ func (f fakeImages) Adopt(live []storage.Rootfs) error {
 }
 
 func (f fakeImages) CheckMapping(string) error { return nil }
+func (f fakeImages) WritableSize() (storage.FsSize, error) {
+	return storage.FsSize{Device: "/dev/sda1", Bytes: 1}, nil
+}
+
 func (f fakeImages) WritableUsage(id string) (usage storage.FsUsage, ok bool) {
 	f.set(func() { usage, ok = f.layers[id] })
 	return usage, ok

@@ -25,6 +25,7 @@ type Sandbox struct {
 	id      string
 	runtime oci.Runtime
 	meter   *meter // nil: only the containers use anything
+	cgroup  string // the pod's own, or the one of its infra container
 	view    atomic.Pointer[SandboxView]
 
 	// life is held by the verb that changes the pod.
@@ -48,11 +49,13 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	own, m := e.podMeter(id, rec)
 	return &Sandbox{
 		engine:  e,
 		id:      id,
 		runtime: runtime,
-		meter:   e.podMeter(id, rec),
+		meter:   m,
+		cgroup:  own,
 		rec:     rec,
 		members: make(map[string]*Container),
 		ending:  make(chan struct{}),

@@ -177,6 +177,7 @@ func networkStats(name string, interfaces []network.Interface) *NetworkStats {
 type meter struct {
 	*cgroup.Meter
 	wholePod  bool // it is of a pod's own cgroup
+	path      string
 	complaint sync.Once
 }
 
@@ -186,7 +187,7 @@ func (e *Engine) newMeter(cgroup string) *meter {
 		slog.Debug("cgroup cannot be measured", "err", err)
 		return nil
 	}
-	return &meter{Meter: m}
+	return &meter{Meter: m, path: cgroup}
 }
 
 // read is empty for a container without a cgroup.
@@ -195,32 +196,30 @@ func (m *meter) read() cgroup.Usage {
 		return cgroup.Usage{}
 	}
 	u, err := m.Read()
-	if err != nil {
-		m.complaint.Do(func() { slog.Debug("some of a cgroup's counters are not known", "err", err) })
-	}
+	m.complain(err)
 	return u
 }
 
-// podMeter measures the pod's own cgroup if its client made one for it alone,
-// else the pod's infra container if it has one, to which the containers are
-// added.
-func (e *Engine) podMeter(id string, rec podRecord) *meter {
+// podMeter is the pod's own cgroup if its client made one for it alone, with its
+// meter, else that of an infra container. Such a one is measured if there is
+// one, and the containers are added to it.
+func (e *Engine) podMeter(id string, rec podRecord) (string, *meter) {
 	cfg := rec.Config.M
 	_, infra, err := e.cgroupOf(cfg, id)
 	if err != nil {
-		return nil
+		return "", nil
 	}
 	if parent := path.Dir(infra); isPodCgroup(parent, cfg) {
 		m := e.newMeter(parent)
 		if m != nil {
 			m.wholePod = true
 		}
-		return m
+		return parent, m
 	}
 	if rec.Infra {
-		return e.newMeter(infra)
+		return infra, e.newMeter(infra)
 	}
-	return nil
+	return infra, nil
 }
 
 // isPodCgroup tells whether a cgroup is the pod's own by its name, which a

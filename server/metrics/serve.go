@@ -14,10 +14,13 @@ import (
 	"github.com/crius-run/crius/server/tlsfile"
 )
 
-// Config is where metrics are read.
+// Config is where metrics are read, and which pods have.
 type Config struct {
 	// Socket is a unix socket for root.
 	Socket string `toml:"-"`
+
+	// IncludedPodMetrics is of the CRI server (server.Config.PodMetrics).
+	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of metrics of pods that kubelets with the feature gate PodAndContainerStatsFromCRI get, as of cAdvisor: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; none: an empty list"`
 
 	Address         string `toml:"address" help:"HOST:PORT at which Prometheus may read metrics, beside the unix socket metrics.sock in run_root; empty: none"`
 	TLSCertFile     string `toml:"tls_cert_file" help:"certificate for reading metrics over TLS, in PEM; noticed when it is replaced"`

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
@@ -39,6 +40,7 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 		title: fmt.Sprintf("Stats of %d pods with a container each, %d calls", statsPods, statsRounds),
 		head:  []string{"", "p50 ms", "CPU ms per pod"},
 	}
+	size := 0
 	for _, call := range []struct {
 		name string
 		ask  func() (int, error)
@@ -51,6 +53,11 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 			resp, err := r.ListPodSandboxStats(ctx, &cri.ListPodSandboxStatsRequest{})
 			return len(resp.GetStats()), err
 		}},
+		{"ListPodSandboxMetrics", func() (int, error) {
+			resp, err := r.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})
+			size = proto.Size(resp)
+			return len(resp.GetPodMetrics()), err
+		}},
 	} {
 		p50, cpu, err := askOften(n, call.ask)
 		if err != nil {
@@ -58,6 +65,7 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 		}
 		t.add(call.name, fmt.Sprintf("%.2f", p50*1e3), fmt.Sprintf("%.3f", cpu*1e3/statsPods))
 	}
+	t.title += fmt.Sprintf("; the metrics are %.1f MB", float64(size)/1e6)
 	return []table{t}, nil
 }
 

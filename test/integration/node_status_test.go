@@ -288,10 +288,6 @@ func TestWhatComesLaterIsUnimplemented(t *testing.T) {
 	c := w.run(t, "runc").start(t, "sleep")
 	r, ctx := w.Runtime(), t.Context()
 	calls := map[string]func() error{
-		"ListPodSandboxMetrics": func() error {
-			_, err := r.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})
-			return err
-		},
 		"CheckpointContainer": func() error {
 			_, err := r.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: c.id, Location: "/tmp/x"})
 			return err

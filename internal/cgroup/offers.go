@@ -1,0 +1,55 @@
+package cgroup
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Offers is what the node's kernel tells of cgroups beyond what all do.
+type Offers struct {
+	Pressure    bool
+	HugePages   bool
+	HugePageMax bool // the most huge pages ever used
+	CPUBurst    bool
+}
+
+// Offers looks at the node's own cgroups.
+func (ms *Meters) Offers() Offers {
+	var o Offers
+	if at := ms.place("/", ""); at.v2 {
+		_, err := os.Stat("/proc/pressure/cpu")
+		o.Pressure = err == nil
+	}
+	at := ms.place("/", "hugetlb")
+	if at.v2 {
+		all, _ := os.ReadFile(at.file("cgroup.controllers"))
+		o.HugePages = len(ms.sizes) > 0 && bytes.Contains(all, []byte("hugetlb"))
+	} else {
+		o.HugePages = len(ms.sizes) > 0 && at.dir != ""
+		o.HugePageMax = o.HugePages
+	}
+	stat, _ := os.ReadFile(ms.place("/", "cpu").file("cpu.stat"))
+	o.CPUBurst = bytes.Contains(stat, []byte("nr_bursts"))
+	return o
+}
+
+// pageSizes are the sizes of huge pages as hugetlb's files name them.
+func pageSizes(dir string) []string {
+	entries, _ := os.ReadDir(dir) // a kernel without huge pages has no such directory
+	var sizes []string
+	for _, e := range entries {
+		kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(e.Name(), "hugepages-"), "kB"), 10, 64)
+		switch {
+		case err != nil:
+		case kb >= 1<<20:
+			sizes = append(sizes, strconv.FormatUint(kb>>20, 10)+"GB")
+		case kb >= 1<<10:
+			sizes = append(sizes, strconv.FormatUint(kb>>10, 10)+"MB")
+		default:
+			sizes = append(sizes, strconv.FormatUint(kb, 10)+"KB")
+		}
+	}
+	return sizes
+}

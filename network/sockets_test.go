@@ -1,0 +1,92 @@
+package network
+
+import (
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+)
+
+const (
+	tcpHead = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+	tcpLine = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1234 1 0000000000000000 100 0 0 10 0\n"
+)
+
+func TestScanSockets(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		table string
+		fault error
+		want  int
+	}{
+		"none":     {tcpHead, nil, 0},
+		"empty":    {"", nil, 0},
+		"some":     {tcpHead + strings.Repeat(tcpLine, 3), nil, 3},
+		"nonsense": {tcpHead + "0: x\n", fault.Invalid, 0},
+		"too many": {tcpHead + strings.Repeat(tcpLine, maxSockets+1), fault.Exhausted, maxSockets},
+	} {
+		n := 0
+		err := scanSockets(strings.NewReader(test.table), func([][]byte) error { n++; return nil })
+		if !errors.Is(err, test.fault) || n != test.want {
+			t.Errorf("%s: %d sockets, %v", name, n, err)
+		}
+	}
+}
+
+// Real sockets in a namespace of their own.
+func TestCountSockets(t *testing.T) {
+	t.Parallel()
+	spec := ns.Spec{Dir: t.TempDir(), Name: "sockets", Net: true}
+	set, err := ns.Create(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Remove(spec); err != nil {
+			t.Error(err)
+		}
+	})
+	path := set.Net
+	var open []interface{ Close() error }
+	err = ns.Do(path, func() error {
+		for _, network := range []string{"tcp4", "tcp6", "tcp6"} {
+			l, err := net.Listen(network, "")
+			if err != nil {
+				return err
+			}
+			open = append(open, l)
+		}
+		u, err := net.ListenPacket("udp4", "")
+		if err == nil {
+			open = append(open, u)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, o := range open {
+			o.Close()
+		}
+	})
+	all, err := CountSockets([]string{path, filepath.Join(t.TempDir(), "gone")}, true, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const listening = 10
+	s := all[0]
+	if s == nil || s.TCP[listening] != 1 || s.TCP6[listening] != 2 || s.UDP.Sockets != 1 || s.UDP6.Sockets != 0 {
+		t.Errorf("sockets are %+v", s)
+	}
+	if all[1] != nil {
+		t.Errorf("sockets of a namespace that is gone are %+v", all[1])
+	}
+	if some, err := CountSockets([]string{path}, false, true); err != nil || some[0].TCP != nil || some[0].UDP == nil {
+		t.Errorf("of UDP alone: %+v, %v", some[0], err)
+	}
+}

@@ -1,0 +1,206 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/pod"
+)
+
+// metricsAPI is the part of RuntimeService that gives kubelets what cAdvisor
+// gives them (KEP-2371): metrics of the same names, labels and units, which they
+// show at /metrics/cadvisor (docs/decisions/0007-pod-metrics.md).
+type metricsAPI struct {
+	engine  Engine
+	metrics []podMetric // those that are wanted and that the kernel can tell
+	parts   pod.MetricParts
+}
+
+// podMetric is a metric. It has values, or else one value and no labels of its
+// own; what is nil is left out.
+type podMetric struct {
+	kind, name, help string
+	gauge            bool
+	labels           []string // its own, after baseLabels
+	unless           func(cgroup.Offers) bool
+	value            func(*sample) *uint64
+	values           func(*sample, emit)
+}
+
+// emit takes a value with the values of the metric's own labels.
+type emit func(value *uint64, labels ...string)
+
+// baseLabels are those that a kubelet gives every metric of cAdvisor's.
+var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
+
+// sample is a pod's or a container's part of the metrics.
+type sample struct {
+	labels    []string // values of baseLabels
+	started   time.Time
+	now       time.Time
+	devices   deviceNames
+	details   *cgroup.Details
+	pod       *pod.PodMetrics       // nil: of a container
+	container *pod.ContainerMetrics // nil: of a pod
+}
+
+// AllPodMetrics stands for all kinds of metrics.
+const AllPodMetrics = "all"
+
+// PodMetricKinds are the kinds of metrics of pods that can be chosen, by the
+// names that CRI-O and cAdvisor have for them.
+func PodMetricKinds() []string {
+	var kinds []string
+	for _, m := range podMetrics() {
+		if m.kind != "" && !slices.Contains(kinds, m.kind) {
+			kinds = append(kinds, m.kind)
+		}
+	}
+	return kinds
+}
+
+// DefaultPodMetricKinds are those that kubelets have of cAdvisor unless told
+// otherwise.
+func DefaultPodMetricKinds() []string {
+	return []string{"cpu", "memory", "network", "disk", "diskIO", "process", "oom", "pressure", "spec"}
+}
+
+func newMetricsAPI(engine Engine, kinds []string) (*metricsAPI, error) {
+	known := append(PodMetricKinds(), AllPodMetrics)
+	for _, kind := range kinds {
+		if !slices.Contains(known, kind) {
+			return nil, fmt.Errorf("%w: included_pod_metrics has %s: choose of %v", fault.Invalid, brief(kind), known)
+		}
+	}
+	a := &metricsAPI{engine: engine}
+	if len(kinds) == 0 {
+		return a, nil
+	}
+	wanted := func(kind string) bool {
+		return kind == "" || slices.Contains(kinds, AllPodMetrics) || slices.Contains(kinds, kind)
+	}
+	offers := engine.MetricOffers()
+	for _, m := range podMetrics() {
+		if wanted(m.kind) && (m.unless == nil || !m.unless(offers)) {
+			a.metrics = append(a.metrics, m)
+		}
+	}
+	parts := map[string]cgroup.Parts{
+		"cpu": cgroup.CPUPart | cgroup.QuotaPart, "memory": cgroup.MemoryPart, "diskIO": cgroup.IOPart, "process": cgroup.TasksPart,
+		"oom": cgroup.OOMPart, "pressure": cgroup.PressurePart, "hugetlb": cgroup.HugePagesPart, "spec": cgroup.LimitsPart | cgroup.QuotaPart,
+	}
+	for kind, part := range parts {
+		if wanted(kind) {
+			a.parts.Cgroup |= part
+		}
+	}
+	a.parts.Interfaces, a.parts.TCP, a.parts.UDP = wanted("network"), wanted("tcp"), wanted("udp")
+	a.parts.Disk, a.parts.Processes = wanted("disk"), wanted("process")
+	return a, nil
+}
+
+func (a *metricsAPI) ListMetricDescriptors(context.Context, *cri.ListMetricDescriptorsRequest) (*cri.ListMetricDescriptorsResponse, error) {
+	resp := &cri.ListMetricDescriptorsResponse{}
+	for _, m := range a.metrics {
+		resp.Descriptors = append(resp.Descriptors, &cri.MetricDescriptor{Name: m.name, Help: m.help, LabelKeys: slices.Concat(baseLabels, m.labels)})
+	}
+	return resp, nil
+}
+
+func (a *metricsAPI) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
+	return &cri.ListPodSandboxMetricsResponse{PodMetrics: a.list()}, nil
+}
+
+func (a *metricsAPI) StreamPodSandboxMetrics(_ *cri.StreamPodSandboxMetricsRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxMetricsResponse]) error {
+	return inChunks(a.list(), func(chunk []*cri.PodSandboxMetrics) error {
+		return out.Send(&cri.StreamPodSandboxMetricsResponse{PodSandboxMetrics: chunk})
+	})
+}
+
+func (a *metricsAPI) list() []*cri.PodSandboxMetrics {
+	if len(a.metrics) == 0 {
+		return nil
+	}
+	measured := a.engine.Metrics(a.parts)
+	now, devices := time.Now(), deviceNames{}
+	all := make([]*cri.PodSandboxMetrics, len(measured))
+	for i, p := range measured {
+		all[i] = &cri.PodSandboxMetrics{PodSandboxId: p.View.ID, Metrics: a.collect(podSample(p, now), devices)}
+		for _, c := range p.Containers {
+			all[i].ContainerMetrics = append(all[i].ContainerMetrics, &cri.ContainerMetrics{
+				ContainerId: c.View.ID,
+				Metrics:     a.collect(containerSample(p, c, now), devices),
+			})
+		}
+	}
+	return all
+}
+
+// podSample has neither container nor image, as cAdvisor's metrics of a pod's
+// cgroup: who adds up containers leaves it out by that. The names and attempts
+// of pods are unique, and so is the name made of them: a kubelet that gets one
+// series twice would throw all away.
+func podSample(p *pod.PodMetrics, now time.Time) *sample {
+	m := p.View.Config.GetMetadata()
+	name := fmt.Sprintf("k8s_POD_%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
+	return &sample{
+		labels:  []string{"", p.Cgroup, "", name, m.GetNamespace(), m.GetName()},
+		started: p.View.CreatedAt, now: now, details: &p.Details, pod: p,
+	}
+}
+
+func containerSample(p *pod.PodMetrics, c *pod.ContainerMetrics, now time.Time) *sample {
+	m, of := c.View.Config.GetMetadata(), p.View.Config.GetMetadata()
+	name := fmt.Sprintf("k8s_%s_%s_%s_%s_%d", m.GetName(), of.GetName(), of.GetNamespace(), of.GetUid(), m.GetAttempt())
+	image := cmp.Or(c.View.Config.GetImage().GetUserSpecifiedImage(), c.View.ImageRef)
+	return &sample{
+		labels:  []string{m.GetName(), c.Cgroup, image, name, of.GetNamespace(), of.GetName()},
+		started: c.View.Started(), now: now, details: &c.Details, container: c,
+	}
+}
+
+func (a *metricsAPI) collect(s *sample, devices deviceNames) []*cri.Metric {
+	s.devices = devices
+	type cell struct {
+		metric cri.Metric
+		value  cri.UInt64Value
+	}
+	cells := make([]cell, 0, 2*len(a.metrics)) // in one block of memory; a few metrics have several values
+	out := make([]*cri.Metric, 0, cap(cells))
+	for i := range a.metrics {
+		m := &a.metrics[i]
+		add := func(n *uint64, labels ...string) {
+			if n == nil {
+				return
+			}
+			if len(cells) == cap(cells) {
+				cells = make([]cell, 0, cap(cells))
+			}
+			cells = cells[:len(cells)+1]
+			c := &cells[len(cells)-1]
+			c.value.Value = *n
+			c.metric.Name, c.metric.Value, c.metric.LabelValues = m.name, &c.value, s.labels
+			if len(labels) > 0 {
+				c.metric.LabelValues = slices.Concat(s.labels, labels)
+			}
+			if m.gauge {
+				c.metric.MetricType = cri.MetricType_GAUGE
+			}
+			out = append(out, &c.metric)
+		}
+		if m.values != nil {
+			m.values(s, add)
+		} else {
+			add(m.value(s))
+		}
+	}
+	return out
+}

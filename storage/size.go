@@ -1,0 +1,46 @@
+package storage
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/mount"
+)
+
+// FsSize is how large a file system is.
+type FsSize struct {
+	Device             string // what is mounted, such as /dev/sda1
+	Bytes              uint64
+	Inodes, FreeInodes uint64 // both 0 where the file system does not count them
+}
+
+// WritableSize is of the file system that the writable layers are on.
+func (s *Store) WritableSize() (FsSize, error) {
+	dir := s.containersDir()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return FsSize{}, fmt.Errorf("container file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})
+	}
+	return FsSize{
+		Device:     s.device(),
+		Bytes:      st.Blocks * uint64(st.Bsize),
+		Inodes:     st.Files,
+		FreeInodes: st.Ffree,
+	}, nil
+}
+
+// deviceOf is what is mounted where dir is; empty if that cannot be told.
+func deviceOf(dir string) string {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return ""
+	}
+	m, err := mount.Of(real)
+	if err != nil {
+		return ""
+	}
+	return m.Source
+}
