@@ -16,6 +16,7 @@ type Config struct {
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
 	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
+	CrioSocket     string      `toml:"crio_socket" help:"second socket, /run/crio/crio.sock, at which a kubelet without the feature gate PodAndContainerStatsFromCRI finds crius as it finds CRI-O, so that its metrics of containers have names of pods; cgroups are named crio-ID then instead of crius-ID; empty: none"`
 
 	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT at which exec, attach and port-forward are served to the kubelet; port 0 is any free one"`
 	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long such a session may be silent"`

@@ -150,19 +150,17 @@ func (a *metricsAPI) list() []*cri.PodSandboxMetrics {
 // series twice would throw all away.
 func podSample(p *pod.PodMetrics, now time.Time) *sample {
 	m := p.View.Config.GetMetadata()
-	name := fmt.Sprintf("k8s_POD_%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 	return &sample{
-		labels:  []string{"", p.Cgroup, "", name, m.GetNamespace(), m.GetName()},
+		labels:  []string{"", p.Cgroup, "", podName(p.View), m.GetNamespace(), m.GetName()},
 		started: p.View.CreatedAt, now: now, details: &p.Details, pod: p,
 	}
 }
 
 func containerSample(p *pod.PodMetrics, c *pod.ContainerMetrics, now time.Time) *sample {
 	m, of := c.View.Config.GetMetadata(), p.View.Config.GetMetadata()
-	name := fmt.Sprintf("k8s_%s_%s_%s_%s_%d", m.GetName(), of.GetName(), of.GetNamespace(), of.GetUid(), m.GetAttempt())
 	image := cmp.Or(c.View.Config.GetImage().GetUserSpecifiedImage(), c.View.ImageRef)
 	return &sample{
-		labels:  []string{m.GetName(), c.Cgroup, image, name, of.GetNamespace(), of.GetName()},
+		labels:  []string{m.GetName(), c.Cgroup, image, containerName(p.View, c.View), of.GetNamespace(), of.GetName()},
 		started: c.View.Started(), now: now, details: &c.Details, container: c,
 	}
 }

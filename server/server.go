@@ -35,6 +35,7 @@ type Services struct {
 type Server struct {
 	grpc   *grpc.Server
 	engine Engine
+	images Images
 }
 
 // New makes a server that is ready for Serve.
@@ -54,7 +55,7 @@ func New(cfg Config, s Services) (*Server, error) {
 	)
 	registerCRI(srv, runtime, newImageService(s))
 	healthpb.RegisterHealthServer(srv, &health{services: srv.GetServiceInfo()})
-	return &Server{grpc: srv, engine: s.Engine}, nil
+	return &Server{grpc: srv, engine: s.Engine, images: s.Images}, nil
 }
 
 // Serve answers on l, which it closes, until Shutdown is complete, and returns

@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/server/stream"
@@ -59,6 +60,9 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 	cni := network.New(cfg.Network)
 	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
 	cfg.Pod.PauseProgram = runtimes.Monitor()
+	if cfg.API.CrioSocket != "" {
+		cfg.Pod.CgroupPrefix = spec.CrioPrefix
+	}
 	counts := metrics.New()
 	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: trace.New(counts)})
 	if err != nil {
@@ -117,9 +121,20 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	if err != nil {
 		return err
 	}
-	served := make(chan error, 2)
-	go func() { served <- srv.Serve(listener) }()
-	go func() { served <- sessions.Serve() }()
+	servers := []func() error{func() error { return srv.Serve(listener) }, sessions.Serve}
+	if cfg.CrioSocket != "" {
+		second := cfg
+		second.Listen = cfg.CrioSocket
+		crio, err := server.Listen(second)
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		servers = append(servers, func() error { return srv.ServeAsCrio(crio) })
+	}
+	served := make(chan error, len(servers))
+	for _, serve := range servers {
+		go func() { served <- serve() }()
+	}
 	slog.InfoContext(ctx, "crius serves CRI", "version", services.Version, "socket", cfg.Listen)
 	manager.notify("READY=1")
 	select {
@@ -130,7 +145,10 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	manager.notify("STOPPING=1")
 	slog.Info("crius stops, containers run on")
 	err = errors.Join(bounded(sessions.Close), bounded(srv.Shutdown))
-	return errors.Join(err, <-served, <-served)
+	for range servers {
+		err = errors.Join(err, <-served)
+	}
+	return err
 }
 
 // statusInfo is what a verbose Status tells beyond the conditions.

@@ -65,6 +65,25 @@ func Join(cgroup string, names ...string) error {
 	return nil
 }
 
+// Make makes the cgroup path, and those above it, in every hierarchy where it is
+// missing.
+func Make(cgroup string) error {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return failed("make cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return failed("make cgroup", cgroup, err)
+	}
+	for _, h := range all {
+		if err := h.make(cgroup); err != nil {
+			return failed("make cgroup", h.dir(cgroup), err)
+		}
+	}
+	return nil
+}
+
 // make makes cgroup and those above it. A new cpuset has neither CPUs nor
 // memory and takes no process: it gets those of the one above.
 func (h hierarchy) make(cgroup string) error {

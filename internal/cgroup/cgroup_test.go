@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 const (
@@ -227,6 +229,27 @@ func TestStart(t *testing.T) {
 	failure := errors.New("told")
 	if err := Start(one.own, func(*syscall.SysProcAttr) error { return failure }); err != failure {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestMake(t *testing.T) {
+	t.Parallel()
+	top := scratch(t)
+	for range 2 { // what is there is no error
+		if err := Make(top + "/a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, h := range hierarchies(t) {
+		if _, err := os.Stat(h.dir(top + "/a")); err != nil {
+			t.Errorf("%q: %v", h.names, err)
+		}
+	}
+	if err := Make("a/../b"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a path that is none: %v", err)
+	}
+	if err := Remove(top); err != nil {
+		t.Error(err)
 	}
 }
 

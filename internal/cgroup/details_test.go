@@ -1,7 +1,6 @@
 package cgroup
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -177,7 +176,7 @@ func TestDevicesAreBounded(t *testing.T) {
 // Processes of real cgroups, nested as a container's own cgroups may be.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	top := "/crius-test-" + rand.Text()
+	top := scratch(t)
 	t.Cleanup(func() {
 		if err := Remove(top); err != nil {
 			t.Error(err)

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What one container costs in each list of stats.
+// What one container costs in each list of stats, and in the metrics that
+// kubelets have by default.
 func BenchmarkMeter(b *testing.B) {
 	path := fmt.Sprintf("/crius-bench-%d/kubepods/burstable/pod0f0f0f0f-0000-0000-0000-000000000000/crius-0", os.Getpid())
 	all, _, err := find()
@@ -27,10 +28,20 @@ func BenchmarkMeter(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if u, err := meter.Read(); err != nil || u.Memory == nil {
-			b.Fatal(err, u)
+	b.Run("Read", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if u, err := meter.Read(); err != nil || u.Memory == nil {
+				b.Fatal(err, u)
+			}
 		}
-	}
+	})
+	b.Run("Details", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if d, err := meter.Details(everyPart &^ HugePagesPart); err != nil || d.Memory == nil {
+				b.Fatal(err, d)
+			}
+		}
+	})
 }

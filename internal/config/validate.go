@@ -42,7 +42,7 @@ func wanted(model string) string {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
-		"image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
+		"api.crio_socket", "image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
 		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir":
 		return anAbsolutePathOrNone
 	case "runtime.handlers.NAME.path":
@@ -127,6 +127,10 @@ func (v *validator) together(c *Config) {
 		"want another directory than root: a reboot empties the one and must not touch the other")
 	v.require(len(c.API.Listen) <= maxSocketPath, "api.listen",
 		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
+	v.require(len(c.API.CrioSocket) <= maxSocketPath, "api.crio_socket",
+		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.CrioSocket), maxSocketPath)
+	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
+		"want another socket than api.listen")
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
 
 	// A RuntimeClass handler is a DNS label (RFC 1123).

@@ -38,7 +38,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return containerRecord{}, err
 	}
-	cgroupsPath, cgroup, err := e.cgroupOf(s.rec.Config.M, id)
+	cgroupsPath, cgroup, err := e.cgroupOf(s.rec.Config.M, e.cfg.CgroupPrefix, id)
 	if err != nil {
 		return containerRecord{}, err
 	}

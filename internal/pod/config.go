@@ -10,6 +10,8 @@ type Config struct {
 	RunDir   string `toml:"-"`
 	// CgroupDriver is the runtimes' (oci.Config), cgroupfs or systemd.
 	CgroupDriver string `toml:"-"`
+	// CgroupPrefix is what the names of new cgroups begin with; empty: crius.
+	CgroupPrefix string `toml:"-"`
 	// PauseProgram is the first process of a shared PID namespace: a static
 	// program that, called with the argument pause, reaps and waits.
 	PauseProgram string `toml:"-"`

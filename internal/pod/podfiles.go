@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
@@ -30,7 +32,7 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
-	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), "0")
+	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, spec.CgroupPrefix, e.cgroupParent(cfg), "0")
 	return err
 }
 
@@ -187,21 +189,30 @@ func (s *Sandbox) infraRef() oci.Ref {
 		ExitFile: filepath.Join(s.runDir(), "infra-exit.json"),
 	}
 	if cfg := s.rec.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.id)
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.rec.CgroupPrefix, s.id)
 	}
 	return ref
 }
 
 // cgroupOf is where a container of the pod lives: as the runtime wants it
-// named, and below the cgroup mount.
-func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, id string) (path, cgroupfs string, err error) {
-	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, e.cgroupParent(cfg), id)
+// named, and below the cgroup mount. An empty prefix is crius's own.
+func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
+	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), e.cgroupParent(cfg), id)
 	if err != nil {
 		return "", "", err
 	}
 	cgroupfs, err = spec.CgroupfsPath(e.cfg.CgroupDriver, path)
 	return path, cgroupfs, err
 }
+
+// needsNetworkCgroup reports whether cAdvisor has to find an empty cgroup in the
+// pod's name: it asks CRI-O for the network of that alone, which CRI-O makes as
+// well where a pod has no infra container.
+func (rec *podRecord) needsNetworkCgroup() bool {
+	return rec.CgroupPrefix == spec.CrioPrefix && rec.Namespaces.Net && !rec.Infra
+}
+
+func (s *Sandbox) makeNetworkCgroup(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }
 
 // pausePath is where the infra container sees its program.
 const pausePath = "/pause"

@@ -123,6 +123,8 @@ func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.Po
 		BootID:     e.boot,
 		Namespaces: e.namespacesOf(id, cfg),
 		Infra:      needsInfra(cfg),
+
+		CgroupPrefix: e.cfg.CgroupPrefix,
 	})
 	if err != nil {
 		return err
@@ -157,6 +159,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"make namespaces", true, s.makeNamespaces},
 		{"attach network", s.rec.Namespaces.Net, s.attach},
 		{"start infra container", s.rec.Infra, s.startInfra},
+		{"make cgroup", s.rec.needsNetworkCgroup(), s.makeNetworkCgroup},
 	} {
 		if !step.needed {
 			continue

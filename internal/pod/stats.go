@@ -205,7 +205,7 @@ func (m *meter) read() cgroup.Usage {
 // one, and the containers are added to it.
 func (e *Engine) podMeter(id string, rec podRecord) (string, *meter) {
 	cfg := rec.Config.M
-	_, infra, err := e.cgroupOf(cfg, id)
+	_, infra, err := e.cgroupOf(cfg, rec.CgroupPrefix, id)
 	if err != nil {
 		return "", nil
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
@@ -75,6 +76,11 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 		if infra := s.infraTask(); infra != nil {
 			infra.Close()
+		}
+	}
+	if s.rec.needsNetworkCgroup() {
+		if err := cgroup.Remove(s.infraRef().Cgroup); err != nil {
+			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
 	}
 	if err := trace.Do(ctx, "detach network", s.detach); err != nil {

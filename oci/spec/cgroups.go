@@ -12,12 +12,19 @@ const (
 	Systemd  = "systemd"
 )
 
+// What the names of containers' cgroups begin with: CrioPrefix is what cAdvisor
+// takes for CRI-O's.
+const (
+	CgroupPrefix = "crius"
+	CrioPrefix   = "crio"
+)
+
 // CgroupsPath is the linux.cgroupsPath of the container id below the pod's
-// cgroup_parent: with the cgroupfs driver a path, with the systemd driver
-// "slice:crius:id", which runtimes turn into crius-<id>.scope in that slice. A
-// parent that belongs to the other driver is refused, for the container would
-// escape the pod's limits (CVE-2025-47291).
-func CgroupsPath(driver, parent, id string) (string, error) {
+// cgroup_parent: with the cgroupfs driver a path to prefix-id, with the systemd
+// driver "slice:prefix:id", which runtimes turn into prefix-id.scope in that
+// slice. A parent that belongs to the other driver is refused, for the container
+// would escape the pod's limits (CVE-2025-47291).
+func CgroupsPath(driver, prefix, parent, id string) (string, error) {
 	if id == "" || strings.ContainsAny(id, "/:\x00") {
 		return "", invalid("container id %q cannot name a cgroup", id)
 	}
@@ -27,13 +34,13 @@ func CgroupsPath(driver, parent, id string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return path.Join(dir, "crius-"+id), nil
+		return path.Join(dir, prefix+"-"+id), nil
 	case Systemd:
 		slice, err := systemdSlice(parent)
 		if err != nil {
 			return "", err
 		}
-		return slice + ":crius:" + id, nil
+		return slice + ":" + prefix + ":" + id, nil
 	}
 	return "", invalid("cgroup driver %q is unknown: want %s or %s", driver, Cgroupfs, Systemd)
 }

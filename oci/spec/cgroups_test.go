@@ -22,13 +22,29 @@ func TestCgroupsPath(t *testing.T) {
 		{"systemd", "-.slice", "-.slice:crius:c", "/crius-c.scope"},
 		{"systemd", `kubepods-pod6f7c\x2dx_1.slice`, `kubepods-pod6f7c\x2dx_1.slice:crius:c`, `/kubepods.slice/kubepods-pod6f7c\x2dx_1.slice/crius-c.scope`},
 	} {
-		path, err := CgroupsPath(c.driver, c.parent, "c")
+		path, err := CgroupsPath(c.driver, CgroupPrefix, c.parent, "c")
 		if err != nil || path != c.path {
 			t.Errorf("%s, %s: %s, %v", c.driver, c.parent, path, err)
 		}
 		dir, err := CgroupfsPath(c.driver, path)
 		if err != nil || dir != c.dir {
 			t.Errorf("%s, %s: lies at %s, %v", c.driver, path, dir, err)
+		}
+	}
+}
+
+// cAdvisor knows CRI-O's containers by these names (container/crio/factory.go).
+func TestCgroupsPathOfCrio(t *testing.T) {
+	for driver, want := range map[string][3]string{
+		Cgroupfs: {"/kubepods/pod1", "/kubepods/pod1/crio-c", "/kubepods/pod1/crio-c"},
+		Systemd:  {"kubepods.slice", "kubepods.slice:crio:c", "/kubepods.slice/crio-c.scope"},
+	} {
+		path, err := CgroupsPath(driver, CrioPrefix, want[0], "c")
+		if err != nil || path != want[1] {
+			t.Errorf("%s: %s, %v", driver, path, err)
+		}
+		if dir, err := CgroupfsPath(driver, path); err != nil || dir != want[2] {
+			t.Errorf("%s: lies at %s, %v", driver, dir, err)
 		}
 	}
 }
@@ -60,7 +76,7 @@ func TestCgroupsPathRefused(t *testing.T) {
 		{"docker", "/a", "c", "cgroup driver"},
 		{"", "/a", "c", "cgroup driver"},
 	} {
-		path, err := CgroupsPath(c.driver, c.parent, c.id)
+		path, err := CgroupsPath(c.driver, CgroupPrefix, c.parent, c.id)
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.hint) {
 			t.Errorf("%s, %q: %s, %v", c.driver, c.parent, path, err)
 		}
@@ -81,7 +97,7 @@ func FuzzCgroupsPath(f *testing.F) {
 		if systemd {
 			driver = Systemd
 		}
-		path, err := CgroupsPath(driver, parent, "c")
+		path, err := CgroupsPath(driver, CgroupPrefix, parent, "c")
 		if err != nil {
 			if !errors.Is(err, fault.Invalid) {
 				t.Fatal(err)

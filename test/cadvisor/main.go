@@ -4,7 +4,13 @@
 //
 //	go run -C test/cadvisor . metrics <crius.json
 //
-// It prints what differs, and fails if anything does.
+// which prints what differs from cAdvisor's metrics, and fails if anything does,
+// and with
+//
+//	cadvisor crio CGROUP...
+//
+// which asks whoever has CRI-O's socket as cAdvisor does in a kubelet, and prints
+// what it takes the cgroups for, in JSON.
 package main
 
 import (
@@ -14,26 +20,26 @@ import (
 )
 
 func main() {
-	differences, err := run(os.Args[1:])
-	if err != nil {
+	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2)
-	}
-	for _, d := range differences {
-		fmt.Println(d)
-	}
-	if len(differences) > 0 {
 		os.Exit(1)
 	}
 }
 
-func run(args []string) (differences []string, err error) {
-	if len(args) != 1 || args[0] != "metrics" {
-		return nil, fmt.Errorf("want metrics, got %q", args)
+func run(args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "metrics":
+		var crius map[string]map[string]metric
+		if err := json.NewDecoder(os.Stdin).Decode(&crius); err != nil {
+			return fmt.Errorf("what crius has: %w", err)
+		}
+		return compareMetrics(crius)
+	case len(args) > 1 && args[0] == "crio":
+		seen, err := look(args[1:])
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(seen)
 	}
-	var crius map[string]map[string]metric
-	if err := json.NewDecoder(os.Stdin).Decode(&crius); err != nil {
-		return nil, fmt.Errorf("what crius has: %w", err)
-	}
-	return compareMetrics(crius)
+	return fmt.Errorf("want metrics, or crio and cgroups, got %q", args)
 }

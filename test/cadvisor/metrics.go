@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -62,12 +63,13 @@ var leftOut = map[string]string{
 }
 
 // compareMetrics takes crius's metrics by kind and name.
-func compareMetrics(crius map[string]map[string]metric) (differences []string, err error) {
+func compareMetrics(crius map[string]map[string]metric) error {
+	var differences []string
 	differ := func(format string, args ...any) { differences = append(differences, fmt.Sprintf(format, args...)) }
 	for kind, set := range kinds {
 		theirs, err := cadvisorMetrics(set)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", kind, err)
+			return fmt.Errorf("%s: %w", kind, err)
 		}
 		ours := crius[kind]
 		if ours == nil {
@@ -96,7 +98,10 @@ func compareMetrics(crius map[string]map[string]metric) (differences []string, e
 			differ("kind %s is compared with nothing", kind)
 		}
 	}
-	return differences, nil
+	if len(differences) > 0 {
+		return errors.New(strings.Join(differences, "\n"))
+	}
+	return nil
 }
 
 func equal(got, want metric) bool {

@@ -1,0 +1,147 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// firstWords is how long a new connection may say nothing.
+	firstWords = 10 * time.Second
+	// maxSilent is how many connections may have said nothing yet; more wait.
+	maxSilent = 64
+)
+
+// splitter tells gRPC from HTTP/1 on one listener by the first bytes of each
+// connection: HTTP/2 begins with PRI (RFC 9113, section 3.4), which is no method
+// of HTTP/1.
+type splitter struct {
+	net.Listener
+	grpc, http *branch
+	silent     chan struct{} // holds one for each connection that has said nothing yet
+
+	mu     sync.Mutex
+	conns  map[net.Conn]bool // those
+	closed bool
+}
+
+// branch is the part of the connections that speak one protocol.
+type branch struct {
+	*splitter
+	conns chan net.Conn
+	ended chan struct{} // closed with the splitter
+	once  *sync.Once
+}
+
+func split(l net.Listener) *splitter {
+	s := &splitter{Listener: l, silent: make(chan struct{}, maxSilent), conns: map[net.Conn]bool{}}
+	ended, once := make(chan struct{}), new(sync.Once)
+	s.grpc = &branch{splitter: s, conns: make(chan net.Conn), ended: ended, once: once}
+	s.http = &branch{splitter: s, conns: make(chan net.Conn), ended: ended, once: once}
+	return s
+}
+
+// run accepts until the listener is closed, and then waits for the connections
+// that are still undecided.
+func (s *splitter) run() error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		conn, err := s.Listener.Accept()
+		if err != nil {
+			s.grpc.Close()
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		select {
+		case s.silent <- struct{}{}:
+		case <-s.grpc.ended:
+			conn.Close()
+			continue
+		}
+		group.Go(func() {
+			defer func() { <-s.silent }()
+			s.route(conn)
+		})
+	}
+}
+
+func (s *splitter) route(conn net.Conn) {
+	if !s.keep(conn) {
+		return
+	}
+	defer s.drop(conn)
+	conn.SetReadDeadline(time.Now().Add(firstWords))
+	reader := bufio.NewReaderSize(conn, 16)
+	first, err := reader.Peek(len("PRI"))
+	if err != nil {
+		conn.Close()
+		return
+	}
+	conn.SetReadDeadline(time.Time{})
+	to := s.http
+	if string(first) == "PRI" {
+		to = s.grpc
+	}
+	select {
+	case to.conns <- &peeked{Conn: conn, reader: reader}:
+	case <-to.ended:
+		conn.Close()
+	}
+}
+
+// keep remembers a connection, so that Close ends its silence.
+func (s *splitter) keep(conn net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		conn.Close()
+		return false
+	}
+	s.conns[conn] = true
+	return true
+}
+
+func (s *splitter) drop(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+}
+
+// Accept is the next connection of this protocol.
+func (b *branch) Accept() (net.Conn, error) {
+	select {
+	case conn := <-b.conns:
+		return conn, nil
+	case <-b.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close closes both branches.
+func (b *branch) Close() (err error) {
+	b.once.Do(func() {
+		close(b.ended)
+		err = b.Listener.Close()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.closed = true
+		for conn := range b.splitter.conns {
+			conn.Close()
+		}
+	})
+	return err
+}
+
+// peeked is a connection of which something has been read.
+type peeked struct {
+	net.Conn
+	reader *bufio.Reader
+}
+
+func (p *peeked) Read(b []byte) (int, error) { return p.reader.Read(b) }
