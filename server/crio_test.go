@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -167,5 +169,49 @@ func TestSplitClosesSilentConnections(t *testing.T) {
 	}
 	if err := s.grpc.Close(); err != nil {
 		t.Errorf("a second Close: %v", err)
+	}
+}
+
+// hiccup fails its first Accept as a process without free descriptors does.
+type hiccup struct {
+	net.Listener
+	failed atomic.Bool
+}
+
+func (h *hiccup) Accept() (net.Conn, error) {
+	if !h.failed.Swap(true) {
+		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	return h.Listener.Accept()
+}
+
+func TestSplitOutlivesAMomentWithoutDescriptors(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := split(&hiccup{Listener: l})
+	ran := make(chan error, 1)
+	go func() { ran <- s.run() }()
+	conn, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("GET /")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.http.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	text := make([]byte, 5)
+	if _, err := io.ReadFull(got, text); err != nil || string(text) != "GET /" {
+		t.Errorf("it says %q, %v", text, err)
+	}
+	if err := errors.Join(s.http.Close(), <-ran); err != nil {
+		t.Error(err)
 	}
 }

@@ -25,7 +25,7 @@ type metricsAPI struct {
 }
 
 // podMetric is a metric. It has values, or else one value and no labels of its
-// own; what is nil is left out.
+// own; what is nil is left out. unless tells whether this kernel cannot give it.
 type podMetric struct {
 	kind, name, help string
 	gauge            bool
@@ -33,6 +33,7 @@ type podMetric struct {
 	unless           func(cgroup.Offers) bool
 	value            func(*sample) *uint64
 	values           func(*sample, emit)
+	measured         func(*sample) time.Time // nil: for this call
 }
 
 // emit takes a value with the values of the metric's own labels.
@@ -188,6 +189,9 @@ func (a *metricsAPI) collect(s *sample, devices deviceNames) []*cri.Metric {
 			c.metric.Name, c.metric.Value, c.metric.LabelValues = m.name, &c.value, s.labels
 			if len(labels) > 0 {
 				c.metric.LabelValues = slices.Concat(s.labels, labels)
+			}
+			if m.measured != nil {
+				c.metric.Timestamp = m.measured(s).UnixNano()
 			}
 			if m.gauge {
 				c.metric.MetricType = cri.MetricType_GAUGE

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/pod"
@@ -20,6 +21,14 @@ func diskMetrics() []podMetric {
 			}
 		}}
 	}
+	used := disk("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.",
+		func(c *pod.ContainerMetrics) *uint64 {
+			if c.Layer == nil {
+				return nil
+			}
+			return &c.Layer.UsedBytes
+		})
+	used.measured = func(s *sample) time.Time { return s.container.Layer.Timestamp }
 	return []podMetric{
 		disk("container_fs_inodes_free", "Number of available Inodes",
 			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.FreeInodes }),
@@ -27,13 +36,7 @@ func diskMetrics() []podMetric {
 			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.Inodes }),
 		disk("container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem.",
 			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.Bytes }),
-		disk("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.",
-			func(c *pod.ContainerMetrics) *uint64 {
-				if c.Layer == nil {
-					return nil
-				}
-				return &c.Layer.UsedBytes
-			}),
+		used,
 	}
 }
 

@@ -13,6 +13,8 @@ const (
 	firstWords = 10 * time.Second
 	// maxSilent is how many connections may have said nothing yet; more wait.
 	maxSilent = 64
+	// acceptAgain is how long nothing is accepted after a moment's failure.
+	acceptAgain = 100 * time.Millisecond
 )
 
 // splitter tells gRPC from HTTP/1 on one listener by the first bytes of each
@@ -51,6 +53,13 @@ func (s *splitter) run() error {
 	defer group.Wait()
 	for {
 		conn, err := s.Listener.Accept()
+		if temporary(err) { // no descriptors left, say
+			select {
+			case <-time.After(acceptAgain):
+			case <-s.grpc.ended:
+			}
+			continue
+		}
 		if err != nil {
 			s.grpc.Close()
 			if errors.Is(err, net.ErrClosed) {
@@ -69,6 +78,15 @@ func (s *splitter) run() error {
 			s.route(conn)
 		})
 	}
+}
+
+// temporary tells whether Accept may well succeed the next time, as gRPC does.
+func temporary(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Temporary() bool
+	}](err)
+	return ok && t.Temporary()
 }
 
 func (s *splitter) route(conn net.Conn) {

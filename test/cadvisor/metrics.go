@@ -41,6 +41,21 @@ var kinds = map[string]container.MetricSet{
 	"spec":     {},
 }
 
+// kindsLeftOut are cAdvisor's other kinds, with the reason.
+var kindsLeftOut = map[container.MetricKind]string{
+	container.CpuLoadMetrics:                 "always 0 in kubelets, which start no load reader",
+	container.AppMetrics:                     "of Docker's labels",
+	container.CPUTopologyMetrics:             "of the machine",
+	container.PerCpuUsageMetrics:             "off in kubelets",
+	container.ProcessSchedulerMetrics:        "off in kubelets",
+	container.MemoryNumaMetrics:              "off in kubelets",
+	container.CPUSetMetrics:                  "off in kubelets",
+	container.NetworkAdvancedTcpUsageMetrics: "off in kubelets",
+	container.PerfMetrics:                    "off in kubelets",
+	container.ReferencedMemoryMetrics:        "off in kubelets",
+	container.ResctrlMetrics:                 "off in kubelets",
+}
+
 // leftOut are those that crius does not have, with the reason
 // (docs/decisions/0007-pod-metrics.md).
 var leftOut = map[string]string{
@@ -91,6 +106,15 @@ func compareMetrics(crius map[string]map[string]metric) error {
 			if _, ok := theirs[name]; !ok {
 				differ("%s: cAdvisor has no %s", kind, name)
 			}
+		}
+	}
+	known := container.MetricSet{}
+	for _, set := range kinds {
+		known = known.Append(set)
+	}
+	for kind := range container.AllMetrics {
+		if (kindsLeftOut[kind] == "") != known.Has(kind) {
+			differ("cAdvisor's kind %s is neither compared nor left out, or both", kind)
 		}
 	}
 	for kind := range crius {

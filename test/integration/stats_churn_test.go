@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -102,6 +103,31 @@ func (w *world) measureAll(t *testing.T, ctx context.Context, readings *atomic.I
 			if status.Code(err) != codes.NotFound && wrong("PodSandboxStats", err) {
 				return
 			}
+		}
+		metrics, err := r.ListPodSandboxMetrics(ctx, &cri.ListPodSandboxMetricsRequest{})
+		if wrong("ListPodSandboxMetrics", err) {
+			return
+		}
+		onceEach(t, metrics.GetPodMetrics())
+	}
+}
+
+// onceEach checks that no series is there twice: a kubelet would show none.
+func onceEach(t *testing.T, pods []*cri.PodSandboxMetrics) {
+	seen := map[string]bool{}
+	check := func(metrics []*cri.Metric) {
+		for _, m := range metrics {
+			series := m.Name + "\x00" + strings.Join(m.LabelValues, "\x00")
+			if seen[series] {
+				t.Errorf("%q is there twice", series)
+			}
+			seen[series] = true
+		}
+	}
+	for _, p := range pods {
+		check(p.Metrics)
+		for _, c := range p.ContainerMetrics {
+			check(c.Metrics)
 		}
 	}
 }
