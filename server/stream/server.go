@@ -58,7 +58,7 @@ type Server struct {
 func New(cfg Config, engine Engine) (*Server, error) {
 	secure, err := tlsfile.Config("streaming", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("stream_tls_cert_file, stream_tls_key_file and stream_tls_client_ca_file: %w", err)
 	}
 	if err := checkAddress(cfg.Address); err != nil {
 		return nil, err
