@@ -82,8 +82,12 @@ location = "` + RegistryAddress + `"
 insecure = true
 `
 
+// pinDirs are where namespaces are pinned. They are there from the beginning, so
+// that the first pod of a kind does not look as if it left one.
+var pinDirs = []string{"ns/netns", "ns/ipcns", "ns/utsns", "ns/userns"}
+
 func (n *Node) writeConfig(extra string) error {
-	dirs := []string{"cni/net.d", "cni/bin", "cni/leases", "crius.toml.d", "ns/netns", "ns/ipcns", "ns/utsns", "ns/userns", "tmp", "logs"}
+	dirs := append([]string{"cni/net.d", "cni/bin", "cni/leases", "crius.toml.d", "tmp", "logs"}, pinDirs...)
 	for _, d := range dirs {
 		if err := os.MkdirAll(n.Path(d), 0o755); err != nil {
 			return err

@@ -115,6 +115,9 @@ func (n *Node) Reboot(ctx context.Context) error {
 	for _, volatile := range []string{"r", "ns", "imgrun", "crius.sock"} {
 		errs = append(errs, os.RemoveAll(n.Path(volatile)))
 	}
+	for _, dir := range pinDirs {
+		errs = append(errs, os.MkdirAll(n.Path(dir), 0o755))
+	}
 	if _, err := n.Run(ctx, "nft", "flush", "ruleset"); err != nil {
 		errs = append(errs, err)
 	}
