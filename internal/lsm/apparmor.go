@@ -23,7 +23,8 @@ const DefaultProfile = "crius-default"
 // let it, but for what is the node's: writing to the parts of /proc and /sys that
 // no namespace divides, mounting, and touching processes outside. Ubuntu from
 // 23.10 on confines runtimes by profiles of their own, from which signals must
-// come through.
+// come through; with no_new_privs crun stacks ours on its own, instead of
+// changing to it, so that the container's processes see each other under both.
 var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_disconnected,mediate_deleted) {
   network,
   capability,
@@ -34,7 +35,9 @@ var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_
   signal (receive) peer=unconfined,
   signal (receive) peer={runc,crun,crius},
   signal (send, receive) peer={{.}},
+  signal (send, receive) peer={{.}}//&{runc,crun},
   ptrace (trace, read, tracedby, readby) peer={{.}},
+  ptrace (trace, read, tracedby, readby) peer={{.}}//&{runc,crun},
 
   deny mount,
 

@@ -33,7 +33,7 @@ func TestLoadDefaultProfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"--replace", "\nprofile crius-default flags=(", "peer=crius-default,", "deny mount,", "\n}\n"} {
+	for _, want := range []string{"--replace", "\nprofile crius-default flags=(", "peer=crius-default,", "peer=crius-default//&{runc,crun},", "deny mount,", "\n}\n"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the parser did not get %q:\n%s", want, text)
 		}

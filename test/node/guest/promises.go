@@ -22,8 +22,8 @@ var probes = []struct {
 	allowed       bool
 	output        string // must be in it
 }{
-	{"an exec is confined", "cat /proc/self/attr/current", true, "crius-default (enforce)"},
-	{"the container is confined", "cat /proc/1/attr/current", true, "crius-default (enforce)"},
+	{"an exec is confined", "cat /proc/self/attr/current", true, "crius-default"},
+	{"the container is confined", "cat /proc/1/attr/current", true, "crius-default"},
 	{"mounting is denied", "mount -t tmpfs none /tmp", false, "ermission denied"},
 	{"the node's settings are denied", "echo 3 >/proc/sys/vm/drop_caches", false, "ermission denied"},
 	{"the node's firmware is denied", "cat /sys/firmware/memmap/0/type", false, "ermission denied"},
