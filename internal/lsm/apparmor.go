@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"text/template"
@@ -76,4 +77,33 @@ func LoadDefaultProfile(ctx context.Context) error {
 		return fmt.Errorf("load AppArmor profile %s: %w: %s", DefaultProfile, err, strings.TrimSpace(string(out[:min(len(out), 1000)])))
 	}
 	return nil
+}
+
+// loadedProfiles lists what the kernel knows, a name and its mode in each line.
+const loadedProfiles = "/sys/kernel/security/apparmor/profiles"
+
+// Ensure makes sure that a container can be confined by a profile: one that is
+// not loaded is fault.Precondition, but for the default one, which is loaded
+// again: tools that tidy up profiles do not know of it.
+func Ensure(ctx context.Context, name string) error {
+	list, err := os.ReadFile(loadedProfiles)
+	if err != nil {
+		return nil // the runtime will tell
+	}
+	if listed(string(list), name) {
+		return nil
+	}
+	if name == DefaultProfile {
+		return LoadDefaultProfile(ctx)
+	}
+	return fmt.Errorf("AppArmor profile %q is not loaded on this node: load it with apparmor_parser: %w", name, fault.Precondition)
+}
+
+func listed(list, name string) bool {
+	for line := range strings.Lines(list) {
+		if i := strings.LastIndex(line, " ("); i >= 0 && line[:i] == name {
+			return true
+		}
+	}
+	return false
 }

@@ -40,6 +40,15 @@ func TestLoadDefaultProfile(t *testing.T) {
 	}
 }
 
+func TestListed(t *testing.T) {
+	const list = "crius-default (enforce)\n/usr/bin/man (enforce)\nmy profile (complain)\n"
+	for name, want := range map[string]bool{"crius-default": true, "my profile": true, "crius": false, "default": false, "": false, "none": false} {
+		if got := listed(list, name); got != want {
+			t.Errorf("%q: %t", name, got)
+		}
+	}
+}
+
 func TestLoadDefaultProfileFails(t *testing.T) {
 	parser(t, "echo AppArmor parser error at line 3 >&2; exit 1")
 	if err := LoadDefaultProfile(t.Context()); err == nil || !strings.Contains(err.Error(), "error at line 3") {

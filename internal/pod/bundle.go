@@ -301,8 +301,9 @@ func (c *Container) targetPID(id string) (string, error) {
 	return fmt.Sprintf("/proc/%d/ns/pid", view.PID), nil
 }
 
-// loadedProfile is the AppArmor profile of RuntimeDefault. Without it containers
-// could still run, so that is no reason not to start.
+// loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot
+// load it, for want of AppArmor's tools, runs containers without one, as with
+// other runtimes; the operator is told.
 func loadedProfile(name string) string {
 	if name != lsm.DefaultProfile {
 		return name

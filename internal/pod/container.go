@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
@@ -183,6 +184,11 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	ociSpec, err := spec.Container(in)
 	if err != nil {
 		return err
+	}
+	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
+		if err := lsm.Ensure(ctx, profile); err != nil {
+			return err
+		}
 	}
 	devices, err := cdi.Devices(in.Request.Container)
 	if err != nil {
