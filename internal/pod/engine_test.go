@@ -430,6 +430,11 @@ func TestUpdateSandbox(t *testing.T) {
 	if before.Config.GetLinux().GetResources() != nil {
 		t.Error("an old view was modified")
 	}
+	b.close(e)
+	e = b.engine()
+	if v, _ := e.Sandbox(pod); v.Config.GetLinux().GetOverhead() != nil {
+		t.Error("what was not updated is there after a restart")
+	}
 	overhead := &cri.LinuxContainerResources{CpuShares: 10}
 	if err := e.UpdateSandboxResources(pod, overhead, nil); err != nil {
 		t.Fatal(err)
