@@ -27,7 +27,6 @@ var (
 	cpuQuota    = knob{"cpu", "cpu.cfs_quota_us", "cpu.max"}
 	cpuPeriod   = knob{"cpu", "cpu.cfs_period_us", "cpu.max"}
 	cpus        = knob{"cpuset", "cpuset.cpus", "cpuset.cpus"}
-	swapLimit   = knob{"memory", "memory.memsw.limit_in_bytes", "memory.swap.max"}
 	mems        = knob{"cpuset", "cpuset.mems", "cpuset.mems"}
 )
 
@@ -183,114 +182,6 @@ func TestUpdateContainerResources(t *testing.T) {
 
 		c.stop(t, 0)
 		wantCode(t, update(&cri.LinuxContainerResources{CpuShares: 2}), codes.FailedPrecondition, c.id[:12])
-	})
-}
-
-var hugepages = knob{"hugetlb", "hugetlb.2MB.limit_in_bytes", "hugetlb.2MB.max"}
-
-// An update is done in full or not at all, whatever in it the kernel refuses
-// and whichever part the runtime would have done before.
-func TestUpdateIsAllOrNothing(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		first := &cri.LinuxContainerResources{
-			CpuPeriod: 100_000, CpuShares: 512, MemoryLimitInBytes: 128 * mib, OomScoreAdj: 500,
-			HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 4 * mib}},
-		}
-		c := p.start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources = first })
-		update := func(r *cri.LinuxContainerResources) error {
-			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.id, Linux: r})
-			return err
-		}
-		state := func() string {
-			text := ""
-			for _, k := range []knob{cpuShares, cpuQuota, cpuPeriod, memoryLimit, swapLimit, cpus, mems, hugepages} {
-				text += k.v1 + "=" + c.kernel(t, k) + " "
-			}
-			return text + c.status(t).Resources.String() + strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/oom_score_adj", w.processesOf(t, c.id)[0])))
-		}
-		before := state()
-		for name, spoil := range map[string]func(*cri.LinuxContainerResources){
-			"CPU":         func(r *cri.LinuxContainerResources) { r.CpusetCpus = "4000" },
-			"memory node": func(r *cri.LinuxContainerResources) { r.CpusetMems = "4000" },
-			"page size": func(r *cri.LinuxContainerResources) {
-				r.HugepageLimits = append(r.HugepageLimits, &cri.HugepageLimit{PageSize: "3MB"})
-			},
-			"unified":      func(r *cri.LinuxContainerResources) { r.Unified = map[string]string{"memory.high": "none"} },
-			"swap":         func(r *cri.LinuxContainerResources) { r.MemorySwapLimitInBytes = 1 * mib },
-			"memory limit": func(r *cri.LinuxContainerResources) { r.MemoryLimitInBytes = 4096 },
-		} {
-			r := &cri.LinuxContainerResources{
-				CpuPeriod: 50_000, CpuQuota: 25_000, CpuShares: 1024, MemoryLimitInBytes: 64 * mib, OomScoreAdj: 700,
-				HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 * mib}},
-			}
-			spoil(r)
-			if err := update(r); err == nil {
-				t.Errorf("%s: the update was accepted", name)
-			}
-			equal(t, name, state(), before)
-		}
-	})
-}
-
-func TestUpdateWhatRuntimesLeaveOut(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "sleep", func(c *cri.ContainerConfig) {
-			c.Linux.Resources = &cri.LinuxContainerResources{
-				MemoryLimitInBytes: 64 * mib, OomScoreAdj: 500, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 4 * mib}},
-			}
-		})
-		for _, r := range []*cri.LinuxContainerResources{
-			{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 * mib}}, OomScoreAdj: 900},
-			{CpuShares: 512}, // brings nothing of the old back
-		} {
-			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.id, Linux: r})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.holds(t, hugepages, strconv.Itoa(2*mib), strconv.Itoa(2*mib))
-			for _, pid := range w.processesOf(t, c.id) {
-				equal(t, "oom_score_adj", strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/oom_score_adj", pid))), "900")
-			}
-		}
-		got := c.status(t).Resources.GetLinux()
-		equal(t, "huge pages in the status", fmt.Sprint(got.GetHugepageLimits()), fmt.Sprint([]*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 * mib}}))
-		equal(t, "oom_score_adj in the status", got.GetOomScoreAdj(), 900)
-	})
-}
-
-// A limit below what the container uses is refused, unless what it uses is page
-// cache.
-func TestUpdateBelowUsage(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		limited := func(c *cri.ContainerConfig) {
-			c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 128 * mib}
-		}
-		c := p.start(t, "alloc 64 ; echo ready ; sleep", limited)
-		c.says(t, "ready")
-		update := func(limit int64) error {
-			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
-				ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: limit},
-			})
-			return err
-		}
-		wantCode(t, update(32*mib), codes.FailedPrecondition, "memory_limit_in_bytes", "uses")
-		c.holds(t, memoryLimit, strconv.Itoa(128*mib), strconv.Itoa(128*mib))
-		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-
-		c = p.start(t, "sleep", limited)
-		c.exec(t, "fill /cache 64")
-		if err := update(32 * mib); err != nil {
-			t.Error(err)
-		}
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/testkit/node"
 )
 
@@ -116,16 +115,8 @@ func TestPodMetricsAreTheKernels(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
-		parent := ""
-		t.Cleanup(func() {
-			if err := cgroup.Remove(parent); err != nil { // as its kubelet would
-				t.Error(err)
-			}
-		})
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) {
-			parent = w.CgroupParent() + "/pod" + c.Metadata.Uid
-			c.Linux.CgroupParent = parent
-		})
+		p := w.run(t, handler, w.ownCgroup(t))
+		parent := p.config.Linux.CgroupParent
 		c := p.start(t, "alloc 10 ; sleep", limited)
 		c.says(t, "allocated")
 		ended := p.start(t, "exit 0")

@@ -25,21 +25,27 @@ func (p *pod) stats(t *testing.T) *cri.PodSandboxStats {
 	return resp.Stats
 }
 
+// ownCgroup gives a pod a cgroup of its own, as the kubelet does, and takes it
+// away when the pod is gone.
+func (w *world) ownCgroup(t *testing.T) podChange {
+	parent := ""
+	t.Cleanup(func() {
+		if err := cgroup.Remove(parent); err != nil {
+			t.Error(err)
+		}
+	})
+	return func(c *cri.PodSandboxConfig) {
+		parent = w.CgroupParent() + "/pod" + c.Metadata.Uid
+		c.Linux.CgroupParent = parent
+	}
+}
+
 // A kubelet gives each pod a cgroup of its own, whose counters are the pod's.
 func TestPodStatsAreThoseOfThePodsCgroup(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
-		parent := ""
-		t.Cleanup(func() {
-			if err := cgroup.Remove(parent); err != nil { // as its kubelet would
-				t.Error(err)
-			}
-		})
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) {
-			parent = w.CgroupParent() + "/pod" + c.Metadata.Uid
-			c.Linux.CgroupParent = parent
-		})
+		p := w.run(t, handler, w.ownCgroup(t))
 		a, b := p.start(t, "alloc 10 ; sleep"), p.start(t, "alloc 5 ; sleep")
 		a.says(t, "allocated")
 		b.says(t, "allocated")

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -17,27 +16,6 @@ func write(args []string) error {
 		return errUsage
 	}
 	return os.WriteFile(args[0], []byte(args[1]), 0o644)
-}
-
-func fill(args []string) error {
-	if len(args) != 2 {
-		return errUsage
-	}
-	mib, err := strconv.Atoi(args[1])
-	if err != nil {
-		return errUsage
-	}
-	f, err := os.Create(args[0])
-	if err != nil {
-		return err
-	}
-	block := make([]byte, 1<<20)
-	for range mib {
-		if _, err := f.Write(block); err != nil {
-			return err
-		}
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 func cat(args []string) error {

@@ -48,7 +48,6 @@ func verbs() map[string]verb {
 		"run":     {"PROGRAM [ARG...]: run a program and wait for it", runProgram},
 
 		"write":   {"FILE TEXT: create or overwrite", write},
-		"fill":    {"FILE MIB: create or overwrite with so much, and sync", fill},
 		"cat":     {"[FILE]: copy the file, or standard input, to standard output", cat},
 		"ls":      {"DIR: names, one a line", list},
 		"stat":    {"PATH: octal mode, uid, gid, size", stat},
