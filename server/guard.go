@@ -10,20 +10,19 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
 )
 
-// guardUnary tells count of each call as well, by the name of its method.
-func guardUnary(count func(method, code string, took time.Duration)) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-		began := time.Now()
-		err = guard(ctx, req, func() (err error) {
-			resp, err = handler(ctx, req)
-			return err
+// guardUnary lets tracer observe each call as well, by the name of its method.
+func guardUnary(tracer *trace.Tracer) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+		err = tracer.Call(ctx, path.Base(info.FullMethod), func(ctx context.Context) error {
+			return guard(ctx, req, func() (err error) {
+				resp, err = handler(ctx, req)
+				return err
+			})
 		})
-		if count != nil {
-			method, _ := grpc.Method(ctx)
-			count(path.Base(method), status.Code(err).String(), time.Since(began))
-		}
 		return resp, err
 	}
 }

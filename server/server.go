@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"time"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // minMessageSize is what a single large pod may need.
@@ -24,9 +24,9 @@ type Services struct {
 	// Info gives JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
 	Info func() map[string]string
-	// Count is told of every call but streams: method, gRPC code and time. It may
-	// be nil.
-	Count func(method, code string, took time.Duration)
+	// Trace observes every call but streams, whose errors are gRPC's by then. It
+	// may be nil.
+	Trace *trace.Tracer
 	// Version of the program, as its build names it.
 	Version string
 }
@@ -50,7 +50,7 @@ func New(cfg Config, s Services) (*Server, error) {
 	srv := grpc.NewServer(
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
-		grpc.UnaryInterceptor(guardUnary(s.Count)),
+		grpc.UnaryInterceptor(guardUnary(s.Trace)),
 		grpc.StreamInterceptor(guardStream),
 	)
 	registerCRI(srv, runtime, newImageService(s))

@@ -109,7 +109,7 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 	}
 	slog.SetDefault(logger)
 	stream.LogTo(logger)
-	return serve(cmd.Context(), loaded.Config)
+	return serve(cmd.Context(), loaded)
 }
 
 func (p *program) configCommand() *cobra.Command {

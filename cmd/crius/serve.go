@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/metrics"
+	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/stream"
 	"github.com/crius-run/crius/storage"
 )
@@ -38,8 +39,9 @@ const orphanPeriod = 10 * time.Second
 // serve runs the node until ctx ends: it builds the floors from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
-func serve(ctx context.Context, cfg config.Config) (err error) {
+func serve(ctx context.Context, loaded *config.Loaded) (err error) {
 	since := time.Now()
+	cfg := loaded.Config
 	manager := findManager()
 	lock, err := pod.Lock(cfg.Root)
 	if err != nil {
@@ -64,7 +66,17 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 		cfg.Pod.CgroupPrefix = spec.CrioPrefix
 	}
 	counts := metrics.New()
-	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: trace.New(counts)})
+	observers := []trace.Observer{counts}
+	traces, err := otlp.New(cfg.Tracing, currentVersion().Crius)
+	if err != nil {
+		return err
+	}
+	if traces != nil {
+		defer closing(&err, func() error { return bounded(traces.Close) })
+		observers = append(observers, traces)
+	}
+	tracer := trace.New(observers...)
+	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: tracer})
 	if err != nil {
 		return err
 	}
@@ -94,9 +106,12 @@ func serve(ctx context.Context, cfg config.Config) (err error) {
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func() map[string]string {
-			return statusInfo(map[string]any{"config": cfg, "network": cni.Info(), "server": newVitals(since, engine.Summary(), store.Pulls())})
+			return statusInfo(map[string]any{
+				"config": cfg, "settings": loaded.Settings(), "network": cni.Info(),
+				"server": newVitals(since, engine.Summary(), store.Pulls()),
+			})
 		},
-		Count: counts.Call,
+		Trace: tracer,
 	})
 }
 

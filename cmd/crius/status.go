@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage"
@@ -118,6 +120,7 @@ type statusReport struct {
 	Handlers   []*cri.RuntimeHandler   `json:"handlers"`
 	Server     vitals                  `json:"server"`
 	Config     json.RawMessage         `json:"config"`
+	Settings   []config.Setting        `json:"settings"` // what of config does not come from the defaults
 }
 
 func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusReport, error) {
@@ -136,7 +139,8 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 		Handlers:   status.RuntimeHandlers,
 		Config:     json.RawMessage(status.Info["config"]),
 	}
-	if err := json.Unmarshal([]byte(status.Info["server"]), &r.Server); err != nil {
+	err = errors.Join(json.Unmarshal([]byte(status.Info["server"]), &r.Server), json.Unmarshal([]byte(status.Info["settings"]), &r.Settings))
+	if err != nil {
 		return r, fmt.Errorf("%s %s does not tell how it is: is it older than this program? (%w)", r.Name, r.Version, err)
 	}
 	return r, nil
@@ -176,6 +180,13 @@ func (r statusReport) write(w io.Writer, socket string) {
 	}
 	fmt.Fprintf(w, "uses\t%.1f MiB of heap, %d goroutines\n", float64(v.Heap)/(1<<20), v.Goroutines)
 	writeWork(w, v.Work)
+	for i, s := range r.Settings {
+		heading := ""
+		if i == 0 {
+			heading = "configured"
+		}
+		fmt.Fprintf(w, "%s\t%s = %s (%s)\n", heading, printable(s.Key), printable(s.Value), printable(s.Origin))
+	}
 }
 
 func writeWork(w io.Writer, list []work) {

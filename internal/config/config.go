@@ -31,6 +31,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/metrics"
+	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -46,6 +47,7 @@ type Config struct {
 
 	API     server.Config  `toml:"api" help:"The CRI endpoint."`
 	Metrics metrics.Config `toml:"metrics" help:"Metrics for Prometheus."`
+	Tracing otlp.Config    `toml:"tracing" help:"Traces of OpenTelemetry."`
 	Pod     pod.Config     `toml:"pod" help:"The node's policy for pods and containers."`
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`

@@ -51,6 +51,26 @@ func (l *Loaded) Write(w io.Writer) error {
 	return err
 }
 
+// Setting is a value that somebody has chosen.
+type Setting struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"` // as the configuration file would have it
+	Origin string `json:"origin"`
+}
+
+// Settings lists the values that do not come from the defaults.
+func (l *Loaded) Settings() []Setting {
+	settings := []Setting{}
+	for _, s := range sections(&l.Config) {
+		for _, k := range s.Keys {
+			if _, ok := l.origin[k.Path]; ok {
+				settings = append(settings, Setting{Key: k.Path, Value: k.TOML(), Origin: l.Origin(k.Path)})
+			}
+		}
+	}
+	return settings
+}
+
 // comment writes a text as lines of at most 79 columns that begin with "# ".
 func comment(text string) string {
 	var b strings.Builder

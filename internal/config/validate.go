@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/otlp"
 )
 
 // maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
@@ -43,8 +44,10 @@ func wanted(model string) string {
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
 		"api.crio_socket", "image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
-		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir":
+		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir", "tracing.ca_file":
 		return anAbsolutePathOrNone
+	case "tracing.endpoint":
+		return aCollectorOrNone
 	case "runtime.handlers.NAME.path":
 		return aProgram
 	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
@@ -58,6 +61,7 @@ func wanted(model string) string {
 const (
 	anAbsolutePath       = "an absolute path"
 	anAbsolutePathOrNone = "an absolute path or an empty string"
+	aCollectorOrNone     = "http://HOST:PORT, https://HOST:PORT or an empty string"
 	aProgram             = "an absolute path or a bare name to search in PATH"
 	aboveZero            = "more than 0"
 )
@@ -114,6 +118,9 @@ func (v *validator) text(k Key, text string) {
 		ok = filepath.IsAbs(text)
 	case anAbsolutePathOrNone:
 		ok = text == "" || filepath.IsAbs(text)
+	case aCollectorOrNone:
+		_, _, ok = otlp.SplitEndpoint(text)
+		ok = ok || text == ""
 	case aProgram:
 		ok = filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
 	}
@@ -131,6 +138,8 @@ func (v *validator) together(c *Config) {
 		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.CrioSocket), maxSocketPath)
 	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
 		"want another socket than api.listen")
+	v.require(c.Tracing.SamplingRate <= otlp.PerMillion, "tracing.sampling_rate_per_million",
+		"want at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
 
 	// A RuntimeClass handler is a DNS label (RFC 1123).

@@ -11,19 +11,20 @@ import (
 	"time"
 )
 
-// Kind tells a whole operation from a step of one.
+// Kind says what is observed.
 type Kind int
 
 const (
-	Operation Kind = iota
-	Step
+	Call      Kind = iota // a call of CRI, for as long as its caller is served
+	Operation             // work on one object, whether or not anybody waits for it
+	Step                  // a part of an operation
 )
 
-// Observer is told of operations and steps. Begin may add to the context what
-// the work below it is to find there; the function that it returns is called
-// once, when the work is over.
+// Observer is told of calls, operations and steps. Begin may add to the context
+// what the work below it is to find there; the function that it returns is
+// called once, when the work is over. Only operations have an object.
 type Observer interface {
-	Begin(ctx context.Context, kind Kind, name string) (context.Context, func(err error))
+	Begin(ctx context.Context, kind Kind, name, object string) (context.Context, func(err error))
 }
 
 // Tracer knows the operations under way. The zero value is ready, and a nil
@@ -75,7 +76,15 @@ func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Con
 		defer t.mu.Unlock()
 		delete(t.active, o)
 	}()
-	return t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, f)
+	return t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, object, f)
+}
+
+// Call runs f, which answers a call of a CRI method.
+func (t *Tracer) Call(ctx context.Context, method string, f func(context.Context) error) error {
+	if t == nil {
+		return f(ctx)
+	}
+	return t.observed(ctx, Call, method, "", f)
 }
 
 // Do runs f as a step of the operation that ctx belongs to.
@@ -93,12 +102,12 @@ func Do(ctx context.Context, name string, f func(context.Context) error) error {
 		defer o.mu.Unlock()
 		o.steps = slices.DeleteFunc(o.steps, func(other stepped) bool { return other.id == s.id })
 	}()
-	return o.tracer.observed(ctx, Step, name, f)
+	return o.tracer.observed(ctx, Step, name, "", f)
 }
 
-func (t *Tracer) observed(ctx context.Context, kind Kind, name string, f func(context.Context) error) (err error) {
+func (t *Tracer) observed(ctx context.Context, kind Kind, name, object string, f func(context.Context) error) (err error) {
 	for _, observer := range t.observers {
-		inner, end := observer.Begin(ctx, kind, name)
+		inner, end := observer.Begin(ctx, kind, name, object)
 		ctx = inner
 		defer func() { end(err) }()
 	}

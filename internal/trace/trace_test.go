@@ -13,10 +13,13 @@ type diary struct{ lines []string }
 
 type depth struct{}
 
-func (d *diary) Begin(ctx context.Context, kind Kind, name string) (context.Context, func(error)) {
+func (d *diary) Begin(ctx context.Context, kind Kind, name, object string) (context.Context, func(error)) {
 	n, _ := ctx.Value(depth{}).(int)
-	if (n > 0) != (kind == Step) {
+	if min(n, 2) != int(kind) {
 		d.lines = append(d.lines, "not of its kind: "+name)
+	}
+	if (object != "") != (kind == Operation) {
+		d.lines = append(d.lines, "not of its object: "+name)
 	}
 	d.lines = append(d.lines, strings.Repeat(" ", n)+name)
 	return context.WithValue(ctx, depth{}, n+1), func(err error) {
@@ -33,7 +36,7 @@ var errBroken = errors.New("broken")
 func TestOperation(t *testing.T) {
 	d := &diary{}
 	tracer := New(d)
-	err := tracer.Do(t.Context(), "run", "a", func(ctx context.Context) error {
+	run := func(ctx context.Context) error {
 		if err := Do(ctx, "first", func(context.Context) error { return nil }); err != nil {
 			return err
 		}
@@ -46,13 +49,14 @@ func TestOperation(t *testing.T) {
 				return errBroken
 			})
 		})
-	})
+	}
+	err := tracer.Call(t.Context(), "Run", func(ctx context.Context) error { return tracer.Do(ctx, "run", "a", run) })
 	if err != errBroken {
 		t.Errorf("got %v", err)
 	}
 	want := []string{
-		"run", " first", " end of first", " second", "  inner", "  end of inner: broken",
-		" end of second: broken", "end of run: broken",
+		"Run", " run", "  first", "  end of first", "  second", "   inner", "   end of inner: broken",
+		"  end of second: broken", " end of run: broken", "end of Run: broken",
 	}
 	if !slices.Equal(d.lines, want) {
 		t.Errorf("observed %q", d.lines)
@@ -77,8 +81,10 @@ func TestActiveOrder(t *testing.T) {
 // Without a tracer the work is done all the same.
 func TestNoTracer(t *testing.T) {
 	var tracer *Tracer
-	err := tracer.Do(t.Context(), "run", "a", func(ctx context.Context) error {
-		return Do(ctx, "step", func(context.Context) error { return errBroken })
+	err := tracer.Call(t.Context(), "Run", func(ctx context.Context) error {
+		return tracer.Do(ctx, "run", "a", func(ctx context.Context) error {
+			return Do(ctx, "step", func(context.Context) error { return errBroken })
+		})
 	})
 	if err != errBroken || tracer.Active() != nil {
 		t.Errorf("got %v", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc/status"
 
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
@@ -18,7 +19,7 @@ import (
 )
 
 // Metrics counts what it is told of, and asks for the rest when it is asked. It
-// is the trace.Observer of the engine's work.
+// is a trace.Observer.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -62,28 +63,26 @@ func New() *Metrics {
 	return m
 }
 
-// Begin is called for each operation and step (trace.Observer).
-func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name string) (context.Context, func(error)) {
+// Begin is called for each call, operation and step (trace.Observer).
+func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (context.Context, func(error)) {
 	began := time.Now()
 	return ctx, func(err error) {
 		took := time.Since(began).Seconds()
-		if kind == trace.Step {
+		switch kind {
+		case trace.Call:
+			m.calls.WithLabelValues(name).Observe(took)
+			if err != nil {
+				m.failures.WithLabelValues(name, status.Code(err).String()).Inc()
+			}
+		case trace.Operation:
+			outcome := "ok"
+			if err != nil {
+				outcome = "error"
+			}
+			m.operations.WithLabelValues(name, outcome).Observe(took)
+		case trace.Step:
 			m.steps.WithLabelValues(name).Observe(took)
-			return
 		}
-		outcome := "ok"
-		if err != nil {
-			outcome = "error"
-		}
-		m.operations.WithLabelValues(name, outcome).Observe(took)
-	}
-}
-
-// Call counts a CRI call, which failed if code is not OK.
-func (m *Metrics) Call(method, code string, took time.Duration) {
-	m.calls.WithLabelValues(method).Observe(took.Seconds())
-	if code != "OK" {
-		m.failures.WithLabelValues(method, code).Inc()
 	}
 }
 

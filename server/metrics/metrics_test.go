@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/pod"
@@ -53,8 +55,8 @@ func full(t *testing.T) *Metrics {
 	_ = tracer.Do(t.Context(), "run pod", "a", func(ctx context.Context) error {
 		return trace.Do(ctx, "attach network", func(context.Context) error { return errors.New("broken") })
 	})
-	m.Call("RunPodSandbox", "Unknown", time.Second)
-	m.Call("Version", "OK", time.Millisecond)
+	_ = tracer.Call(t.Context(), "RunPodSandbox", func(context.Context) error { return status.Error(codes.Unknown, "broken") })
+	_ = tracer.Call(t.Context(), "Version", func(context.Context) error { return nil })
 	return m
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func TestStatusCommand(t *testing.T) {
 	}
 	for _, want := range []string{
 		w.Socket(), "RuntimeReady  yes", "NetworkReady  yes", "1 ready, 0 not ready", "0 created, 1 running, 1 exited; 1 monitors",
-		"run pod " + config.Metadata.Namespace + "/" + config.Metadata.Name,
+		"run pod " + config.Metadata.Namespace + "/" + config.Metadata.Name, "root = " + strconv.Quote(w.StateRoot()) + " (file ",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("crius status lacks %q:\n%s", want, out)
@@ -59,13 +60,21 @@ func TestStatusCommand(t *testing.T) {
 			Containers map[string]int
 			Work       []struct{ Operation, Step string }
 		}
-		Config map[string]any
+		Config   map[string]any
+		Settings []struct{ Key, Value, Origin string }
 	}
 	if err != nil || json.Unmarshal([]byte(out), &report) != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if len(report.Server.Work) != 1 || report.Server.Work[0].Step != "attach network" || report.Server.Containers["running"] != 1 || len(report.Config) == 0 {
 		t.Errorf("JSON: %+v", report)
+	}
+	origins := map[string]string{}
+	for _, s := range report.Settings {
+		origins[s.Key] = s.Value + " of " + s.Origin
+	}
+	if !strings.HasPrefix(origins["root"], strconv.Quote(w.StateRoot())+" of file "+w.Path("")) || origins["log_format"] != "" {
+		t.Errorf("what is configured: %q", origins)
 	}
 	if out, err := w.crius(t, "status", "--stuck"); err != nil || strings.Contains(out, "attach network") && !strings.Contains(out, " for 1") {
 		t.Errorf("what has just begun is not stuck: %v, %s", err, out)

@@ -1,0 +1,218 @@
+// Package otlp tells a collector of OpenTelemetry traces what the server does: a
+// span for each call of CRI, below it one for the operation that it began, and
+// below that one for each step. Whoever calls may pass on a trace of its own
+// (W3C Trace Context in the gRPC metadata, as kubelets do), of which the call is
+// then a part.
+//
+// An operation may outlive the call that it began with, and its span then does so
+// too. A call that only joins an operation has no spans below it.
+package otlp
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	oteltrace "go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// Config says where traces go to.
+type Config struct {
+	Endpoint     string `toml:"endpoint" help:"URL of a collector that takes OTLP over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: nothing is traced"`
+	CAFile       string `toml:"ca_file" help:"authorities that the collector's certificate is checked against, in PEM; empty: those of the system"`
+	SamplingRate int    `toml:"sampling_rate_per_million" help:"how many of a million calls are traced whose caller passes on no trace of its own; with one, its caller decides"`
+}
+
+// PerMillion is the sampling rate at which everything is traced.
+const PerMillion = 1_000_000
+
+// exportTime bounds an attempt to send spans, and how much longer a server takes
+// to stop when its collector is dead.
+const exportTime = 3 * time.Second
+
+// Traces sends what it observes to a collector. It is a trace.Observer. What the
+// collector does not take in time is dropped: at most some thousand spans are
+// kept.
+type Traces struct {
+	tracer oteltrace.Tracer
+	sdk    *sdk.TracerProvider
+	conn   *grpc.ClientConn
+}
+
+// New makes Traces; the collector need not be there yet. It is nil if there is no
+// endpoint.
+func New(cfg Config, version string) (*Traces, error) {
+	if cfg.Endpoint == "" {
+		return nil, nil
+	}
+	conn, err := connect(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("tracing: %w", err)
+	}
+	client, err := otlptracegrpc.New(context.Background(), otlptracegrpc.WithGRPCConn(conn), otlptracegrpc.WithTimeout(exportTime))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tracing: %w", err), conn.Close())
+	}
+	host, _ := os.Hostname() // without one the collector knows the node by its address
+	provider := sdk.NewTracerProvider(
+		sdk.WithBatcher(&exporter{SpanExporter: client, endpoint: cfg.Endpoint}),
+		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(float64(cfg.SamplingRate)/PerMillion))),
+		sdk.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "crius"),
+			attribute.String("service.version", version),
+			attribute.String("host.name", host),
+		)),
+	)
+	return &Traces{tracer: provider.Tracer("github.com/crius-run/crius"), sdk: provider, conn: conn}, nil
+}
+
+// SplitEndpoint takes an endpoint apart.
+func SplitEndpoint(text string) (address string, secure, ok bool) {
+	scheme, address, ok := strings.Cut(text, "://")
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return address, scheme == "https", ok && err == nil && (scheme == "http" || scheme == "https")
+}
+
+func connect(cfg Config) (*grpc.ClientConn, error) {
+	address, encrypted, ok := SplitEndpoint(cfg.Endpoint)
+	if !ok {
+		return nil, fmt.Errorf("endpoint %q is not of the form http://HOST:PORT or https://HOST:PORT: %w", cfg.Endpoint, fault.Invalid)
+	}
+	secure := insecure.NewCredentials()
+	if encrypted {
+		authorities, err := authorities(cfg.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities})
+	} else if cfg.CAFile != "" {
+		return nil, fmt.Errorf("ca_file is of no use to %s: take https://, or remove it: %w", cfg.Endpoint, fault.Invalid)
+	}
+	return grpc.NewClient(address, grpc.WithTransportCredentials(secure))
+}
+
+// authorities are nil, which means those of the system, if there is no file.
+func authorities(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("ca_file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("ca_file %s has no certificate in PEM: %w", file, fault.Invalid)
+	}
+	return pool, nil
+}
+
+// Close sends what has not been sent yet, as far as the collector takes it.
+func (t *Traces) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, exportTime)
+	defer cancel()
+	err := t.sdk.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		slog.WarnContext(ctx, "traces are lost: the collector has not taken them in time", "waited", exportTime)
+		err = nil
+	}
+	return errors.Join(err, t.conn.Close())
+}
+
+// Begin starts a span (trace.Observer).
+func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string) (context.Context, func(error)) {
+	var options []oteltrace.SpanStartOption
+	switch kind {
+	case trace.Call:
+		ctx = passedOn(ctx)
+		options = append(options, oteltrace.WithSpanKind(oteltrace.SpanKindServer), oteltrace.WithAttributes(attribute.String("rpc.system", "grpc")))
+	case trace.Operation:
+		options = append(options, oteltrace.WithAttributes(attribute.String("crius.object", object)))
+	}
+	ctx, span := t.tracer.Start(ctx, name, options...)
+	return ctx, func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		if kind == trace.Call {
+			span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(status.Code(err))))
+		}
+		span.End()
+	}
+}
+
+// passedOn is the trace that the caller has put into the metadata, if any.
+func passedOn(ctx context.Context) context.Context {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return propagation.TraceContext{}.Extract(ctx, carrier(md))
+}
+
+// carrier shows metadata to a propagator.
+type carrier metadata.MD
+
+func (c carrier) Get(key string) string {
+	if values := metadata.MD(c).Get(key); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+func (c carrier) Set(key, value string) { metadata.MD(c).Set(key, value) }
+
+func (c carrier) Keys() []string {
+	keys := make([]string, 0, len(c))
+	for key := range c {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// exporter tells the operator once when a collector stops taking spans, and once
+// when it takes them again.
+type exporter struct {
+	sdk.SpanExporter
+	endpoint string
+
+	mu      sync.Mutex
+	failing bool
+}
+
+func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case err != nil && !e.failing:
+		slog.WarnContext(ctx, "collector takes no traces, which are dropped until it does", "endpoint", e.endpoint, "err", err)
+	case err == nil && e.failing:
+		slog.InfoContext(ctx, "collector takes traces again", "endpoint", e.endpoint)
+	}
+	e.failing = err != nil
+	return nil
+}

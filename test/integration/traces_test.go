@@ -1,0 +1,72 @@
+package integration
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/metadata"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/collector"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+)
+
+// A kubelet's trace goes on in the server, down to the steps of the work.
+func TestTracesGoOnFromTheKubelet(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[tracing]\nendpoint = \"http://127.0.0.1:4317\""})
+	l, err := w.Listen("127.0.0.1:4317") // of the node's own network
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := collector.Serve(l)
+	defer c.Close()
+	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+trace+"-"+parent+"-01")
+	config := w.podConfig(t)
+	pod, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
+		PodSandboxId: pod.PodSandboxId, SandboxConfig: config,
+		Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "traced"}, Image: &cri.ImageSpec{Image: images.Probe}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: made.ContainerId}); err != nil {
+		t.Fatal(err) // not traced
+	}
+	if _, err := w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Stop(); err != nil { // which sends what is left
+		t.Fatal(err)
+	}
+	byID := map[string]collector.Span{}
+	for _, s := range c.Spans() {
+		byID[s.ID] = s
+		equal(t, "trace of "+s.Name, s.Trace, trace)
+	}
+	lines := map[string]bool{}
+	for _, s := range byID {
+		line := s.Name
+		for s.Parent != parent {
+			next, ok := byID[s.Parent]
+			if !ok {
+				t.Fatalf("%s belongs to nothing", line)
+			}
+			s, line = next, next.Name+"/"+line
+		}
+		lines[line] = true
+	}
+	for _, want := range []string{
+		"RunPodSandbox/run pod/attach network", "CreateContainer/create container/mount root file system",
+		"CreateContainer/create container/runtime create", "RemovePodSandbox/remove pod/detach network",
+	} {
+		if !lines[want] {
+			t.Errorf("there is no %s in %v", want, lines)
+		}
+	}
+}
