@@ -221,6 +221,7 @@ func TestUnaskedDescriptors(t *testing.T) {
 	s := c.stranger(t)
 	s.receive() // hello
 	s.receive() // created
+	s.receive() // logged
 	before := len(openFiles(t, monitor))
 	var own []int
 	for range 10 {

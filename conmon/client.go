@@ -37,6 +37,9 @@ type Client struct {
 	container Process
 	exit      Exit
 	exitErr   error
+	logged    uint64       // bytes, as the monitor counts
+	inherited uint64       // of which so many before this client came
+	counts    bool         // inherited is known
 	failure   error        // why there is no container
 	waiting   []chan error // for answers, in the order of the requests
 
@@ -203,6 +206,7 @@ func (c *Client) handle(m wire.Message) {
 	switch m.Verb {
 	case wire.Hello:
 		c.state = m.Text
+		c.counts = m.Text == wire.StateCreating
 		reach(c.greeted)
 	case wire.Created:
 		c.container = Process{PID: int(m.Num[0]), StartTime: m.Num[1]}
@@ -213,6 +217,11 @@ func (c *Client) handle(m wire.Message) {
 	case wire.Exited:
 		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3]}
 		reach(c.exited)
+	case wire.Logged:
+		c.logged = max(c.logged, m.Num[0]) // half a record may be taken back
+		if !c.counts {
+			c.counts, c.inherited = true, c.logged
+		}
 	case wire.OK:
 		c.answer(nil)
 	case wire.Error:
@@ -325,6 +334,21 @@ func (c *Client) Signal(sig unix.Signal) error { return Signal(c.Process(), sig)
 // everything still is.
 func (c *Client) ReopenLog(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
+}
+
+// Logged is by how many bytes the container's log has grown since this client
+// came, rotated files included; if the monitor does not answer, by when it last
+// did.
+func (c *Client) Logged(ctx context.Context) uint64 {
+	if err := c.request(ctx, wire.Message{Verb: wire.CountLog}); errors.Is(err, fault.Precondition) {
+		select { // it has left, and its last word may not have been read
+		case <-c.gone:
+		case <-ctx.Done():
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.logged - c.inherited
 }
 
 // Resize sets the size of the container's terminal, in characters.

@@ -75,12 +75,16 @@ func TestProtocolByHand(t *testing.T) {
 	p := client.Process()
 	created := fmt.Sprintf("created %d %d", p.PID, p.StartTime)
 	s := c.stranger(t)
-	for _, want := range []string{"hello 1 running", created} {
+	for _, want := range []string{"hello 1 running", created, "logged 0"} {
 		if got := s.receive(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
 	s.ask("reopen-log", "ok")
+	s.ask("count-log", "logged 0")
+	if got := s.receive(); got != "ok" {
+		t.Errorf("after logged comes %q", got)
+	}
 	s.ask("resize 80 25", "error the container has no terminal")
 	s.ask("close-stdin", "error the container has no standard input")
 	s.ask("attach stdout", "error attach: one descriptor each is to be sent for stdout and stderr")
@@ -94,6 +98,9 @@ func TestProtocolByHand(t *testing.T) {
 	want := fmt.Sprintf("exited 137 9 %d 0", e.FinishedAt.UnixNano())
 	if got := s.receive(); got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+	if got := s.receive(); got != "logged 0" {
+		t.Errorf("the last word is %q", got)
 	}
 	if got := s.receive(); got != "" {
 		t.Errorf("%q after the end", got)

@@ -51,6 +51,8 @@
 //	failed CODE TEXT                         it never will: the runtime's exit code
 //	                                         (0: not its fault) and last words
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
+//	logged BYTES                             the log has grown by so much: told to who connects
+//	                                         once there is a container, when asked, and at the end
 //
 // A client asks; each request is answered once, in order, with ok or with
 // error TEXT:
@@ -62,6 +64,7 @@
 //	release                 the container is to be deleted: kill what still lives of
 //	                        it, record its exit, leave
 //	attach STREAMS          a share, from now on, in some of stdin, stdout and stderr
+//	count-log               how much the log has grown: logged comes before the ok
 //
 // With attach come descriptors to which a copy of stdout and of stderr is to be
 // written, and with its ok goes the one that the container's input is written to:

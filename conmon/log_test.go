@@ -147,6 +147,13 @@ func TestRotation(t *testing.T) {
 			files = append(files, c.LogFile)
 		}
 		t.Logf("%d rotations", len(files)-1)
+		var total int64
+		for _, file := range files {
+			total += size(t, file)
+		}
+		if logged := client.Logged(limit(t, time.Minute)); logged != uint64(total) {
+			t.Errorf("the monitor counts %d bytes, the files have %d", logged, total)
+		}
 		stdout, stderr := joinLogs(t, files...)
 		wantOut, wantErr := numbered(lines, every)
 		same(t, "stdout", stdout, wantOut)
@@ -214,7 +221,38 @@ func TestDiscardedLog(t *testing.T) {
 		if e := exit(t, client); e.Code != 0 {
 			t.Errorf("exit %+v", e)
 		}
+		if logged := client.Logged(limit(t, time.Minute)); logged != 0 {
+			t.Errorf("of a discarded log %d bytes are counted", logged)
+		}
 	})
+}
+
+// Who comes later counts from then on, so that nothing is counted twice by two
+// servers.
+func TestLoggedSinceTheClientCame(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "tick", "5")
+	first := c.run()
+	eventually(t, "output", func() bool { return size(t, c.LogFile) > 0 })
+	before := size(t, c.LogFile)
+	second, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	at := size(t, c.LogFile)
+	eventually(t, "more output", func() bool { return size(t, c.LogFile) > at })
+	if err := first.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	exit(t, first)
+	total := size(t, c.LogFile)
+	if logged := first.Logged(limit(t, time.Minute)); logged != uint64(total) {
+		t.Errorf("the first client counts %d bytes of %d", logged, total)
+	}
+	if logged := int64(second.Logged(limit(t, time.Minute))); logged < total-at || logged > total-before {
+		t.Errorf("the second client counts %d bytes, of %d that came after %d to %d", logged, total, before, at)
+	}
 }
 
 // CRI, ReopenContainerLog: when the new file cannot be had the old one stays the

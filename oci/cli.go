@@ -177,10 +177,11 @@ type cliTask struct {
 	closing sync.Once
 }
 
-func (t *cliTask) PID() int                   { return t.client.PID() }
-func (t *cliTask) Exited() <-chan struct{}    { return t.client.Exited() }
-func (t *cliTask) Exit() (conmon.Exit, error) { return t.client.Exit() }
-func (t *cliTask) Close()                     { t.closing.Do(func() { _ = t.client.Close() }) }
+func (t *cliTask) PID() int                          { return t.client.PID() }
+func (t *cliTask) Exited() <-chan struct{}           { return t.client.Exited() }
+func (t *cliTask) Exit() (conmon.Exit, error)        { return t.client.Exit() }
+func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ctx) }
+func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
 
 func (t *cliTask) Start(ctx context.Context) error {
 	_, err := t.runtime.run(ctx, nil, "start", t.ref.ID)

@@ -50,8 +50,9 @@ func (g gone) Kill(ctx context.Context) error {
 	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
 }
 
-func (g gone) Exit() (conmon.Exit, error) { return g.exit, g.err }
-func (gone) Close()                       {}
+func (g gone) Exit() (conmon.Exit, error)  { return g.exit, g.err }
+func (gone) Close()                        {}
+func (gone) Logged(context.Context) uint64 { return 0 }
 
 func (gone) Exited() <-chan struct{} {
 	closed := make(chan struct{})

@@ -73,6 +73,9 @@ type Task interface {
 	Update(ctx context.Context, u Update) error
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
+	// Logged is by how many bytes the container's log has grown since this Task
+	// was made, by Create or by Load.
+	Logged(ctx context.Context) uint64
 	// Exited is closed when the container is dead, or its monitor lost.
 	Exited() <-chan struct{}
 	// Exit is how the container ended, once Exited is closed; conmon.ErrLost

@@ -94,7 +94,7 @@ func serve(ctx context.Context, loaded *config.Loaded) (err error) {
 	if err != nil {
 		return err
 	}
-	counts.Register(metrics.Sources{Node: engine.Summary, Pulls: store.Pulls(), Version: currentVersion().Crius})
+	counts.Register(metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Version: currentVersion().Crius})
 	scrapes, err := counts.Listen(cfg.Metrics)
 	if err != nil {
 		return err

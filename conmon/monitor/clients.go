@@ -54,6 +54,7 @@ func (m *monitor) greet(i int) {
 	m.send(i, hello)
 	if m.state != creating {
 		m.send(i, m.createdMessage())
+		m.send(i, m.loggedMessage())
 	}
 	if m.told {
 		m.send(i, m.exit.Message())
@@ -62,6 +63,10 @@ func (m *monitor) greet(i int) {
 
 func (m *monitor) createdMessage() wire.Message {
 	return wire.Message{Verb: wire.Created, Num: [4]uint64{uint64(m.container.PID), m.container.StartTime}}
+}
+
+func (m *monitor) loggedMessage() wire.Message {
+	return wire.Message{Verb: wire.Logged, Num: [4]uint64{m.log.written}}
 }
 
 func (m *monitor) tell(msg wire.Message) {
@@ -129,6 +134,9 @@ func (m *monitor) serve(i int) {
 		m.send(i, wire.Message{Verb: wire.Error, Text: err.Error()})
 	case msg.Verb == wire.Attach && m.clients[i].input:
 		m.lend(i)
+	case msg.Verb == wire.CountLog:
+		m.send(i, m.loggedMessage())
+		fallthrough
 	default:
 		m.send(i, wire.Message{Verb: wire.OK})
 	}
@@ -144,6 +152,8 @@ func (m *monitor) obey(msg wire.Message) error {
 		return m.closeStdin()
 	case wire.Release:
 		m.release()
+		return nil
+	case wire.CountLog:
 		return nil
 	}
 	return wire.Text("unknown request")

@@ -14,7 +14,8 @@ type logFile struct {
 	fd      int
 	records []byte // whole records, written up to done
 	done    int
-	err     error // why the last write was refused; nil: all is well
+	written uint64 // bytes, over all files
+	err     error  // why the last write was refused; nil: all is well
 }
 
 func openLog(path string) (int, error) {
@@ -74,6 +75,7 @@ func (l *logFile) flush() {
 			return
 		}
 		l.done += n
+		l.written += uint64(n)
 	}
 	l.records, l.done = l.records[:0], 0
 }
@@ -117,6 +119,7 @@ func (l *logFile) takeBack() error {
 	if err != nil {
 		return wire.Fail("cut half a record from the end of log "+l.path, err)
 	}
+	l.written -= uint64(l.done - start)
 	l.done = start
 	return nil
 }

@@ -155,6 +155,7 @@ func (m *monitor) proceed(quiet bool) {
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
+			m.tell(m.loggedMessage())
 			m.left = true
 		}
 	}

@@ -17,13 +17,14 @@ const (
 // Verb is the first word of a packet.
 type Verb uint8
 
-// From the monitor: what has happened, in this order; every client is told all
-// of it from the start, however late it comes.
+// From the monitor: what has happened, in this order but for logged; every client
+// is told all of it from the start, however late it comes.
 const (
 	Hello   Verb = iota + 1 // hello VERSION STATE
 	Created                 // created PID START-TIME: of the container's init
 	Failed                  // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
 	Exited                  // exited CODE SIGNAL UNIXNANO OOM-KILLS
+	Logged                  // logged BYTES: that the log has grown by until now
 
 	OK    // ok: the oldest unanswered request is done
 	Error // error TEXT: the oldest unanswered request has failed
@@ -34,6 +35,7 @@ const (
 	CloseStdin // close-stdin
 	Release    // release: kill what still lives, record it, leave
 	Attach     // attach STREAMS: some of stdin, stdout and stderr, with a space between them
+	CountLog   // count-log: tell logged now
 )
 
 // States that hello tells.
@@ -56,6 +58,7 @@ var forms = [...]form{
 	Created:    {"created", 2, false},
 	Failed:     {"failed", 1, true},
 	Exited:     {"exited", 4, false},
+	Logged:     {"logged", 1, false},
 	OK:         {"ok", 0, false},
 	Error:      {"error", 0, true},
 	ReopenLog:  {"reopen-log", 0, false},
@@ -63,6 +66,7 @@ var forms = [...]form{
 	CloseStdin: {"close-stdin", 0, false},
 	Release:    {"release", 0, false},
 	Attach:     {"attach", 0, true},
+	CountLog:   {"count-log", 0, false},
 }
 
 func (v Verb) String() string {

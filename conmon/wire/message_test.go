@@ -16,6 +16,8 @@ func TestMessages(t *testing.T) {
 		"failed 2  two\nlines ":      {Verb: Failed, Num: [4]uint64{2}, Text: " two\nlines "},
 		"exited 137 9 18446744073709551615 1": {
 			Verb: Exited, Num: [4]uint64{137, 9, math.MaxUint64, 1}},
+		"logged 12":           {Verb: Logged, Num: [4]uint64{12}},
+		"count-log":           {Verb: CountLog},
 		"ok":                  {Verb: OK},
 		"error \x00\xff":      {Verb: Error, Text: "\x00\xff"},
 		"reopen-log":          {Verb: ReopenLog},

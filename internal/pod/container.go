@@ -33,6 +33,7 @@ type Container struct {
 	meter   *meter
 	task    oci.Task // nil only while it is being created or torn down unseen
 	view    atomic.Pointer[ContainerView]
+	logged  atomic.Uint64 // bytes, as last counted
 
 	// life is held by the verbs that change the container, but not by stop.
 	life   sync.Mutex
@@ -279,11 +280,12 @@ func (c *Container) remove(ctx context.Context) error {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.tell() // of its end; watch may not have come to it
+	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "removed container leaves a debt", "container", c.id, "err", err)
 		c.engine.owe(c.id, c.teardown)
 	}
-	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
+	c.retire()
 	c.sandbox.dropMember(c)
 	c.setGone()
 	c.tell()

@@ -1,8 +1,12 @@
 package pod
 
 import (
+	"context"
+	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
@@ -11,6 +15,49 @@ import (
 // counters grow from the start of the server on.
 type counters struct {
 	oomKilled, monitorsLost, leftovers atomic.Uint64
+
+	log struct {
+		mu      sync.Mutex // a container is counted by itself or as removed, never twice or not at all
+		removed uint64     // bytes that the removed ones have logged
+	}
+}
+
+// countTime bounds how long a monitor may take to say how much it has logged.
+const countTime = time.Second
+
+// Logged is how many bytes the logs of all containers have grown by since the
+// server started.
+func (e *Engine) Logged(ctx context.Context) uint64 {
+	var g errgroup.Group
+	g.SetLimit(recoverWidth)
+	for _, c := range e.containers.all() {
+		g.Go(func() error { c.countLog(ctx); return nil })
+	}
+	_ = g.Wait()
+	log := &e.counters.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	total := log.removed
+	for _, c := range e.containers.all() {
+		total += c.logged.Load()
+	}
+	return total
+}
+
+func (c *Container) countLog(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, countTime)
+	defer cancel()
+	c.logged.Store(c.task.Logged(ctx))
+}
+
+// retire takes the container off the node's list and keeps what it had logged
+// when it was last counted.
+func (c *Container) retire() {
+	log := &c.engine.counters.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	log.removed += c.logged.Load()
+	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
 }
 
 // Summary is what there is on the node, and what has happened to it since the

@@ -560,3 +560,31 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("handlers %q", names)
 	}
 }
+
+// What a container has logged counts as long as the server runs, and never
+// twice: Prometheus would take a smaller number for a new beginning.
+func TestLoggedOnlyGrows(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "p")
+	id := b.create(e, pod, "c")
+	var last uint64
+	for step, do := range []func() error{
+		func() error { return nil },
+		func() error { return e.StartContainer(t.Context(), id) },
+		func() error { return e.RemoveContainer(t.Context(), id) },
+		func() error { return e.RemoveSandbox(t.Context(), pod) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+		logged := e.Logged(t.Context())
+		if logged < last || logged == 0 {
+			t.Errorf("step %d: %d bytes after %d", step, logged, last)
+		}
+		last = logged
+	}
+	if again := e.Logged(t.Context()); again != last {
+		t.Errorf("without containers %d bytes became %d", last, again)
+	}
+}

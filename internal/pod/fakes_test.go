@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -276,6 +277,7 @@ type fakeTask struct {
 	signals []unix.Signal
 	stubborn,
 	immortal bool
+	logged atomic.Uint64
 
 	dead chan struct{}
 	lost chan struct{}
@@ -370,6 +372,9 @@ func (t *fakeTask) Exit() (conmon.Exit, error) {
 }
 
 func (t *fakeTask) Close() {}
+
+// Logged grows by a byte whenever somebody asks.
+func (t *fakeTask) Logged(context.Context) uint64 { return t.logged.Add(1) }
 
 // Engines and requests
 

@@ -32,6 +32,7 @@ type Metrics struct {
 // Sources are asked whenever somebody reads the metrics.
 type Sources struct {
 	Node    func() pod.Summary
+	Logged  func(context.Context) uint64 // bytes
 	Pulls   *storage.PullCounts
 	Version string
 }
@@ -90,6 +91,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 func (m *Metrics) Register(s Sources) {
 	m.registry.MustRegister(
 		&nodeCollector{s.Node},
+		counter("crius_container_log_bytes_total", "Bytes that were written to the logs of containers.", func() float64 { return float64(s.Logged(context.Background())) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations that came from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Blobs of images that were fetched.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
 		counter("crius_image_blobs_present_total", "Blobs of images that need not be fetched, for they were there.", func() float64 { return float64(s.Pulls.Present.Load()) }),

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -54,15 +55,25 @@ func TestMetricsOfTheNode(t *testing.T) {
 	want(`crius_containers{state="exited"}`, 1)
 	want("crius_monitors", 1)
 	want("crius_debts", 0)
+	want("crius_container_log_bytes_total", 0)
+	writer := p.start(t, "echo some words")
+	writer.wait(t)
+	logged, err := os.Stat(writer.logFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want("crius_container_log_bytes_total", float64(logged.Size()))
+	writer.remove(t)
+	want("crius_container_log_bytes_total", float64(logged.Size()))
 	want(`crius_operation_duration_seconds_count{operation="run pod",outcome="ok"}`, 1)
 	want(`crius_operation_duration_seconds_count{operation="pull image",outcome="ok"}`, 1)
 	want(`crius_step_duration_seconds_count{step="attach network"}`, 1)
-	want(`crius_step_duration_seconds_count{step="runtime create"}`, 2)
-	want(`crius_rpc_duration_seconds_count{method="StartContainer"}`, 2)
+	want(`crius_step_duration_seconds_count{step="runtime create"}`, 3)
+	want(`crius_rpc_duration_seconds_count{method="StartContainer"}`, 3)
 	if w.metric(t, "crius_image_pull_bytes_total") == 0 {
 		t.Error("the image was pulled without a byte")
 	}
-	_, err := w.Runtime().ContainerStatus(t.Context(), nil)
+	_, err = w.Runtime().ContainerStatus(t.Context(), nil)
 	if err == nil {
 		t.Error("the status of nothing was told")
 	}
@@ -80,4 +91,5 @@ func TestMetricsOfTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(`crius_containers{state="exited"}`, 2)
+	want("crius_container_log_bytes_total", 0)
 }
