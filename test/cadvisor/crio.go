@@ -17,9 +17,15 @@ type sight struct {
 	Aliases    []string
 	Image      string
 	Labels     map[string]string
-	Memory     uint64 // bytes in use
-	Interfaces map[string]uint64
+	Interfaces map[string]uint64 // bytes received and sent
+	Usage      usage
 	Error      string // of the handler or the reading; the rest may be there all the same
+}
+
+// usage is what a kubelet takes from cAdvisor for its summary: nanoseconds of CPU,
+// bytes, counts.
+type usage struct {
+	CPU, Memory, WorkingSet, RSS, Swap, PageFaults, MajorPageFaults uint64
 }
 
 // look registers cAdvisor's factories for CRI-O and for unknown cgroups, as
@@ -74,7 +80,11 @@ func see(cgroup string) *sight {
 		s.Error = err.Error()
 	}
 	if stats != nil {
-		s.Memory = stats.Memory.Usage
+		m := stats.Memory
+		s.Usage = usage{
+			CPU: stats.Cpu.Usage.Total, Memory: m.Usage, WorkingSet: m.WorkingSet, RSS: m.RSS, Swap: m.Swap,
+			PageFaults: m.HierarchicalData.Pgfault, MajorPageFaults: m.HierarchicalData.Pgmajfault,
+		}
 		for _, i := range stats.Network.Interfaces {
 			s.Interfaces[i.Name] = i.RxBytes + i.TxBytes
 		}

@@ -21,9 +21,29 @@ type sight struct {
 	Aliases    []string
 	Image      string
 	Labels     map[string]string
-	Memory     uint64
 	Interfaces map[string]uint64
+	Usage      usage
 	Error      string
+}
+
+// usage is what cAdvisor measures.
+type usage struct {
+	CPU, Memory, WorkingSet, RSS, Swap, PageFaults, MajorPageFaults uint64
+}
+
+// compareUsage compares what cAdvisor measures with what crius does, before and
+// after.
+func compareUsage(t *testing.T, theirs usage, before, after *cri.ContainerStats) {
+	t.Helper()
+	is := func(n uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: n} }
+	between(t, "cAdvisor's CPU time", is(theirs.CPU), before.Cpu.UsageCoreNanoSeconds.Value, after.Cpu.UsageCoreNanoSeconds.Value)
+	between(t, "cAdvisor's page faults", is(theirs.PageFaults), before.Memory.PageFaults.Value, after.Memory.PageFaults.Value)
+	between(t, "cAdvisor's major page faults", is(theirs.MajorPageFaults), before.Memory.MajorPageFaults.Value, after.Memory.MajorPageFaults.Value)
+	const batch = mib / 4 // the kernel counts memory by CPU and adds up now and then
+	near(t, "cAdvisor's memory", is(theirs.Memory), after.Memory.UsageBytes.Value, batch)
+	near(t, "cAdvisor's working set", is(theirs.WorkingSet), after.Memory.WorkingSetBytes.Value, batch)
+	near(t, "cAdvisor's RSS", is(theirs.RSS), after.Memory.RssBytes.Value, batch)
+	near(t, "cAdvisor's swap", is(theirs.Swap), after.Swap.SwapUsageBytes.Value, 0)
 }
 
 // cadvisor has its own code look at cgroups, on a machine where socket is that
@@ -74,8 +94,10 @@ func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 	})
 	c.says(t, "allocated")
 	inShared := shared.start(t, "sleep", forContainer)
+	before, beforeOfPod := c.stats(t), p.stats(t)
 	seen := cadvisor(t, socket, parent, parent+"/crio-"+c.id, parent+"/crio-"+p.id,
 		w.CgroupParent()+"/crio-"+shared.id, w.CgroupParent()+"/crio-"+inShared.id)
+	after, afterOfPod := c.stats(t), p.stats(t)
 	for cgroup, s := range seen {
 		if s.Error != "" {
 			t.Errorf("%s: %s", cgroup, s.Error)
@@ -89,9 +111,15 @@ func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 		t.Errorf("aliases are %q, want %q and the id", container.Aliases, want)
 	}
 	equal(t, "label", container.Labels["io.kubernetes.container.name"], c.config.Metadata.Name)
-	if container.Memory < 10*mib || container.Image == "" || len(container.Interfaces) != 0 {
+	if container.Usage.Memory < 10*mib || container.Image == "" || len(container.Interfaces) != 0 {
 		t.Errorf("the container is %+v", container)
 	}
+	compareUsage(t, container.Usage, before, after)
+	traffic := func(s *cri.PodSandboxStats) uint64 {
+		eth0 := s.Linux.Network.DefaultInterface
+		return eth0.RxBytes.GetValue() + eth0.TxBytes.GetValue()
+	}
+	between(t, "traffic for cAdvisor", &cri.UInt64Value{Value: pod.Interfaces["eth0"]}, traffic(beforeOfPod), traffic(afterOfPod))
 	for name, s := range map[string]sight{"pod": pod, "pod with an infra container": infra} {
 		equal(t, name, s.Type, "crio")
 		equal(t, "container of "+name, s.Labels["io.kubernetes.container.name"], "POD")
