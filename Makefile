@@ -50,8 +50,8 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
 .PHONY: bench
-bench: ## Measure crius beside its peers, from Debian's packages. ROW=log: only that.
-	@test/setup.sh conmon
+bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only that.
+	@test/setup.sh conmon containerd
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(ROW)
 
 .PHONY: lint

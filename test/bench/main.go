@@ -24,12 +24,20 @@ type row func(ctx context.Context) ([]table, error)
 
 var rows = map[string]row{
 	"log":   logRow,
+	"pods":  podsRow,
 	"stats": statsRow,
 }
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == floodRole {
 		flood(os.Args[2:])
+		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == floorRole {
+		if err := serveFloor(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "floor:", err)
+			os.Exit(1)
+		}
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

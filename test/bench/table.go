@@ -41,6 +41,15 @@ func (t *table) print(w io.Writer) {
 	}
 }
 
+// percentile is the smallest value that so many of a hundred do not exceed.
+func percentile(values []float64, p int) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, (len(sorted)*p+99)/100-1)]
+}
+
 // median of an even number is the mean of the two in the middle.
 func median(values []float64) float64 {
 	if len(values) == 0 {

@@ -1,0 +1,311 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// floorRole is the first argument of the process that does the floor's work: in
+// a cgroup of its own, so that what it costs can be told.
+const floorRole = "floor"
+
+// ground is what the floor stands on, written by one process for the other.
+type ground struct {
+	Dir     string // of its own
+	Runtime string
+	Config  string // config.json that crius made for the same container
+	Lowers  string // of the root file system
+	CNI     string // conflist
+	Cgroup  string // parent of the containers
+}
+
+// floor is a target of raw commands: the CNI plugins, and the OCI runtime on a
+// bundle that is ready.
+type floor struct {
+	node *node.Node
+	used accounting
+	role *exec.Cmd
+	in   io.WriteCloser
+
+	mu      sync.Mutex
+	waiting map[string]chan floorAnswer
+}
+
+type floorAnswer struct {
+	Name  string
+	Life  life
+	Error string
+}
+
+// newFloor copies the container that a pod of like has. That pod stays, for the
+// copies use its IPC and UTS namespaces and its files.
+func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err error) {
+	_, container, _, err := like.up(ctx, "model")
+	if err != nil {
+		return nil, err
+	}
+	lowers, err := like.lowers(container)
+	if err != nil {
+		return nil, err
+	}
+	n, err := node.New(ctx, node.Options{})
+	if err != nil {
+		return nil, err
+	}
+	f := &floor{node: n, waiting: map[string]chan floorAnswer{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.close())
+		}
+	}()
+	options, err := json.Marshal(ground{
+		Dir: n.Path("floor"), Runtime: handler, Config: filepath.Join(like.bundle(container), "config.json"), Lowers: lowers,
+		CNI: n.Path("cni", "net.d", "10-p.conflist"), Cgroup: n.CgroupParent(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if f.used, err = newAccounting("/" + n.ID); err != nil {
+		return nil, err
+	}
+	f.role = exec.Command("/proc/self/exe", floorRole, string(options))
+	f.role.Stderr = os.Stderr
+	if f.in, err = f.role.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := f.role.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Do(f.role.Start); err != nil {
+		return nil, err
+	}
+	go f.listen(out)
+	return f, f.used.enter(f.role.Process.Pid)
+}
+
+func (f *floor) name() string          { return "floor" }
+func (f *floor) cpu() (float64, error) { return f.used.seconds() }
+
+func (f *floor) close() error {
+	var errs []error
+	if f.role != nil && f.role.Process != nil {
+		errs = append(errs, f.in.Close(), f.role.Wait())
+	}
+	return errors.Join(append(errs, f.node.Close())...)
+}
+
+func (f *floor) listen(out io.Reader) {
+	for answers := json.NewDecoder(out); ; {
+		var a floorAnswer
+		if answers.Decode(&a) != nil {
+			return
+		}
+		f.mu.Lock()
+		f.waiting[a.Name] <- a
+		delete(f.waiting, a.Name)
+		f.mu.Unlock()
+	}
+}
+
+func (f *floor) live(ctx context.Context, name string) (life, error) {
+	answer := make(chan floorAnswer, 1)
+	f.mu.Lock()
+	f.waiting[name] = answer
+	_, err := fmt.Fprintln(f.in, name)
+	f.mu.Unlock()
+	if err != nil {
+		return life{}, err
+	}
+	select {
+	case a := <-answer:
+		if a.Error != "" {
+			return a.Life, errors.New(a.Error)
+		}
+		return a.Life, nil
+	case <-ctx.Done():
+		return life{}, context.Cause(ctx)
+	}
+}
+
+// serveFloor is the other process: a line with a name is a pod's life.
+func serveFloor(options string) error {
+	var g ground
+	if err := json.Unmarshal([]byte(options), &g); err != nil {
+		return err
+	}
+	// The containers' inits come to this process when the runtime is done.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
+		return err
+	}
+	var lives sync.WaitGroup
+	var mu sync.Mutex
+	answers := json.NewEncoder(os.Stdout)
+	for names := bufio.NewScanner(os.Stdin); names.Scan(); {
+		name := names.Text()
+		lives.Go(func() {
+			a := floorAnswer{Name: name}
+			p, err := g.prepare(name)
+			if err == nil {
+				a.Life, err = p.live()
+				err = errors.Join(err, p.cleanUp())
+			}
+			if err != nil {
+				a.Error = err.Error()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			_ = answers.Encode(a)
+		})
+	}
+	lives.Wait()
+	return nil
+}
+
+// floorPod is a pod on the floor: what it needs has been prepared.
+type floorPod struct {
+	ground
+	id, dir string
+	netns   ns.Spec
+	cni     *libcni.CNIConfig
+	plugins *libcni.NetworkConfigList
+	attach  *libcni.RuntimeConf
+}
+
+// prepare makes the bundle, the root file system and an empty network
+// namespace.
+func (g ground) prepare(name string) (*floorPod, error) {
+	p := &floorPod{ground: g, id: "floor-" + name, dir: filepath.Join(g.Dir, name)}
+	for _, dir := range []string{"rootfs", "upper", "work"} {
+		if err := os.MkdirAll(filepath.Join(p.dir, dir), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	options := "lowerdir=" + g.Lowers + ",upperdir=" + filepath.Join(p.dir, "upper") + ",workdir=" + filepath.Join(p.dir, "work")
+	if err := unix.Mount("overlay", filepath.Join(p.dir, "rootfs"), "overlay", 0, options); err != nil {
+		return nil, fmt.Errorf("mount root file system: %w", err)
+	}
+	p.netns = ns.Spec{Dir: filepath.Join(g.Dir, "ns"), Name: p.id, Net: true}
+	if _, err := ns.Create(p.netns); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.plugins, err = libcni.ConfListFromFile(g.CNI); err != nil {
+		return nil, err
+	}
+	p.cni = libcni.NewCNIConfigWithCacheDir([]string{"/usr/lib/cni"}, filepath.Join(p.dir, "cni"), nil)
+	p.attach = &libcni.RuntimeConf{ContainerID: p.id, NetNS: p.netns.Paths().Net, IfName: "eth0"}
+	return p, p.writeConfig()
+}
+
+// writeConfig is the model's, but for what must be the pod's own.
+func (p *floorPod) writeConfig() error {
+	text, err := os.ReadFile(p.Config)
+	if err != nil {
+		return err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return err
+	}
+	spec.Root.Path = filepath.Join(p.dir, "rootfs")
+	spec.Linux.CgroupsPath = filepath.Join(p.Cgroup, p.id)
+	for i := range spec.Linux.Namespaces {
+		if n := &spec.Linux.Namespaces[i]; n.Type == specs.NetworkNamespace {
+			n.Path = p.netns.Paths().Net
+		}
+	}
+	if text, err = json.Marshal(&spec); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(p.dir, "config.json"), text, 0o600)
+}
+
+func (p *floorPod) live() (l life, err error) {
+	ctx := context.Background()
+	for _, step := range []struct {
+		phase int
+		do    func() error
+	}{
+		{runPodSandbox, func() error { _, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach); return err }},
+		{createContainer, func() error {
+			return p.runtime("create", "--bundle", p.dir, "--pid-file", filepath.Join(p.dir, "pid"), p.id)
+		}},
+		{startContainer, func() error { return p.runtime("start", p.id) }},
+		{execSync, func() error { return p.runtime(append([]string{"exec", p.id}, probeCommand...)...) }},
+		{containerDown, p.kill},
+		{podDown, func() error { return p.cni.DelNetworkList(ctx, p.plugins, p.attach) }},
+	} {
+		began := time.Now()
+		if err := step.do(); err != nil {
+			return l, fmt.Errorf("%s: %w", phases[step.phase], err)
+		}
+		l[step.phase] = time.Since(began).Seconds()
+	}
+	l[podUp] = l[runPodSandbox] + l[createContainer] + l[startContainer]
+	return l, nil
+}
+
+func (p *floorPod) runtime(args ...string) error {
+	cmd := exec.Command(p.Runtime, append([]string{"--root", filepath.Join(p.Dir, "runtime")}, args...)...)
+	log, err := os.Create(filepath.Join(p.dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd.Stderr = log
+	if err := cmd.Run(); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		return fmt.Errorf("%s %s: %w: %s", p.Runtime, args[0], err, text)
+	}
+	return nil
+}
+
+// kill ends the container and has the runtime delete it.
+func (p *floorPod) kill() error {
+	text, err := os.ReadFile(filepath.Join(p.dir, "pid"))
+	if err != nil {
+		return err
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(text), &pid); err != nil {
+		return err
+	}
+	if err := p.runtime("kill", p.id, "KILL"); err != nil {
+		return err
+	}
+	for {
+		_, err := unix.Wait4(pid, nil, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("wait for the container: %w", err)
+		}
+		return p.runtime("delete", p.id)
+	}
+}
+
+func (p *floorPod) cleanUp() error {
+	return errors.Join(ns.Remove(p.netns), unix.Unmount(filepath.Join(p.dir, "rootfs"), 0), os.RemoveAll(p.dir))
+}
