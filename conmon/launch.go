@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Spec is a container to be created. Paths are absolute.
@@ -73,15 +74,12 @@ func Launch(ctx context.Context, s Spec) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("monitor of container %s: %w", s.ID, err)
 	}
-	c, err := s.start(opt)
-	if err != nil {
+	c, err := trace.Get(ctx, "start monitor", func(context.Context) (*Client, error) { return s.start(opt) })
+	if c == nil {
 		return nil, fmt.Errorf("start monitor: %w", err)
 	}
-	select {
-	case <-c.settled:
-		err = c.outcome()
-	case <-ctx.Done():
-		err = fmt.Errorf("create abandoned: %w", context.Cause(ctx))
+	if err == nil {
+		err = trace.Do(ctx, "await monitor", c.awaitCreate)
 	}
 	if err == nil {
 		return c, nil
@@ -96,6 +94,16 @@ func Launch(ctx context.Context, s Spec) (*Client, error) {
 		_ = os.Remove(filepath.Join(s.Dir, name))
 	}
 	return nil, err
+}
+
+// awaitCreate returns when the runtime's create has ended.
+func (c *Client) awaitCreate(ctx context.Context) error {
+	select {
+	case <-c.settled:
+		return c.outcome()
+	case <-ctx.Done():
+		return fmt.Errorf("create abandoned: %w", context.Cause(ctx))
+	}
 }
 
 // An id stands unquoted in file names and documents.

@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network/hostport"
 )
 
@@ -127,7 +128,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 			slog.WarnContext(ctx, "host port is of an address family that the pod does not have", "pod", p.ID, "port", m.String())
 		}
 	}
-	if err := n.ports.Open(ctx, a.exposed(p.ID)); err != nil {
+	if err := trace.Do(ctx, "open host ports", func(ctx context.Context) error { return n.ports.Open(ctx, a.exposed(p.ID)) }); err != nil {
 		return fmt.Errorf("lead host ports to the pod: %w", err)
 	}
 	return nil
@@ -143,7 +144,7 @@ func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) erro
 			pods = append(pods, a.exposed(id))
 		}
 	}
-	if err := n.ports.Restore(ctx, pods); err != nil {
+	if err := trace.Do(ctx, "restore host ports", func(ctx context.Context) error { return n.ports.Restore(ctx, pods) }); err != nil {
 		return fmt.Errorf("restore host ports: %w", err)
 	}
 	return nil

@@ -34,6 +34,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network/hostport"
 )
 
@@ -213,7 +214,9 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	}
 	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
-	result, err := n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
+	result, err := trace.Get(ctx, "CNI ADD", func(ctx context.Context) (types.Result, error) {
+		return n.cni(p).AddNetworkList(ctx, list, a.runtimeConf(p, p.NetNS))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +259,8 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	if err := p.check(); err != nil {
 		return err
 	}
-	if err := n.ports.Close(ctx, a.exposed(p.ID)); err != nil {
+	closePorts := func(ctx context.Context) error { return n.ports.Close(ctx, a.exposed(p.ID)) }
+	if err := trace.Do(ctx, "close host ports", closePorts); err != nil {
 		return fmt.Errorf("take host ports back: %w", err)
 	}
 	list, err := a.list()
@@ -271,7 +275,9 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	}
 	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
-	return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
+	return trace.Do(ctx, "CNI DEL", func(ctx context.Context) error {
+		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
+	})
 }
 
 // netNS is the path of the pod's network namespace as long as it is the one

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
@@ -76,10 +77,10 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(r.handler.Root, 0o700); err != nil {
+	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(r.handler.Root, 0o700) }); err != nil {
 		return nil, err
 	}
-	if err := writeSpec(ref.Dir, spec); err != nil {
+	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
 		return nil, fmt.Errorf("write bundle: %w", err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
@@ -121,26 +122,32 @@ func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
 // to forget: it never has to kill anything itself, which is what makes its
 // delete quick and free of races.
 func (r *cli) Delete(ctx context.Context, ref Ref) error {
-	if err := conmon.Terminate(ctx, ref.Dir); err != nil {
-		return fmt.Errorf("end monitor: %w", err)
-	}
-	if err := emptyCgroup(ctx, ref.Cgroup); err != nil {
-		return fmt.Errorf("kill container: %w", err)
-	}
-	if err := r.forget(ctx, ref.ID); err != nil {
-		return err
-	}
-	if ref.Cgroup == "" {
-		return nil
-	}
-	if err := cgroup.Remove(ref.Cgroup); err != nil {
-		return fmt.Errorf("remove cgroup: %w", err)
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, ref.Dir) }},
+		{"kill container", func(ctx context.Context) error { return emptyCgroup(ctx, ref.Cgroup) }},
+		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref.ID) }},
+		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
+	} {
+		if err := trace.Do(ctx, step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
 	}
 	return nil
 }
 
-// emptyCgroup kills everything in a cgroup. There is none to a container of
-// which only the id is known.
+// removeCgroup and emptyCgroup have nothing to do for a container of which only
+// the id is known.
+func removeCgroup(path string) error {
+	if path == "" {
+		return nil
+	}
+	return cgroup.Remove(path)
+}
+
+// emptyCgroup kills everything in a cgroup.
 func emptyCgroup(ctx context.Context, path string) error {
 	if path == "" {
 		return nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // buryTime is how long a killed command is waited for. One that sleeps
@@ -51,7 +52,10 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	select {
 	case <-c.Ended():
 	case <-ctx.Done():
-		t.killExec(ctx, c.pid, c.leader)
+		_ = trace.Do(ctx, "kill command", func(ctx context.Context) error {
+			t.killExec(ctx, c.pid, c.leader)
+			return nil
+		})
 		select {
 		case <-c.Ended():
 		case <-time.After(buryTime):
@@ -108,7 +112,9 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 		}
 		defer console.close()
 	}
-	pid, err := t.execDetached(ctx, process, stdio, console)
+	pid, err := trace.Get(ctx, "runtime exec", func(ctx context.Context) (int, error) {
+		return t.execDetached(ctx, process, stdio, console)
+	})
 	if err != nil {
 		stdio.close()
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+console.lastWords()))

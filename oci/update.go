@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Update is a change of what a container may use.
@@ -40,11 +41,11 @@ func (t *cliTask) Update(ctx context.Context, u Update) error {
 		if u.Old != nil {
 			// systemd has been told by some runtimes before the kernel refused,
 			// and would bring the new values back at its next reload.
-			if back := t.runtimeUpdate(ctx, u.Old); back != nil {
+			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return t.runtimeUpdate(ctx, u.Old) }); back != nil {
 				slog.WarnContext(ctx, "runtime does not take the old limits back", "container", t.ref.ID, "err", back)
 			}
 		}
-		err = errors.Join(err, old.restore(t.ref.Cgroup))
+		err = errors.Join(err, trace.Call(ctx, "restore limits", func() error { return old.restore(t.ref.Cgroup) }))
 	}
 	return err
 }
@@ -52,20 +53,21 @@ func (t *cliTask) Update(ctx context.Context, u Update) error {
 // update lets what crius does itself come first, for that can be taken back
 // without the runtime, which may have told systemd.
 func (t *cliTask) update(ctx context.Context, u Update) error {
-	if err := t.setHugepages(u.Resources); err != nil {
+	setHugepages := func() error { return t.setHugepages(u.Resources) }
+	if err := trace.Call(ctx, "set huge page limits", setHugepages); err != nil {
 		return err
 	}
 	if u.OOMScoreAdj != nil {
-		if err := t.setOOMScore(*u.OOMScoreAdj); err != nil {
+		if err := trace.Call(ctx, "set OOM score", func() error { return t.setOOMScore(*u.OOMScoreAdj) }); err != nil {
 			return err
 		}
 	}
-	if err := t.runtimeUpdate(ctx, u.Resources); err != nil {
+	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return t.runtimeUpdate(ctx, u.Resources) }); err != nil {
 		return err
 	}
 	// Once more: with any update runc restores the huge page limits that the
 	// container was created with.
-	return t.setHugepages(u.Resources)
+	return trace.Call(ctx, "set huge page limits", setHugepages)
 }
 
 // setHugepages writes the limits, which no runtime's update does.

@@ -27,7 +27,7 @@ type Engine interface {
 	RemoveSandbox(ctx context.Context, id string) error
 	// UpdateSandboxResources notes what the pod as a whole has been given; nil
 	// leaves it as it was.
-	UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error
+	UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error
 	Sandbox(id string) (*pod.SandboxView, error)
 	Sandboxes() []*pod.SandboxView
 

@@ -210,7 +210,7 @@ func (f *fakeEngine) SandboxContainers(id string) ([]*pod.ContainerView, error) 
 }
 func (f *fakeEngine) StopEvents()                    {}
 func (f *fakeEngine) Listen() (*pod.Listener, error) { return nil, fault.Exhausted }
-func (f *fakeEngine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
+func (f *fakeEngine) UpdateSandboxResources(_ context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }
 func (f *fakeEngine) ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats {

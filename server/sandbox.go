@@ -46,11 +46,11 @@ func (s *sandboxAPI) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSan
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
-func (s *sandboxAPI) UpdatePodSandboxResources(_ context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
+func (s *sandboxAPI) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	if err := checkUpdatePodSandboxResources(req); err != nil {
 		return nil, err
 	}
-	if err := s.engine.UpdateSandboxResources(req.GetPodSandboxId(), req.GetOverhead(), req.GetResources()); err != nil {
+	if err := s.engine.UpdateSandboxResources(ctx, req.GetPodSandboxId(), req.GetOverhead(), req.GetResources()); err != nil {
 		return nil, err
 	}
 	return &cri.UpdatePodSandboxResourcesResponse{}, nil

@@ -80,14 +80,14 @@ func do(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &what); err != nil {
 		return err
 	}
-	s, err := Open(what.Config)
+	s, err := Open(context.Background(), what.Config)
 	if err != nil {
 		return err
 	}
 	ctx := context.Background()
 	switch what.Verb {
 	case "own":
-		if err := s.Adopt(nil); err != nil {
+		if err := s.Adopt(context.Background(), nil); err != nil {
 			return err
 		}
 		fmt.Println("ready")

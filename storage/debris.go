@@ -18,6 +18,8 @@ import (
 
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // debris keeps the store free of what unfinished work leaves: the temporary
@@ -65,8 +67,8 @@ func newDebris(store cstorage.Store) *debris {
 
 // beginPull starts a job with a directory for large files, below parent or,
 // without one, within the job.
-func (d *debris) beginPull(parent string) (*job, error) {
-	j, err := d.begin()
+func (d *debris) beginPull(ctx context.Context, parent string) (*job, error) {
+	j, err := d.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -75,33 +77,36 @@ func (d *debris) beginPull(parent string) (*job, error) {
 		return j, nil
 	}
 	j.temporary = filepath.Join(parent, temporaryMark+filepath.Base(j.dir))
-	err = os.Symlink(j.temporary, filepath.Join(j.dir, temporaryName))
-	if err == nil {
-		err = os.Mkdir(j.temporary, 0o700)
-	}
+	err = trace.Call(ctx, "make temporary directory", func() error {
+		if err := os.Symlink(j.temporary, filepath.Join(j.dir, temporaryName)); err != nil {
+			return err
+		}
+		return os.Mkdir(j.temporary, 0o700)
+	})
 	if err != nil {
-		j.end(context.Background(), true)
+		j.end(ctx, true)
 		return nil, fmt.Errorf("temporary directory of the pull: %w", err)
 	}
 	return j, nil
 }
 
 // beginRemoval starts a job that is about layers.
-func (d *debris) beginRemoval(layers []string) (*job, error) {
-	j, err := d.begin()
+func (d *debris) beginRemoval(ctx context.Context, layers []string) (*job, error) {
+	j, err := d.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	j.layers = layers
 	list := strings.Join(layers, "\n")
-	if err := os.WriteFile(filepath.Join(j.dir, layersName), []byte(list), 0o600); err != nil {
-		j.end(context.Background(), true)
+	err = trace.Call(ctx, "note layers", func() error { return os.WriteFile(filepath.Join(j.dir, layersName), []byte(list), 0o600) })
+	if err != nil {
+		j.end(ctx, true)
 		return nil, err
 	}
 	return j, nil
 }
 
-func (d *debris) begin() (*job, error) {
+func (d *debris) begin(ctx context.Context) (*job, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -111,7 +116,8 @@ func (d *debris) begin() (*job, error) {
 	for range 3 { // another process that starts may sweep what is not locked yet
 		start := time.Now()
 		dir := filepath.Join(d.dir, fmt.Sprintf("%d-%s", start.UnixNano(), rand.Text()))
-		if err = os.Mkdir(dir, 0o700); err != nil {
+		if err = trace.Call(ctx, "note job", func() error { return os.Mkdir(dir, 0o700) }); err != nil {
+			_ = os.Remove(dir)
 			return nil, err
 		}
 		var lock *os.File
@@ -151,21 +157,21 @@ func lockDir(dir string) (*os.File, error) {
 // is under way, which might be building on them.
 func (j *job) end(ctx context.Context, succeeded bool) {
 	d := j.debris
-	if err := j.removeFiles(); err != nil {
+	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
 		slog.WarnContext(ctx, "temporary files of a pull remain", "path", j.temporary, "err", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running--
 	if succeeded {
-		j.forget()
+		j.forget(ctx)
 	} else {
 		d.failed = append(d.failed, j)
 	}
 	if d.running > 0 || len(d.failed) == 0 {
 		return
 	}
-	if err := d.sweep(d.failed); err != nil {
+	if err := d.sweep(ctx, d.failed); err != nil {
 		slog.WarnContext(ctx, "layers of unfinished pulls remain; the next pull or start tries again", "err", err)
 		return
 	}
@@ -188,13 +194,13 @@ func (j *job) removeFiles() error {
 }
 
 // forget deletes the job itself. What remains of it is swept at the next start.
-func (j *job) forget() {
-	os.RemoveAll(j.dir)
+func (j *job) forget(ctx context.Context) {
+	_ = trace.Call(ctx, "forget job", func() error { return os.RemoveAll(j.dir) })
 	j.lock.Close()
 }
 
 // recover ends the jobs of processes that died.
-func (d *debris) recover() error {
+func (d *debris) recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	entries, err := os.ReadDir(d.dir)
@@ -211,7 +217,7 @@ func (d *debris) recover() error {
 		case readErr != nil:
 			err = errors.Join(err, readErr)
 		case j != nil:
-			err = errors.Join(err, j.removeFiles())
+			err = errors.Join(err, trace.Call(ctx, "remove temporary files", j.removeFiles))
 			dead = append(dead, j)
 		}
 	}
@@ -221,7 +227,7 @@ func (d *debris) recover() error {
 		}
 		return err
 	}
-	if sweepErr := d.sweep(dead); sweepErr != nil {
+	if sweepErr := d.sweep(ctx, dead); sweepErr != nil {
 		d.failed = dead // for the end of the next pull
 		err = errors.Join(err, sweepErr)
 	}
@@ -264,7 +270,7 @@ func (d *debris) read(name string) (*job, error) {
 }
 
 // sweep deletes the layers that jobs have left, and then the jobs.
-func (d *debris) sweep(jobs []*job) error {
+func (d *debris) sweep(ctx context.Context, jobs []*job) error {
 	if len(jobs) == 0 {
 		return nil
 	}
@@ -280,7 +286,8 @@ func (d *debris) sweep(jobs []*job) error {
 			continue
 		}
 		d.removals.Add(1)
-		if deleteErr := d.store.DeleteLayer(layer.ID); deleteErr != nil && !needed(deleteErr) {
+		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
+		if deleteErr != nil && !needed(deleteErr) {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
 		}
 	}
@@ -288,7 +295,7 @@ func (d *debris) sweep(jobs []*job) error {
 		return err
 	}
 	for _, j := range jobs {
-		j.forget()
+		j.forget(ctx)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // holds keep the images that root file systems stand on.
@@ -106,13 +107,13 @@ func (h *holds) release(one *hold) {
 
 // use notes that a root file system uses an image and returns the image's
 // layer directories, top first. They stay until drop.
-func (h *holds) use(image, user string) ([]string, error) {
+func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
 	if err := h.own(); err != nil {
 		return nil, err
 	}
 	one := h.acquire(image)
 	defer h.release(one)
-	if err := h.keep(one); err != nil {
+	if err := h.keep(ctx, one); err != nil {
 		return nil, err
 	}
 	one.users[user] = true
@@ -121,7 +122,7 @@ func (h *holds) use(image, user string) ([]string, error) {
 
 // drop ends a use. The record goes some time after the last one, or with it
 // if the image is waiting to be deleted.
-func (h *holds) drop(image, user string) error {
+func (h *holds) drop(ctx context.Context, image, user string) error {
 	one := h.acquire(image)
 	defer h.release(one)
 	delete(one.users, user)
@@ -129,7 +130,7 @@ func (h *holds) drop(image, user string) error {
 	case len(one.users) > 0:
 		return nil
 	case !one.kept, h.grace == 0, h.hides(image):
-		return h.free(one)
+		return h.free(ctx, one)
 	}
 	h.stopTimer(one)
 	h.expiry.Add(1)
@@ -149,7 +150,7 @@ func (h *holds) expire(image string) error {
 	if len(one.users) > 0 || !one.kept {
 		return nil
 	}
-	return h.free(one)
+	return h.free(context.Background(), one)
 }
 
 func (h *holds) stopTimer(one *hold) {
@@ -160,7 +161,7 @@ func (h *holds) stopTimer(one *hold) {
 }
 
 // keep makes the record, unless it is there or a crash has left it.
-func (h *holds) keep(one *hold) error {
+func (h *holds) keep(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
 	if one.kept {
 		return nil
@@ -174,29 +175,35 @@ func (h *holds) keep(one *hold) error {
 	if record.ID != one.image { // the library takes names and beginnings too
 		return fmt.Errorf("image %s: %w: not a whole id", one.image, fault.Invalid)
 	}
-	_, err = h.store.CreateContainer(holdID(one.image), []string{holdPrefix + one.image}, one.image, holdLayer(one.image), "",
-		&cstorage.ContainerOptions{
-			IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
-			LabelOpts:        []string{"disable"},
-		})
+	err = trace.Call(ctx, "hold image", func() error {
+		_, err := h.store.CreateContainer(holdID(one.image), []string{holdPrefix + one.image}, one.image, holdLayer(one.image), "",
+			&cstorage.ContainerOptions{
+				IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
+				LabelOpts:        []string{"disable"},
+			})
+		return err
+	})
 	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
-		return errors.Join(fmt.Errorf("hold image %s: %w", one.image, err), h.free(one))
+		return errors.Join(fmt.Errorf("hold image %s: %w", one.image, err), h.free(ctx, one))
 	}
 	one.lower, err = usableLayers(h.store, record.TopLayer)
 	if err != nil {
-		return errors.Join(fmt.Errorf("image %s: %w", one.image, err), h.free(one))
+		return errors.Join(fmt.Errorf("image %s: %w", one.image, err), h.free(ctx, one))
 	}
 	one.kept = true
 	return nil
 }
 
 // free deletes the record, and the image if it was to go with it.
-func (h *holds) free(one *hold) error {
+func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
-	err := h.store.DeleteContainer(holdID(one.image))
-	if errors.Is(err, cstorage.ErrNotAContainer) {
-		err = h.store.DeleteLayer(holdLayer(one.image)) // a full disk may leave a layer alone
-	}
+	err := trace.Call(ctx, "release image", func() error {
+		err := h.store.DeleteContainer(holdID(one.image))
+		if errors.Is(err, cstorage.ErrNotAContainer) {
+			err = h.store.DeleteLayer(holdLayer(one.image)) // a full disk may leave a layer alone
+		}
+		return err
+	})
 	if err != nil && !errors.Is(err, cstorage.ErrNotALayer) {
 		return fmt.Errorf("release image %s: %w", one.image, err)
 	}
@@ -210,7 +217,7 @@ func (h *holds) free(one *hold) error {
 	case err != nil:
 		return err
 	case len(record.Names) == 0: // else another tool has pulled it again
-		err := h.delete(record)
+		err := h.delete(ctx, record)
 		if errors.Is(err, fault.Precondition) { // it is listed again, for the kubelet to retry
 			slog.Warn("image that was removed is still in use", "image", one.image, "err", err)
 		} else if err != nil {
@@ -222,7 +229,7 @@ func (h *holds) free(one *hold) error {
 }
 
 // remove is the end of an image: now, or with its last user.
-func (h *holds) remove(image string) error {
+func (h *holds) remove(ctx context.Context, image string) error {
 	one := h.acquire(image)
 	defer h.release(one)
 	record, err := h.store.Image(image)
@@ -234,19 +241,19 @@ func (h *holds) remove(image string) error {
 	_, err = h.store.Container(holdID(image))
 	recorded := err == nil
 	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt knows
-		if err := h.mark(image, true); err != nil {
+		if err := h.mark(ctx, image, true); err != nil {
 			return err
 		}
-		return h.store.RemoveNames(image, record.Names)
+		return trace.Call(ctx, "remove names of image", func() error { return h.store.RemoveNames(image, record.Names) })
 	}
-	if err := h.free(one); err != nil {
+	if err := h.free(ctx, one); err != nil {
 		return err
 	}
-	return h.delete(record)
+	return h.delete(ctx, record)
 }
 
 // delete deletes an image and the layers that no other image has.
-func (h *holds) delete(record *cstorage.Image) error {
+func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 	if record.ReadOnly {
 		return fmt.Errorf("image %s: %w: it lies in a read-only store", record.ID, fault.Precondition)
 	}
@@ -259,12 +266,15 @@ func (h *holds) delete(record *cstorage.Image) error {
 		}
 		id = layer.Parent
 	}
-	job, err := h.debris.beginRemoval(layers)
+	job, err := h.debris.beginRemoval(ctx, layers)
 	if err != nil && !diskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
 	h.debris.removals.Add(1)
-	_, err = h.store.DeleteImage(record.ID, true)
+	err = trace.Call(ctx, "delete image", func() error {
+		_, err := h.store.DeleteImage(record.ID, true)
+		return err
+	})
 	h.debris.removals.Add(1)
 	switch {
 	case errors.Is(err, cstorage.ErrNotAnImage):
@@ -275,28 +285,28 @@ func (h *holds) delete(record *cstorage.Image) error {
 		err = fmt.Errorf("delete image %s: %w", record.ID, err)
 	}
 	if job != nil {
-		job.end(context.Background(), err == nil || errors.Is(err, fault.Precondition))
+		job.end(ctx, err == nil || errors.Is(err, fault.Precondition))
 	}
 	return err
 }
 
 // revive makes an image stay that was to go with its last user.
-func (h *holds) revive(image string) error {
+func (h *holds) revive(ctx context.Context, image string) error {
 	if !h.hides(image) {
 		return nil
 	}
 	one := h.acquire(image)
 	defer h.release(one)
-	return h.mark(image, false)
+	return h.mark(ctx, image, false)
 }
 
 // mark writes down whether an image goes with its last user.
-func (h *holds) mark(image string, removed bool) error {
+func (h *holds) mark(ctx context.Context, image string, removed bool) error {
 	metadata := ""
 	if removed {
 		metadata = removedMark
 	}
-	err := h.store.SetMetadata(holdID(image), metadata)
+	err := trace.Call(ctx, "mark image", func() error { return h.store.SetMetadata(holdID(image), metadata) })
 	if err != nil && !(errors.Is(err, cstorage.ErrNotAnID) && !removed) {
 		return fmt.Errorf("hold of image %s: %w", image, err)
 	}
@@ -348,7 +358,7 @@ func (h *holds) restore() error {
 }
 
 // adopt makes the holds match users, root file systems by image.
-func (h *holds) adopt(users map[string][]string) error {
+func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 	if err := h.own(); err != nil {
 		return err
 	}
@@ -363,23 +373,23 @@ func (h *holds) adopt(users map[string][]string) error {
 	h.mu.Unlock()
 	for image, ids := range users {
 		delete(stale, image)
-		err = errors.Join(err, h.set(image, ids))
+		err = errors.Join(err, h.set(ctx, image, ids))
 	}
 	for image := range stale {
-		err = errors.Join(err, h.set(image, nil))
+		err = errors.Join(err, h.set(ctx, image, nil))
 	}
 	return err
 }
 
 // set makes ids the only users of an image.
-func (h *holds) set(image string, ids []string) error {
+func (h *holds) set(ctx context.Context, image string, ids []string) error {
 	one := h.acquire(image)
 	defer h.release(one)
 	clear(one.users)
 	if len(ids) == 0 {
-		return h.free(one)
+		return h.free(ctx, one)
 	}
-	if err := h.keep(one); err != nil {
+	if err := h.keep(ctx, one); err != nil {
 		return err
 	}
 	for _, id := range ids {

@@ -68,7 +68,7 @@ func TestRandomOrder(t *testing.T) {
 				live = append(live, n.rootfs(name, images[i].ID()))
 			}
 		}
-		if err := n.Adopt(live); err != nil {
+		if err := n.Adopt(t.Context(), live); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // PullRequest is what to pull and for whom.
@@ -115,12 +117,12 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.debris.beginPull(s.cfg.TemporaryDir)
+	job, err := s.debris.beginPull(ctx, s.cfg.TemporaryDir)
 	if err != nil {
 		return nil, err
 	}
 	sys.BigFilesTemporaryDir = job.temporary
-	id, err := s.copy(ctx, sys, policy, src)
+	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, sys, policy, src) })
 	job.end(ctx, err == nil)
 	if err != nil {
 		return nil, err
@@ -166,7 +168,7 @@ func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *sign
 // pulled is the image that a pull has brought. It is wanted from now on, even
 // if it was removed before and lives on only because containers use it.
 func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
-	if err := s.holds.revive(id); err != nil {
+	if err := s.holds.revive(ctx, id); err != nil {
 		return nil, err
 	}
 	images, err := s.images.list(ctx)
@@ -188,7 +190,10 @@ func (s *Store) dropLost(ctx context.Context) error {
 	}
 	for _, id := range lost {
 		s.debris.removals.Add(1)
-		_, err := s.store.DeleteImage(id, true)
+		err := trace.Call(ctx, "delete image", func() error {
+			_, err := s.store.DeleteImage(id, true)
+			return err
+		})
 		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id, "err", err)
 	}
 	return nil

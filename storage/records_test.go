@@ -36,7 +36,7 @@ func TestDamagedRecordsAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := snapshot(t, n.cfg.Root)
-			s, err := Open(n.cfg)
+			s, err := Open(t.Context(), n.cfg)
 			if err == nil {
 				s.Close()
 			}
@@ -102,7 +102,7 @@ func TestDamagedVolatileRecordsAreMovedAside(t *testing.T) {
 	if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
 		t.Errorf("%+v", images)
 	}
-	if err := n.Adopt([]Rootfs{c}); err != nil { // makes the hold anew
+	if err := n.Adopt(t.Context(), []Rootfs{c}); err != nil { // makes the hold anew
 		t.Error(err)
 	}
 	n.mount(c)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Rootfs is a container's root file system: the layers of an image below, a
@@ -49,13 +50,13 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if r.ID == "" || !filepath.IsAbs(r.Dir) || !filepath.IsAbs(r.Target) {
 		return fmt.Errorf("mount rootfs %s: %w: id or absolute paths are missing", r.ID, fault.Invalid)
 	}
-	lower, err := s.holds.use(r.ImageID, r.ID)
+	lower, err := s.holds.use(ctx, r.ImageID, r.ID)
 	if errors.Is(err, errLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
 		err = fmt.Errorf("%w: %w", fault.NotFound, err)
 	}
 	if err == nil {
-		err = s.mountRootfs(r, lower)
+		err = trace.Call(ctx, "mount layers", func() error { return s.mountRootfs(r, lower) })
 	}
 	if diskFull(err) {
 		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
@@ -169,20 +170,27 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 // RemoveRootfs unmounts a root file system, deletes its writable layer and
 // lets go of the image. It may be repeated, also after a half finished one.
 func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
-	if err := s.UnmountRootfs(r); err != nil {
+	if err := trace.Call(ctx, "unmount layers", func() error { return s.UnmountRootfs(r) }); err != nil {
 		return err
 	}
-	for _, name := range []string{upperName, workName, emptyName} {
-		if err := removeTree(filepath.Join(r.Dir, name)); err != nil {
-			return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
-		}
+	if err := trace.Call(ctx, "delete writable layer", r.removeWritable); err != nil {
+		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
 	}
 	s.usage.forget(r.ID)
 	if r.ImageID == "" {
 		return nil
 	}
-	if err := s.holds.drop(r.ImageID, r.ID); err != nil {
+	if err := s.holds.drop(ctx, r.ImageID, r.ID); err != nil {
 		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+func (r Rootfs) removeWritable() error {
+	for _, name := range []string{upperName, workName, emptyName} {
+		if err := removeTree(filepath.Join(r.Dir, name)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -190,12 +198,12 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 // Adopt tells, after a restart, which root file systems there are: exactly
 // these use images from now on. Holds of all other images are released. An
 // image that is gone is reported, and the others are adopted all the same.
-func (s *Store) Adopt(rs []Rootfs) error {
+func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 	users := map[string][]string{}
 	for _, r := range rs {
 		users[r.ImageID] = append(users[r.ImageID], r.ID)
 	}
-	if err := s.holds.adopt(users); err != nil {
+	if err := s.holds.adopt(ctx, users); err != nil {
 		return fmt.Errorf("adopt root file systems: %w", err)
 	}
 	return nil

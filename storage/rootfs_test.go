@@ -168,7 +168,7 @@ func TestMountRootfsErrors(t *testing.T) {
 			n.removeRootfs(r)
 		}
 	}
-	if err := n.holds.drop(img.ID, digestOf("target no dir")); err != nil {
+	if err := n.holds.drop(t.Context(), img.ID, digestOf("target no dir")); err != nil {
 		t.Fatal(err)
 	}
 	n.remove(img.ID)
@@ -230,7 +230,7 @@ func TestManyLayers(t *testing.T) {
 		t.Error("layers are missing or out of order")
 	}
 	n.removeRootfs(r)
-	if err := n.holds.remove(record.ID); err != nil {
+	if err := n.holds.remove(t.Context(), record.ID); err != nil {
 		t.Fatal(err)
 	}
 	n.empty()
@@ -274,7 +274,7 @@ func TestRemoveImageInUse(t *testing.T) {
 		t.Error("b lost its image")
 	}
 	n.restart() // the removal is remembered
-	if err := n.Adopt([]Rootfs{b}); err != nil {
+	if err := n.Adopt(t.Context(), []Rootfs{b}); err != nil {
 		t.Fatal(err)
 	}
 	if images := n.list(); len(images) != 0 {
@@ -295,7 +295,7 @@ func TestRemovedImageIsPulledAgain(t *testing.T) {
 		n.remove(img.ID)
 		if restarted {
 			n.restart()
-			if err := n.Adopt([]Rootfs{r}); err != nil {
+			if err := n.Adopt(t.Context(), []Rootfs{r}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -366,7 +366,7 @@ func TestAdopt(t *testing.T) {
 	n.mount(a)
 	n.mount(b)
 	n.open() // as after kill -9: nothing was closed
-	if err := n.Adopt([]Rootfs{b}); err != nil {
+	if err := n.Adopt(t.Context(), []Rootfs{b}); err != nil {
 		t.Fatal(err)
 	}
 	if holds, err := n.holds.records(); err != nil || len(holds) != 1 || holds[two.ID] != "" {
@@ -389,7 +389,7 @@ func TestAdopt(t *testing.T) {
 	}
 	gone := n.rootfs("c", strings.Repeat("0", 64))
 	n.open()
-	if err := n.Adopt([]Rootfs{gone, b}); !errors.Is(err, fault.NotFound) {
+	if err := n.Adopt(t.Context(), []Rootfs{gone, b}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("a missing image: %v", err)
 	}
 	if holds, err := n.holds.records(); err != nil || len(holds) != 1 {
@@ -421,11 +421,11 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	removal, err := n.debris.beginRemoval([]string{top.ID, parent.ID})
+	removal, err := n.debris.beginRemoval(t.Context(), []string{top.ID, parent.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull, err := n.debris.beginPull(t.TempDir())
+	pull, err := n.debris.beginPull(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +452,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.debris.beginPull("")
+	dead, err := n.debris.beginPull(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,11 +460,11 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead.lock.Close()
-	live, err := n.debris.beginPull("")
+	live, err := n.debris.beginPull(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := newDebris(n.store).recover(); err != nil {
+	if err := newDebris(n.store).recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 2 {
@@ -547,11 +547,11 @@ func TestUnsupportedOptionsAreRefused(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		cfg := Config{Root: dir + "/root", RunRoot: dir + "/run", Options: []string{option}}
-		if _, err := Open(cfg); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
+		if _, err := Open(t.Context(), cfg); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
-	if _, err := Open(Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}); !errors.Is(err, fault.Invalid) {
+	if _, err := Open(t.Context(), Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("colon in the root: %v", err)
 	}
 }

@@ -26,6 +26,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,6 +40,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -77,7 +79,7 @@ type Store struct {
 
 // Open opens the store and creates it where there is none. A store whose
 // records are damaged is refused with fault.Precondition and left as it is.
-func Open(cfg Config) (*Store, error) {
+func Open(ctx context.Context, cfg Config) (*Store, error) {
 	options, err := libraryOptions(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
@@ -85,7 +87,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := checkRecords(options.GraphRoot); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	lib, err := cstorage.GetStore(options)
+	lib, err := trace.Get(ctx, "open library", func(context.Context) (cstorage.Store, error) { return cstorage.GetStore(options) })
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
 	}
@@ -101,7 +103,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.holds.restore(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
 	}
-	if err := s.debris.recover(); err != nil { // on a full disk, say, which is no reason not to start
+	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
 	}
 	return s, nil

@@ -101,7 +101,7 @@ func newNode(t testing.TB, change ...func(*Config)) *node {
 func (n *node) open() {
 	n.t.Helper()
 	var err error
-	if n.Store, err = Open(n.cfg); err != nil {
+	if n.Store, err = Open(context.Background(), n.cfg); err != nil {
 		n.t.Fatal(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/logx"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/server/stream"
 )
 
@@ -17,11 +18,13 @@ import (
 type program struct {
 	file, dir string
 	flags     *config.Flags
+	hook      trace.Hook // of the server; tests fail and kill it there
 }
 
 // newRoot is the command line of crius.
-func newRoot() *cobra.Command {
-	p := &program{}
+func newRoot() *cobra.Command { return (&program{}).root() }
+
+func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "crius",
 		Short: "Container runtime for Kubernetes nodes",
@@ -109,7 +112,7 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 	}
 	slog.SetDefault(logger)
 	stream.LogTo(logger)
-	return serve(cmd.Context(), loaded)
+	return serve(cmd.Context(), loaded, p.hook)
 }
 
 func (p *program) configCommand() *cobra.Command {

@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/storage"
@@ -26,14 +27,18 @@ func main() {
 	if storage.Init() { // started again by containers/storage, not by a person
 		return
 	}
+	os.Exit(runUntilSignal(newRoot()))
+}
+
+// runUntilSignal is run for the process's own command line.
+func runUntilSignal(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	return run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
 }
 
 // run is the program without its process: it returns the exit code.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot()
+func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

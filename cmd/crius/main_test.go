@@ -22,7 +22,7 @@ func crius(t *testing.T, args ...string) (code int, stdout, stderr string) {
 		args = append([]string{"--config", write(t, "crius.toml", "")}, args...)
 	}
 	var out, errs strings.Builder
-	code = run(context.Background(), args, &out, &errs)
+	code = run(context.Background(), newRoot(), args, &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -191,7 +191,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	for _, args := range [][]string{{"config", "--default"}, {"config"}, {"version", "-o", "json"}, {"completion", "zsh"}} {
 		var errs strings.Builder
 		args = append([]string{"--config", write(t, "crius.toml", "")}, args...)
-		if code := run(context.Background(), args, brokenWriter{}, &errs); code != 1 || !strings.Contains(errs.String(), "closed pipe") {
+		if code := run(context.Background(), newRoot(), args, brokenWriter{}, &errs); code != 1 || !strings.Contains(errs.String(), "closed pipe") {
 			t.Errorf("crius %q: exit code %d, error %q", args, code, errs.String())
 		}
 	}

@@ -39,7 +39,7 @@ const orphanPeriod = 10 * time.Second
 // serve runs the node until ctx ends: it builds the floors from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
-func serve(ctx context.Context, loaded *config.Loaded) (err error) {
+func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err error) {
 	since := time.Now()
 	cfg := loaded.Config
 	manager := findManager()
@@ -48,8 +48,15 @@ func serve(ctx context.Context, loaded *config.Loaded) (err error) {
 		return err
 	}
 	defer closing(&err, lock.Close)
+	counts := metrics.New()
+	tracer, endTraces, err := newTracer(cfg.Tracing, counts)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, endTraces)
+	tracer.Hook = hook
 	cfg.Image.StateDir = cfg.Root
-	store, err := storage.Open(cfg.Image)
+	store, err := openStore(ctx, tracer, cfg.Image)
 	if err != nil {
 		return err
 	}
@@ -65,17 +72,6 @@ func serve(ctx context.Context, loaded *config.Loaded) (err error) {
 	if cfg.API.CrioSocket != "" {
 		cfg.Pod.CgroupPrefix = spec.CrioPrefix
 	}
-	counts := metrics.New()
-	observers := []trace.Observer{counts}
-	traces, err := otlp.New(cfg.Tracing, currentVersion().Crius)
-	if err != nil {
-		return err
-	}
-	if traces != nil {
-		defer closing(&err, func() error { return bounded(traces.Close) })
-		observers = append(observers, traces)
-	}
-	tracer := trace.New(observers...)
 	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: tracer})
 	if err != nil {
 		return err
@@ -115,7 +111,16 @@ func serve(ctx context.Context, loaded *config.Loaded) (err error) {
 	})
 }
 
-// images is the store, but for pulls: those are work of the engine.
+// openStore opens the image store, which ends what a dead server had begun.
+func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (store *storage.Store, err error) {
+	err = tracer.Do(ctx, "open image store", cfg.Root, func(ctx context.Context) (err error) {
+		store, err = storage.Open(ctx, cfg)
+		return err
+	})
+	return store, err
+}
+
+// images is the store, but for what is work of the engine.
 type images struct {
 	*storage.Store
 	engine *pod.Engine
@@ -124,6 +129,8 @@ type images struct {
 func (i images) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
 	return i.engine.PullImage(ctx, req)
 }
+
+func (i images) Remove(ctx context.Context, ref string) error { return i.engine.RemoveImage(ctx, ref) }
 
 // answer serves CRI and its sessions until ctx ends, then drains.
 func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
@@ -192,7 +193,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.User, err = spec.ResolveUser(c.ref.Rootfs(), security, imageUser); err != nil {
 		return in, fmt.Errorf("resolve user: %w", err)
 	}
-	if err := c.nameUser(in.Facts.User); err != nil {
+	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(in.Facts.User) }); err != nil {
 		return in, fmt.Errorf("name the user: %w", err)
 	}
 	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {

@@ -143,7 +143,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, err
 	}
 	c := e.newContainer(id, s, rec)
-	if err := c.put(); err != nil {
+	if err := c.put(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.build(ctx, image); err != nil {
@@ -165,14 +165,10 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 
 // build makes the container. What it made before an error is left to teardown.
 func (c *Container) build(ctx context.Context, image *storage.Image) error {
-	if err := c.makeDirs(); err != nil {
+	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
 		return err
 	}
-	var sources []string
-	err := trace.Do(ctx, "mount root file system", func(ctx context.Context) (err error) {
-		sources, err = c.mountRoots(ctx)
-		return err
-	})
+	sources, err := trace.Get(ctx, "mount root file system", c.mountRoots)
 	if err != nil {
 		return err
 	}
@@ -187,7 +183,8 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
-		if err := lsm.Ensure(ctx, profile); err != nil {
+		err := trace.Do(ctx, "ensure AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
+		if err != nil {
 			return err
 		}
 	}
@@ -206,7 +203,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return c.engine.explainMissing(c.rec.Config.M.GetMounts(), err)
 	}
 	c.setPhase(phaseCreated)
-	return c.put()
+	return c.put(ctx)
 }
 
 // StartContainer runs a created container.
@@ -232,7 +229,7 @@ func (c *Container) start(ctx context.Context) error {
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime.
 	c.setPhase(phaseStarting)
-	if err := c.put(); err != nil {
+	if err := c.put(ctx); err != nil {
 		return err
 	}
 	started := time.Now() // before: a short life may be over when the runtime returns
@@ -242,7 +239,7 @@ func (c *Container) start(ctx context.Context) error {
 	c.setStarted(started)
 	c.publish()
 	c.tell()
-	if err := c.put(); err != nil {
+	if err := c.put(ctx); err != nil {
 		return err
 	}
 	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task.PID())
@@ -254,7 +251,7 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	c.setStartError(cause)
-	err := errors.Join(cause, c.put(), c.kill(ctx))
+	err := errors.Join(cause, c.put(ctx), c.kill(ctx))
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()
 	return err
@@ -305,27 +302,35 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
 	}
+	// Half an update is worse than a late one: a caller who leaves does not
+	// interrupt it.
+	err = e.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error { return c.update(ctx, r) })
+	if err != nil {
+		return fmt.Errorf("update container %s: %w", c.id, err)
+	}
+	return nil
+}
+
+func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) (err error) {
 	merged := c.mergedResources(r)
 	var update oci.Update
-	if update.Resources, err = spec.Resources(merged, e.host); err != nil {
+	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
 		return err
 	}
 	if old := c.view.Load().Resources.GetLinux(); old != nil {
-		if update.Old, err = spec.Resources(old, e.host); err != nil {
+		if update.Old, err = spec.Resources(old, c.engine.host); err != nil {
 			return err
 		}
 	}
 	if score := r.GetOomScoreAdj(); score != 0 {
-		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, e.host))
+		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}
-	// Half an update is worse than a late one: a caller who leaves does not
-	// interrupt it.
-	if err := c.task.Update(context.WithoutCancel(ctx), update); err != nil {
-		return fmt.Errorf("update container %s: %w", c.id, err)
+	if err := c.task.Update(ctx, update); err != nil {
+		return err
 	}
 	c.setResources(merged)
 	c.publish()
-	return c.put()
+	return c.put(ctx)
 }
 
 // ReopenContainerLog makes a running container's log go on in a new file.
@@ -337,7 +342,9 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
 		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
 	}
-	return c.task.ReopenLog(ctx)
+	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
+		return trace.Do(ctx, "reopen log", c.task.ReopenLog)
+	})
 }
 
 // ExecSync runs a command in a running container to its end; timeout 0 is no
@@ -348,7 +355,11 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	if err != nil {
 		return nil, err
 	}
-	result, err := c.task.Exec(ctx, cmd, timeout)
+	var result *oci.ExecResult
+	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
+		result, err = c.task.Exec(ctx, cmd, timeout)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
 	}

@@ -16,7 +16,8 @@ type Images interface {
 	MountRootfs(ctx context.Context, r storage.Rootfs) error
 	UnmountRootfs(r storage.Rootfs) error
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error
-	Adopt(live []storage.Rootfs) error
+	Remove(ctx context.Context, ref string) error
+	Adopt(ctx context.Context, live []storage.Rootfs) error
 	Writable(ctx context.Context) error
 	CheckMapping(userNS string) error
 	WritableUsage(id string) (usage storage.FsUsage, ok bool)

@@ -375,7 +375,7 @@ func (e *Engine) payDebts() {
 	e.debts.mu.Unlock()
 	for id, pay := range owed {
 		ctx, cancel := undoContext(context.Background())
-		err := pay(ctx)
+		err := e.deps.Trace.Do(ctx, "clean up", id, pay)
 		cancel()
 		if err != nil {
 			slog.WarnContext(ctx, "clean-up still owed", "id", id, "err", err)

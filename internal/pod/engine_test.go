@@ -424,7 +424,7 @@ func TestUpdateSandbox(t *testing.T) {
 	pod := b.run(e, "a")
 	before, _ := e.Sandbox(pod)
 	limits := &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}
-	if err := e.UpdateSandboxResources(pod, nil, limits); err != nil {
+	if err := e.UpdateSandboxResources(b.Context(), pod, nil, limits); err != nil {
 		t.Fatal(err)
 	}
 	if before.Config.GetLinux().GetResources() != nil {
@@ -436,7 +436,7 @@ func TestUpdateSandbox(t *testing.T) {
 		t.Error("what was not updated is there after a restart")
 	}
 	overhead := &cri.LinuxContainerResources{CpuShares: 10}
-	if err := e.UpdateSandboxResources(pod, overhead, nil); err != nil {
+	if err := e.UpdateSandboxResources(b.Context(), pod, overhead, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.close(e)
@@ -445,13 +445,13 @@ func TestUpdateSandbox(t *testing.T) {
 	if linux := v.Config.GetLinux(); !proto.Equal(linux.GetResources(), limits) || !proto.Equal(linux.GetOverhead(), overhead) {
 		t.Errorf("after a restart: %v", linux)
 	}
-	if err := e.UpdateSandboxResources("none", nil, limits); !errors.Is(err, fault.NotFound) {
+	if err := e.UpdateSandboxResources(b.Context(), "none", nil, limits); !errors.Is(err, fault.NotFound) {
 		t.Errorf("unknown pod: %v", err)
 	}
 	if err := e.StopSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.UpdateSandboxResources(pod, nil, limits); !errors.Is(err, fault.Precondition) {
+	if err := e.UpdateSandboxResources(b.Context(), pod, nil, limits); !errors.Is(err, fault.Precondition) {
 		t.Errorf("stopped pod: %v", err)
 	}
 	b.remove(e, pod)

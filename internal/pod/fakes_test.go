@@ -141,7 +141,11 @@ func (f fakeImages) RemoveRootfs(ctx context.Context, r storage.Rootfs) error {
 	return f.step(ctx, "remove rootfs", func() { delete(f.rootfs, r.ID) })
 }
 
-func (f fakeImages) Adopt(live []storage.Rootfs) error {
+func (f fakeImages) Remove(ctx context.Context, _ string) error {
+	return f.step(ctx, "remove image", func() {})
+}
+
+func (f fakeImages) Adopt(_ context.Context, live []storage.Rootfs) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	known := map[string]bool{}

@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 )
@@ -63,12 +64,22 @@ func (e *Engine) sysctlsOf(cfg *cri.PodSandboxConfig) map[string]string {
 
 func (s *Sandbox) shmDir() string { return filepath.Join(s.runDir(), "shm") }
 
-// writeFiles makes the pod's directory and the files that its containers see.
-func (s *Sandbox) writeFiles(context.Context) error {
-	cfg := s.rec.Config.M
-	if err := os.Mkdir(s.runDir(), 0o700); err != nil {
+func (s *Sandbox) makeRunDir(context.Context) error {
+	return errors.Join(os.Mkdir(s.runDir(), 0o700), s.letIn(s.runDir()))
+}
+
+// mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes
+// with the node's namespace.
+func (s *Sandbox) mountShm(context.Context) error {
+	if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, ""); err != nil {
 		return err
 	}
+	return s.give(s.shmDir())
+}
+
+// writeFiles makes the files that the pod's containers see.
+func (s *Sandbox) writeFiles(context.Context) error {
+	cfg := s.rec.Config.M
 	if dir := cfg.GetLogDirectory(); dir != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -89,14 +100,7 @@ func (s *Sandbox) writeFiles(context.Context) error {
 	if err := os.WriteFile(host, []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
-	files := []string{resolv, host}
-	if s.rec.Namespaces.IPC { // else the node's /dev/shm goes with the node's IPC namespace
-		if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, ""); err != nil {
-			return err
-		}
-		files = append(files, s.shmDir())
-	}
-	return errors.Join(s.letIn(s.runDir()), s.give(files...))
+	return s.give(resolv, host)
 }
 
 // give makes the root of the pod's user namespace the owner of files that its
@@ -222,7 +226,10 @@ const pausePath = "/pause"
 // for it, and none can be missing.
 func (s *Sandbox) startInfra(ctx context.Context) error {
 	ref := s.infraRef()
-	if err := errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir)); err != nil {
+	err := trace.Call(ctx, "make infra directory", func() error {
+		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir))
+	})
+	if err != nil {
 		return err
 	}
 	in, err := s.specInput(ctx)
@@ -236,12 +243,16 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return err
 	}
 	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.cfg.PauseProgram, pausePath))
-	task, err := s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
+	task, err := trace.Get(ctx, "runtime create", func(ctx context.Context) (oci.Task, error) {
+		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
+	})
+	if task != nil {
+		s.setInfra(task)
+	}
 	if err != nil {
 		return err
 	}
-	s.setInfra(task)
-	if err := task.Start(ctx); err != nil {
+	if err := trace.Do(ctx, "runtime start", task.Start); err != nil {
 		return err
 	}
 	s.engine.background.Go(func() { s.watchInfra(task) })

@@ -49,3 +49,8 @@ func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*stora
 		return image, err
 	})
 }
+
+// RemoveImage removes an image with all its names (storage.Store.Remove).
+func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
+	return e.deps.Trace.Do(ctx, "remove image", ref, func(ctx context.Context) error { return e.deps.Images.Remove(ctx, ref) })
+}

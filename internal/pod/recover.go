@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
@@ -31,6 +32,10 @@ const recoverWidth = 16
 // be called before it returns. What cannot be cleaned up now becomes a debt
 // and is no reason not to start.
 func (e *Engine) Recover(ctx context.Context) error {
+	return e.deps.Trace.Do(ctx, "recover", "node", e.recover)
+}
+
+func (e *Engine) recover(ctx context.Context) error {
 	started := time.Now()
 	pods, orphanPods, damagedPods, err := e.podRecords.All()
 	if err != nil {
@@ -64,7 +69,8 @@ func (e *Engine) Recover(ctx context.Context) error {
 		g.Go(func() error { e.recoverSandbox(ctx, s); return nil })
 	}
 	_ = g.Wait()
-	if err := e.deps.Images.Adopt(rootfs); err != nil {
+	adopt := func(ctx context.Context) error { return e.deps.Images.Adopt(ctx, rootfs) }
+	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
 		slog.ErrorContext(ctx, "images of containers are missing", "err", err)
 	}
@@ -223,7 +229,7 @@ func (e *Engine) recoverStray(ctx context.Context, id string, rec containerRecor
 // reload finds out how the container is.
 func (c *Container) reload(ctx context.Context) error {
 	if c.rec.BootID != c.engine.boot {
-		return c.reloadDead()
+		return c.reloadDead(ctx)
 	}
 	task, err := c.runtime.Load(ctx, c.ref)
 	if err != nil {
@@ -256,17 +262,17 @@ func (c *Container) settleStart(ctx context.Context) {
 		// started, its exit by SIGKILL says so well enough.
 		c.setStarted(time.Now())
 	}
-	if err := c.put(); err != nil {
+	if err := c.put(ctx); err != nil {
 		slog.WarnContext(ctx, "settled start not recorded", "container", c.id, "err", err)
 	}
 }
 
 // reloadDead recovers a container of another boot.
-func (c *Container) reloadDead() error {
+func (c *Container) reloadDead(ctx context.Context) error {
 	exit, err := conmon.ReadExit(c.ref.ExitFile)
 	if errors.Is(err, fault.NotFound) {
 		exit = conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
-		err = conmon.WriteExit(c.ref.ExitFile, exit)
+		err = trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
 	}
 	if err != nil {
 		return fmt.Errorf("exit of an earlier boot: %w", err)

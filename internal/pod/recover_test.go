@@ -251,7 +251,7 @@ func rewrite[T any](t *testing.T, records *record.Dir[T], id string, change func
 		t.Fatal(err)
 	}
 	change(doc)
-	if err := records.Put(id, doc); err != nil {
+	if err := records.Put(t.Context(), id, doc); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -129,7 +129,7 @@ func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.Po
 	if err != nil {
 		return err
 	}
-	if err := s.put(); err != nil {
+	if err := s.put(ctx); err != nil {
 		return err
 	}
 	if err := s.build(ctx); err != nil {
@@ -155,7 +155,9 @@ func (s *Sandbox) build(ctx context.Context) error {
 		needed bool
 		do     func(context.Context) error
 	}{
+		{"make pod directory", true, s.makeRunDir},
 		{"write pod files", true, s.writeFiles},
+		{"mount shm", s.rec.Namespaces.IPC, s.mountShm},
 		{"make namespaces", true, s.makeNamespaces},
 		{"attach network", s.rec.Namespaces.Net, s.attach},
 		{"start infra container", s.rec.Infra, s.startInfra},
@@ -169,7 +171,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		}
 	}
 	s.setPhase(phaseReady)
-	return s.put()
+	return s.put(ctx)
 }
 
 // attach gives the pod its network. The plan is on disk before the ADD, so
@@ -181,7 +183,7 @@ func (s *Sandbox) attach(ctx context.Context) error {
 		return err
 	}
 	s.setNetwork(plan)
-	if err := s.put(); err != nil {
+	if err := s.put(ctx); err != nil {
 		return err
 	}
 	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
@@ -191,7 +193,7 @@ func (s *Sandbox) attach(ctx context.Context) error {
 	s.setNetwork(done)
 	if len(done.HostPorts) > 0 {
 		// The rules are made of the record.
-		if err := s.put(); err != nil {
+		if err := s.put(ctx); err != nil {
 			return err
 		}
 		if err := s.engine.deps.Network.Expose(ctx, pod, done); err != nil {
@@ -199,7 +201,7 @@ func (s *Sandbox) attach(ctx context.Context) error {
 		}
 	}
 	// Sysctls of interfaces that the plugins have only just made.
-	return ns.SetInterfaceSysctls(s.rec.Namespaces)
+	return trace.Call(ctx, "set sysctls of interfaces", func() error { return ns.SetInterfaceSysctls(s.rec.Namespaces) })
 }
 
 // StopSandbox kills the pod's containers and gives back its network and
@@ -234,14 +236,14 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	// From here on the pod cannot come back, whoever dies: its address may be
 	// another pod's soon.
 	s.setPhase(phaseStopping)
-	if err := s.put(); err != nil {
+	if err := s.put(ctx); err != nil {
 		return err
 	}
 	if err := s.release(ctx); err != nil {
 		return err
 	}
 	s.setPhase(phaseStopped)
-	if err := s.put(); err != nil {
+	if err := s.put(ctx); err != nil {
 		return err
 	}
 	s.tell()
@@ -296,7 +298,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 // UpdateSandboxResources notes what the kubelet has given to the pod since it
 // was made; nil leaves it as it was. The pod's cgroup is the kubelet's, who has
 // changed it already (CRI: UpdatePodSandboxResources).
-func (e *Engine) UpdateSandboxResources(id string, overhead, resources *cri.LinuxContainerResources) error {
+func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	s, err := e.sandboxes.find(id)
 	if err != nil {
 		return err
@@ -307,7 +309,7 @@ func (e *Engine) UpdateSandboxResources(id string, overhead, resources *cri.Linu
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
 	s.setResources(overhead, resources)
-	if err := s.put(); err != nil {
+	if err := e.deps.Trace.Do(context.WithoutCancel(ctx), "update pod", s.id, s.put); err != nil {
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	s.publish()

@@ -46,7 +46,13 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	if err != nil {
 		return 0, err
 	}
-	s, err := c.task.Open(ctx, cmd)
+	// The operation is over when the command runs: how long it does is its user's
+	// business.
+	var s *oci.Session
+	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
+		s, err = c.task.Open(ctx, cmd)
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("exec in container %s: %w", c.id, err)
 	}

@@ -12,17 +12,18 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 )
 
 // This file is where facts change and views are made of them.
 
-func (s *Sandbox) put() error {
+func (s *Sandbox) put(ctx context.Context) error {
 	s.mu.Lock()
 	rec := s.rec
 	s.mu.Unlock()
-	return s.engine.podRecords.Put(s.id, &rec)
+	return s.engine.podRecords.Put(ctx, s.id, &rec)
 }
 
 func (s *Sandbox) phase() phase {
@@ -107,11 +108,11 @@ func (s *Sandbox) publish() {
 	s.view.Store(v)
 }
 
-func (c *Container) put() error {
+func (c *Container) put(ctx context.Context) error {
 	c.mu.Lock()
 	rec := c.rec
 	c.mu.Unlock()
-	return c.engine.ctrRecords.Put(c.id, &rec)
+	return c.engine.ctrRecords.Put(ctx, c.id, &rec)
 }
 
 func (c *Container) phase() phase {
@@ -280,12 +281,16 @@ func (c *Container) lost(cause error) conmon.Exit {
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("the container's monitor was lost (%v), so it was killed", cause)}
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
-	if err := c.task.Kill(ctx); err != nil {
-		slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)
-	}
-	if err := conmon.WriteExit(c.ref.ExitFile, exit); err != nil {
-		slog.ErrorContext(ctx, "exit of a lost container not recorded", "container", c.id, "err", err)
-	}
+	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
+		if err := trace.Do(ctx, "SIGKILL", c.task.Kill); err != nil {
+			slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)
+		}
+		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
+		if err != nil {
+			slog.ErrorContext(ctx, "exit of a lost container not recorded", "container", c.id, "err", err)
+		}
+		return err
+	})
 	return exit
 }
 

@@ -98,7 +98,8 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
 	if graceful {
 		wait = c.stop.remaining
-		if err := c.task.Signal(ctx, unix.Signal(c.stopSignal())); err != nil {
+		signal := func(ctx context.Context) error { return c.task.Signal(ctx, unix.Signal(c.stopSignal())) }
+		if err := trace.Do(ctx, "stop signal", signal); err != nil {
 			slog.WarnContext(ctx, "stop signal failed, waiting for the kill", "container", c.id, "err", err)
 		}
 	}
@@ -124,7 +125,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
-	if err := c.task.Kill(ctx); err != nil {
+	if err := trace.Do(ctx, "SIGKILL", c.task.Kill); err != nil {
 		slog.ErrorContext(ctx, "container does not die: a process in uninterruptible sleep is waiting for a device or a file server", "container", c.id, "pid", c.task.PID(), "err", err)
 	}
 }

@@ -23,9 +23,9 @@ import (
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
 	c.setPhase(phaseRemoving)
-	errs := []error{c.put()}
+	errs := []error{c.put(ctx)}
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
-	if err := trace.Do(ctx, "runtime delete", deleteTask); err != nil {
+	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
 	if c.task != nil {
@@ -35,11 +35,11 @@ func (c *Container) teardown(ctx context.Context) error {
 		// With it still mounted below the run directory, that must not be walked.
 		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
-	errs = append(errs, os.RemoveAll(c.ref.Dir))
+	errs = append(errs, removeRunDir(ctx, c.ref.Dir))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return c.engine.ctrRecords.Delete(c.id)
+	return c.engine.ctrRecords.Delete(ctx, c.id)
 }
 
 // errNetworkOwed is what teardown of a pod says when all is gone but the
@@ -50,19 +50,19 @@ var errNetworkOwed = errors.New("network not given back")
 // be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
 	s.setPhase(phaseRemoving)
-	if err := s.put(); err != nil {
+	if err := s.put(ctx); err != nil {
 		return err
 	}
 	if err := s.release(ctx); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.runDir()); err != nil {
+	if err := removeRunDir(ctx, s.runDir()); err != nil {
 		return err
 	}
 	if s.owesNetwork() {
 		return fmt.Errorf("pod %s: %w", s.id, errNetworkOwed)
 	}
-	return s.engine.podRecords.Delete(s.id)
+	return s.engine.podRecords.Delete(ctx, s.id)
 }
 
 // release gives back what a stopped pod does not need: its infra container,
@@ -71,7 +71,8 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
 	if s.rec.Infra {
-		if err := s.runtime.Delete(ctx, s.infraRef()); err != nil {
+		err := trace.Do(ctx, "delete container", func(ctx context.Context) error { return s.runtime.Delete(ctx, s.infraRef()) })
+		if err != nil {
 			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
 		}
 		if infra := s.infraTask(); infra != nil {
@@ -79,7 +80,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if s.rec.needsNetworkCgroup() {
-		if err := cgroup.Remove(s.infraRef().Cgroup); err != nil {
+		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(s.infraRef().Cgroup) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
 	}
@@ -87,14 +88,16 @@ func (s *Sandbox) release(ctx context.Context) error {
 		// Plugins give back less without the namespace (bridge leaves its
 		// firewall chain), so it is kept for the next try.
 		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)
-	} else if err := ns.Remove(s.rec.Namespaces); err != nil {
+	} else if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
 		errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 	}
-	if err := mount.Unmount(s.shmDir()); err != nil {
+	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.shmDir()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
 	}
 	return errors.Join(errs...)
 }
+
+func (s *Sandbox) removeNamespaces() error { return ns.Remove(s.rec.Namespaces) }
 
 // detach gives the network back if the pod has one, and forgets it.
 func (s *Sandbox) detach(ctx context.Context) error {
@@ -119,7 +122,7 @@ func (s *Sandbox) payNetwork(ctx context.Context) error {
 	if err := s.detach(ctx); err != nil {
 		return err
 	}
-	return errors.Join(ns.Remove(s.rec.Namespaces), s.put())
+	return errors.Join(trace.Call(ctx, "remove namespaces", s.removeNamespaces), s.put(ctx))
 }
 
 // networkPod is how the network knows the pod.
@@ -148,19 +151,22 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
 		if err == nil {
-			err = runtime.Delete(ctx, ref)
+			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, ref) })
 		}
 		errs = append(errs, err)
 	}
 	rootfs := storage.Rootfs{ID: id, Dir: e.ctrRecords.Path(id), Target: ref.Rootfs()}
-	if err := errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), unmountBelow(ref.Dir)); err != nil {
+	removeRoot := func(ctx context.Context) error {
+		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), unmountBelow(ref.Dir))
+	}
+	if err := trace.Do(ctx, "remove root file system", removeRoot); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	errs = append(errs, os.RemoveAll(ref.Dir))
+	errs = append(errs, removeRunDir(ctx, ref.Dir))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return e.ctrRecords.Delete(id)
+	return e.ctrRecords.Delete(ctx, id)
 }
 
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
@@ -171,15 +177,21 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
 		if err == nil {
-			err = runtime.Delete(ctx, s.infraRef())
+			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, s.infraRef()) })
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, s.release(ctx), os.RemoveAll(s.runDir()))
+	errs = append(errs, s.release(ctx), removeRunDir(ctx, s.runDir()))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return e.podRecords.Delete(id)
+	return e.podRecords.Delete(ctx, id)
+}
+
+// removeRunDir removes a directory of which nothing is needed any more, and in
+// which nothing is mounted.
+func removeRunDir(ctx context.Context, dir string) error {
+	return trace.Call(ctx, "remove run directory", func() error { return os.RemoveAll(dir) })
 }
 
 // unmountBelow unmounts whatever is mounted in a directory that is to go.

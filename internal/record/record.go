@@ -17,6 +17,7 @@
 package record
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // Dir is a directory of documents of type T. Methods may be called
@@ -69,25 +71,33 @@ func Open[T any](root, name string, version int) (*Dir[T], error) {
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
 
 // Put makes doc the document of id, durably.
-func (d *Dir[T]) Put(id string, doc *T) error {
+func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})
 	if err != nil {
 		return fmt.Errorf("encode record %s: %w", id, err)
 	}
-	dir := d.Path(id)
-	created := false
-	if err := os.Mkdir(dir, 0o700); err == nil {
-		created = true
-	} else if !errors.Is(err, fs.ErrExist) {
+	if err := d.makeDir(ctx, id); err != nil {
 		return err
 	}
-	if err := writeDurably(filepath.Join(dir, d.name), data); err != nil {
+	err = trace.Call(ctx, "write record", func() error { return writeDurably(filepath.Join(d.Path(id), d.name), data) })
+	if err != nil {
 		return fmt.Errorf("write record %s: %w", id, err)
 	}
-	if created {
-		return syncDir(d.root)
-	}
 	return nil
+}
+
+// makeDir makes the directory of id, if it is missing, and makes it last. What
+// has no document yet is an orphan, and needs no more than that.
+func (d *Dir[T]) makeDir(ctx context.Context, id string) error {
+	if _, err := os.Stat(d.Path(id)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return trace.Call(ctx, "make state directory", func() error {
+		if err := os.Mkdir(d.Path(id), 0o700); err != nil {
+			return err
+		}
+		return syncDir(d.root)
+	})
 }
 
 // Get reads the document of id. A missing one is fault.NotFound.
@@ -111,15 +121,18 @@ func (d *Dir[T]) Get(id string) (*T, error) {
 
 // Delete removes the document of id and then its directory with everything
 // that the owner left in it. It is idempotent.
-func (d *Dir[T]) Delete(id string) error {
+func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 	dir := d.Path(id)
-	if err := os.Remove(filepath.Join(dir, d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := trace.Call(ctx, "delete record", func() error { return os.Remove(filepath.Join(dir, d.name)) })
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return err
-	}
-	return syncDir(d.root)
+	return trace.Call(ctx, "remove state directory", func() error {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+		return syncDir(d.root)
+	})
 }
 
 // All reads every document, in parallel. Orphans are the ids of

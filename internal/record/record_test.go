@@ -38,11 +38,11 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatalf("Get of nothing: %v", err)
 	}
 	want := &doc{Name: "a", Count: 1, Data: []byte{0, 0xff}}
-	if err := d.Put(id(1), want); err != nil {
+	if err := d.Put(t.Context(), id(1), want); err != nil {
 		t.Fatal(err)
 	}
 	want.Count = 2
-	if err := d.Put(id(1), want); err != nil {
+	if err := d.Put(t.Context(), id(1), want); err != nil {
 		t.Fatal(err)
 	}
 	got, err := open(t, root).Get(id(1))
@@ -53,7 +53,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second is the idempotent one
-		if err := d.Delete(id(1)); err != nil {
+		if err := d.Delete(t.Context(), id(1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +65,7 @@ func TestRoundTrip(t *testing.T) {
 func TestDirectoriesArePrivate(t *testing.T) { // CVE-2021-41103
 	root := filepath.Join(t.TempDir(), "records")
 	d := open(t, root)
-	if err := d.Put(id(1), &doc{}); err != nil {
+	if err := d.Put(t.Context(), id(1), &doc{}); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]os.FileMode{root: 0o700, d.Path(id(1)): 0o700, filepath.Join(d.Path(id(1)), "doc.json"): 0o600} {
@@ -85,7 +85,7 @@ func TestAllSetsDamagedAside(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
 	for n := range 200 {
-		if err := d.Put(id(n), &doc{Count: n}); err != nil {
+		if err := d.Put(t.Context(), id(n), &doc{Count: n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -148,7 +148,7 @@ func TestKilledWriter(t *testing.T) {
 		d := open(t, root)
 		for n := 0; ; n++ {
 			body := strings.Repeat(fmt.Sprint(n%10), 100_000)
-			if err := d.Put(id(1), &doc{Name: body}); err != nil {
+			if err := d.Put(t.Context(), id(1), &doc{Name: body}); err != nil {
 				t.Fatal(err)
 			}
 			fmt.Println(n)
@@ -211,7 +211,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 	body := &doc{Data: make([]byte, 2000)}
 	for n := 0; b.Loop(); n++ {
-		if err := d.Put(id(n%100), body); err != nil {
+		if err := d.Put(b.Context(), id(n%100), body); err != nil {
 			b.Fatal(err)
 		}
 	}

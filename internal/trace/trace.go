@@ -6,6 +6,7 @@ package trace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 type Kind int
 
 const (
-	Call      Kind = iota // a call of CRI, for as long as its caller is served
+	RPC       Kind = iota // a call of CRI, for as long as its caller is served
 	Operation             // work on one object, whether or not anybody waits for it
 	Step                  // a part of an operation
 )
@@ -27,9 +28,24 @@ type Observer interface {
 	Begin(ctx context.Context, kind Kind, name, object string) (context.Context, func(err error))
 }
 
+// Point is the edge of a step: every side effect of an operation is a step, so
+// what lies between two points changes nothing outside of memory.
+type Point struct {
+	Operation, Object, Step string
+
+	After bool // the step has run; else it is about to
+}
+
+// Hook is called at every point. What it returns becomes the step's error; at
+// the first edge the step is not run then. Tests kill and fail there.
+type Hook func(Point) error
+
 // Tracer knows the operations under way. The zero value is ready, and a nil
 // Tracer does nothing.
 type Tracer struct {
+	// Hook may be set before the first operation; nil: nothing is called.
+	Hook Hook
+
 	observers []Observer
 
 	mu     sync.Mutex
@@ -84,7 +100,7 @@ func (t *Tracer) Call(ctx context.Context, method string, f func(context.Context
 	if t == nil {
 		return f(ctx)
 	}
-	return t.observed(ctx, Call, method, "", f)
+	return t.observed(ctx, RPC, method, "", f)
 }
 
 // Do runs f as a step of the operation that ctx belongs to.
@@ -102,7 +118,35 @@ func Do(ctx context.Context, name string, f func(context.Context) error) error {
 		defer o.mu.Unlock()
 		o.steps = slices.DeleteFunc(o.steps, func(other stepped) bool { return other.id == s.id })
 	}()
-	return o.tracer.observed(ctx, Step, name, "", f)
+	return o.tracer.observed(ctx, Step, name, "", func(ctx context.Context) error { return o.step(ctx, name, f) })
+}
+
+// step runs f between its two points.
+func (o *operation) step(ctx context.Context, name string, f func(context.Context) error) error {
+	hook := o.tracer.Hook
+	if hook == nil {
+		return f(ctx)
+	}
+	at := Point{Operation: o.name, Object: o.object, Step: name}
+	if err := hook(at); err != nil {
+		return err
+	}
+	at.After = true
+	return errors.Join(f(ctx), hook(at))
+}
+
+// Get is Do for a step with a result.
+func Get[T any](ctx context.Context, name string, f func(context.Context) (T, error)) (result T, err error) {
+	err = Do(ctx, name, func(ctx context.Context) error {
+		result, err = f(ctx)
+		return err
+	})
+	return result, err
+}
+
+// Call is Do for what takes no context.
+func Call(ctx context.Context, name string, f func() error) error {
+	return Do(ctx, name, func(context.Context) error { return f() })
 }
 
 func (t *Tracer) observed(ctx context.Context, kind Kind, name, object string, f func(context.Context) error) (err error) {

@@ -91,6 +91,60 @@ func TestNoTracer(t *testing.T) {
 	}
 }
 
+// A hook is called on both edges of a step; its error is the step's.
+func TestHook(t *testing.T) {
+	errHook := errors.New("hook")
+	for _, c := range []struct {
+		name     string
+		at       *bool // where the hook fails
+		ran      bool
+		step     error
+		is       []error
+		numCalls int
+	}{
+		{"silent", nil, true, nil, nil, 2},
+		{"before", new(false), false, errBroken, []error{errHook}, 1},
+		{"after", new(true), true, nil, []error{errHook}, 2},
+		{"after a failure", new(true), true, errBroken, []error{errBroken, errHook}, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var calls []Point
+			tracer := New()
+			tracer.Hook = func(p Point) error {
+				calls = append(calls, p)
+				if c.at != nil && p.After == *c.at {
+					return errHook
+				}
+				return nil
+			}
+			ran := false
+			err := tracer.Do(t.Context(), "run", "a", func(ctx context.Context) error {
+				return Call(ctx, "step", func() error { ran = true; return c.step })
+			})
+			if ran != c.ran || (err == nil) != (c.is == nil) {
+				t.Errorf("ran: %v, error: %v", ran, err)
+			}
+			for _, want := range c.is {
+				if !errors.Is(err, want) {
+					t.Errorf("error %v is not %v", err, want)
+				}
+			}
+			want := []Point{{"run", "a", "step", false}, {"run", "a", "step", true}}[:c.numCalls]
+			if !slices.Equal(calls, want) {
+				t.Errorf("called at %v", calls)
+			}
+		})
+	}
+}
+
+// A step's result is there also if the step has failed.
+func TestGet(t *testing.T) {
+	n, err := Get(t.Context(), "step", func(context.Context) (int, error) { return 3, errBroken })
+	if n != 3 || err != errBroken {
+		t.Errorf("got %d, %v", n, err)
+	}
+}
+
 func BenchmarkStep(b *testing.B) {
 	tracer := New()
 	b.ReportAllocs()

@@ -70,7 +70,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 	return ctx, func(err error) {
 		took := time.Since(began).Seconds()
 		switch kind {
-		case trace.Call:
+		case trace.RPC:
 			m.calls.WithLabelValues(name).Observe(took)
 			if err != nil {
 				m.failures.WithLabelValues(name, status.Code(err).String()).Inc()

@@ -149,7 +149,7 @@ func (t *Traces) Close(ctx context.Context) error {
 func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string) (context.Context, func(error)) {
 	var options []oteltrace.SpanStartOption
 	switch kind {
-	case trace.Call:
+	case trace.RPC:
 		ctx = passedOn(ctx)
 		options = append(options, oteltrace.WithSpanKind(oteltrace.SpanKindServer), oteltrace.WithAttributes(attribute.String("rpc.system", "grpc")))
 	case trace.Operation:
@@ -160,7 +160,7 @@ func (t *Traces) Begin(ctx context.Context, kind trace.Kind, name, object string
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
 		}
-		if kind == trace.Call {
+		if kind == trace.RPC {
 			span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(status.Code(err))))
 		}
 		span.End()
