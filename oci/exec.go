@@ -39,6 +39,7 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	if err != nil {
 		return nil, err
 	}
+	trace.Leave(ctx) // the command may take as long as it likes
 	stdout, stderr := bounded{max: MaxExecOutput}, bounded{max: MaxExecOutput}
 	copied := make(chan struct{})
 	go func() {

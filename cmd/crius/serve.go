@@ -120,6 +120,15 @@ func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (s
 	return store, err
 }
 
+// newTracer has the work observed by counts and, if they are wanted, by traces.
+func newTracer(cfg otlp.Config, counts *metrics.Metrics) (_ *trace.Tracer, end func() error, err error) {
+	traces, err := otlp.New(cfg, currentVersion().Crius)
+	if traces == nil {
+		return trace.New(counts), func() error { return nil }, err
+	}
+	return trace.New(counts, traces), func() error { return bounded(traces.Close) }, nil
+}
+
 // images is the store, but for what is work of the engine.
 type images struct {
 	*storage.Store

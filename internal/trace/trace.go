@@ -87,11 +87,7 @@ func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Con
 	}
 	t.active[o] = true
 	t.mu.Unlock()
-	defer func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.active, o)
-	}()
+	defer o.leave()
 	return t.observed(context.WithValue(ctx, operationKey{}, o), Operation, name, object, f)
 }
 
@@ -101,6 +97,20 @@ func (t *Tracer) Call(ctx context.Context, method string, f func(context.Context
 		return f(ctx)
 	}
 	return t.observed(ctx, RPC, method, "", f)
+}
+
+func (o *operation) leave() {
+	o.tracer.mu.Lock()
+	defer o.tracer.mu.Unlock()
+	delete(o.tracer.active, o)
+}
+
+// Leave takes the operation that ctx belongs to off the list of those under way:
+// all that is left of it is to wait for somebody else, however long.
+func Leave(ctx context.Context) {
+	if o, _ := ctx.Value(operationKey{}).(*operation); o != nil {
+		o.leave()
+	}
 }
 
 // Do runs f as a step of the operation that ctx belongs to.

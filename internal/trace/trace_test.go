@@ -78,6 +78,18 @@ func TestActiveOrder(t *testing.T) {
 	})
 }
 
+func TestLeave(t *testing.T) {
+	tracer := &Tracer{}
+	_ = tracer.Do(t.Context(), "exec", "a", func(ctx context.Context) error {
+		Leave(ctx)
+		if active := tracer.Active(); len(active) != 0 {
+			t.Errorf("active: %+v", active)
+		}
+		return Do(ctx, "step", func(context.Context) error { return nil })
+	})
+	Leave(t.Context()) // of nothing
+}
+
 // Without a tracer the work is done all the same.
 func TestNoTracer(t *testing.T) {
 	var tracer *Tracer
