@@ -143,10 +143,10 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, err
 	}
 	c := e.newContainer(id, s, rec)
-	if err := c.put(ctx); err != nil {
-		return nil, err
+	if err = c.put(ctx); err == nil {
+		err = c.build(ctx, image)
 	}
-	if err := c.build(ctx, image); err != nil {
+	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = fmt.Errorf("%w (%w)", cause, err)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/network/hostport"
 	"github.com/crius-run/crius/oci"
@@ -387,6 +388,7 @@ type bench struct {
 	node *node
 	cfg  Config
 	boot string
+	hook trace.Hook
 }
 
 func newBench(t *testing.T) *bench {
@@ -409,7 +411,9 @@ func newBench(t *testing.T) *bench {
 // engine starts a server on the bench.
 func (b *bench) engine() *Engine {
 	b.Helper()
-	e, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	e, err := New(b.cfg, Deps{
+		Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
+	})
 	if err != nil {
 		b.Fatal(err)
 	}

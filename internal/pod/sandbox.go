@@ -129,10 +129,10 @@ func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.Po
 	if err != nil {
 		return err
 	}
-	if err := s.put(ctx); err != nil {
-		return err
+	if err = s.put(ctx); err == nil {
+		err = s.build(ctx)
 	}
-	if err := s.build(ctx); err != nil {
+	if err != nil {
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
 		if undo := s.teardown(ctx); undo != nil {

@@ -1,0 +1,123 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// spot is one edge of one step in the life of a pod.
+type spot struct {
+	trace.Point
+	n int // of its kind
+}
+
+func (s spot) String() string {
+	return fmt.Sprintf("%s: %s %d, after: %t", s.Operation, s.Step, s.n, s.After)
+}
+
+// spots is a hook that counts where it comes by, and fails at one of them.
+type spots struct {
+	mu   sync.Mutex
+	seen []spot
+	fail spot
+}
+
+func (s *spots) hook(at trace.Point) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at.Object = ""
+	n := 1
+	for _, other := range s.seen {
+		if other.Point == at {
+			n++
+		}
+	}
+	here := spot{at, n}
+	s.seen = append(s.seen, here)
+	if here == s.fail {
+		return errInjected
+	}
+	return nil
+}
+
+// life takes a pod with everything that one may have from nothing to nothing. A
+// verb that fails is asked for once more, and must succeed then.
+func (b *bench) life(e *Engine) {
+	b.Helper()
+	again := func(what string, verb func() error) {
+		b.Helper()
+		err := verb()
+		if err != nil {
+			err = verb()
+		}
+		if err != nil {
+			b.Errorf("%s again: %v", what, err)
+		}
+	}
+	cfg := podConfig("a")
+	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	cfg.PortMappings = []*cri.PortMapping{{HostPort: 80, ContainerPort: 80}}
+	ctx := b.Context()
+	var pod, ctr string
+	again("run", func() (err error) { pod, err = e.RunSandbox(ctx, "", cfg); return err })
+	create := func() (err error) { ctr, err = e.CreateContainer(ctx, pod, containerConfig("c"), nil); return err }
+	again("create", create)
+	again("start", func() error {
+		err := e.StartContainer(ctx, ctr)
+		if err != nil { // as a kubelet does, for a container starts once
+			err = errors.Join(e.RemoveContainer(ctx, ctr), create(), e.StartContainer(ctx, ctr))
+		}
+		return err
+	})
+	again("update", func() error {
+		return e.UpdateContainerResources(ctx, ctr, &cri.LinuxContainerResources{CpuShares: 100})
+	})
+	again("update pod", func() error {
+		return e.UpdateSandboxResources(ctx, pod, nil, &cri.LinuxContainerResources{CpuShares: 100})
+	})
+	again("exec", func() error { _, err := e.ExecSync(ctx, ctr, []string{"true"}, 0); return err })
+	again("reopen", func() error { return e.ReopenContainerLog(ctx, ctr) })
+	again("stop", func() error { return e.StopContainer(ctx, ctr, time.Second) })
+	again("remove", func() error { return e.RemoveContainer(ctx, ctr) })
+	again("create another", create)
+	again("stop pod", func() error { return e.StopSandbox(ctx, pod) })
+	again("remove pod", func() error { return e.RemoveSandbox(ctx, pod) })
+	if pods, ctrs := e.Sandboxes(), e.Containers(); len(pods)+len(ctrs) > 0 {
+		b.Errorf("there still are %d pods and %d containers", len(pods), len(ctrs))
+	}
+}
+
+// Whatever step fails, before or after its effect: the verb can be asked for
+// again, and nothing is left in the end.
+func TestEveryStepMayFail(t *testing.T) {
+	all := &spots{}
+	b := newBench(t)
+	b.hook = all.hook
+	b.life(b.engine())
+	b.nothingLeft()
+	if len(all.seen) < 100 {
+		t.Fatalf("only %d points are found", len(all.seen))
+	}
+	for _, at := range slices.Clone(all.seen) {
+		t.Run(at.String(), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.hook = (&spots{fail: at}).hook
+			e := b.engine()
+			b.life(e)
+			e.payDebts()
+			if e.debtCount() > 0 {
+				t.Error("a debt is not paid")
+			}
+			b.nothingLeft()
+		})
+	}
+}
