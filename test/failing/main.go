@@ -10,6 +10,8 @@
 //	slow DURATION  wait, then do the work
 //	garbage        print what no parser takes and report success
 //	die            end by SIGKILL
+//	dieafter       do the work, then end by SIGKILL
+//	cut DURATION   begin the work, then end it and oneself by SIGKILL
 //
 // With "once" before the words the file is removed first. The verb is
 // CNI_COMMAND, or the subcommand of the runtime's command line. Each call adds
@@ -23,6 +25,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -89,8 +92,18 @@ func (p program) run() int {
 		fmt.Print("\x00\xff{]garbage\n")
 		return 0
 	case "die":
-		p.note("died")
-		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		p.die()
+	case "dieafter":
+		p.work()
+		p.die()
+	case "cut":
+		d, err := time.ParseDuration(rest)
+		if err != nil {
+			return p.refuse(err.Error())
+		}
+		time.AfterFunc(d, p.die)
+		p.work() // that comes to its end sooner, too
+		p.die()
 	}
 	return p.work()
 }
@@ -120,6 +133,11 @@ func (p program) refuse(text string) int {
 	return 1
 }
 
+func (p program) die() {
+	p.note("died")
+	syscall.Kill(os.Getpid(), syscall.SIGKILL)
+}
+
 func (p program) hang() {
 	p.note("hangs")
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -136,6 +154,9 @@ func (p program) work() int {
 		cmd.Stdout, cmd.Stderr = nil, nil
 	}
 	cmd.ExtraFiles = inherited()
+	// It does not outlive the one that it plays, which may be killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
 	err := cmd.Run()
 	if err != nil {
 		p.note("failed")

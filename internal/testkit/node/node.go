@@ -39,6 +39,9 @@ type Options struct {
 	Config string
 	// Env is added to the server's environment, as NAME=value.
 	Env []string
+	// Server is a program that serves in the place of crius, such as
+	// [PointsServer]; empty: crius itself.
+	Server string
 	// Race builds the server with the race detector; see [Programs].
 	Race bool
 }
@@ -53,6 +56,7 @@ type Node struct {
 	Registry *registry.Registry
 
 	programs string
+	program  string // that serves
 	env      []string
 	net      *network
 	conn     *grpc.ClientConn
@@ -74,7 +78,10 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	id := "cr" + strings.ToLower(rand.Text()[:6])
-	n := &Node{ID: id, Dir: filepath.Join("/tmp", id), programs: programs, env: o.Env}
+	n := &Node{ID: id, Dir: filepath.Join("/tmp", id), programs: programs, program: o.Server, env: o.Env}
+	if n.program == "" {
+		n.program = n.Program("crius")
+	}
 	defer func() {
 		if err != nil {
 			n.Close()

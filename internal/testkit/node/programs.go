@@ -50,6 +50,33 @@ func Programs(ctx context.Context, race bool) (string, error) {
 		build(ctx, repo, "CGO_ENABLED=0", monitor))
 }
 
+// PointsServer builds a crius that asks at every point of its work what shall
+// happen there: the test binary of cmd/crius, which knows the environment
+// variable [PointsVariable].
+func PointsServer(ctx context.Context, race bool) (path string, err error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	dir, cgo := filepath.Join(repo, ".cache", "testkit"), "CGO_ENABLED=0"
+	argv := []string{"go", "test", "-c", "-tags", BuildTags}
+	if race {
+		dir += "-race"
+		cgo = "CGO_ENABLED=1"
+		argv = append(argv, "-race")
+	}
+	unlock, err := lock(dir)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	path = filepath.Join(dir, "crius-points")
+	return path, build(ctx, repo, cgo, append(argv, "-o", path, "./cmd/crius"))
+}
+
+// PointsVariable names the unix socket on which a [PointsServer] asks.
+const PointsVariable = "CRIUS_POINTS"
+
 func build(ctx context.Context, repo, cgo string, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = repo

@@ -73,6 +73,7 @@ func (n *Node) launch() error {
 	}
 	defer log.Close()
 	argv := n.Argv("serve")
+	argv[0] = n.program
 	if n.boots > 0 {
 		argv = append(n.bootWrapper(), argv...)
 	}
