@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -47,13 +50,17 @@ func (s *stopper) remaining() time.Duration {
 	return time.Until(s.deadline)
 }
 
+// dieTime is how long a caller waits for a container that has been killed.
+const dieTime = 30 * time.Second
+
 // killAgain is how long a killed container may take before it is killed again
 // and the operator is told.
 const killAgain = 10 * time.Second
 
 // StopContainer ends a container: its stop signal, and SIGKILL once grace is
-// over. It returns when the container is dead or the caller's time is up; the
-// stop goes on in either case. Unknown ids and containers that are dead are no
+// over. It returns when the container is dead, when the caller's time is up, or
+// with fault.Timeout if the container does not die of SIGKILL; the stop goes on
+// in any case. Unknown ids and containers that are dead are no
 // error (CRI: StopContainer).
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	c, err := e.containers.find(id)
@@ -83,9 +90,13 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 		graceful := grace > 0 && c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING
 		c.engine.background.Go(func() { c.stopAndKill(context.WithoutCancel(ctx), graceful) })
 	}
+	patience := time.NewTimer(grace + dieTime)
+	defer patience.Stop()
 	select {
 	case <-c.exited:
 		return nil
+	case <-patience.C:
+		return fmt.Errorf("still alive %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))
 	case <-c.engine.closing:
@@ -126,6 +137,14 @@ func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
 	if err := trace.Do(ctx, "SIGKILL", c.task.Kill); err != nil {
-		slog.ErrorContext(ctx, "container does not die: a process in uninterruptible sleep is waiting for a device or a file server", "container", c.id, "pid", c.task.PID(), "err", err)
+		slog.ErrorContext(ctx, "container does not die: "+c.undead(), "container", c.id, "pid", c.task.PID(), "err", err)
 	}
+}
+
+// undead says why a killed container is still there.
+func (c *Container) undead() string {
+	if asleep := cgroup.Uninterruptible(c.ref.Cgroup); len(asleep) > 0 {
+		return "in uninterruptible sleep, waiting for a device or a file server: " + strings.Join(asleep, ", ")
+	}
+	return "none of its processes is in uninterruptible sleep; the node may be overloaded"
 }

@@ -1,0 +1,58 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Uninterruptible describes the threads in the cgroup and below it that sleep in
+// the kernel in such a way that they cannot be killed (state D), the first few
+// of them: their process, its name, and the kernel's function they are in where
+// it tells. It is for people, and empty if nothing can be found out.
+func Uninterruptible(cgroup string) []string {
+	const most = 8
+	cgroup, err := clean(cgroup)
+	if err != nil || cgroup == "/" {
+		return nil
+	}
+	all, _, err := find()
+	if err != nil {
+		return nil
+	}
+	pids, _ := members(all, cgroup)
+	var asleep []string
+	for _, pid := range pids {
+		if len(asleep) == most {
+			break
+		}
+		if text := sleeper(pid); text != "" {
+			asleep = append(asleep, text)
+		}
+	}
+	return asleep
+}
+
+// sleeper describes a process one of whose threads is in state D. Its files in
+// /proc that need its memory, such as cmdline, could keep the reader waiting,
+// too.
+func sleeper(pid int) string {
+	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*")
+	for _, task := range tasks {
+		stat, err := os.ReadFile(task + "/stat")
+		name, state, found := strings.Cut(string(stat), "(")
+		if end := strings.LastIndex(state, ")"); found && end >= 0 {
+			name, state = state[:end], state[end+1:]
+		}
+		if err != nil || !strings.HasPrefix(state, " D ") {
+			continue
+		}
+		text := "process " + strconv.Itoa(pid) + " (" + strings.ToValidUTF8(name, "?") + ")"
+		if where, err := os.ReadFile(task + "/wchan"); err == nil && len(where) > 1 { // "0" where it is not told
+			text += " in " + string(where)
+		}
+		return text
+	}
+	return ""
+}
