@@ -19,8 +19,9 @@
 //	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]
 //	    [--ensure-dir=DIR]... -- RUNTIME create ... ID
 //
-// It creates the missing sources of mounts, which may take for ever on a dead
-// file system and then delays nobody else, and runs the runtime's create. If
+// It creates the missing sources of mounts, by a process that it leaves behind
+// with an error that names the path if a dead file server does not let go of it
+// (crius-conmon ensure-dirs DIR...), and runs the runtime's create. If
 // that fails the monitor kills what is left of it, tells, and is gone. If it
 // succeeds the container's init, an orphan by then, has become the monitor's
 // child: it can die but not disappear, and no other process can get its pid,

@@ -21,6 +21,10 @@ func Run() int {
 	if err != nil {
 		return usage(err)
 	}
+	if len(args) > 0 && args[0] == ensureVerb {
+		syscall.Umask(0o022)
+		return ensure(args[1:])
+	}
 	opt, err := wire.ParseArgs(args)
 	if err != nil {
 		return usage(err)
@@ -66,10 +70,8 @@ func (m *monitor) begin() (err error) {
 	if err := m.log.open(m.opt.LogFile); err != nil {
 		return err
 	}
-	for _, dir := range m.opt.EnsureDirs {
-		if err := ensureDir(dir); err != nil {
-			return wire.Fail("create missing directory "+dir, err)
-		}
+	if err := m.ensureDirs(); err != nil {
+		return err
 	}
 	return m.start()
 }
@@ -105,24 +107,6 @@ func becomePrecious() {
 	}
 	_, _ = syscall.Write(fd, []byte("-1000"))
 	syscall.Close(fd)
-}
-
-// ensureDir makes a directory and its parents where there is nothing yet.
-// Whatever exists is good: the source of a mount may be a file.
-func ensureDir(path string) error {
-	var st syscall.Stat_t
-	if err := syscall.Stat(path, &st); err != syscall.ENOENT {
-		return err
-	}
-	for i := 1; i <= len(path); i++ {
-		if i < len(path) && path[i] != '/' {
-			continue
-		}
-		if err := syscall.Mkdir(path[:i], 0o755); err != nil && err != syscall.EEXIST {
-			return err
-		}
-	}
-	return nil
 }
 
 // commandLine is what this process was started with: its arguments, and the

@@ -94,6 +94,24 @@ func pidfdSignal(pidfd int, s syscall.Signal) {
 	syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(s), 0, 0, 0, 0)
 }
 
+// readableWithin waits some seconds for a descriptor to become readable, as a
+// pidfd does when its process dies.
+func readableWithin(fd int, seconds int64) bool {
+	const pollIn = 1
+	for end := uptime() + seconds*1000; ; {
+		left := max(end-uptime(), 0)
+		poll := struct {
+			fd              int32
+			events, revents int16
+		}{int32(fd), pollIn, 0}
+		limit := syscall.NsecToTimespec(left * 1e6)
+		n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&limit)), 0, 0, 0)
+		if errno == 0 || left == 0 {
+			return errno == 0 && n > 0
+		}
+	}
+}
+
 // isChild reports whether pid is an unreaped child of this process.
 func isChild(pid int) bool {
 	const byPID = 1
