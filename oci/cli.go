@@ -127,7 +127,7 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 		do   func(context.Context) error
 	}{
 		{"end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, ref.Dir) }},
-		{"kill container", func(ctx context.Context) error { return emptyCgroup(ctx, ref.Cgroup) }},
+		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
 		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref.ID) }},
 		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
 	} {
@@ -153,6 +153,16 @@ func emptyCgroup(ctx context.Context, path string) error {
 		return nil
 	}
 	return cgroup.Kill(ctx, path)
+}
+
+// lastTime is far more than a kill takes. What a file server that does not
+// answer holds on to will not die any sooner if it is waited for longer.
+const lastTime = 10 * time.Second
+
+func endCgroup(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	return emptyCgroup(ctx, path)
 }
 
 // forget removes the container from the runtime's own books: a directory of

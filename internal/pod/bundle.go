@@ -250,19 +250,64 @@ func (e *Engine) missingSources(mounts []*cri.Mount) []string {
 	return dirs
 }
 
-// explainMissing says it where a container could not be created because a host
-// path was not made for it.
-func (e *Engine) explainMissing(mounts []*cri.Mount, cause error) error {
+// explainCreate adds to the failure of a create what is known of the request's
+// host paths: that one is missing and was not to be made, or that some lie on
+// file servers, if the runtime did not end in time.
+func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
+	if errors.Is(cause, fault.Timeout) {
+		if suspects := onServers(mounts); len(suspects) > 0 {
+			return fmt.Errorf("%w; is the file server alive that has %s?", cause, strings.Join(suspects, ", "))
+		}
+		return cause
+	}
 	for _, m := range mounts {
 		source := path.Clean(m.GetHostPath())
 		if m.GetHostPath() == "" || !slices.Contains(e.cfg.RejectMissingMounts, source) {
 			continue
 		}
-		if _, err := os.Stat(source); errors.Is(err, os.ErrNotExist) {
+		if missing(source) {
 			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
 		}
 	}
 	return cause
+}
+
+// missing is false for a path that does not answer, too. Who looks at that one
+// cannot be called off, and is left to wait: it is a path that the operator has
+// named.
+func missing(source string) bool {
+	const soon = 5 * time.Second
+	absent := make(chan bool, 1)
+	go func() {
+		_, err := os.Stat(source)
+		absent <- errors.Is(err, os.ErrNotExist)
+	}()
+	select {
+	case is := <-absent:
+		return is
+	case <-time.After(soon):
+		return false
+	}
+}
+
+// onServers are the host paths whose file systems some other machine or process
+// serves, as the mount table tells: none of them is touched.
+func onServers(mounts []*cri.Mount) []string {
+	var served []string
+	for _, m := range mounts {
+		if m.GetHostPath() == "" {
+			continue
+		}
+		on, err := mount.Of(m.GetHostPath())
+		if err != nil {
+			continue
+		}
+		kind, _, _ := strings.Cut(on.Type, ".") // fuse.sshfs
+		if slices.Contains([]string{"fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "glusterfs", "lustre", "afs", "ocfs2", "gfs2"}, kind) {
+			served = append(served, fmt.Sprintf("%s (%s)", m.GetHostPath(), on.Type))
+		}
+	}
+	return served
 }
 
 // checkPropagation refuses a mount whose source cannot do what is asked of it:

@@ -200,7 +200,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	})
 	if err != nil {
-		return c.engine.explainMissing(c.rec.Config.M.GetMounts(), err)
+		return c.engine.explainCreate(c.rec.Config.M.GetMounts(), err)
 	}
 	c.setPhase(phaseCreated)
 	return c.put(ctx)

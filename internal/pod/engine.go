@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -316,8 +319,15 @@ func (e *Engine) CgroupDriver() cri.CgroupDriver {
 // retries them, less often while nothing changes.
 type debts struct {
 	mu   sync.Mutex
-	owed map[string]func(context.Context) error
+	owed map[string]*debt
 	wake chan struct{}
+}
+
+// debt is one of them. A later one of the same object takes its place, also
+// while it is being paid.
+type debt struct {
+	id  string
+	pay func(context.Context) error
 }
 
 const (
@@ -330,11 +340,11 @@ func (e *Engine) owe(id string, pay func(context.Context) error) {
 	e.debts.mu.Lock()
 	defer e.debts.mu.Unlock()
 	if e.debts.owed == nil {
-		e.debts.owed = make(map[string]func(context.Context) error)
+		e.debts.owed = make(map[string]*debt)
 		e.debts.wake = make(chan struct{}, 1)
 		e.background.Go(e.collectDebts)
 	}
-	e.debts.owed[id] = pay
+	e.debts.owed[id] = &debt{id, pay}
 	select {
 	case e.debts.wake <- struct{}{}:
 	default:
@@ -368,22 +378,27 @@ func (e *Engine) debtCount() int {
 
 func (e *Engine) payDebts() {
 	e.debts.mu.Lock()
-	owed := make(map[string]func(context.Context) error, len(e.debts.owed))
-	for id, pay := range e.debts.owed {
-		owed[id] = pay
-	}
+	owed := slices.Collect(maps.Values(e.debts.owed))
 	e.debts.mu.Unlock()
-	for id, pay := range owed {
-		ctx, cancel := undoContext(context.Background())
-		err := e.deps.Trace.Do(ctx, "clean up", id, pay)
-		cancel()
-		if err != nil {
-			slog.WarnContext(ctx, "clean-up still owed", "id", id, "err", err)
-			continue
-		}
-		slog.InfoContext(ctx, "clean-up done", "id", id)
-		e.debts.mu.Lock()
-		delete(e.debts.owed, id)
-		e.debts.mu.Unlock()
+	var side errgroup.Group // one that hangs must not keep the others waiting
+	side.SetLimit(recoverWidth)
+	for _, d := range owed {
+		side.Go(func() error { e.settle(d); return nil })
+	}
+	_ = side.Wait()
+}
+
+func (e *Engine) settle(d *debt) {
+	ctx, cancel := undoContext(context.Background())
+	defer cancel()
+	if err := e.deps.Trace.Do(ctx, "clean up", d.id, d.pay); err != nil {
+		slog.WarnContext(ctx, "clean-up still owed", "id", d.id, "err", err)
+		return
+	}
+	slog.InfoContext(ctx, "clean-up done", "id", d.id)
+	e.debts.mu.Lock()
+	defer e.debts.mu.Unlock()
+	if e.debts.owed[d.id] == d {
+		delete(e.debts.owed, d.id)
 	}
 }
