@@ -124,3 +124,32 @@ func TestStopThatIsCutShort(t *testing.T) {
 	}
 	close(hang)
 }
+
+// A debt that cannot be settled now is nobody else's, and one that takes the
+// place of another while that is being paid is not struck out with it.
+func TestDebtsArePaidSideBySide(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	paying, settled, paid := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	e.owe("a", func(context.Context) error {
+		close(paying)
+		<-settled
+		return nil
+	})
+	e.owe("b", func(context.Context) error {
+		<-paying // which is never over if the other one has to end first
+		e.owe("a", func(context.Context) error { close(paid); return nil })
+		close(settled)
+		return nil
+	})
+	select {
+	case <-paid:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the later debt was not paid")
+	}
+	for deadline := time.Now().Add(20 * time.Second); e.debtCount() > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("debts remain")
+		}
+	}
+}

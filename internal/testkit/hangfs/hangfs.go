@@ -77,6 +77,8 @@ const (
 	opAccess      = 34
 	opInterrupt   = 36
 	opBatchForget = 42
+
+	parallelLookups = 1 << 18 // FUSE_PARALLEL_DIROPS: who waits does not hold the directory
 )
 
 func (f *FS) serve() {
@@ -119,7 +121,7 @@ func answers() map[uint32][]byte {
 		return body
 	}
 	return map[uint32][]byte{
-		opInit: words(16, map[int]uint32{0: 7, 1: 31, 5: 4096}),
+		opInit: words(16, map[int]uint32{0: 7, 1: 31, 3: parallelLookups, 5: 4096}),
 		// Valid for no time at all, so that each look is a request.
 		opGetattr: words(26, map[int]uint32{4: 1, 19: unix.S_IFDIR | 0o755, 20: 2, 24: 4096}),
 		opStatfs:  words(20, map[int]uint32{10: 4096, 11: 255}),
