@@ -239,11 +239,22 @@ func (c *Container) start(ctx context.Context) error {
 	c.setStarted(started)
 	c.publish()
 	c.tell()
-	if err := c.put(ctx); err != nil {
-		return err
+	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out
+		slog.WarnContext(ctx, "start of container not recorded, will be retried", "container", c.id, "err", err)
+		c.engine.owe(c.id, c.payStart)
 	}
 	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task.PID())
 	return nil
+}
+
+// payStart records a start that could not be recorded.
+func (c *Container) payStart(ctx context.Context) error {
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.phase() == phaseRemoving {
+		return nil // become the removal's debt
+	}
+	return c.put(ctx)
 }
 
 // failStart ends a container whose start failed: it will never be startable.

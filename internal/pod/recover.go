@@ -143,7 +143,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox) {
 		}
 	}
 	if s.phase() == phaseStopped && s.owesNetwork() {
-		e.owe(s.id, s.payNetwork)
+		e.owe(s.id, s.payStop)
 	}
 	e.sandboxes.reserve(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
 	s.publish()

@@ -236,20 +236,16 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	// From here on the pod cannot come back, whoever dies: its address may be
 	// another pod's soon.
 	s.setPhase(phaseStopping)
-	if err := s.put(ctx); err != nil {
-		return err
-	}
+	s.note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
 	s.setPhase(phaseStopped)
-	if err := s.put(ctx); err != nil {
-		return err
-	}
+	noted := s.note(ctx)
 	s.tell()
 	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
-	if s.owesNetwork() {
-		s.engine.owe(s.id, s.payNetwork)
+	if s.owesNetwork() || !noted {
+		s.engine.owe(s.id, s.payStop)
 	}
 	return nil
 }

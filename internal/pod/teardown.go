@@ -23,7 +23,8 @@ import (
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
 	c.setPhase(phaseRemoving)
-	errs := []error{c.put(ctx)}
+	c.note(ctx)
+	var errs []error
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
@@ -50,9 +51,7 @@ var errNetworkOwed = errors.New("network not given back")
 // be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
 	s.setPhase(phaseRemoving)
-	if err := s.put(ctx); err != nil {
-		return err
-	}
+	s.note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
@@ -112,17 +111,41 @@ func (s *Sandbox) detach(ctx context.Context) error {
 	return nil
 }
 
-// payNetwork settles the network debt of a stopped pod.
-func (s *Sandbox) payNetwork(ctx context.Context) error {
+// payStop settles what a stopped pod still owes: its network, and the note in
+// its record that it is stopped.
+func (s *Sandbox) payStop(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	if !s.owesNetwork() || s.phase() == phaseRemoving {
-		return nil // settled, or become the removal's debt
+	if s.phase() == phaseRemoving {
+		return nil // become the removal's debt
 	}
-	if err := s.detach(ctx); err != nil {
-		return err
+	if s.owesNetwork() {
+		if err := s.detach(ctx); err != nil {
+			return err
+		}
+		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
+			return err
+		}
 	}
-	return errors.Join(trace.Call(ctx, "remove namespaces", s.removeNamespaces), s.put(ctx))
+	return s.put(ctx)
+}
+
+// note writes down an end that has begun. A disk that is full, or has become
+// read-only, does not hold it up: what is ended is what makes room. Should the
+// server die meanwhile, the next one meets what is not there any more, or ends
+// it once more.
+func (s *Sandbox) note(ctx context.Context) bool {
+	err := s.put(ctx)
+	if err != nil {
+		slog.WarnContext(ctx, "end of pod not recorded, it goes on", "pod", s.id, "err", err)
+	}
+	return err == nil
+}
+
+func (c *Container) note(ctx context.Context) {
+	if err := c.put(ctx); err != nil {
+		slog.WarnContext(ctx, "end of container not recorded, it goes on", "container", c.id, "err", err)
+	}
 }
 
 // networkPod is how the network knows the pod.

@@ -1,0 +1,192 @@
+package faults
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// A disk is a small file system that can be filled.
+type disk struct{ point string }
+
+// onSmallDisk moves directories of the node to an ext4 file system of their own,
+// records and images and all.
+func onSmallDisk(t *testing.T, w *scene.World, dirs ...string) *disk {
+	t.Helper()
+	if err := w.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	image, d := w.Path("disk.img"), &disk{w.Path("disk")}
+	run(t, "truncate", "--size=96M", image)
+	run(t, "mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image)
+	run(t, "mkdir", d.point)
+	run(t, "mount", "-o", "loop", image, d.point) // the node unmounts it, which frees the device
+	for _, dir := range dirs {
+		run(t, "cp", "-a", w.Path(dir), d.point)
+		run(t, "mount", "--bind", filepath.Join(d.point, dir), w.Path(dir))
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.Empty, err = w.Inventory(); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func run(t *testing.T, argv ...string) {
+	t.Helper()
+	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v: %s", argv, err, out)
+	}
+}
+
+func (d *disk) ballast() string { return filepath.Join(d.point, "ballast") }
+
+// fill leaves not one block, whatever has become free since it was called last.
+func (d *disk) fill(t *testing.T) {
+	t.Helper()
+	f, err := os.OpenFile(d.ballast(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 1 << 20; size >= 512; size /= 2 {
+		for err == nil {
+			_, err = f.Write(make([]byte, size))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	if err := f.Sync(); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func (d *disk) free(t *testing.T) {
+	t.Helper()
+	if err := os.Remove(d.ballast()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (d *disk) used(t *testing.T) uint64 {
+	t.Helper()
+	syscall.Sync()
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(d.point, &st); err != nil {
+		t.Fatal(err)
+	}
+	return (st.Blocks - st.Bfree) * uint64(st.Bsize)
+}
+
+// On a full disk what needs room is refused, with that reason and no trace.
+// What makes room works, so that a kubelet can do what it does under disk
+// pressure. With room again all is as before.
+func TestAFullDisk_crio_6981(t *testing.T) {
+	t.Parallel()
+	w := scene.Spotless(t, node.Options{})
+	d := onSmallDisk(t, w, "lib", "img")
+	before := d.used(t)
+	removable := w.Image(t, nil)
+	v := watch(t, w)
+	p := w.Pod(t, "crun")
+	running, created := p.Start(t, "ignore TERM ; echo ready ; sleep"), p.Create(t, "echo runs")
+	running.Says(t, "ready")
+	doomed := w.Pod(t, "runc")
+	doomed.Start(t, "sleep")
+
+	d.fill(t)
+	left := mustInventory(t, w)
+	needsRoom(t, w, p)
+	if err := w.Clean(t.Context(), left, scene.Patience); err != nil {
+		t.Errorf("after refusals for want of space: %v", err)
+	}
+	scene.Equal(t, "what an exec prints", running.Exec(t, "echo inside"), "inside\n")
+	if err := created.TryStart(t.Context()); err != nil {
+		scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
+	}
+	makesRoom(t, d, running, doomed, removable)
+	v.unaffected(t)
+
+	d.free(t)
+	later := w.Pod(t, "runc")
+	later.Finish(t, "echo runs")
+	w.Image(t, func(c *imagespec.ImageConfig) { c.StopSignal = "SIGUSR1" })
+	for _, pod := range []*scene.Pod{p, later, v.pod} {
+		pod.Stop(t)
+		pod.Remove(t)
+	}
+	w.Bare(t)
+	if err := w.Restart(t.Context()); err != nil { // which ends the grace of unused images
+		t.Fatal(err)
+	}
+	const slack = 1 << 20 // directories do not shrink
+	if now := d.used(t); now > before+slack {
+		t.Errorf("%d bytes of the disk are in use, %d were in the beginning", now, before)
+	}
+}
+
+// needsRoom checks that what needs room is refused.
+func needsRoom(t *testing.T, w *scene.World, p *scene.Pod) {
+	t.Helper()
+	_, err := w.TryPod(t, "runc")
+	scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
+	_, err = p.Try(t.Context(), "sleep")
+	scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
+	built, err := images.Build(func(c *imagespec.ImageConfig) { c.Labels = map[string]string{"too": "large"} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Registry.Push("large", "latest", built)
+	_, err = w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/large:latest"}})
+	scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
+}
+
+// makesRoom checks that what a kubelet does to get room works, each verb
+// without that which the one before has made.
+func makesRoom(t *testing.T, d *disk, running *scene.Container, doomed *scene.Pod, image string) {
+	t.Helper()
+	d.fill(t)
+	running.Stop(t, 0)
+	scene.Equal(t, "exit code", running.Wait(t).ExitCode, 137)
+	d.fill(t)
+	running.Remove(t)
+	d.fill(t)
+	doomed.Stop(t)
+	scene.Equal(t, "state", doomed.Status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
+	d.fill(t)
+	doomed.Remove(t)
+	if left := doomed.Traces(t); len(left) > 0 {
+		t.Errorf("left over by a pod that was removed on a full disk:\n%s", inventory.Brief("", left))
+	}
+	d.fill(t)
+	w := doomed.World
+	if _, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: image}}); err != nil {
+		t.Errorf("RemoveImage: %v", err)
+	}
+}
+
+func mustInventory(t *testing.T, w *scene.World) *inventory.Snapshot {
+	t.Helper()
+	s, err := w.Inventory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
