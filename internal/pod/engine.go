@@ -88,31 +88,31 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
-		return nil, err
-	}
-	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
-		// Roots of user namespaces pass through (Sandbox.letIn).
-		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
-			return nil, err
-		}
-	}
-	e := &Engine{
+	return &Engine{
 		cfg:        cfg,
 		deps:       deps,
 		host:       host,
 		defaults:   defaults,
 		boot:       boot,
 		meters:     meters,
+		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
+		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),
 		closing:    make(chan struct{}),
+	}, nil
+}
+
+// makeDirs makes the two roots.
+func (e *Engine) makeDirs() error {
+	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
+		// Roots of user namespaces pass through (Sandbox.letIn).
+		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
+			return err
+		}
 	}
-	if e.podRecords, err = record.Open[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion); err == nil {
-		e.ctrRecords, err = record.Open[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion)
-	}
-	return e, err
+	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make())
 }
 
 // Lock makes sure that one server at a time works on a state directory. It is

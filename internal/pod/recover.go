@@ -37,6 +37,9 @@ func (e *Engine) Recover(ctx context.Context) error {
 
 func (e *Engine) recover(ctx context.Context) error {
 	started := time.Now()
+	if err := e.makeDirs(); err != nil {
+		return err
+	}
 	pods, orphanPods, damagedPods, err := e.podRecords.All()
 	if err != nil {
 		return fmt.Errorf("read pod records: %w", err)

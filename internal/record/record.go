@@ -46,7 +46,7 @@ type Dir[T any] struct {
 // Damaged is a document that All could not read.
 type Damaged struct {
 	ID   string
-	File string // where the document was moved
+	File string // where the document is, or was moved by All
 	Err  error
 }
 
@@ -61,11 +61,17 @@ const damagedDir = "damaged"
 
 // Open returns the documents called name below root, which is created.
 func Open[T any](root, name string, version int) (*Dir[T], error) {
-	if err := os.MkdirAll(root, 0o700); err != nil {
-		return nil, err
-	}
-	return &Dir[T]{root: root, name: name, version: version}, nil
+	d := At[T](root, name, version)
+	return d, d.Make()
 }
+
+// At is Open without making root: until somebody does, nothing can be put there.
+func At[T any](root, name string, version int) *Dir[T] {
+	return &Dir[T]{root: root, name: name, version: version}
+}
+
+// Make makes the root.
+func (d *Dir[T]) Make() error { return os.MkdirAll(d.root, 0o700) }
 
 // Path is the directory that belongs to id, whether it exists or not.
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
@@ -139,8 +145,23 @@ func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 // directories that have no (readable) document: what a crash between mkdir and
 // Put, or in the middle of Delete, leaves behind. They are the caller's to sweep.
 func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
+	docs, orphans, damaged, err = d.Read()
+	for i := range damaged {
+		file, err := d.moveAside(damaged[i].ID)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("set damaged record %s aside: %w", damaged[i].ID, err)
+		}
+		damaged[i].File = file
+		orphans = append(orphans, damaged[i].ID)
+	}
+	return docs, orphans, damaged, err
+}
+
+// Read is All, but changes nothing: damaged documents stay where they are, and
+// are no orphans. Where there is no root there are no documents.
+func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
 	entries, err := os.ReadDir(d.root)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil, err
 	}
 	docs = make(map[string]*T, len(entries))
@@ -162,20 +183,12 @@ func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged,
 			case errors.Is(err, fault.NotFound):
 				orphans = append(orphans, id)
 			default:
-				damaged = append(damaged, Damaged{ID: id, Err: err})
+				damaged = append(damaged, Damaged{ID: id, File: filepath.Join(d.Path(id), d.name), Err: err})
 			}
 			return nil
 		})
 	}
 	_ = g.Wait()
-	for i := range damaged {
-		file, err := d.moveAside(damaged[i].ID)
-		if err != nil {
-			return nil, nil, nil, fmt.Errorf("set damaged record %s aside: %w", damaged[i].ID, err)
-		}
-		damaged[i].File = file
-		orphans = append(orphans, damaged[i].ID)
-	}
 	return docs, orphans, damaged, nil
 }
 

@@ -216,3 +216,40 @@ func BenchmarkPut(b *testing.B) {
 		}
 	}
 }
+
+// Who only reads changes nothing, and needs nothing to be there.
+func TestReadChangesNothing(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "records")
+	d := At[doc](root, "doc.json", 1)
+	if docs, orphans, damaged, err := d.Read(); err != nil || len(docs)+len(orphans)+len(damaged) > 0 {
+		t.Errorf("of nothing: %v, %v, %v, %v", docs, orphans, damaged, err)
+	}
+	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the root: %v", err)
+	}
+	if err := d.Make(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Put(id(1), &doc{Name: "whole"}); err != nil {
+		t.Fatal(err)
+	}
+	for n, text := range map[int]string{2: "{", 3: `{"version":9,"body":{}}`} {
+		if err := errors.Join(os.Mkdir(d.Path(id(n)), 0o700), os.WriteFile(filepath.Join(d.Path(id(n)), "doc.json"), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(d.Path(id(4)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds what the first did
+		docs, orphans, damaged, err := d.Read()
+		if err != nil || len(docs) != 1 || !slices.Equal(orphans, []string{id(4)}) || len(damaged) != 2 {
+			t.Errorf("%v, %v, %v, %v", docs, orphans, damaged, err)
+		}
+		for _, one := range damaged {
+			if _, err := os.Stat(one.File); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
