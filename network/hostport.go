@@ -138,13 +138,8 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 // that live, by their ids, whatever they were. Until it succeeds Ready tries
 // again.
 func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
-	var pods []hostport.Pod
-	for id, a := range live {
-		if len(a.HostPorts) > 0 {
-			pods = append(pods, a.exposed(id))
-		}
-	}
-	if err := trace.Do(ctx, "restore host ports", func(ctx context.Context) error { return n.ports.Restore(ctx, pods) }); err != nil {
+	restore := func(ctx context.Context) error { return n.ports.Restore(ctx, exposedPods(live)) }
+	if err := trace.Do(ctx, "restore host ports", restore); err != nil {
 		return fmt.Errorf("restore host ports: %w", err)
 	}
 	return nil

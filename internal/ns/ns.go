@@ -396,3 +396,21 @@ func (s Spec) named() error {
 	}
 	return nil
 }
+
+// Pins are the paths below dir at which namespaces are pinned, or their files
+// lie, whose names begin with prefix, by name.
+func Pins(dir, prefix string) (map[string][]string, error) {
+	found := map[string][]string{}
+	for _, k := range kinds() {
+		entries, err := os.ReadDir(filepath.Join(dir, k.dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("list namespaces: %w", err)
+		}
+		for _, entry := range entries {
+			if name := entry.Name(); strings.HasPrefix(name, prefix) {
+				found[name] = append(found[name], filepath.Join(dir, k.dir, name))
+			}
+		}
+	}
+	return found, nil
+}

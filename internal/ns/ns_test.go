@@ -335,3 +335,25 @@ func TestParallel(t *testing.T) {
 	}
 	wait.Wait()
 }
+
+func TestPins(t *testing.T) {
+	s := spec(t)
+	if found, err := Pins(s.Dir, "crius-"); err != nil || len(found) > 0 {
+		t.Errorf("before the first: %q, %v", found, err)
+	}
+	set, err := Create(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(s.Dir, "netns", "cni-1")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, err := Pins(s.Dir, "crius-")
+	if want := []string{set.Net, set.IPC, set.UTS}; err != nil || len(found) != 1 || strings.Join(found[s.Name], " ") != strings.Join(want, " ") {
+		t.Errorf("%q, %v, want %q", found, err, want)
+	}
+	if err := errors.Join(Remove(s), os.Remove(foreign)); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -34,15 +34,26 @@ func Installed() error {
 
 // run has nft execute script as one transaction: all of it or nothing.
 func run(ctx context.Context, script string) error {
+	_, err := nft(ctx, script, "-f", "-")
+	return err
+}
+
+// listing is the table of a family, with numbers for all that has one.
+func listing(ctx context.Context, f family) (string, error) {
+	return nft(ctx, "", "-nn", "list", "table", string(f), tableName)
+}
+
+// nft runs the program.
+func nft(ctx context.Context, stdin string, args ...string) (string, error) {
 	if err := Installed(); err != nil {
-		return err
+		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd := exec.CommandContext(ctx, "nft", args...)
 	cmd.Dir = "/"
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
-	cmd.Stdin = strings.NewReader(script)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
 	// It must not outlive this server and be overtaken by the next one.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
@@ -54,14 +65,14 @@ func run(ctx context.Context, script string) error {
 	err := cmd.Run()
 	runtime.UnlockOSThread()
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
-		return nil
+		return out.String(), nil
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
-	text := said.Bytes()
+	text := append(said.Bytes(), out.Bytes()...)
 	if len(text) > maxSaid {
 		text = text[:maxSaid]
 	}
-	return fmt.Errorf("nft: %w; it said %q", err, bytes.TrimSpace(text))
+	return "", fmt.Errorf("nft: %w; it said %q", err, bytes.TrimSpace(text))
 }

@@ -1,0 +1,42 @@
+package cgroup
+
+import (
+	"errors"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestBelow(t *testing.T) {
+	own, err := Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := path.Join(own, "crius-find-"+strconv.Itoa(os.Getpid()))
+	t.Cleanup(func() {
+		if err := Remove(top); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, name := range []string{"a/x-1/x-2", "x-3", "b/c"} {
+		if err := Make(top + "/" + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fits := func(name string) bool { return strings.HasPrefix(name, "x-") }
+	want := []string{top + "/a/x-1", top + "/x-3"} // and not what is within the first
+	if found, err := Below(top, fits); err != nil || !slices.Equal(found, want) {
+		t.Errorf("%q, %v", found, err)
+	}
+	if found, err := Below(top+"/nothing", fits); err != nil || len(found) > 0 {
+		t.Errorf("%q, %v", found, err)
+	}
+	if _, err := Below("/", fits); !errors.Is(err, fault.Invalid) {
+		t.Errorf("the root: %v", err)
+	}
+}

@@ -1,0 +1,260 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network/hostport"
+)
+
+// Attached is a pod with the record of how it is attached.
+type Attached struct {
+	Pod
+	*Attachment
+	// OwnStack: the runtime has a network stack of its own and takes the addresses
+	// off the interface.
+	OwnStack bool
+}
+
+// Damage is a way in which a pod's network is not what its record says.
+type Damage struct {
+	Text string
+	Dead bool // nothing but another pod will mend it
+}
+
+// Verify compares what is in the pods' network namespaces, and which of their
+// addresses the IPAM plugin holds for them, with the records, and returns what
+// is wrong by pod. Of IPAM plugins only host-local can be asked.
+func (n *Network) Verify(pods []Attached) map[string][]Damage {
+	found := map[string][]Damage{}
+	paths := make([]string, len(pods))
+	for i, p := range pods {
+		paths[i] = p.NetNS
+		found[p.ID] = p.unleased()
+	}
+	failed := ns.Each(paths, func(i int) error {
+		p := pods[i]
+		found[p.ID] = append(found[p.ID], p.inside()...)
+		return nil
+	})
+	for i, err := range failed {
+		id := pods[i].ID
+		found[id] = append(found[id], Damage{err.Error(), true})
+	}
+	return found
+}
+
+// inside is called in the pod's network namespace.
+func (p Attached) inside() []Damage {
+	if len(p.IPs) == 0 {
+		return nil // nothing is known of how the network works
+	}
+	link, err := net.InterfaceByName(p.Interface)
+	if err != nil {
+		return []Damage{{fmt.Sprintf("its network interface %s is gone", p.Interface), true}}
+	}
+	addresses, err := link.Addrs()
+	if err != nil || p.OwnStack {
+		return nil
+	}
+	var damage []Damage
+	for _, want := range p.IPs {
+		has := slices.ContainsFunc(addresses, func(a net.Addr) bool {
+			ip, ok := a.(*net.IPNet)
+			return ok && ip.IP.Equal(net.ParseIP(want))
+		})
+		if !has {
+			damage = append(damage, Damage{fmt.Sprintf("%s does not have the address %s any more", p.Interface, want), false})
+		}
+	}
+	return damage
+}
+
+// unleased are the pod's addresses that the IPAM plugin may give to another.
+func (p Attached) unleased() []Damage {
+	list, err := p.list()
+	if err != nil {
+		return []Damage{{err.Error(), false}}
+	}
+	var damage []Damage
+	for _, dir := range leaseDirs(list) {
+		for _, ip := range p.IPs {
+			file := filepath.Join(dir, ip)
+			switch owner, _, err := readLease(file); {
+			case errors.Is(err, os.ErrNotExist):
+				damage = append(damage, Damage{fmt.Sprintf("its address %s is not reserved any more: there is no %s", ip, file), true})
+			case err == nil && owner != p.ID:
+				damage = append(damage, Damage{fmt.Sprintf("its address %s is reserved for %.64q in %s", ip, owner, file), true})
+			}
+		}
+	}
+	return damage
+}
+
+// Lease is an address that the IPAM plugin host-local holds for a container.
+type Lease struct {
+	File, Network, Address string
+	Owner, Interface       string // CNI's container id, and the interface in it
+	Since                  time.Time
+	conf                   json.RawMessage
+}
+
+// leasePlugin is the IPAM plugin whose books are open: a file for each address.
+const leasePlugin = "host-local"
+
+// Leases lists what host-local holds in the network of the configuration and in
+// those of attachments, for whomever, and which IPAM plugins of these cannot be
+// looked into.
+func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []string, err error) {
+	var lists []*libcni.NetworkConfigList
+	if chosen, err := n.choose(); err == nil {
+		lists = append(lists, chosen.list)
+	}
+	for _, a := range attachments {
+		known := slices.ContainsFunc(lists, func(l *libcni.NetworkConfigList) bool { return string(l.Bytes) == string(a.Conf) })
+		if list, err := a.list(); err == nil && !known {
+			lists = append(lists, list)
+		}
+	}
+	seen := map[string]bool{}
+	for _, list := range lists {
+		for _, plugin := range list.Plugins {
+			if ipam := plugin.Network.IPAM.Type; ipam != "" && ipam != leasePlugin && !slices.Contains(opaque, ipam) {
+				opaque = append(opaque, ipam)
+			}
+		}
+		for _, dir := range leaseDirs(list) {
+			if seen[dir] {
+				continue
+			}
+			seen[dir] = true
+			entries, readErr := os.ReadDir(dir)
+			if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
+				err = errors.Join(err, readErr)
+			}
+			for _, entry := range entries {
+				lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: entry.Name(), conf: list.Bytes}
+				info, statErr := entry.Info()
+				if net.ParseIP(lease.Address) == nil || statErr != nil || !info.Mode().IsRegular() {
+					continue // its lock, and what it gave last
+				}
+				var readErr error
+				if lease.Owner, lease.Interface, readErr = readLease(lease.File); readErr == nil {
+					lease.Since = info.ModTime()
+					leases = append(leases, lease)
+				}
+			}
+		}
+	}
+	return leases, opaque, err
+}
+
+// leaseDirs are the directories of host-local's files for the network.
+func leaseDirs(list *libcni.NetworkConfigList) []string {
+	var dirs []string
+	for _, plugin := range list.Plugins {
+		if plugin.Network.IPAM.Type != leasePlugin {
+			continue
+		}
+		var conf struct{ IPAM struct{ DataDir string } }
+		if json.Unmarshal(plugin.Bytes, &conf) != nil {
+			continue
+		}
+		dir := conf.IPAM.DataDir
+		if dir == "" {
+			dir = "/var/lib/cni/networks"
+		}
+		dirs = append(dirs, filepath.Join(dir, list.Name))
+	}
+	return dirs
+}
+
+// readLease reads a file of host-local: the container's id, and on another line
+// the interface, which old versions leave out.
+func readLease(file string) (owner, link string, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", err
+	}
+	owner, link, _ = strings.Cut(strings.TrimSpace(string(text)), "\n")
+	return strings.TrimSpace(owner), strings.TrimSpace(link), nil
+}
+
+// Release gives the address back, and whatever else the plugins of its network
+// know of the container, with the verb DEL. p is what is left of it: its id, a
+// cache directory, perhaps a network namespace.
+func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
+	args, err := p.arguments()
+	if err != nil {
+		return err
+	}
+	a := &Attachment{Network: l.Network, Interface: l.Interface, Conf: l.conf, Args: args}
+	if a.Interface == "" {
+		a.Interface = ifName
+	}
+	if err := n.Detach(ctx, p, a); err != nil {
+		return err
+	}
+	if owner, _, err := readLease(l.File); err == nil && owner == l.Owner {
+		return fmt.Errorf("the plugins of network %q have left %s where it is", l.Network, l.File)
+	}
+	return nil
+}
+
+// Idle are those of addresses that no interface has, in any network namespace
+// that a process is in or that is pinned at one of paths.
+func Idle(addresses, paths []string) ([]string, error) {
+	paths = slices.Clone(paths)
+	seen := map[string]bool{}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		path := filepath.Join("/proc", entry.Name(), "ns", "net")
+		if name, err := os.Readlink(path); err == nil && !seen[name] {
+			seen[name] = true
+			paths = append(paths, path)
+		}
+	}
+	used := map[string]bool{}
+	ns.Each(paths, func(int) error { // what has gone has no address
+		all, err := net.InterfaceAddrs()
+		for _, a := range all {
+			if ip, ok := a.(*net.IPNet); ok {
+				used[ip.IP.String()] = true
+			}
+		}
+		return err
+	})
+	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
+}
+
+// Load notes the host ports of the attached pods that live, by their ids, and
+// leaves the firewall as it is: for VerifyHostPorts without a Restore.
+func (n *Network) Load(live map[string]*Attachment) { n.ports.Load(exposedPods(live)) }
+
+// VerifyHostPorts says in what way the firewall's rules for host ports are not
+// those of the pods.
+func (n *Network) VerifyHostPorts(ctx context.Context) ([]string, error) { return n.ports.Verify(ctx) }
+
+func exposedPods(live map[string]*Attachment) []hostport.Pod {
+	var pods []hostport.Pod
+	for id, a := range live {
+		if len(a.HostPorts) > 0 {
+			pods = append(pods, a.exposed(id))
+		}
+	}
+	return pods
+}

@@ -1,0 +1,150 @@
+package network
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// wrong is what Verify says of a pod, and whether one of it cannot be mended.
+func (n *node) wrong(p Pod, a *Attachment) (text string, dead bool) {
+	n.Helper()
+	for _, d := range n.Verify([]Attached{{Pod: p, Attachment: a}})[p.ID] {
+		text += d.Text + "\n"
+		dead = dead || d.Dead
+	}
+	return text, dead
+}
+
+// What the record of an attached pod says is so, or Verify finds it out.
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4 + "," + range6)})
+	for name, c := range map[string]struct {
+		damage func(p Pod, a *Attachment)
+		want   string
+		dead   bool
+	}{
+		"nothing":   {func(Pod, *Attachment) {}, "", false},
+		"interface": {func(p Pod, _ *Attachment) { n.run(p.NetNS, "ip link delete eth0") }, "interface eth0 is gone", true},
+		"address":   {func(p Pod, a *Attachment) { n.run(p.NetNS, "ip -4 addr flush dev eth0") }, "eth0 does not have the address 10.7.", false},
+		"namespace": {func(p Pod, _ *Attachment) { n.forget(p) }, "network namespace", true},
+		"lease":     {func(_ Pod, a *Attachment) { os.Remove(filepath.Join(n.leases, "pods", a.IPs[1])) }, "is not reserved any more", true},
+		"another's": {func(_ Pod, a *Attachment) {
+			os.WriteFile(filepath.Join(n.leases, "pods", a.IPs[0]), []byte("other\r\neth0"), 0o600)
+		}, `is reserved for "other"`, true},
+	} {
+		p := n.pod()
+		a := n.attach(p)
+		c.damage(p, a)
+		text, dead := n.wrong(p, a)
+		if strings.Contains(text, c.want) != true || c.want == "" && text != "" || dead != c.dead {
+			t.Errorf("%s: dead %t, %q, want %q", name, dead, text, c.want)
+		}
+		n.detach(p, a)
+		os.Remove(filepath.Join(n.leases, "pods", a.IPs[0])) // another's
+	}
+	p := n.pod()
+	a := n.attach(p)
+	n.run(p.NetNS, "ip addr flush dev eth0")
+	if found := n.Verify([]Attached{{Pod: p, Attachment: a, OwnStack: true}})[p.ID]; len(found) > 0 {
+		t.Errorf("a runtime with a stack of its own: %v", found)
+	}
+	n.detach(p, a)
+}
+
+// A lease whose container nobody knows is given back by the plugins, and no
+// other with it.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
+	p := n.pod()
+	a := n.attach(p)
+	stray := n.pod()
+	file := filepath.Join(n.leases, "pods", "10.7.200.200")
+	if err := os.WriteFile(file, []byte(stray.ID+"\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.conf("10-pods.conflist", strings.ReplaceAll(bridgeConf(range4), "host-local", "foreign-ipam")) // the record knows better
+	leases, opaque, err := n.Leases([]*Attachment{a, a})
+	if err != nil || len(leases) != 2 || !slices.Equal(opaque, []string{"foreign-ipam"}) {
+		t.Fatalf("%+v, %q, %v", leases, opaque, err)
+	}
+	addresses := []string{"10.7.200.200", a.IPs[0]}
+	idle, err := Idle(addresses, []string{p.NetNS})
+	if err != nil || !slices.Equal(idle, addresses[:1]) {
+		t.Errorf("idle: %q, %v", idle, err)
+	}
+	for _, l := range leases {
+		if l.Owner != stray.ID {
+			continue
+		}
+		stray.NetNS = ""
+		if err := n.do(func() error { return n.Release(context.Background(), stray, l) }); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := n.leased(); !slices.Equal(left, a.IPs) {
+		t.Errorf("leases %q, want %q", left, a.IPs)
+	}
+	if text, _ := n.wrong(p, a); text != "" {
+		t.Error(text)
+	}
+	n.detach(p, a)
+}
+
+func TestVerifyHostPorts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4 + "," + range6)})
+	verify := func() string {
+		t.Helper()
+		var wrong []string
+		err := n.do(func() (err error) {
+			wrong, err = n.VerifyHostPorts(context.Background())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(wrong, "\n")
+	}
+	expect := func(what, want string) {
+		t.Helper()
+		if got := verify(); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	expect("no pods", "")
+	p := n.pod()
+	p.PortMappings = []*cri.PortMapping{
+		mapping(cri.Protocol_TCP, 8080, 80, ""), mapping(cri.Protocol_UDP, 8081, 81, "10.7.0.1"), mapping(cri.Protocol_SCTP, 8082, 82, "0.0.0.0"),
+	}
+	a := n.expose(p)
+	live := map[string]*Attachment{p.ID: a}
+	expect("as made", "")
+	for _, c := range []struct{ script, want string }{
+		{"nft delete element ip crius-hostports ports '{ 6 . 8080 }'", "ports { 6 . 8080 : " + a.IPs[0] + " . 80 } is missing"},
+		{"nft add element ip6 crius-hostports ports '{ 6 . 9 : fd00:7::9 . 9 }'", "ports { 6 . 9 : fd00:7::9 . 9 } belongs to no pod"},
+		{"nft flush chain ip crius-hostports translate", "chain translate of table ip crius-hostports has 0 rules"},
+		{"nft delete table ip6 crius-hostports", "table ip6 crius-hostports is missing"},
+		{"nft flush ruleset", "table ip crius-hostports is missing"},
+	} {
+		n.run(n.host.Net, c.script)
+		expect(c.script, c.want)
+		n.restart() // a program that only looks
+		n.Load(live)
+		expect(c.script+", from the records", c.want)
+		n.recover(live)
+		expect("restored", "")
+	}
+	n.restart()
+	expect("without the records", "no pod with host ports")
+	n.recover(live)
+	n.detach(p, a)
+	expect("detached", "")
+}
