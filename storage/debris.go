@@ -36,6 +36,8 @@ type debris struct {
 	store cstorage.Store
 	dir   string
 
+	strayAge time.Duration // see there
+
 	// removals changes whenever the deletion of layers begins or ends.
 	removals atomic.Uint64
 
@@ -62,7 +64,7 @@ const (
 )
 
 func newDebris(store cstorage.Store) *debris {
-	return &debris{store: store, dir: filepath.Join(store.GraphRoot(), jobsName)}
+	return &debris{store: store, dir: filepath.Join(store.GraphRoot(), jobsName), strayAge: strayAge}
 }
 
 // beginPull starts a job with a directory for large files, below parent or,

@@ -1,0 +1,138 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	cstorage "go.podman.io/storage"
+)
+
+// Defect is something of the store that is not as it should be.
+type Defect struct {
+	Rootfs string // whose it is; empty: the store's own
+	Object string // the image or layer
+	Text   string
+	// Remedy, if there is one, is what Mend does about it.
+	Remedy string
+	Mend   func(context.Context) error
+}
+
+// strayAge is how old a layer without an image must be to count as left over: a
+// pull of another tool may be about to make its image.
+const strayAge = time.Hour
+
+// Verify looks for what live root file systems lack, for images that lost
+// layers and for layers that no image came to own. It reads records and looks
+// for directories, and walks through none.
+func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
+	var defects []Defect
+	images := map[string]error{}
+	for _, r := range live {
+		if err := ctx.Err(); err != nil {
+			return defects, err
+		}
+		defect := func(text string) { defects = append(defects, Defect{Rootfs: r.ID, Object: r.ImageID, Text: text}) }
+		upper := filepath.Join(r.Dir, upperName)
+		if _, err := os.Lstat(upper); !r.ReadOnly && errors.Is(err, fs.ErrNotExist) {
+			defect("its writable layer " + upper + " is gone")
+		}
+		lost, known := images[r.ImageID]
+		if !known {
+			lost = s.usable(r.ImageID)
+			images[r.ImageID] = lost
+		}
+		if lost != nil {
+			defect("its image is damaged: " + lost.Error())
+		}
+	}
+	more, err := s.defects(ctx, images)
+	return append(defects, more...), err
+}
+
+func (s *Store) usable(image string) error {
+	record, err := s.store.Image(image)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return fmt.Errorf("image %s has no record", image)
+	}
+	if err == nil {
+		_, err = usableLayers(s.store, record.TopLayer)
+	}
+	return err
+}
+
+// defects are the store's own. Known are images that have been looked at.
+func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, error) {
+	records, err := s.store.Images()
+	if err != nil {
+		return nil, fmt.Errorf("read image records: %w", err)
+	}
+	var defects []Defect
+	for _, record := range records {
+		lost, looked := known[record.ID]
+		if !looked {
+			lost = s.usable(record.ID)
+		}
+		if err := ctx.Err(); err != nil {
+			return defects, err
+		}
+		if !errors.Is(lost, errLayersLost) || record.ReadOnly {
+			continue
+		}
+		defects = append(defects, Defect{
+			Object: "image " + record.ID, Text: lost.Error(), Remedy: "it is removed, to be pulled again",
+			Mend: func(context.Context) error {
+				s.images.forget(record.ID)
+				return s.holds.remove(record.ID)
+			},
+		})
+	}
+	stray, err := s.debris.stray()
+	for _, id := range stray {
+		defects = append(defects, Defect{
+			Object: "layer " + id, Text: "no image stands on it", Remedy: "it is deleted",
+			Mend: func(ctx context.Context) error { return s.debris.remove(ctx, id) },
+		})
+	}
+	return defects, err
+}
+
+// stray are old layers that nothing stands on; none while something is pulled
+// or removed here, which may be about to change that.
+func (d *debris) stray() ([]string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.running > 0 || len(d.failed) > 0 {
+		return nil, nil
+	}
+	orphans, err := d.orphans()
+	if err != nil {
+		return nil, fmt.Errorf("look for layers without an image: %w", err)
+	}
+	var ids []string
+	for _, layer := range orphans {
+		if time.Since(layer.Created) > d.strayAge {
+			ids = append(ids, layer.ID)
+		}
+	}
+	return ids, nil
+}
+
+// remove deletes a layer as what unfinished work has left.
+func (d *debris) remove(ctx context.Context, layer string) error {
+	j, err := d.beginRemoval([]string{layer})
+	if err != nil {
+		return err
+	}
+	j.end(ctx, false)
+	left, err := d.stray()
+	if err == nil && slices.Contains(left, layer) {
+		err = fmt.Errorf("layer %s is still there; another program may be using it", layer)
+	}
+	return err
+}
