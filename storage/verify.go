@@ -86,9 +86,9 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		}
 		defects = append(defects, Defect{
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "it is removed, to be pulled again",
-			Mend: func(context.Context) error {
+			Mend: func(ctx context.Context) error {
 				s.images.forget(record.ID)
-				return s.holds.remove(record.ID)
+				return s.holds.remove(ctx, record.ID)
 			},
 		})
 	}
@@ -125,7 +125,7 @@ func (d *debris) stray() ([]string, error) {
 
 // remove deletes a layer as what unfinished work has left.
 func (d *debris) remove(ctx context.Context, layer string) error {
-	j, err := d.beginRemoval([]string{layer})
+	j, err := d.beginRemoval(ctx, []string{layer})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -51,6 +50,7 @@ type Engine struct {
 	debts      debts
 	events     hub
 	counters   counters
+	verifying  sync.Mutex
 	background sync.WaitGroup // watchers, stops, the debt collector
 	closing    chan struct{}
 }
@@ -143,7 +143,9 @@ func (e *Engine) Close(ctx context.Context) error {
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	close(e.closing)
 	for _, c := range e.containers.all() {
-		c.task.Close()
+		if c.task != nil { // of an engine that was only Loaded there is none
+			c.task.Close()
+		}
 	}
 	for _, s := range e.sandboxes.all() {
 		if infra := s.infraTask(); infra != nil {
@@ -324,10 +326,10 @@ type debts struct {
 }
 
 // debt is one of them. A later one of the same object takes its place, also
-// while it is being paid.
+// while it is being paid. Nobody pays it twice at a time.
 type debt struct {
-	id  string
-	pay func(context.Context) error
+	paying sync.Mutex
+	pay    func(context.Context) error
 }
 
 const (
@@ -344,7 +346,7 @@ func (e *Engine) owe(id string, pay func(context.Context) error) {
 		e.debts.wake = make(chan struct{}, 1)
 		e.background.Go(e.collectDebts)
 	}
-	e.debts.owed[id] = &debt{id, pay}
+	e.debts.owed[id] = &debt{pay: pay}
 	select {
 	case e.debts.wake <- struct{}{}:
 	default:
@@ -376,29 +378,44 @@ func (e *Engine) debtCount() int {
 	return len(e.debts.owed)
 }
 
-func (e *Engine) payDebts() {
+// owed is a snapshot of the debts.
+func (e *Engine) owed() map[string]*debt {
 	e.debts.mu.Lock()
-	owed := slices.Collect(maps.Values(e.debts.owed))
-	e.debts.mu.Unlock()
+	defer e.debts.mu.Unlock()
+	return maps.Clone(e.debts.owed)
+}
+
+func (e *Engine) payDebts() {
 	var side errgroup.Group // one that hangs must not keep the others waiting
 	side.SetLimit(recoverWidth)
-	for _, d := range owed {
-		side.Go(func() error { e.settle(d); return nil })
+	for id, d := range e.owed() {
+		side.Go(func() error {
+			if err := e.payDebt(id, d); err != nil {
+				slog.Warn("clean-up still owed", "id", id, "err", err)
+			}
+			return nil
+		})
 	}
 	_ = side.Wait()
 }
 
-func (e *Engine) settle(d *debt) {
+// payDebt pays d unless somebody has done so meanwhile.
+func (e *Engine) payDebt(id string, d *debt) error {
+	d.paying.Lock()
+	defer d.paying.Unlock()
+	if e.owed()[id] != d {
+		return nil
+	}
 	ctx, cancel := undoContext(context.Background())
 	defer cancel()
-	if err := e.deps.Trace.Do(ctx, "clean up", d.id, d.pay); err != nil {
-		slog.WarnContext(ctx, "clean-up still owed", "id", d.id, "err", err)
-		return
+	if err := e.deps.Trace.Do(ctx, "clean up", id, d.pay); err != nil {
+		return err
 	}
-	slog.InfoContext(ctx, "clean-up done", "id", d.id)
+	slog.InfoContext(ctx, "clean-up done", "id", id)
 	e.debts.mu.Lock()
 	defer e.debts.mu.Unlock()
-	if e.debts.owed[d.id] == d {
-		delete(e.debts.owed, d.id)
+	if e.debts.owed[id] == d { // and not another that has come in its place
+		delete(e.debts.owed, id)
 	}
+	return nil
 }
