@@ -6,8 +6,10 @@ import (
 	"reflect"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 )
@@ -190,6 +192,31 @@ func TestLeftoversAreSwept(t *testing.T) {
 	b.engine()
 	if err := os.Remove(foreign); err != nil {
 		t.Errorf("what is not ours was touched: %v", err)
+	}
+	b.nothingLeft()
+}
+
+// TestSweepDoesNotReachThroughMounts: what is mounted in a directory that is
+// swept is somebody else's.
+func TestSweepDoesNotReachThroughMounts(t *testing.T) {
+	b := newBench(t)
+	kept := filepath.Join(t.TempDir(), "kept")
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"pods", "containers"} {
+		point := filepath.Join(b.cfg.RunDir, kind, newID(), "below", "point")
+		if err := os.MkdirAll(point, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(filepath.Dir(kept), point, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = mount.Unmount(point) })
+	}
+	b.engine()
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("deleted through a mount: %v", err)
 	}
 	b.nothingLeft()
 }

@@ -204,7 +204,11 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, s.release(ctx), removeRunDir(ctx, s.runDir()))
+	errs = append(errs, s.release(ctx))
+	if err := unmountBelow(s.runDir()); err != nil {
+		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
+	}
+	errs = append(errs, removeRunDir(ctx, s.runDir()))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
