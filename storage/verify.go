@@ -27,7 +27,7 @@ type Defect struct {
 // pull of another tool may be about to make its image.
 const strayAge = time.Hour
 
-// Verify looks for what live root file systems lack, for images that lost
+// Verify looks for what live root file systems, which are mounted, lack, for images that lost
 // layers and for layers that no image came to own. It reads records and looks
 // for directories, and walks through none.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
@@ -41,6 +41,9 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		upper := filepath.Join(r.Dir, upperName)
 		if _, err := os.Lstat(upper); !r.ReadOnly && errors.Is(err, fs.ErrNotExist) {
 			defect("its writable layer " + upper + " is gone")
+		}
+		if is, err := mounted(r.Target); err == nil && !is {
+			defect("nothing is mounted at " + r.Target)
 		}
 		lost, known := images[r.ImageID]
 		if !known {

@@ -49,6 +49,14 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if err := n.UnmountRootfs(v); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.verify(true, r, v); !strings.Contains(got, v.ID+" "+image.ID+" nothing is mounted at "+v.Target) {
+		t.Errorf("unmounted: %q", got)
+	}
+	n.mount(v)
+
 	stray, err := n.store.CreateLayer("", "", nil, "", false, nil)
 	if err != nil {
 		t.Fatal(err)

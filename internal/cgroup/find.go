@@ -70,3 +70,25 @@ func search(parent int, name string, stop func(below string) bool) error {
 	}
 	return nil
 }
+
+// Exists tells whether there is a cgroup path, in any hierarchy.
+func Exists(cgroup string) (bool, error) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return false, failed("look for cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return false, failed("look for cgroup", cgroup, err)
+	}
+	for _, h := range all {
+		switch err := unix.Access(h.dir(cgroup), unix.F_OK); err {
+		case nil:
+			return true, nil
+		case unix.ENOENT, unix.ENOTDIR:
+		default:
+			return false, failed("look for cgroup", h.dir(cgroup), err)
+		}
+	}
+	return false, nil
+}

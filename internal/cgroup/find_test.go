@@ -39,4 +39,9 @@ func TestBelow(t *testing.T) {
 	if _, err := Below("/", fits); !errors.Is(err, fault.Invalid) {
 		t.Errorf("the root: %v", err)
 	}
+	for name, want := range map[string]bool{"/a/x-1/x-2": true, "/a/x-2": false} {
+		if there, err := Exists(top + name); err != nil || there != want {
+			t.Errorf("%s: %t, %v", name, there, err)
+		}
+	}
 }

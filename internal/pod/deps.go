@@ -22,6 +22,7 @@ type Images interface {
 	CheckMapping(userNS string) error
 	WritableUsage(id string) (usage storage.FsUsage, ok bool)
 	WritableSize() (storage.FsSize, error)
+	Verify(ctx context.Context, live []storage.Rootfs) ([]storage.Defect, error)
 }
 
 // Network is what the engine needs of CNI and of host ports.
@@ -33,6 +34,12 @@ type Network interface {
 	Detach(ctx context.Context, p network.Pod, a *network.Attachment) error
 	Ready(ctx context.Context) error
 	SetPodCIDR(cidr string) error
+
+	Load(live map[string]*network.Attachment)
+	Verify(pods []network.Attached) map[string][]network.Damage
+	VerifyHostPorts(ctx context.Context) ([]string, error)
+	Leases(attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
+	Release(ctx context.Context, p network.Pod, l network.Lease) error
 }
 
 // Runtimes is the table of handlers.

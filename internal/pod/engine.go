@@ -50,7 +50,7 @@ type Engine struct {
 	debts      debts
 	events     hub
 	counters   counters
-	verifying  sync.Mutex
+	verifying  sync.Mutex     // held by Verify
 	background sync.WaitGroup // watchers, stops, the debt collector
 	closing    chan struct{}
 }
@@ -384,6 +384,8 @@ func (e *Engine) owed() map[string]*debt {
 	defer e.debts.mu.Unlock()
 	return maps.Clone(e.debts.owed)
 }
+
+func (e *Engine) owes(id string) bool { return e.owed()[id] != nil }
 
 func (e *Engine) payDebts() {
 	var side errgroup.Group // one that hangs must not keep the others waiting

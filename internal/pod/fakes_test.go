@@ -38,6 +38,10 @@ type node struct {
 	rootfs   map[string]bool
 	networks map[string]bool
 	exposed  map[string]bool // pods to which host ports lead
+	ports    map[string]bool // and those to which they should
+	defects  []storage.Defect
+	damage   map[string][]network.Damage // by pod
+	leased   []network.Lease
 	layers   map[string]storage.FsUsage
 	unknown  bool // the handler is not configured
 }
@@ -51,6 +55,8 @@ func newNode() *node {
 		rootfs:   map[string]bool{},
 		networks: map[string]bool{},
 		exposed:  map[string]bool{},
+		ports:    map[string]bool{},
+		damage:   map[string][]network.Damage{},
 	}
 }
 
@@ -168,6 +174,17 @@ func (f fakeImages) WritableUsage(id string) (usage storage.FsUsage, ok bool) {
 	return usage, ok
 }
 
+func (f fakeImages) Verify(_ context.Context, live []storage.Rootfs) (found []storage.Defect, _ error) {
+	f.set(func() {
+		for _, d := range f.defects {
+			if d.Rootfs == "" || slices.ContainsFunc(live, func(r storage.Rootfs) bool { return r.ID == d.Rootfs }) {
+				found = append(found, d)
+			}
+		}
+	})
+	return found, nil
+}
+
 func (f fakeImages) Writable(ctx context.Context) error { return f.step(ctx, "writable", func() {}) }
 
 // Network
@@ -192,17 +209,61 @@ func (f fakeNetwork) Attach(ctx context.Context, p network.Pod, plan *network.At
 }
 
 func (f fakeNetwork) Expose(ctx context.Context, p network.Pod, _ *network.Attachment) error {
-	return f.step(ctx, "expose", func() { f.exposed[p.ID] = true })
+	return f.step(ctx, "expose", func() { f.exposed[p.ID], f.ports[p.ID] = true, true })
+}
+
+func (f fakeNetwork) Load(live map[string]*network.Attachment) {
+	f.set(func() {
+		clear(f.ports) // another program, which knows nothing else
+		f.claim(live)
+	})
+}
+
+func (f fakeNetwork) claim(live map[string]*network.Attachment) {
+	for id, a := range live {
+		if len(a.HostPorts) > 0 {
+			f.ports[id] = true
+		}
+	}
+}
+
+func (f fakeNetwork) VerifyHostPorts(context.Context) (wrong []string, _ error) {
+	f.set(func() {
+		if !maps.Equal(f.ports, f.exposed) {
+			wrong = []string{fmt.Sprintf("ports lead to %v, not to %v", f.exposed, f.ports)}
+		}
+	})
+	return wrong, nil
+}
+
+func (f fakeNetwork) Verify(pods []network.Attached) map[string][]network.Damage {
+	found := map[string][]network.Damage{}
+	f.set(func() {
+		for _, p := range pods {
+			found[p.ID] = f.damage[p.ID]
+		}
+	})
+	return found
+}
+
+func (f fakeNetwork) Leases([]*network.Attachment) (leases []network.Lease, _ []string, _ error) {
+	f.set(func() { leases = slices.Clone(f.leased) })
+	return leases, nil, nil
+}
+
+func (f fakeNetwork) Release(ctx context.Context, p network.Pod, _ network.Lease) error {
+	return f.step(ctx, "release", func() {
+		f.leased = slices.DeleteFunc(f.leased, func(l network.Lease) bool { return l.Owner == p.ID })
+	})
 }
 
 func (f fakeNetwork) Restore(ctx context.Context, live map[string]*network.Attachment) error {
 	return f.step(ctx, "restore", func() {
-		clear(f.exposed)
-		for id, a := range live {
-			if len(a.HostPorts) > 0 {
-				f.exposed[id] = true
-			}
+		if live != nil { // the start of a server
+			clear(f.ports)
 		}
+		f.claim(live)
+		f.exposed = maps.Clone(f.ports)
 	})
 }
 
@@ -210,6 +271,7 @@ func (f fakeNetwork) Detach(ctx context.Context, p network.Pod, _ *network.Attac
 	return f.step(ctx, "detach", func() {
 		delete(f.networks, p.ID)
 		delete(f.exposed, p.ID)
+		delete(f.ports, p.ID)
 	})
 }
 
@@ -246,7 +308,7 @@ func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {
 	var task *fakeTask
 	err := f.step(ctx, "create", func() {
-		task = &fakeTask{node: f.node, id: ref.ID, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
+		task = &fakeTask{node: f.node, id: ref.ID, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
 		f.tasks[ref.ID] = task
 	})
 	if err != nil {
@@ -276,10 +338,11 @@ func (f fakeRuntime) Delete(ctx context.Context, ref oci.Ref) error {
 // fakeTask dies of SIGKILL, and of SIGTERM unless it is stubborn.
 type fakeTask struct {
 	*node
-	id      string
-	spec    *specs.Spec
-	started bool
-	signals []unix.Signal
+	id       string
+	exitFile string
+	spec     *specs.Spec
+	started  bool
+	signals  []unix.Signal
 	stubborn,
 	immortal bool
 	logged atomic.Uint64
@@ -295,6 +358,7 @@ func (t *fakeTask) die(code int32) {
 	case <-t.dead:
 	default:
 		t.exit = conmon.Exit{Code: code, FinishedAt: time.Now().Round(0).UTC()}
+		_ = conmon.WriteExit(t.exitFile, t.exit) // nobody wants it where the directory has gone
 		close(t.dead)
 	}
 }

@@ -51,6 +51,21 @@ func (x *index[N, T]) drop(name N, id string) {
 	}
 }
 
+// knows reports whether id is that of an object, or of one that is being made.
+func (x *index[N, T]) knows(id string) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if _, ok := x.byID[id]; ok {
+		return true
+	}
+	for _, named := range x.names {
+		if named == id {
+			return true
+		}
+	}
+	return false
+}
+
 // find takes a full id or a prefix that fits exactly one object.
 func (x *index[N, T]) find(id string) (T, error) {
 	x.mu.RLock()

@@ -17,7 +17,6 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
 )
@@ -108,13 +107,7 @@ func (e *Engine) loadSandboxes(ctx context.Context, records map[string]*podRecor
 // when the last server ended. Those that have died since are detached later, as
 // any other.
 func (e *Engine) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
-	live := map[string]*network.Attachment{}
-	for id, rec := range records {
-		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == e.boot {
-			live[id] = rec.Network
-		}
-	}
-	if err := e.deps.Network.Restore(ctx, live); err != nil {
+	if err := e.deps.Network.Restore(ctx, e.attachedPods(records)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not lead to their pods, will be retried", "err", err)
 	}
 }

@@ -301,7 +301,7 @@ func (e *Engine) namespacesOf(id string, cfg *cri.PodSandboxConfig) ns.Spec {
 	ownNet := options.GetNetwork() != cri.NamespaceMode_NODE
 	s := ns.Spec{
 		Dir:  e.cfg.NamespacesDir,
-		Name: "crius-" + id,
+		Name: pinPrefix + id,
 		Net:  ownNet,
 		// A pod on the node's network has the node's name (CRI:
 		// PodSandboxConfig.hostname).

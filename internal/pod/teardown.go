@@ -119,6 +119,11 @@ func (s *Sandbox) payStop(ctx context.Context) error {
 	if s.phase() == phaseRemoving {
 		return nil // become the removal's debt
 	}
+	return s.settleStop(ctx)
+}
+
+// settleStop wants life held.
+func (s *Sandbox) settleStop(ctx context.Context) error {
 	if s.owesNetwork() {
 		if err := s.detach(ctx); err != nil {
 			return err
@@ -195,7 +200,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
-	s := &Sandbox{engine: e, id: id, rec: podRecord{Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: "crius-" + id}}}
+	s := &Sandbox{engine: e, id: id, rec: podRecord{Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)

@@ -230,7 +230,7 @@ func TestReadChangesNothing(t *testing.T) {
 	if err := d.Make(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Put(id(1), &doc{Name: "whole"}); err != nil {
+	if err := d.Put(t.Context(), id(1), &doc{Name: "whole"}); err != nil {
 		t.Fatal(err)
 	}
 	for n, text := range map[int]string{2: "{", 3: `{"version":9,"body":{}}`} {

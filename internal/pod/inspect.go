@@ -1,0 +1,89 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/network"
+)
+
+// Inspect is Verify for a node without a server: it reads the records, as
+// Recover does, and changes nothing at all. The engine is good for nothing else
+// afterwards. The caller holds the Lock.
+func (e *Engine) Inspect(ctx context.Context) ([]Finding, error) {
+	pods, _, damagedPods, err := e.podRecords.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read pod records: %w", err)
+	}
+	ctrs, _, damagedCtrs, err := e.ctrRecords.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read container records: %w", err)
+	}
+	findings := append(damagedFindings("pod", damagedPods), damagedFindings("container", damagedCtrs)...)
+	for id, rec := range pods {
+		s, err := e.newSandbox(id, *rec)
+		if err != nil {
+			findings = append(findings, Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then the pod is left alone"})
+			continue
+		}
+		e.sandboxes.publish(id, s)
+	}
+	for id, rec := range ctrs {
+		s, err := e.sandboxes.find(rec.SandboxID)
+		switch {
+		case err == nil:
+			c := e.newContainer(id, s, *rec)
+			s.addMember(c)
+			e.containers.publish(id, c)
+		case pods[rec.SandboxID] == nil:
+			findings = append(findings, Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})
+		}
+	}
+	e.deps.Network.Load(e.attachedPods(pods))
+	found, err := e.Verify(ctx, false)
+	return append(findings, found...), err
+}
+
+func damagedFindings(noun string, damaged []record.Damaged) []Finding {
+	var findings []Finding
+	for _, d := range damaged {
+		findings = append(findings, Finding{
+			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "the record is set aside, and the " + noun + " removed",
+		})
+	}
+	return findings
+}
+
+// attachedPods are the pods on record that live as far as that tells.
+func (e *Engine) attachedPods(records map[string]*podRecord) map[string]*network.Attachment {
+	live := map[string]*network.Attachment{}
+	for id, rec := range records {
+		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == e.boot {
+			live[id] = rec.Network
+		}
+	}
+	return live
+}
+
+// Mended is what has become of what Inspect found, once Recover has been and
+// Verify repaired the rest.
+func Mended(inspected, verified []Finding) []Finding {
+	all := slices.Clone(verified)
+	for _, f := range inspected {
+		about := func(v Finding) bool { return v.id() == f.id() && !v.Repaired }
+		same := func(v Finding) bool { return v.Object == f.Object && v.Wrong == f.Wrong }
+		if slices.ContainsFunc(verified, same) {
+			continue
+		}
+		// What neither sees any more, and nothing remains of, is mended.
+		f.Repaired = f.Remedy != "" && !slices.ContainsFunc(verified, about)
+		all = append(all, f)
+	}
+	return all
+}
+
+// id is the last word of Object.
+func (f Finding) id() string { return f.Object[strings.LastIndexByte(f.Object, ' ')+1:] }

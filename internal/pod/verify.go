@@ -1,0 +1,175 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crius-run/crius/storage"
+)
+
+// This file and its neighbours compare what is on record with what is there.
+// They look without a lock first, at everything at once. What seems wrong counts
+// only if it still is when the object's life lock is held: then no verb is at
+// work on it. A repair is a way back that exists already; there is none of its
+// own.
+
+// Finding is something that is not as the records say, or that none knows of.
+type Finding struct {
+	Object   string `json:"object"`           // "pod ID", "container ID", or what it is
+	Wrong    string `json:"wrong"`            // what is the case
+	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: it can do nothing
+	Advice   string `json:"advice,omitempty"` // what a person can do
+	Repaired bool   `json:"repaired"`
+	Err      string `json:"error,omitempty"` // why the repair failed
+}
+
+// problem is a Finding to be.
+type problem struct {
+	wrong  string
+	remedy remedy
+	advice string
+}
+
+// remedy is what can be done about a problem. Those of one object that have the
+// same text are one.
+type remedy struct {
+	text string
+	do   func(context.Context) error
+}
+
+// answerTime is how long a monitor may take to answer.
+const answerTime = 5 * time.Second
+
+// verification is one comparison.
+type verification struct {
+	*Engine
+	repair bool
+	loose  []storage.Defect // of the image store itself
+
+	mu       sync.Mutex
+	findings []Finding
+}
+
+// Verify compares the node with its records and says what is wrong; with repair
+// it also does something about it. It may be called at any time beside the
+// verbs. The error says what could not be looked at; the findings are true all
+// the same.
+func (e *Engine) Verify(ctx context.Context, repair bool) ([]Finding, error) {
+	e.verifying.Lock()
+	defer e.verifying.Unlock()
+	v := &verification{Engine: e, repair: repair}
+	var errs []error
+	for _, step := range []func(context.Context) error{
+		v.pods, v.members, v.strays, v.hostPorts, v.store, v.unpaid,
+	} {
+		if err := cmp.Or(context.Cause(ctx), step(ctx)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	slices.SortStableFunc(v.findings, func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
+	return v.findings, errors.Join(errs...)
+}
+
+// report makes findings of problems, and repairs them if that is asked for.
+func (v *verification) report(ctx context.Context, object string, problems []problem) {
+	done := map[string]error{}
+	for _, p := range problems {
+		f := Finding{Object: object, Wrong: p.wrong, Remedy: p.remedy.text, Advice: p.advice}
+		if v.repair && p.remedy.do != nil {
+			err, tried := done[f.Remedy]
+			if !tried {
+				err = v.mend(ctx, object, p)
+				done[f.Remedy] = err
+			}
+			f.Repaired = err == nil
+			if err != nil {
+				f.Err = err.Error()
+			}
+		}
+		v.mu.Lock()
+		v.findings = append(v.findings, f)
+		v.mu.Unlock()
+	}
+}
+
+func (v *verification) mend(ctx context.Context, object string, p problem) error {
+	ctx, cancel := undoContext(ctx)
+	defer cancel()
+	err := p.remedy.do(ctx)
+	if err != nil {
+		slog.WarnContext(ctx, "repair failed", "object", object, "wrong", p.wrong, "err", err)
+		return err
+	}
+	slog.WarnContext(ctx, "repaired", "object", object, "wrong", p.wrong, "remedy", p.remedy.text)
+	return nil
+}
+
+// suspects are those of objects that look wrong, asked side by side.
+func suspects[T any](objects []T, looksWrong func(T) bool) []T {
+	var mu sync.Mutex
+	var found []T
+	var g errgroup.Group
+	g.SetLimit(recoverWidth)
+	for _, o := range objects {
+		g.Go(func() error {
+			if looksWrong(o) {
+				mu.Lock()
+				defer mu.Unlock()
+				found = append(found, o)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return found
+}
+
+// each calls f for all objects side by side.
+func each[T any](objects []T, f func(T)) {
+	suspects(objects, func(o T) bool { f(o); return false })
+}
+
+// hostPorts compares the firewall's rules with the records.
+func (v *verification) hostPorts(ctx context.Context) error {
+	wrong, err := v.deps.Network.VerifyHostPorts(ctx)
+	if err != nil {
+		return fmt.Errorf("compare the rules of host ports: %w", err)
+	}
+	again := remedy{"the rules are made anew from the records", func(ctx context.Context) error { return v.deps.Network.Restore(ctx, nil) }}
+	var problems []problem
+	for _, text := range wrong {
+		problems = append(problems, problem{wrong: text, remedy: again})
+	}
+	v.report(ctx, "host ports", problems)
+	return nil
+}
+
+// store reports what members has found of the image store itself.
+func (v *verification) store(ctx context.Context) error {
+	for _, d := range v.loose {
+		v.report(ctx, d.Object, []problem{{wrong: d.Text, remedy: remedy{d.Remedy, d.Mend}}})
+	}
+	return nil
+}
+
+// unpaid reports the debts.
+func (v *verification) unpaid(ctx context.Context) error {
+	for id, d := range v.owed() {
+		pay := remedy{"it is tried again", func(context.Context) error { return v.payDebt(id, d) }}
+		v.report(ctx, "clean-up of "+id, []problem{{wrong: "it is removed or dead, and something of it could not be given back", remedy: pay}})
+	}
+	return nil
+}
+
+// unfinished is what a server that died in the middle of a verb has left.
+func (e *Engine) unfinished(what string) problem {
+	return problem{wrong: what + " was cut short", remedy: remedy{text: "what there is of it is removed"}}
+}

@@ -1,0 +1,197 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/storage"
+)
+
+// members looks at all containers.
+func (v *verification) members(ctx context.Context) error {
+	all := v.containers.all()
+	var living []storage.Rootfs
+	for _, c := range all {
+		if c.shouldLive() {
+			living = append(living, c.roots()...)
+		}
+	}
+	defects, err := v.deps.Images.Verify(ctx, living)
+	if err != nil {
+		return fmt.Errorf("compare the image store: %w", err)
+	}
+	byRoot := v.sort(defects, true)
+	for _, c := range suspects(all, func(c *Container) bool { return len(c.problems(ctx, byRoot)) > 0 }) {
+		if err := v.confirm(ctx, c); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// confirm looks again at a container, which nobody may change meanwhile.
+func (v *verification) confirm(ctx context.Context, c *Container) error {
+	if !c.life.TryLock() {
+		return nil // a verb is at work on it
+	}
+	defer c.life.Unlock()
+	c.settle()
+	var byRoot map[string][]string
+	if c.shouldLive() {
+		defects, err := v.deps.Images.Verify(ctx, c.roots())
+		if err != nil {
+			return fmt.Errorf("compare the image store: %w", err)
+		}
+		byRoot = v.sort(defects, false)
+	}
+	v.report(ctx, "container "+c.id, c.problems(ctx, byRoot))
+	return nil
+}
+
+// sort tells what is a root file system's from what is the store's own, which
+// it keeps for later.
+func (v *verification) sort(defects []storage.Defect, keep bool) map[string][]string {
+	byRoot := map[string][]string{}
+	for _, d := range defects {
+		if d.Rootfs != "" {
+			byRoot[d.Rootfs] = append(byRoot[d.Rootfs], d.Text)
+		} else if keep {
+			v.loose = append(v.loose, d)
+		}
+	}
+	return byRoot
+}
+
+// snapshot is the record as it is now, the exit if it is known, and whether the
+// container has been removed.
+func (c *Container) snapshot() (rec containerRecord, exit *conmon.Exit, gone bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec, c.exit, c.gone
+}
+
+// shouldLive tells whether the container has a process, as far as is known.
+func (c *Container) shouldLive() bool {
+	rec, exit, gone := c.snapshot()
+	if exit == nil && !gone && rec.BootID == c.engine.boot && rec.Phase != phaseCreating && rec.Phase != phaseRemoving {
+		_, err := conmon.ReadExit(c.ref.ExitFile)
+		return err != nil // with the server down, that is where it is noted
+	}
+	return false
+}
+
+// settle waits until the server has come to terms with an exit, for which it
+// kills what a lost monitor has left.
+func (c *Container) settle() {
+	if c.task == nil || !exited(c.task) {
+		return
+	}
+	select {
+	case <-c.exited:
+	case <-time.After(answerTime):
+	}
+}
+
+// problems are the ways in which the container is not what its record says.
+// Roots has what is wrong with root file systems.
+func (c *Container) problems(ctx context.Context, roots map[string][]string) []problem {
+	rec, exit, gone := c.snapshot()
+	if gone {
+		return nil
+	}
+	var found []problem
+	if _, err := c.engine.ctrRecords.Get(c.id); err != nil {
+		found = append(found, problem{wrong: fmt.Sprintf("its record on disk is not usable: %v", err), remedy: remedy{"the record is written again", c.putAgain}})
+	}
+	switch rec.Phase {
+	case phaseCreating:
+		return append(found, c.engine.unfinished("its creation"))
+	case phaseRemoving:
+		return append(found, c.engine.unfinished("its removal"))
+	}
+	_, onDisk := conmon.ReadExit(c.ref.ExitFile)
+	if exit == nil && rec.BootID != c.engine.boot {
+		if onDisk != nil {
+			found = append(found, problem{wrong: "the machine was booted while it ran", remedy: remedy{text: "that is recorded as its end"}})
+		}
+		return found
+	}
+	if exit != nil {
+		if onDisk != nil {
+			found = append(found, problem{wrong: fmt.Sprintf("its end is not on record: %v", onDisk), remedy: remedy{"it is written again", c.recordExit}})
+		}
+		return found
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	task, err := c.runtime.Load(ctx, c.ref)
+	if err != nil {
+		return append(found, problem{wrong: err.Error(), advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
+	}
+	if task != c.task {
+		defer task.Close()
+	}
+	if exited(task) {
+		return append(found, c.exitProblems(task)...)
+	}
+	return append(found, c.livingProblems(rec, task, roots)...)
+}
+
+func (c *Container) putAgain(ctx context.Context) error { return c.put(ctx) }
+
+func (c *Container) recordExit(context.Context) error {
+	_, exit, _ := c.snapshot()
+	return conmon.WriteExit(c.ref.ExitFile, *exit)
+}
+
+// exitProblems: the container is dead, as its monitor's silence has it, and the
+// server has not noted that.
+func (c *Container) exitProblems(task oci.Task) []problem {
+	if _, err := task.Exit(); err == nil {
+		return nil // it will, or the next one does
+	}
+	if c.task != nil && !exited(c.task) {
+		return []problem{{wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
+			advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
+	}
+	return []problem{{wrong: "its monitor is gone without having recorded how it ended",
+		remedy: remedy{text: "what is left of it is killed, and that is recorded as its end"}}}
+}
+
+// livingProblems: what a container with a process has.
+func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map[string][]string) []problem {
+	const advice = "delete the pod or restart the container"
+	var found []problem
+	for _, root := range c.roots() {
+		for _, text := range roots[root.ID] {
+			found = append(found, problem{wrong: text, advice: advice})
+		}
+	}
+	if lacksCgroup(rec.Cgroup) {
+		select {
+		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
+		case <-time.After(time.Second):
+			found = append(found, problem{wrong: "its cgroup " + rec.Cgroup + " is gone, and with it its limits", advice: advice})
+		}
+	}
+	if exited(task) {
+		return nil
+	}
+	return found
+}
+
+// lacksCgroup tells whether a cgroup is gone from one that is there.
+func lacksCgroup(name string) bool {
+	if name == "" {
+		return false
+	}
+	there, err := cgroup.Exists(name)
+	above, errAbove := cgroup.Exists(path.Dir(name))
+	return errors.Join(err, errAbove) == nil && !there && above
+}

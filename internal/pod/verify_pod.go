@@ -1,0 +1,194 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+)
+
+// pods looks at all pods.
+func (v *verification) pods(ctx context.Context) error {
+	all := v.sandboxes.all()
+	networks := v.networksOf(all)
+	for _, s := range suspects(all, func(s *Sandbox) bool { return len(s.problems(ctx, networks)) > 0 }) {
+		if !s.life.TryLock() {
+			continue // a verb is at work on it
+		}
+		v.report(ctx, "pod "+s.id, s.problems(ctx, v.networksOf([]*Sandbox{s})))
+		s.life.Unlock()
+	}
+	return ctx.Err()
+}
+
+// snapshot is the record as it is now, and whether the pod has begun to end or
+// been removed.
+func (s *Sandbox) snapshot() (rec podRecord, ended, gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec, s.ended, s.gone
+}
+
+// networksOf compares the networks of pods that should have one.
+func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
+	var attached []network.Attached
+	for _, s := range pods {
+		rec, ended, gone := s.snapshot()
+		if ended || gone || rec.Phase != phaseReady || rec.Network == nil || rec.BootID != e.boot {
+			continue
+		}
+		p := s.networkPod()
+		if _, err := ns.Inode(p.NetNS); err != nil {
+			continue // which is a problem of its own
+		}
+		// gVisor takes the addresses off the interface and answers for them itself.
+		own := strings.Contains(filepath.Base(s.runtime.Handler().Path), "runsc")
+		attached = append(attached, network.Attached{Pod: p, Attachment: rec.Network, OwnStack: own})
+	}
+	return e.deps.Network.Verify(attached)
+}
+
+// problems are the ways in which the pod is not what its record says.
+func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Damage) []problem {
+	rec, ended, gone := s.snapshot()
+	if gone {
+		return nil
+	}
+	var found []problem
+	if _, err := s.engine.podRecords.Get(s.id); err != nil {
+		found = append(found, problem{wrong: fmt.Sprintf("its record on disk is not usable: %v", err), remedy: remedy{"the record is written again", s.putAgain}})
+	}
+	switch rec.Phase {
+	case phaseCreating:
+		return append(found, s.engine.unfinished("its creation"))
+	case phaseRemoving:
+		return append(found, s.engine.unfinished("its removal"))
+	case phaseStopping:
+		return append(found, problem{wrong: "its stop could not be finished", remedy: remedy{"it is stopped", s.stop}})
+	case phaseStopped:
+		return append(found, s.stoppedProblems(rec)...)
+	}
+	if ended {
+		return found // the kubelet will stop it
+	}
+	return append(found, s.readyProblems(ctx, rec, networks[s.id])...)
+}
+
+func (s *Sandbox) putAgain(ctx context.Context) error { return s.put(ctx) }
+
+// stoppedProblems: a stopped pod has given everything back.
+func (s *Sandbox) stoppedProblems(rec podRecord) []problem {
+	if rec.Network != nil {
+		if s.engine.owes(s.id) {
+			return nil // with its namespaces, and said as a debt
+		}
+		return []problem{{wrong: "it is stopped, and its network was not given back", remedy: remedy{"that is tried again", s.settleStop}}}
+	}
+	var found []problem
+	for _, path := range pathsOf(rec) {
+		if _, err := ns.Inode(path); err == nil {
+			found = append(found, problem{wrong: "it is stopped, and a namespace is pinned at " + path, remedy: remedy{"the namespace is removed", s.release}})
+		}
+	}
+	return found
+}
+
+func pathsOf(rec podRecord) []string {
+	set := rec.Namespaces.Paths()
+	var paths []string
+	for _, path := range []string{set.User, set.Net, set.IPC, set.UTS} {
+		if path != "" {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// readyProblems: what a ready pod consists of.
+func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []problem {
+	over := remedy{"it is stopped, and the kubelet makes it anew", s.stop}
+	if rec.BootID != s.engine.boot {
+		return []problem{{wrong: "it is ready on record, and the machine was booted since", remedy: over}}
+	}
+	var found []problem
+	dead := func(format string, args ...any) {
+		found = append(found, problem{wrong: fmt.Sprintf(format, args...), remedy: over})
+	}
+	for _, path := range pathsOf(rec) {
+		inode, err := ns.Inode(path)
+		switch {
+		case err != nil:
+			dead("%v", err)
+		case path == rec.Namespaces.Paths().Net && rec.Network != nil && rec.Network.NetNSInode != 0 && rec.Network.NetNSInode != inode:
+			dead("%s is not the network namespace that it was attached with", path)
+		}
+	}
+	for _, d := range damage {
+		if d.Dead {
+			dead("%s", d.Text)
+			continue
+		}
+		found = append(found, problem{wrong: d.Text, advice: "delete the pod if it cannot be reached; crius leaves its containers running"})
+	}
+	if rec.Infra {
+		if err := s.infraAlive(ctx); err != nil {
+			dead("%v", err)
+		}
+	}
+	return append(found, s.missingFiles(rec)...)
+}
+
+// infraAlive asks the infra container's monitor.
+func (s *Sandbox) infraAlive(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	task, err := s.runtime.Load(ctx, s.infraRef())
+	if err != nil {
+		return fmt.Errorf("its infra container: %w", err)
+	}
+	if task != s.infraTask() {
+		defer task.Close()
+	}
+	if exited(task) {
+		return errors.New("its infra container is dead")
+	}
+	return nil
+}
+
+func exited(task oci.Task) bool {
+	select {
+	case <-task.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
+// missingFiles are those of the pod's files that new containers would miss.
+func (s *Sandbox) missingFiles(rec podRecord) []problem {
+	const advice = "delete the pod: its containers run on, but no new one starts in it"
+	var found []problem
+	for _, name := range []string{"resolv.conf", "hostname"} {
+		if path := filepath.Join(s.runDir(), name); absent(path) {
+			found = append(found, problem{wrong: path + " is gone", advice: advice})
+		}
+	}
+	if rec.Namespaces.IPC {
+		if is, err := mount.Mounted(s.shmDir()); err == nil && !is {
+			found = append(found, problem{wrong: "nothing is mounted at " + s.shmDir(), advice: advice})
+		}
+	}
+	return found
+}
+
+func absent(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}

@@ -1,0 +1,38 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// Wipe removes all pods and containers, running or not, and whatever else bears
+// our mark. It returns what remains: what could not be given back stays on
+// record and is tried again, by this server or the next.
+func (e *Engine) Wipe(ctx context.Context) ([]Finding, error) {
+	var mu sync.Mutex
+	var errs []error
+	each(e.sandboxes.all(), func(s *Sandbox) {
+		ctx, cancel := undoContext(ctx)
+		defer cancel()
+		if err := e.RemoveSandbox(ctx, s.id); err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		}
+	})
+	found, err := e.Verify(ctx, true)
+	var left []Finding
+	for _, f := range found {
+		if !f.Repaired {
+			left = append(left, f)
+		}
+	}
+	records, _, _, readErr := e.podRecords.Read()
+	for id, rec := range records {
+		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
+			left = append(left, Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then nobody knows how to end the pod"})
+		}
+	}
+	return left, errors.Join(append(errs, err, readErr)...)
+}
