@@ -9,6 +9,8 @@ type Config struct {
 	// StateDir is crius's own state root, below which containers/<id> hold the
 	// writable layers. It comes from the top of the configuration.
 	StateDir string `toml:"-"`
+	// LeaveDebris is for who only looks: what dead pulls have left stays.
+	LeaveDebris bool `toml:"-"`
 
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`

@@ -103,6 +103,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := s.holds.restore(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
 	}
+	if cfg.LeaveDebris {
+		return s, nil
+	}
 	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
 	}

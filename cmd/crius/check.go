@@ -38,7 +38,7 @@ type status string
 const (
 	statusOK   status = "ok"
 	statusWarn status = "warn" // crius works, something that pods may want does not
-	statusFail status = "FAIL" // crius does not start, or no pod does
+	statusFail status = "FAIL" // crius does not start, no pod does, or something is not as recorded
 )
 
 func ok(format string, args ...any) finding {
@@ -89,18 +89,29 @@ func runChecks(ctx context.Context, all []check, n *node) []finding {
 func (p *program) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check whether this node has what crius and its pods need",
+		Short: "Check whether this node has what crius and its pods need, and is as recorded",
 		Long: "Check whether this node has what crius and its pods need, with the configuration in force, and say what to do where it has not. " +
-			"Nothing is changed but that an image store is made where there is none, and a server may be running. The exit status is 1 if crius would not start, or no pod would run.",
+			"Then compare what is on record with what is there: pods with their namespaces, networks, addresses and host ports, containers with their monitors, cgroups, root file systems and images, " +
+			"and the other way round whatever bears the mark of crius and has no record. A server may be running, and pods may come and go: what they are about to change does not count.\n\n" +
+			"Nothing is changed but that an image store is made where there is none. With --repair what is wrong is put right in the ways in which a stop, a removal or the start of a server do it: " +
+			"a pod that lost what it cannot be without is stopped, for the kubelet to make anew; what has no record is removed. " +
+			"The exit status is 1 if crius would not start, no pod would run, or something is wrong that was not repaired.",
 		Args: usage(cobra.NoArgs),
 	}
+	var repair bool
+	cmd.Flags().BoolVar(&repair, "repair", false, "put right what is not as recorded")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)
 		if err != nil {
 			return err
 		}
+		// What is wrong is in the findings.
+		if err := logTo(cmd.ErrOrStderr(), "error"); err != nil {
+			return err
+		}
 		findings := runChecks(cmd.Context(), checks(), &node{config: loaded, host: host{"/"}})
+		findings = append(findings, checkNode(cmd.Context(), loaded.Config, repair)...)
 		err = format.print(cmd.OutOrStdout(), findings, func(w io.Writer) { writeFindings(w, findings) })
 		return cmp.Or(err, verdict(findings))
 	}
@@ -123,19 +134,30 @@ func writeFindings(w io.Writer, findings []finding) {
 	}
 }
 
-// verdict is an error if crius cannot work.
+// verdict is an error if crius cannot work, or something is not as recorded.
 func verdict(findings []finding) error {
-	failed := 0
+	failed, wrong := 0, 0
 	for _, f := range findings {
-		if f.Status == statusFail {
+		switch {
+		case f.Status != statusFail:
+		case f.Check == nodeCheck:
+			wrong++
+		default:
 			failed++
 		}
 	}
-	switch failed {
-	case 0:
+	switch {
+	case failed+wrong == 0:
 		return nil
-	case 1:
-		return fmt.Errorf("this node is not ready: 1 finding above says FAIL")
+	case failed == 0:
+		return fmt.Errorf("this node is not as recorded: %s", findingsThatFail(wrong))
 	}
-	return fmt.Errorf("this node is not ready: %d findings above say FAIL", failed)
+	return fmt.Errorf("this node is not ready: %s", findingsThatFail(failed+wrong))
+}
+
+func findingsThatFail(n int) string {
+	if n == 1 {
+		return "1 finding above says FAIL"
+	}
+	return fmt.Sprintf("%d findings above say FAIL", n)
 }

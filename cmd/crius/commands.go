@@ -52,7 +52,7 @@ func (p *program) root() *cobra.Command {
 	}
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.checkCommand(), versionCommand(), completionCommand(), generateCommand())
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.checkCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand())
 	return root
 }
 

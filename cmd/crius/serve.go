@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -18,10 +17,9 @@ import (
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/control"
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/stream"
@@ -55,24 +53,14 @@ func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err err
 	}
 	defer closing(&err, endTraces)
 	tracer.Hook = hook
-	cfg.Image.StateDir = cfg.Root
-	store, err := openStore(ctx, tracer, cfg.Image)
+	floors, err := openFloors(ctx, cfg, tracer)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, store.Close)
-	runtimes, err := oci.NewTable(cfg.Runtime, cfg.RunRoot)
-	if err != nil {
-		return err
-	}
-	cfg.Network.PodCIDRFile = filepath.Join(cfg.Root, "pod-cidr")
-	cni := network.New(cfg.Network)
-	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
-	cfg.Pod.PauseProgram = runtimes.Monitor()
-	if cfg.API.CrioSocket != "" {
-		cfg.Pod.CgroupPrefix = spec.CrioPrefix
-	}
-	engine, err := pod.New(cfg.Pod, pod.Deps{Images: store, Network: cni, Runtimes: runtimes, Trace: tracer})
+	defer closing(&err, floors.Close)
+	cfg = floors.cfg
+	store := floors.store
+	engine, cni, err := floors.engine()
 	if err != nil {
 		return err
 	}
@@ -96,6 +84,11 @@ func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err err
 		return err
 	}
 	defer closing(&err, background(scrapes.Serve, scrapes.Close))
+	checks, err := control.Listen(controlSocket(cfg), control.Node{Engine: engine, Store: store})
+	if err != nil {
+		return err
+	}
+	defer closing(&err, background(checks.Serve, checks.Close))
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine:   engine,
 		Images:   images{store, engine},
@@ -109,15 +102,6 @@ func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err err
 		},
 		Trace: tracer,
 	})
-}
-
-// openStore opens the image store, which ends what a dead server had begun.
-func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (store *storage.Store, err error) {
-	err = tracer.Do(ctx, "open image store", cfg.Root, func(ctx context.Context) (err error) {
-		store, err = storage.Open(ctx, cfg)
-		return err
-	})
-	return store, err
 }
 
 // newTracer has the work observed by counts and, if they are wanted, by traces.

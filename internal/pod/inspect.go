@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,6 +46,20 @@ func (e *Engine) Inspect(ctx context.Context) ([]Finding, error) {
 	e.deps.Network.Load(e.attachedPods(pods))
 	found, err := e.Verify(ctx, false)
 	return append(findings, found...), err
+}
+
+// Recorded counts the records.
+func (e *Engine) Recorded() (pods, containers int, err error) {
+	podDocs, _, _, podErr := e.podRecords.Read()
+	ctrDocs, _, _, ctrErr := e.ctrRecords.Read()
+	return len(podDocs), len(ctrDocs), errors.Join(podErr, ctrErr)
+}
+
+// OpaqueIPAM are the IPAM plugins that nobody but themselves can compare with the
+// records.
+func (e *Engine) OpaqueIPAM() []string {
+	_, opaque, _ := e.deps.Network.Leases(e.attachments()) // Verify has told the error
+	return opaque
 }
 
 func damagedFindings(noun string, damaged []record.Damaged) []Finding {

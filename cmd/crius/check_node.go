@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/server/control"
+)
+
+// nodeCheck is the name of the check that compares what is on record with what
+// is there.
+const nodeCheck = "node"
+
+// repairTimeout bounds a check that also repairs: a network plugin alone may
+// take two minutes.
+const repairTimeout = 10 * time.Minute
+
+// checkNode has the node compared with its records, by the server if one runs.
+func checkNode(ctx context.Context, cfg config.Config, repair bool) []finding {
+	limit := checkTimeout
+	if repair {
+		limit = repairTimeout
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %s; crius status --stuck may say what for", limit))
+	defer cancel()
+	findings := describeNode(ctx, cfg, repair)
+	for i := range findings {
+		findings[i].Check = nodeCheck
+	}
+	return findings
+}
+
+func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding {
+	if os.Geteuid() != 0 {
+		return []finding{fail("run as root", "what is here cannot be compared with the records")}
+	}
+	if !hasState(cfg) {
+		return []finding{ok("no state yet in %s", cfg.Root)}
+	}
+	checked, err := asked(ctx, func(ctx context.Context) (checked control.Checked, err error) {
+		who, release, err := findKeeper(cfg)
+		if err != nil {
+			return checked, err
+		}
+		defer closing(&err, release)
+		return who.Check(ctx, repair)
+	})
+	if err != nil {
+		return []finding{fail("if a server has just been started, try again", "what is here could not be compared with the records: %v", err)}
+	}
+	return nodeFindings(checked)
+}
+
+// nodeFindings is what has been found, for people.
+func nodeFindings(checked control.Checked) []finding {
+	findings := []finding{}
+	for _, f := range checked.Findings {
+		findings = append(findings, nodeFinding(f))
+	}
+	if checked.Incomplete != "" {
+		findings = append(findings, fail("", "not everything could be looked at: %s", checked.Incomplete))
+	}
+	if len(checked.OpaqueIPAM) > 0 {
+		findings = append(findings, ok("which addresses %s holds only the plugin knows: that is not compared", strings.Join(checked.OpaqueIPAM, ", ")))
+	}
+	if len(checked.Findings) == 0 && checked.Incomplete == "" {
+		findings = append(findings, ok("all is as recorded: pods %d, containers %d", checked.Pods, checked.Containers))
+	}
+	return findings
+}
+
+func nodeFinding(f pod.Finding) finding {
+	switch {
+	case f.Repaired:
+		return ok("repaired: %s: %s; %s", f.Object, f.Wrong, f.Remedy)
+	case f.Err != "":
+		return fail("see to that, and run crius check --repair again", "%s: %s; the repair failed: %s", f.Object, f.Wrong, f.Err)
+	case f.Remedy != "":
+		return fail("crius check --repair: "+f.Remedy, "%s: %s", f.Object, f.Wrong)
+	}
+	return fail(f.Advice, "%s: %s", f.Object, f.Wrong)
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/storage"
+)
+
+// floors are what an engine stands on. Who opens them has locked the state, for
+// that also tidies up.
+type floors struct {
+	cfg      config.Config // as the rooms want it
+	store    *storage.Store
+	runtimes *oci.Table
+	tracer   *trace.Tracer
+}
+
+func openFloors(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*floors, error) {
+	cfg.Image.StateDir = cfg.Root
+	store, err := openStore(ctx, tracer, cfg.Image)
+	if err != nil {
+		return nil, err
+	}
+	runtimes, err := oci.NewTable(cfg.Runtime, cfg.RunRoot)
+	if err != nil {
+		closing(&err, store.Close)
+		return nil, err
+	}
+	cfg.Network.PodCIDRFile = filepath.Join(cfg.Root, "pod-cidr")
+	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
+	cfg.Pod.PauseProgram = runtimes.Monitor()
+	if cfg.API.CrioSocket != "" {
+		cfg.Pod.CgroupPrefix = spec.CrioPrefix
+	}
+	return &floors{cfg, store, runtimes, tracer}, nil
+}
+
+// openStore opens the image store, which ends what a dead server had begun.
+func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (store *storage.Store, err error) {
+	err = tracer.Do(ctx, "open image store", cfg.Root, func(ctx context.Context) (err error) {
+		store, err = storage.Open(ctx, cfg)
+		return err
+	})
+	return store, err
+}
+
+// engine makes one that has not recovered. A second one has a network of its
+// own, since that knows the pods of the first.
+func (f *floors) engine() (*pod.Engine, *network.Network, error) {
+	cni := network.New(f.cfg.Network)
+	engine, err := pod.New(f.cfg.Pod, pod.Deps{Images: f.store, Network: cni, Runtimes: f.runtimes, Trace: f.tracer})
+	return engine, cni, err
+}
+
+func (f *floors) Close() error { return f.store.Close() }
+
+// controlSocket is where a server lets itself be asked to check and to wipe.
+func controlSocket(cfg config.Config) string { return filepath.Join(cfg.RunRoot, "control.sock") }

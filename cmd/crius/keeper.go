@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/server/control"
+)
+
+// keeper is who answers for the node as a whole.
+type keeper interface {
+	Check(ctx context.Context, repair bool) (control.Checked, error)
+	Holdings(ctx context.Context) (control.Holdings, error)
+	Wipe(ctx context.Context, keepImages bool) (control.Wiped, error)
+}
+
+// findKeeper is the running server, or who stands in for it: that one has the
+// state locked until release, so that no server can be started meanwhile.
+func findKeeper(cfg config.Config) (_ keeper, release func() error, err error) {
+	lock, err := pod.Lock(cfg.Root)
+	if errors.Is(err, fault.Precondition) {
+		return control.NewClient(controlSocket(cfg)), func() error { return nil }, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return standIn{cfg}, lock.Close, nil
+}
+
+// standIn does what a server would, where none runs.
+type standIn struct{ cfg config.Config }
+
+// node opens the floors and makes an engine on them.
+func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {
+	floors, err := openFloors(ctx, s.cfg, nil)
+	if err != nil {
+		return control.Node{}, nil, err
+	}
+	engine, _, err := floors.engine()
+	if err != nil {
+		closing(&err, floors.Close)
+		return control.Node{}, nil, err
+	}
+	end = func() error { return errors.Join(bounded(engine.Close), floors.Close()) }
+	return control.Node{Engine: engine, Store: floors.store}, end, nil
+}
+
+// inspect looks at the node and changes nothing.
+func (s standIn) inspect(ctx context.Context) (checked control.Checked, err error) {
+	s.cfg.Image.LeaveDebris = true
+	s.cfg.Pod.AppArmorProfile = "" // which would be loaded
+	node, end, err := s.node(ctx)
+	if err != nil {
+		return checked, err
+	}
+	defer closing(&err, end)
+	return node.Inspect(ctx)
+}
+
+// Check makes a repair of what the start of a server would do, and the rest.
+func (s standIn) Check(ctx context.Context, repair bool) (checked control.Checked, err error) {
+	before, err := s.inspect(ctx)
+	if err != nil || !repair {
+		return before, err
+	}
+	node, end, err := s.recovered(ctx)
+	if err != nil {
+		return before, err
+	}
+	defer closing(&err, end)
+	checked, err = node.Check(ctx, true)
+	checked.Findings = pod.Mended(before.Findings, checked.Findings)
+	return checked, err
+}
+
+func (s standIn) recovered(ctx context.Context) (control.Node, func() error, error) {
+	node, end, err := s.node(ctx)
+	if err != nil {
+		return node, nil, err
+	}
+	if err := node.Engine.Recover(ctx); err != nil {
+		err = fmt.Errorf("recover: %w", err)
+		closing(&err, end)
+		return node, nil, err
+	}
+	return node, end, nil
+}
+
+func (s standIn) Holdings(ctx context.Context) (holdings control.Holdings, err error) {
+	s.cfg.Image.LeaveDebris, s.cfg.Pod.AppArmorProfile = true, ""
+	node, end, err := s.node(ctx)
+	if err != nil {
+		return holdings, err
+	}
+	defer closing(&err, end)
+	return node.Holdings(ctx)
+}
+
+// Wipe also removes the directories, once nothing remains that they keep note
+// of.
+func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped, err error) {
+	node, end, err := s.recovered(ctx)
+	if err != nil {
+		return wiped, err
+	}
+	wiped, err = node.Wipe(ctx, keepImages)
+	if err = errors.Join(err, end()); err != nil || !wiped.Done() {
+		return wiped, err
+	}
+	return wiped, errors.Join(removeParents(s.cfg), rootsOf(s.cfg).remove())
+}
+
+// removeParents removes the cgroups that containers and monitors were in, as far
+// as they are crius's own.
+func removeParents(cfg config.Config) error {
+	names := []string{cfg.Runtime.MonitorCgroup}
+	if cfg.Runtime.CgroupDriver == "cgroupfs" && cfg.Pod.CgroupParent == "" {
+		names = append(names, "/crius")
+	}
+	var errs []error
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		pids, err := cgroup.Procs(name)
+		if err == nil && len(pids) == 0 {
+			err = cgroup.Remove(name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// hasState tells whether a server has ever been here since the last boot or
+// reinstallation.
+func hasState(cfg config.Config) bool {
+	for _, dir := range []string{cfg.Root, cfg.RunRoot} {
+		if _, err := os.Lstat(dir); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// asked calls f in a way that ends with ctx, whatever f waits for.
+func asked[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
+	type outcome struct {
+		result T
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		result, err := f(ctx)
+		done <- outcome{result, err}
+	}()
+	select {
+	case o := <-done:
+		return o.result, o.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,69 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// Client asks a server to do it.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient is a client of the server at socket. Nothing is sent yet.
+func NewClient(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
+	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// Check is Node.Check.
+func (c *Client) Check(ctx context.Context, repair bool) (result Checked, err error) {
+	err = c.ask(ctx, http.MethodPost, checkPath, url.Values{repairKey: {strconv.FormatBool(repair)}}, &result)
+	return result, err
+}
+
+// Holdings is Node.Holdings.
+func (c *Client) Holdings(ctx context.Context) (result Holdings, err error) {
+	err = c.ask(ctx, http.MethodGet, holdingsPath, nil, &result)
+	return result, err
+}
+
+// Wipe is Node.Wipe.
+func (c *Client) Wipe(ctx context.Context, keepImages bool) (result Wiped, err error) {
+	err = c.ask(ctx, http.MethodPost, wipePath, url.Values{imagesKey: {strconv.FormatBool(keepImages)}}, &result)
+	return result, err
+}
+
+// maxComplaint bounds what is shown of an answer that is none.
+const maxComplaint = 1 << 10
+
+func (c *Client) ask(ctx context.Context, method, path string, form url.Values, result any) error {
+	request, err := http.NewRequestWithContext(ctx, method, "http://crius"+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	response, err := c.http.Do(request)
+	if err != nil {
+		return fmt.Errorf("server at %s: %w", c.socket, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, maxComplaint))
+		return fmt.Errorf("server at %s: %w", c.socket, refused(response.Status, strings.TrimSpace(string(text))))
+	}
+	if err := json.NewDecoder(response.Body).Decode(result); err != nil {
+		return fmt.Errorf("server at %s: %w", c.socket, err)
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+// Package control is what an operator can have done to a node as a whole:
+// compare it with its records, and empty it. A Node does it where the caller has
+// the node to itself; a server lets others ask for it over HTTP on a unix socket
+// that only root can open, and a Client asks.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/storage"
+)
+
+// Checked is what a comparison has found.
+type Checked struct {
+	Pods       int           `json:"pods"` // that were looked at
+	Containers int           `json:"containers"`
+	Findings   []pod.Finding `json:"findings"`
+	// OpaqueIPAM are the IPAM plugins whose reservations nobody else can read.
+	OpaqueIPAM []string `json:"opaqueIPAM,omitempty"`
+	// Incomplete says what could not be looked at.
+	Incomplete string `json:"incomplete,omitempty"`
+}
+
+// Holdings are what there is to lose.
+type Holdings struct {
+	Pods           int    `json:"pods"`
+	Containers     int    `json:"containers"`
+	Images         int    `json:"images"`
+	ImageBytes     uint64 `json:"imageBytes"`
+	ContainerBytes uint64 `json:"containerBytes"`
+}
+
+// Wiped is what a wipe could not do.
+type Wiped struct {
+	Left   []pod.Finding `json:"left"`   // what remains, and is on record
+	Errors []string      `json:"errors"` // why something could not even be tried
+}
+
+// Done tells that nothing remains.
+func (w Wiped) Done() bool { return len(w.Left)+len(w.Errors) == 0 }
+
+// Node does the work.
+type Node struct {
+	Engine *pod.Engine
+	Store  *storage.Store
+}
+
+// Check compares the node with its records, and repairs it if that is asked for.
+func (n Node) Check(ctx context.Context, repair bool) (Checked, error) {
+	return n.checked(n.Engine.Verify(ctx, repair))
+}
+
+// Inspect is Check for an engine that has not recovered, and changes nothing.
+func (n Node) Inspect(ctx context.Context) (Checked, error) {
+	return n.checked(n.Engine.Inspect(ctx))
+}
+
+func (n Node) checked(findings []pod.Finding, err error) (Checked, error) {
+	c := Checked{
+		Pods: len(n.Engine.Sandboxes()), Containers: len(n.Engine.Containers()),
+		Findings: append([]pod.Finding{}, findings...), OpaqueIPAM: n.Engine.OpaqueIPAM(),
+	}
+	if err != nil {
+		c.Incomplete = err.Error()
+	}
+	return c, nil
+}
+
+// Holdings counts.
+func (n Node) Holdings(ctx context.Context) (Holdings, error) {
+	var h Holdings
+	var err error
+	if h.Pods, h.Containers, err = n.Engine.Recorded(); err != nil {
+		return h, err
+	}
+	images, err := n.Store.Images(ctx)
+	if err != nil {
+		return h, err
+	}
+	h.Images = len(images)
+	used, written, err := n.Store.FsInfo(ctx)
+	h.ImageBytes, h.ContainerBytes = used.UsedBytes, written.UsedBytes
+	return h, err
+}
+
+// Wipe removes all pods and containers, and images unless they are to be kept.
+func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
+	left, err := n.Engine.Wipe(ctx)
+	w := Wiped{Left: append([]pod.Finding{}, left...), Errors: texts(err)}
+	if keepImages {
+		return w, nil
+	}
+	images, err := n.Store.Images(ctx)
+	errs := []error{err}
+	for _, image := range images {
+		errs = append(errs, n.Store.Remove(ctx, image.ID))
+	}
+	w.Errors = append(w.Errors, texts(errs...)...)
+	return w, nil
+}
+
+func texts(errs ...error) []string {
+	all := []string{}
+	for _, err := range errs {
+		if err != nil {
+			all = append(all, err.Error())
+		}
+	}
+	return all
+}
+
+// errRefused is a request that the server did not take for one.
+var errRefused = errors.New("the server refuses")
+
+func refused(status, text string) error { return fmt.Errorf("%w: %s: %s", errRefused, status, text) }
