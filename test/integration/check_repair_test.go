@@ -1,0 +1,259 @@
+package integration
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// checked is what crius check says of a node: its findings, as JSON has them.
+type checked []struct{ Check, Status, Text, Do string }
+
+// check runs crius check in the node's network. What the node lacks is the
+// machine's business; only what it says of the records counts, and that the exit
+// code agrees with it.
+func (w *world) check(t *testing.T, args ...string) checked {
+	t.Helper()
+	argv := w.Argv(append([]string{"check", "-o", "json"}, args...)...)
+	var out []byte
+	err := w.Do(func() (err error) {
+		out, err = exec.CommandContext(t.Context(), argv[0], argv[1:]...).Output()
+		return err
+	})
+	var all, found checked
+	if decodeErr := json.Unmarshal(out, &all); decodeErr != nil {
+		t.Fatalf("crius check: %v: %v: %s", err, decodeErr, out)
+	}
+	failed := false
+	for _, f := range all {
+		failed = failed || f.Status == "FAIL"
+		if f.Check == "node" {
+			found = append(found, f)
+		}
+	}
+	if exit := new(exec.ExitError); failed != errors.As(err, &exit) || failed && exit.ExitCode() != 1 {
+		t.Errorf("crius check ends with %v: %s", err, out)
+	}
+	return found
+}
+
+// silent checks that all is as recorded.
+func (w *world) silent(t *testing.T, when string) {
+	t.Helper()
+	if found := w.check(t); len(found) != 1 || found[0].Status != "ok" || !strings.HasPrefix(found[0].Text, "all is as recorded") {
+		t.Errorf("%s: %+v", when, found)
+	}
+}
+
+func (c checked) says(words ...string) bool {
+	return slices.ContainsFunc(c, func(f struct{ Check, Status, Text, Do string }) bool {
+		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(f.Status+" "+f.Text+" -> "+f.Do, word) })
+	})
+}
+
+func randomID() string {
+	id := make([]byte, 32)
+	rand.Read(id)
+	return hex.EncodeToString(id)
+}
+
+// victim is whom a harm is done to.
+type victim struct {
+	*container
+	ip string
+}
+
+// A harm is done to the node behind the server's back.
+type harm struct {
+	name string
+	// up and down: whether it can be done with the server running, and without.
+	up, down bool
+	// do returns the words that the finding must have.
+	do func(t *testing.T, w *world, c victim) []string
+	// ends: the repair ends the container, or the pod.
+	ends bool
+}
+
+func harms() []harm {
+	return []harm{
+		{"network namespace unpinned", true, true, func(t *testing.T, w *world, c victim) []string {
+			pin := w.Path("ns", "netns", "crius-"+c.pod.id)
+			must(t, unix.Unmount(pin, unix.MNT_DETACH), os.Remove(pin))
+			return []string{"pod " + c.pod.id, pin, "the kubelet makes it anew"}
+		}, true},
+		{"interface deleted", true, true, func(t *testing.T, w *world, c victim) []string {
+			must(t, ns.Do(w.Path("ns", "netns", "crius-"+c.pod.id), func() error { return exec.Command("ip", "link", "delete", "eth0").Run() }))
+			return []string{"pod " + c.pod.id, "eth0 is gone"}
+		}, true},
+		{"address not reserved", true, true, func(t *testing.T, w *world, c victim) []string {
+			lease := w.Path("cni", "leases", "pods", c.ip)
+			must(t, os.Remove(lease))
+			return []string{"pod " + c.pod.id, "not reserved any more", lease}
+		}, true},
+		{"record lost", true, false, func(t *testing.T, w *world, c victim) []string {
+			must(t, os.Remove(filepath.Join(w.StateRoot(), "containers", c.id, "container.json")))
+			return []string{"container " + c.id, "record on disk", "written again"}
+		}, false},
+		{"record damaged", false, true, func(t *testing.T, w *world, c victim) []string {
+			put(t, filepath.Join(w.StateRoot(), "containers", c.id, "container.json"), "{")
+			return []string{"container " + c.id, "cannot be read", "set aside"}
+		}, true},
+		{"host port element deleted", true, true, func(t *testing.T, w *world, c victim) []string {
+			_, err := w.Run(t.Context(), "nft", "delete", "element", "ip", "crius-hostports", "ports", "{ 6 . "+fmt.Sprint(c.pod.config.PortMappings[0].HostPort)+" }")
+			must(t, err)
+			return []string{"host ports", "is missing", "made anew"}
+		}, false},
+		{"monitor killed", false, true, func(t *testing.T, w *world, c victim) []string {
+			for _, pid := range w.monitors(t, c.id) {
+				must(t, unix.Kill(pid, unix.SIGKILL))
+			}
+			return []string{"container " + c.id, "monitor is gone"}
+		}, true},
+		{"record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
+			must(t, os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.id)))
+			return []string{"stray " + c.id, "monitor, process"}
+		}, true},
+		{"bundle and record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
+			must(t, unix.Unmount(filepath.Join(w.RunRoot(), "containers", c.id, "rootfs"), unix.MNT_DETACH),
+				os.RemoveAll(filepath.Join(w.RunRoot(), "containers", c.id)), os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.id)))
+			return []string{"stray " + c.id, "cgroup " + w.CgroupParent()}
+		}, true},
+	}
+}
+
+// strayHarms leave things that nobody knows of.
+func strayHarms() []harm {
+	return []harm{
+		{"bundle with a mount", true, true, func(t *testing.T, w *world, _ victim) []string {
+			point := filepath.Join(w.RunRoot(), "containers", randomID(), "rootfs")
+			must(t, os.MkdirAll(point, 0o700), unix.Mount("none", point, "tmpfs", 0, ""))
+			return []string{"stray", "mount " + point}
+		}, false},
+		{"state", true, true, func(t *testing.T, w *world, _ victim) []string {
+			dir := filepath.Join(w.StateRoot(), "pods", randomID())
+			must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
+			return []string{"stray", "directory " + dir}
+		}, false},
+		{"cgroup", true, true, func(t *testing.T, w *world, _ victim) []string {
+			name := w.CgroupParent() + "/crius-" + randomID()
+			for _, h := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+				if _, err := os.Stat(h + w.CgroupParent()); err == nil {
+					must(t, os.Mkdir(h+name, 0o755))
+				}
+			}
+			return []string{"stray", "cgroup " + name}
+		}, false},
+		{"namespaces", true, true, func(t *testing.T, w *world, _ victim) []string {
+			set, err := ns.Create(ns.Spec{Dir: w.Path("ns"), Name: "crius-" + randomID(), Net: true, IPC: true})
+			must(t, err)
+			return []string{"stray", "namespace " + set.IPC}
+		}, false},
+		{"reservation", true, true, func(t *testing.T, w *world, _ victim) []string {
+			file := w.Path("cni", "leases", "pods", "10.99.200.200")
+			put(t, file, randomID()+"\r\neth0")
+			old := time.Now().Add(-time.Hour)
+			must(t, os.Chtimes(file, old, old))
+			return []string{"stray", "10.99.200.200, reserved in " + file}
+		}, false},
+		{"firewall element", true, true, func(t *testing.T, w *world, _ victim) []string {
+			_, err := w.Run(t.Context(), "nft", "add", "element", "ip", "crius-hostports", "ports", "{ 6 . 9999 : 10.99.200.201 . 9 }")
+			must(t, err)
+			return []string{"host ports", "ports { 6 . 9999 : 10.99.200.201 . 9 } belongs to no pod"}
+		}, false},
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was done to a node behind the server's back crius check finds, without
+// touching it, and puts right when it is told to, with and without a server; the
+// pod beside it never notices.
+func TestCheckFindsAndRepairs(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"server up", "server down"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			up := mode == "server up"
+			w := private(t, node.Options{})
+			// The bridge plugin leaves the chains of ipMasq where a pod has lost its
+			// namespace, whoever asks it to go.
+			must(t, w.Write("cni/net.d/10-p.conflist", portless))
+			bystander := w.run(t, "crun").start(t, "sleep")
+			harms := slices.DeleteFunc(harms(), func(h harm) bool { return up && !h.up || !up && !h.down })
+			var victims []victim
+			for i := range harms {
+				c := w.run(t, handlers[i%2], func(c *cri.PodSandboxConfig) {
+					c.Metadata.Name += fmt.Sprint(i)
+					c.PortMappings = []*cri.PortMapping{{HostPort: int32(32000 + i), ContainerPort: 80}}
+				}).start(t, "sleep")
+				victims = append(victims, victim{c, c.pod.status(t).Network.Ip})
+			}
+			w.silent(t, "before")
+			if !up {
+				must(t, w.Kill())
+				w.silent(t, "without a server")
+			}
+			var wanted [][]string
+			for i, h := range harms {
+				wanted = append(wanted, h.do(t, w, victims[i]))
+			}
+			for _, h := range strayHarms() {
+				wanted = append(wanted, h.do(t, w, victim{}))
+			}
+
+			before := mustInventory(t, w)
+			found := w.check(t)
+			if left := inventory.Diff(before, mustInventory(t, w)); !left.Empty() {
+				t.Errorf("looking has changed\n%s", left)
+			}
+			for _, words := range wanted {
+				if !found.says(append(words, "FAIL")...) {
+					t.Errorf("nothing about %q", words)
+				}
+			}
+			if t.Failed() {
+				t.Logf("found: %+v", found)
+			}
+
+			repaired := w.check(t, "--repair")
+			for _, f := range repaired {
+				if f.Status != "ok" {
+					t.Errorf("not repaired: %+v", f)
+				}
+			}
+			w.silent(t, "afterwards")
+			if !up {
+				must(t, w.Start(t.Context()))
+				w.silent(t, "with the server again")
+			}
+			bystander.exec(t, "echo alive")
+			for i, h := range harms {
+				if !h.ends {
+					equal(t, h.name+": state of the container", victims[i].status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+				}
+			}
+			os.RemoveAll(filepath.Join(w.StateRoot(), "containers", "damaged")) // a person's business
+		})
+	}
+}
