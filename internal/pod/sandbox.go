@@ -40,7 +40,8 @@ type Sandbox struct {
 	// from then on, and the creations under way are called off.
 	ending chan struct{}
 	ended  bool
-	gone   bool // removed
+	gone   bool  // removed
+	owed   error // why the network could not be given back when that was last tried
 	births sync.WaitGroup
 }
 

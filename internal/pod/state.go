@@ -52,6 +52,18 @@ func (s *Sandbox) network() *network.Attachment {
 
 func (s *Sandbox) owesNetwork() bool { return s.network() != nil }
 
+func (s *Sandbox) setOwed(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owed = why
+}
+
+func (s *Sandbox) whyOwed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.owed
+}
+
 func (s *Sandbox) setGone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

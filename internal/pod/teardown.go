@@ -59,7 +59,7 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 		return err
 	}
 	if s.owesNetwork() {
-		return fmt.Errorf("pod %s: %w", s.id, errNetworkOwed)
+		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.whyOwed())
 	}
 	return s.engine.podRecords.Delete(ctx, s.id)
 }
@@ -105,6 +105,7 @@ func (s *Sandbox) detach(ctx context.Context) error {
 		return nil
 	}
 	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
+		s.setOwed(err)
 		return err
 	}
 	s.setNetwork(nil)

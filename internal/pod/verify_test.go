@@ -509,7 +509,7 @@ func TestWipe(t *testing.T) {
 	b.strew()
 	b.node.set(func() { b.node.fail["detach"] = errInjected })
 	left, err := e.Wipe(t.Context())
-	if err != nil || !says(describe(left), "clean-up of", "network") || len(b.node.tasks)+len(b.node.rootfs) > 0 {
+	if err != nil || !says(describe(left), "clean-up of", "network not given back: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
 		t.Errorf("%q, %v", describe(left), err)
 	}
 	if docs, _, _, err := e.podRecords.Read(); err != nil || len(docs) != len(left) {
