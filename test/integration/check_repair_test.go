@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -256,4 +257,78 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 			os.RemoveAll(filepath.Join(w.StateRoot(), "containers", "damaged")) // a person's business
 		})
 	}
+}
+
+// Pods come and go while one check follows the other, and none has anything to
+// say.
+func TestCheckUnderChurnIsSilent(t *testing.T) {
+	t.Parallel()
+	w := spotless(t, node.Options{})
+	done := make(chan struct{})
+	var churn sync.WaitGroup
+	for i := range 3 {
+		churn.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := w.life(t.Context(), fmt.Sprintf("churn-%d-%d", i, n), handlers[n%2], n%3); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 8 {
+		found := w.check(t, []string{"--repair=false", "--repair"}[i%2])
+		if len(found) != 1 || found[0].Status != "ok" {
+			t.Errorf("%+v", found)
+		}
+	}
+	close(done)
+	churn.Wait()
+	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
+		t.Error(err)
+	}
+}
+
+// What nothing but a person can mend is said, and left alone.
+func TestCheckLeavesAloneWhatItCannotRepair(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	p := w.run(t, "crun")
+	c, other := p.start(t, "sleep"), p.start(t, "sleep")
+	must(t, unix.Unmount(filepath.Join(w.RunRoot(), "containers", c.id, "rootfs"), unix.MNT_DETACH))
+	for _, repair := range []string{"--repair=false", "--repair"} {
+		if found := w.check(t, repair); len(found) != 1 || !found.says("FAIL", "container "+c.id, "nothing is mounted at", "restart the container") {
+			t.Errorf("%s: %+v", repair, found)
+		}
+	}
+	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	c.stop(t, 0)
+	c.remove(t)
+	w.silent(t, "without the container")
+	other.exec(t, "echo alive")
+}
+
+// A node of which a part hangs is checked all the same, or the check says that
+// it could not be: it comes to an end.
+func TestCheckOfAHangingMonitorEnds(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	c := w.run(t, "runc").start(t, "sleep")
+	monitors := w.monitors(t, c.id)
+	if len(monitors) != 1 {
+		t.Fatalf("monitors %v", monitors)
+	}
+	must(t, unix.Kill(monitors[0], unix.SIGSTOP))
+	found := w.check(t)
+	must(t, unix.Kill(monitors[0], unix.SIGCONT))
+	if !found.says("FAIL", "container "+c.id, "does not answer") {
+		t.Errorf("%+v", found)
+	}
+	w.silent(t, "awake again")
+	c.exec(t, "echo alive")
 }
