@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/server/control"
+)
+
+// stateOf is a configuration whose roots have been used.
+func stateOf(t *testing.T, paths ...string) config.Config {
+	t.Helper()
+	cfg := config.Default()
+	dir := t.TempDir()
+	cfg.Root, cfg.RunRoot = filepath.Join(dir, "lib"), filepath.Join(dir, "run")
+	cfg.API.Listen = filepath.Join(cfg.RunRoot, "crius.sock")
+	cfg.Image.Root = filepath.Join(cfg.Root, "images", "store")
+	for _, path := range append([]string{"lib/pods/1/pod.json", "lib/lock", "lib/images/store/x", "run/runtime/runc/x", "run/crius.sock", "run/crius.sock.lock"}, paths...) {
+		path = filepath.Join(dir, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cfg
+}
+
+// Only what is ours goes, and no link leads out.
+func TestRootsAreRemoved(t *testing.T) {
+	cfg := stateOf(t)
+	outside := filepath.Join(t.TempDir(), "kept")
+	if err := os.WriteFile(outside, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Dir(outside), filepath.Join(cfg.Root, "containers")); err != nil {
+		t.Fatal(err)
+	}
+	r := rootsOf(cfg)
+	if err := errors.Join(r.ours(), r.remove()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(outside); err != nil {
+		t.Errorf("followed a link: %v", err)
+	}
+	if _, err := os.Stat(cfg.RunRoot); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the run root: %v", err)
+	}
+	var left []string
+	entries, err := os.ReadDir(cfg.Root)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if err != nil || !slices.Equal(left, []string{"images"}) {
+		t.Errorf("%q, %v: the images are another matter", left, err)
+	}
+	if err := r.remove(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+func TestForeignRootsAreRefused(t *testing.T) {
+	for _, path := range []string{"lib/home", "run/systemd/x", "lib/pods.bak"} {
+		cfg := stateOf(t, path)
+		code, _, errs := crius(t, "--root", cfg.Root, "--run-root", cfg.RunRoot, "--image-root", cfg.Image.Root, "--api-listen", cfg.API.Listen, "wipe", "--yes")
+		if code != 1 || !strings.Contains(errs, "not of crius") || !strings.Contains(errs, strings.Split(path, "/")[1]) {
+			t.Errorf("%s: code %d, %s", path, code, errs)
+		}
+		if _, err := os.Stat(filepath.Join(cfg.Root, "pods", "1", "pod.json")); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestQuestion(t *testing.T) {
+	var out strings.Builder
+	if err := question(strings.NewReader("yes\n"), &out)("all"); !errors.As(err, new(usageError)) || out.Len() > 0 {
+		t.Errorf("no terminal: %v, %q", err, out.String())
+	}
+}
+
+// What is found is said with what to do about it, and decides the exit code.
+func TestNodeFindings(t *testing.T) {
+	for want, c := range map[string]control.Checked{
+		"ok: all is as recorded: pods 2, containers 3 -> ": {Pods: 2, Containers: 3},
+		"ok: repaired: pod 1: it is dead; it is stopped -> ": {
+			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Repaired: true}}},
+		"FAIL: pod 1: it is dead -> crius check --repair: it is stopped": {
+			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped"}}},
+		"FAIL: pod 1: it is dead; the repair failed: no -> see to that, and run crius check --repair again": {
+			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Err: "no"}}},
+		"FAIL: pod 1: it is dead -> call": {
+			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Advice: "call"}}},
+		"FAIL: not everything could be looked at: x -> ": {Incomplete: "x"},
+	} {
+		found := nodeFindings(c)
+		if len(found) != 1 {
+			t.Errorf("%+v", found)
+			continue
+		}
+		f := found[0]
+		if got := string(f.Status) + ": " + f.Text + " -> " + f.Do; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		f.Check = nodeCheck
+		if bad := verdict([]finding{f}); (bad != nil) != (f.Status == statusFail) || bad != nil && !strings.Contains(bad.Error(), "not as recorded") {
+			t.Errorf("%q: %v", want, bad)
+		}
+	}
+	found := nodeFindings(control.Checked{OpaqueIPAM: []string{"calico-ipam"}})
+	if len(found) != 2 || find(t, found, "calico-ipam").Status != statusOK {
+		t.Errorf("%+v", found)
+	}
+}
+
+func TestCheckOfANodeWithoutState(t *testing.T) {
+	cfg := config.Default()
+	cfg.Root, cfg.RunRoot = filepath.Join(t.TempDir(), "lib"), filepath.Join(t.TempDir(), "run")
+	found := checkNode(t.Context(), cfg, false)
+	if len(found) != 1 || found[0].Status != statusOK || !strings.Contains(found[0].Text, "no state yet") {
+		t.Errorf("%+v", found)
+	}
+	if _, err := os.Stat(cfg.Root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("looking has made the root: %v", err)
+	}
+}
+
+// A node that hangs does not hang who looks.
+func TestAskedEndsWithItsContext(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("it took too long"))
+	defer cancel()
+	_, err := asked(ctx, func(context.Context) (int, error) { <-release; return 0, nil })
+	if err == nil || err.Error() != "it took too long" {
+		t.Errorf("%v", err)
+	}
+}
