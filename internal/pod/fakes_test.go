@@ -44,6 +44,7 @@ type node struct {
 	leased   []network.Lease
 	layers   map[string]storage.FsUsage
 	unknown  bool // the handler is not configured
+	root     string
 }
 
 func newNode() *node {
@@ -299,7 +300,7 @@ func (fakeRuntimes) Default() string { return "fake" }
 
 type fakeRuntime struct{ *node }
 
-func (fakeRuntime) Handler() oci.Handler { return oci.Handler{} }
+func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
 
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	return &oci.Abilities{}, f.step(ctx, "probe", func() {})

@@ -122,7 +122,8 @@ func (s *search) directories() error {
 		filepath.Join(s.cfg.RunDir, "pods"), filepath.Join(s.cfg.RunDir, "containers"),
 	}
 	for _, name := range s.deps.Runtimes.Names() {
-		if runtime, err := s.deps.Runtimes.Get(name); err == nil && runtime.Handler().Root != "" {
+		// A root elsewhere may be other programs' as well.
+		if runtime, err := s.deps.Runtimes.Get(name); err == nil && strings.HasPrefix(runtime.Handler().Root, filepath.Clean(s.cfg.RunDir)+"/") {
 			dirs = append(dirs, runtime.Handler().Root)
 		}
 	}
@@ -304,7 +305,7 @@ func (e *Engine) idle(st *stray) error {
 	}
 	idle := addresses
 	if st.netNS == "" { // else it is the stray itself that may have them
-		pins, err := filepath.Glob("/run/netns/*")
+		pins, err := pinnedNetworks()
 		if err != nil {
 			return err
 		}
@@ -322,6 +323,19 @@ func (e *Engine) idle(st *stray) error {
 		return errors.New("all belongs to another runtime")
 	}
 	return nil
+}
+
+// pinnedNetworks are the places of all network namespaces that are kept without
+// a process, by whomever.
+func pinnedNetworks() ([]string, error) {
+	var points []string
+	err := mount.Each(func(m mount.Info) bool {
+		if m.Type == "nsfs" && strings.HasPrefix(m.Root, "net:") {
+			points = append(points, m.Point)
+		}
+		return true
+	})
+	return points, err
 }
 
 // sweepStray removes everything that bears the id. As in release, a network that

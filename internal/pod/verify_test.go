@@ -447,6 +447,39 @@ func TestForeignLeasesAreLeftAlone(t *testing.T) {
 	b.removeAll(e)
 }
 
+// What a runtime keeps for others is not ours, wherever it is configured to be.
+func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
+	for root, ours := range map[string]bool{"elsewhere": false, "r/runtime/runc": true} {
+		b := newBench(t)
+		b.node.root = filepath.Join(filepath.Dir(b.cfg.RunDir), root)
+		e := b.engine()
+		if err := os.MkdirAll(filepath.Join(b.node.root, newID()), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if found := b.verify(e, false); len(found) > 0 != ours {
+			t.Errorf("%s: %q", root, found)
+		}
+	}
+}
+
+// An address that somebody on the node has is seen in namespaces that only a
+// mount keeps.
+func TestPinnedNetworks(t *testing.T) {
+	b := newBench(t)
+	spec := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "another", Net: true, UTS: true}
+	set, err := ns.Create(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins, err := pinnedNetworks()
+	if err != nil || !slices.Contains(pins, set.Net) || slices.Contains(pins, set.UTS) {
+		t.Errorf("%q, %v, want %s among them", pins, err, set.Net)
+	}
+	if err := ns.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A repair that fails is tried again, and keeps what it needs for that.
 func TestStrayThatCannotBeRemoved(t *testing.T) {
 	b := newBench(t)
