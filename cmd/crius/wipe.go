@@ -167,6 +167,15 @@ type root struct {
 	allowed []string // of what else the configuration has put there, which stays
 }
 
+// unfinished is what the names of files begin with that a dying server was
+// writing.
+const unfinished = ".crius-"
+
+// has tells whether a name in the root is ours.
+func (r root) has(name string) bool {
+	return slices.Contains(r.names, name) || strings.HasPrefix(name, unfinished)
+}
+
 type roots []root
 
 func rootsOf(cfg config.Config) roots {
@@ -208,7 +217,7 @@ func (r roots) ours() error {
 		}
 		var foreign []string
 		for _, entry := range entries {
-			if !slices.Contains(root.names, entry.Name()) && !slices.Contains(root.allowed, entry.Name()) {
+			if !root.has(entry.Name()) && !slices.Contains(root.allowed, entry.Name()) {
 				foreign = append(foreign, entry.Name())
 			}
 		}
@@ -233,8 +242,12 @@ func (r roots) remove() error {
 			errs = append(errs, err)
 			continue
 		}
-		for _, name := range root.names {
-			errs = append(errs, confined.RemoveAll(name))
+		entries, err := os.ReadDir(root.path)
+		errs = append(errs, err)
+		for _, entry := range entries {
+			if root.has(entry.Name()) {
+				errs = append(errs, confined.RemoveAll(entry.Name()))
+			}
 		}
 		errs = append(errs, confined.Close())
 		if err := os.Remove(root.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
