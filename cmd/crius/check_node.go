@@ -43,6 +43,9 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		return []finding{ok("no state yet in %s", cfg.Root)}
 	}
 	checked, err := asked(ctx, func(ctx context.Context) (checked control.Checked, err error) {
+		if !repair && neverLocked(cfg) {
+			return standIn{cfg}.Check(ctx, false)
+		}
 		who, release, err := findKeeper(cfg)
 		if err != nil {
 			return checked, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/config"
@@ -146,6 +147,13 @@ func hasState(cfg config.Config) bool {
 		}
 	}
 	return false
+}
+
+// neverLocked tells whether no server can be running, for it would have made the
+// lock; who only looks does not make it.
+func neverLocked(cfg config.Config) bool {
+	_, err := os.Lstat(filepath.Join(cfg.Root, "lock"))
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // asked calls f in a way that ends with ctx, whatever f waits for.

@@ -126,8 +126,16 @@ func TestCheckOfANodeWithoutState(t *testing.T) {
 	if len(found) != 1 || found[0].Status != statusOK || !strings.Contains(found[0].Text, "no state yet") {
 		t.Errorf("%+v", found)
 	}
+	cfg.Image.Root, cfg.Image.RunRoot = filepath.Join(t.TempDir(), "img"), filepath.Join(t.TempDir(), "imgrun")
+	if err := os.Mkdir(cfg.RunRoot, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	checkNode(t.Context(), cfg, false)
 	if _, err := os.Stat(cfg.Root); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("looking has made the root: %v", err)
+	}
+	if entries, err := os.ReadDir(cfg.RunRoot); err != nil || len(entries) > 0 {
+		t.Errorf("looking has made %v, %v", entries, err)
 	}
 }
 
