@@ -21,6 +21,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -50,6 +51,8 @@ func main() {
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
 	parallel := flag.Int("parallel", 0, "machines that run at the same time; 0: as many as two processors can bear")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
+	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -58,6 +61,14 @@ func main() {
 		for h := range strings.SplitSeq(*handler, ",") {
 			runs = append(runs, options{d, h, *focus})
 		}
+	}
+	if *cuts > 0 {
+		c := cutting{count: *cuts, seed: *seed, machines: cmp.Or(*parallel, min(2, runtime.NumCPU()))}
+		if err := c.run(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "\nnode:", err)
+			os.Exit(1)
+		}
+		return
 	}
 	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, atOnce: *parallel}
 	if b.machine == nil {
