@@ -136,8 +136,11 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 
 // Restore makes the firewall's rules for host ports those of the attached pods
 // that live, by their ids, whatever they were. Until it succeeds Ready tries
-// again.
+// again. Addresses that a power cut has left without an owner are given back.
 func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
+	if err := trace.Do(ctx, "drop lost leases", n.dropLostLeases); err != nil {
+		slog.WarnContext(ctx, "leases without an owner stay", "err", err)
+	}
 	restore := func(ctx context.Context) error { return n.ports.Restore(ctx, exposedPods(live)) }
 	if err := trace.Do(ctx, "restore host ports", restore); err != nil {
 		return fmt.Errorf("restore host ports: %w", err)

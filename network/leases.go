@@ -1,0 +1,106 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostLocalData is where host-local keeps its leases unless told otherwise.
+const hostLocalData = "/var/lib/cni/networks"
+
+// dropLostLeases deletes the leases of the network in force that name no owner.
+//
+// host-local writes a lease, a file named by the address, without syncing it. A
+// power cut may leave the file without its content, and then no DEL finds it:
+// the address would never be given back. host-local writes the owner before it
+// lets go of its lock, so that under the lock such a file is of the past.
+func (n *Network) dropLostLeases(ctx context.Context) error {
+	chosen, err := n.choose()
+	if err != nil {
+		return nil // no network, no leases; Ready tells why
+	}
+	var errs []error
+	for _, plugin := range chosen.list.Plugins {
+		var conf struct {
+			IPAM struct {
+				Type    string `json:"type"`
+				DataDir string `json:"dataDir"`
+			} `json:"ipam"`
+		}
+		if err := json.Unmarshal(plugin.Bytes, &conf); err != nil || conf.IPAM.Type != "host-local" {
+			continue
+		}
+		if conf.IPAM.DataDir == "" {
+			conf.IPAM.DataDir = hostLocalData
+		}
+		errs = append(errs, dropLost(ctx, filepath.Join(conf.IPAM.DataDir, chosen.list.Name)))
+	}
+	return errors.Join(errs...)
+}
+
+// dropLost deletes the leases without an owner in a directory of host-local.
+func dropLost(ctx context.Context, dir string) error {
+	lost, err := lostLeases(dir)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	lock, err := os.Open(filepath.Join(dir, "lock"))
+	if errors.Is(err, fs.ErrNotExist) { // there was never one, or the cut took it
+		lock, err = os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDONLY, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // a plugin is at work, and what is lost will be so at the next start
+	} else if err != nil {
+		return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
+	}
+	if lost, err = lostLeases(dir); err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range lost {
+		slog.WarnContext(ctx, "lease without an owner, as a power cut leaves it, is given back", "path", path)
+		errs = append(errs, os.Remove(path))
+	}
+	return errors.Join(errs...)
+}
+
+// lostLeases are the leases in a directory whose content is missing.
+func lostLeases(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var lost []string
+	for _, e := range entries {
+		// host-local has written "_" for ":" where a file system wants that.
+		if _, err := netip.ParseAddr(strings.ReplaceAll(e.Name(), "_", ":")); err != nil || !e.Type().IsRegular() {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		owner, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err == nil && len(bytes.Trim(owner, "\x00\r\n ")) == 0 {
+			lost = append(lost, path)
+		}
+	}
+	return lost, nil
+}
