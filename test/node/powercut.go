@@ -44,6 +44,7 @@ type tally struct {
 	cuts, boots, whole int // whole: boots after which everything was verified
 	lost, undone       int // cuts that a disk forgot writes with, and how many
 	answered           []int
+	pulled             int // pulls that were done before a cut
 	images, aside      int
 	pods, containers   int
 	failures           []string
@@ -82,8 +83,8 @@ func (t *tally) line() string {
 		longest, median = t.answered[n-1], t.answered[n/2]
 	}
 	return fmt.Sprintf("powercut: %d cuts (%d with %d writes lost by the disk), %d boots, %d wholly verified, crius answered after %d ms (median; longest %d ms), "+
-		"%d images verified and run, %d things set aside, %d pods and %d containers of dead boots removed, %d failures",
-		t.cuts, t.lost, t.undone, t.boots, t.whole, median, longest, t.images, t.aside, t.pods, t.containers, len(t.failures))
+		"%d pulls done, %d images verified and run, %d things set aside, %d pods and %d containers of dead boots removed, %d failures",
+		t.cuts, t.lost, t.undone, t.boots, t.whole, median, longest, t.pulled, t.images, t.aside, t.pods, t.containers, len(t.failures))
 }
 
 // prepare builds what is not there yet.
@@ -367,6 +368,7 @@ func (v *victim) hear(message string) (failure string) {
 		return text
 	case "pulled":
 		v.present[rest] = true
+		v.note(func(t *tally) { t.pulled++ })
 	case "removing":
 		delete(v.present, rest)
 	case "answered":
