@@ -71,20 +71,30 @@ type Store struct {
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
+	sealer       *sealer
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 
 	background sync.WaitGroup // the measuring of writable layers
 }
 
-// Open opens the store and creates it where there is none. A store whose
-// records are damaged is refused with fault.Precondition and left as it is.
+// Open opens the store and creates it where there is none. After a reboot it
+// looks for what a power cut has damaged: records of containers/storage are
+// moved aside, and images are deleted, to be pulled again. All others stay.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	options, err := libraryOptions(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	if err := checkRecords(options.GraphRoot); err != nil {
+	seals := &sealer{root: options.GraphRoot, sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
+	var last *seal
+	damaged := false
+	if cfg.LeaveDebris {
+		err = recordsIntact(options.GraphRoot)
+	} else if last, err = seals.last(); err == nil {
+		damaged, err = checkRecords(options.GraphRoot, last)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	lib, err := trace.Get(ctx, "open library", func(context.Context) (cstorage.Store, error) { return cstorage.GetStore(options) })
@@ -95,12 +105,18 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions}
+	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions, sealer: seals}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib)
 	s.holds = newHolds(lib, s.debris)
 	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	if err := s.holds.restore(); err != nil {
+	if !cfg.LeaveDebris {
+		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last, damaged) })
+	}
+	if err == nil {
+		err = s.holds.restore()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
 	}
 	if cfg.LeaveDebris {
@@ -108,6 +124,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
+	}
+	if err := trace.Do(ctx, "seal image store", seals.begin); err != nil {
+		slog.Warn("after a reboot all images will be read", "err", err)
 	}
 	return s, nil
 }
@@ -118,6 +137,9 @@ func (s *Store) Close() error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
 	err := s.holds.close()
+	if !s.cfg.LeaveDebris {
+		err = errors.Join(err, s.sealer.seal(context.Background()))
+	}
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
@@ -159,6 +181,11 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 }
 
 func isSync(option string) bool { return optionName(option) == "sync" }
+
+func isSyncNone(option string) bool {
+	_, value, _ := strings.Cut(option, "=")
+	return isSync(option) && value == "none"
+}
 
 // optionName is the name of a driver option without the driver's.
 func optionName(option string) string {
