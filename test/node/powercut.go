@@ -27,6 +27,7 @@ type cutting struct {
 	count    int
 	seed     uint64
 	machines int
+	work     time.Duration // the longest time between the beginning of the work and a cut
 
 	uml   uml
 	dir   string // of everything that is kept
@@ -223,7 +224,7 @@ func (v *victim) cut(ctx context.Context) (failure string, err error) {
 	if booting {
 		after = time.Duration(v.random.Int64N(int64(v.toLoad)))
 	} else {
-		after = time.Duration(v.random.Int64N(int64(5 * time.Second)))
+		after = time.Duration(v.random.Int64N(int64(v.work)))
 	}
 	failure, err = v.live(ctx, booting, after)
 	if failure != "" || err != nil {
