@@ -105,12 +105,12 @@ func cutLayers(program image.File) map[string][][]image.File {
 		return files
 	}
 	images := map[string][][]image.File{
-		"one":   {base, {image.Regular("data/big", 0o644, noise(6<<20))}, change(1)},
-		"two":   {base, {image.Regular("data/big", 0o755, noise(9<<20))}, change(2)},
-		"alone": {{program, image.Dir("data"), image.Regular("data/huge", 0o644, noise(16<<20)), image.Text("data/small", "small")}},
+		"one":   {base, {image.Regular("data/big", 0o644, noise(2<<20))}, change(1)},
+		"two":   {base, {image.Regular("data/big", 0o755, noise(3<<20))}, change(2)},
+		"alone": {{program, image.Dir("data"), image.Regular("data/huge", 0o644, noise(5<<20)), image.Text("data/small", "small")}},
 	}
 	many := [][]image.File{base}
-	for n := range 6 {
+	for n := range 3 {
 		many = append(many, change(n))
 	}
 	images["many"] = many
