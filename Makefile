@@ -49,6 +49,11 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
+.PHONY: powercut
+powercut: ## Cut the power of machines again and again, and look what crius makes of it. COUNT=1000 SEED=1
+	@test/setup.sh mmdebstrap user-mode-linux e2fsprogs
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -cuts $(or $(COUNT),1000) $(if $(SEED),-seed $(SEED))
+
 .PHONY: bench
 bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only that.
 	@test/setup.sh conmon containerd

@@ -16,6 +16,11 @@
 //
 //	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
+// With -cuts N (make powercut) it does something else: the power of machines is
+// cut N times while crius pulls, creates and removes, and after each boot
+// everything that it says to have is compared with what it should be. See
+// docs/decisions/0009-power-cuts.md.
+//
 // The exit code is 1 if any failed. Everything that a run printed and logged is
 // kept in .cache/node/DRIVER-HANDLER, or qemu-DRIVER-HANDLER.
 package main
