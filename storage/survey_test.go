@@ -36,7 +36,7 @@ func (n *node) reseal(forget bool) {
 	if forget {
 		last.Records = nil
 	}
-	if err := dir.Put(sealID, last); err != nil {
+	if err := dir.Put(t.Context(), sealID, last); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -261,7 +261,7 @@ func TestSealIsOfOneLifeOfALayer(t *testing.T) {
 	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
 	ok(t, err)
 	last.Boot = "another" // the seal of the first pull, which is before skopeo's
-	ok(t, dir.Put(sealID, last))
+	ok(t, dir.Put(t.Context(), sealID, last))
 	truncate(t, filepath.Join(n.diff(top), "etc/motd"))
 	n.open()
 	if images := n.list(); len(images) != 0 {

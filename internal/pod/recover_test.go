@@ -148,6 +148,41 @@ func TestReboot(t *testing.T) {
 	b.removeAll(e)
 }
 
+// An exit file that a power cut has spoiled makes the exit unknown; the container
+// is not forgotten, and its pod can be removed.
+func TestPowerCutDamagesAnExit(t *testing.T) {
+	for what, bad := range map[string]string{"empty": "", "zeros": "\x00\x00\x00\x00", "cut": `{"version":1,"exit_co`} {
+		b := newBench(t)
+		e := b.engine()
+		b.zoo(e)
+		b.close(e)
+		for _, v := range e.Sandboxes() {
+			if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + v.ID}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.node.tasks = map[string]*fakeTask{}
+		containers := e.Containers()
+		for _, v := range containers {
+			if err := os.WriteFile(filepath.Join(b.cfg.StateDir, "containers", v.ID, "exit.json"), []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.boot = "another"
+		e = b.engine()
+		if len(e.Containers()) != len(containers) || len(containers) == 0 {
+			t.Errorf("%s: %d of %d containers are left", what, len(e.Containers()), len(containers))
+		}
+		for _, v := range e.Containers() {
+			if v.State != cri.ContainerState_CONTAINER_EXITED || v.ExitCode == 0 || v.FinishedAt.IsZero() {
+				t.Errorf("%s: container %s is %s with code %d", what, v.Config.Metadata.Name, v.State, v.ExitCode)
+			}
+		}
+		b.removeAll(e)
+		b.close(e)
+	}
+}
+
 // TestDamagedRecord: one unreadable record is neither a reason not to start nor
 // forgotten.
 func TestDamagedRecord(t *testing.T) {
