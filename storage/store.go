@@ -125,7 +125,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
 	}
-	if err := trace.Do(ctx, "seal image store", seals.begin); err != nil {
+	begin := func(ctx context.Context) error { return seals.begin(ctx, last) }
+	if err := trace.Do(ctx, "seal image store", begin); err != nil {
 		slog.Warn("after a reboot all images will be read", "err", err)
 	}
 	return s, nil

@@ -181,7 +181,8 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 	digester := layer.UncompressedDigest.Algorithm().Digester()
 	all := io.TeeReader(diff, digester.Hash())
 	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
-	later := map[string]*tar.Header{} // the last of a name counts
+	files := map[string]*tar.Header{} // the last of a name counts
+	linked := map[string]bool{}       // by further names, whose entries say whose they are
 	for r := tar.NewReader(all); ; {
 		h, err := r.Next()
 		if err == io.EOF {
@@ -190,7 +191,10 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 		if err != nil {
 			return err
 		}
-		later[path.Clean(h.Name)] = h
+		files[path.Clean(h.Name)] = h
+		if h.Typeflag == tar.TypeLink {
+			linked[path.Clean(h.Linkname)] = true
+		}
 	}
 	if _, err := io.Copy(io.Discard, all); err != nil {
 		return err
@@ -198,16 +202,36 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 	if got := digester.Digest(); got != layer.UncompressedDigest {
 		return fmt.Errorf("its digest is %s, not %s", got, layer.UncompressedDigest)
 	}
-	for name, h := range later {
-		if err := sameFile(dir, name, h, owners); err != nil {
+	for name, h := range files {
+		if h.Typeflag == tar.TypeXGlobalHeader || behindLink(files, name) {
+			continue
+		}
+		if err := sameFile(dir, name, h); err != nil {
+			return err
+		}
+		if linked[name] || h.Typeflag == tar.TypeLink {
+			continue
+		}
+		if err := sameMode(dir, name, h, owners); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// behindLink tells of a file that its layer reaches through a symbolic link.
+// Where it is depends on the link, which is looked at by itself.
+func behindLink(files map[string]*tar.Header, name string) bool {
+	for dir := path.Dir(name); len(dir) > 1; dir = path.Dir(dir) {
+		if h := files[dir]; h != nil && h.Typeflag == tar.TypeSymlink {
+			return true
+		}
+	}
+	return false
+}
+
 // sameFile compares a file with what the archive says of it.
-func sameFile(dir, name string, h *tar.Header, owners bool) error {
+func sameFile(dir, name string, h *tar.Header) error {
 	base := path.Base(name)
 	file := filepath.Join(dir, path.Dir(name), strings.TrimPrefix(base, archive.WhiteoutPrefix))
 	var st unix.Stat_t
@@ -228,20 +252,30 @@ func sameFile(dir, name string, h *tar.Header, owners bool) error {
 		}
 		return nil
 	}
-	if h.Typeflag == tar.TypeLink {
-		return nil // it has the content of another, which the digest has seen
+	switch target, err := os.Readlink(file); {
+	case h.Typeflag == tar.TypeSymlink && (err != nil || target != h.Linkname):
+		return fmt.Errorf("%s leads to %q, not to %q: %w", file, target, h.Linkname, err)
+	case h.Typeflag == tar.TypeReg && st.Size != h.Size:
+		return fmt.Errorf("%s has %d bytes, not %d", file, st.Size, h.Size)
+	}
+	return nil
+}
+
+// sameMode compares owner and mode of what has them from one entry only.
+func sameMode(dir, name string, h *tar.Header, owners bool) error {
+	if strings.HasPrefix(path.Base(name), archive.WhiteoutPrefix) {
+		return nil
+	}
+	var st unix.Stat_t
+	file := filepath.Join(dir, name)
+	if err := unix.Lstat(file, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: file, Err: err}
 	}
 	if owners && (int(st.Uid) != h.Uid || int(st.Gid) != h.Gid) {
 		return fmt.Errorf("%s belongs to %d:%d, not to %d:%d", file, st.Uid, st.Gid, h.Uid, h.Gid)
 	}
 	if want := uint32(h.Mode) & 0o7777; h.Typeflag != tar.TypeSymlink && st.Mode&0o7777 != want {
 		return fmt.Errorf("%s has the mode %o, not %o", file, st.Mode&0o7777, want)
-	}
-	switch target, err := os.Readlink(file); {
-	case h.Typeflag == tar.TypeSymlink && (err != nil || target != h.Linkname):
-		return fmt.Errorf("%s leads to %q, not to %q: %w", file, target, h.Linkname, err)
-	case h.Typeflag == tar.TypeReg && st.Size != h.Size:
-		return fmt.Errorf("%s has %d bytes, not %d", file, st.Size, h.Size)
 	}
 	return nil
 }

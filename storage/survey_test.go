@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"archive/tar"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,7 +38,7 @@ func (n *node) reseal(forget bool) {
 	if forget {
 		last.Records = nil
 	}
-	if err := dir.Put(t.Context(), sealID, last); err != nil {
+	if err := dir.Put(n.t.Context(), sealID, last); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -217,6 +219,34 @@ func seeThrough(t *testing.T, dir string) {
 	ok(t, unix.Lremovexattr(dir, "trusted.overlay.opaque"))
 }
 
+// An image that is whole is never taken for a damaged one, whatever its layers are
+// like.
+func TestSoundLayersAreKept(t *testing.T) {
+	t.Parallel()
+	var archive bytes.Buffer // as git writes one
+	w := tar.NewWriter(&archive)
+	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}))
+	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "global", Mode: 0o600}))
+	ok(t, w.Close())
+	twice := image.Regular("d/twice", 0o600, []byte("second"))
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{
+		image.RawLayer(archive.Bytes()),
+		layer(t, image.Dir("."), image.Dir("d").Owned(5, 6), image.Text("d/gone", "x"), image.Text("/absolute", "y"), image.Text("./dot", "z")),
+		layer(t,
+			image.Regular("d/own", 0o4751, random(100)).Owned(7, 8), image.Hardlink("d/link", "d/own"), // is root's
+			image.Whiteout("d/gone"), image.Text("without/a/directory", "x"), image.Text("d/twice", "first"), twice,
+			image.Symlink("lib", "/usr/lib"), image.Dir("usr"), image.Dir("usr/lib"), image.Text("lib/through", "x"),
+			image.Device("d/null", 1, 3), image.Symlink("d/nowhere", "../../nowhere").Owned(9, 9)),
+		layer(t, image.Dir("d"), image.Opaque("d"), image.Text("d/new", "")),
+	}}))
+	for range 2 {
+		n.cutPower(true, func() {})
+		if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+			t.Fatalf("%+v", images)
+		}
+	}
+}
+
 // After a boot, what was synced is trusted and not read: it costs no time to have
 // many images.
 func TestSealedLayersAreNotRead(t *testing.T) {
@@ -261,7 +291,7 @@ func TestSealIsOfOneLifeOfALayer(t *testing.T) {
 	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
 	ok(t, err)
 	last.Boot = "another" // the seal of the first pull, which is before skopeo's
-	ok(t, dir.Put(t.Context(), sealID, last))
+	ok(t, dir.Put(n.t.Context(), sealID, last))
 	truncate(t, filepath.Join(n.diff(top), "etc/motd"))
 	n.open()
 	if images := n.list(); len(images) != 0 {
