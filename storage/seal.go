@@ -21,7 +21,7 @@ import (
 )
 
 // A seal says what of the store has certainly reached the disk: it is made after
-// each pull, at the start and at the end, by reading the records of
+// each pull, and at the first start after a boot, by reading the records of
 // containers/storage, syncing the file system and then, durably, writing the
 // records that were read once more. So a layer in the seal has its content on the
 // disk, whoever has pulled it; and where the power fails while one of those
@@ -77,13 +77,14 @@ func (s *sealer) last() (*seal, error) {
 	return all[sealID], nil
 }
 
-// begin makes the first seal of a process; last is that of the one before.
+// begin makes the first seal after a boot; last is the one before. What that says
+// is still true in the same boot: a restart need not wait for the disk.
 func (s *sealer) begin(ctx context.Context, last *seal) error {
+	if boot, err := bootID(); err == nil && last != nil && last.Boot == boot && s.sync == (len(last.Records) > 0) {
+		return nil
+	}
 	if s.sync {
 		return s.seal(ctx)
-	}
-	if boot, err := bootID(); err == nil && last != nil && last.Boot == boot && len(last.Records) == 0 {
-		return nil
 	}
 	return s.write(ctx, nil)
 }

@@ -138,9 +138,6 @@ func (s *Store) Close() error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
 	err := s.holds.close()
-	if !s.cfg.LeaveDebris {
-		err = errors.Join(err, s.sealer.seal(context.Background()))
-	}
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil

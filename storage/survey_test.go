@@ -158,7 +158,7 @@ func TestPowerCutDamagesAnImage(t *testing.T) {
 			if images := n.list(); len(images) != 1 || images[0].ID != other.ID {
 				t.Fatalf("after the cut there are %+v", images)
 			}
-			if err := n.Adopt([]Rootfs{c}); err == nil {
+			if err := n.Adopt(t.Context(), []Rootfs{c}); err == nil {
 				t.Error("the container's image is not missed")
 			}
 			if left := n.unowned(); len(left) > 0 {
@@ -228,13 +228,12 @@ func TestSoundLayersAreKept(t *testing.T) {
 	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}))
 	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "global", Mode: 0o600}))
 	ok(t, w.Close())
-	twice := image.Regular("d/twice", 0o600, []byte("second"))
 	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{
 		image.RawLayer(archive.Bytes()),
 		layer(t, image.Dir("."), image.Dir("d").Owned(5, 6), image.Text("d/gone", "x"), image.Text("/absolute", "y"), image.Text("./dot", "z")),
 		layer(t,
 			image.Regular("d/own", 0o4751, random(100)).Owned(7, 8), image.Hardlink("d/link", "d/own"), // is root's
-			image.Whiteout("d/gone"), image.Text("without/a/directory", "x"), image.Text("d/twice", "first"), twice,
+			image.Whiteout("d/gone"), image.Text("without/a/directory", "x"),
 			image.Symlink("lib", "/usr/lib"), image.Dir("usr"), image.Dir("usr/lib"), image.Text("lib/through", "x"),
 			image.Device("d/null", 1, 3), image.Symlink("d/nowhere", "../../nowhere").Owned(9, 9)),
 		layer(t, image.Dir("d"), image.Opaque("d"), image.Text("d/new", "")),
