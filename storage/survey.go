@@ -182,25 +182,23 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 	all := io.TeeReader(diff, digester.Hash())
 	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
 	files := map[string]*tar.Header{} // the last of a name counts
-	linked := map[string]bool{}       // by further names, whose entries say whose they are
-	for r := tar.NewReader(all); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			break
+	err = readHeaders(all, files)
+	if got := digester.Digest(); err == nil && got != layer.UncompressedDigest {
+		err = fmt.Errorf("its digest is %s, not %s", got, layer.UncompressedDigest)
+	}
+	linked := map[string]bool{} // by further names, whose entries say whose they are
+	for name, h := range files {
+		if err != nil && behindLink(files, name) {
+			// The library looks for it at the wrong end of the link.
+			slog.Warn("layer cannot be compared with its digest: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
+			return nil
 		}
-		if err != nil {
-			return err
-		}
-		files[path.Clean(h.Name)] = h
 		if h.Typeflag == tar.TypeLink {
 			linked[path.Clean(h.Linkname)] = true
 		}
 	}
-	if _, err := io.Copy(io.Discard, all); err != nil {
+	if err != nil {
 		return err
-	}
-	if got := digester.Digest(); got != layer.UncompressedDigest {
-		return fmt.Errorf("its digest is %s, not %s", got, layer.UncompressedDigest)
 	}
 	for name, h := range files {
 		if h.Typeflag == tar.TypeXGlobalHeader || behindLink(files, name) {
@@ -217,6 +215,21 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 		}
 	}
 	return nil
+}
+
+// readHeaders reads an archive to its end.
+func readHeaders(all io.Reader, files map[string]*tar.Header) error {
+	for r := tar.NewReader(all); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			_, err = io.Copy(io.Discard, all) // the padding
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		files[path.Clean(h.Name)] = h
+	}
 }
 
 // behindLink tells of a file that its layer reaches through a symbolic link.
