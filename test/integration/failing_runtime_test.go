@@ -31,7 +31,7 @@ create_timeout = "3s"
 	return w, runtime
 }
 
-func TestRuntimeThatFailsToCreate(t *testing.T) {
+func TestNameIsFreeAfterAFailedCreate_crio_9097(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, real string) {
 		t.Parallel()
@@ -126,7 +126,7 @@ func TestRuntimeThatFailsLater(t *testing.T) {
 	})
 }
 
-func TestACallerThatGivesUpFindsItsContainerLater(t *testing.T) {
+func TestACallerThatGivesUpFindsItsContainerLater_containerd_4604(t *testing.T) {
 	t.Parallel()
 	w, runtime := brittle(t, "runc")
 	p := w.run(t, "brittle")

@@ -120,7 +120,7 @@ func equalEverything(t *testing.T, before, after map[string]proto.Message) {
 	}
 }
 
-func TestNothingChangesByARestart(t *testing.T) {
+func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	pods := w.zoo(t)
