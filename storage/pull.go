@@ -95,6 +95,9 @@ func removedMeanwhile(err error) bool {
 
 func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	start := time.Now()
+	if err := s.locks.await(ctx, toWrite); err != nil {
+		return nil, err
+	}
 	sys := s.libraryContext()
 	if err := admitted(sys, name); err != nil {
 		return nil, err
@@ -172,6 +175,9 @@ func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *sign
 // if it was removed before and lives on only because containers use it.
 func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 	if err := s.holds.revive(ctx, id); err != nil {
+		return nil, err
+	}
+	if err := s.locks.await(ctx, toRead); err != nil { // or the list is an old one
 		return nil, err
 	}
 	images, err := s.images.list(ctx)

@@ -65,9 +65,11 @@ func Init() bool {
 type Store struct {
 	cfg          Config
 	store        cstorage.Store
+	locks        *locks
 	images       *catalog
 	holds        *holds
 	debris       *debris
+	reserve      reserve
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
@@ -97,7 +99,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	lib, err := trace.Get(ctx, "open library", func(context.Context) (cstorage.Store, error) { return cstorage.GetStore(options) })
+	var lib cstorage.Store
+	var locks *locks
+	err = trace.Call(ctx, "open library", func() (err error) {
+		lib, locks, err = openLibrary(options)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
 	}
@@ -105,11 +112,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions, sealer: seals}
+	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib)
-	s.holds = newHolds(lib, s.debris)
-	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)
+	s.holds = newHolds(lib, locks, s.debris)
+	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
 		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last, damaged) })
 	}
@@ -129,7 +136,22 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := trace.Do(ctx, "seal image store", begin); err != nil {
 		slog.Warn("after a reboot all images will be read", "err", err)
 	}
+	s.reserve = newReserve(lib.GraphRoot())
+	s.reserve.keep()
 	return s, nil
+}
+
+// openLibrary opens containers/storage unless another process keeps it locked.
+func openLibrary(options types.StoreOptions) (cstorage.Store, *locks, error) {
+	before := newLocks(options.GraphRoot, options.RunRoot)
+	if err := errors.Join(before.await(context.Background(), toWrite), before.close()); err != nil {
+		return nil, nil, err
+	}
+	lib, err := cstorage.GetStore(options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return lib, newLocks(lib.GraphRoot(), lib.RunRoot()), nil
 }
 
 // Close gives back what the process holds of the store, after the last call of
@@ -142,7 +164,7 @@ func (s *Store) Close() error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr); err != nil {
+	if err := errors.Join(err, shutdownErr, s.locks.close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
