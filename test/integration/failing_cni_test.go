@@ -64,7 +64,7 @@ func TestFailedNetworkTeardownIsADebt_containerd_12926(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, impatient())
 	plugin := w.cni(t)
-	for _, words := range []string{"fail not today", "hang", "die", "after too late"} {
+	for _, words := range []string{"fail not today", "hang", "die", "after too late", "at 1 die"} {
 		t.Run(words, func(t *testing.T) {
 			config := w.podConfig(t)
 			resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
