@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -55,15 +56,15 @@ func (r *cli) argv(path string, args ...string) []string {
 	return append(argv, args...)
 }
 
-// run executes one quick verb of the runtime.
-func (r *cli) run(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+// run executes one quick verb of the runtime on a container, whose id it appends.
+func (r *cli) run(ctx context.Context, ref Ref, stdin []byte, args ...string) ([]byte, error) {
 	a, err := r.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	out, err := command{argv: r.argv(a.Path, args...), stdin: stdin}.run(ctx)
+	out, err := command{argv: r.argv(a.Path, append(args, ref.ID)...), stdin: stdin, env: mountItselfIn(ref.Dir)}.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.name, args[0], err)
 	}
@@ -94,6 +95,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		Monitor:    r.monitor,
 		Cgroup:     r.monitorCgroup,
 		Runtime:    r.argv(a.Path, "create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)),
+		Env:        mountItselfIn(ref.Dir),
 		PidFile:    pidFile(ref),
 		Terminal:   io.Terminal,
 		Stdin:      io.Stdin,
@@ -128,7 +130,7 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 	}{
 		{"end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, ref.Dir) }},
 		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
-		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref.ID) }},
+		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
 		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
 	} {
 		if err := trace.Do(ctx, step.name, step.do); err != nil {
@@ -167,8 +169,8 @@ func endCgroup(ctx context.Context, path string) error {
 
 // forget removes the container from the runtime's own books: a directory of
 // its name. Without one the runtime never heard of it, or has forgotten.
-func (r *cli) forget(ctx context.Context, id string) error {
-	state := filepath.Join(r.handler.Root, id)
+func (r *cli) forget(ctx context.Context, ref Ref) error {
+	state := filepath.Join(r.handler.Root, ref.ID)
 	if _, err := os.Lstat(state); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -177,13 +179,13 @@ func (r *cli) forget(ctx context.Context, id string) error {
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is to remove that directory.
 	if _, err := r.Probe(ctx); err == nil {
-		if _, err := r.run(ctx, nil, "delete", "--force", id); err != nil {
+		if _, err := r.run(ctx, ref, nil, "delete", "--force"); err != nil {
 			return err
 		}
 	}
 	// What a runtime killed in the middle of create has left there it does not
 	// always take for a container.
-	return os.RemoveAll(state)
+	return mount.RemoveAll(state)
 }
 
 // cliTask is a container behind its monitor.
@@ -201,12 +203,12 @@ func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ct
 func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
 
 func (t *cliTask) Start(ctx context.Context) error {
-	_, err := t.runtime.run(ctx, nil, "start", t.ref.ID)
+	_, err := t.runtime.run(ctx, t.ref, nil, "start")
 	return err
 }
 
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
-	out, err := t.runtime.run(ctx, nil, "state", t.ref.ID)
+	out, err := t.runtime.run(ctx, t.ref, nil, "state")
 	if err != nil {
 		return false, err
 	}
@@ -235,7 +237,7 @@ func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResou
 	if err != nil {
 		return err
 	}
-	_, err = t.runtime.run(ctx, text, "update", "--resources", "/dev/stdin", t.ref.ID)
+	_, err = t.runtime.run(ctx, t.ref, text, "update", "--resources", "/dev/stdin")
 	return err
 }
 
