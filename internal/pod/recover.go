@@ -252,11 +252,11 @@ func (c *Container) settleStart(ctx context.Context) {
 	started, err := c.task.Started(ctx)
 	switch {
 	case err == nil && !started:
-		c.setPhase(phaseCreated)
+		c.setStart(phaseCreated, time.Time{})
 	default:
 		// The runtime answers nothing for a container that is dead: if it never
 		// started, its exit by SIGKILL says so well enough.
-		c.setStarted(time.Now())
+		c.setPhase(phaseStarted)
 	}
 	if err := c.put(ctx); err != nil {
 		slog.WarnContext(ctx, "settled start not recorded", "container", c.id, "err", err)
