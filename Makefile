@@ -26,6 +26,16 @@ setup: ## Install what tests and demo need (Debian, as root).
 test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
 	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 30m -run '$(RUN)' $(or $(PACKAGES),./...)
 
+.PHONY: crash
+crash: setup ## Kill everything at every point of every verb. VERB=, HANDLER=, ACTION=, POINT=: only those; COUNT=n: a sample.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash $(if $(VERB),-verb '$(VERB)') $(if $(HANDLER),-handler '$(HANDLER)') \
+		$(if $(ACTION),-action '$(ACTION)') $(if $(POINT),-point '$(POINT)') $(if $(COUNT),-count $(COUNT)) \
+		$(if $(SEED),-seed $(SEED)) $(if $(WORKERS),-workers $(WORKERS))
+
+.PHONY: crash-random
+crash-random: setup ## Run COUNT (20000) containers of up to 50 ms while the server is killed at random.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash -random $(or $(COUNT),20000) $(if $(SEED),-seed $(SEED))
+
 .PHONY: demo
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)

@@ -221,7 +221,7 @@ func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) 
 			return err
 		}
 		m.c.tell(func(t *crowdTally) { t.retries++ })
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -383,4 +384,10 @@ func TestARepeatedRequestGetsTheSameID(t *testing.T) {
 	config.Args = steps("another request")
 	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
 	wantTaken(t, err, c.id)
+}
+
+// A name that another request has taken stays with it.
+func wantTaken(t *testing.T, err error, id string) {
+	t.Helper()
+	wantCode(t, err, codes.AlreadyExists, id[:12])
 }
