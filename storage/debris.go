@@ -43,7 +43,7 @@ type debris struct {
 
 	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
 	running int
-	failed  []*job
+	left    []*job // that have ended, but for something that remains of them
 }
 
 // job is one pull or removal under way.
@@ -54,6 +54,7 @@ type job struct {
 	start     time.Time
 	layers    []string // to look at, whenever they were made
 	temporary string   // directory for large files
+	settled   bool     // its layers need not be looked at, for it succeeded or they have been
 }
 
 const (
@@ -160,24 +161,22 @@ func lockDir(dir string) (*os.File, error) {
 func (j *job) end(ctx context.Context, succeeded bool) {
 	d := j.debris
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
-		slog.WarnContext(ctx, "temporary files of a pull remain", "path", j.temporary, "err", err)
+		slog.WarnContext(ctx, "temporary files of a pull remain; the next pull or start tries again", "path", j.temporary, "err", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running--
-	if succeeded {
-		j.forget(ctx)
-	} else {
-		d.failed = append(d.failed, j)
+	j.settled = succeeded
+	if !succeeded || j.forget(ctx) != nil {
+		d.left = append(d.left, j)
 	}
-	if d.running > 0 || len(d.failed) == 0 {
+	if d.running > 0 {
 		return
 	}
-	if err := d.sweep(ctx, d.failed); err != nil {
-		slog.WarnContext(ctx, "layers of unfinished pulls remain; the next pull or start tries again", "err", err)
-		return
+	var err error
+	if d.left, err = d.sweep(ctx, d.left); err != nil {
+		slog.WarnContext(ctx, "remains of unfinished pulls stay; the next pull or start tries again", "err", err)
 	}
-	d.failed = nil
 }
 
 // removeFiles deletes what is large.
@@ -195,10 +194,19 @@ func (j *job) removeFiles() error {
 	return err
 }
 
-// forget deletes the job itself. What remains of it is swept at the next start.
-func (j *job) forget(ctx context.Context) {
-	_ = trace.Call(ctx, "forget job", func() error { return os.RemoveAll(j.dir) })
-	j.lock.Close()
+// forget deletes the job itself, of which nothing else may remain: nobody would
+// know of it.
+func (j *job) forget(ctx context.Context) error {
+	err := trace.Call(ctx, "forget job", func() error {
+		if err := j.removeFiles(); err != nil {
+			return err
+		}
+		return os.RemoveAll(j.dir)
+	})
+	if err == nil {
+		j.lock.Close()
+	}
+	return err
 }
 
 // recover ends the jobs of processes that died.
@@ -229,11 +237,9 @@ func (d *debris) recover(ctx context.Context) error {
 		}
 		return err
 	}
-	if sweepErr := d.sweep(ctx, dead); sweepErr != nil {
-		d.failed = dead // for the end of the next pull
-		err = errors.Join(err, sweepErr)
-	}
-	return err
+	left, sweepErr := d.sweep(ctx, dead)
+	d.left = left // for the end of the next pull
+	return errors.Join(err, sweepErr)
 }
 
 // dyingTime is how long a process that was killed may take to let go of its
@@ -271,9 +277,24 @@ func (d *debris) read(name string) (*job, error) {
 	return j, nil
 }
 
-// sweep deletes the layers that jobs have left, and then the jobs.
-func (d *debris) sweep(ctx context.Context, jobs []*job) error {
-	if len(jobs) == 0 {
+// sweep deletes the layers that jobs have left, and then the jobs. It returns
+// those that it could not.
+func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error) {
+	if err := d.sweepLayers(ctx, jobs); err != nil {
+		return jobs, err
+	}
+	for _, j := range jobs {
+		j.settled = true
+		if forgetErr := j.forget(ctx); forgetErr != nil {
+			left = append(left, j)
+			err = errors.Join(err, forgetErr)
+		}
+	}
+	return left, err
+}
+
+func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
+	if !slices.ContainsFunc(jobs, func(j *job) bool { return !j.settled }) {
 		return nil
 	}
 	orphans, err := d.orphans()
@@ -282,7 +303,7 @@ func (d *debris) sweep(ctx context.Context, jobs []*job) error {
 	}
 	for _, layer := range orphans {
 		left := slices.ContainsFunc(jobs, func(j *job) bool {
-			return !layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID)
+			return !j.settled && (!layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID))
 		})
 		if !left {
 			continue
@@ -293,13 +314,7 @@ func (d *debris) sweep(ctx context.Context, jobs []*job) error {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
 		}
 	}
-	if err != nil {
-		return err
-	}
-	for _, j := range jobs {
-		j.forget(ctx)
-	}
-	return nil
+	return err
 }
 
 // needed: somebody has begun to use the layer, or it is gone already.

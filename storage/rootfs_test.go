@@ -476,6 +476,46 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	n.empty()
 }
 
+// Temporary files that cannot be deleted, since the disk fails for one, are not
+// forgotten: the next pull or start deletes them.
+func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
+	t.Parallel()
+	for _, again := range []string{"pull", "start"} {
+		t.Run(again, func(t *testing.T) {
+			n := newNode(t)
+			job, err := n.debris.beginPull(testContext(t), t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(job.temporary, "blob")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil { // what is mounted on cannot be deleted
+				t.Fatal(err)
+			}
+			job.end(testContext(t), true)
+			if err := unix.Unmount(file, 0); err != nil {
+				t.Fatal(err)
+			}
+			if again == "pull" {
+				next, err := n.debris.beginPull(testContext(t), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				next.end(testContext(t), true)
+			} else {
+				job.lock.Close() // as the kernel does when the process dies
+				n.restart()
+			}
+			if _, err := os.Stat(job.temporary); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("temporary files: %v", err)
+			}
+			n.empty()
+		})
+	}
+}
+
 // Only one process may hold images in a store.
 func TestSecondOwnerIsRefused(t *testing.T) {
 	t.Parallel()
