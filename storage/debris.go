@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,7 +24,8 @@ import (
 )
 
 // debris keeps the store free of what unfinished work leaves: the temporary
-// files of a pull, and layers that no image came to own or still owns.
+// files of a pull, layers that no image came to own or still owns, and what the
+// library kept beside an image's record.
 //
 // Every pull and removal writes a job, a directory under a file lock, before
 // it begins and deletes it at its end. A job whose work failed, or whose
@@ -280,8 +282,11 @@ func (d *debris) read(name string) (*job, error) {
 // sweep deletes the layers that jobs have left, and then the jobs. It returns
 // those that it could not.
 func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error) {
-	if err := d.sweepLayers(ctx, jobs); err != nil {
-		return jobs, err
+	if slices.ContainsFunc(jobs, func(j *job) bool { return !j.settled }) {
+		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete remains of images", d.sweepImages))
+		if err != nil {
+			return jobs, err
+		}
 	}
 	for _, j := range jobs {
 		j.settled = true
@@ -294,9 +299,6 @@ func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error
 }
 
 func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
-	if !slices.ContainsFunc(jobs, func(j *job) bool { return !j.settled }) {
-		return nil
-	}
 	orphans, err := d.orphans()
 	if err != nil {
 		return err
@@ -312,6 +314,30 @@ func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
 		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
 		if deleteErr != nil && !needed(deleteErr) {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
+		}
+	}
+	return err
+}
+
+// sweepImages deletes the manifests and configs of images that have no record:
+// the library deletes the record first. It makes it first, too, so that what is
+// there before the records are read either has one or will never have.
+func (d *debris) sweepImages() error {
+	dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-images")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	images, err := d.store.Images()
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		recorded := slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == entry.Name() })
+		if entry.IsDir() && len(entry.Name()) == sha256.Size*2 && !recorded {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, entry.Name())))
 		}
 	}
 	return err

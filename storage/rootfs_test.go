@@ -476,6 +476,37 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	n.empty()
 }
 
+// The library deletes an image's record before its manifest and config. A
+// process that died in between leaves these, which the next start deletes, and
+// not those of other images.
+func TestRemainsOfARemovedImageGo(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	const images = "root/overlay-images/"
+	gone := digestOf("an image that was")
+	if err := os.MkdirAll(filepath.Join(n.dir, images, gone), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.dir, images, gone, "manifest"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	removal, err := n.debris.beginRemoval(testContext(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removal.lock.Close() // as the kernel does when the process dies
+	n.restart()
+	if _, err := os.Stat(filepath.Join(n.dir, images, gone)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+	if _, err := n.Image(testContext(t), img.ID); err != nil {
+		t.Errorf("another image: %v", err)
+	}
+	if len(n.entries(images+img.ID)) == 0 {
+		t.Error("another image has lost its manifest")
+	}
+}
+
 // Temporary files that cannot be deleted, since the disk fails for one, are not
 // forgotten: the next pull or start deletes them.
 func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
