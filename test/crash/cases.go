@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // What is done at a point.
@@ -182,6 +183,11 @@ func (w *world) monitors() []int {
 // try does one experiment. What it returns is what crius did wrong.
 func (w *world) try(ctx context.Context, e experiment) error {
 	s := w.stage(e.handler, changes(e.verb)...)
+	server := w.PID()
+	before, err := inventory.Server(server)
+	if err != nil {
+		return err
+	}
 	if e.verb.prepare != nil {
 		if err := e.verb.prepare(s, ctx); err != nil {
 			return fmt.Errorf("prepare: %w", err)
@@ -212,7 +218,26 @@ func (w *world) try(ctx context.Context, e experiment) error {
 	if err := w.strike(ctx); err != nil {
 		return fmt.Errorf("take down: %w", err)
 	}
-	return w.clean(ctx)
+	if err := w.clean(ctx); err != nil || w.PID() != server {
+		return err
+	}
+	return w.sameDescriptors(before)
+}
+
+var errDescriptors = errors.New("the server has more file descriptors than before")
+
+// sameDescriptors waits until a server that did not die has no more file
+// descriptors than before.
+func (w *world) sameDescriptors(before inventory.Load) error {
+	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(20 * time.Millisecond) {
+		now, err := inventory.Server(w.PID())
+		if err != nil || now.Total() <= before.Total() {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w: %d before, %d after\nbefore: %v\n after: %v", errDescriptors, before.Total(), now.Total(), before.FDs, now.FDs)
+		}
+	}
 }
 
 // disturb runs the verb with what is to happen in it, and tells whether it did.

@@ -107,10 +107,7 @@ func (m *matrix) run(ctx context.Context) error {
 		queue <- j
 	}
 	close(queue)
-	each := 0
-	if m.count > 0 {
-		each = max(1, m.count/len(jobs))
-	}
+	each := (m.count + len(jobs) - 1) / len(jobs) // 0: all
 	for i := range errs {
 		group.Go(func() { errs[i] = m.work(ctx, programs, queue, each) })
 	}
@@ -146,8 +143,15 @@ func (m *matrix) jobs() ([]job, error) {
 	if len(jobs) == 0 {
 		return nil, fmt.Errorf("no verb is called %q", m.verb)
 	}
+	if m.count > 0 { // to find the points of a verb takes as long as a case
+		m.random.Shuffle(len(jobs), func(i, j int) { jobs[i], jobs[j] = jobs[j], jobs[i] })
+		jobs = jobs[:min(len(jobs), m.count/casesEach+1)]
+	}
 	return jobs, nil
 }
+
+// casesEach are about as many cases of a verb as a sample has.
+const casesEach = 4
 
 // worker tries cases on a node, and on another one after a failure.
 type worker struct {
@@ -215,6 +219,9 @@ func (w *worker) try(ctx context.Context, e experiment) error {
 		return err
 	}
 	err := w.world.try(ctx, e)
+	if errors.Is(err, errDescriptors) {
+		err = w.world.try(ctx, e) // some are opened once, when they are first needed
+	}
 	if ctx.Err() != nil {
 		return nil
 	}

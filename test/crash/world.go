@@ -168,13 +168,16 @@ func (w *world) clean(ctx context.Context) error {
 		return err
 	}
 	var now []string
+	missing := func(in, from []string) []string {
+		return slices.DeleteFunc(slices.Clone(in), func(file string) bool { return slices.Contains(from, file) })
+	}
 	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(20 * time.Millisecond) {
 		now = w.layerFiles()
 		if slices.Equal(now, w.layers) {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("files of images were %q, are %q", w.layers, now)
+			return fmt.Errorf("files of images are left over: %q, or gone: %q", missing(now, w.layers), missing(w.layers, now))
 		}
 	}
 }
