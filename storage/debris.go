@@ -18,6 +18,7 @@ import (
 	"time"
 
 	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/lockfile"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/trace"
@@ -215,10 +216,12 @@ func (j *job) forget(ctx context.Context) error {
 func (d *debris) recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	unwritten := trace.Call(ctx, "delete half records", d.sweepWrites)
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return unwritten
 	}
+	err = errors.Join(unwritten, err)
 	var dead []*job
 	alive := false
 	for _, entry := range entries {
@@ -341,6 +344,32 @@ func (d *debris) sweepImages() error {
 		}
 	}
 	return err
+}
+
+// sweepWrites deletes what the library has left of records that it was writing
+// when its process died. It writes them under a lock, so under that lock nobody
+// is writing.
+func (d *debris) sweepWrites() error {
+	var errs []error
+	for _, kind := range []string{"images", "layers", "containers"} {
+		dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-"+kind)
+		half := filepath.Join(dir, ".tmp-*.json*")
+		if files, _ := filepath.Glob(half); len(files) == 0 {
+			continue
+		}
+		lock, err := lockfile.GetLockFile(filepath.Join(dir, kind+".lock"))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		lock.Lock()
+		files, _ := filepath.Glob(half)
+		for _, file := range files {
+			errs = append(errs, os.Remove(file))
+		}
+		lock.Unlock()
+	}
+	return errors.Join(errs...)
 }
 
 // needed: somebody has begun to use the layer, or it is gone already.

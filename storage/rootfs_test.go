@@ -507,6 +507,30 @@ func TestRemainsOfARemovedImageGo(t *testing.T) {
 	}
 }
 
+// What the library has left of a record that it was writing goes at the next
+// start.
+func TestHalfWrittenRecordsGo(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	var half []string
+	for _, kind := range []string{"images", "layers", "containers"} {
+		file := filepath.Join(n.dir, "root", "overlay-"+kind, ".tmp-"+kind+".json123")
+		if err := os.WriteFile(file, []byte("["), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		half = append(half, file)
+	}
+	n.restart()
+	for _, file := range half {
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if _, err := n.Image(testContext(t), img.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // Temporary files that cannot be deleted, since the disk fails for one, are not
 // forgotten: the next pull or start deletes them.
 func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {

@@ -155,7 +155,7 @@ const extraImage = node.RegistryHost + "/extra:latest"
 // layerFiles are the traces of images: layers, jobs of pulls, temporary files.
 func (w *world) layerFiles() []string {
 	var all []string
-	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/crius-pulls/*", "tmp/*"} {
+	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "tmp/*"} {
 		files, _ := filepath.Glob(w.Path(pattern)) // the pattern is well-formed
 		all = append(all, files...)
 	}
