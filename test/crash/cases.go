@@ -68,7 +68,7 @@ func (w *world) discover(ctx context.Context, v verb, handler string) ([]experim
 		return nil, err
 	}
 	var r recording
-	w.gate.watch(func(at spot) string {
+	w.gate.watch(func(at spot, _ string) string {
 		monitor := len(w.monitors()) > 0
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -248,7 +248,7 @@ func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool
 	}
 	var group sync.WaitGroup
 	var mu sync.Mutex
-	w.gate.watch(func(at spot) string {
+	w.gate.watch(func(at spot, _ string) string {
 		if at.String() != e.point {
 			return ""
 		}

@@ -163,6 +163,11 @@ type worker struct {
 func (m *matrix) work(ctx context.Context, p programs, queue <-chan job, each int) (err error) {
 	w := &worker{m: m, programs: p}
 	defer func() { err = errors.Join(err, w.close()) }()
+	defer func() {
+		if w.world != nil && err == nil && ctx.Err() == nil {
+			err = w.world.farewell(ctx)
+		}
+	}()
 	for j := range queue {
 		if ctx.Err() != nil {
 			return nil

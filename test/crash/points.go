@@ -27,6 +27,10 @@ func (s spot) String() string {
 	return fmt.Sprintf("%s: %s %d %s", s.Operation, s.Step, s.n, edge)
 }
 
+// decision is what shall happen at a spot, in the work on an object: an error
+// for the step to fail with, or nothing.
+type decision func(at spot, object string) (failure string)
+
 // gate is where the server asks at every point what shall happen.
 type gate struct {
 	listener net.Listener
@@ -34,7 +38,7 @@ type gate struct {
 
 	mu     sync.Mutex
 	seen   map[trace.Point]int
-	decide func(spot) (answer string)
+	decide decision
 }
 
 func newGate() (*gate, error) {
@@ -75,14 +79,14 @@ func (g *gate) answer(conn net.Conn) {
 	}
 	answer := ""
 	if decide, s := g.meet(at); decide != nil {
-		answer = decide(s)
+		answer = decide(s, at.Object)
 	}
 	fmt.Fprintln(conn, answer)
 }
 
 // meet counts a point. The object is no part of its identity: ids are new in
 // each run.
-func (g *gate) meet(at trace.Point) (func(spot) string, spot) {
+func (g *gate) meet(at trace.Point) (decision, spot) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	at.Object = ""
@@ -93,9 +97,8 @@ func (g *gate) meet(at trace.Point) (func(spot) string, spot) {
 	return g.decide, spot{at, g.seen[at]}
 }
 
-// watch calls decide at every point from now on; nil ends it. What decide
-// returns is the error of the step, unless it is empty.
-func (g *gate) watch(decide func(spot) string) {
+// watch calls decide at every point from now on; nil ends it.
+func (g *gate) watch(decide decision) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.seen, g.decide = map[trace.Point]int{}, decide

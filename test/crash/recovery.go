@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,10 +59,10 @@ func (s *stage) mess(ctx context.Context) error {
 	var mu sync.Mutex
 	waiting := slices.Clone(s.halves)
 	all, dead := make(chan struct{}), make(chan struct{})
-	s.w.gate.watch(func(at spot) string {
+	s.w.gate.watch(func(at spot, object string) string {
 		mu.Lock()
 		i := slices.IndexFunc(waiting, func(h half) bool {
-			return h.operation == at.Operation && h.step == at.Step && h.after == at.After
+			return h.operation == at.Operation && h.step == at.Step && h.after == at.After && h.stage.is(object)
 		})
 		if i >= 0 {
 			if waiting = slices.Delete(waiting, i, i+1); len(waiting) == 0 {
@@ -87,8 +88,19 @@ func (s *stage) mess(ctx context.Context) error {
 	case <-time.After(3 * scene.Patience):
 		mu.Lock()
 		defer mu.Unlock()
-		return errors.Join(fmt.Errorf("these points are not reached: %v", waiting), s.w.Kill())
+		err := s.w.Kill()
+		for _, h := range waiting {
+			err = errors.Join(err, fmt.Errorf("%s does not get to %s", h.operation, h.step))
+		}
+		return err
 	}
+}
+
+// is tells whether the object of an operation is the stage's.
+func (s *stage) is(object string) bool {
+	return strings.Contains(object, "/"+s.config.Metadata.Name+" ") || // a pod
+		s.pod != "" && strings.Contains(object, s.pod[:13]) || // a pod, or a container that is to come
+		s.id != "" && object == s.id || object == extraImage
 }
 
 // serve is the start of the server; it may be killed meanwhile.

@@ -257,6 +257,20 @@ func (b *bystander) check(ctx context.Context) error {
 	return errors.New("bystander's log does not go on")
 }
 
+// farewell stops the bystanders and checks that nothing is missing in what they
+// have written, over all that was done to the server.
+func (w *world) farewell(ctx context.Context) error {
+	for _, b := range w.bystanders {
+		if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: b.pod}); err != nil {
+			return fmt.Errorf("bystander: %w", err)
+		}
+		if err := b.whole(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // whole checks that nothing is missing in what the bystander has written.
 func (b *bystander) whole() error {
 	n := 0
