@@ -58,13 +58,18 @@ func (r *cli) argv(path string, args ...string) []string {
 
 // run executes one quick verb of the runtime on a container, whose id it appends.
 func (r *cli) run(ctx context.Context, ref Ref, stdin []byte, args ...string) ([]byte, error) {
+	return r.runWith(ctx, ref, command{stdin: stdin}, args...)
+}
+
+func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) ([]byte, error) {
 	a, err := r.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	out, err := command{argv: r.argv(a.Path, append(args, ref.ID)...), stdin: stdin, env: mountItselfIn(ref.Dir)}.run(ctx)
+	c.argv, c.env = r.argv(a.Path, append(args, ref.ID)...), mountItselfIn(ref.Dir)
+	out, err := c.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.name, args[0], err)
 	}
@@ -202,12 +207,27 @@ func (t *cliTask) Exit() (conmon.Exit, error)        { return t.client.Exit() }
 func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ctx) }
 func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
 
+// Start has the runtime hold a lock while it starts the container, for it may
+// outlive this server.
 func (t *cliTask) Start(ctx context.Context) error {
-	_, err := t.runtime.run(ctx, t.ref, nil, "start")
+	lock, err := lockStart(ctx, t.ref)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	_, err = t.runtime.runWith(ctx, t.ref, command{files: []*os.File{lock}}, "start")
 	return err
 }
 
+// Started waits for a start that an earlier server may have left under way.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
+	defer cancel()
+	lock, err := lockStart(ctx, t.ref)
+	if err != nil {
+		return false, err
+	}
+	defer lock.Close()
 	out, err := t.runtime.run(ctx, t.ref, nil, "state")
 	if err != nil {
 		return false, err
@@ -217,6 +237,29 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("%s state: %w", t.runtime.name, err)
 	}
 	return state.Status != string(specs.StateCreated) && state.Status != string(specs.StateCreating), nil
+}
+
+// lockStart takes the lock of the container's start, when the one who has it,
+// if any, has ended.
+func lockStart(ctx context.Context, ref Ref) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(ref.Dir, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(&os.PathError{Op: "flock", Path: f.Name(), Err: err}, f.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("the runtime is still starting the container for an earlier server: %w", timeoutError(context.Cause(ctx))), f.Close())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // Signal goes through a pidfd, not through the runtime: a fork and exec less,

@@ -21,7 +21,8 @@ import (
 type command struct {
 	argv  []string
 	stdin []byte
-	env   []string // beside this process's own
+	env   []string   // beside this process's own
+	files []*os.File // that it gets as 3 and so on
 }
 
 // mountItselfIn tells crun below 1.9 where to mount itself for a moment, as it
@@ -38,6 +39,7 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	killGroup(cmd)
 	cmd.Env = append(os.Environ(), c.env...)
+	cmd.ExtraFiles = c.files
 	out, diag := &bounded{max: maxOutput}, &tail{max: 4096}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(c.stdin), out, diag
 	if err := cmd.Run(); err != nil {
