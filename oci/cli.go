@@ -210,7 +210,7 @@ func (t *cliTask) Close()                            { t.closing.Do(func() { _ =
 // Start has the runtime hold a lock while it starts the container, for it may
 // outlive this server.
 func (t *cliTask) Start(ctx context.Context) error {
-	lock, err := lockStart(ctx, t.ref)
+	lock, err := lockStart(ctx, t.ref, verbTimeout)
 	if err != nil {
 		return err
 	}
@@ -219,15 +219,18 @@ func (t *cliTask) Start(ctx context.Context) error {
 	return err
 }
 
+// leftStart is how long a start that an earlier server has left is waited for. It
+// takes tens of milliseconds; one that hangs must not hold up the server.
+const leftStart = 5 * time.Second
+
 // Started waits for a start that an earlier server may have left under way.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
-	defer cancel()
-	lock, err := lockStart(ctx, t.ref)
-	if err != nil {
+	lock, err := lockStart(ctx, t.ref, leftStart)
+	if err == nil {
+		defer lock.Close()
+	} else if !errors.Is(err, fault.Timeout) {
 		return false, err
 	}
-	defer lock.Close()
 	out, err := t.runtime.run(ctx, t.ref, nil, "state")
 	if err != nil {
 		return false, err
@@ -241,7 +244,9 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 
 // lockStart takes the lock of the container's start, when the one who has it,
 // if any, has ended.
-func lockStart(ctx context.Context, ref Ref) (*os.File, error) {
+func lockStart(ctx context.Context, ref Ref, patience time.Duration) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fault.Timeout)
+	defer cancel()
 	f, err := os.OpenFile(filepath.Join(ref.Dir, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -256,7 +261,7 @@ func lockStart(ctx context.Context, ref Ref) (*os.File, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("the runtime is still starting the container for an earlier server: %w", timeoutError(context.Cause(ctx))), f.Close())
+			return nil, errors.Join(fmt.Errorf("the runtime is still starting the container for an earlier server: %w", context.Cause(ctx)), f.Close())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
