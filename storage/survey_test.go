@@ -307,6 +307,9 @@ func TestDamagedRecordsAreSetAside(t *testing.T) {
 	for i, file := range recordFiles {
 		for what, bad := range map[string]string{"empty": "", "cut": `[{"id":"abc`, "zeros": strings.Repeat("\x00", 100), "other": `{"a":1}`} {
 			for _, forget := range []bool{false, true} {
+				if forget && what != "empty" {
+					continue // what was in it makes no difference then
+				}
 				t.Run(fmt.Sprint(i, what, forget), func(t *testing.T) {
 					t.Parallel()
 					n := newNode(t, synced)
