@@ -13,21 +13,21 @@ import (
 	"github.com/crius-run/crius/internal/testkit/image"
 )
 
-// diskWith is a disk of four sectors, to which the versions 1, 2, 3 … of the
+// diskWith is a disk of four physical sectors, to which the versions 1, 2, 3 … of the
 // given sectors were written without a flush.
 func diskWith(t *testing.T, writes ...[]int) (disk, undo string) {
 	t.Helper()
 	dir := t.TempDir()
 	disk, undo = filepath.Join(dir, "disk"), filepath.Join(dir, "undo")
-	content := make([]byte, 4*sector)
+	content := make([]byte, 4*physical)
 	var log []byte
 	for version, sectors := range writes {
 		from, count := sectors[0], len(sectors)
-		log = binary.LittleEndian.AppendUint64(log, uint64(from*sector))
-		log = binary.LittleEndian.AppendUint64(log, uint64(count*sector))
-		log = append(log, content[from*sector:(from+count)*sector]...)
+		log = binary.LittleEndian.AppendUint64(log, uint64(from*physical))
+		log = binary.LittleEndian.AppendUint64(log, uint64(count*physical))
+		log = append(log, content[from*physical:(from+count)*physical]...)
 		for _, s := range sectors {
-			copy(content[s*sector:], bytes.Repeat([]byte{byte(version + 1)}, sector))
+			copy(content[s*physical:], bytes.Repeat([]byte{byte(version + 1)}, physical))
 		}
 	}
 	log = append(log, log[:min(len(log), 100)]...) // cut off within an entry
@@ -53,8 +53,8 @@ func TestForgettingDisk(t *testing.T) {
 		}
 		var state []byte
 		for s := range 4 {
-			one := data[s*sector : (s+1)*sector]
-			if !bytes.Equal(one, bytes.Repeat(one[:1], sector)) {
+			one := data[s*physical : (s+1)*physical]
+			if !bytes.Equal(one, bytes.Repeat(one[:1], physical)) {
 				t.Fatalf("sector %d is torn", s)
 			}
 			state = append(state, '0'+one[0])
