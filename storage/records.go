@@ -19,28 +19,27 @@ import (
 // what it had listed is pulled again.
 //
 // The volatile files are never synced, so that a power cut may well spoil
-// them, and describe only what cannot outlive a boot. They are just moved aside,
-// which is no damage.
-func checkRecords(root string, last *seal) (damaged bool, err error) {
+// them, and describe only what cannot outlive a boot. They are just moved aside.
+func checkRecords(root string, last *seal) error {
 	for _, file := range recordFiles {
-		aside, err := moveDamaged(filepath.Join(root, file))
-		if err == nil && aside {
-			damaged = true
-			err = writeSynced(filepath.Join(root, file), last.restored(file))
-		}
+		path := filepath.Join(root, file)
+		err := setDamagedAside(path, func() error {
+			return writeSynced(path, last.restored(file))
+		})
 		if err != nil {
-			return damaged, err
+			return err
 		}
 	}
 	for _, file := range []string{
 		"overlay-layers/volatile-layers.json",
 		"overlay-containers/volatile-containers.json",
 	} {
-		if _, err := moveDamaged(filepath.Join(root, file)); err != nil {
-			return damaged, err
+		path := filepath.Join(root, file)
+		if err := setDamagedAside(path, func() error { return os.Remove(path) }); err != nil {
+			return err
 		}
 	}
-	return damaged, nil
+	return nil
 }
 
 // recordsIntact is fault.Precondition if checkRecords would have something to do.
@@ -58,21 +57,26 @@ func recordsIntact(root string) error {
 	return nil
 }
 
-// moveDamaged moves a record file aside if it is damaged. The one that was moved
-// last stays, under the name with .damaged.
-func moveDamaged(path string) (aside bool, err error) {
+// setDamagedAside gives a damaged record file a second name, which ends with
+// .damaged, and has it replaced. At no moment is there no file: the library would
+// take that for an empty store.
+func setDamagedAside(path string, replace func() error) error {
 	wrong, err := checkRecord(path)
 	if wrong == nil || err != nil {
-		return false, err
+		return err
 	}
-	if err := os.Rename(path, path+".damaged"); err != nil {
-		return false, err
+	aside := path + ".damaged"
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	reportAside(path+".damaged", wrong)
-	return true, nil
+	if err := os.Link(path, aside); err != nil {
+		return err
+	}
+	reportAside(aside, wrong)
+	return replace()
 }
 
-// writeSynced writes a file that replaces nothing.
+// writeSynced replaces a file by one that has reached the disk.
 func writeSynced(path string, content []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -90,11 +90,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	seals := &sealer{root: options.GraphRoot, sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
 	var last *seal
-	damaged := false
 	if cfg.LeaveDebris {
 		err = recordsIntact(options.GraphRoot)
 	} else if last, err = seals.last(); err == nil {
-		damaged, err = checkRecords(options.GraphRoot, last)
+		err = checkRecords(options.GraphRoot, last)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
@@ -118,7 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.holds = newHolds(lib, locks, s.debris)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
-		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last, damaged) })
+		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last) })
 	}
 	if err == nil {
 		err = s.holds.restore()

@@ -34,16 +34,17 @@ type survey struct {
 	read    int              // layers that were read as a whole
 }
 
-// settle makes the store right after a reboot, or if its records were damaged.
-// Errors are reported and leave the rest of the store usable: only what cannot
-// even be read is returned.
-func settle(store cstorage.Store, last *seal, damaged bool) error {
+// settle makes the store right after a reboot. In the same boot it does nothing:
+// what was written is still in memory, and containers run on what would be
+// deleted. Errors are reported and leave the rest of the store usable: only what
+// cannot even be read is returned.
+func settle(store cstorage.Store, last *seal) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
 	}
-	if !damaged && (last == nil || last.Boot == boot) {
-		return nil // nothing was promised yet, or what was written is still in memory
+	if last == nil || last.Boot == boot {
+		return nil // nothing was promised yet, or see above
 	}
 	started := time.Now()
 	s := &survey{store: store, sealed: last.layers(), layers: map[string]*cstorage.Layer{}, damaged: map[string]error{}}
