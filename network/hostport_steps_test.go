@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Whatever pods come, go and die, and whenever the server does: the rules are
@@ -34,11 +37,18 @@ func TestRulesFollowTheRecords_crio_2342(t *testing.T) {
 		p := n.pod()
 		protocol := []cri.Protocol{cri.Protocol_TCP, cri.Protocol_UDP}[random.IntN(2)]
 		p.PortMappings = []*cri.PortMapping{mapping(protocol, 8000+int32(random.IntN(20)), 80, "")}
-		a := n.attach(p)
-		// Another pod's port is refused, and leaves no rule.
-		if err := n.do(func() error { return n.Expose(context.Background(), p, a) }); err != nil {
-			n.detach(p, a)
+		plan := n.plan(p)
+		a, err := n.tryAttach(p, plan)
+		if errors.Is(err, fault.Precondition) { // another pod's port, of which no rule is left
+			n.detach(p, plan)
 			return
+		}
+		if err == nil {
+			a = recorded(t, a)
+			err = n.do(func() error { return n.Expose(context.Background(), p, a) })
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		pods[p.ID], live[p.ID] = p, a
 	}
