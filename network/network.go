@@ -75,6 +75,9 @@ type Pod struct {
 	Annotations  map[string]string
 	DNS          *cri.DNSConfig
 	CgroupParent string
+
+	// OwnKernel: the pod's kernel takes the addresses off the interface.
+	OwnKernel bool
 }
 
 // Attachment records how a pod is, or is about to be, attached. It is made by
@@ -273,10 +276,16 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	if err := a.remember(list); err != nil {
 		return err
 	}
+	netNS := a.netNS(p)
+	if p.OwnKernel {
+		if err := a.readdress(netNS); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
 	return trace.Do(ctx, "CNI DEL", func(ctx context.Context) error {
-		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
+		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, netNS))
 	})
 }
 
