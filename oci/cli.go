@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +23,8 @@ import (
 )
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
-// understands create, start, kill, delete, exec, update and state.
+// understands create, start, kill, delete, exec, update and state. In what they
+// differ their traits say.
 type cli struct {
 	name          string
 	handler       Handler
@@ -47,10 +49,10 @@ func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
 }
 
 // argv is a complete command line of the runtime.
-func (r *cli) argv(path string, args ...string) []string {
-	argv := []string{path, "--root", r.handler.Root}
-	if r.systemd {
-		argv = append(argv, "--systemd-cgroup")
+func (r *cli) argv(a *Abilities, args ...string) []string {
+	argv := []string{a.Path, "--root", r.handler.Root}
+	if flag := a.traits.systemd; r.systemd && flag != "" {
+		argv = append(argv, flag)
 	}
 	return append(argv, args...)
 }
@@ -63,11 +65,21 @@ func (r *cli) run(ctx context.Context, stdin []byte, args ...string) ([]byte, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	out, err := command{argv: r.argv(a.Path, args...), stdin: stdin}.run(ctx)
+	out, err := command{argv: r.argv(a, args...), stdin: stdin}.run(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", r.name, args[0], err)
+		return nil, fmt.Errorf("%s %s: %w", r.name, verbOf(args), err)
 	}
 	return out, nil
+}
+
+// verbOf is the first of the arguments that is no flag.
+func verbOf(args []string) string {
+	for _, arg := range args {
+		if !strings.HasPrefix(arg, "-") {
+			return arg
+		}
+	}
+	return ""
 }
 
 func pidFile(ref Ref) string { return filepath.Join(ref.Dir, "pid") }
@@ -86,35 +98,51 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
 		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
 	defer cancel()
-	client, err := conmon.Launch(ctx, conmon.Spec{
+	client, err := conmon.Launch(ctx, r.monitored(a, ref, conmon.Spec{
 		ID:         ref.ID,
 		Dir:        ref.Dir,
 		ExitFile:   ref.ExitFile,
 		LogFile:    io.LogFile,
 		Monitor:    r.monitor,
 		Cgroup:     r.monitorCgroup,
-		Runtime:    r.argv(a.Path, "create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)),
+		Runtime:    r.argv(a, r.createArgs(a, ref, spec)...),
 		PidFile:    pidFile(ref),
 		Terminal:   io.Terminal,
 		Stdin:      io.Stdin,
 		StdinOnce:  io.StdinOnce,
 		EnsureDirs: io.EnsureDirs,
-	})
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
 	}
-	return &cliTask{runtime: r, ref: ref, client: client}, nil
+	return r.task(ref, client), nil
+}
+
+func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
+	args := []string{"create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)}
+	if len(a.traits.hostNetwork) > 0 && onHostNetwork(spec.Linux.Namespaces) {
+		args = append(slices.Clone(a.traits.hostNetwork), args...)
+	}
+	return args
+}
+
+func (r *cli) task(ref Ref, client *conmon.Client) Task {
+	t := &cliTask{runtime: r, ref: ref, client: client}
+	if ref.Sandbox != "" {
+		return &inmate{cliTask: t}
+	}
+	return t
 }
 
 func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
 	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
 	if errors.Is(err, conmon.ErrLost) {
-		return lost(ref, err), nil
+		return r.lost(ref, err), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reach monitor: %w", err)
 	}
-	return &cliTask{runtime: r, ref: ref, client: client}, nil
+	return r.task(ref, client), nil
 }
 
 // Delete ends the monitor first, so that nobody is left who could still be
@@ -165,25 +193,45 @@ func endCgroup(ctx context.Context, path string) error {
 	return emptyCgroup(ctx, path)
 }
 
-// forget removes the container from the runtime's own books: a directory of
-// its name. Without one the runtime never heard of it, or has forgotten.
+// forget removes the container from the runtime's own books, which are a
+// directory of its name, or some files. Without them the runtime never heard of
+// it, or has forgotten.
 func (r *cli) forget(ctx context.Context, id string) error {
-	state := filepath.Join(r.handler.Root, id)
-	if _, err := os.Lstat(state); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
+	a, unusable := r.Probe(ctx)
+	pattern := "ID*" // of whatever it was
+	if unusable == nil {
+		pattern = a.traits.books
+	}
+	books, err := r.books(pattern, id)
+	if err != nil || len(books) == 0 {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
-	// that it could still do is to remove that directory.
-	if _, err := r.Probe(ctx); err == nil {
+	// that it could still do is to remove its books.
+	if unusable == nil {
 		if _, err := r.run(ctx, nil, "delete", "--force", id); err != nil {
 			return err
 		}
 	}
 	// What a runtime killed in the middle of create has left there it does not
 	// always take for a container.
-	return os.RemoveAll(state)
+	for _, path := range books {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	return err
+}
+
+// books are the paths in the runtime's root that the pattern names.
+func (r *cli) books(pattern, id string) ([]string, error) {
+	path := filepath.Join(r.handler.Root, strings.Replace(pattern, "ID", id, 1))
+	if strings.Contains(pattern, "*") {
+		return filepath.Glob(path) // an id needs no quoting
+	}
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return []string{path}, err
 }
 
 // cliTask is a container behind its monitor.
@@ -201,8 +249,28 @@ func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ct
 func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
 
 func (t *cliTask) Start(ctx context.Context) error {
-	_, err := t.runtime.run(ctx, nil, "start", t.ref.ID)
+	args, err := t.startArgs(ctx)
+	if err == nil {
+		_, err = t.runtime.run(ctx, nil, args...)
+	}
 	return err
+}
+
+// startArgs are those of start, and of a sandbox's network, which is set up then.
+func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
+	args := []string{"start", t.ref.ID}
+	a, err := t.runtime.Probe(ctx)
+	if err != nil || len(a.traits.hostNetwork) == 0 {
+		return args, err
+	}
+	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	if onHostNetwork(spec.Linux.Namespaces) {
+		args = append(slices.Clone(a.traits.hostNetwork), args...)
+	}
+	return args, nil
 }
 
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
@@ -237,6 +305,10 @@ func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResou
 	}
 	_, err = t.runtime.run(ctx, text, "update", "--resources", "/dev/stdin", t.ref.ID)
 	return err
+}
+
+func (t *cliTask) Usage(context.Context) (cgroup.Usage, error) {
+	return cgroup.Usage{}, fmt.Errorf("the container's cgroup tells what it uses: %w", fault.Unimplemented)
 }
 
 func (t *cliTask) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }

@@ -14,6 +14,7 @@ package oci
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -71,6 +73,12 @@ type Task interface {
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
 	Update(ctx context.Context, u Update) error
+	// Usage is what the container uses by the runtime's own account. It is
+	// fault.Unimplemented where the container's cgroup tells that.
+	Usage(ctx context.Context) (cgroup.Usage, error)
+	// Forward connects to a TCP port inside the sandbox of this container. It is
+	// fault.Unimplemented where the pod's network leads there.
+	Forward(ctx context.Context, port uint16) (Stream, error)
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
 	// Logged is by how many bytes the container's log has grown since this Task
@@ -92,6 +100,7 @@ type Ref struct {
 	ExitFile   string // durable record of the exit
 	CgroupPath string // spec.Linux.CgroupsPath
 	Cgroup     string // the same as a path below the cgroup mount
+	Sandbox    string // id of the container in whose sandbox it lives; empty: in none, or it is that one
 }
 
 // Rootfs is where the container's root file system is to be mounted.
@@ -111,6 +120,12 @@ type Command struct {
 	Args     []string
 	Terminal bool
 	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
+}
+
+// Stream is a connection whose two directions end on their own.
+type Stream interface {
+	io.ReadWriteCloser
+	CloseWrite() error
 }
 
 // ExecResult is what Exec collected, each stream cut at MaxExecOutput.

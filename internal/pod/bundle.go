@@ -155,6 +155,8 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Host:     s.engine.host,
 		Features: abilities.Features,
 		IDMap:    abilities.IDMap,
+
+		OwnKernel: s.rec.Sandboxed,
 	}
 	if s.rec.Namespaces.IPC {
 		facts.Files.Shm = s.shmDir()
@@ -338,6 +340,9 @@ func (c *Container) targetPID(id string) (string, error) {
 		return "", fmt.Errorf("target container: %w", err)
 	}
 	view := target.view.Load()
+	if c.sandbox.rec.Sandboxed {
+		return "", fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.rec.Handler, fault.Unimplemented)
+	}
 	if target.sandbox != c.sandbox {
 		return "", fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
 	}

@@ -48,12 +48,16 @@ type Container struct {
 }
 
 func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
+	ref := e.containerRef(id, rec)
+	if s.rec.Sandboxed {
+		ref.Sandbox = s.id
+	}
 	return &Container{
 		engine:  e,
 		id:      id,
 		sandbox: s,
 		runtime: s.runtime,
-		ref:     e.containerRef(id, rec),
+		ref:     ref,
 		meter:   e.newMeter(rec.Cgroup),
 		rec:     rec,
 		exited:  make(chan struct{}),

@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
@@ -380,6 +381,14 @@ func (t *fakeTask) Start(ctx context.Context) error {
 func (t *fakeTask) Started(ctx context.Context) (started bool, err error) {
 	err = t.step(ctx, "state", func() { started = t.started })
 	return started, err
+}
+
+func (t *fakeTask) Usage(context.Context) (cgroup.Usage, error) {
+	return cgroup.Usage{}, fault.Unimplemented
+}
+
+func (t *fakeTask) Forward(context.Context, uint16) (oci.Stream, error) {
+	return nil, fault.Unimplemented
 }
 
 func (t *fakeTask) Signal(ctx context.Context, sig unix.Signal) error {

@@ -169,6 +169,7 @@ func (s *Sandbox) networkPod() network.Pod {
 		Annotations:  cfg.GetAnnotations(),
 		DNS:          cfg.GetDnsConfig(),
 		CgroupParent: cfg.GetLinux().GetCgroupParent(),
+		OwnKernel:    s.rec.Sandboxed,
 	}
 }
 

@@ -1,0 +1,226 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// inmate is a container in a sandbox that its runtime has made for another one,
+// gVisor's or a virtual machine. Its pid is that of the sandbox or of a stand-in,
+// so everything goes through the runtime.
+type inmate struct {
+	*cliTask
+
+	mu   sync.Mutex
+	last cgroup.Usage
+}
+
+// monitored is the monitor's task with what is peculiar to sandboxes and those in
+// them.
+func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
+	s.Helpers = a.traits.sandboxed
+	if ref.Sandbox == "" {
+		return s
+	}
+	if a.traits.start {
+		s.Start = r.argv(a, append(append([]string{}, a.traits.log...), runtimeLog(ref), "start")...)
+	}
+	if a.traits.wait != "" {
+		s.Wait = r.argv(a, a.traits.wait)
+	}
+	return s
+}
+
+// runtimeLog is where the runtime writes why it could not start an inmate.
+func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
+
+func (t *inmate) Start(ctx context.Context) error {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if !a.traits.start {
+		return t.cliTask.Start(ctx)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
+		fmt.Errorf("runtime %s did not start the container within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
+	defer cancel()
+	if err := t.client.Start(ctx); err != nil {
+		return fmt.Errorf("%s: %w", t.runtime.name, describe(err, lastError(runtimeLog(t.ref))))
+	}
+	return nil
+}
+
+// lastError is the last one in a log of JSON objects.
+func lastError(file string) string {
+	const end = 64 << 10
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > end {
+		_, _ = f.Seek(-end, 2)
+	}
+	text := make([]byte, end)
+	n, _ := f.Read(text)
+	last := ""
+	for line := range strings.Lines(string(text[:n])) {
+		var entry struct{ Msg, Level string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Level == "error" {
+			last = entry.Msg
+		}
+	}
+	return last
+}
+
+// Signal: a container that is gone meanwhile has no use for it.
+func (t *inmate) Signal(ctx context.Context, sig unix.Signal) error {
+	_, err := t.runtime.run(ctx, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
+	if t.dead() {
+		return nil
+	}
+	return err
+}
+
+// Kill: a container that was never started takes no signals, and of one in a
+// dead sandbox the runtime knows no more than that. Both are forgotten, and the
+// monitor, which has nothing to wait for, is told.
+func (t *inmate) Kill(ctx context.Context) error {
+	if t.dead() {
+		return nil
+	}
+	_, err := t.runtime.run(ctx, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+	if err == nil || t.dead() {
+		return nil
+	}
+	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	if err := t.runtime.forget(ctx, t.ref.ID); err != nil {
+		return err
+	}
+	return t.client.Release(ctx)
+}
+
+// dead reports whether the container's end is known.
+func (t *inmate) dead() bool {
+	select {
+	case <-t.client.Exited():
+		_, err := t.client.Exit()
+		return err == nil
+	default:
+		return false
+	}
+}
+
+// guest is a process in a sandbox as the runtime's ps lists it.
+type guest struct{ PID, PPID int }
+
+// killGuest kills a command in a sandbox and its descendants.
+func (t *cliTask) killGuest(ctx context.Context, pid int) {
+	tree := []int{pid}
+	var all []guest
+	text, err := t.runtime.run(ctx, nil, "ps", "--format=json", t.ref.ID)
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	for i := 0; i < len(tree); i++ {
+		for _, g := range all {
+			if g.PPID == tree[i] {
+				tree = append(tree, g.PID)
+			}
+		}
+	}
+	for _, pid := range tree {
+		_, failed := t.runtime.run(ctx, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		slog.DebugContext(ctx, "some processes of a command were gone already", "container", t.ref.ID, "err", err)
+	}
+}
+
+// usageTime bounds the question what a container uses.
+const usageTime = 10 * time.Second
+
+// stats is the runtime's answer to events --stats, in what crius reads of it.
+type stats struct {
+	Data struct {
+		CPU struct {
+			Usage struct{ Total uint64 }
+		}
+		Memory struct {
+			Usage struct{ Usage, Limit uint64 }
+		}
+		PIDs struct{ Current uint64 }
+	}
+}
+
+// Usage asks the runtime: the cgroup of an inmate is empty.
+func (t *inmate) Usage(ctx context.Context) (cgroup.Usage, error) {
+	ctx, cancel := context.WithTimeout(ctx, usageTime)
+	defer cancel()
+	text, err := t.runtime.run(ctx, nil, "events", "--stats", t.ref.ID)
+	if err != nil {
+		return cgroup.Usage{}, err
+	}
+	var s stats
+	if err := json.Unmarshal(text, &s); err != nil {
+		return cgroup.Usage{}, fmt.Errorf("%s events: %w", t.runtime.name, err)
+	}
+	used, tasks := s.Data.Memory.Usage.Usage, s.Data.PIDs.Current
+	u := cgroup.Usage{
+		Time:   time.Now(),
+		CPU:    &cgroup.CPU{Total: s.Data.CPU.Usage.Total},
+		Memory: &cgroup.Memory{Usage: used, WorkingSet: &used}, // of what could be taken away nothing is said
+		Tasks:  &tasks,
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if passed := u.Time.Sub(t.last.Time); t.last.CPU != nil && passed > 0 && u.CPU.Total >= t.last.CPU.Total {
+		u.CPU.Rate = new(uint64)
+		*u.CPU.Rate = uint64(float64(u.CPU.Total-t.last.CPU.Total) / passed.Seconds())
+	}
+	t.last = u
+	return u, nil
+}
+
+// Forward has the runtime connect a port of its sandbox with a socket of ours.
+func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.traits.forward) == 0 {
+		return nil, fmt.Errorf("runtime handler %s leaves ports to the pod's network: %w", t.runtime.name, fault.Unimplemented)
+	}
+	c, err := newConsole(t.ref.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	args := append(append([]string{}, a.traits.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
+	if _, err := t.runtime.run(ctx, nil, args...); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
+	}
+	_ = c.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue
+	conn, err := c.AcceptUnix()
+	if err != nil {
+		return nil, fmt.Errorf("the runtime has not connected: %w", err)
+	}
+	return conn, nil
+}
