@@ -17,7 +17,8 @@ func (m *monitor) conclude(exit wire.Exit) {
 		syscall.Close(m.watched)
 	}
 	m.watched = -1
-	if !m.opt.Remote() || m.remote.gone {
+	// In a sandbox the kernel may have killed what was another container's.
+	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
 		m.exit.OOMKills = m.oom.kills()
 	}
 	m.remote.close()
