@@ -299,6 +299,18 @@ func (t *cliTask) Kill(ctx context.Context) error {
 }
 
 func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if m := resources.Memory; a.traits.swapFirst && m != nil && m.Swap != nil {
+		// That fails where the limits are lowered, for which the order is right.
+		_ = t.updateOnce(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}})
+	}
+	return t.updateOnce(ctx, resources)
+}
+
+func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResources) error {
 	text, err := json.Marshal(resources)
 	if err != nil {
 		return err

@@ -5,12 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -127,21 +131,15 @@ func (t *inmate) dead() bool {
 	}
 }
 
-// guest is a process in a sandbox as the runtime's ps lists it.
-type guest struct{ PID, PPID int }
-
 // killGuest kills a command in a sandbox and its descendants.
 func (t *cliTask) killGuest(ctx context.Context, pid int) {
 	tree := []int{pid}
-	var all []guest
-	text, err := t.runtime.run(ctx, nil, "ps", "--format=json", t.ref.ID)
-	if err == nil {
-		err = json.Unmarshal(text, &all)
-	}
+	table, err := t.runtime.run(ctx, nil, "ps", t.ref.ID)
+	parents := parentsIn(string(table))
 	for i := 0; i < len(tree); i++ {
-		for _, g := range all {
-			if g.PPID == tree[i] {
-				tree = append(tree, g.PID)
+		for child, parent := range parents {
+			if parent == tree[i] {
+				tree = append(tree, child)
 			}
 		}
 	}
@@ -152,6 +150,30 @@ func (t *cliTask) killGuest(ctx context.Context, pid int) {
 	if err != nil {
 		slog.DebugContext(ctx, "some processes of a command were gone already", "container", t.ref.ID, "err", err)
 	}
+}
+
+// parentsIn reads the parent of each process from a table with headings, of which
+// two are PID and PPID.
+func parentsIn(table string) map[int]int {
+	parents := map[int]int{}
+	heading, rows, _ := strings.Cut(table, "\n")
+	columns := strings.Fields(heading)
+	pid, ppid := slices.Index(columns, "PID"), slices.Index(columns, "PPID")
+	if pid < 0 || ppid < 0 {
+		return parents
+	}
+	for row := range strings.Lines(rows) {
+		cells := strings.Fields(row)
+		if len(cells) <= max(pid, ppid) {
+			continue
+		}
+		child, err := strconv.Atoi(cells[pid])
+		parent, failed := strconv.Atoi(cells[ppid])
+		if err == nil && failed == nil && child != parent {
+			parents[child] = parent
+		}
+	}
+	return parents
 }
 
 // usageTime bounds the question what a container uses.
@@ -222,5 +244,34 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the runtime has not connected: %w", err)
 	}
-	return conn, nil
+	return &wholeStream{UnixConn: conn}, nil
+}
+
+// wholeStream is a connection through somebody who, when one direction ends, ends
+// the other as well and drops what is on its way. So the end of what is sent is
+// kept back until nothing has come from the other side for a while.
+type wholeStream struct {
+	*net.UnixConn
+	sent atomic.Bool
+}
+
+// answerTime is how long an answer may make a pause once all has been sent.
+const answerTime = 2 * time.Second
+
+// CloseWrite is of no effect but that Read comes to an end.
+func (s *wholeStream) CloseWrite() error {
+	s.sent.Store(true)
+	return s.SetReadDeadline(time.Now().Add(answerTime))
+}
+
+func (s *wholeStream) Read(p []byte) (int, error) {
+	n, err := s.UnixConn.Read(p)
+	if s.sent.Load() {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = io.EOF
+		} else {
+			_ = s.SetReadDeadline(time.Now().Add(answerTime))
+		}
+	}
+	return n, err
 }

@@ -33,6 +33,9 @@ type traits struct {
 	// forward is the verb, with its flag, that connects a unix socket with a port
 	// of the sandbox's own network. Empty: the pod's address leads there.
 	forward []string
+	// swapFirst: update raises the limit of memory before that of memory and swap
+	// together, which cgroup v1 refuses.
+	swapFirst bool
 	// hostNetwork are the global flags for a sandbox in the node's network.
 	hostNetwork []string
 	// books is where in its root it keeps what it knows of a container: a pattern
@@ -52,6 +55,7 @@ func families(name string) traits {
 			wait:        "wait",
 			guestPID:    "--internal-pid-file",
 			forward:     []string{"port-forward", "--stream"},
+			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},
 			books:       "ID_sandbox:*",
 		}
