@@ -209,7 +209,12 @@ func (r *cli) forget(ctx context.Context, id string) error {
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is to remove its books.
 	if unusable == nil {
-		if _, err := r.run(ctx, nil, "delete", "--force", id); err != nil {
+		reap := reapHelpers(a.traits.helper, id)
+		buried := make(chan struct{})
+		go func() { reap(); close(buried) }() // for which delete waits
+		_, err := r.run(ctx, nil, "delete", "--force", id)
+		<-buried
+		if err != nil {
 			return err
 		}
 	}

@@ -109,7 +109,15 @@ func (t *inmate) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
 	}
-	_, err := t.runtime.run(ctx, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	reap := reapHelpers(a.traits.helper, t.ref.ID)
+	_, err = t.runtime.run(ctx, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+	if err == nil {
+		reap()
+	}
 	if err == nil || t.dead() {
 		return nil
 	}
@@ -274,4 +282,31 @@ func (s *wholeStream) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// reapHelpers reaps what the runtime has left beside the container and who has
+// come to this process since the container's monitor is lost. They live until the
+// container is killed: the function that it returns waits for their end, but not
+// for long.
+func reapHelpers(word, id string) (reap func()) {
+	const patience = time.Second
+	if word == "" {
+		return func() {}
+	}
+	pids := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), id)
+	})
+	return func() {
+		end := time.Now().Add(patience)
+		for _, pid := range pids {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue // somebody else has reaped it
+			}
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
+			_ = unix.Close(fd)
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
 }

@@ -38,6 +38,9 @@ type traits struct {
 	swapFirst bool
 	// hostNetwork are the global flags for a sandbox in the node's network.
 	hostNetwork []string
+	// helper is the word on the command line of a process that it leaves beside a
+	// container, and whose zombie its delete takes for alive.
+	helper string
 	// books is where in its root it keeps what it knows of a container: a pattern
 	// in which ID stands for the id.
 	books string
@@ -57,6 +60,7 @@ func families(name string) traits {
 			forward:     []string{"port-forward", "--stream"},
 			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},
+			helper:      "gofer",
 			books:       "ID_sandbox:*",
 		}
 	case "kata-runtime": // of Kata 1; later ones have no command line

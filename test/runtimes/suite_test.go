@@ -3,7 +3,7 @@
 // For runc and crun the package test/integration promises far more, so that of
 // these only gVisor is tested unless somebody asks:
 //
-//	go test ./test/runtimes -args -handlers runc,crun,runc-current,runsc
+//	make runtimes
 package runtimes
 
 import (
@@ -31,7 +31,10 @@ const (
 	current = "runc-current"
 )
 
-var chosen = flag.String("handlers", gvisor, "runtime handlers of the zoo, separated by commas")
+var (
+	chosen = flag.String("handlers", gvisor, "runtime handlers of the zoo, separated by commas")
+	every  = flag.Bool("all", false, "all handlers of the zoo")
+)
 
 // missing says why there is no runtime for a handler.
 var missing = map[string]error{}
@@ -52,7 +55,12 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func wanted() []string { return strings.Split(*chosen, ",") }
+func wanted() []string {
+	if *every {
+		return append(slices.Clone(scene.Handlers), current, gvisor)
+	}
+	return strings.Split(*chosen, ",")
+}
 
 // prepare adds the handlers that are wanted and that can be had.
 func prepare(ctx context.Context) (node.Options, error) {
@@ -90,9 +98,14 @@ func program(ctx context.Context, handler string) (string, error) {
 // each runs a test once per handler, and notes how it went.
 func each(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
+	eachOf(t, wanted(), test)
+}
+
+func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.World, handler string)) {
+	t.Helper()
 	t.Parallel()
 	w := commons.World(t)
-	for _, handler := range wanted() {
+	for _, handler := range handlers {
 		t.Run(handler, func(t *testing.T) {
 			t.Cleanup(func() { results.note(handler, t) })
 			if err := missing[handler]; err != nil {
