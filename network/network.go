@@ -16,6 +16,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,6 +77,8 @@ type Pod struct {
 	DNS          *cri.DNSConfig
 	CgroupParent string
 
+	// ConfDir is where its network is to be looked for; empty: Config.ConfDir.
+	ConfDir string
 	// OwnKernel: the pod's kernel takes the addresses off the interface.
 	OwnKernel bool
 }
@@ -107,7 +110,7 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
-	chosen, err := n.choose()
+	chosen, err := n.chooseIn(cmp.Or(p.ConfDir, n.cfg.ConfDir))
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}

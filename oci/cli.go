@@ -54,6 +54,7 @@ func (r *cli) argv(a *Abilities, args ...string) []string {
 	if flag := a.traits.systemd; r.systemd && flag != "" {
 		argv = append(argv, flag)
 	}
+	argv = append(argv, r.handler.Options...)
 	return append(argv, args...)
 }
 

@@ -13,12 +13,7 @@ package oci
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"maps"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -26,7 +21,6 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/fault"
 )
 
 // Runtime is a RuntimeClass handler.
@@ -104,7 +98,7 @@ type Ref struct {
 }
 
 // Rootfs is where the container's root file system is to be mounted.
-func (r Ref) Rootfs() string { return filepath.Join(r.Dir, "rootfs") }
+func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
 
 // IO says where a container's output goes and what its input is.
 type IO struct {
@@ -136,66 +130,3 @@ type ExecResult struct {
 
 // MaxExecOutput bounds each stream of an Exec (CVE-2022-1708).
 const MaxExecOutput = 16 << 20
-
-// Table holds the handlers that the configuration names.
-type Table struct {
-	monitor     string
-	defaultName string
-	byName      map[string]Runtime
-}
-
-// NewTable makes the handlers of cfg. Runtimes keep their own state below
-// runDir unless their configuration says otherwise. A runtime whose binary is
-// missing is not an error here: Probe says so, for as long as it lasts.
-func NewTable(cfg Config, runDir string) (*Table, error) {
-	monitor, err := findMonitor(cfg.Monitor)
-	if err != nil {
-		return nil, err
-	}
-	t := &Table{monitor: monitor, defaultName: cfg.DefaultHandler, byName: make(map[string]Runtime)}
-	monitorCgroup, err := resolveMonitorCgroup(cfg.MonitorCgroup)
-	if err != nil {
-		return nil, err
-	}
-	for name, handler := range cfg.Handlers {
-		if handler.Type != "oci" {
-			return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\": %w", name, handler.Type, fault.Invalid)
-		}
-		if handler.Root == "" {
-			handler.Root = filepath.Join(runDir, "runtime", name)
-		}
-		t.byName[name] = &cli{
-			name:          name,
-			handler:       handler,
-			systemd:       cfg.CgroupDriver == "systemd",
-			monitor:       monitor,
-			monitorCgroup: monitorCgroup,
-		}
-	}
-	if _, ok := t.byName[t.defaultName]; !ok {
-		return nil, fmt.Errorf("runtime.default_handler %q is not in runtime.handlers (%s): %w",
-			t.defaultName, strings.Join(t.Names(), ", "), fault.Invalid)
-	}
-	return t, nil
-}
-
-// Names lists the handlers in alphabetical order.
-func (t *Table) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
-
-// Monitor is the path of crius-conmon.
-func (t *Table) Monitor() string { return t.monitor }
-
-// Default is the name of the handler that "" means.
-func (t *Table) Default() string { return t.defaultName }
-
-// Get finds a handler; "" is the default one.
-func (t *Table) Get(name string) (Runtime, error) {
-	if name == "" {
-		name = t.defaultName
-	}
-	if r, ok := t.byName[name]; ok {
-		return r, nil
-	}
-	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
-		name, strings.Join(t.Names(), ", "), fault.NotFound)
-}

@@ -327,6 +327,9 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) (err error) {
+	if err := c.sandbox.enoughMemory(r); err != nil {
+		return err
+	}
 	merged := c.mergedResources(r)
 	var update oci.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {

@@ -170,6 +170,7 @@ func (s *Sandbox) networkPod() network.Pod {
 		DNS:          cfg.GetDnsConfig(),
 		CgroupParent: cfg.GetLinux().GetCgroupParent(),
 		OwnKernel:    s.rec.Sandboxed,
+		ConfDir:      s.runtime.Handler().CNIConfDir,
 	}
 }
 

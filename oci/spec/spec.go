@@ -66,6 +66,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 		AppArmorProfile:    in.Defaults.AppArmorProfile,
 		Sysctls:            in.Defaults.Sysctls,
 		AllowedAnnotations: in.Defaults.AllowedAnnotations,
+		Annotations:        in.Defaults.Annotations,
 	}
 	return fold(&in, sysctls, annotations(""), sizing)
 }
