@@ -132,13 +132,13 @@ func (m *monitor) patience() int {
 		return 0
 	case m.stdout.lagging > 0, m.stderr.lagging > 0:
 		return lagging
-	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again:
+	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:
 		return retry
 	case m.state == exited && m.opt.Helpers:
 		return burial
 	case m.stdout.touched, m.stderr.touched:
 		return silence
-	case m.orphans, m.remote.gone && m.state == running:
+	case m.orphans:
 		return undead
 	}
 	return forever
