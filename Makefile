@@ -26,6 +26,16 @@ setup: ## Install what tests and demo need (Debian, as root).
 test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
 	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 30m -run '$(RUN)' $(or $(PACKAGES),./...)
 
+.PHONY: crash
+crash: setup ## Kill everything at every point of every verb. VERB=, HANDLER=, ACTION=, POINT=: only those; COUNT=n: a sample.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash $(if $(VERB),-verb '$(VERB)') $(if $(HANDLER),-handler '$(HANDLER)') \
+		$(if $(ACTION),-action '$(ACTION)') $(if $(POINT),-point '$(POINT)') $(if $(COUNT),-count $(COUNT)) \
+		$(if $(SEED),-seed $(SEED)) $(if $(WORKERS),-workers $(WORKERS))
+
+.PHONY: crash-random
+crash-random: setup ## Run COUNT (20000) containers of up to 50 ms while the server is killed at random.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash -random $(or $(COUNT),20000) $(if $(SEED),-seed $(SEED))
+
 .PHONY: demo
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
@@ -53,6 +63,11 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.
 	@test/setup.sh busybox-static
 	CGO_ENABLED=0 go test -count=1 -v -tags $(TAGS) -timeout 30m -run '$(RUN)' ./test/runtimes $(if $(HANDLER),-args -handlers $(HANDLER),-args -all)
+
+.PHONY: powercut
+powercut: ## Cut the power of machines again and again, and look what crius makes of it. COUNT=1000 SEED=1
+	@test/setup.sh mmdebstrap user-mode-linux e2fsprogs
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -cuts $(or $(COUNT),1000) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
 bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only that.

@@ -366,3 +366,15 @@ func TestSurroundings(t *testing.T) {
 		t.Errorf("exit %+v", e)
 	}
 }
+
+// The runtime gets the environment that it is to have.
+func TestRuntimeEnvironment(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "runc")
+	c.Env = []string{"CRIUS_TEST=for the runtime"}
+	c.fake(`echo "it has $CRIUS_TEST" >&2; exit 1`)
+	if _, err := c.tryLaunch(t.Context()); err == nil || !strings.Contains(err.Error(), "it has for the runtime") {
+		t.Errorf("got %v", err)
+	}
+	c.checkNothing()
+}

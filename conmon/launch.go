@@ -38,6 +38,7 @@ type Spec struct {
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
 	// make the runtime write PidFile.
 	Runtime []string
+	Env     []string // of the runtime, beside this process's own
 	PidFile string
 
 	// Start and Wait are for a container that lives in a sandbox of the runtime's
@@ -203,7 +204,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	start := func(attr *syscall.SysProcAttr) error {
 		attr.Setsid, attr.PidFD = true, &pidfd
 		argv := append([]string{s.Monitor}, args...)
-		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: environ(), Files: files, Sys: attr})
+		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: append(environ(), s.Env...), Files: files, Sys: attr})
 		return err
 	}
 	if s.Cgroup == "" {

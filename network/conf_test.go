@@ -128,9 +128,9 @@ func TestChooseFifo(t *testing.T) {
 	}
 }
 
-// containerd#11715: every way in which an add-on replaces its configuration is
+// Every way in which an add-on replaces its configuration is
 // seen at once.
-func TestChangeIsSeen(t *testing.T) {
+func TestReplacedConfigurationIsSeen_containerd_11715(t *testing.T) {
 	t.Parallel()
 	n, dir := at(t, "", map[string]string{"10.conflist": named("aa"), "v1/net": named("v1"), "v2/net": named("v2")})
 	see := func(want string) {

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -58,15 +59,23 @@ func (r *cli) argv(a *Abilities, args ...string) []string {
 	return append(argv, args...)
 }
 
-// run executes one quick verb of the runtime.
-func (r *cli) run(ctx context.Context, stdin []byte, args ...string) ([]byte, error) {
+// run executes one quick verb of the runtime on a container, whose id it appends.
+func (r *cli) run(ctx context.Context, ref Ref, stdin []byte, args ...string) ([]byte, error) {
+	return r.runWith(ctx, ref, command{stdin: stdin}, args...)
+}
+
+func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) ([]byte, error) {
 	a, err := r.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	out, err := command{argv: r.argv(a, args...), stdin: stdin}.run(ctx)
+	if !slices.Contains(args, ref.ID) { // some verbs want more after it
+		args = append(args, ref.ID)
+	}
+	c.argv, c.env = r.argv(a, args...), mountItselfIn(ref.Dir)
+	out, err := c.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.name, verbOf(args), err)
 	}
@@ -107,6 +116,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		Monitor:    r.monitor,
 		Cgroup:     r.monitorCgroup,
 		Runtime:    r.argv(a, r.createArgs(a, ref, spec)...),
+		Env:        mountItselfIn(ref.Dir),
 		PidFile:    pidFile(ref),
 		Terminal:   io.Terminal,
 		Stdin:      io.Stdin,
@@ -157,7 +167,7 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 	}{
 		{"end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, ref.Dir) }},
 		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
-		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref.ID) }},
+		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
 		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
 	} {
 		if err := trace.Do(ctx, step.name, step.do); err != nil {
@@ -197,23 +207,23 @@ func endCgroup(ctx context.Context, path string) error {
 // forget removes the container from the runtime's own books, which are a
 // directory of its name, or some files. Without them the runtime never heard of
 // it, or has forgotten.
-func (r *cli) forget(ctx context.Context, id string) error {
+func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
 	pattern := "ID*" // of whatever it was
 	if unusable == nil {
 		pattern = a.traits.books
 	}
-	books, err := r.books(pattern, id)
+	books, err := r.books(pattern, ref.ID)
 	if err != nil || len(books) == 0 {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is to remove its books.
 	if unusable == nil {
-		reap := reapHelpers(a.traits.helper, id)
+		reap := reapHelpers(a.traits.helper, ref.ID)
 		buried := make(chan struct{})
 		go func() { reap(); close(buried) }() // for which delete waits
-		_, err := r.run(ctx, nil, "delete", "--force", id)
+		_, err := r.run(ctx, ref, nil, "delete", "--force")
 		<-buried
 		if err != nil {
 			return err
@@ -222,7 +232,7 @@ func (r *cli) forget(ctx context.Context, id string) error {
 	// What a runtime killed in the middle of create has left there it does not
 	// always take for a container.
 	for _, path := range books {
-		err = errors.Join(err, os.RemoveAll(path))
+		err = errors.Join(err, mount.RemoveAll(path))
 	}
 	return err
 }
@@ -254,17 +264,24 @@ func (t *cliTask) Exit() (conmon.Exit, error)        { return t.client.Exit() }
 func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ctx) }
 func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
 
+// Start has the runtime hold a lock while it starts the container, for it may
+// outlive this server.
 func (t *cliTask) Start(ctx context.Context) error {
+	lock, err := lockStart(ctx, t.ref, verbTimeout)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	args, err := t.startArgs(ctx)
 	if err == nil {
-		_, err = t.runtime.run(ctx, nil, args...)
+		_, err = t.runtime.runWith(ctx, t.ref, command{files: []*os.File{lock}}, args...)
 	}
 	return err
 }
 
 // startArgs are those of start, and of a sandbox's network, which is set up then.
 func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
-	args := []string{"start", t.ref.ID}
+	args := []string{"start"}
 	a, err := t.runtime.Probe(ctx)
 	if err != nil || len(a.traits.hostNetwork) == 0 {
 		return args, err
@@ -279,8 +296,19 @@ func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 	return args, nil
 }
 
+// leftStart is how long a start that an earlier server has left is waited for. It
+// takes tens of milliseconds; one that hangs must not hold up the server.
+const leftStart = 5 * time.Second
+
+// Started waits for a start that an earlier server may have left under way.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
-	out, err := t.runtime.run(ctx, nil, "state", t.ref.ID)
+	lock, err := lockStart(ctx, t.ref, leftStart)
+	if err == nil {
+		defer lock.Close()
+	} else if !errors.Is(err, fault.Timeout) {
+		return false, err
+	}
+	out, err := t.runtime.run(ctx, t.ref, nil, "state")
 	if err != nil {
 		return false, err
 	}
@@ -289,6 +317,31 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("%s state: %w", t.runtime.name, err)
 	}
 	return state.Status != string(specs.StateCreated) && state.Status != string(specs.StateCreating), nil
+}
+
+// lockStart takes the lock of the container's start, when the one who has it,
+// if any, has ended.
+func lockStart(ctx context.Context, ref Ref, patience time.Duration) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fault.Timeout)
+	defer cancel()
+	f, err := os.OpenFile(filepath.Join(ref.Dir, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(&os.PathError{Op: "flock", Path: f.Name(), Err: err}, f.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("the runtime is still starting the container for an earlier server: %w", context.Cause(ctx)), f.Close())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // Signal goes through a pidfd, not through the runtime: a fork and exec less,
@@ -321,7 +374,7 @@ func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResource
 	if err != nil {
 		return err
 	}
-	_, err = t.runtime.run(ctx, text, "update", "--resources", "/dev/stdin", t.ref.ID)
+	_, err = t.runtime.run(ctx, t.ref, text, "update", "--resources", "/dev/stdin")
 	return err
 }
 

@@ -21,7 +21,16 @@ import (
 type command struct {
 	argv  []string
 	stdin []byte
+	env   []string   // beside this process's own
+	files []*os.File // that it gets as 3 and so on
 }
+
+// mountItselfIn tells crun below 1.9 where to mount itself for a moment, as it
+// does at each call so that no container can overwrite it: if it is killed just
+// then, the mount stays. In the container's own directory it goes with that;
+// by itself crun would do it in /tmp. (Its name is of runc, which sets it for
+// itself.)
+func mountItselfIn(dir string) []string { return []string{"_LIBCONTAINER_STATEDIR=" + dir} }
 
 // maxOutput is far above what any verb of a runtime has to say.
 const maxOutput = 1 << 20
@@ -29,6 +38,8 @@ const maxOutput = 1 << 20
 func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	killGroup(cmd)
+	cmd.Env = append(os.Environ(), c.env...)
+	cmd.ExtraFiles = c.files
 	out, diag := &bounded{max: maxOutput}, &tail{max: 4096}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(c.stdin), out, diag
 	if err := cmd.Run(); err != nil {

@@ -259,3 +259,50 @@ func TestKillTree(t *testing.T) {
 		}
 	}
 }
+
+// A server that was killed may leave a start under way. The next one is not told
+// that the container has not started when a moment later it has.
+func TestStartedWaitsForAStartUnderWay(t *testing.T) {
+	const variable = "OCI_TEST_START"
+	dir := os.Getenv(variable)
+	server := dir != ""
+	if !server {
+		dir = t.TempDir()
+	}
+	runtime := filepath.Join(dir, "runtime")
+	task := &cliTask{runtime: &cli{name: "slow", handler: Handler{Path: runtime, Root: dir}}, ref: Ref{ID: "c", Dir: dir}}
+	if server { // which is killed in this
+		t.Fatal(task.Start(t.Context()))
+	}
+	text := `#!/bin/sh
+cd "$(dirname "$0")"
+for word; do case "$word" in
+--version) echo "slow version 1.0"; exit ;;
+start) touch starting; sleep 1; touch started; exit ;;
+state) if [ -e started ]; then echo '{"status":"running"}'; else echo '{"status":"created"}'; fi; exit ;;
+esac; done
+`
+	if err := os.WriteFile(runtime, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if started, err := task.Started(t.Context()); started || err != nil {
+		t.Errorf("before: %v, %v", started, err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestStartedWaitsForAStartUnderWay$")
+	cmd.Env = append(os.Environ(), variable+"="+dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(dir, "starting")); err == nil {
+			break
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	if started, err := task.Started(t.Context()); !started || err != nil {
+		t.Errorf("after: %v, %v", started, err)
+	}
+}

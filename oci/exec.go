@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -162,7 +163,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = mount.RemoveAll(dir) }() // else it goes with the container
 	text, err := json.Marshal(process)
 	if err != nil {
 		return err
@@ -181,10 +182,11 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	}
 	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
 	killGroup(cmd)
-	// A runtime that is killed half-way leaves things behind, crun 1.8 for one a
-	// mount of itself in /tmp. It is about to be done, and gets the time for that;
-	// if it hangs, what it is just starting, in a session of its own, dies with it.
+	// A runtime that is killed half-way leaves things behind. It is about to be
+	// done, and gets the time for that; if it hangs, what it is just starting, in a
+	// session of its own, dies with it.
 	var late *time.Timer
 	cmd.Cancel = func() error {
 		late = time.AfterFunc(startTime, func() { killTree(cmd.Process.Pid) })

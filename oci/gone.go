@@ -35,7 +35,7 @@ func (r *cli) lost(ref Ref, cause error) Task {
 	processes, _ := conmon.ReadProcesses(ref.Dir)
 	g := gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
 	if ref.Sandbox != "" {
-		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref.ID) }
+		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
 	}
 	return g
 }

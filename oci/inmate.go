@@ -95,7 +95,7 @@ func lastError(file string) string {
 
 // Signal: a container that is gone meanwhile has no use for it.
 func (t *inmate) Signal(ctx context.Context, sig unix.Signal) error {
-	_, err := t.runtime.run(ctx, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
+	_, err := t.runtime.run(ctx, t.ref, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
 	if t.dead() {
 		return nil
 	}
@@ -114,7 +114,7 @@ func (t *inmate) Kill(ctx context.Context) error {
 		return err
 	}
 	reap := reapHelpers(a.traits.helper, t.ref.ID)
-	_, err = t.runtime.run(ctx, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 	if err == nil {
 		reap()
 	}
@@ -122,7 +122,7 @@ func (t *inmate) Kill(ctx context.Context) error {
 		return nil
 	}
 	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
-	if err := t.runtime.forget(ctx, t.ref.ID); err != nil {
+	if err := t.runtime.forget(ctx, t.ref); err != nil {
 		return err
 	}
 	return t.client.Release(ctx)
@@ -142,7 +142,7 @@ func (t *inmate) dead() bool {
 // killGuest kills a command in a sandbox and its descendants.
 func (t *cliTask) killGuest(ctx context.Context, pid int) {
 	tree := []int{pid}
-	table, err := t.runtime.run(ctx, nil, "ps", t.ref.ID)
+	table, err := t.runtime.run(ctx, t.ref, nil, "ps", t.ref.ID)
 	parents := parentsIn(string(table))
 	for i := 0; i < len(tree); i++ {
 		for child, parent := range parents {
@@ -152,7 +152,7 @@ func (t *cliTask) killGuest(ctx context.Context, pid int) {
 		}
 	}
 	for _, pid := range tree {
-		_, failed := t.runtime.run(ctx, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+		_, failed := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 		err = errors.Join(err, failed)
 	}
 	if err != nil {
@@ -204,7 +204,7 @@ type stats struct {
 func (t *inmate) Usage(ctx context.Context) (cgroup.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, usageTime)
 	defer cancel()
-	text, err := t.runtime.run(ctx, nil, "events", "--stats", t.ref.ID)
+	text, err := t.runtime.run(ctx, t.ref, nil, "events", "--stats", t.ref.ID)
 	if err != nil {
 		return cgroup.Usage{}, err
 	}
@@ -244,7 +244,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	}
 	defer c.close()
 	args := append(append([]string{}, a.traits.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
-	if _, err := t.runtime.run(ctx, nil, args...); err != nil {
+	if _, err := t.runtime.run(ctx, t.ref, nil, args...); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}
 	_ = c.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue

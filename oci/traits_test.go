@@ -146,7 +146,7 @@ func TestForgetWithoutTheRuntime(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.(*cli).forget(t.Context(), "one"); err != nil {
+	if err := r.(*cli).forget(t.Context(), Ref{ID: "one"}); err != nil {
 		t.Fatal(err)
 	}
 	left, err := os.ReadDir(root)

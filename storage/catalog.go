@@ -22,6 +22,7 @@ import (
 // and parsed only where a record has changed.
 type catalog struct {
 	store  cstorage.Store
+	locks  *locks
 	pinned func(*Image) bool
 	hidden func(id string) bool
 
@@ -36,8 +37,8 @@ type entry struct {
 	lost   bool   // unusable because layers are missing
 }
 
-func newCatalog(store cstorage.Store, pinned func(*Image) bool, hidden func(string) bool) *catalog {
-	return &catalog{store: store, pinned: pinned, hidden: hidden, entries: map[string]entry{}}
+func newCatalog(store cstorage.Store, locks *locks, pinned func(*Image) bool, hidden func(string) bool) *catalog {
+	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}}
 }
 
 // list returns the images by id. An image that nobody could start, because
@@ -74,7 +75,17 @@ func (c *catalog) lost(ctx context.Context) ([]string, error) {
 }
 
 // refresh returns the entries of all images; the map is never changed again.
+// While another process writes records, what was known before it began is as
+// good: that nobody waits.
 func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
+	if c.locks.held(toRead) != nil {
+		if known := c.known(); len(known) > 0 {
+			return known, nil
+		}
+	}
+	if err := c.locks.await(ctx, toRead); err != nil {
+		return nil, fmt.Errorf("read image records: %w", err)
+	}
 	records, err := c.store.Images()
 	if err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
@@ -98,6 +109,12 @@ func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 	}
 	c.entries = entries
 	return entries, nil
+}
+
+func (c *catalog) known() map[string]entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.entries
 }
 
 func (c *catalog) read(ctx context.Context, record cstorage.Image) (entry, error) {

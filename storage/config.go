@@ -9,7 +9,8 @@ type Config struct {
 	// StateDir is crius's own state root, below which containers/<id> hold the
 	// writable layers. It comes from the top of the configuration.
 	StateDir string `toml:"-"`
-	// LeaveDebris is for who only looks: what dead pulls have left stays.
+	// LeaveDebris is for who only looks: what dead pulls and power cuts have left
+	// stays.
 	LeaveDebris bool `toml:"-"`
 
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`

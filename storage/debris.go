@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,7 +22,8 @@ import (
 )
 
 // debris keeps the store free of what unfinished work leaves: the temporary
-// files of a pull, and layers that no image came to own or still owns.
+// files of a pull, layers that no image came to own or still owns, and what the
+// library kept beside an image's record.
 //
 // Every pull and removal writes a job, a directory under a file lock, before
 // it begins and deletes it at its end. A job whose work failed, or whose
@@ -43,7 +43,7 @@ type debris struct {
 
 	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
 	running int
-	failed  []*job
+	left    []*job // that have ended, but for something that remains of them
 }
 
 // job is one pull or removal under way.
@@ -54,6 +54,7 @@ type job struct {
 	start     time.Time
 	layers    []string // to look at, whenever they were made
 	temporary string   // directory for large files
+	settled   bool     // its layers need not be looked at, for it succeeded or they have been
 }
 
 const (
@@ -160,24 +161,22 @@ func lockDir(dir string) (*os.File, error) {
 func (j *job) end(ctx context.Context, succeeded bool) {
 	d := j.debris
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
-		slog.WarnContext(ctx, "temporary files of a pull remain", "path", j.temporary, "err", err)
+		slog.WarnContext(ctx, "temporary files of a pull remain; the next pull or start tries again", "path", j.temporary, "err", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running--
-	if succeeded {
-		j.forget(ctx)
-	} else {
-		d.failed = append(d.failed, j)
+	j.settled = succeeded
+	if !succeeded || j.forget(ctx) != nil {
+		d.left = append(d.left, j)
 	}
-	if d.running > 0 || len(d.failed) == 0 {
+	if d.running > 0 {
 		return
 	}
-	if err := d.sweep(ctx, d.failed); err != nil {
-		slog.WarnContext(ctx, "layers of unfinished pulls remain; the next pull or start tries again", "err", err)
-		return
+	var err error
+	if d.left, err = d.sweep(ctx, d.left); err != nil {
+		slog.WarnContext(ctx, "remains of unfinished pulls stay; the next pull or start tries again", "err", err)
 	}
-	d.failed = nil
 }
 
 // removeFiles deletes what is large.
@@ -195,20 +194,31 @@ func (j *job) removeFiles() error {
 	return err
 }
 
-// forget deletes the job itself. What remains of it is swept at the next start.
-func (j *job) forget(ctx context.Context) {
-	_ = trace.Call(ctx, "forget job", func() error { return os.RemoveAll(j.dir) })
-	j.lock.Close()
+// forget deletes the job itself, of which nothing else may remain: nobody would
+// know of it.
+func (j *job) forget(ctx context.Context) error {
+	err := trace.Call(ctx, "forget job", func() error {
+		if err := j.removeFiles(); err != nil {
+			return err
+		}
+		return os.RemoveAll(j.dir)
+	})
+	if err == nil {
+		j.lock.Close()
+	}
+	return err
 }
 
 // recover ends the jobs of processes that died.
 func (d *debris) recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	unwritten := trace.Call(ctx, "delete half records", d.sweepWrites)
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return unwritten
 	}
+	err = errors.Join(unwritten, err)
 	var dead []*job
 	alive := false
 	for _, entry := range entries {
@@ -229,11 +239,9 @@ func (d *debris) recover(ctx context.Context) error {
 		}
 		return err
 	}
-	if sweepErr := d.sweep(ctx, dead); sweepErr != nil {
-		d.failed = dead // for the end of the next pull
-		err = errors.Join(err, sweepErr)
-	}
-	return err
+	left, sweepErr := d.sweep(ctx, dead)
+	d.left = left // for the end of the next pull
+	return errors.Join(err, sweepErr)
 }
 
 // dyingTime is how long a process that was killed may take to let go of its
@@ -269,95 +277,4 @@ func (d *debris) read(name string) (*job, error) {
 		j.temporary = elsewhere
 	}
 	return j, nil
-}
-
-// sweep deletes the layers that jobs have left, and then the jobs.
-func (d *debris) sweep(ctx context.Context, jobs []*job) error {
-	if len(jobs) == 0 {
-		return nil
-	}
-	orphans, err := d.orphans()
-	if err != nil {
-		return err
-	}
-	for _, layer := range orphans {
-		left := slices.ContainsFunc(jobs, func(j *job) bool {
-			return !layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID)
-		})
-		if !left {
-			continue
-		}
-		d.removals.Add(1)
-		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
-		if deleteErr != nil && !needed(deleteErr) {
-			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
-		}
-	}
-	if err != nil {
-		return err
-	}
-	for _, j := range jobs {
-		j.forget(ctx)
-	}
-	return nil
-}
-
-// needed: somebody has begun to use the layer, or it is gone already.
-func needed(err error) bool {
-	for _, reason := range []error{
-		cstorage.ErrLayerHasChildren, cstorage.ErrLayerUsedByImage, cstorage.ErrLayerUsedByContainer,
-		cstorage.ErrNotALayer, cstorage.ErrLayerUnknown,
-	} {
-		if errors.Is(err, reason) {
-			return true
-		}
-	}
-	return false
-}
-
-// orphans are the layers that no image and no container stands on, children
-// before their parents.
-func (d *debris) orphans() ([]cstorage.Layer, error) {
-	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})
-	if err != nil {
-		return nil, err
-	}
-	byID := map[string]*cstorage.Layer{}
-	for i := range all.Layers {
-		byID[all.Layers[i].ID] = &all.Layers[i]
-	}
-	used := map[string]bool{}
-	use := func(id string) {
-		for id != "" && !used[id] {
-			used[id] = true
-			if layer := byID[id]; layer != nil {
-				id = layer.Parent
-			} else {
-				id = ""
-			}
-		}
-	}
-	for _, image := range all.Images {
-		use(image.TopLayer)
-		for _, id := range image.MappedTopLayers {
-			use(id)
-		}
-	}
-	for _, container := range all.Containers {
-		use(container.LayerID)
-	}
-	depth := func(layer cstorage.Layer) (n int) {
-		for l := byID[layer.Parent]; l != nil && n < len(byID); l = byID[l.Parent] {
-			n++
-		}
-		return n
-	}
-	var orphans []cstorage.Layer
-	for _, layer := range all.Layers {
-		if !used[layer.ID] && !layer.ReadOnly {
-			orphans = append(orphans, layer)
-		}
-	}
-	slices.SortStableFunc(orphans, func(a, b cstorage.Layer) int { return depth(b) - depth(a) })
-	return orphans, nil
 }

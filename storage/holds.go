@@ -32,6 +32,7 @@ import (
 // short grace, so that pods which come and go one after the other find it.
 type holds struct {
 	store  cstorage.Store
+	locks  *locks
 	debris *debris
 	grace  time.Duration
 
@@ -62,9 +63,10 @@ const (
 	ownerName   = "crius.lock"
 )
 
-func newHolds(store cstorage.Store, debris *debris) *holds {
+func newHolds(store cstorage.Store, locks *locks, debris *debris) *holds {
 	return &holds{
 		store:   store,
+		locks:   locks,
 		debris:  debris,
 		grace:   holdGrace,
 		images:  map[string]*hold{},
@@ -166,6 +168,9 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	if one.kept {
 		return nil
 	}
+	if err := h.locks.await(context.Background(), toWrite); err != nil {
+		return err
+	}
 	record, err := h.store.Image(one.image)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
 		return fmt.Errorf("image %s: %w: pull it again", one.image, fault.NotFound)
@@ -197,6 +202,9 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 // free deletes the record, and the image if it was to go with it.
 func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
+	if err := h.locks.await(ctx, toWrite); err != nil {
+		return fmt.Errorf("release image %s: %w", one.image, err)
+	}
 	err := trace.Call(ctx, "release image", func() error {
 		err := h.store.DeleteContainer(holdID(one.image))
 		if errors.Is(err, cstorage.ErrNotAContainer) {
@@ -230,6 +238,9 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 
 // remove is the end of an image: now, or with its last user.
 func (h *holds) remove(ctx context.Context, image string) error {
+	if err := h.locks.await(ctx, toWrite); err != nil {
+		return err
+	}
 	one := h.acquire(image)
 	defer h.release(one)
 	record, err := h.store.Image(image)

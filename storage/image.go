@@ -183,7 +183,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return nil
 	}
 	if err == nil {
-		err = s.holds.remove(ctx, image.ID)
+		err = s.reserve.spend(func() error { return s.holds.remove(ctx, image.ID) })
 	}
 	if diskFull(err) {
 		err = fmt.Errorf("%w: %w", fault.Exhausted, err)

@@ -35,7 +35,7 @@ type PullRequest struct {
 // Timeout, Exhausted (disk full), Invalid (the request, or an image that no
 // retry will make good) or Precondition (the node's configuration); its text
 // never contains credentials. A pull that fails or whose ctx ends leaves
-// nothing of itself.
+// nothing of itself. After one that succeeds the image survives a power cut.
 func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 	short, err := parseReference(req.Image)
 	if err != nil {
@@ -95,6 +95,9 @@ func removedMeanwhile(err error) bool {
 
 func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	start := time.Now()
+	if err := s.locks.await(ctx, toWrite); err != nil {
+		return nil, err
+	}
 	sys := s.libraryContext()
 	if err := admitted(sys, name); err != nil {
 		return nil, err
@@ -126,6 +129,9 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	job.end(ctx, err == nil)
 	if err != nil {
 		return nil, err
+	}
+	if err := trace.Do(ctx, "seal image store", s.sealer.seal); err != nil {
+		slog.WarnContext(ctx, "after a reboot the image will be read", "image", id, "err", err)
 	}
 	image, err := s.pulled(ctx, id)
 	if err != nil {
@@ -169,6 +175,9 @@ func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *sign
 // if it was removed before and lives on only because containers use it.
 func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 	if err := s.holds.revive(ctx, id); err != nil {
+		return nil, err
+	}
+	if err := s.locks.await(ctx, toRead); err != nil { // or the list is an old one
 		return nil, err
 	}
 	images, err := s.images.list(ctx)

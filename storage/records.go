@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -13,60 +12,102 @@ import (
 )
 
 // checkRecords looks at the record files of containers/storage before the
-// library does. The library takes an empty layers.json, which a power cut may
-// leave, for a store without layers and would overwrite the true one's
-// remains: crius refuses such a store instead, and changes nothing.
+// library does. The library refuses a file that is cut off, and takes an empty
+// layers.json for a store without layers. Either way the node would be without
+// images until a person came (cri-o#5015): a damaged file is moved aside, and
+// the one of the last seal takes its place. Without a seal the list is empty, and
+// what it had listed is pulled again.
 //
 // The volatile files are never synced, so that a power cut may well spoil
-// them, and describe only what cannot outlive a boot. They are moved aside.
-func checkRecords(root string) error {
-	var damaged error
-	for _, file := range []string{
-		"overlay-layers/layers.json",
-		"overlay-images/images.json",
-		"overlay-containers/containers.json",
-	} {
+// them, and describe only what cannot outlive a boot. They are just moved aside.
+func checkRecords(root string, last *seal) error {
+	for _, file := range recordFiles {
 		path := filepath.Join(root, file)
-		if err := checkRecord(path); err != nil {
-			damaged = errors.Join(damaged, fmt.Errorf("%s: %w: %w; nothing was changed: "+
-				"restore the file, or move %s away to start with an empty store", path, fault.Precondition, err, root))
+		err := setDamagedAside(path, func() error {
+			return writeSynced(path, last.restored(file))
+		})
+		if err != nil {
+			return err
 		}
-	}
-	if damaged != nil {
-		return damaged
 	}
 	for _, file := range []string{
 		"overlay-layers/volatile-layers.json",
 		"overlay-containers/volatile-containers.json",
 	} {
 		path := filepath.Join(root, file)
-		err := checkRecord(path)
-		if err == nil {
-			continue
-		}
-		slog.Warn("damaged volatile record file of containers/storage moved aside", "path", path, "err", err)
-		if err := os.Rename(path, path+".damaged"); err != nil {
+		if err := setDamagedAside(path, func() error { return os.Remove(path) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkRecord accepts a missing file and a JSON list.
-func checkRecord(path string) error {
-	content, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// recordsIntact is fault.Precondition if checkRecords would have something to do.
+func recordsIntact(root string) error {
+	for _, file := range recordFiles {
+		path := filepath.Join(root, file)
+		wrong, err := checkRecord(path)
+		if wrong != nil {
+			err = fmt.Errorf("%s is damaged: %w; the next start of the server moves it aside: %w", path, wrong, fault.Precondition)
+		}
+		if err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// setDamagedAside gives a damaged record file a second name, which ends with
+// .damaged, and has it replaced. At no moment is there no file: the library would
+// take that for an empty store.
+func setDamagedAside(path string, replace func() error) error {
+	wrong, err := checkRecord(path)
+	if wrong == nil || err != nil {
+		return err
+	}
+	aside := path + ".damaged"
+	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(path, aside); err != nil {
+		return err
+	}
+	reportAside(aside, wrong)
+	return replace()
+}
+
+// writeSynced replaces a file by one that has reached the disk.
+func writeSynced(path string, content []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// checkRecord says what is wrong with a file. A missing file and a JSON list are
+// fine.
+func checkRecord(path string) (wrong, err error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
 	if len(content) == 0 {
-		return errors.New("the file is empty")
+		return errors.New("it is empty"), nil
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(content, &list); err != nil {
-		return fmt.Errorf("the file is not valid: %w", err)
+		return fmt.Errorf("it is not valid: %w", err), nil
 	}
-	return nil
+	return nil, nil
 }

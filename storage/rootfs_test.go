@@ -476,6 +476,101 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	n.empty()
 }
 
+// The library deletes an image's record before its manifest and config. A
+// process that died in between leaves these, which the next start deletes, and
+// not those of other images.
+func TestRemainsOfARemovedImageGo(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	const images = "root/overlay-images/"
+	gone := digestOf("an image that was")
+	if err := os.MkdirAll(filepath.Join(n.dir, images, gone), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.dir, images, gone, "manifest"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	removal, err := n.debris.beginRemoval(testContext(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removal.lock.Close() // as the kernel does when the process dies
+	n.restart()
+	if _, err := os.Stat(filepath.Join(n.dir, images, gone)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+	if _, err := n.Image(testContext(t), img.ID); err != nil {
+		t.Errorf("another image: %v", err)
+	}
+	if len(n.entries(images+img.ID)) == 0 {
+		t.Error("another image has lost its manifest")
+	}
+}
+
+// What the library has left of a record that it was writing goes at the next
+// start.
+func TestHalfWrittenRecordsGo(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	var half []string
+	for _, kind := range []string{"images", "layers", "containers"} {
+		file := filepath.Join(n.dir, "root", "overlay-"+kind, ".tmp-"+kind+".json123")
+		if err := os.WriteFile(file, []byte("["), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		half = append(half, file)
+	}
+	n.restart()
+	for _, file := range half {
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if _, err := n.Image(testContext(t), img.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// Temporary files that cannot be deleted, since the disk fails for one, are not
+// forgotten: the next pull or start deletes them.
+func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
+	t.Parallel()
+	for _, again := range []string{"pull", "start"} {
+		t.Run(again, func(t *testing.T) {
+			n := newNode(t)
+			job, err := n.debris.beginPull(testContext(t), t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(job.temporary, "blob")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil { // what is mounted on cannot be deleted
+				t.Fatal(err)
+			}
+			job.end(testContext(t), true)
+			if err := unix.Unmount(file, 0); err != nil {
+				t.Fatal(err)
+			}
+			if again == "pull" {
+				next, err := n.debris.beginPull(testContext(t), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				next.end(testContext(t), true)
+			} else {
+				job.lock.Close() // as the kernel does when the process dies
+				n.restart()
+			}
+			if _, err := os.Stat(job.temporary); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("temporary files: %v", err)
+			}
+			n.empty()
+		})
+	}
+}
+
 // Only one process may hold images in a store.
 func TestSecondOwnerIsRefused(t *testing.T) {
 	t.Parallel()

@@ -65,29 +65,45 @@ func Init() bool {
 type Store struct {
 	cfg          Config
 	store        cstorage.Store
+	locks        *locks
 	images       *catalog
 	holds        *holds
 	debris       *debris
+	reserve      reserve
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
+	sealer       *sealer
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 
 	background sync.WaitGroup // the measuring of writable layers
 }
 
-// Open opens the store and creates it where there is none. A store whose
-// records are damaged is refused with fault.Precondition and left as it is.
+// Open opens the store and creates it where there is none. After a reboot it
+// looks for what a power cut has damaged: records of containers/storage are
+// moved aside, and images are deleted, to be pulled again. All others stay.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	options, err := libraryOptions(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	if err := checkRecords(options.GraphRoot); err != nil {
+	seals := &sealer{root: options.GraphRoot, sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
+	var last *seal
+	if cfg.LeaveDebris {
+		err = recordsIntact(options.GraphRoot)
+	} else if last, err = seals.last(); err == nil {
+		err = checkRecords(options.GraphRoot, last)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	lib, err := trace.Get(ctx, "open library", func(context.Context) (cstorage.Store, error) { return cstorage.GetStore(options) })
+	var lib cstorage.Store
+	var locks *locks
+	err = trace.Call(ctx, "open library", func() (err error) {
+		lib, locks, err = openLibrary(options)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
 	}
@@ -95,12 +111,18 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, store: lib, mountOptions: mountOptions}
+	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib)
-	s.holds = newHolds(lib, s.debris)
-	s.images = newCatalog(lib, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	if err := s.holds.restore(); err != nil {
+	s.holds = newHolds(lib, locks, s.debris)
+	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
+	if !cfg.LeaveDebris {
+		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last) })
+	}
+	if err == nil {
+		err = s.holds.restore()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
 	}
 	if cfg.LeaveDebris {
@@ -109,7 +131,26 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
 	}
+	begin := func(ctx context.Context) error { return seals.begin(ctx, last) }
+	if err := trace.Do(ctx, "seal image store", begin); err != nil {
+		slog.Warn("after a reboot all images will be read", "err", err)
+	}
+	s.reserve = newReserve(lib.GraphRoot())
+	s.reserve.keep()
 	return s, nil
+}
+
+// openLibrary opens containers/storage unless another process keeps it locked.
+func openLibrary(options types.StoreOptions) (cstorage.Store, *locks, error) {
+	before := newLocks(options.GraphRoot, options.RunRoot)
+	if err := errors.Join(before.await(context.Background(), toWrite), before.close()); err != nil {
+		return nil, nil, err
+	}
+	lib, err := cstorage.GetStore(options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return lib, newLocks(lib.GraphRoot(), lib.RunRoot()), nil
 }
 
 // Close gives back what the process holds of the store, after the last call of
@@ -122,7 +163,7 @@ func (s *Store) Close() error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr); err != nil {
+	if err := errors.Join(err, shutdownErr, s.locks.close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
@@ -159,6 +200,11 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 }
 
 func isSync(option string) bool { return optionName(option) == "sync" }
+
+func isSyncNone(option string) bool {
+	_, value, _ := strings.Cut(option, "=")
+	return isSync(option) && value == "none"
+}
 
 // optionName is the name of a driver option without the driver's.
 func optionName(option string) string {

@@ -39,6 +39,9 @@ type FsUsage struct {
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
+	if err := s.locks.await(ctx, toRead); err != nil {
+		return images, containers, fmt.Errorf("image file system: %w", err)
+	}
 	layers, err := s.store.Layers()
 	if err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)

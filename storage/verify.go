@@ -110,7 +110,8 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 func (d *debris) stray() ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.running > 0 || len(d.failed) > 0 {
+	unsettled := func(j *job) bool { return !j.settled }
+	if d.running > 0 || slices.ContainsFunc(d.left, unsettled) {
 		return nil, nil
 	}
 	orphans, err := d.orphans()

@@ -15,6 +15,7 @@ packages=(
 	libseccomp-dev pkg-config             # building a current runc
 	dpkg-dev patch xz-utils bzip2         # building busybox from Debian's source
 	procps util-linux kmod                # looking at processes and mounts
+	e2fsprogs strace                      # disks that are full, system calls that fail
 	groff-base                            # manual pages
 	git make ca-certificates
 	"$@"

@@ -60,6 +60,33 @@ func Unmount(path string) error {
 	}
 }
 
+// UnmountBelow unmounts whatever is mounted at dir or below.
+func UnmountBelow(dir string) error {
+	points, err := Under(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, point := range points {
+		errs = append(errs, Unmount(point))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveAll is os.RemoveAll for a directory in which single files may be mount
+// points: runtimes that were killed leave such. No directory in it may be one,
+// for what is mounted there would be deleted.
+func RemoveAll(dir string) error {
+	err := os.RemoveAll(dir)
+	if !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	if err := UnmountBelow(dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
 // Shm mounts at path the /dev/shm of a pod: a tmpfs of at most size bytes that
 // every user may write to and from which nothing can be executed. The directory
 // is made if it is missing. A non-empty label is the SELinux context of all

@@ -267,3 +267,28 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// A runtime that was killed leaves files with something mounted on them.
+func TestRemoveAll(t *testing.T) {
+	dir := filepath.Join(scratch(t), "dir")
+	file := filepath.Join(dir, "below", "file")
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := unix.Mount("/proc/self/exe", file, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // also when it is gone
+		if err := RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("still there: %v", err)
+		}
+	}
+}

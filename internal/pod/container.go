@@ -231,16 +231,17 @@ func (c *Container) start(ctx context.Context) error {
 		return fmt.Errorf("it is in state %s, only a created one can be started: %w", state, fault.Precondition)
 	}
 	// Killed between here and the put below, a restarted server cannot tell
-	// from the record whether the program runs, and asks the runtime.
-	c.setPhase(phaseStarting)
+	// from the record whether the program runs, and asks the runtime. When it
+	// did the record does tell, which may be long before that; and before the
+	// runtime returns, for a short life may be over then.
+	c.setStart(phaseStarting, time.Now())
 	if err := c.put(ctx); err != nil {
 		return err
 	}
-	started := time.Now() // before: a short life may be over when the runtime returns
 	if err := trace.Do(ctx, "runtime start", c.task.Start); err != nil {
 		return c.failStart(ctx, err)
 	}
-	c.setStarted(started)
+	c.setPhase(phaseStarted)
 	c.publish()
 	c.tell()
 	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out

@@ -252,11 +252,11 @@ func (c *Container) settleStart(ctx context.Context) {
 	started, err := c.task.Started(ctx)
 	switch {
 	case err == nil && !started:
-		c.setPhase(phaseCreated)
+		c.setStart(phaseCreated, time.Time{})
 	default:
 		// The runtime answers nothing for a container that is dead: if it never
 		// started, its exit by SIGKILL says so well enough.
-		c.setStarted(time.Now())
+		c.setPhase(phaseStarted)
 	}
 	if err := c.put(ctx); err != nil {
 		slog.WarnContext(ctx, "settled start not recorded", "container", c.id, "err", err)
@@ -266,8 +266,12 @@ func (c *Container) settleStart(ctx context.Context) {
 // reloadDead recovers a container of another boot.
 func (c *Container) reloadDead(ctx context.Context) error {
 	exit, err := conmon.ReadExit(c.ref.ExitFile)
-	if errors.Is(err, fault.NotFound) {
+	if err != nil {
 		exit = conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
+		if !errors.Is(err, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
+			exit.Message = "the machine was booted, and the record of the container's exit was damaged: " + err.Error()
+			slog.ErrorContext(ctx, "exit of a container cannot be read and is taken for unknown", "container", c.id, "err", err)
+		}
 		err = trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
 	}
 	if err != nil {

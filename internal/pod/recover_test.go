@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -12,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // views is all that readers see, by id.
@@ -148,6 +150,41 @@ func TestReboot(t *testing.T) {
 	b.removeAll(e)
 }
 
+// An exit file that a power cut has spoiled makes the exit unknown; the container
+// is not forgotten, and its pod can be removed.
+func TestPowerCutDamagesAnExit(t *testing.T) {
+	for what, bad := range map[string]string{"empty": "", "zeros": "\x00\x00\x00\x00", "cut": `{"version":1,"exit_co`} {
+		b := newBench(t)
+		e := b.engine()
+		b.zoo(e)
+		b.close(e)
+		for _, v := range e.Sandboxes() {
+			if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + v.ID}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.node.tasks = map[string]*fakeTask{}
+		containers := e.Containers()
+		for _, v := range containers {
+			if err := os.WriteFile(filepath.Join(b.cfg.StateDir, "containers", v.ID, "exit.json"), []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.boot = "another"
+		e = b.engine()
+		if len(e.Containers()) != len(containers) || len(containers) == 0 {
+			t.Errorf("%s: %d of %d containers are left", what, len(e.Containers()), len(containers))
+		}
+		for _, v := range e.Containers() {
+			if v.State != cri.ContainerState_CONTAINER_EXITED || v.ExitCode == 0 || v.FinishedAt.IsZero() {
+				t.Errorf("%s: container %s is %s with code %d", what, v.Config.Metadata.Name, v.State, v.ExitCode)
+			}
+		}
+		b.removeAll(e)
+		b.close(e)
+	}
+}
+
 // TestDamagedRecord: one unreadable record is neither a reason not to start nor
 // forgotten.
 func TestDamagedRecord(t *testing.T) {
@@ -247,6 +284,31 @@ func TestUnfinishedIsTornDown(t *testing.T) {
 	}
 }
 
+// TestStartIsOnRecordBeforeItHappens, with its time: nobody else knows it when
+// the server is killed in the start of a container that lives for a moment.
+func TestStartIsOnRecordBeforeItHappens(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.create(e, pod, "c")
+	var early *containerRecord
+	e.deps.Trace.Hook = func(at trace.Point) (err error) {
+		if at.Step == "runtime start" && !at.After {
+			early, err = e.ctrRecords.Get(ctr)
+		}
+		return err
+	}
+	before := time.Now()
+	if err := e.StartContainer(t.Context(), ctr); err != nil {
+		t.Fatal(err)
+	}
+	if early == nil || early.Phase != phaseStarting || early.StartedAt.Before(before) || early.StartedAt.After(time.Now()) {
+		t.Errorf("when the runtime starts it the record is %+v", early)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // TestUnfinishedStart: killed between the runtime's start and the record, the
 // server asks the runtime.
 func TestUnfinishedStart(t *testing.T) {
@@ -257,13 +319,16 @@ func TestUnfinishedStart(t *testing.T) {
 		ctr := b.create(e, pod, "c")
 		b.node.tasks[ctr].started = started
 		b.close(e)
-		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseStarting })
+		// The server may have been dead for long; when the container was started
+		// the record knows: before its end, if that was meanwhile.
+		at := time.Now().Add(-time.Minute).UTC()
+		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase, r.StartedAt = phaseStarting, at })
 		e = b.engine()
 		want := cri.ContainerState_CONTAINER_CREATED
 		if started {
 			want = cri.ContainerState_CONTAINER_RUNNING
 		}
-		if v := v(e, ctr); v.State != want || started == v.StartedAt.IsZero() {
+		if v := v(e, ctr); v.State != want || started != v.StartedAt.Equal(at) || !started && !v.StartedAt.IsZero() {
 			t.Errorf("started %t: state %s since %s", started, v.State, v.StartedAt)
 		}
 		b.remove(e, pod)

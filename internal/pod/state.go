@@ -145,10 +145,11 @@ func (c *Container) setPhase(p phase) {
 	c.rec.Phase = p
 }
 
-func (c *Container) setStarted(at time.Time) {
+// setStart sets the phase with the time of a start; zero: there was none.
+func (c *Container) setStart(p phase, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rec.Phase, c.rec.StartedAt = phaseStarted, at
+	c.rec.Phase, c.rec.StartedAt = p, at
 }
 
 func (c *Container) setGone() {
@@ -160,7 +161,7 @@ func (c *Container) setGone() {
 func (c *Container) setStartError(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rec.StartError = cause.Error()
+	c.rec.StartError, c.rec.StartedAt = cause.Error(), time.Time{}
 }
 
 func (c *Container) setUser(user *cri.ContainerUser) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/cgroup"
@@ -188,7 +187,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	}
 	rootfs := storage.Rootfs{ID: id, Dir: e.ctrRecords.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
-		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), unmountBelow(ref.Dir))
+		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
 	}
 	if err := trace.Do(ctx, "remove root file system", removeRoot); err != nil {
 		return errors.Join(append(errs, err)...)
@@ -213,7 +212,7 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, s.release(ctx))
-	if err := unmountBelow(s.runDir()); err != nil {
+	if err := mount.UnmountBelow(s.runDir()); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
 	}
 	errs = append(errs, removeRunDir(ctx, s.runDir()))
@@ -224,20 +223,7 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 }
 
 // removeRunDir removes a directory of which nothing is needed any more, and in
-// which nothing is mounted.
+// which no directory is a mount point any more.
 func removeRunDir(ctx context.Context, dir string) error {
-	return trace.Call(ctx, "remove run directory", func() error { return os.RemoveAll(dir) })
-}
-
-// unmountBelow unmounts whatever is mounted in a directory that is to go.
-func unmountBelow(dir string) error {
-	points, err := mount.Under(dir)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, point := range points {
-		errs = append(errs, mount.Unmount(point))
-	}
-	return errors.Join(errs...)
+	return trace.Call(ctx, "remove run directory", func() error { return mount.RemoveAll(dir) })
 }

@@ -76,34 +76,40 @@ func (d *Dir[T]) Make() error { return os.MkdirAll(d.root, 0o700) }
 // Path is the directory that belongs to id, whether it exists or not.
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
 
-// Put makes doc the document of id, durably.
+// Put makes doc the document of id, durably. If it fails and there was none,
+// nothing is left of it.
 func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})
 	if err != nil {
 		return fmt.Errorf("encode record %s: %w", id, err)
 	}
-	if err := d.makeDir(ctx, id); err != nil {
-		return err
+	created, err := d.makeDir(ctx, id)
+	if err == nil {
+		err = trace.Call(ctx, "write record", func() error { return writeDurably(filepath.Join(d.Path(id), d.name), data) })
 	}
-	err = trace.Call(ctx, "write record", func() error { return writeDurably(filepath.Join(d.Path(id), d.name), data) })
-	if err != nil {
-		return fmt.Errorf("write record %s: %w", id, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if created { // by a caller who has nothing of this id, and will not come back
+		err = errors.Join(err, os.RemoveAll(d.Path(id)))
+	}
+	return fmt.Errorf("write record %s: %w", id, err)
 }
 
 // makeDir makes the directory of id, if it is missing, and makes it last. What
 // has no document yet is an orphan, and needs no more than that.
-func (d *Dir[T]) makeDir(ctx context.Context, id string) error {
+func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err error) {
 	if _, err := os.Stat(d.Path(id)); !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return false, err
 	}
-	return trace.Call(ctx, "make state directory", func() error {
+	err = trace.Call(ctx, "make state directory", func() error {
 		if err := os.Mkdir(d.Path(id), 0o700); err != nil {
 			return err
 		}
+		created = true
 		return syncDir(d.root)
 	})
+	return created, err
 }
 
 // Get reads the document of id. A missing one is fault.NotFound.
@@ -223,7 +229,7 @@ func writeDurably(path string, data []byte) error {
 		return errors.Join(err, os.Remove(tmp))
 	}
 	if err := os.Rename(tmp, path); err != nil {
-		return err
+		return errors.Join(err, os.Remove(tmp))
 	}
 	return syncDir(filepath.Dir(path))
 }

@@ -253,3 +253,31 @@ func TestReadChangesNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestPutThatFailsLeavesNothing(t *testing.T) {
+	root := t.TempDir()
+	id := strings.Repeat("a", 64)
+	unwritable, err := Open[doc](root, "missing/doc.json", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unwritable.Put(t.Context(), id, &doc{}); err == nil {
+		t.Error("a document was written into a directory that is not there")
+	}
+	d, err := Open[doc](root, "doc.json", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(root); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if err := os.MkdirAll(filepath.Join(d.Path(id), "doc.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Put(t.Context(), id, &doc{}); err == nil {
+		t.Error("a document took the place of a directory")
+	}
+	if left, _ := os.ReadDir(d.Path(id)); len(left) != 1 {
+		t.Errorf("left beside what was there: %v", left)
+	}
+}

@@ -58,7 +58,8 @@ type conn struct {
 	gone    chan struct{} // closed when the client has, or Close was called
 	leaving sync.Once
 	closing sync.Once
-	used    atomic.Int64 // when something was read or written last, in Unix nanoseconds
+	began   time.Time
+	used    atomic.Int64 // when something was read or written last, in nanoseconds since began
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -75,9 +76,13 @@ func (c *conn) Write(p []byte) (int, error) {
 
 func (c *conn) use(n int) {
 	if n > 0 {
-		c.used.Store(time.Now().UnixNano())
+		c.used.Store(int64(time.Since(c.began)))
 	}
 }
+
+// silence is how long nothing was read or written, whatever has been done to the
+// node's clock meanwhile.
+func (c *conn) silence() time.Duration { return time.Since(c.began) - time.Duration(c.used.Load()) }
 
 // wait reports that the client has gone, or has been silent for idle (0: ever).
 // The end of ctx makes it false.
@@ -95,7 +100,7 @@ func (c *conn) wait(ctx context.Context, idle time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case <-expired:
-			left := idle - time.Since(time.Unix(0, c.used.Load()))
+			left := idle - c.silence()
 			if left <= 0 {
 				return true
 			}
@@ -136,7 +141,7 @@ func (c *conn) abort() error {
 
 // add begins to watch a connection.
 func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
-	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{})}
+	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{}), began: time.Now()}
 	c.use(1)
 	raw, err := plain.SyscallConn()
 	if err != nil {

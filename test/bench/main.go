@@ -23,9 +23,10 @@ import (
 type row func(ctx context.Context) ([]table, error)
 
 var rows = map[string]row{
-	"log":   logRow,
-	"pods":  podsRow,
-	"stats": statsRow,
+	"log":     logRow,
+	"pods":    podsRow,
+	"restart": restartRow,
+	"stats":   statsRow,
 }
 
 func main() {

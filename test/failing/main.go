@@ -13,7 +13,8 @@
 //	dieafter       do the work, then end by SIGKILL
 //	cut DURATION   begin the work, then end it and oneself by SIGKILL
 //
-// With "once" before the words the file is removed first. The verb is
+// With "once" before the words the file is removed first; with "at N" it is the
+// Nth call from when the file was written that misbehaves. The verb is
 // CNI_COMMAND, or the subcommand of the runtime's command line. Each call adds
 // a line "VERB ID outcome" to the file journal.
 package main
@@ -118,8 +119,28 @@ func (p program) fault() (action, rest string) {
 	if once {
 		os.Remove(file)
 	}
+	if at, later := strings.CutPrefix(words, "at "); later {
+		number, rest, _ := strings.Cut(at, " ")
+		if words = rest; !p.isCall(number, file+".calls") {
+			return "", ""
+		}
+	}
 	action, rest, _ = strings.Cut(words, " ")
 	return action, rest
+}
+
+// isCall counts this call, one byte each, and tells whether it is the one.
+func (p program) isCall(number, counter string) bool {
+	f, err := os.OpenFile(counter, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if _, err := f.Write([]byte{'.'}); err != nil {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && fmt.Sprint(info.Size()) == number
 }
 
 // refuse reports an error the way the played program does.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -189,4 +190,48 @@ func mustInventory(t *testing.T, w *scene.World) *inventory.Snapshot {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// So it is where only the run directory is full, which lies in memory.
+func TestAFullRunDirectory(t *testing.T) {
+	t.Parallel()
+	w := scene.Spotless(t, node.Options{})
+	if err := w.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	d := &disk{w.Path("r")}
+	run(t, "mount", "-t", "tmpfs", "-o", "size=8m,mode=711", "tmpfs", d.point)
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Settle(t.Context(), scene.Handlers...); err != nil {
+		t.Fatal(err)
+	}
+	v := watch(t, w)
+	p := w.Pod(t, "runc")
+	running, created := p.Start(t, "sleep"), p.Create(t, "sleep")
+	d.fill(t)
+	left := mustInventory(t, w)
+	_, err := w.TryPod(t, "crun")
+	scene.WantCode(t, err, codes.ResourceExhausted, "no space left on device")
+	_, err = p.Try(t.Context(), "sleep")
+	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "no space left on device") {
+		t.Errorf("CreateContainer: %v", err)
+	}
+	if err := w.Clean(t.Context(), left, scene.Patience); err != nil {
+		t.Errorf("after refusals for want of space: %v", err)
+	}
+	d.fill(t)
+	running.Stop(t, 0)
+	scene.Equal(t, "exit code", running.Wait(t).ExitCode, 137)
+	d.fill(t)
+	created.Remove(t)
+	p.Stop(t)
+	p.Remove(t)
+	if left := p.Traces(t); len(left) > 0 {
+		t.Errorf("left over by a pod that was removed with the run directory full:\n%s", inventory.Brief("", left))
+	}
+	v.unaffected(t)
+	d.free(t)
+	w.Pod(t, "crun").Finish(t, "echo runs")
 }

@@ -60,7 +60,7 @@ func TestStopWithoutGraceKillsAtOnce(t *testing.T) {
 	})
 }
 
-func TestASecondShorterStopShortensTheFirst(t *testing.T) {
+func TestASecondShorterStopShortensTheFirst_crio_8748(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {

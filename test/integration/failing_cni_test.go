@@ -14,7 +14,7 @@ import (
 
 func impatient() node.Options { return node.Options{Config: "[network]\ntimeout = \"5s\"\n"} }
 
-func TestFailedNetworkSetupLeavesNothing(t *testing.T) {
+func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, impatient())
 	plugin := w.cni(t)
@@ -60,11 +60,11 @@ func TestFailedNetworkSetupLeavesNothing(t *testing.T) {
 
 // A network that cannot be taken down now must not keep containers alive, nor
 // be forgotten.
-func TestFailedNetworkTeardownIsADebt(t *testing.T) {
+func TestFailedNetworkTeardownIsADebt_containerd_12926(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, impatient())
 	plugin := w.cni(t)
-	for _, words := range []string{"fail not today", "hang", "die", "after too late"} {
+	for _, words := range []string{"fail not today", "hang", "die", "after too late", "at 1 die"} {
 		t.Run(words, func(t *testing.T) {
 			config := w.podConfig(t)
 			resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
@@ -155,7 +155,7 @@ func TestAHungPluginDelaysNobodyElse(t *testing.T) {
 	}
 }
 
-func TestACallerThatGivesUpFindsItsPodLater(t *testing.T) {
+func TestACallerThatGivesUpFindsItsPodLater_crio_8906(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	plugin := w.cni(t)

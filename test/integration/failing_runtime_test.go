@@ -31,7 +31,7 @@ create_timeout = "3s"
 	return w, runtime
 }
 
-func TestRuntimeThatFailsToCreate(t *testing.T) {
+func TestNameIsFreeAfterAFailedCreate_crio_9097(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, real string) {
 		t.Parallel()
@@ -43,7 +43,8 @@ func TestRuntimeThatFailsToCreate(t *testing.T) {
 			"after half done":        "half done", // the container exists by then
 			"hang":                   "",
 			"hangafter":              "",
-			"die":                    "",
+			"die":                    "killed by signal 9",
+			"garbage":                "reports success",
 		} {
 			t.Run(words, func(t *testing.T) {
 				runtime.does(t, "create", words)
@@ -90,8 +91,31 @@ func TestRuntimeThatFailsLater(t *testing.T) {
 				t.Errorf("state is %v", s)
 			}
 		})
+		t.Run("start dies", func(t *testing.T) {
+			c := w.run(t, "brittle").create(t, "sleep")
+			runtime.does(t, "start", "die")
+			_, err := w.Runtime().StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: c.id})
+			if err == nil || !strings.Contains(err.Error(), "signal: killed") {
+				t.Errorf("StartContainer: %v", err)
+			}
+			runtime.heal(t)
+			equal(t, "reason", c.wait(t).Reason, "StartError")
+		})
+		t.Run("the second start fails", func(t *testing.T) {
+			p := w.run(t, "brittle")
+			runtime.does(t, "start", "at 2 fail not this one")
+			first, second, third := p.create(t, "sleep"), p.create(t, "sleep"), p.create(t, "sleep")
+			first.start(t)
+			_, err := w.Runtime().StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: second.id})
+			if err == nil || !strings.Contains(err.Error(), "not this one") {
+				t.Errorf("StartContainer: %v", err)
+			}
+			third.start(t)
+			runtime.heal(t)
+			equal(t, "state of the first", first.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		})
 		for _, verb := range []string{"kill", "delete", "state"} {
-			for _, words := range []string{"fail not now", "hang", "garbage"} {
+			for _, words := range []string{"fail not now", "hang", "garbage", "die"} {
 				t.Run(verb+" "+words, func(t *testing.T) {
 					p := w.run(t, "brittle")
 					c := p.start(t, "ignore TERM ; sleep")
@@ -126,7 +150,7 @@ func TestRuntimeThatFailsLater(t *testing.T) {
 	})
 }
 
-func TestACallerThatGivesUpFindsItsContainerLater(t *testing.T) {
+func TestACallerThatGivesUpFindsItsContainerLater_containerd_4604(t *testing.T) {
 	t.Parallel()
 	w, runtime := brittle(t, "runc")
 	p := w.run(t, "brittle")

@@ -64,6 +64,9 @@ func (w *world) cni(t *testing.T) *faulty {
 // does says what to do at a verb from now on; see test/failing for the words.
 func (f *faulty) does(t *testing.T, verb, words string) {
 	t.Helper()
+	if err := os.Remove(filepath.Join(f.dir, "faults", verb+".calls")); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
 	put(t, filepath.Join(f.dir, "faults", verb), words)
 }
 

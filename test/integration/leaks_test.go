@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,43 @@ func (w *world) sandbox(ctx context.Context, name, handler string) error {
 	}
 	_, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.PodSandboxId})
 	return err
+}
+
+// life takes a pod from nothing through everything to nothing again.
+func (w *world) life(ctx context.Context, name, handler string, code int) error {
+	config := kubelet.Pod(name, kubelet.LogsBelow(w.Path("logs")))
+	defer os.RemoveAll(config.LogDirectory)
+	r := w.Runtime()
+	p, err := r.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return fmt.Errorf("RunPodSandbox of %s: %w", name, err)
+	}
+	container := kubelet.Container("c", probe, steps(fmt.Sprintf("echo lives ; exit %d", code)))
+	c, err := r.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.PodSandboxId, SandboxConfig: config, Config: container})
+	if err != nil {
+		return fmt.Errorf("CreateContainer of %s: %w", name, err)
+	}
+	if _, err := r.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		return fmt.Errorf("StartContainer of %s: %w", name, err)
+	}
+	var s *cri.ContainerStatusResponse
+	ended := eventually(func() bool {
+		s, err = r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ContainerId})
+		return err != nil || s.Status.State == cri.ContainerState_CONTAINER_EXITED
+	})
+	if err != nil {
+		return fmt.Errorf("ContainerStatus of %s: %w", name, err)
+	}
+	if !ended || s.Status.ExitCode != int32(code) {
+		return fmt.Errorf("%s is %v, code %d (%s %s), want code %d", name, s.Status.State, s.Status.ExitCode, s.Status.Reason, s.Status.Message, code)
+	}
+	if _, err := r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.PodSandboxId}); err != nil {
+		return fmt.Errorf("StopPodSandbox of %s: %w", name, err)
+	}
+	if _, err := r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.PodSandboxId}); err != nil {
+		return fmt.Errorf("RemovePodSandbox of %s: %w", name, err)
+	}
+	return nil
 }
 
 func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {

@@ -79,6 +79,45 @@ func TestALostMonitorEndsItsContainer(t *testing.T) {
 	})
 }
 
+// So is one that was never started, and one that is only being made.
+func TestAMonitorLostBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	w, runtime := brittle(t, "crun")
+	p := w.run(t, "brittle")
+	before := mustInventory(t, w)
+	created := p.create(t, "sleep")
+	unix.Kill(w.monitors(t, created.id)[0], unix.SIGKILL)
+	s := created.wait(t)
+	if s.ExitCode == 0 || !strings.Contains(s.Message, "monitor") {
+		t.Errorf("code %d, reason %q, message %q", s.ExitCode, s.Reason, s.Message)
+	}
+	created.remove(t)
+	p.made = p.made[:1]
+
+	runtime.does(t, "create", "hang")
+	failed := make(chan error, 1)
+	go func() {
+		_, err := p.try(t.Context(), steps("sleep"))
+		failed <- err
+	}()
+	if !eventually(func() bool { return len(runtime.calls(t, "create", "hangs")) == 1 }) {
+		t.Fatal("the runtime is never called")
+	}
+	for id := range runtime.calls(t, "create", "hangs") {
+		for _, pid := range w.monitors(t, id) {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "monitor lost") {
+		t.Errorf("CreateContainer: %v, want an error that says that the monitor was lost", err)
+	}
+	runtime.heal(t)
+	if err := w.Clean(t.Context(), before, 3*patience); err != nil { // orphans are reaped in their own time
+		t.Error(err)
+	}
+	p.finish(t, "echo runs")
+}
+
 // The monitor must not be charged to, nor die with, what it watches
 // (CVE-2019-14891), and must not be reachable from a pod (CVE-2020-15257).
 func TestTheMonitorLivesApart_CVE_2019_14891(t *testing.T) {

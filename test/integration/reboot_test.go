@@ -11,7 +11,7 @@ import (
 
 // After a reboot nothing runs any more, and what is left on the disk (records
 // and addresses) is given back when the pods are removed.
-func TestReboot(t *testing.T) {
+func TestReboot_crio_5549(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	var pods []*pod

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -69,6 +71,101 @@ func (w *world) zoo(t *testing.T) []*pod {
 	return pods
 }
 
+// strangers are pods of random shapes; FULL=1 makes 200.
+func (w *world) strangers(t *testing.T) (pods []*pod) {
+	t.Helper()
+	n := 6
+	if os.Getenv("FULL") != "" {
+		n = 200
+	}
+	seed := rand.Uint64()
+	t.Logf("seed of the random pods: %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range n {
+		p := w.run(t, handlers[r.IntN(len(handlers))], func(c *cri.PodSandboxConfig) { shapePod(r, c) })
+		for range r.IntN(3) {
+			line := []string{"sleep", "exit 3", "alloc 64", "suicide TERM", "echo said"}[r.IntN(5)]
+			c := p.create(t, line, func(c *cri.ContainerConfig) { shapeContainer(r, p.config, c) })
+			if r.IntN(4) == 0 {
+				continue // never started
+			}
+			c.start(t)
+			if line != "sleep" {
+				c.wait(t)
+			}
+		}
+		if r.IntN(4) == 0 {
+			p.stop(t)
+		}
+		pods = append(pods, p)
+	}
+	return pods
+}
+
+// maybe is yes half of the time.
+func maybe(r *rand.Rand) bool { return r.IntN(2) == 0 }
+
+// text is any that a label may hold.
+func text(r *rand.Rand) string {
+	runes := make([]rune, r.IntN(12))
+	for i := range runes {
+		runes[i] = []rune("abcZ09._-/ \t\"'{}ключ日本\u0000\U0001F680")[r.IntN(24)]
+	}
+	return string(runes)
+}
+
+func shapePod(r *rand.Rand, c *cri.PodSandboxConfig) {
+	for range r.IntN(4) {
+		c.Labels["k"+text(r)], c.Annotations["k"+text(r)] = text(r), text(r)
+	}
+	c.Metadata.Attempt = uint32(r.IntN(5))
+	options := c.Linux.SecurityContext.NamespaceOptions
+	switch r.IntN(4) {
+	case 0:
+		kubelet.HostNetwork(c)
+	case 1:
+		options.Pid = cri.NamespaceMode_POD
+	case 2:
+		options.Ipc = cri.NamespaceMode_NODE
+	default:
+		c.Hostname = fmt.Sprintf("h%d.example", r.IntN(100))
+		c.Linux.Sysctls = map[string]string{"net.ipv4.ip_local_port_range": "2000 3000"}
+	}
+	if maybe(r) {
+		c.DnsConfig = &cri.DNSConfig{Servers: []string{"10.0.0.1", "fd00::1"}[:r.IntN(3)], Searches: []string{"a.b", "c"}[:r.IntN(3)]}
+	}
+	if maybe(r) {
+		c.Linux.Resources = &cri.LinuxContainerResources{CpuShares: int64(2 + r.IntN(1000)), MemoryLimitInBytes: int64(r.IntN(100)+50) * mib}
+	}
+}
+
+func shapeContainer(r *rand.Rand, pod *cri.PodSandboxConfig, c *cri.ContainerConfig) {
+	for range r.IntN(4) {
+		c.Labels = map[string]string{"k" + text(r): text(r)}
+		c.Annotations = map[string]string{"k" + text(r): text(r)}
+		c.Envs = append(c.Envs, &cri.KeyValue{Key: fmt.Sprint("E", r.IntN(9)), Value: fmt.Append(nil, r.IntN(9))})
+	}
+	options := pod.Linux.SecurityContext.NamespaceOptions
+	c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Network: options.GetNetwork(), Pid: options.GetPid(), Ipc: options.GetIpc()}
+	c.Metadata.Attempt = uint32(r.IntN(3))
+	c.Tty, c.Stdin = maybe(r), maybe(r)
+	if maybe(r) {
+		c.LogPath = ""
+	}
+	if maybe(r) {
+		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: int64(r.IntN(1 << 16))}
+		c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: int64(r.IntN(1 << 16))}
+	}
+	if maybe(r) {
+		c.StopSignal = cri.Signal(r.IntN(len(cri.Signal_name)))
+	}
+	if maybe(r) {
+		c.Linux.Resources.MemoryLimitInBytes = 32 * mib
+		c.Linux.Resources.MemorySwapLimitInBytes = 32 * mib
+	}
+	c.Linux.SecurityContext.ReadonlyRootfs = maybe(r)
+}
+
 // everything is all that CRI tells of pods, containers and images, by id.
 func (w *world) everything(t *testing.T) map[string]proto.Message {
 	t.Helper()
@@ -120,10 +217,10 @@ func equalEverything(t *testing.T, before, after map[string]proto.Message) {
 	}
 }
 
-func TestNothingChangesByARestart(t *testing.T) {
+func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
-	pods := w.zoo(t)
+	pods := append(w.zoo(t), w.strangers(t)...)
 	before, things := w.everything(t), mustInventory(t, w)
 	for name, restart := range map[string]func(context.Context) error{"SIGTERM": w.Restart, "SIGKILL": w.Crash} {
 		t.Run(name, func(t *testing.T) {
@@ -287,4 +384,10 @@ func TestARepeatedRequestGetsTheSameID(t *testing.T) {
 	config.Args = steps("another request")
 	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
 	wantTaken(t, err, c.id)
+}
+
+// A name that another request has taken stays with it.
+func wantTaken(t *testing.T, err error, id string) {
+	t.Helper()
+	wantCode(t, err, codes.AlreadyExists, id[:12])
 }

@@ -16,6 +16,11 @@
 //
 //	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
+// With -cuts N (make powercut) it does something else: the power of machines is
+// cut N times while crius pulls, creates and removes, and after each boot
+// everything that it says to have is compared with what it should be. See
+// docs/decisions/0009-power-cuts.md.
+//
 // The exit code is 1 if any failed. Everything that a run printed and logged is
 // kept in .cache/node/DRIVER-HANDLER, or qemu-DRIVER-HANDLER.
 package main
@@ -52,6 +57,7 @@ func main() {
 	parallel := flag.Int("parallel", 0, "machines that run at the same time; 0: as many as two processors can bear")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
 	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
+	work := flag.Duration("work", 5*time.Second, "the longest time that a machine works before its power is cut")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -63,7 +69,7 @@ func main() {
 		}
 	}
 	if *cuts > 0 {
-		c := cutting{count: *cuts, seed: *seed, machines: cmp.Or(*parallel, min(2, runtime.NumCPU()))}
+		c := cutting{count: *cuts, seed: *seed, work: *work, machines: cmp.Or(*parallel, min(2, runtime.NumCPU()))}
 		if err := c.run(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "\nnode:", err)
 			os.Exit(1)

@@ -27,6 +27,7 @@ type cutting struct {
 	count    int
 	seed     uint64
 	machines int
+	work     time.Duration // how long a machine works at most before a cut, unless it is slow
 
 	uml   uml
 	dir   string // of everything that is kept
@@ -136,8 +137,7 @@ func (c *cutting) prepare(ctx context.Context) error {
 
 // cutConfig is crius's configuration in the machine: what is the node's own
 // stays at its defaults.
-const cutConfig = `log_level = "debug"
-[image]
+const cutConfig = `[image]
 registries_conf = "/bench/registries.conf"
 signature_policy = "/bench/policy.json"
 [network]
@@ -223,7 +223,8 @@ func (v *victim) cut(ctx context.Context) (failure string, err error) {
 	if booting {
 		after = time.Duration(v.random.Int64N(int64(v.toLoad)))
 	} else {
-		after = time.Duration(v.random.Int64N(int64(5 * time.Second)))
+		// A busy machine has the time to do something, too.
+		after = time.Duration(v.random.Int64N(int64(max(v.work, 2*v.toLoad))))
 	}
 	failure, err = v.live(ctx, booting, after)
 	if failure != "" || err != nil {

@@ -8,8 +8,13 @@ import (
 	"os"
 )
 
-// sector is what a disk writes as a whole, or not at all.
-const sector = 512
+// sector is the unit in which the machine writes. A disk writes as a whole, or
+// not at all, what it has as its physical sector: ext4 refuses a journal whose
+// last block is torn.
+const (
+	sector   = 512
+	physical = 4096
+)
 
 // unflushed is a write that the disk had not been told to keep: where, and what
 // was there before (see cache/cache.c).
@@ -65,6 +70,7 @@ func forget(disk, undo string, random *rand.Rand) (lost int, err error) {
 			from = all
 		case random.IntN(4) == 0 && all > 0:
 			from = random.IntN(all)
+			from -= min(from, int(w.offset+int64(from)*sector)%physical/sector)
 		}
 		if from < all {
 			lost++

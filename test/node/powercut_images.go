@@ -88,7 +88,7 @@ func cutLayers(program image.File) map[string][][]image.File {
 		base = append(base, image.Regular(fmt.Sprintf("data/tiny/%d", i), 0o644, noise(i*i%5000)).Owned(i%3, i%5))
 	}
 	for i := range 20 {
-		base = append(base, image.Hardlink(fmt.Sprintf("data/tiny/link-%d", i), "data/tiny/140"))
+		base = append(base, image.Hardlink(fmt.Sprintf("data/tiny/link-%d", i), "data/tiny/140").Owned(140%3, 140%5))
 		base = append(base, image.Symlink(fmt.Sprintf("data/tiny/to-%d", i), fmt.Sprint("../dir/", i)))
 		base = append(base, image.Regular(fmt.Sprintf("data/dir/%d", i), 0o4755, noise(3000)))
 		base = append(base, image.Regular(fmt.Sprintf("data/gone/%d", i), 0o600, noise(100)))
@@ -105,12 +105,12 @@ func cutLayers(program image.File) map[string][][]image.File {
 		return files
 	}
 	images := map[string][][]image.File{
-		"one":   {base, {image.Regular("data/big", 0o644, noise(6<<20))}, change(1)},
-		"two":   {base, {image.Regular("data/big", 0o755, noise(9<<20))}, change(2)},
-		"alone": {{program, image.Dir("data"), image.Regular("data/huge", 0o644, noise(16<<20)), image.Text("data/small", "small")}},
+		"one":   {base, {image.Regular("data/big", 0o644, noise(2<<20))}, change(1)},
+		"two":   {base, {image.Regular("data/big", 0o755, noise(3<<20))}, change(2)},
+		"alone": {{program, image.Dir("data"), image.Regular("data/huge", 0o644, noise(5<<20)), image.Text("data/small", "small")}},
 	}
 	many := [][]image.File{base}
-	for n := range 6 {
+	for n := range 3 {
 		many = append(many, change(n))
 	}
 	images["many"] = many

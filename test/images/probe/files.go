@@ -152,3 +152,15 @@ func tty([]string) error {
 	_, err = fmt.Println(ws.Row, ws.Col)
 	return err
 }
+
+func diary(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	f, err := os.OpenFile(args[0], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, time.Now().Format(time.RFC3339Nano))
+	return errors.Join(err, f.Close())
+}

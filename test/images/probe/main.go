@@ -48,6 +48,7 @@ func verbs() map[string]verb {
 		"run":     {"PROGRAM [ARG...]: run a program and wait for it", runProgram},
 
 		"write":   {"FILE TEXT: create or overwrite", write},
+		"diary":   {"FILE: add a line with the time", diary},
 		"cat":     {"[FILE]: copy the file, or standard input, to standard output", cat},
 		"ls":      {"DIR: names, one a line", list},
 		"stat":    {"PATH: octal mode, uid, gid, size", stat},

@@ -18,7 +18,7 @@ import (
 func (n *node) load(ctx context.Context, random *rand.Rand) error {
 	failed := make(chan error)
 	for _, work := range []func(context.Context, *rand.Rand) error{
-		n.pullAndRemove, n.pullAndRemove, n.pods, n.pods, scribble,
+		n.pullAndRemove, n.pullAndRemove, n.pods, scribble,
 	} {
 		own := rand.New(rand.NewPCG(random.Uint64(), 1))
 		go func() {

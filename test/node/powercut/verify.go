@@ -140,6 +140,13 @@ func (n *node) present(ctx context.Context) ([]*served, error) {
 		}
 		one := n.images[at]
 		digest := address + "/" + one.Name + "@" + one.Digest
+		if len(image.RepoDigests)+len(image.RepoTags) == 0 && !slices.Contains(wanted(), one.Name) {
+			// containers/image gives the name last: this pull had not returned. The
+			// image is whole, and the next pull, or the kubelet's collection of
+			// garbage, has use for it.
+			present = append(present, one)
+			continue
+		}
 		if !slices.Contains(image.RepoDigests, digest) || !slices.Contains(image.RepoTags, one.ref()) {
 			return nil, fmt.Errorf("image %s has the names %q and %q", one.Name, image.RepoTags, image.RepoDigests)
 		}
@@ -172,7 +179,7 @@ func (n *node) try(ctx context.Context, present []*served) (err error) {
 }
 
 func (n *node) tryOne(ctx context.Context, pod string, config *cri.PodSandboxConfig, one *served) error {
-	c := kubelet.Container(one.Name, one.ref(), []string{"check", one.Sum})
+	c := kubelet.Container(one.Name, one.ID, []string{"check", one.Sum})
 	made, err := n.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
 	if err != nil {
 		return err

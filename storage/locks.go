@@ -1,0 +1,124 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// locks are the files by which containers/storage keeps processes from one
+// another's records. The library waits for them for ever and cannot be called
+// off; so whoever is about to call it looks first whether another process holds
+// one. (Who takes one in between is waited for, as the library does.)
+//
+// They are record locks, which a process loses with the first descriptor of the
+// file that it closes, whoever opened it: these here stay open until the library
+// has none any more.
+type locks struct {
+	paths []string
+
+	mu    sync.Mutex
+	files map[string]*os.File // those that are there: the library makes some at their first use
+}
+
+// What is about to be done, and with which locks of others that collides.
+const (
+	toRead  = unix.F_RDLCK
+	toWrite = unix.F_WRLCK
+)
+
+// lockTime is how long others may keep a lock before those who wait here are
+// told; they try again.
+const lockTime = 10 * time.Second
+
+func newLocks(root, runRoot string) *locks {
+	return &locks{
+		paths: []string{
+			filepath.Join(root, "storage.lock"),
+			filepath.Join(root, "overlay-layers", "layers.lock"),
+			filepath.Join(root, "overlay-images", "images.lock"),
+			filepath.Join(root, "overlay-containers", "containers.lock"),
+			filepath.Join(runRoot, "overlay-layers", "mountpoints.lock"),
+		},
+		files: map[string]*os.File{},
+	}
+}
+
+func (l *locks) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, f := range l.files {
+		errs = append(errs, f.Close())
+	}
+	clear(l.files)
+	return errors.Join(errs...)
+}
+
+// held says which lock another process holds, and which one that is.
+func (l *locks) held(purpose int16) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, path := range l.paths {
+		f := l.files[path]
+		if f == nil {
+			var err error
+			if f, err = os.Open(path); errors.Is(err, fs.ErrNotExist) {
+				continue
+			} else if err != nil {
+				return err
+			}
+			l.files[path] = f
+		}
+		lock := unix.Flock_t{Type: purpose}
+		if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil {
+			return &os.PathError{Op: "look at lock", Path: path, Err: err}
+		}
+		if lock.Type != unix.F_UNLCK {
+			return fmt.Errorf("%s is locked by %s", path, processName(lock.Pid))
+		}
+	}
+	return nil
+}
+
+// await waits until no other process holds a lock. If one keeps it for too long
+// the error is fault.Timeout.
+func (l *locks) await(ctx context.Context, purpose int16) error {
+	held := l.held(purpose)
+	if held == nil {
+		return nil
+	}
+	const often = 50 * time.Millisecond
+	limit := time.NewTimer(lockTime)
+	defer limit.Stop()
+	for held != nil {
+		select {
+		case <-time.After(often):
+			held = l.held(purpose)
+		case <-limit.C:
+			return fmt.Errorf("%w and did not become free within %s: %w", held, lockTime, fault.Timeout)
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", held, context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+func processName(pid int32) string {
+	name, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/comm")
+	if pid <= 0 || err != nil {
+		return "a process that cannot be seen from here"
+	}
+	return fmt.Sprintf("process %d (%s)", pid, strings.ToValidUTF8(strings.TrimSpace(string(name)), "?"))
+}

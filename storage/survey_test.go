@@ -1,0 +1,406 @@
+package storage
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/testkit/image"
+)
+
+// synced is for tests of seals, which want the real thing.
+func synced(c *Config) { c.Options = []string{"overlay.sync=filesystem"} }
+
+// reseal changes the seal that the store has left, as if the machine had been
+// booted since; forget: and as if nothing had been synced before the power failed.
+func (n *node) reseal(forget bool) {
+	n.t.Helper()
+	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	last, err := dir.Get(sealID)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	last.Boot = "the boot before"
+	if forget {
+		last.Records = nil
+	}
+	if err := dir.Put(n.t.Context(), sealID, last); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// cutPower ends the store, lets damage happen and boots the machine.
+func (n *node) cutPower(forget bool, damage func()) {
+	n.t.Helper()
+	if err := n.Close(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.reseal(forget)
+	damage()
+	// The library keeps what it has read, until another process has written: this
+	// says that one has.
+	locks, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay-*/*.lock"))
+	for _, lock := range locks {
+		ok(n.t, os.WriteFile(lock, random(64), 0o600))
+	}
+	n.open()
+}
+
+// diff is the directory of a layer's files.
+func (n *node) diff(id string) string { return filepath.Join(n.cfg.Root, "overlay", id, "diff") }
+
+// chain are the layers of an image, top first.
+func (n *node) chain(img *Image) []string {
+	n.t.Helper()
+	var ids []string
+	for id := img.topLayer; id != ""; {
+		ids = append(ids, id)
+		layer, err := n.store.Layer(id)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		id = layer.Parent
+	}
+	return ids
+}
+
+// unowned are the layers and images on the disk that have no record, and files
+// of records that are gone.
+func (n *node) unowned() []string {
+	n.t.Helper()
+	known := map[string]bool{}
+	layers, err := n.store.Layers()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, l := range layers {
+		known[l.ID] = true
+	}
+	images, err := n.store.Images()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, i := range images {
+		known[i.ID] = true
+	}
+	var out []string
+	for _, pattern := range []string{"overlay/*", "overlay-layers/*", "overlay-images/*"} {
+		found, _ := filepath.Glob(filepath.Join(n.cfg.Root, pattern))
+		for _, path := range found {
+			if id, _, _ := strings.Cut(filepath.Base(path), "."); len(id) == 64 && !known[id] {
+				out = append(out, path)
+			}
+		}
+	}
+	return out
+}
+
+// What a power cut does to an image that was not on the disk as a whole is
+// noticed at the next boot: that image is no longer listed, another one that
+// shares a layer with it is, and when the kubelet pulls it again all is well.
+// cri-o#4285, #5128, #7177, containerd#9115, #5854 (field note A2).
+func TestPowerCutDamagesAnImage(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(n *node, top, base string, id string){
+		"zero-length file":     func(n *node, top, _, _ string) { truncate(t, filepath.Join(n.diff(top), "bin/sh")) },
+		"zeros in a file":      func(n *node, top, _, _ string) { zero(t, filepath.Join(n.diff(top), "bin/sh")) },
+		"missing file":         func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/sh")) },
+		"missing symlink":      func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/link")) },
+		"missing directory":    func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/empty")) },
+		"missing whiteout":     func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "etc/hostname")) },
+		"mode not set":         func(n *node, top, _, _ string) { chmod(t, filepath.Join(n.diff(top), "bin/sh")) },
+		"directory not opaque": func(n *node, top, _, _ string) { seeThrough(t, filepath.Join(n.diff(top), "opaque")) },
+		"empty diff":           func(n *node, top, _, _ string) { remove(t, n.diff(top)); mkdir(t, n.diff(top)) },
+		"missing diff":         func(n *node, top, _, _ string) { remove(t, n.diff(top)) },
+		"missing layer":        func(n *node, top, _, _ string) { remove(t, filepath.Dir(n.diff(top))) },
+		"missing short name":   func(n *node, top, _, _ string) { remove(t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
+		"empty short name":     func(n *node, top, _, _ string) { truncate(t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
+		"missing lower":        func(n *node, top, _, _ string) { remove(t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
+		"empty lower":          func(n *node, top, _, _ string) { truncate(t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
+		"missing description":  func(n *node, top, _, _ string) { remove(t, n.tarSplit(top)) },
+		"empty description":    func(n *node, top, _, _ string) { truncate(t, n.tarSplit(top)) },
+		"missing data":         func(n *node, _, _, id string) { remove(t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest")) },
+		"empty data": func(n *node, _, _, id string) {
+			truncate(t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest"))
+		},
+		"all data": func(n *node, _, _, id string) { remove(t, filepath.Join(n.cfg.Root, "overlay-images", id)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			base := layer(t, image.Dir("etc"), image.Text("etc/hostname", "base\n"), image.Dir("opaque"), image.Text("opaque/hidden", "x"))
+			top := layer(t, image.Dir("bin"), image.Regular("bin/sh", 0o755, random(5000)), image.Symlink("bin/link", "sh"), image.Dir("bin/empty"),
+				image.Whiteout("etc/hostname"), image.Dir("opaque"), image.Opaque("opaque"))
+			r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{base, top}}))
+			r.Push("other", "1", build(t, image.Image{Layers: []image.Layer{base}}))
+			img, other := n.pull(r.Addr()+"/app:1"), n.pull(r.Addr()+"/other:1")
+			c := n.rootfs("c", img.ID)
+			n.mount(c)
+			if err := n.UnmountRootfs(c); err != nil { // a power cut unmounts, too
+				t.Fatal(err)
+			}
+			chain := n.chain(img)
+			n.cutPower(true, func() { damage(n, chain[0], chain[1], img.ID) })
+			if images := n.list(); len(images) != 1 || images[0].ID != other.ID {
+				t.Fatalf("after the cut there are %+v", images)
+			}
+			if err := n.Adopt(t.Context(), []Rootfs{c}); err == nil {
+				t.Error("the container's image is not missed")
+			}
+			if left := n.unowned(); len(left) > 0 {
+				t.Errorf("left over: %q", left)
+			}
+			again := n.pull(r.Addr() + "/app:1")
+			if again.ID != img.ID {
+				t.Errorf("pulled %s again, and got %s", img.ID, again.ID)
+			}
+			d := n.rootfs("d", img.ID)
+			n.mount(d)
+			if got := n.read(d, "bin/sh"); len(got) != 5000 {
+				t.Errorf("the program has %d bytes", len(got))
+			}
+			if _, err := os.Stat(filepath.Join(d.Target, "etc/hostname")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a file that the image hides: %v", err)
+			}
+			if err := n.RemoveRootfs(testContext(t), c); err != nil {
+				t.Error(err)
+			}
+			n.removeRootfs(d)
+		})
+	}
+}
+
+func (n *node) tarSplit(id string) string {
+	return filepath.Join(n.cfg.Root, "overlay-layers", id+".tar-split.gz")
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func truncate(t *testing.T, path string) { t.Helper(); ok(t, os.Truncate(path, 0)) }
+func mkdir(t *testing.T, path string)    { t.Helper(); ok(t, os.Mkdir(path, 0o755)) }
+func chmod(t *testing.T, path string)    { t.Helper(); ok(t, os.Chmod(path, 0o600)) }
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, os.RemoveAll(path))
+}
+
+func zero(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	ok(t, err)
+	ok(t, os.WriteFile(path, make([]byte, info.Size()), 0o600))
+}
+
+func seeThrough(t *testing.T, dir string) {
+	t.Helper()
+	ok(t, unix.Lremovexattr(dir, "trusted.overlay.opaque"))
+}
+
+// An image that is whole is never taken for a damaged one, whatever its layers are
+// like.
+func TestSoundLayersAreKept(t *testing.T) {
+	t.Parallel()
+	var archive bytes.Buffer // as git writes one
+	w := tar.NewWriter(&archive)
+	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}))
+	ok(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "global", Mode: 0o600}))
+	ok(t, w.Close())
+	n, img := pulled(t, build(t, image.Image{Layers: []image.Layer{
+		image.RawLayer(archive.Bytes()),
+		layer(t, image.Dir("."), image.Dir("d").Owned(5, 6), image.Text("d/gone", "x"), image.Text("/absolute", "y"), image.Text("./dot", "z")),
+		layer(t,
+			image.Regular("d/own", 0o4751, random(100)).Owned(7, 8), image.Hardlink("d/link", "d/own"), // is root's
+			image.Whiteout("d/gone"), image.Text("without/a/directory", "x"),
+			image.Symlink("lib", "/usr/lib"), image.Dir("usr"), image.Dir("usr/lib"), image.Text("lib/through", "x"),
+			image.Device("d/null", 1, 3), image.Symlink("d/nowhere", "../../nowhere").Owned(9, 9)),
+		layer(t, image.Dir("d"), image.Opaque("d"), image.Text("d/new", "")),
+	}}))
+	for range 2 {
+		n.cutPower(true, func() {})
+		if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+			t.Fatalf("%+v", images)
+		}
+	}
+}
+
+// After a boot, what was synced is trusted and not read: it costs no time to have
+// many images.
+func TestSealedLayersAreNotRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	file := filepath.Join(n.diff(n.chain(img)[0]), "etc/motd")
+	read := func() time.Time {
+		var st unix.Stat_t
+		ok(t, unix.Stat(file, &st))
+		return time.Unix(st.Atim.Unix())
+	}
+	old := time.Now().Add(-100 * time.Hour)
+	old = old.Truncate(time.Second)
+	for _, sealed := range []bool{true, false} {
+		n.cutPower(!sealed, func() { ok(t, os.Chtimes(file, old, time.Time{})) })
+		if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+			t.Fatalf("sealed %v: %+v", sealed, images)
+		}
+		if untouched := read().Equal(old); untouched != sealed {
+			t.Errorf("sealed %v: its file was read at %v", sealed, read())
+		}
+	}
+}
+
+// A layer that was deleted and pulled again is another one: that the first was on
+// the disk says nothing of the second.
+func TestSealIsOfOneLifeOfALayer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	top := n.chain(img)[0]
+	n.remove(img.ID)
+	if out, err := skopeo(t, "copy", "-q", "--src-tls-verify=false", "docker://"+r.Addr()+"/app:1", n.transport("example.org/app:2")); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	last, err := n.sealer.last()
+	ok(t, err)
+	ok(t, n.Store.Close())
+	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
+	ok(t, err)
+	last.Boot = "another" // the seal of the first pull, which is before skopeo's
+	ok(t, dir.Put(n.t.Context(), sealID, last))
+	truncate(t, filepath.Join(n.diff(top), "etc/motd"))
+	n.open()
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a damaged image is listed: %+v", images)
+	}
+	n.pull(r.Addr() + "/app:1")
+}
+
+// Records of containers/storage that a power cut has spoiled are set aside, and
+// the last seal's take their place: nothing is lost that was on the disk, and
+// nobody has to come (cri-o#5015, #9163: never wipe).
+func TestDamagedRecordsAreSetAside(t *testing.T) {
+	t.Parallel()
+	for i, file := range recordFiles {
+		for what, bad := range map[string]string{"empty": "", "cut": `[{"id":"abc`, "zeros": strings.Repeat("\x00", 100), "other": `{"a":1}`} {
+			for _, forget := range []bool{false, true} {
+				if forget && what != "empty" {
+					continue // what was in it makes no difference then
+				}
+				t.Run(fmt.Sprint(i, what, forget), func(t *testing.T) {
+					t.Parallel()
+					n := newNode(t, synced)
+					r := serve(t, "app", "1", motd(t, "precious"))
+					img := n.pull(r.Addr() + "/app:1")
+					c := n.rootfs("c", img.ID)
+					n.mount(c) // makes a container record
+					ok(t, n.UnmountRootfs(c))
+					path := filepath.Join(n.cfg.Root, file)
+					n.cutPower(forget, func() { ok(t, os.WriteFile(path, []byte(bad), 0o600)) })
+					lost := forget && !strings.HasSuffix(file, "containers.json")
+					if images := n.list(); len(images) == 1 == lost {
+						t.Errorf("images: %+v", images)
+					}
+					if aside, err := os.ReadFile(path + ".damaged"); err != nil || string(aside) != bad {
+						t.Errorf("the damaged file is now %q, %v", aside, err)
+					}
+					if left := n.unowned(); len(left) > 0 {
+						t.Errorf("left over: %q", left)
+					}
+					n.pull(r.Addr() + "/app:1")
+					d := n.rootfs("d", img.ID)
+					n.mount(d)
+					if n.read(d, "etc/motd") != "precious" {
+						t.Error("wrong content")
+					}
+					n.removeRootfs(d)
+					ok(t, n.RemoveRootfs(testContext(t), c))
+				})
+			}
+		}
+	}
+}
+
+// A layer that was being made when the power failed is gone after the boot, with
+// or without a record, and so is what was staged or downloaded.
+func TestHalfMadeLayersGo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	id := digestOf("half")
+	n.cutPower(false, func() {
+		ok(t, os.MkdirAll(filepath.Join(n.diff(id), "bin"), 0o755))
+		ok(t, os.WriteFile(n.tarSplit(digestOf("other half")), []byte("x"), 0o600))
+		for _, dir := range []string{"overlay-layers", "overlay-images", "overlay-images/" + img.ID, "overlay-containers"} {
+			ok(t, os.WriteFile(filepath.Join(n.cfg.Root, dir, ".tmp-layers.json3965451597"), []byte("[{"), 0o600))
+		}
+		half := digestOf("with a record")
+		ok(t, os.MkdirAll(n.diff(half), 0o755))
+		path := filepath.Join(n.cfg.Root, layersFile)
+		text, err := os.ReadFile(path)
+		ok(t, err)
+		var layers []map[string]any
+		ok(t, json.Unmarshal(text, &layers))
+		layers = append(layers, map[string]any{"id": half, "created": time.Now(), "flags": map[string]any{"incomplete": true}})
+		text, err = json.Marshal(layers)
+		ok(t, err)
+		ok(t, os.WriteFile(path, text, 0o600))
+	})
+	if left := n.unowned(); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+	for _, pattern := range []string{"*/.tmp-*", "*/*/.tmp-*"} {
+		if found, _ := filepath.Glob(filepath.Join(n.cfg.Root, pattern)); len(found) > 0 {
+			t.Errorf("left over: %q", found)
+		}
+	}
+	layers, err := n.store.Layers()
+	ok(t, err)
+	if len(layers) != 2 {
+		t.Errorf("there are %d layers", len(layers))
+	}
+	if images := n.list(); !slices.ContainsFunc(images, func(i *Image) bool { return i.ID == img.ID }) {
+		t.Errorf("images: %+v", images)
+	}
+}
+
+// The seal itself may be lost: then everything is read once.
+func TestDamagedSeal(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	file := filepath.Join(n.cfg.Root, sealsName, sealID, sealName)
+	n.cutPower(false, func() { truncate(t, file) })
+	if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+		t.Errorf("%+v", images)
+	}
+	n.cutPower(false, func() { truncate(t, filepath.Join(n.diff(n.chain(img)[0]), "etc/motd")); truncate(t, file) })
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a damaged image is listed: %+v", images)
+	}
+}

@@ -1,0 +1,167 @@
+package storage
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/lockfile"
+
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// sweep deletes the layers that jobs have left, and then the jobs. It returns
+// those that it could not.
+func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error) {
+	if slices.ContainsFunc(jobs, func(j *job) bool { return !j.settled }) {
+		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete remains of images", d.sweepImages))
+		if err != nil {
+			return jobs, err
+		}
+	}
+	for _, j := range jobs {
+		j.settled = true
+		if forgetErr := j.forget(ctx); forgetErr != nil {
+			left = append(left, j)
+			err = errors.Join(err, forgetErr)
+		}
+	}
+	return left, err
+}
+
+func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
+	orphans, err := d.orphans()
+	if err != nil {
+		return err
+	}
+	for _, layer := range orphans {
+		left := slices.ContainsFunc(jobs, func(j *job) bool {
+			return !j.settled && (!layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID))
+		})
+		if !left {
+			continue
+		}
+		d.removals.Add(1)
+		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
+		if deleteErr != nil && !needed(deleteErr) {
+			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
+		}
+	}
+	return err
+}
+
+// sweepImages deletes the manifests and configs of images that have no record:
+// the library deletes the record first. It makes it first, too, so that what is
+// there before the records are read either has one or will never have.
+func (d *debris) sweepImages() error {
+	dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-images")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	images, err := d.store.Images()
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		recorded := slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == entry.Name() })
+		if entry.IsDir() && len(entry.Name()) == sha256.Size*2 && !recorded {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, entry.Name())))
+		}
+	}
+	return err
+}
+
+// sweepWrites deletes what the library has left of records that it was writing
+// when its process died. It writes them under a lock, so under that lock nobody
+// is writing.
+func (d *debris) sweepWrites() error {
+	var errs []error
+	for _, kind := range []string{"images", "layers", "containers"} {
+		dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-"+kind)
+		half := filepath.Join(dir, ".tmp-*.json*")
+		if files, _ := filepath.Glob(half); len(files) == 0 {
+			continue
+		}
+		lock, err := lockfile.GetLockFile(filepath.Join(dir, kind+".lock"))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		lock.Lock()
+		files, _ := filepath.Glob(half)
+		for _, file := range files {
+			errs = append(errs, os.Remove(file))
+		}
+		lock.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// needed: somebody has begun to use the layer, or it is gone already.
+func needed(err error) bool {
+	for _, reason := range []error{
+		cstorage.ErrLayerHasChildren, cstorage.ErrLayerUsedByImage, cstorage.ErrLayerUsedByContainer,
+		cstorage.ErrNotALayer, cstorage.ErrLayerUnknown,
+	} {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// orphans are the layers that no image and no container stands on, children
+// before their parents.
+func (d *debris) orphans() ([]cstorage.Layer, error) {
+	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})
+	if err != nil {
+		return nil, err
+	}
+	byID := map[string]*cstorage.Layer{}
+	for i := range all.Layers {
+		byID[all.Layers[i].ID] = &all.Layers[i]
+	}
+	used := map[string]bool{}
+	use := func(id string) {
+		for id != "" && !used[id] {
+			used[id] = true
+			if layer := byID[id]; layer != nil {
+				id = layer.Parent
+			} else {
+				id = ""
+			}
+		}
+	}
+	for _, image := range all.Images {
+		use(image.TopLayer)
+		for _, id := range image.MappedTopLayers {
+			use(id)
+		}
+	}
+	for _, container := range all.Containers {
+		use(container.LayerID)
+	}
+	depth := func(layer cstorage.Layer) (n int) {
+		for l := byID[layer.Parent]; l != nil && n < len(byID); l = byID[l.Parent] {
+			n++
+		}
+		return n
+	}
+	var orphans []cstorage.Layer
+	for _, layer := range all.Layers {
+		if !used[layer.ID] && !layer.ReadOnly {
+			orphans = append(orphans, layer)
+		}
+	}
+	slices.SortStableFunc(orphans, func(a, b cstorage.Layer) int { return depth(b) - depth(a) })
+	return orphans, nil
+}

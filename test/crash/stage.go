@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// stage is a pod with a container, as far as they have come, seen by the kubelet
+// that wants them.
+type stage struct {
+	w       *world
+	handler string
+	// harsh: something of the container itself was killed, so that a new attempt
+	// is what a kubelet would make.
+	harsh bool
+	// failed: a step failed, perhaps the stop signal.
+	failed bool
+
+	config    *cri.PodSandboxConfig
+	container *cri.ContainerConfig
+	pod, id   string
+	halves    []half // see mess
+}
+
+func (w *world) stage(handler string, change ...podChange) *stage {
+	w.pods++
+	name := fmt.Sprintf("case-%d", w.pods)
+	change = append([]podChange{kubelet.LogsBelow(w.Path("logs"))}, change...)
+	return &stage{
+		w: w, handler: handler,
+		config:    kubelet.Pod(name, change...),
+		container: kubelet.Container("c", images.Probe, scene.Steps("lines 1000000000 50ms")),
+	}
+}
+
+func (s *stage) runtime() cri.RuntimeServiceClient { return s.w.Runtime() }
+
+func (s *stage) runPod(ctx context.Context) error {
+	resp, err := s.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: s.config, RuntimeHandler: s.handler})
+	if err != nil {
+		return err
+	}
+	s.pod = resp.PodSandboxId
+	return nil
+}
+
+func (s *stage) create(ctx context.Context) error {
+	resp, err := s.runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: s.pod, Config: s.container, SandboxConfig: s.config})
+	if err != nil {
+		return err
+	}
+	s.id = resp.ContainerId
+	return nil
+}
+
+func (s *stage) start(ctx context.Context) error {
+	_, err := s.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: s.id})
+	return err
+}
+
+func (s *stage) stop(ctx context.Context) error {
+	_, err := s.runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: s.id, Timeout: 10})
+	return err
+}
+
+func (s *stage) remove(ctx context.Context) error {
+	_, err := s.runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: s.id})
+	return err
+}
+
+func (s *stage) stopPod(ctx context.Context) error {
+	_, err := s.runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: s.pod})
+	return err
+}
+
+func (s *stage) removePod(ctx context.Context) error {
+	_, err := s.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.pod})
+	return err
+}
+
+func (s *stage) status(ctx context.Context) (*cri.ContainerStatus, error) {
+	resp, err := s.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: s.id})
+	if err != nil {
+		return nil, err
+	}
+	return resp.Status, nil
+}
+
+// do is in, for this stage.
+func (s *stage) do(ctx context.Context, all ...act) error { return in(all...)(s, ctx) }
+
+// sandboxes are the pods of the stage's name, whatever their attempt.
+func (s *stage) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
+	resp, err := s.runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
+		LabelSelector: map[string]string{"io.kubernetes.pod.uid": s.config.Metadata.Uid},
+	}})
+	return resp.GetItems(), err
+}
+
+// containers are those of the stage's pod, whatever their attempt.
+func (s *stage) containers(ctx context.Context) ([]*cri.Container, error) {
+	resp, err := s.runtime().ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: s.pod}})
+	return resp.GetContainers(), err
+}
+
+func (s *stage) stopNow(ctx context.Context) error {
+	_, err := s.runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: s.id})
+	return err
+}
+
+func (s *stage) exec(ctx context.Context) error {
+	resp, err := s.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: s.id, Cmd: []string{"/probe", "echo", "hello"}, Timeout: 60})
+	if err != nil {
+		return err
+	}
+	if string(resp.Stdout) != "hello\n" || resp.ExitCode != 0 {
+		return fmt.Errorf("the command answered %d, %q and %q", resp.ExitCode, resp.Stdout, resp.Stderr)
+	}
+	return nil
+}
+
+// running makes a pod with a container that runs.
+func (s *stage) running(ctx context.Context) error {
+	return s.do(ctx, (*stage).runPod, (*stage).create, (*stage).start)
+}
+
+// wantsVolume makes an image a volume of the container that is to come.
+func (s *stage) wantsVolume(context.Context) error {
+	s.container.Mounts = []*cri.Mount{{ContainerPath: "/volume", Readonly: true, Image: &cri.ImageSpec{Image: extraImage}}}
+	return nil
+}
+
+// cpuShares is what an update asks for.
+const cpuShares = 333
+
+func (s *stage) update(ctx context.Context) error {
+	_, err := s.runtime().UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{
+		ContainerId: s.id, Linux: &cri.LinuxContainerResources{CpuShares: cpuShares, OomScoreAdj: 900},
+	})
+	return err
+}
+
+func (s *stage) updatePod(ctx context.Context) error {
+	_, err := s.runtime().UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: s.pod, Resources: &cri.LinuxContainerResources{CpuShares: cpuShares},
+	})
+	return err
+}
+
+func (s *stage) logFile() string { return filepath.Join(s.config.LogDirectory, s.container.LogPath) }
+
+// rotate is what a kubelet does with a log that has grown.
+func (s *stage) rotate(ctx context.Context) error {
+	if err := os.Rename(s.logFile(), s.logFile()+".1"); err != nil {
+		return err
+	}
+	return s.reopen(ctx)
+}
+
+func (s *stage) reopen(ctx context.Context) error {
+	_, err := s.runtime().ReopenContainerLog(ctx, &cri.ReopenContainerLogRequest{ContainerId: s.id})
+	return err
+}
+
+func (s *stage) pull(ctx context.Context) error {
+	_, err := s.w.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: extraImage}})
+	return err
+}
+
+func (s *stage) removeImage(ctx context.Context) error {
+	_, err := s.w.Images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: extraImage}})
+	return err
+}
+
+func (s *stage) useExtra() {
+	s.container.Image = &cri.ImageSpec{Image: extraImage, UserSpecifiedImage: extraImage}
+}
+
+// usesExtra makes a container of the image that nothing else uses.
+func (s *stage) usesExtra(ctx context.Context) error {
+	s.useExtra()
+	return s.do(ctx, (*stage).pull, (*stage).running)
+}
+
+// strike takes down everything but the bystanders.
+func (w *world) strike(ctx context.Context) error {
+	list, err := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		return err
+	}
+	for _, p := range list.Items {
+		if strings.HasPrefix(p.Metadata.Name, "bystander-") {
+			continue
+		}
+		s := &stage{w: w, pod: p.Id}
+		if err := s.do(ctx, (*stage).stopPod, (*stage).removePod); err != nil {
+			return fmt.Errorf("pod %s: %w", p.Metadata.Name, err)
+		}
+	}
+	if err := (&stage{w: w}).removeImage(ctx); err != nil {
+		return err
+	}
+	logs, err := filepath.Glob(w.Path("logs", "default_case-*"))
+	for _, dir := range logs {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
+}

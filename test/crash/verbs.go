@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// verb is what a server is killed in.
+type verb struct {
+	name   string
+	change podChange // makes the pod one that has more to it; may be nil
+
+	prepare act // what is there before; nil: nothing
+	run     act
+	// settle is what a kubelet does next: it tries again, and finds all well.
+	settle act
+}
+
+type podChange = func(*cri.PodSandboxConfig)
+
+type act func(*stage, context.Context) error
+
+// in does one after the other until one fails.
+func in(all ...act) act {
+	return func(s *stage, ctx context.Context) error {
+		for _, a := range all {
+			if err := a(s, ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// verbs are all that change something. Their points are found by running them.
+func verbs() []verb {
+	return []verb{
+		{name: "RunPodSandbox", run: (*stage).runPod, settle: (*stage).wantPod},
+		{name: "RunPodSandbox-ports", change: hostPort, run: (*stage).runPod, settle: (*stage).wantPod},
+		{name: "RunPodSandbox-pid", change: sharedPID, run: (*stage).runPod, settle: (*stage).wantPod},
+		{name: "CreateContainer", prepare: (*stage).runPod, run: (*stage).create, settle: (*stage).wantContainer},
+		{name: "CreateContainer-volume", prepare: in((*stage).pull, (*stage).runPod, (*stage).wantsVolume),
+			run: (*stage).create, settle: (*stage).wantContainer},
+		{name: "StartContainer", prepare: in((*stage).runPod, (*stage).create), run: (*stage).start, settle: (*stage).wantRunning},
+		{name: "ExecSync", prepare: (*stage).running, run: (*stage).exec, settle: (*stage).wantExec},
+		{name: "UpdateContainerResources", prepare: (*stage).running, run: (*stage).update, settle: (*stage).wantUpdated},
+		{name: "UpdatePodSandboxResources", prepare: (*stage).runPod, run: (*stage).updatePod, settle: (*stage).wantPodUpdated},
+		{name: "ReopenContainerLog", prepare: (*stage).running, run: (*stage).rotate, settle: (*stage).wantRotated},
+		{name: "StopContainer", prepare: (*stage).running, run: (*stage).stop, settle: (*stage).wantStopped},
+		{name: "RemoveContainer", prepare: (*stage).running, run: (*stage).remove, settle: (*stage).wantRemoved},
+		{name: "StopPodSandbox", change: hostPort, prepare: (*stage).running, run: (*stage).stopPod, settle: (*stage).wantPodStopped},
+		{name: "StopPodSandbox-pid", change: sharedPID, prepare: (*stage).running, run: (*stage).stopPod, settle: (*stage).wantPodStopped},
+		{name: "RemovePodSandbox", change: hostPort, prepare: (*stage).running, run: (*stage).removePod, settle: (*stage).wantPodRemoved},
+		{name: "RemovePodSandbox-pid", change: sharedPID, prepare: (*stage).running, run: (*stage).removePod, settle: (*stage).wantPodRemoved},
+		{name: "PullImage", run: (*stage).pull, settle: (*stage).wantPulled},
+		{name: "RemoveImage", prepare: (*stage).pull, run: (*stage).removeImage, settle: (*stage).wantNoImage},
+		{name: "RemoveImage-used", prepare: (*stage).usesExtra, run: (*stage).removeImage, settle: (*stage).wantNoImage},
+		{name: "Recover", prepare: (*stage).mess, run: (*stage).serve, settle: (*stage).wantOrder},
+	}
+}
+
+func hostPort(c *cri.PodSandboxConfig) {
+	c.PortMappings = []*cri.PortMapping{{HostPort: 8080, ContainerPort: 80}}
+}
+
+func sharedPID(c *cri.PodSandboxConfig) {
+	c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+}

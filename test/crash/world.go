@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// config makes crius lead host ports itself, for its own steps to be among those
+// that are tried, and puts a stand-in before each runtime.
+const config = `[network]
+host_ports = "crius"
+
+[runtime.handlers.runc]
+path = "{{.Path "runc" "runtime"}}"
+
+[runtime.handlers.crun]
+path = "{{.Path "crun" "runtime"}}"
+`
+
+// world is a node whose server asks at every point, with a pod for each handler
+// that must not notice anything.
+type world struct {
+	*scene.World
+	gate       *gate
+	bystanders []*bystander
+	base       *inventory.Snapshot
+	layers     []string
+	pods       int // made so far; names are never used twice
+}
+
+// programs are what every world is made of.
+type programs struct {
+	server  string
+	failing []byte
+}
+
+func build(ctx context.Context) (p programs, err error) {
+	if err := node.Sweep(); err != nil { // what a run that was killed has left
+		return p, err
+	}
+	repo, err := node.Repository()
+	if err != nil {
+		return p, err
+	}
+	failing, err := image.GoProgram(ctx, "failing", repo, "./test/failing")
+	if err != nil {
+		return p, err
+	}
+	p.failing = failing.Data
+	p.server, err = node.PointsServer(ctx, scene.RaceEnabled())
+	return p, err
+}
+
+func newWorld(ctx context.Context, p programs) (_ *world, err error) {
+	w := &world{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.close())
+		}
+	}()
+	if w.gate, err = newGate(); err != nil {
+		return nil, err
+	}
+	w.World, err = scene.New(ctx, node.Options{Config: config, Server: p.server, Env: []string{node.PointsVariable + "=" + w.gate.socket()}})
+	if err != nil {
+		return nil, err
+	}
+	return w, w.furnish(ctx, p)
+}
+
+func (w *world) close() error {
+	var errs []error
+	if w.World != nil {
+		errs = append(errs, w.World.Close())
+	}
+	if w.gate != nil {
+		errs = append(errs, w.gate.close())
+	}
+	return errors.Join(errs...)
+}
+
+// furnish gives the node all that it is to have at the end of every case.
+func (w *world) furnish(ctx context.Context, p programs) error {
+	for name, real := range map[string]string{"runc/runtime": "runc", "crun/runtime": "crun", "cni/bin/bridge": "/usr/lib/cni/bridge"} {
+		if err := standIn(w.Path(name), real, p.failing); err != nil {
+			return err
+		}
+	}
+	extra, err := images.Build(nil, image.Text("etc/extra", "a layer of its own"))
+	if err != nil {
+		return err
+	}
+	w.Registry.Push("extra", "latest", extra)
+	if err := w.Settle(ctx, scene.Handlers...); err != nil {
+		return err
+	}
+	for _, handler := range scene.Handlers {
+		b, err := w.newBystander(ctx, handler)
+		if err != nil {
+			return fmt.Errorf("bystander: %w", err)
+		}
+		w.bystanders = append(w.bystanders, b)
+	}
+	w.layers = w.layerFiles()
+	w.base, err = w.Inventory()
+	return err
+}
+
+// standIn puts the program of test/failing in front of a real one.
+func standIn(path, real string, failing []byte) error {
+	real, err := exec.LookPath(real)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(filepath.Join(dir, "faults"), 0o755); err != nil {
+		return err
+	}
+	if err := writeProgram(path, failing); err != nil {
+		return err
+	}
+	return os.Symlink(real, filepath.Join(dir, "real"))
+}
+
+// writeProgram writes an executable while no other goroutine forks: a child
+// would hold the file open for writing for a moment, and it could not be run
+// (ETXTBSY).
+func writeProgram(file string, program []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(file, program, 0o755)
+}
+
+// extraImage is an image that no container of the node uses.
+const extraImage = node.RegistryHost + "/extra:latest"
+
+// layerFiles are the traces of images: layers, jobs of pulls, temporary files.
+func (w *world) layerFiles() []string {
+	var all []string
+	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "tmp/*"} {
+		files, _ := filepath.Glob(w.Path(pattern)) // the pattern is well-formed
+		all = append(all, files...)
+	}
+	return all
+}
+
+// clean waits until the node has what it had at the beginning, and nothing else.
+func (w *world) clean(ctx context.Context) error {
+	if err := w.Clean(ctx, w.base, scene.Patience); err != nil {
+		return err
+	}
+	var now []string
+	missing := func(in, from []string) []string {
+		return slices.DeleteFunc(slices.Clone(in), func(file string) bool { return slices.Contains(from, file) })
+	}
+	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(20 * time.Millisecond) {
+		now = w.layerFiles()
+		if slices.Equal(now, w.layers) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("files of images are left over: %q, or gone: %q", missing(now, w.layers), missing(w.layers, now))
+		}
+	}
+}
+
+// sound tells what the server's log has that no log may have.
+func (w *world) sound() error {
+	if faults := w.Faults(); len(faults) > 0 {
+		return fmt.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
+	}
+	return nil
+}
+
+// complaints are the last lines of the server's log in which something went
+// wrong.
+func (w *world) complaints() string {
+	const most = 12
+	var bad []string
+	for line := range strings.Lines(w.LogTail(400)) {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			bad = append(bad, line)
+		}
+	}
+	return strings.Join(bad[max(0, len(bad)-most):], "")
+}
+
+// bystander is a container that has nothing to do with what is done to others.
+type bystander struct {
+	w        *world
+	id, pod  string
+	log      string
+	lastSize int64
+}
+
+func (w *world) newBystander(ctx context.Context, handler string) (*bystander, error) {
+	config := kubelet.Pod("bystander-"+handler, kubelet.LogsBelow(w.Path("logs")))
+	p, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	if err != nil {
+		return nil, err
+	}
+	container := kubelet.Container("bystander", images.Probe, scene.Steps("lines 1000000000 50ms"))
+	c, err := w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.PodSandboxId, Config: container, SandboxConfig: config})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		return nil, err
+	}
+	return &bystander{w: w, id: c.ContainerId, pod: p.PodSandboxId, log: filepath.Join(config.LogDirectory, container.LogPath)}, nil
+}
+
+// check tells whether the container still runs, answers and writes.
+func (b *bystander) check(ctx context.Context) error {
+	s, err := b.w.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: b.id})
+	if err != nil {
+		return fmt.Errorf("bystander: %w", err)
+	}
+	if s.Status.State != cri.ContainerState_CONTAINER_RUNNING {
+		return fmt.Errorf("bystander is %v: %s", s.Status.State, s.Status.Message)
+	}
+	answer, err := b.w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: b.id, Cmd: []string{"/probe", "echo", "alive"}, Timeout: 60})
+	if err != nil {
+		return fmt.Errorf("bystander: exec: %w", err)
+	}
+	if string(answer.Stdout) != "alive\n" {
+		return fmt.Errorf("bystander answers %q and %q", answer.Stdout, answer.Stderr)
+	}
+	for deadline := time.Now().Add(scene.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		info, err := os.Stat(b.log)
+		if err != nil {
+			return err
+		}
+		if info.Size() > b.lastSize {
+			b.lastSize = info.Size()
+			return nil
+		}
+	}
+	return errors.New("bystander's log does not go on")
+}
+
+// farewell stops the bystanders and checks that nothing is missing in what they
+// have written, over all that was done to the server.
+func (w *world) farewell(ctx context.Context) error {
+	for _, b := range w.bystanders {
+		if _, err := w.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: b.pod}); err != nil {
+			return fmt.Errorf("bystander: %w", err)
+		}
+		if err := b.whole(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole checks that nothing is missing in what the bystander has written.
+func (b *bystander) whole() error {
+	n := 0
+	return kubelet.ScanLog(b.log, func(r kubelet.LogRecord) error {
+		n++
+		if want := "line " + strconv.Itoa(n); r.Content != want {
+			return fmt.Errorf("bystander's log has %q in the place of %q", r.Content, want)
+		}
+		return nil
+	})
+}

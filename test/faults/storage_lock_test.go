@@ -1,0 +1,97 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// holdLock takes a lock of containers/storage as another program that shares the
+// store does, and gives it back when release is called.
+func holdLock(t *testing.T, file string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if !scene.Eventually(func() bool { return unix.FcntlFlock(f.Fd(), unix.F_SETLK, &lock) == nil }) {
+		t.Fatalf("%s is never free", file)
+	}
+	return func() { f.Close() }
+}
+
+// Another program that keeps the image store locked keeps images from being
+// pulled and removed, not pods from running. The error says which file, and who.
+func TestALockedStore_crio_1172(t *testing.T) {
+	t.Parallel()
+	w := spotless(t, node.Options{})
+	v := watch(t, w)
+	removable := w.Image(t, nil)
+	built, err := images.Build(func(c *imagespec.ImageConfig) { c.Labels = map[string]string{"never": "seen"} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Registry.Push("unseen", "latest", built)
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	me := fmt.Sprintf("process %d (%s)", os.Getpid(), strings.TrimSpace(string(name)))
+	verbs := map[string]func() error{
+		"PullImage": func() error {
+			_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/unseen:latest"}})
+			return err
+		},
+		"RemoveImage": func() error {
+			_, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: removable}})
+			return err
+		},
+	}
+	for i, name := range []string{"storage.lock", "overlay-layers/layers.lock", "overlay-images/images.lock", "overlay-containers/containers.lock"} {
+		file := filepath.Join(w.Path("img"), name)
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			release := holdLock(t, file)
+			defer release()
+			answers := make(chan error, len(verbs))
+			began := time.Now()
+			for verb, call := range verbs {
+				if i%2 == 0 == (verb == "PullImage") { // each verb with half of the locks, for the time that it takes
+					go func() { answers <- call() }()
+				}
+			}
+			v.works(t, true)
+			before := time.Now()
+			if list, err := w.Images().ListImages(t.Context(), &cri.ListImagesRequest{}); err != nil || len(list.Images) != 2 {
+				t.Errorf("ListImages: %v, %v", list, err)
+			}
+			if took := time.Since(before); took > scene.Patience/4 {
+				t.Errorf("ListImages took %v", took)
+			}
+			scene.WantCode(t, <-answers, codes.DeadlineExceeded, file, me)
+			if took := time.Since(began); took > bound {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+	v.unaffected(t)
+	for verb, call := range verbs {
+		if err := call(); status.Code(err) != codes.OK {
+			t.Errorf("%s with the locks free: %v", verb, err)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// inject makes system calls of the server fail until stop is called: calls is a
+// list as strace wants it. It tells how many have failed.
+func inject(t *testing.T, w *scene.World, calls, failure string) (stop func() int) {
+	t.Helper()
+	var said buffer
+	cmd := exec.Command("strace", "-f", "-qq", "-p", strconv.Itoa(w.PID()), "-e", "trace="+calls, "-e", "signal=none",
+		"-e", fmt.Sprintf("inject=%s:error=%s", calls, failure))
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	end := func() {
+		once.Do(func() {
+			cmd.Process.Signal(os.Interrupt) // it detaches
+			cmd.Wait()
+		})
+	}
+	t.Cleanup(end)
+	tracer := fmt.Sprintf("TracerPid:\t%d\n", cmd.Process.Pid)
+	traced := func() bool {
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.PID()))
+		for _, task := range tasks {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", w.PID(), task.Name()))
+			if err == nil && !bytes.Contains(status, []byte(tracer)) {
+				return false
+			}
+		}
+		return err == nil
+	}
+	if !scene.Eventually(traced) {
+		t.Fatalf("strace does not attach: %s", said.String())
+	}
+	return func() int {
+		end()
+		return strings.Count(said.String(), "(INJECTED)")
+	}
+}
+
+// buffer is a bytes.Buffer that may be read meanwhile.
+type buffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// A disk that fails and a kernel without memory: what was to be made is refused
+// with the kernel's own word for it, nothing of it is left, and what is to end
+// ends.
+func TestSystemCallsThatFail(t *testing.T) {
+	t.Parallel()
+	w := spotless(t, node.Options{})
+	for _, c := range []struct{ calls, failure, says string }{
+		{"fsync", "EIO", "input/output error"},
+		{"renameat,renameat2,rename", "EIO", "input/output error"},
+		{"mkdirat,mkdir", "ENOSPC:when=2+", "no space left on device"},
+		{"mount", "ENOMEM", "cannot allocate memory"},
+		{"execve", "ENOMEM", "cannot allocate memory"}, // clone is no good: the Go runtime ends the process
+		{"socket", "EMFILE", "too many open files"},
+	} {
+		t.Run(c.calls+" "+c.failure, func(t *testing.T) {
+			p := w.Pod(t, "crun")
+			running := p.Start(t, "sleep")
+			ending := w.Pod(t, "runc")
+			ending.Start(t, "sleep")
+			stop := inject(t, w, c.calls, c.failure)
+			refused := 0
+			check := func(what string, err error) {
+				if err == nil {
+					return
+				}
+				if refused++; !strings.Contains(strings.ToLower(err.Error()), c.says) {
+					t.Errorf("%s: %v, want an error that says %q", what, err, c.says)
+				}
+			}
+			made, err := w.TryPod(t, "runc")
+			check("RunPodSandbox", err)
+			added, err := p.Try(t.Context(), "sleep")
+			check("CreateContainer", err)
+			_, err = w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: ending.ID})
+			check("StopPodSandbox", err)
+			failed := stop()
+			t.Logf("%d calls failed, %d of 3 verbs", failed, refused)
+			if failed == 0 || refused == 0 {
+				t.Error("no call or no verb failed: the test is of no use")
+			}
+			scene.Equal(t, "state of a container that was there", running.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+			if added != nil {
+				added.Remove(t)
+			}
+			if made != nil {
+				made.Stop(t)
+				made.Remove(t)
+			}
+			ending.Stop(t)
+			ending.Remove(t)
+			p.Finish(t, "echo runs")
+		})
+	}
+}
