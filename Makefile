@@ -59,6 +59,11 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
+.PHONY: runtimes
+runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.
+	@test/setup.sh busybox-static
+	CGO_ENABLED=0 go test -count=1 -v -tags $(TAGS) -timeout 30m -run '$(RUN)' ./test/runtimes $(if $(HANDLER),-args -handlers $(HANDLER),-args -all)
+
 .PHONY: powercut
 powercut: ## Cut the power of machines again and again, and look what crius makes of it. COUNT=1000 SEED=1
 	@test/setup.sh mmdebstrap user-mode-linux e2fsprogs

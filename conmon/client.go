@@ -356,6 +356,13 @@ func (c *Client) Resize(ctx context.Context, width, height uint16) error {
 	return c.request(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
 }
 
+// Start runs the command that starts the container, where that is the monitor's
+// (Spec.Start), and returns when it has ended. The monitor sees it through
+// whatever becomes of the client.
+func (c *Client) Start(ctx context.Context) error {
+	return c.request(ctx, wire.Message{Verb: wire.Start})
+}
+
 // CloseStdin lets the container read the end of its standard input.
 func (c *Client) CloseStdin(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.CloseStdin})

@@ -17,7 +17,8 @@
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]
-//	    [--ensure-dir=DIR]... -- RUNTIME create ... ID
+//	    [--helpers] [--ensure-dir=DIR]... [--start=WORD]... [--wait=WORD]...
+//	    -- RUNTIME create ... ID
 //
 // It creates the missing sources of mounts, by a process that it leaves behind
 // with an error that names the path if a dead file server does not let go of it
@@ -28,6 +29,23 @@
 // before the monitor has seen its exit code. Of a container in the PID namespace
 // of the host the monitor, a subreaper, inherits the other orphans too, and
 // reaps them.
+//
+// # Containers without a process
+//
+// A container that the runtime has put into a sandbox which exists already, as
+// gVisor does with all containers of a pod but the first, has no process of its
+// own here: its pid is that of the sandbox, whose parent is the monitor of the
+// first. The runtime takes such a container's streams not when it is created but
+// when it is started. So the monitor runs the command for that as well (--start),
+// when a client asks for it, and afterwards one that ends when the container does
+// and says how (--wait). That one is run again if it dies, as long as the sandbox
+// lives. With the sandbox the container is dead, by signal 9 and for want of
+// memory if the kernel has counted that in the sandbox's cgroup. To kill such a
+// container is the runtime's business alone: release ends the monitor only.
+//
+// Such runtimes leave processes of their own beside the container, which die with
+// it (--helpers). They are the monitor's children, and it stays for a moment to
+// bury them.
 //
 // # Files
 //
@@ -64,6 +82,8 @@
 //	close-stdin             end of the container's standard input
 //	release                 the container is to be deleted: kill what still lives of
 //	                        it, record its exit, leave
+//	start                   the container, where that is the monitor's; answered when
+//	                        the runtime's start has ended
 //	attach STREAMS          a share, from now on, in some of stdin, stdout and stderr
 //	count-log               how much the log has grown: logged comes before the ok
 //

@@ -41,6 +41,17 @@ type Spec struct {
 	Env     []string // of the runtime, beside this process's own
 	PidFile string
 
+	// Start and Wait are for a container that lives in a sandbox of the runtime's
+	// and has no process of its own on this machine; empty for any other. They are
+	// complete but for the ID, which Launch appends: Start is run when the Client
+	// asks for it, with the container's streams, and Wait after that. It must end
+	// when the container does and then print {"exitStatus":CODE}.
+	Start, Wait []string
+	// Helpers: the runtime leaves processes behind, children of the monitor, that
+	// die with the container. The monitor buries them before it leaves: for some
+	// runtimes a zombie is alive.
+	Helpers bool
+
 	Terminal  bool
 	Stdin     bool // hold a pipe open as standard input; false: /dev/null
 	StdinOnce bool // the first client to attach closes it when it leaves
@@ -137,9 +148,16 @@ func (s Spec) options() (*wire.Options, error) {
 	if s.Terminal {
 		runtime = append(runtime, "--console-socket", filepath.Join(s.Dir, wire.ConsoleSocket))
 	}
+	complete := func(command []string) []string {
+		if len(command) > 0 {
+			command = append(slices.Clone(command), s.ID)
+		}
+		return command
+	}
 	return &wire.Options{
+		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile,
-		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce,
+		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers,
 		EnsureDirs: s.EnsureDirs, Runtime: append(runtime, s.ID),
 	}, nil
 }

@@ -33,13 +33,16 @@ type conf struct {
 // and containerd do, the first usable configuration, or the first that bears
 // the name Config.DefaultNetwork. Unusable files are passed over, and each is
 // logged once.
-func (n *Network) choose() (*conf, error) {
-	files, err := listed(n.cfg.ConfDir, ".conflist", ".conf", ".json")
+func (n *Network) choose() (*conf, error) { return n.chooseIn(n.cfg.ConfDir) }
+
+// chooseIn is choose in a directory of somebody's own.
+func (n *Network) chooseIn(dir string) (*conf, error) {
+	files, err := listed(dir, ".conflist", ".conf", ".json")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w: CNI configuration: %w", fault.Unavailable, err)
 	}
 	broken := map[string]string{}
-	defer func() { n.report(broken) }()
+	defer func() { n.report(dir, broken) }()
 	for _, file := range files {
 		list, err := load(file)
 		if err == nil {
@@ -53,13 +56,13 @@ func (n *Network) choose() (*conf, error) {
 			return &conf{file, list}, nil
 		}
 	}
-	return nil, n.missing(broken)
+	return nil, n.missing(dir, broken)
 }
 
-func (n *Network) missing(broken map[string]string) error {
-	text := fmt.Sprintf("no CNI network configuration in %s", n.cfg.ConfDir)
+func (n *Network) missing(dir string, broken map[string]string) error {
+	text := fmt.Sprintf("no CNI network configuration in %s", dir)
 	if n.cfg.DefaultNetwork != "" {
-		text = fmt.Sprintf("no CNI configuration of the network %q in %s", n.cfg.DefaultNetwork, n.cfg.ConfDir)
+		text = fmt.Sprintf("no CNI configuration of the network %q in %s", n.cfg.DefaultNetwork, dir)
 	}
 	text += ": install a network add-on, or put a *.conflist there"
 	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time: it becomes a node condition
@@ -68,8 +71,9 @@ func (n *Network) missing(broken map[string]string) error {
 	return fmt.Errorf("%w: %s", fault.Unavailable, text)
 }
 
-// report logs the files that have become unusable, or for another reason.
-func (n *Network) report(broken map[string]string) {
+// report logs the files of a directory that have become unusable, or for another
+// reason.
+func (n *Network) report(dir string, broken map[string]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for file, why := range broken {
@@ -77,7 +81,8 @@ func (n *Network) report(broken map[string]string) {
 			slog.Warn("CNI configuration is unusable and passed over", "file", file, "err", why)
 		}
 	}
-	n.reported = broken
+	maps.DeleteFunc(n.reported, func(file, _ string) bool { return filepath.Dir(file) == filepath.Clean(dir) })
+	maps.Copy(n.reported, broken)
 }
 
 // listed are the files of dir with one of the extensions, sorted by name.

@@ -16,6 +16,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,6 +76,11 @@ type Pod struct {
 	Annotations  map[string]string
 	DNS          *cri.DNSConfig
 	CgroupParent string
+
+	// ConfDir is where its network is to be looked for; empty: Config.ConfDir.
+	ConfDir string
+	// OwnKernel: the pod's kernel takes the addresses off the interface.
+	OwnKernel bool
 }
 
 // Attachment records how a pod is, or is about to be, attached. It is made by
@@ -104,7 +110,7 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
-	chosen, err := n.choose()
+	chosen, err := n.chooseIn(cmp.Or(p.ConfDir, n.cfg.ConfDir))
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
@@ -273,10 +279,16 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	if err := a.remember(list); err != nil {
 		return err
 	}
+	netNS := a.netNS(p)
+	if p.OwnKernel {
+		if err := a.readdress(netNS); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := limit(ctx, n.cfg.Timeout)
 	defer cancel()
 	return trace.Do(ctx, "CNI DEL", func(ctx context.Context) error {
-		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, a.netNS(p)))
+		return n.cni(p).DelNetworkList(ctx, list, a.runtimeConf(p, netNS))
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +24,8 @@ import (
 )
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
-// understands create, start, kill, delete, exec, update and state.
+// understands create, start, kill, delete, exec, update and state. In what they
+// differ their traits say.
 type cli struct {
 	name          string
 	handler       Handler
@@ -48,11 +50,12 @@ func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
 }
 
 // argv is a complete command line of the runtime.
-func (r *cli) argv(path string, args ...string) []string {
-	argv := []string{path, "--root", r.handler.Root}
-	if r.systemd {
-		argv = append(argv, "--systemd-cgroup")
+func (r *cli) argv(a *Abilities, args ...string) []string {
+	argv := []string{a.Path, "--root", r.handler.Root}
+	if flag := a.traits.systemd; r.systemd && flag != "" {
+		argv = append(argv, flag)
 	}
+	argv = append(argv, r.handler.Options...)
 	return append(argv, args...)
 }
 
@@ -68,12 +71,25 @@ func (r *cli) runWith(ctx context.Context, ref Ref, c command, args ...string) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
 	defer cancel()
-	c.argv, c.env = r.argv(a.Path, append(args, ref.ID)...), mountItselfIn(ref.Dir)
+	if !slices.Contains(args, ref.ID) { // some verbs want more after it
+		args = append(args, ref.ID)
+	}
+	c.argv, c.env = r.argv(a, args...), mountItselfIn(ref.Dir)
 	out, err := c.run(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", r.name, args[0], err)
+		return nil, fmt.Errorf("%s %s: %w", r.name, verbOf(args), err)
 	}
 	return out, nil
+}
+
+// verbOf is the first of the arguments that is no flag.
+func verbOf(args []string) string {
+	for _, arg := range args {
+		if !strings.HasPrefix(arg, "-") {
+			return arg
+		}
+	}
+	return ""
 }
 
 func pidFile(ref Ref) string { return filepath.Join(ref.Dir, "pid") }
@@ -92,36 +108,52 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
 		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
 	defer cancel()
-	client, err := conmon.Launch(ctx, conmon.Spec{
+	client, err := conmon.Launch(ctx, r.monitored(a, ref, conmon.Spec{
 		ID:         ref.ID,
 		Dir:        ref.Dir,
 		ExitFile:   ref.ExitFile,
 		LogFile:    io.LogFile,
 		Monitor:    r.monitor,
 		Cgroup:     r.monitorCgroup,
-		Runtime:    r.argv(a.Path, "create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)),
+		Runtime:    r.argv(a, r.createArgs(a, ref, spec)...),
 		Env:        mountItselfIn(ref.Dir),
 		PidFile:    pidFile(ref),
 		Terminal:   io.Terminal,
 		Stdin:      io.Stdin,
 		StdinOnce:  io.StdinOnce,
 		EnsureDirs: io.EnsureDirs,
-	})
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
 	}
-	return &cliTask{runtime: r, ref: ref, client: client}, nil
+	return r.task(ref, client), nil
+}
+
+func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
+	args := []string{"create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)}
+	if len(a.traits.hostNetwork) > 0 && onHostNetwork(spec.Linux.Namespaces) {
+		args = append(slices.Clone(a.traits.hostNetwork), args...)
+	}
+	return args
+}
+
+func (r *cli) task(ref Ref, client *conmon.Client) Task {
+	t := &cliTask{runtime: r, ref: ref, client: client}
+	if ref.Sandbox != "" {
+		return &inmate{cliTask: t}
+	}
+	return t
 }
 
 func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
 	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
 	if errors.Is(err, conmon.ErrLost) {
-		return lost(ref, err), nil
+		return r.lost(ref, err), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reach monitor: %w", err)
 	}
-	return &cliTask{runtime: r, ref: ref, client: client}, nil
+	return r.task(ref, client), nil
 }
 
 // Delete ends the monitor first, so that nobody is left who could still be
@@ -172,25 +204,50 @@ func endCgroup(ctx context.Context, path string) error {
 	return emptyCgroup(ctx, path)
 }
 
-// forget removes the container from the runtime's own books: a directory of
-// its name. Without one the runtime never heard of it, or has forgotten.
+// forget removes the container from the runtime's own books, which are a
+// directory of its name, or some files. Without them the runtime never heard of
+// it, or has forgotten.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
-	state := filepath.Join(r.handler.Root, ref.ID)
-	if _, err := os.Lstat(state); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
+	a, unusable := r.Probe(ctx)
+	pattern := "ID*" // of whatever it was
+	if unusable == nil {
+		pattern = a.traits.books
+	}
+	books, err := r.books(pattern, ref.ID)
+	if err != nil || len(books) == 0 {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
-	// that it could still do is to remove that directory.
-	if _, err := r.Probe(ctx); err == nil {
-		if _, err := r.run(ctx, ref, nil, "delete", "--force"); err != nil {
+	// that it could still do is to remove its books.
+	if unusable == nil {
+		reap := reapHelpers(a.traits.helper, ref.ID)
+		buried := make(chan struct{})
+		go func() { reap(); close(buried) }() // for which delete waits
+		_, err := r.run(ctx, ref, nil, "delete", "--force")
+		<-buried
+		if err != nil {
 			return err
 		}
 	}
 	// What a runtime killed in the middle of create has left there it does not
 	// always take for a container.
-	return mount.RemoveAll(state)
+	for _, path := range books {
+		err = errors.Join(err, mount.RemoveAll(path))
+	}
+	return err
+}
+
+// books are the paths in the runtime's root that the pattern names.
+func (r *cli) books(pattern, id string) ([]string, error) {
+	path := filepath.Join(r.handler.Root, strings.Replace(pattern, "ID", id, 1))
+	if strings.Contains(pattern, "*") {
+		return filepath.Glob(path) // an id needs no quoting
+	}
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return []string{path}, err
 }
 
 // cliTask is a container behind its monitor.
@@ -215,8 +272,28 @@ func (t *cliTask) Start(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	_, err = t.runtime.runWith(ctx, t.ref, command{files: []*os.File{lock}}, "start")
+	args, err := t.startArgs(ctx)
+	if err == nil {
+		_, err = t.runtime.runWith(ctx, t.ref, command{files: []*os.File{lock}}, args...)
+	}
 	return err
+}
+
+// startArgs are those of start, and of a sandbox's network, which is set up then.
+func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
+	args := []string{"start"}
+	a, err := t.runtime.Probe(ctx)
+	if err != nil || len(a.traits.hostNetwork) == 0 {
+		return args, err
+	}
+	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	if onHostNetwork(spec.Linux.Namespaces) {
+		args = append(slices.Clone(a.traits.hostNetwork), args...)
+	}
+	return args, nil
 }
 
 // leftStart is how long a start that an earlier server has left is waited for. It
@@ -281,12 +358,28 @@ func (t *cliTask) Kill(ctx context.Context) error {
 }
 
 func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if m := resources.Memory; a.traits.swapFirst && m != nil && m.Swap != nil {
+		// That fails where the limits are lowered, for which the order is right.
+		_ = t.updateOnce(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}})
+	}
+	return t.updateOnce(ctx, resources)
+}
+
+func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResources) error {
 	text, err := json.Marshal(resources)
 	if err != nil {
 		return err
 	}
 	_, err = t.runtime.run(ctx, t.ref, text, "update", "--resources", "/dev/stdin")
 	return err
+}
+
+func (t *cliTask) Usage(context.Context) (cgroup.Usage, error) {
+	return cgroup.Usage{}, fmt.Errorf("the container's cgroup tells what it uses: %w", fault.Unimplemented)
 }
 
 func (t *cliTask) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }

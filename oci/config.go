@@ -15,11 +15,17 @@ type Config struct {
 type Handler struct {
 	Type          string        `toml:"type" help:"how the runtime is driven: oci (command line)"`
 	Path          string        `toml:"path" help:"runtime binary; a bare name is searched in PATH, and a node where it is missing does not offer the handler"`
-	Root          string        `toml:"root" help:"the runtime's own state directory; empty: <run_root>/<handler name>"`
+	Root          string        `toml:"root" help:"the runtime's own state directory; empty: <run_root>/runtime/<handler name>"`
+	Options       []string      `toml:"options" help:"further global flags of the runtime's command line, such as --platform=kvm for gVisor or --kata-config=FILE for Kata 1"`
 	CreateTimeout time.Duration `toml:"create_timeout" help:"longest time the runtime may take to create a container"`
 
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" help:"do not add the host's devices to privileged containers"`
+	DefaultAnnotations           []string `toml:"default_annotations" help:"annotations (key=value) for the runtime, on every container; a pod's own take their place if allowed_annotations has the key"`
 	AllowedAnnotations           []string `toml:"allowed_annotations" help:"pod annotations, by exact key, that reach the runtime"`
+	SeccompProfile               string   `toml:"seccomp_profile" help:"JSON file that replaces the RuntimeDefault seccomp profile for this handler; empty: pod.seccomp_profile"`
+	MinMemory                    int64    `toml:"min_memory" help:"least memory limit in bytes that a container may ask for, for what the runtime itself needs in its cgroup; 0: any"`
+	MonitorCgroup                string   `toml:"monitor_cgroup" help:"cgroup in which the monitors of this handler's containers live; empty: runtime.monitor_cgroup"`
+	CNIConfDir                   string   `toml:"cni_conf_dir" help:"directory of the CNI network configurations for this handler's pods; empty: network.conf_dir"`
 }
 
 // DefaultHandlerConfig is what a handler table without keys means.

@@ -55,7 +55,7 @@ func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration
 	case <-c.Ended():
 	case <-ctx.Done():
 		_ = trace.Do(ctx, "kill command", func(ctx context.Context) error {
-			t.killExec(ctx, c.pid, c.leader)
+			t.killExec(ctx, c)
 			return nil
 		})
 		select {
@@ -89,6 +89,7 @@ type execution struct {
 	*Session
 	pid    int
 	leader int // of its session, which is not always its own: crun makes it in a process between
+	guest  int // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
 }
 
 func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
@@ -114,22 +115,22 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 		}
 		defer console.close()
 	}
-	pid, err := trace.Get(ctx, "runtime exec", func(ctx context.Context) (int, error) {
-		return t.execDetached(ctx, process, stdio, console)
+	e := &execution{Session: s}
+	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
+		return t.execDetached(ctx, process, stdio, console, e)
 	})
 	if err != nil {
 		stdio.close()
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+console.lastWords()))
 	}
-	e := &execution{Session: s, pid: pid}
-	if e.leader, err = unix.Getsid(pid); err == nil && console != nil {
+	if e.leader, err = unix.Getsid(e.pid); err == nil && console != nil {
 		err = s.useTerminal(console)
 	}
 	if err == nil {
-		err = s.watch(pid)
+		err = s.watch(e.pid)
 	}
 	if err != nil {
-		killTree(pid)
+		t.killLate(e)
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	return e, nil
@@ -151,31 +152,35 @@ func execProcess(bundle string, c Command) (*specs.Process, error) {
 	return process, nil
 }
 
-// execDetached runs the runtime's exec and returns the pid of the process that
-// it has started.
-func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdio stdio, console *console) (int, error) {
+// execDetached runs the runtime's exec and notes in e which process it has
+// started.
+func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdio stdio, console *console, e *execution) error {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	dir, err := os.MkdirTemp(t.ref.Dir, "exec-")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = mount.RemoveAll(dir) }() // else it goes with the container
 	text, err := json.Marshal(process)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	processFile, pidFile := filepath.Join(dir, "process.json"), filepath.Join(dir, "pid")
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return 0, err
+		return err
 	}
 	args := []string{"exec", "--detach", "--process", processFile, "--pid-file", pidFile}
 	if console != nil {
 		args = append(args, "--console-socket", console.path)
 	}
-	argv := t.runtime.argv(a.Path, append(args, t.ref.ID)...)
+	guestFile := filepath.Join(dir, "guest")
+	if flag := a.traits.guestPID; flag != "" {
+		args = append(args, flag, guestFile)
+	}
+	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
 	killGroup(cmd)
@@ -199,18 +204,31 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if late != nil {
 		late.Stop()
 	}
-	pid, err := readPid(pidFile)
+	e.pid, err = readPid(pidFile)
+	if a.traits.guestPID != "" && err == nil {
+		e.guest, err = readPid(guestFile)
+	}
 	switch {
 	case ctx.Err() != nil && err == nil:
-		killTree(pid) // it came too late
+		t.killLate(e) // it came too late
 		fallthrough
 	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
+		return context.Cause(ctx)
 	case failed != nil:
-		return 0, failed
+		return failed
 	}
-	t.shareOOMScore(pid)
-	return pid, err
+	t.shareOOMScore(e.pid)
+	return err
+}
+
+// killLate kills a command that nobody waits for any more.
+func (t *cliTask) killLate(e *execution) {
+	if e.guest != 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+		defer cancel()
+		t.killGuest(ctx, e.guest)
+	}
+	killTree(e.pid)
 }
 
 // shareOOMScore gives a process the container's score for the OOM killer, as far
@@ -218,6 +236,9 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 // runc gives it what the container was created with, which an update may have
 // changed.
 func (t *cliTask) shareOOMScore(pid int) {
+	if t.ref.Sandbox != "" {
+		return // it is only a helper, the command is in the sandbox
+	}
 	if score, err := os.ReadFile(oomScoreFile(t.PID())); err == nil {
 		_ = os.WriteFile(oomScoreFile(pid), score, 0)
 	}
@@ -243,14 +264,21 @@ func readPid(file string) (int, error) {
 // left the tree because their parent died, which the session still names. (A
 // process with a session and parent of its own making is a daemon that the
 // container now has; it ends with the container.)
-func (t *cliTask) killExec(ctx context.Context, leader, session int) {
-	killTree(leader)
+func (t *cliTask) killExec(ctx context.Context, e *execution) {
+	if e.guest != 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
+		defer cancel()
+		t.killGuest(ctx, e.guest)
+		killTree(e.pid)
+		return
+	}
+	killTree(e.pid)
 	pids, err := cgroup.Procs(t.ref.Cgroup)
 	if err != nil {
 		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", t.ref.ID, "err", err)
 	}
 	for _, pid := range pids {
-		if sid, err := unix.Getsid(pid); err == nil && sid == session {
+		if sid, err := unix.Getsid(pid); err == nil && sid == e.leader {
 			killTree(pid)
 		}
 	}

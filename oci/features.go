@@ -29,6 +29,11 @@ type Abilities struct {
 	// where a runtime is older than the command.
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
+	// Sandboxed: the containers of a pod share a sandbox that the runtime makes for
+	// the first of them, with a kernel of its own.
+	Sandboxed bool
+
+	traits traits
 }
 
 // ErrNotInstalled is a runtime that the configuration names without a path and
@@ -87,6 +92,8 @@ func ask(ctx context.Context, path string) (*Abilities, error) {
 		return nil, fmt.Errorf("ask runtime for its version: %w", err)
 	}
 	a := &Abilities{Path: path, Version: firstLine(version)}
+	a.traits = traitsOf(a.Version)
+	a.Sandboxed = a.traits.sandboxed
 	if text, err := output(ctx, path, "features"); err == nil {
 		f := new(features.Features)
 		if json.Unmarshal(text, f) == nil && f.OCIVersionMax != "" {

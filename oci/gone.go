@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -19,6 +20,9 @@ type gone struct {
 	err     error
 	process conmon.Process // zero: nothing can be alive
 	cgroup  string
+	// kill is the runtime's, where the process is that of a sandbox with other
+	// containers in it.
+	kill func(context.Context) error
 }
 
 // Dead is the Task of a container whose exit is known and of which nothing is
@@ -26,10 +30,14 @@ type gone struct {
 func Dead(exit conmon.Exit) Task { return gone{exit: exit} }
 
 // lost is the Task of a container whose monitor is dead.
-func lost(ref Ref, cause error) Task {
+func (r *cli) lost(ref Ref, cause error) Task {
 	// Without that file the container never came to be.
 	processes, _ := conmon.ReadProcesses(ref.Dir)
-	return gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+	g := gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+	if ref.Sandbox != "" {
+		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
+	}
+	return g
 }
 
 var errGone = fmt.Errorf("nobody watches over the container any more: %w", fault.Precondition)
@@ -41,11 +49,19 @@ func (g gone) PID() int {
 	return 0
 }
 
-func (g gone) Signal(_ context.Context, sig unix.Signal) error { return conmon.Signal(g.process, sig) }
+func (g gone) Signal(_ context.Context, sig unix.Signal) error {
+	if g.kill != nil {
+		return errGone
+	}
+	return conmon.Signal(g.process, sig)
+}
 
 func (g gone) Kill(ctx context.Context) error {
 	if g.process == (conmon.Process{}) {
 		return nil
+	}
+	if g.kill != nil {
+		return g.kill(ctx)
 	}
 	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
 }
@@ -64,6 +80,10 @@ func (gone) Start(context.Context) error           { return errGone }
 func (gone) Started(context.Context) (bool, error) { return false, errGone }
 func (gone) Update(context.Context, Update) error  { return errGone }
 func (gone) ReopenLog(context.Context) error       { return errGone }
+func (gone) Usage(context.Context) (cgroup.Usage, error) {
+	return cgroup.Usage{}, errGone
+}
+func (gone) Forward(context.Context, uint16) (Stream, error) { return nil, errGone }
 func (gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
 	return nil, errGone
 }

@@ -13,18 +13,14 @@ package oci
 
 import (
 	"context"
-	"fmt"
-	"maps"
-	"path/filepath"
-	"slices"
-	"strings"
+	"io"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/cgroup"
 )
 
 // Runtime is a RuntimeClass handler.
@@ -71,6 +67,12 @@ type Task interface {
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
 	Update(ctx context.Context, u Update) error
+	// Usage is what the container uses by the runtime's own account. It is
+	// fault.Unimplemented where the container's cgroup tells that.
+	Usage(ctx context.Context) (cgroup.Usage, error)
+	// Forward connects to a TCP port inside the sandbox of this container. It is
+	// fault.Unimplemented where the pod's network leads there.
+	Forward(ctx context.Context, port uint16) (Stream, error)
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
 	// Logged is by how many bytes the container's log has grown since this Task
@@ -92,10 +94,11 @@ type Ref struct {
 	ExitFile   string // durable record of the exit
 	CgroupPath string // spec.Linux.CgroupsPath
 	Cgroup     string // the same as a path below the cgroup mount
+	Sandbox    string // id of the container in whose sandbox it lives; empty: in none, or it is that one
 }
 
 // Rootfs is where the container's root file system is to be mounted.
-func (r Ref) Rootfs() string { return filepath.Join(r.Dir, "rootfs") }
+func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
 
 // IO says where a container's output goes and what its input is.
 type IO struct {
@@ -113,6 +116,12 @@ type Command struct {
 	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
 }
 
+// Stream is a connection whose two directions end on their own.
+type Stream interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
+
 // ExecResult is what Exec collected, each stream cut at MaxExecOutput.
 type ExecResult struct {
 	Stdout, Stderr []byte
@@ -121,66 +130,3 @@ type ExecResult struct {
 
 // MaxExecOutput bounds each stream of an Exec (CVE-2022-1708).
 const MaxExecOutput = 16 << 20
-
-// Table holds the handlers that the configuration names.
-type Table struct {
-	monitor     string
-	defaultName string
-	byName      map[string]Runtime
-}
-
-// NewTable makes the handlers of cfg. Runtimes keep their own state below
-// runDir unless their configuration says otherwise. A runtime whose binary is
-// missing is not an error here: Probe says so, for as long as it lasts.
-func NewTable(cfg Config, runDir string) (*Table, error) {
-	monitor, err := findMonitor(cfg.Monitor)
-	if err != nil {
-		return nil, err
-	}
-	t := &Table{monitor: monitor, defaultName: cfg.DefaultHandler, byName: make(map[string]Runtime)}
-	monitorCgroup, err := resolveMonitorCgroup(cfg.MonitorCgroup)
-	if err != nil {
-		return nil, err
-	}
-	for name, handler := range cfg.Handlers {
-		if handler.Type != "oci" {
-			return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\": %w", name, handler.Type, fault.Invalid)
-		}
-		if handler.Root == "" {
-			handler.Root = filepath.Join(runDir, "runtime", name)
-		}
-		t.byName[name] = &cli{
-			name:          name,
-			handler:       handler,
-			systemd:       cfg.CgroupDriver == "systemd",
-			monitor:       monitor,
-			monitorCgroup: monitorCgroup,
-		}
-	}
-	if _, ok := t.byName[t.defaultName]; !ok {
-		return nil, fmt.Errorf("runtime.default_handler %q is not in runtime.handlers (%s): %w",
-			t.defaultName, strings.Join(t.Names(), ", "), fault.Invalid)
-	}
-	return t, nil
-}
-
-// Names lists the handlers in alphabetical order.
-func (t *Table) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
-
-// Monitor is the path of crius-conmon.
-func (t *Table) Monitor() string { return t.monitor }
-
-// Default is the name of the handler that "" means.
-func (t *Table) Default() string { return t.defaultName }
-
-// Get finds a handler; "" is the default one.
-func (t *Table) Get(name string) (Runtime, error) {
-	if name == "" {
-		name = t.defaultName
-	}
-	if r, ok := t.byName[name]; ok {
-		return r, nil
-	}
-	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
-		name, strings.Join(t.Names(), ", "), fault.NotFound)
-}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strings"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
@@ -22,23 +23,42 @@ func checkRuntimes(ctx context.Context, n *node) []finding {
 		return []finding{fail("", "%v", err)}
 	}
 	findings := []finding{checkMonitor(table.Monitor())}
-	for _, name := range table.Names() {
-		runtime, err := table.Get(name)
-		if err != nil {
-			findings = append(findings, fail("", "%s: %v", name, err))
-			continue
-		}
-		abilities, err := runtime.Probe(ctx)
+	if err := checkProfiles(c.Runtime); err != nil {
+		findings = append(findings, fail("", "%v", err))
+	}
+	reports, _ := table.Report(ctx)
+	for _, r := range reports {
 		switch {
-		case err == nil:
-			findings = append(findings, ok("%s: %s, %s", name, abilities.Path, abilities.Version))
-		case name == table.Default():
-			findings = append(findings, fail("", "%s, the default handler: %v", name, err))
+		case r.Ready:
+			findings = append(findings, ok("%s: %s, %s; %s", r.Name, r.Path, r.Version, abilities(r)))
+		case r.Default:
+			findings = append(findings, fail("", "%s, the default handler: %s", r.Name, r.Error))
 		default:
-			findings = append(findings, warn("", "%s: %v", name, err))
+			findings = append(findings, warn("", "%s: %s", r.Name, r.Error))
 		}
 	}
 	return findings
+}
+
+// abilities says what pods of a handler may ask for.
+func abilities(r oci.Report) string {
+	var has []string
+	for _, ability := range []struct {
+		name string
+		yes  bool
+	}{
+		{"a kernel of their own", r.Sandboxed},
+		{"user namespaces", r.UserNamespaces},
+		{"recursive read-only mounts", r.RecursiveReadOnly},
+	} {
+		if ability.yes {
+			has = append(has, ability.name)
+		}
+	}
+	if len(has) == 0 {
+		return "without user namespaces and recursive read-only mounts"
+	}
+	return "its pods have " + strings.Join(has, ", ")
 }
 
 func checkMonitor(path string) finding {

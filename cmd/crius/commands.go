@@ -86,12 +86,17 @@ func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
 	return config.Load(s)
 }
 
+// reloaded says what SIGHUP does.
+const reloaded = "log_level, runtime.default_handler and runtime.handlers are in force at once, for pods that are made from then on; " +
+	"what else has changed is named in the log and waits for a restart. If anything is wrong in it all stays as it was."
+
 func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve",
 		Short: "Serve CRI; what crius does without a command",
 		Long: "Serve CRI until SIGTERM or SIGINT: then requests under way are finished and containers are left running. " +
-			"A second signal ends the server at once, which does containers no harm either.",
+			"A second signal ends the server at once, which does containers no harm either.\n\n" +
+			"SIGHUP reads the configuration again: " + reloaded,
 		Args: usage(cobra.NoArgs),
 		RunE: p.serve,
 	}
@@ -102,17 +107,23 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	level, err := logx.Level(loaded.Config.LogLevel)
+	atFirst, err := logx.Level(loaded.Config.LogLevel)
 	if err != nil {
 		return err
 	}
+	level := new(slog.LevelVar)
+	level.Set(atFirst)
 	logger, err := logx.New(cmd.ErrOrStderr(), loaded.Config.LogFormat, level)
 	if err != nil {
 		return err
 	}
 	slog.SetDefault(logger)
 	stream.LogTo(logger)
-	return serve(cmd.Context(), loaded, p.hook)
+	return serve(cmd.Context(), &settings{
+		load:    func() (*config.Loaded, error) { return p.load(cmd) },
+		level:   level,
+		inForce: loaded,
+	}, p.hook)
 }
 
 func (p *program) configCommand() *cobra.Command {

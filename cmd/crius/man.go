@@ -84,6 +84,7 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	root.PersistentFlags().VisitAll(p.flag)
 	p.section("SIGNALS")
 	p.item("SIGTERM, SIGINT", "", "Finish the requests under way and exit; containers keep running. The second one exits at once.")
+	p.item("SIGHUP", "", "Read the configuration again: "+reloaded)
 	p.section("EXIT STATUS")
 	p.item("0", "", "Done.")
 	p.item("1", "", "Something failed; standard error says what, a line for each problem.")

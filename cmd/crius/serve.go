@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
@@ -37,9 +36,9 @@ const orphanPeriod = 10 * time.Second
 // serve runs the node until ctx ends: it builds the floors from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
-func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err error) {
+func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error) {
 	since := time.Now()
-	cfg := loaded.Config
+	cfg := settings.loaded().Config
 	manager := findManager()
 	lock, err := pod.Lock(cfg.Root)
 	if err != nil {
@@ -59,7 +58,12 @@ func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err err
 	}
 	defer closing(&err, floors.Close)
 	cfg = floors.cfg
-	store := floors.store
+	store, runtimes := floors.store, floors.runtimes
+	if err := checkProfiles(cfg.Runtime); err != nil {
+		return err
+	}
+	reportHandlers(ctx, runtimes)
+	defer onHangup(func(ctx context.Context) { settings.reload(ctx, runtimes) })()
 	engine, cni, err := floors.engine()
 	if err != nil {
 		return err
@@ -95,13 +99,20 @@ func serve(ctx context.Context, loaded *config.Loaded, hook trace.Hook) (err err
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func() map[string]string {
+			loaded := settings.loaded()
 			return statusInfo(map[string]any{
-				"config": cfg, "settings": loaded.Settings(), "network": cni.Info(),
+				"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(runtimes),
 				"server": newVitals(since, engine.Summary(), store.Pulls()),
 			})
 		},
 		Trace: tracer,
 	})
+}
+
+// handlersInfo is what a verbose Status tells of the handlers.
+func handlersInfo(runtimes *oci.Table) []oci.Report {
+	reports, _ := runtimes.Report(context.Background())
+	return reports
 }
 
 // newTracer has the work observed by counts and, if they are wanted, by traces.

@@ -47,7 +47,13 @@ func (m *monitor) runtimeEnded(int) {
 	}
 }
 
-func (m *monitor) initEnded(int) { m.reap() }
+func (m *monitor) initEnded(int) {
+	if m.opt.Remote() {
+		m.sandboxEnded()
+		return
+	}
+	m.reap()
+}
 
 // reap collects the dead: the container's init and, of a container in the PID
 // namespace of the host, orphans that the kernel has given to the subreaper.
@@ -60,7 +66,7 @@ func (m *monitor) reap() {
 		case pid <= 0:
 			return
 		case pid == m.container.PID && m.state == running:
-			m.conclude(status)
+			m.conclude(wire.ExitOf(status))
 		}
 	}
 }
@@ -94,7 +100,7 @@ func (m *monitor) adopt() error {
 	if err != nil {
 		return wire.Fail("watch the container's init", err)
 	}
-	m.orphans = samePIDNamespace(pid)
+	m.orphans = !m.opt.Remote() && samePIDNamespace(pid)
 	if err := m.connectStreams(); err != nil {
 		return err
 	}
@@ -122,7 +128,7 @@ func (m *monitor) readPidFile() (int, error) {
 	if !ok || pid == 0 || pid > 1<<30 {
 		return 0, wire.Text("the runtime reports success, but " + m.opt.PidFile + " holds no pid")
 	}
-	if !isChild(int(pid)) {
+	if !m.opt.Remote() && !isChild(int(pid)) {
 		return 0, wire.Text("the runtime reports success, but process " + itoa(int(pid)) +
 			", which it names as the container's init, has not become a child of the monitor: " +
 			"this runtime cannot be driven by its command line")

@@ -96,6 +96,9 @@ func (m *monitor) drop(i int) {
 	m.stdout.detach(i)
 	m.stderr.detach(i)
 	once := c.input && m.opt.StdinOnce && !m.opt.Terminal
+	if m.remote.client == i {
+		m.remote.client = -1
+	}
 	*c = client{fd: -1}
 	if once {
 		m.dropStdin()
@@ -128,6 +131,9 @@ func (m *monitor) serve(i int) {
 	} else {
 		closeAll(sent)
 		err = m.obey(msg)
+		if msg.Verb == wire.Start && err == nil && m.startFor(i) {
+			return // it is answered when the start has ended
+		}
 	}
 	switch {
 	case err != nil:
@@ -155,6 +161,8 @@ func (m *monitor) obey(msg wire.Message) error {
 		return nil
 	case wire.CountLog:
 		return nil
+	case wire.Start:
+		return m.startRemote()
 	}
 	return wire.Text("unknown request")
 }
@@ -202,6 +210,10 @@ func (m *monitor) release() {
 		m.abandon()
 		m.left = true
 	case running:
+		if m.opt.Remote() { // whom nobody but the runtime can kill
+			m.conclude(killed)
+			return
+		}
 		pidfdSignal(m.watched, syscall.SIGKILL)
 	}
 }

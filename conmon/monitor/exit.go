@@ -9,13 +9,19 @@ import (
 // conclude takes down how the container ended. What it had written by then is
 // put into the log first: who is told of the end finds the log complete, unless
 // the disk is full or somebody else still holds the container's pipes.
-func (m *monitor) conclude(status syscall.WaitStatus) {
+func (m *monitor) conclude(exit wire.Exit) {
 	m.state = exited
-	m.exit = wire.ExitOf(status)
+	m.exit = exit
 	m.exit.Sec, m.exit.Nsec = now()
-	syscall.Close(m.watched)
+	if m.watched >= 0 {
+		syscall.Close(m.watched)
+	}
 	m.watched = -1
-	m.exit.OOMKills = m.oom.kills()
+	// In a sandbox the kernel may have killed what was another container's.
+	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
+		m.exit.OOMKills = m.oom.kills()
+	}
+	m.remote.close()
 	m.dropStdin()
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
 		s.last = true

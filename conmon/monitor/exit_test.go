@@ -38,7 +38,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 		t.Fatalf("wrote %d, %v", n, err)
 	}
 
-	m.conclude(0) // and somebody still holds the pipe
+	m.conclude(wire.Exit{}) // and somebody still holds the pipe
 	if got := read(t, m.opt.LogFile); strings.Count(got, "x") != strings.Count(written, "x") {
 		t.Errorf("%d bytes in the log", len(got))
 	}
@@ -67,7 +67,7 @@ func TestExitFileRefused(t *testing.T) {
 	}
 	defer syscall.Close(m.epoll)
 	m.complaints = 1 << 20 // not into the output of the test
-	m.conclude(9)
+	m.conclude(wire.Exit{Code: 137, Signal: 9})
 	for i := 1; !m.told; i++ {
 		if m.proceed(false); m.recorded || m.left || m.patience() <= 0 || i > 100 {
 			t.Fatalf("attempt %d: recorded: %v, left: %v, patience %d", i, m.recorded, m.left, m.patience())

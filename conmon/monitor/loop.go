@@ -26,6 +26,7 @@ const (
 	spoken                 // there is output of the container, or of the runtime
 	starved                // the kernel has counted an OOM kill
 	drained                // an attached client has taken some of its output
+	helped                 // a command of the runtime that acts for a remote container has ended
 	events
 )
 
@@ -34,7 +35,7 @@ const (
 func (s state) reaction(e event) func(*monitor, int) {
 	return [states][events]func(*monitor, int){
 		creating: {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).runtimeEnded},
-		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills, drained: (*monitor).feed},
+		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills, drained: (*monitor).feed, helped: (*monitor).helperEnded},
 		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, drained: (*monitor).feed},
 	}[s][e]
 }
@@ -52,9 +53,10 @@ type monitor struct {
 	self      wire.Process
 	runtime   int // pid, while creating
 	container wire.Process
-	watched   int  // pidfd of whom the monitor waits for: the runtime, then the container's init
+	watched   int  // pidfd of whom the monitor waits for: the runtime, then the container's init or its sandbox
 	orphans   bool // the container's orphans become children of the monitor
 
+	remote         remote
 	stdin          int // what is written here the container reads; -1: nothing
 	stdout, stderr stream
 	console        int // listening socket, while creating
@@ -80,6 +82,7 @@ func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
 		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize)},
 		oom:    oomCounter{fd: -1},
+		remote: remote{pidfd: -1, result: -1, client: -1},
 	}
 	for i := range m.clients {
 		m.clients[i].fd = -1
@@ -119,6 +122,7 @@ func (m *monitor) patience() int {
 		retry   = 200   // what the file system has refused
 		lagging = 100   // somebody has not taken the container's output
 		silence = 1000  // then the buffers are not needed for now
+		burial  = 10    // helpers of the runtime are dying
 		undead  = 10000 // nothing tells of the death of an orphan
 		forever = -1
 	)
@@ -128,8 +132,10 @@ func (m *monitor) patience() int {
 		return 0
 	case m.stdout.lagging > 0, m.stderr.lagging > 0:
 		return lagging
-	case m.log.blocked(), m.state == exited && !m.recorded:
+	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:
 		return retry
+	case m.state == exited && m.opt.Helpers:
+		return burial
 	case m.stdout.touched, m.stderr.touched:
 		return silence
 	case m.orphans:
@@ -147,6 +153,9 @@ func (m *monitor) proceed(quiet bool) {
 	if m.orphans {
 		m.reap()
 	}
+	if m.opt.Remote() && m.state == running {
+		m.persist()
+	}
 	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
@@ -155,8 +164,10 @@ func (m *monitor) proceed(quiet bool) {
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
-			m.tell(m.loggedMessage())
-			m.left = true
+			if !m.opt.Helpers || m.buried() {
+				m.tell(m.loggedMessage())
+				m.left = true
+			}
 		}
 	}
 	if quiet {

@@ -87,7 +87,11 @@ func (m *monitor) start() (err error) {
 	if err != nil {
 		return err
 	}
-	defer child.close()
+	if len(m.opt.Start) > 0 && !m.opt.Terminal {
+		m.remote.stdio = child // which the container gets when it is started
+	} else {
+		defer child.close()
+	}
 	hearSignals()
 	if err := m.spawn(child); err != nil {
 		return err

@@ -36,6 +36,7 @@ const (
 	Release    // release: kill what still lives, record it, leave
 	Attach     // attach STREAMS: some of stdin, stdout and stderr, with a space between them
 	CountLog   // count-log: tell logged now
+	Start      // start: run the command that starts the container, where that is the monitor's
 )
 
 // States that hello tells.
@@ -67,6 +68,7 @@ var forms = [...]form{
 	Release:    {"release", 0, false},
 	Attach:     {"attach", 0, true},
 	CountLog:   {"count-log", 0, false},
+	Start:      {"start", 0, false},
 }
 
 func (v Verb) String() string {

@@ -24,6 +24,7 @@ func TestMessages(t *testing.T) {
 		"resize 80 25":        {Verb: Resize, Num: [4]uint64{80, 25}},
 		"close-stdin":         {Verb: CloseStdin},
 		"release":             {Verb: Release},
+		"start":               {Verb: Start},
 		"attach stdin stdout": {Verb: Attach, Text: "stdin stdout"},
 	} {
 		if got := string(Append(nil, want)); got != packet {

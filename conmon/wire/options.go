@@ -12,10 +12,17 @@ type Options struct {
 	Terminal  bool
 	Stdin     bool
 	StdinOnce bool
+	Helpers   bool // the runtime leaves processes behind that die with the container
 
 	EnsureDirs []string // created if missing, before anything else
+	Start      []string // complete command that starts the container; empty: that is not the monitor's
+	Wait       []string // complete command that tells how it ended; empty: its init is a child of the monitor
 	Runtime    []string // complete command that creates the container
 }
+
+// Remote reports whether the container has no process of its own on this
+// machine.
+func (o *Options) Remote() bool { return len(o.Wait) > 0 }
 
 type stringFlag struct {
 	name  string
@@ -27,10 +34,12 @@ type boolFlag struct {
 	value *bool
 }
 
-const (
-	ensureDir = "--ensure-dir"
-	required  = 4
-)
+type listFlag struct {
+	name  string
+	value *[]string
+}
+
+const required = 4
 
 // strings lists the flags with a value, those that must have one first.
 func (o *Options) strings() [5]stringFlag {
@@ -43,11 +52,21 @@ func (o *Options) strings() [5]stringFlag {
 	}
 }
 
-func (o *Options) bools() [3]boolFlag {
+func (o *Options) bools() [4]boolFlag {
 	return [...]boolFlag{
 		{"--terminal", &o.Terminal},
 		{"--stdin", &o.Stdin},
 		{"--stdin-once", &o.StdinOnce},
+		{"--helpers", &o.Helpers},
+	}
+}
+
+// lists are flags that are repeated, once for each item.
+func (o *Options) lists() [3]listFlag {
+	return [...]listFlag{
+		{"--ensure-dir", &o.EnsureDirs},
+		{"--start", &o.Start},
+		{"--wait", &o.Wait},
 	}
 }
 
@@ -64,8 +83,10 @@ func (o *Options) Args() []string {
 			args = append(args, f.name)
 		}
 	}
-	for _, dir := range o.EnsureDirs {
-		args = append(args, ensureDir+"="+dir)
+	for _, f := range o.lists() {
+		for _, item := range *f.value {
+			args = append(args, f.name+"="+item)
+		}
 	}
 	args = append(args, "--")
 	return append(args, o.Runtime...)
@@ -97,9 +118,11 @@ func (o *Options) set(arg string) bool {
 	if !ok {
 		return false
 	}
-	if name == ensureDir {
-		o.EnsureDirs = append(o.EnsureDirs, value)
-		return true
+	for _, f := range o.lists() {
+		if name == f.name {
+			*f.value = append(*f.value, value)
+			return true
+		}
 	}
 	for _, f := range o.strings() {
 		if name == f.name {

@@ -8,11 +8,11 @@ import (
 
 func TestArgs(t *testing.T) {
 	o := &Options{
-		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true,
-		EnsureDirs: []string{"/a b", "/c=d"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
+		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
+		EnsureDirs: []string{"/a b", "/c=d"}, Start: []string{"/r", "start"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
-	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l --terminal --stdin --stdin-once " +
-		"--ensure-dir=/a b --ensure-dir=/c=d -- /usr/bin/runc create -- id"
+	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l --terminal --stdin --stdin-once --helpers " +
+		"--ensure-dir=/a b --ensure-dir=/c=d --start=/r --start=start --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
 	if got := strings.Join(o.Args(), " "); got != want {
 		t.Errorf("%s, want\n%s", got, want)
 	}

@@ -11,7 +11,8 @@ const templateHead = `# Configuration of crius, see crius.toml(5).
 # Every key is shown with its default and means the same when it is left out.
 # Files in crius.toml.d/ beside this one are read afterwards, in the order of
 # their names, and command line flags last. See what is in force, and where it
-# comes from, with "crius config".
+# comes from, with "crius config". The server reads all of it again on SIGHUP
+# (systemctl reload crius), and says which changes want a restart.
 `
 
 // WriteTemplate writes a configuration file that says nothing and names

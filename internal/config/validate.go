@@ -43,6 +43,7 @@ func wanted(model string) string {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
+		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir",
 		"api.crio_socket", "image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
 		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir", "tracing.ca_file":
 		return anAbsolutePathOrNone
@@ -50,6 +51,10 @@ func wanted(model string) string {
 		return aCollectorOrNone
 	case "runtime.handlers.NAME.path":
 		return aProgram
+	case "runtime.handlers.NAME.default_annotations":
+		return aKeyAndValue
+	case "runtime.handlers.NAME.options":
+		return aFlag
 	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
 		"network.timeout", "runtime.handlers.NAME.create_timeout":
 		return aboveZero
@@ -63,6 +68,8 @@ const (
 	anAbsolutePathOrNone = "an absolute path or an empty string"
 	aCollectorOrNone     = "http://HOST:PORT, https://HOST:PORT or an empty string"
 	aProgram             = "an absolute path or a bare name to search in PATH"
+	aKeyAndValue         = "a key, an equals sign and a value"
+	aFlag                = "a flag with its value behind an equals sign, and none that crius itself sets"
 	aboveZero            = "more than 0"
 )
 
@@ -123,6 +130,11 @@ func (v *validator) text(k Key, text string) {
 		ok = ok || text == ""
 	case aProgram:
 		ok = filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
+	case aKeyAndValue:
+		ok = strings.IndexByte(text, '=') > 0
+	case aFlag:
+		name, _, _ := strings.Cut(strings.TrimLeft(text, "-"), "=")
+		ok = strings.HasPrefix(text, "-") && name != "" && !slices.Contains([]string{"root", "systemd-cgroup"}, name)
 	}
 	v.require(ok, k.Path, "want %s, got %s", wanted(k.model), quote(text))
 	v.require(!strings.ContainsRune(text, 0), k.Path, "want text without NUL bytes, got %s", quote(text))

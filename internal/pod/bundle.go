@@ -31,6 +31,9 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return containerRecord{}, err
 	}
+	if err := s.enoughMemory(cfg.GetLinux().GetResources()); err != nil {
+		return containerRecord{}, err
+	}
 	imageSignal := ""
 	if image.Config != nil {
 		imageSignal = image.Config.StopSignal
@@ -59,6 +62,15 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}, nil
+}
+
+// enoughMemory refuses a limit below what the runtime itself needs.
+func (s *Sandbox) enoughMemory(r *cri.LinuxContainerResources) error {
+	least := s.runtime.Handler().MinMemory
+	if limit := r.GetMemoryLimitInBytes(); limit > 0 && limit < least {
+		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the least for runtime handler %s: %w", limit, least, s.rec.Handler, fault.Invalid)
+	}
+	return nil
 }
 
 // digestedName is the image's name with its digest (CRI: image_ref): of the
@@ -141,6 +153,12 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	handler := s.runtime.Handler()
 	defaults := s.engine.defaults
 	defaults.AllowedAnnotations = handler.AllowedAnnotations
+	defaults.Annotations = handler.DefaultAnnotations
+	if handler.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {
+			return spec.Input{}, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", s.rec.Handler, err)
+		}
+	}
 	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
 	paths := s.rec.Namespaces.Paths()
 	facts := spec.Facts{
@@ -155,6 +173,8 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Host:     s.engine.host,
 		Features: abilities.Features,
 		IDMap:    abilities.IDMap,
+
+		OwnKernel: s.rec.Sandboxed,
 	}
 	if s.rec.Namespaces.IPC {
 		facts.Files.Shm = s.shmDir()
@@ -338,6 +358,9 @@ func (c *Container) targetPID(id string) (string, error) {
 		return "", fmt.Errorf("target container: %w", err)
 	}
 	view := target.view.Load()
+	if c.sandbox.rec.Sandboxed {
+		return "", fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.rec.Handler, fault.Unimplemented)
+	}
 	if target.sandbox != c.sandbox {
 		return "", fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
 	}

@@ -48,12 +48,16 @@ type Container struct {
 }
 
 func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
+	ref := e.containerRef(id, rec)
+	if s.rec.Sandboxed {
+		ref.Sandbox = s.id
+	}
 	return &Container{
 		engine:  e,
 		id:      id,
 		sandbox: s,
 		runtime: s.runtime,
-		ref:     e.containerRef(id, rec),
+		ref:     ref,
 		meter:   e.newMeter(rec.Cgroup),
 		rec:     rec,
 		exited:  make(chan struct{}),
@@ -324,6 +328,9 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) (err error) {
+	if err := c.sandbox.enoughMemory(r); err != nil {
+		return err
+	}
 	merged := c.mergedResources(r)
 	var update oci.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {

@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
@@ -45,6 +46,7 @@ type node struct {
 	layers   map[string]storage.FsUsage
 	unknown  bool // the handler is not configured
 	root     string
+	sandbox  bool // its pods live in sandboxes
 }
 
 func newNode() *node {
@@ -303,13 +305,15 @@ type fakeRuntime struct{ *node }
 func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
 
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
-	return &oci.Abilities{}, f.step(ctx, "probe", func() {})
+	sandbox := false
+	f.set(func() { sandbox = f.sandbox })
+	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, "probe", func() {})
 }
 
 func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {
 	var task *fakeTask
 	err := f.step(ctx, "create", func() {
-		task = &fakeTask{node: f.node, id: ref.ID, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
+		task = &fakeTask{node: f.node, id: ref.ID, sandbox: ref.Sandbox, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
 		f.tasks[ref.ID] = task
 	})
 	if err != nil {
@@ -340,6 +344,8 @@ func (f fakeRuntime) Delete(ctx context.Context, ref oci.Ref) error {
 type fakeTask struct {
 	*node
 	id       string
+	sandbox  string // of the Ref
+	updates  []oci.Update
 	exitFile string
 	spec     *specs.Spec
 	started  bool
@@ -382,6 +388,17 @@ func (t *fakeTask) Started(ctx context.Context) (started bool, err error) {
 	return started, err
 }
 
+func (t *fakeTask) Usage(context.Context) (cgroup.Usage, error) {
+	if t.sandbox == "" {
+		return cgroup.Usage{}, fault.Unimplemented
+	}
+	return cgroup.Usage{Time: time.Now(), CPU: &cgroup.CPU{Total: 4711}}, nil
+}
+
+func (t *fakeTask) Forward(ctx context.Context, port uint16) (oci.Stream, error) {
+	return nil, errors.Join(fault.Unavailable, t.step(ctx, fmt.Sprintf("forward %d", port), func() {}))
+}
+
 func (t *fakeTask) Signal(ctx context.Context, sig unix.Signal) error {
 	return t.step(ctx, "signal", func() {
 		t.signals = append(t.signals, sig)
@@ -411,8 +428,8 @@ func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, 
 	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
 }
 
-func (t *fakeTask) Update(ctx context.Context, _ oci.Update) error {
-	return t.step(ctx, "update", func() {})
+func (t *fakeTask) Update(ctx context.Context, u oci.Update) error {
+	return t.step(ctx, "update", func() { t.updates = append(t.updates, u) })
 }
 
 func (t *fakeTask) ReopenLog(ctx context.Context) error {

@@ -46,6 +46,8 @@ type podRecord struct {
 	// the DEL has succeeded: while it is not, the network is owed a DEL.
 	Network *network.Attachment `json:",omitempty"`
 	Infra   bool                // the pod has a container of its own
+	// Sandboxed: in it the runtime has made the sandbox in which all others live.
+	Sandboxed bool `json:",omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:",omitempty"`
 	// Overhead and Resources replace those of Config since an update.

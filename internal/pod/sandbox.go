@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
 )
 
 // Sandbox is a pod.
@@ -94,7 +95,12 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, handler, cfg)
+			return e.runSandbox(ctx, id, podRecord{
+				Handler:   handler,
+				Config:    message[*cri.PodSandboxConfig]{cfg},
+				Infra:     needsInfra(cfg) || abilities.Sandboxed,
+				Sandboxed: abilities.Sandboxed,
+			})
 		})
 		if err != nil {
 			e.sandboxes.drop(name, id)
@@ -115,18 +121,13 @@ func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cr
 	return "", fmt.Errorf("pod %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
-func (e *Engine) runSandbox(ctx context.Context, id, handler string, cfg *cri.PodSandboxConfig) error {
-	s, err := e.newSandbox(id, podRecord{
-		Phase:      phaseCreating,
-		Handler:    handler,
-		Config:     message[*cri.PodSandboxConfig]{cfg},
-		CreatedAt:  time.Now(),
-		BootID:     e.boot,
-		Namespaces: e.namespacesOf(id, cfg),
-		Infra:      needsInfra(cfg),
-
-		CgroupPrefix: e.cfg.CgroupPrefix,
-	})
+func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error {
+	rec.Phase = phaseCreating
+	rec.CreatedAt = time.Now()
+	rec.BootID = e.boot
+	rec.Namespaces = e.namespacesOf(id, rec.Config.M)
+	rec.CgroupPrefix = e.cfg.CgroupPrefix
+	s, err := e.newSandbox(id, rec)
 	if err != nil {
 		return err
 	}
@@ -294,7 +295,8 @@ func (s *Sandbox) remove(ctx context.Context) error {
 
 // UpdateSandboxResources notes what the kubelet has given to the pod since it
 // was made; nil leaves it as it was. The pod's cgroup is the kubelet's, who has
-// changed it already (CRI: UpdatePodSandboxResources).
+// changed it already (CRI: UpdatePodSandboxResources); that of a sandbox with a
+// kernel of its own is ours.
 func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	s, err := e.sandboxes.find(id)
 	if err != nil {
@@ -305,12 +307,36 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
+	before := s.view.Load().Config
 	s.setResources(overhead, resources)
+	if err := s.limitSandbox(before); err != nil {
+		s.setResources(before.GetLinux().GetOverhead(), before.GetLinux().GetResources())
+		return fmt.Errorf("update pod %s: %w", s.id, err)
+	}
 	if err := e.deps.Trace.Do(context.WithoutCancel(ctx), "update pod", s.id, s.put); err != nil {
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	s.publish()
 	return nil
+}
+
+// limitSandbox gives the sandbox in which all containers live the pod's limits.
+func (s *Sandbox) limitSandbox(before *cri.PodSandboxConfig) error {
+	infra := s.infraTask()
+	if !s.rec.Sandboxed || infra == nil {
+		return nil
+	}
+	ctx, cancel := undoContext(context.Background())
+	defer cancel()
+	old, err := spec.SandboxResources(before, s.engine.host)
+	if err != nil {
+		return err
+	}
+	now, err := spec.SandboxResources(s.config(), s.engine.host)
+	if err != nil {
+		return err
+	}
+	return infra.Update(ctx, oci.Update{Resources: now, Old: old})
 }
 
 // end refuses new containers, calls off those being created and waits until

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -254,7 +255,33 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 }
 
 // dial connects to a port inside the pod.
-func (s *Sandbox) dial(ctx context.Context, port uint16) (conn *net.TCPConn, err error) {
+func (s *Sandbox) dial(ctx context.Context, port uint16) (oci.Stream, error) {
+	if infra := s.infraTask(); infra != nil && s.rec.Sandboxed {
+		conn, err := infra.Forward(ctx, port)
+		if !errors.Is(err, fault.Unimplemented) {
+			return conn, err
+		}
+		return s.dialAddress(ctx, port)
+	}
+	return s.dialLoopback(ctx, port)
+}
+
+// dialAddress connects to the pod's address from the node: a virtual machine's
+// loopback is out of reach.
+func (s *Sandbox) dialAddress(ctx context.Context, port uint16) (oci.Stream, error) {
+	dialer := net.Dialer{Timeout: dialTime}
+	err := fmt.Errorf("the pod has no address of its own: %w", fault.Unavailable)
+	for _, ip := range s.view.Load().IPs {
+		var conn net.Conn
+		if conn, err = dialer.DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(int(port)))); err == nil {
+			return conn.(*net.TCPConn), nil
+		}
+	}
+	return nil, fmt.Errorf("connect to TCP port %d at the pod's address: %w", port, err)
+}
+
+// dialLoopback connects to a port of a pod on the node's kernel.
+func (s *Sandbox) dialLoopback(ctx context.Context, port uint16) (conn *net.TCPConn, err error) {
 	loopbacks := []unix.Sockaddr{
 		&unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}},
 		&unix.SockaddrInet6{Port: int(port), Addr: [16]byte(net.IPv6loopback)},

@@ -93,6 +93,12 @@ func (s *Sandbox) setResources(overhead, resources *cri.LinuxContainerResources)
 	}
 }
 
+func (s *Sandbox) config() *cri.PodSandboxConfig {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.config()
+}
+
 // publish shows readers the pod as it is now.
 func (s *Sandbox) publish() {
 	s.mu.Lock()

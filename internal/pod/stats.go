@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"log/slog"
 	"path"
 	"runtime"
@@ -75,11 +76,24 @@ func sideBySide(n int, f func(i int)) {
 
 func (c *Container) measure(s *ContainerStats) {
 	if s.View.State != cri.ContainerState_CONTAINER_EXITED {
-		s.Usage = c.meter.read()
+		s.Usage = c.usage()
 	}
 	if layer, ok := c.engine.deps.Images.WritableUsage(c.id); ok {
 		s.Layer = &layer
 	}
+}
+
+// usage is told by the kernel or, of a container that lives in a sandbox, by the
+// runtime.
+func (c *Container) usage() cgroup.Usage {
+	if !c.sandbox.rec.Sandboxed {
+		return c.meter.read()
+	}
+	u, err := c.task.Usage(context.Background())
+	if err != nil {
+		slog.Debug("runtime does not tell what a container uses", "container", c.id, "err", err)
+	}
+	return u
 }
 
 // SandboxStats measures the pods that are wanted, in no order.
@@ -176,7 +190,7 @@ func networkStats(name string, interfaces []network.Interface) *NetworkStats {
 // meter is a cgroup's meter that complains once.
 type meter struct {
 	*cgroup.Meter
-	wholePod  bool // it is of a pod's own cgroup
+	wholePod  bool // it is of a pod's own cgroup, or of its sandbox
 	path      string
 	complaint sync.Once
 }
@@ -217,7 +231,11 @@ func (e *Engine) podMeter(id string, rec podRecord) (string, *meter) {
 		return parent, m
 	}
 	if rec.Infra {
-		return infra, e.newMeter(infra)
+		m := e.newMeter(infra)
+		if m != nil {
+			m.wholePod = rec.Sandboxed // in which all of them are
+		}
+		return infra, m
 	}
 	return infra, nil
 }

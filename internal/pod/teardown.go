@@ -168,6 +168,8 @@ func (s *Sandbox) networkPod() network.Pod {
 		Annotations:  cfg.GetAnnotations(),
 		DNS:          cfg.GetDnsConfig(),
 		CgroupParent: cfg.GetLinux().GetCgroupParent(),
+		OwnKernel:    s.rec.Sandboxed,
+		ConfDir:      s.runtime.Handler().CNIConfDir,
 	}
 }
 

@@ -173,7 +173,8 @@ func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map
 			found = append(found, problem{wrong: text, advice: advice})
 		}
 	}
-	if lacksCgroup(rec.Cgroup) {
+	// What lives in a sandbox has its limits there.
+	if !c.sandbox.rec.Sandboxed && lacksCgroup(rec.Cgroup) {
 		select {
 		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
 		case <-time.After(time.Second):

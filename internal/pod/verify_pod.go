@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
@@ -48,9 +47,7 @@ func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
 		if _, err := ns.Inode(p.NetNS); err != nil {
 			continue // which is a problem of its own
 		}
-		// gVisor takes the addresses off the interface and answers for them itself.
-		own := strings.Contains(filepath.Base(s.runtime.Handler().Path), "runsc")
-		attached = append(attached, network.Attached{Pod: p, Attachment: rec.Network, OwnStack: own})
+		attached = append(attached, network.Attached{Pod: p, Attachment: rec.Network, OwnStack: rec.Sandboxed})
 	}
 	return e.deps.Network.Verify(attached)
 }

@@ -3,18 +3,23 @@ package spec
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // annotations writes what tells runtimes and node tools whose container this
 // is, in the two families of keys that they know; an empty name means the
-// pod's infra container. Nothing of the pod's own reaches the runtime but the
+// pod's infra container. The node's own come first. Nothing of the pod's own reaches the runtime but the
 // keys that the handler allows one by one: runtimes act on some of
 // them with root's powers (CVE-2023-6476, CVE-2024-3154).
 func annotations(container string) rule {
 	return func(in *Input, s *specs.Spec) error {
 		s.Annotations = map[string]string{}
+		for _, annotation := range in.Defaults.Annotations {
+			key, value, _ := strings.Cut(annotation, "=")
+			s.Annotations[key] = value
+		}
 		for key, value := range in.Request.Pod.GetAnnotations() {
 			if slices.Contains(in.Defaults.AllowedAnnotations, key) {
 				s.Annotations[key] = value

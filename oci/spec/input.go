@@ -87,6 +87,7 @@ type Defaults struct {
 	Seccomp            *Profile // RuntimeDefault; nil: DefaultProfile
 	AppArmorProfile    string   // RuntimeDefault, loaded by the caller; empty: none
 	AllowedAnnotations []string // pod annotations that reach the runtime, by exact key
+	Annotations        []string // key=value, for every container
 
 	// PrivilegedWithoutHostDevices withholds the node's devices from privileged
 	// containers.

@@ -56,6 +56,9 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 		return nil, err
 	}
 	in.Request.Container = infra(in.Request.Pod, args)
+	if in.Facts.OwnKernel {
+		in.Request.Container.Linux.Resources = sandboxResources(in.Request.Pod)
+	}
 	in.Request.Image = nil
 	in.Facts.Devices, in.Facts.MountSources = nil, nil
 	in.Defaults = Defaults{
@@ -63,9 +66,12 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 		AppArmorProfile:    in.Defaults.AppArmorProfile,
 		Sysctls:            in.Defaults.Sysctls,
 		AllowedAnnotations: in.Defaults.AllowedAnnotations,
+		Annotations:        in.Defaults.Annotations,
 	}
 	return fold(&in, sysctls, annotations(""), sizing)
 }
+
+const infraScore = -998
 
 // infra is the request for an infra container: tight, and the same for all
 // pods but for the node's PID namespace and the SELinux label. The score keeps
@@ -80,7 +86,7 @@ func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Command: args,
 		Linux: &cri.LinuxContainerConfig{
-			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: -998},
+			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: infraScore},
 			SecurityContext: &cri.LinuxContainerSecurityContext{
 				NamespaceOptions: &cri.NamespaceOption{Pid: pid},
 				Capabilities:     &cri.Capability{DropCapabilities: []string{"ALL"}},
@@ -94,6 +100,34 @@ func infra(pod *cri.PodSandboxConfig, args []string) *cri.ContainerConfig {
 			},
 		},
 	}
+}
+
+// sandboxResources are those of a sandbox with a kernel of its own: all that the
+// containers use is used in its cgroup, so their limits together are its limits,
+// and what the pod may use beyond them for such a kernel. None is set that the
+// request leaves open: the pod's own cgroup may have one.
+func sandboxResources(pod *cri.PodSandboxConfig) *cri.LinuxContainerResources {
+	r, over := pod.GetLinux().GetResources(), pod.GetLinux().GetOverhead()
+	sum := &cri.LinuxContainerResources{
+		OomScoreAdj: infraScore,
+		CpuShares:   r.GetCpuShares() + over.GetCpuShares(),
+		CpuPeriod:   r.GetCpuPeriod(),
+	}
+	if quota := r.GetCpuQuota(); quota > 0 {
+		sum.CpuQuota = quota
+		if p := over.GetCpuPeriod(); p > 0 && over.GetCpuQuota() > 0 {
+			sum.CpuQuota += over.GetCpuQuota() * r.GetCpuPeriod() / p
+		}
+	}
+	if memory := r.GetMemoryLimitInBytes(); memory > 0 {
+		sum.MemoryLimitInBytes = memory + max(over.GetMemoryLimitInBytes(), 0)
+	}
+	return sum
+}
+
+// SandboxResources are the limits of a sandbox with a kernel of its own.
+func SandboxResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResources, error) {
+	return Resources(sandboxResources(pod), host)
 }
 
 // fold applies the rules that every container has and then the given ones. The

@@ -1,6 +1,6 @@
 // Package tools builds the programs that crius is tested with and that Debian
 // does not have, or has too old, into the repository's .cache/bin: those of CRI
-// from the module in test/tools, runc from its own.
+// from the module in test/tools, gVisor from the one below it, runc from its own.
 package tools
 
 import (
@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/crius-run/crius/internal/testkit/node"
 )
@@ -44,6 +45,43 @@ func Runc(ctx context.Context) (string, error) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOBIN="+dir)
 		return cmd
 	})
+}
+
+// Runsc is the same for a current gVisor: Debian's is of 2022 and takes other
+// options. The version is that of the module in test/tools/runsc.
+func Runsc(ctx context.Context) (string, error) {
+	const module = "gvisor.dev/gvisor"
+	repo, err := node.Repository()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(repo, "test", "tools", "runsc")
+	version, err := required(filepath.Join(dir, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("runsc-"+version, "runsc"), func(_, out string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X gvisor.dev/gvisor/runsc/version.version="+version,
+			"-o", filepath.Join(out, "runsc"), module+"/runsc")
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		return cmd
+	})
+}
+
+// required is the version of a module that a go.mod asks for.
+func required(file, module string) (string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(strings.TrimPrefix(line, "require "))
+		if len(words) >= 2 && words[0] == module {
+			return words[1], nil
+		}
+	}
+	return "", fmt.Errorf("%s does not require %s", file, module)
 }
 
 // cached returns the path of .cache/bin/NAME. Where it is missing, the command

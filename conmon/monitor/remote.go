@@ -1,0 +1,244 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// remote is what the monitor keeps of a container that has no process of its own
+// on this machine: it lives in a sandbox, gVisor's for one, whose process has
+// another parent. The runtime takes the container's streams when it starts the
+// container, and tells by another command, which runs as long as the container
+// does, how it ended. Both are children of the monitor, one after the other.
+type remote struct {
+	stdio stdio // for the start; nothing once it has been tried
+
+	pid      int // of the command under way, 0: there is none
+	pidfd    int
+	result   int // where the waiting command writes what it has found; -1: it is the starting one
+	client   int // who waits for the start; -1: nobody
+	started  bool
+	failures int   // of the waiting command
+	again    bool  // it is to be run again
+	gone     bool  // the sandbox is dead
+	burial   int64 // uptime at which helpers are no longer waited for
+	deadline int64 // uptime at which the command is run again or, with gone, killed
+}
+
+// killed is the end of a container about which nobody can say more.
+var killed = wire.Exit{Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL)}
+
+// startRemote runs the command that starts the container, once.
+func (m *monitor) startRemote() error {
+	switch {
+	case len(m.opt.Start) == 0:
+		return wire.Text("this container is not for its monitor to start")
+	case m.state == creating:
+		return wire.Text("the container does not exist yet")
+	case m.state == exited:
+		return wire.Text("the container has exited")
+	case m.remote.started:
+		return nil
+	}
+	m.remote.started = true
+	child := m.remote.stdio
+	err := m.help(m.opt.Start, child)
+	child.close()
+	m.remote.stdio = stdio{}
+	return err
+}
+
+// startFor lets a client wait for the start that is under way: until then
+// nothing it asks for is read, for answers come in the order of the requests.
+func (m *monitor) startFor(i int) bool {
+	if m.remote.pid == 0 || m.remote.result >= 0 {
+		return false
+	}
+	if m.remote.client >= 0 {
+		m.drop(m.remote.client) // of a server that has died: nobody asks twice
+	}
+	m.remote.client = i
+	_ = syscall.EpollCtl(m.epoll, syscall.EPOLL_CTL_DEL, m.clients[i].fd, nil)
+	return true
+}
+
+// help runs a command of the runtime on behalf of the container.
+func (m *monitor) help(argv []string, files stdio) error {
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
+		Env:   m.env,
+		Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
+		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, PidFD: &m.remote.pidfd},
+	})
+	if err != nil {
+		m.remote.pidfd = -1
+		return wire.Fail("execute "+argv[0], err)
+	}
+	m.remote.pid = pid
+	return wire.Fail("watch "+argv[0], m.listenTo(m.remote.pidfd, syscall.EPOLLIN, helped, 0))
+}
+
+// helperEnded collects the command that has ended and does what follows.
+func (m *monitor) helperEnded(int) {
+	var status syscall.WaitStatus
+	if pid, _ := syscall.Wait4(m.remote.pid, &status, syscall.WNOHANG, nil); pid != m.remote.pid {
+		return
+	}
+	m.remote.pid = 0
+	syscall.Close(m.remote.pidfd)
+	m.remote.pidfd = -1
+	exit := wire.ExitOf(status)
+	if m.remote.result >= 0 {
+		m.waited(exit)
+		return
+	}
+	var err error
+	if exit.Code != 0 {
+		err = wire.Text("exit code " + itoa(exit.Code))
+	}
+	m.answerStart(err)
+	switch {
+	case err == nil:
+		m.await()
+	case m.remote.gone:
+		m.conclude(killed)
+	}
+}
+
+// answerStart tells the client that waits for the start how it went.
+func (m *monitor) answerStart(err error) {
+	i := m.remote.client
+	m.remote.client = -1
+	if i < 0 {
+		return
+	}
+	if m.listenTo(m.clients[i].fd, syscall.EPOLLIN, asked, i) != nil {
+		m.drop(i)
+		return
+	}
+	answer := wire.Message{Verb: wire.OK}
+	if err != nil {
+		answer = wire.Message{Verb: wire.Error, Text: err.Error()}
+	}
+	m.send(i, answer)
+}
+
+// await runs the command that ends when the container does.
+func (m *monitor) await() {
+	m.remote.again = false
+	var p [2]int
+	err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK)
+	if err == nil {
+		m.remote.result = p[0]
+		err = m.help(m.opt.Wait, stdio{0, p[1], 2})
+		syscall.Close(p[1])
+	}
+	if err != nil {
+		m.complain(wire.Fail("wait for the container", err))
+		m.waitFailed()
+	}
+}
+
+// waited reads what the waiting command has found. As long as the sandbox lives
+// one that failed, or was killed, is run again.
+func (m *monitor) waited(exit wire.Exit) {
+	var buf [512]byte
+	n, _ := syscall.Read(m.remote.result, buf[:])
+	code, ok := exitStatus(buf[:max(n, 0)])
+	if exit.Code == 0 && ok {
+		m.conclude(wire.Exit{Code: code})
+		return
+	}
+	m.waitFailed()
+}
+
+func (m *monitor) waitFailed() {
+	const (
+		bearable = 25
+		pause    = 200
+	)
+	if m.remote.result >= 0 {
+		syscall.Close(m.remote.result)
+		m.remote.result = -1
+	}
+	m.remote.failures++
+	if m.remote.gone || m.remote.failures > bearable {
+		m.conclude(killed)
+		return
+	}
+	m.remote.again = true
+	m.remote.deadline = uptime() + pause
+}
+
+// persist does what is due while the container runs.
+func (m *monitor) persist() {
+	switch {
+	case m.remote.again && uptime() >= m.remote.deadline:
+		m.await()
+	case m.remote.gone && uptime() > m.remote.deadline && m.remote.pid != 0:
+		pidfdSignal(m.remote.pidfd, syscall.SIGKILL)
+	}
+}
+
+// sandboxEnded is the end of the container, whatever it was doing. A command
+// that waits for it may be about to say that it had ended before.
+func (m *monitor) sandboxEnded() {
+	const grace = 5000
+	syscall.Close(m.watched)
+	m.watched = -1
+	m.remote.gone, m.remote.again = true, false
+	m.remote.deadline = uptime() + grace
+	if m.remote.pid == 0 {
+		m.conclude(killed)
+	}
+}
+
+// buried collects the runtime's helpers, and reports whether there are none any
+// more, or they have had their time.
+func (m *monitor) buried() bool {
+	const patience = 3000
+	if m.remote.burial == 0 {
+		m.remote.burial = uptime() + patience
+	}
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		switch {
+		case err == syscall.EINTR || pid > 0:
+		case err == syscall.ECHILD:
+			return true
+		default:
+			return uptime() > m.remote.burial
+		}
+	}
+}
+
+// close ends the command under way, whose zombie goes with the monitor.
+func (r *remote) close() {
+	if r.pidfd >= 0 {
+		pidfdSignal(r.pidfd, syscall.SIGKILL)
+		syscall.Close(r.pidfd)
+	}
+	if r.result >= 0 {
+		syscall.Close(r.result)
+	}
+	r.stdio.close()
+	r.stdio, r.pid, r.pidfd, r.result, r.again = stdio{}, 0, -1, -1, false
+}
+
+// exitStatus finds the number in {"id":"...","exitStatus":5}. An id needs no
+// quoting.
+func exitStatus(text []byte) (int, bool) {
+	const key = `"exitStatus":`
+	for i := 0; i+len(key) <= len(text); i++ {
+		if string(text[i:i+len(key)]) != key {
+			continue
+		}
+		end := i + len(key)
+		for end < len(text) && text[end] >= '0' && text[end] <= '9' {
+			end++
+		}
+		n, ok := wire.Number(text[i+len(key) : end])
+		return int(n), ok && n < 256
+	}
+	return 0, false
+}

@@ -1,0 +1,227 @@
+package conmon_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+)
+
+// inmate is a container in somebody else's sandbox, which is a process that
+// sleeps. Its runtime is a few scripts: what a real one does the package
+// test/runtimes shows, here it is made to fail.
+type inmate struct {
+	*testing.T
+	conmon.Spec
+	sandbox *exec.Cmd
+}
+
+// newInmate has a runtime whose create writes the sandbox's pid, and which starts
+// and waits as told.
+func newInmate(t *testing.T, start, wait string) *inmate {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &inmate{T: t, sandbox: exec.Command("sleep", "1000")}
+	if err := i.sandbox.Start(); err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	script := func(text string) []string { return []string{"/bin/sh", "-c", "cd " + dir + "\n" + text} }
+	i.Spec = conmon.Spec{
+		ID: "inmate", Dir: dir, ExitFile: file("exit.json"), LogFile: file("log"), PidFile: file("pid"),
+		Monitor: monitorPath, Cgroup: cgroupRoot + "/monitors",
+		Runtime: script(fmt.Sprintf("echo %d >pid", i.sandbox.Process.Pid)),
+		Start:   script(start), Wait: script(wait), Helpers: true,
+	}
+	t.Cleanup(func() {
+		_ = i.sandbox.Process.Kill()
+		_ = i.sandbox.Wait()
+		if err := conmon.Terminate(limit(t, time.Minute), dir); err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(dir)
+	})
+	return i
+}
+
+func (i *inmate) launch() *conmon.Client {
+	i.Helper()
+	client, err := conmon.Launch(limit(i, time.Minute), i.Spec)
+	if err != nil {
+		i.Fatal(err)
+	}
+	i.Cleanup(func() { client.Close() })
+	return client
+}
+
+func (i *inmate) write(name string) {
+	i.Helper()
+	if err := os.WriteFile(filepath.Join(i.Dir, name), nil, 0o600); err != nil {
+		i.Fatal(err)
+	}
+}
+
+// wants checks how the container ended, and that the monitor leaves.
+func (i *inmate) wants(client *conmon.Client, code int32) {
+	i.Helper()
+	if e := exit(i.T, client); e.Code != code {
+		i.Errorf("it ended with %+v, want code %d", e, code)
+	}
+	if e, err := conmon.ReadExit(i.ExitFile); err != nil || e.Code != code {
+		i.Errorf("recorded is %+v, %v", e, err)
+	}
+	known, err := conmon.ReadProcesses(i.Dir)
+	if err != nil {
+		i.Fatal(err)
+	}
+	gone(i.T, known.Monitor)
+}
+
+const (
+	starts = "echo out; echo err >&2; touch started"
+	waits  = `while [ ! -e end ]; do sleep 0.02; done; echo '{"id":"inmate","exitStatus":5}'`
+)
+
+// The streams are those of the start, the end is what the waiting command says,
+// and the sandbox's process is nobody's to signal or to bury.
+func TestInmate(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, starts, waits)
+	client := i.launch()
+	if pid := client.PID(); pid != i.sandbox.Process.Pid {
+		t.Errorf("its pid is %d", pid)
+	}
+	if _, err := os.Stat(filepath.Join(i.Dir, "started")); err == nil {
+		t.Error("it runs before it is started")
+	}
+	for range 2 { // whoever asks again, after a restart of his own, is told the same
+		if err := client.Start(limit(t, time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i.write("end")
+	i.wants(client, 5)
+	if stdout, stderr := joinLogs(t, i.LogFile); stdout != "out\n" || stderr != "err\n" {
+		t.Errorf("the log has %q and %q", stdout, stderr)
+	}
+	if i.sandbox.ProcessState != nil || unix.Kill(i.sandbox.Process.Pid, 0) != nil {
+		t.Error("the sandbox is gone")
+	}
+}
+
+// A command that waits and dies is run again.
+func TestInmateWaitedForAgain(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
+	client := i.launch()
+	if err := client.Start(limit(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the third to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "third")); return err == nil })
+	i.write("end")
+	i.wants(client, 5)
+}
+
+// Nobody can say more of a container that is gone than that it is.
+func TestInmateNobodyKnowsOf(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, starts, "exit 1")
+	client := i.launch()
+	if err := client.Start(limit(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	i.wants(client, 137)
+}
+
+// With its sandbox the container ends: while it runs, before it was started, and
+// also where the command that waits does not notice.
+func TestSandboxKilled(t *testing.T) {
+	t.Parallel()
+	for name, wait := range map[string]string{"noticed": `while kill -0 "$(cat pid)"; do sleep 0.02; done; exit 1`, "not noticed": "exec sleep 1000", "not started": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			i := newInmate(t, starts, wait)
+			client := i.launch()
+			if wait != "" {
+				if err := client.Start(limit(t, time.Minute)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := i.sandbox.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = i.sandbox.Wait()
+			i.wants(client, 137)
+		})
+	}
+}
+
+// A start that fails says so, and leaves a container that can only be deleted.
+func TestInmateNotStarted(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, "exit 9", waits)
+	client := i.launch()
+	if err := client.Start(limit(t, time.Minute)); err == nil || !strings.Contains(err.Error(), "exit code 9") {
+		t.Errorf("start: %v", err)
+	}
+	if err := client.Release(limit(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	i.wants(client, 137)
+}
+
+// A start sees nobody off: requests that come meanwhile are answered after it,
+// those of others at once; and who leaves does not stop it.
+func TestSlowStart(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, "while [ ! -e go ]; do sleep 0.02; done\n"+starts, waits)
+	client := i.launch()
+	started := make(chan error, 1)
+	go func() { started <- client.Start(limit(t, time.Minute)) }()
+	other, err := conmon.Dial(limit(t, time.Minute), i.Dir, i.ExitFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := other.ReopenLog(limit(t, time.Minute)); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+	reopened := make(chan error, 1)
+	go func() { reopened <- client.ReopenLog(limit(t, time.Minute)) }()
+	select {
+	case err := <-started:
+		t.Fatalf("started before it was: %v", err)
+	case <-reopened: // it may have been asked before the start
+	default:
+	}
+	i.write("go")
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+	client.Close()
+	i.write("end")
+	i.wants(other, 5)
+}
+
+// What is released while it starts is not started any more.
+func TestReleasedWhileItStarts(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, "echo $$ >starting; exec sleep 1000", waits)
+	client := i.launch()
+	go func() { _ = client.Start(limit(t, time.Minute)) }()
+	eventually(t, "the start", func() bool { text, _ := os.ReadFile(filepath.Join(i.Dir, "starting")); return len(text) > 0 })
+	if err := conmon.Terminate(limit(t, time.Minute), i.Dir); err != nil {
+		t.Fatal(err)
+	}
+	i.wants(client, 137)
+}

@@ -1,0 +1,85 @@
+package pod
+
+import (
+	"errors"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// A runtime whose pods live in sandboxes gets a container for the pod itself
+// first, with the pod's limits; all others are in its sandbox, also for the next
+// server, and even if the runtime has become another one by then.
+func TestSandboxedPod(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.node.set(func() { b.node.sandbox = true })
+	e := b.engine()
+	cfg := podConfig("a")
+	cfg.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 100 << 20}
+	cfg.Linux.Overhead = &cri.LinuxContainerResources{MemoryLimitInBytes: 20 << 20}
+	pod, err := e.RunSandbox(t.Context(), "", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	infra := b.task(pod)
+	if infra.sandbox != "" || limitOf(infra.spec.Linux.Resources) != 120<<20 {
+		t.Errorf("the pod's own container is in %q, with a limit of %d", infra.sandbox, limitOf(infra.spec.Linux.Resources))
+	}
+	first := b.start(e, pod, "one")
+	if task := b.task(first); task.sandbox != pod || task.spec.Annotations["io.kubernetes.cri.sandbox-id"] != pod {
+		t.Errorf("a container is in %q, says %v", task.sandbox, task.spec.Annotations)
+	}
+	other := containerConfig("two")
+	other.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: first}
+	if _, err := e.CreateContainer(t.Context(), pod, other, nil); !errors.Is(err, fault.Unimplemented) {
+		t.Errorf("the processes of one container: %v", err)
+	}
+
+	err = e.UpdateSandboxResources(t.Context(), pod, nil, &cri.LinuxContainerResources{MemoryLimitInBytes: 200 << 20})
+	if err != nil || len(infra.updates) != 1 || limitOf(infra.updates[0].Resources) != 220<<20 || limitOf(infra.updates[0].Old) != 120<<20 {
+		t.Errorf("update: %v, %+v", err, infra.updates)
+	}
+	b.node.set(func() { b.node.fail["update"] = fault.Precondition })
+	err = e.UpdateSandboxResources(t.Context(), pod, nil, &cri.LinuxContainerResources{MemoryLimitInBytes: 1 << 20})
+	if !errors.Is(err, fault.Precondition) {
+		t.Errorf("a limit that cannot be: %v", err)
+	}
+	if v, err := e.Sandbox(pod); err != nil || v.Config.Linux.Resources.MemoryLimitInBytes != 200<<20 {
+		t.Errorf("%v, %v", v, err)
+	}
+	if err := e.PortForward(t.Context(), pod, 80, nil); !errors.Is(err, fault.Unavailable) || b.node.count("forward 80") != 1 {
+		t.Errorf("port-forward: %v", err)
+	}
+	b.checkSandboxed(e, pod)
+
+	b.close(e)
+	b.node.set(func() { b.node.sandbox = false })
+	e = b.engine()
+	b.checkSandboxed(e, pod)
+	if again := b.start(e, pod, "three"); b.task(again).sandbox != pod {
+		t.Error("a container of the next server is in no sandbox")
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// checkSandboxed wants what the containers use told by the runtime.
+func (b *bench) checkSandboxed(e *Engine, pod string) {
+	b.Helper()
+	for _, s := range e.ContainerStats(func(v *ContainerView) bool { return v.SandboxID == pod }) {
+		if s.Usage.CPU == nil || s.Usage.CPU.Total != 4711 {
+			b.Errorf("a container uses %+v", s.Usage)
+		}
+	}
+}
+
+func limitOf(r *specs.LinuxResources) int64 {
+	if r == nil || r.Memory == nil || r.Memory.Limit == nil {
+		return 0
+	}
+	return *r.Memory.Limit
+}

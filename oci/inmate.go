@@ -1,0 +1,312 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// inmate is a container in a sandbox that its runtime has made for another one,
+// gVisor's or a virtual machine. Its pid is that of the sandbox or of a stand-in,
+// so everything goes through the runtime.
+type inmate struct {
+	*cliTask
+
+	mu   sync.Mutex
+	last cgroup.Usage
+}
+
+// monitored is the monitor's task with what is peculiar to sandboxes and those in
+// them.
+func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
+	s.Helpers = a.traits.sandboxed
+	if ref.Sandbox == "" {
+		return s
+	}
+	if a.traits.start {
+		s.Start = r.argv(a, append(append([]string{}, a.traits.log...), runtimeLog(ref), "start")...)
+	}
+	if a.traits.wait != "" {
+		s.Wait = r.argv(a, a.traits.wait)
+	}
+	return s
+}
+
+// runtimeLog is where the runtime writes why it could not start an inmate.
+func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
+
+func (t *inmate) Start(ctx context.Context) error {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if !a.traits.start {
+		return t.cliTask.Start(ctx)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
+		fmt.Errorf("runtime %s did not start the container within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
+	defer cancel()
+	if err := t.client.Start(ctx); err != nil {
+		return fmt.Errorf("%s: %w", t.runtime.name, describe(err, lastError(runtimeLog(t.ref))))
+	}
+	return nil
+}
+
+// lastError is the last one in a log of JSON objects.
+func lastError(file string) string {
+	const end = 64 << 10
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > end {
+		_, _ = f.Seek(-end, 2)
+	}
+	text := make([]byte, end)
+	n, _ := f.Read(text)
+	last := ""
+	for line := range strings.Lines(string(text[:n])) {
+		var entry struct{ Msg, Level string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Level == "error" {
+			last = entry.Msg
+		}
+	}
+	return last
+}
+
+// Signal: a container that is gone meanwhile has no use for it.
+func (t *inmate) Signal(ctx context.Context, sig unix.Signal) error {
+	_, err := t.runtime.run(ctx, t.ref, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
+	if t.dead() {
+		return nil
+	}
+	return err
+}
+
+// Kill: a container that was never started takes no signals, and of one in a
+// dead sandbox the runtime knows no more than that. Both are forgotten, and the
+// monitor, which has nothing to wait for, is told.
+func (t *inmate) Kill(ctx context.Context) error {
+	if t.dead() {
+		return nil
+	}
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	reap := reapHelpers(a.traits.helper, t.ref.ID)
+	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+	if err == nil {
+		reap()
+	}
+	if err == nil || t.dead() {
+		return nil
+	}
+	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	if err := t.runtime.forget(ctx, t.ref); err != nil {
+		return err
+	}
+	return t.client.Release(ctx)
+}
+
+// dead reports whether the container's end is known.
+func (t *inmate) dead() bool {
+	select {
+	case <-t.client.Exited():
+		_, err := t.client.Exit()
+		return err == nil
+	default:
+		return false
+	}
+}
+
+// killGuest kills a command in a sandbox and its descendants.
+func (t *cliTask) killGuest(ctx context.Context, pid int) {
+	tree := []int{pid}
+	table, err := t.runtime.run(ctx, t.ref, nil, "ps", t.ref.ID)
+	parents := parentsIn(string(table))
+	for i := 0; i < len(tree); i++ {
+		for child, parent := range parents {
+			if parent == tree[i] {
+				tree = append(tree, child)
+			}
+		}
+	}
+	for _, pid := range tree {
+		_, failed := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		slog.DebugContext(ctx, "some processes of a command were gone already", "container", t.ref.ID, "err", err)
+	}
+}
+
+// parentsIn reads the parent of each process from a table with headings, of which
+// two are PID and PPID.
+func parentsIn(table string) map[int]int {
+	parents := map[int]int{}
+	heading, rows, _ := strings.Cut(table, "\n")
+	columns := strings.Fields(heading)
+	pid, ppid := slices.Index(columns, "PID"), slices.Index(columns, "PPID")
+	if pid < 0 || ppid < 0 {
+		return parents
+	}
+	for row := range strings.Lines(rows) {
+		cells := strings.Fields(row)
+		if len(cells) <= max(pid, ppid) {
+			continue
+		}
+		child, err := strconv.Atoi(cells[pid])
+		parent, failed := strconv.Atoi(cells[ppid])
+		if err == nil && failed == nil && child != parent {
+			parents[child] = parent
+		}
+	}
+	return parents
+}
+
+// usageTime bounds the question what a container uses.
+const usageTime = 10 * time.Second
+
+// stats is the runtime's answer to events --stats, in what crius reads of it.
+type stats struct {
+	Data struct {
+		CPU struct {
+			Usage struct{ Total uint64 }
+		}
+		Memory struct {
+			Usage struct{ Usage, Limit uint64 }
+		}
+		PIDs struct{ Current uint64 }
+	}
+}
+
+// Usage asks the runtime: the cgroup of an inmate is empty.
+func (t *inmate) Usage(ctx context.Context) (cgroup.Usage, error) {
+	ctx, cancel := context.WithTimeout(ctx, usageTime)
+	defer cancel()
+	text, err := t.runtime.run(ctx, t.ref, nil, "events", "--stats", t.ref.ID)
+	if err != nil {
+		return cgroup.Usage{}, err
+	}
+	var s stats
+	if err := json.Unmarshal(text, &s); err != nil {
+		return cgroup.Usage{}, fmt.Errorf("%s events: %w", t.runtime.name, err)
+	}
+	used, tasks := s.Data.Memory.Usage.Usage, s.Data.PIDs.Current
+	u := cgroup.Usage{
+		Time:   time.Now(),
+		CPU:    &cgroup.CPU{Total: s.Data.CPU.Usage.Total},
+		Memory: &cgroup.Memory{Usage: used, WorkingSet: &used}, // of what could be taken away nothing is said
+		Tasks:  &tasks,
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if passed := u.Time.Sub(t.last.Time); t.last.CPU != nil && passed > 0 && u.CPU.Total >= t.last.CPU.Total {
+		u.CPU.Rate = new(uint64)
+		*u.CPU.Rate = uint64(float64(u.CPU.Total-t.last.CPU.Total) / passed.Seconds())
+	}
+	t.last = u
+	return u, nil
+}
+
+// Forward has the runtime connect a port of its sandbox with a socket of ours.
+func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.traits.forward) == 0 {
+		return nil, fmt.Errorf("runtime handler %s leaves ports to the pod's network: %w", t.runtime.name, fault.Unimplemented)
+	}
+	c, err := newConsole(t.ref.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	args := append(append([]string{}, a.traits.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
+	if _, err := t.runtime.run(ctx, t.ref, nil, args...); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
+	}
+	_ = c.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue
+	conn, err := c.AcceptUnix()
+	if err != nil {
+		return nil, fmt.Errorf("the runtime has not connected: %w", err)
+	}
+	return &wholeStream{UnixConn: conn}, nil
+}
+
+// wholeStream is a connection through somebody who, when one direction ends, ends
+// the other as well and drops what is on its way. So the end of what is sent is
+// kept back until nothing has come from the other side for a while.
+type wholeStream struct {
+	*net.UnixConn
+	sent atomic.Bool
+}
+
+// answerTime is how long an answer may make a pause once all has been sent.
+const answerTime = 2 * time.Second
+
+// CloseWrite is of no effect but that Read comes to an end.
+func (s *wholeStream) CloseWrite() error {
+	s.sent.Store(true)
+	return s.SetReadDeadline(time.Now().Add(answerTime))
+}
+
+func (s *wholeStream) Read(p []byte) (int, error) {
+	n, err := s.UnixConn.Read(p)
+	if s.sent.Load() {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = io.EOF
+		} else {
+			_ = s.SetReadDeadline(time.Now().Add(answerTime))
+		}
+	}
+	return n, err
+}
+
+// reapHelpers reaps what the runtime has left beside the container and who has
+// come to this process since the container's monitor is lost. They live until the
+// container is killed: the function that it returns waits for their end, but not
+// for long.
+func reapHelpers(word, id string) (reap func()) {
+	const patience = time.Second
+	if word == "" {
+		return func() {}
+	}
+	pids := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), id)
+	})
+	return func() {
+		end := time.Now().Add(patience)
+		for _, pid := range pids {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue // somebody else has reaped it
+			}
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
+			_ = unix.Close(fd)
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
+}

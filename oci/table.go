@@ -1,0 +1,154 @@
+package oci
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Table holds the handlers that the configuration names.
+type Table struct {
+	monitor string
+	runDir  string
+	now     atomic.Pointer[handlers]
+}
+
+// handlers are those of one configuration.
+type handlers struct {
+	defaultName string
+	byName      map[string]*cli
+}
+
+// NewTable makes the handlers of cfg. Runtimes keep their own state below
+// runDir unless their configuration says otherwise. A runtime whose binary is
+// missing is not an error here: Probe says so, for as long as it lasts.
+func NewTable(cfg Config, runDir string) (*Table, error) {
+	monitor, err := findMonitor(cfg.Monitor)
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{monitor: monitor, runDir: runDir}
+	t.now.Store(&handlers{})
+	return t, t.Reload(cfg)
+}
+
+// Reload puts the handlers of cfg in the place of those from before, all of them
+// or, with an error, none. Pods keep the handler that they were made with.
+func (t *Table) Reload(cfg Config) error {
+	before := t.now.Load()
+	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]*cli)}
+	for name, handler := range cfg.Handlers {
+		runtime, err := t.runtime(cfg, name, handler)
+		if err != nil {
+			return err
+		}
+		// One that stays as it was knows its binary already.
+		if old := before.byName[name]; old != nil && old.sameAs(runtime) {
+			runtime = old
+		}
+		next.byName[name] = runtime
+	}
+	if _, ok := next.byName[next.defaultName]; !ok {
+		return fmt.Errorf("runtime.default_handler %q is not in runtime.handlers (%s): %w",
+			next.defaultName, strings.Join(next.names(), ", "), fault.Invalid)
+	}
+	t.now.Store(next)
+	return nil
+}
+
+func (t *Table) runtime(cfg Config, name string, handler Handler) (*cli, error) {
+	if handler.Type != "oci" {
+		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\": %w", name, handler.Type, fault.Invalid)
+	}
+	if handler.Root == "" {
+		handler.Root = filepath.Join(t.runDir, "runtime", name)
+	}
+	monitorCgroup := handler.MonitorCgroup
+	if monitorCgroup == "" {
+		var err error
+		if monitorCgroup, err = resolveMonitorCgroup(cfg.MonitorCgroup); err != nil {
+			return nil, err
+		}
+	}
+	return &cli{
+		name:          name,
+		handler:       handler,
+		systemd:       cfg.CgroupDriver == "systemd",
+		monitor:       t.monitor,
+		monitorCgroup: monitorCgroup,
+	}, nil
+}
+
+// sameAs reports whether two handlers are configured alike.
+func (r *cli) sameAs(other *cli) bool {
+	return reflect.DeepEqual(r.handler, other.handler) && r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
+}
+
+func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }
+
+// Names lists the handlers in alphabetical order.
+func (t *Table) Names() []string { return t.now.Load().names() }
+
+// Monitor is the path of crius-conmon.
+func (t *Table) Monitor() string { return t.monitor }
+
+// Default is the name of the handler that "" means.
+func (t *Table) Default() string { return t.now.Load().defaultName }
+
+// Get finds a handler; "" is the default one.
+func (t *Table) Get(name string) (Runtime, error) {
+	now := t.now.Load()
+	if name == "" {
+		name = now.defaultName
+	}
+	if r, ok := now.byName[name]; ok {
+		return r, nil
+	}
+	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
+		name, strings.Join(now.names(), ", "), fault.NotFound)
+}
+
+// Report is how a handler is, for people.
+type Report struct {
+	Name    string `json:"name"`
+	Default bool   `json:"default,omitempty"`
+	Type    string `json:"type"`
+	Ready   bool   `json:"ready"`
+	Error   string `json:"error,omitempty"` // why it is not
+
+	Path      string `json:"path"`
+	Version   string `json:"version,omitempty"`
+	Sandboxed bool   `json:"sandboxed,omitempty"` // its pods have a kernel of their own
+
+	UserNamespaces    bool               `json:"idmappedMounts"`
+	RecursiveReadOnly bool               `json:"recursiveReadOnlyMounts"`
+	Features          *features.Features `json:"features,omitempty"` // what the runtime itself says
+}
+
+// Report tells of each handler, in alphabetical order, as it is now. The error is
+// that of Probe.
+func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
+	now := t.now.Load()
+	for _, name := range now.names() {
+		r := now.byName[name]
+		report := Report{Name: name, Default: name == now.defaultName, Type: r.handler.Type, Path: r.handler.Path}
+		a, err := r.Probe(ctx)
+		if err != nil {
+			report.Error = err.Error()
+		} else {
+			report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed
+			report.UserNamespaces, report.RecursiveReadOnly, report.Features = a.IDMap, a.RecursiveReadOnly, a.Features
+		}
+		reports, errs = append(reports, report), append(errs, err)
+	}
+	return reports, errs
+}

@@ -1,0 +1,178 @@
+package runtimes
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/scene"
+)
+
+// The server goes and comes back, politely and not, and finds all as it was.
+func TestServerRestart(t *testing.T) {
+	alone(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		talker := p.Start(t, "trap SIGUSR1 ; echo later ; sleep")
+		talker.Says(t, "ready")
+		reader := p.Start(t, "until bye ; exit 3", func(c *cri.ContainerConfig) { c.Stdin = true })
+		waiting := p.Create(t, "exit 4")
+		shortLived := p.Start(t, "await /tmp/end ; exit 6")
+		for name, again := range map[string]func() error{
+			"restart": func() error { return w.Restart(t.Context()) },
+			"crash":   func() error { return w.Crash(t.Context()) },
+		} {
+			if err := again(); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			scene.Equal(t, "state after a "+name, talker.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+			scene.Equal(t, "command after a "+name, talker.Exec(t, "echo here"), "here\n")
+		}
+		shortLived.Exec(t, "write /tmp/end now")
+		if err := w.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if !scene.Eventually(func() bool { _, err := os.Stat(exitFile(shortLived)); return err == nil }) {
+			t.Error("without a server nobody notes the exit")
+		}
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "exit code of one that ended meanwhile", shortLived.Status(t).ExitCode, int32(6))
+		s := attach(t, reader)
+		meet(t, s)
+		if err := s.Type("bye\n"); err != nil {
+			t.Error(err)
+		}
+		scene.Equal(t, "exit code", reader.Wait(t).ExitCode, int32(3))
+		waiting.Start(t)
+		scene.Equal(t, "exit code of one that was not started before", waiting.Wait(t).ExitCode, int32(4))
+		p.Start(t, "sleep")
+	})
+}
+
+func exitFile(c *scene.Container) string {
+	return filepath.Join(c.Pod.World.StateRoot(), "containers", c.ID, "exit.json")
+}
+
+// processes are a container's monitor and the pid that the runtime has told it.
+func processes(t *testing.T, dir string) (monitor, container int) {
+	t.Helper()
+	var known struct{ Monitor, Container struct{ PID int } }
+	if err := json.Unmarshal([]byte(scene.Read(t, filepath.Join(dir, "monitor.json"))), &known); err != nil {
+		t.Fatal(err)
+	}
+	return known.Monitor.PID, known.Container.PID
+}
+
+func runDir(c *scene.Container) string {
+	return filepath.Join(c.Pod.World.RunRoot(), "containers", c.ID)
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if pid <= 1 {
+		t.Fatalf("there is no process to kill: %d", pid)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without its monitor a container is ended and says why; the others live.
+func TestMonitorKilled(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		other := p.Start(t, "sleep")
+		c := p.Start(t, "sleep")
+		monitor, _ := processes(t, runDir(c))
+		kill(t, monitor)
+		s := c.Wait(t)
+		if s.ExitCode != 137 || !strings.Contains(s.Message, "monitor was lost") {
+			t.Errorf("code %d, %q", s.ExitCode, s.Message)
+		}
+		scene.Equal(t, "state of the other", other.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		if len(other.Facts(t).Processes) != 2 {
+			t.Error("the other has processes that are not its own")
+		}
+		c.Remove(t)
+		p.Start(t, "sleep")
+	})
+}
+
+// The process that the runtime has made is killed: that of the container, or of
+// the sandbox, with which all of them end.
+func TestRuntimeKilled(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c, other, created := p.Start(t, "sleep"), p.Start(t, "sleep"), p.Create(t, "sleep")
+		_, pid := processes(t, runDir(c))
+		kill(t, pid)
+		dead := []*scene.Container{c}
+		if sandboxed(handler) {
+			dead = append(dead, other, created)
+		}
+		for _, c := range dead {
+			if s := c.Wait(t); s.ExitCode != 137 || s.Reason != "Error" {
+				t.Errorf("code %d, %s", s.ExitCode, s.Reason)
+			}
+		}
+		if sandboxed(handler) {
+			ended := scene.Eventually(func() bool { return p.Status(t).State == cri.PodSandboxState_SANDBOX_NOTREADY })
+			if !ended {
+				t.Error("a pod without its sandbox is ready")
+			}
+			return
+		}
+		scene.Equal(t, "state of the other", other.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	})
+}
+
+// Who waits for a container is killed: another one waits, and knows the end.
+func TestWaiterKilled(t *testing.T) {
+	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return !sandboxed(h) }), func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "await /end ; exit 8")
+		monitor, _ := processes(t, runDir(c))
+		for range 3 {
+			var pid int
+			if !scene.Eventually(func() bool { pid = waiter(t, monitor); return pid != 0 }) {
+				t.Fatal("nobody waits for the container")
+			}
+			kill(t, pid)
+		}
+		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		c.Exec(t, "write /end now")
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(8))
+	})
+}
+
+// waiter is the live child of a monitor that runs the runtime's wait.
+func waiter(t *testing.T, monitor int) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(monitor), "task", strconv.Itoa(monitor), "children"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(monitor), "task", "*", "children"))
+	for _, task := range tasks {
+		more, _ := os.ReadFile(task)
+		text = append(append(text, ' '), more...)
+	}
+	for _, word := range strings.Fields(string(text)) {
+		line, _ := os.ReadFile(filepath.Join("/proc", word, "cmdline"))
+		if strings.Contains(string(line), "\x00wait\x00") {
+			pid, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	return 0
+}

@@ -1,0 +1,130 @@
+package runtimes
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/scene"
+)
+
+// What a container uses is told, whoever counts it; and the pod uses no less.
+func TestStats(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "alloc 30 ; burn")
+		p.Start(t, "sleep")
+		var s *cri.ContainerStats
+		told := scene.Eventually(func() bool {
+			resp, err := w.Runtime().ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: c.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s = resp.Stats
+			return s.GetCpu().GetUsageCoreNanoSeconds().GetValue() > 1e8 && s.GetMemory().GetWorkingSetBytes().GetValue() > 30*scene.MiB
+		})
+		if !told {
+			t.Errorf("what the container uses is not told: %v", s)
+		}
+		resp, err := w.Runtime().PodSandboxStats(t.Context(), &cri.PodSandboxStatsRequest{PodSandboxId: p.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := resp.Stats.Linux
+		if pod.GetMemory().GetUsageBytes().GetValue() < 30*scene.MiB || pod.GetCpu().GetUsageCoreNanoSeconds().GetValue() < 1e8 ||
+			len(pod.GetContainers()) != 2 || pod.GetNetwork().GetDefaultInterface().GetName() != "eth0" {
+			t.Errorf("what the pod uses: %v", pod)
+		}
+	})
+}
+
+func TestUpdate(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) {
+			c.Linux.Resources = &cri.LinuxContainerResources{MemoryLimitInBytes: 200 * scene.MiB}
+			c.Linux.Overhead = &cri.LinuxContainerResources{MemoryLimitInBytes: 50 * scene.MiB}
+		})
+		c := p.Start(t, "sleep")
+		_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+			ContainerId: c.ID, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 77 * scene.MiB, CpuShares: 99},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "limit", c.Status(t).Resources.Linux.MemoryLimitInBytes, int64(77*scene.MiB))
+		if !sandboxed(handler) {
+			c.Holds(t, scene.MemoryLimit, fmt.Sprint(77*scene.MiB), fmt.Sprint(77*scene.MiB))
+			return
+		}
+		scene.Equal(t, "limit of the sandbox", memoryLimit(t, p), fmt.Sprint(250*scene.MiB))
+		_, err = w.Runtime().UpdatePodSandboxResources(t.Context(), &cri.UpdatePodSandboxResourcesRequest{
+			PodSandboxId: p.ID, Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 300 * scene.MiB},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		scene.Equal(t, "limit of the sandbox after an update", memoryLimit(t, p), fmt.Sprint(350*scene.MiB))
+	})
+}
+
+// memoryLimit is that of the pod's own container.
+func memoryLimit(t *testing.T, p *scene.Pod) string {
+	t.Helper()
+	for _, file := range []string{"memory/*/memory.limit_in_bytes", "*/memory.max"} {
+		pattern := filepath.Join("/sys/fs/cgroup", strings.Replace(file, "*", p.World.CgroupParent()+"/*"+p.ID, 1))
+		if found, _ := filepath.Glob(pattern); len(found) == 1 {
+			return strings.TrimSpace(scene.Read(t, found[0]))
+		}
+	}
+	t.Fatal("the pod's own container has no memory limit anywhere")
+	return ""
+}
+
+// Who uses more memory than there is says so. In a sandbox that is everybody.
+func TestOutOfMemory(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		limit := &cri.LinuxContainerResources{MemoryLimitInBytes: 150 * scene.MiB}
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.Resources = limit })
+		other := p.Start(t, "sleep")
+		created := p.Create(t, "sleep")
+		c := p.Start(t, "alloc 400 ; sleep", func(c *cri.ContainerConfig) { c.Linux.Resources = limit })
+		dead := []*scene.Container{c}
+		if sandboxed(handler) {
+			dead = append(dead, other, created)
+		}
+		for i, c := range dead {
+			if s := c.Wait(t); s.ExitCode != 137 || s.Reason != "OOMKilled" {
+				t.Errorf("container %d ended with code %d, %s %s", i, s.ExitCode, s.Reason, s.Message)
+			}
+		}
+		want := cri.PodSandboxState_SANDBOX_READY
+		if sandboxed(handler) {
+			want = cri.PodSandboxState_SANDBOX_NOTREADY
+		}
+		if !scene.Eventually(func() bool { return p.Status(t).State == want }) {
+			t.Errorf("the pod is in state %v, want %v", p.Status(t).State, want)
+		}
+	})
+}
+
+func TestFilesOfTheRuntimeGo(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		p.Stop(t)
+		p.Remove(t)
+		books, err := os.ReadDir(filepath.Join(w.RunRoot(), "runtime", handler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range books {
+			if strings.Contains(entry.Name(), c.ID) || strings.Contains(entry.Name(), p.ID) {
+				t.Errorf("%s is left", entry.Name())
+			}
+		}
+	})
+}

@@ -1,0 +1,244 @@
+package runtimes
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"k8s.io/client-go/util/exec"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/scene"
+)
+
+func TestExecSync(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		r := c.ExecResult(t, "/probe", "echo", "out", ";", "echo", "-err", "err", ";", "exit", "6")
+		if r.ExitCode != 6 || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
+			t.Errorf("code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+		}
+		if out := c.Exec(t, "bytes 1000000"); len(out) != 1000000 {
+			t.Errorf("%d bytes of output", len(out))
+		}
+		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/no/such/program"}})
+		if err == nil || !strings.Contains(err.Error(), "/no/such/program") {
+			t.Errorf("a program that is not there: %v", err)
+		}
+	})
+}
+
+// A command that takes too long is killed, with its children.
+func TestExecTimeout(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+			ContainerId: c.ID, Cmd: []string{"/probe", "fork", "1", "sleep", ";", "sleep"}, Timeout: 1,
+		})
+		scene.WantCode(t, err, codes.DeadlineExceeded)
+		var left map[int]string
+		if !scene.Eventually(func() bool { left = c.Facts(t).Processes; return len(left) == 2 }) {
+			t.Errorf("still there: %v", left)
+		}
+	})
+}
+
+func session(t *testing.T, w *scene.World, r *cri.ExecRequest) *kubelet.Session {
+	t.Helper()
+	resp, err := w.Runtime().Exec(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Exec: %v", err)
+	}
+	s := kubelet.Streams{Within: w.Do}.Open(t.Context(), resp.Url, kubelet.Wants{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.Tty})
+	t.Cleanup(s.Leave)
+	return s
+}
+
+func shows(t *testing.T, s *kubelet.Session, text string) {
+	t.Helper()
+	if !scene.Eventually(func() bool { return strings.Contains(s.Stdout.String(), text) }) {
+		t.Fatalf("the session never shows %q, but %q and %q; ended: %v", text, s.Stdout.String(), s.Stderr.String(), s.Wait(0))
+	}
+}
+
+func endsWith(t *testing.T, s *kubelet.Session, code int) {
+	t.Helper()
+	err := s.Wait(scene.Patience)
+	if failed, ok := err.(exec.CodeExitError); code == 0 && err != nil || code != 0 && (!ok || failed.Code != code) {
+		t.Errorf("the session ended with %v, want code %d", err, code)
+	}
+}
+
+func TestExec(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "digest", ";", "exit", "4"}, Stdin: true, Stdout: true, Stderr: true})
+		if err := s.Send(strings.NewReader(strings.Repeat("x", 1<<20))); err != nil {
+			t.Error(err)
+		}
+		s.EndInput()
+		shows(t, s, "1048576")
+		endsWith(t, s, 4)
+	})
+}
+
+func TestExecTerminal(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "line", ";", "exit", "5"}, Stdin: true, Stdout: true, Tty: true})
+		if err := s.Type("word\n"); err != nil {
+			t.Error(err)
+		}
+		shows(t, s, `got "word"`)
+		endsWith(t, s, 5)
+		s = session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sizes"}, Stdin: true, Stdout: true, Tty: true})
+		s.Resize(90, 33)
+		shows(t, s, "90x33")
+		s.Resize(70, 20)
+		shows(t, s, "70x20")
+	})
+}
+
+func attach(t *testing.T, c *scene.Container) *kubelet.Session {
+	t.Helper()
+	w := c.Pod.World
+	r := &cri.AttachRequest{ContainerId: c.ID, Stdin: true, Stdout: true, Stderr: !c.Config.Tty, Tty: c.Config.Tty}
+	resp, err := w.Runtime().Attach(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Attach: %v", err)
+	}
+	s := kubelet.Streams{Within: w.Do}.Open(t.Context(), resp.Url, kubelet.Wants{Stdin: true, Stdout: true, Stderr: r.Stderr, TTY: r.Tty})
+	t.Cleanup(s.Leave)
+	return s
+}
+
+// meet types a word until it comes back: then the session is there.
+func meet(t *testing.T, s *kubelet.Session) {
+	t.Helper()
+	if !scene.Eventually(func() bool { _ = s.Type("hi\n"); return strings.Contains(s.Stdout.String(), "hi") }) {
+		t.Fatalf("nothing comes back but %q; ended: %v", s.Stdout.String(), s.Wait(0))
+	}
+}
+
+func TestAttach(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "until bye ; exit 3", func(c *cri.ContainerConfig) { c.Stdin = true })
+		s := attach(t, c)
+		meet(t, s)
+		if err := s.Type("bye\n"); err != nil {
+			t.Error(err)
+		}
+		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(3))
+		endsWith(t, s, 0)
+		if !strings.Contains(c.Output(t), "hi\n") {
+			t.Errorf("the log has %q", c.Output(t))
+		}
+	})
+}
+
+func TestAttachTerminal(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "until bye ; sizes", func(c *cri.ContainerConfig) { c.Stdin, c.Tty = true, true })
+		s := attach(t, c)
+		meet(t, s)
+		if err := s.Type("bye\n"); err != nil {
+			t.Error(err)
+		}
+		s.Resize(91, 34)
+		shows(t, s, "91x34")
+		c.Says(t, "91x34")
+	})
+}
+
+func TestPortForward(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "tcp 127.0.0.1:7001 echo ; tcp :7002 digest ; echo all-set ; sleep")
+		c.Says(t, "all-set")
+		resp, err := w.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tunnel, err := kubelet.Streams{Within: w.Do}.Tunnel(t.Context(), resp.Url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tunnel.Close()
+		ports := []int{7001, 7001}
+		if !sandboxed(handler) { // to gVisor the end of what is sent is the end of all
+			ports = append(ports, 7002)
+		}
+		for _, port := range ports {
+			wire, err := tunnel.Connect(port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := strings.Repeat("ping", 50_000)
+			go func() {
+				_, _ = io.WriteString(wire, sent)
+				_ = wire.Close()
+			}()
+			got := all(t, wire)
+			if port == 7001 && got != sent || port == 7002 && !strings.Contains(got, "200000") {
+				t.Errorf("port %d answers with %d bytes: %.40q", port, len(got), got)
+			}
+			tunnel.Forget(wire)
+		}
+		refused, err := tunnel.Connect(7009)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if words := all(t, refused.Errors); !strings.Contains(words, "7009") {
+			t.Errorf("a port on which nobody listens: %q", words)
+		}
+	})
+}
+
+// all reads to the end, which must come.
+func all(t *testing.T, r io.Reader) string {
+	t.Helper()
+	done := make(chan string, 1)
+	go func() {
+		text, _ := io.ReadAll(r)
+		done <- string(text)
+	}()
+	select {
+	case text := <-done:
+		return text
+	case <-time.After(scene.Patience):
+		t.Fatal("the stream does not end")
+		return ""
+	}
+}
+
+// The pod's address, from the node and from the pod to the node.
+func TestNetwork(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		p.Start(t, "echo up ; serve :8080 hello").Says(t, "up")
+		url := "http://" + p.Status(t).Network.Ip + ":8080/"
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(network, address string) (conn net.Conn, err error) {
+			err = w.Do(func() error { conn, err = net.Dial(network, address); return err })
+			return conn, err
+		}}}
+		got := ""
+		scene.Eventually(func() bool {
+			resp, err := client.Get(url)
+			if err != nil {
+				got = err.Error()
+				return false
+			}
+			defer resp.Body.Close()
+			text, _ := io.ReadAll(resp.Body)
+			got = strings.TrimSpace(string(text))
+			return got == "hello"
+		})
+		scene.Equal(t, "answer of the pod", got, "hello")
+		scene.Equal(t, "answer to another pod", strings.TrimSpace(w.Pod(t, handler).Finish(t, "get "+url)), "hello")
+	})
+}

@@ -1,0 +1,173 @@
+// Package runtimes is the zoo: what pods do, shown once over every runtime that
+// crius drives by the OCI command line, with the time that each of them takes.
+// For runc and crun the package test/integration promises far more, so that of
+// these only gVisor is tested unless somebody asks:
+//
+//	make runtimes
+package runtimes
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// Handlers that a node does not have by itself.
+const (
+	gvisor  = "runsc"
+	current = "runc-current"
+)
+
+var (
+	chosen = flag.String("handlers", gvisor, "runtime handlers of the zoo, separated by commas")
+	every  = flag.Bool("all", false, "all handlers of the zoo")
+)
+
+// missing says why there is no runtime for a handler.
+var missing = map[string]error{}
+
+var commons scene.Commons
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "3")
+	commons.Prepare = prepare
+	for _, handler := range wanted() {
+		if !slices.Contains(scene.Handlers, handler) {
+			commons.Also = append(commons.Also, handler)
+		}
+	}
+	code := scene.Run(m, &commons)
+	results.print()
+	os.Exit(code)
+}
+
+func wanted() []string {
+	if *every {
+		return append(slices.Clone(scene.Handlers), current, gvisor)
+	}
+	return strings.Split(*chosen, ",")
+}
+
+// prepare adds the handlers that are wanted and that can be had.
+func prepare(ctx context.Context) (node.Options, error) {
+	var o node.Options
+	for _, handler := range slices.Clone(commons.Also) {
+		path, err := program(ctx, handler)
+		if err != nil {
+			missing[handler] = err
+			commons.Also = slices.DeleteFunc(commons.Also, func(h string) bool { return h == handler })
+			continue
+		}
+		o.Config += fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", handler, path)
+	}
+	return o, nil
+}
+
+// program is where a runtime is; it is built if it has to be.
+func program(ctx context.Context, handler string) (string, error) {
+	switch handler {
+	case current:
+		return tools.Runc(ctx)
+	case gvisor:
+		path, err := tools.Runsc(ctx)
+		if err != nil {
+			if debian, found := exec.LookPath("runsc"); found == nil {
+				fmt.Println("no current gVisor, so that of this machine is tested:", err)
+				return debian, nil
+			}
+		}
+		return path, err
+	}
+	return "", fmt.Errorf("the zoo knows no handler %q", handler)
+}
+
+// each runs a test once per handler, and notes how it went.
+func each(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
+	t.Helper()
+	eachOf(t, wanted(), test)
+}
+
+func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.World, handler string)) {
+	t.Helper()
+	t.Parallel()
+	w := commons.World(t)
+	for _, handler := range handlers {
+		t.Run(handler, func(t *testing.T) {
+			t.Cleanup(func() { results.note(handler, t) })
+			if err := missing[handler]; err != nil {
+				t.Skipf("NOT TESTED, there is no %s: %v", handler, err)
+			}
+			test(t, w, handler)
+		})
+	}
+}
+
+// alone is each with a node of the test's own, which it may restart.
+func alone(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
+	t.Helper()
+	each(t, func(t *testing.T, _ *scene.World, handler string) {
+		o, err := prepare(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		test(t, scene.Private(t, o), handler)
+	})
+}
+
+// sandboxed reports whether all containers of a pod live in one sandbox.
+func sandboxed(handler string) bool { return handler == gvisor }
+
+// ledger is what the zoo has found out.
+type ledger struct {
+	mu                      sync.Mutex
+	passed, failed, skipped map[string]int
+	times                   map[string]map[string]string // by handler and step
+	steps                   []string
+}
+
+var results = ledger{passed: map[string]int{}, failed: map[string]int{}, skipped: map[string]int{}, times: map[string]map[string]string{}}
+
+func (l *ledger) note(handler string, t *testing.T) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case t.Failed():
+		l.failed[handler]++
+	case t.Skipped():
+		l.skipped[handler]++
+	default:
+		l.passed[handler]++
+	}
+}
+
+func (l *ledger) print() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "handler\tpassed\tfailed\tskipped\t%s\n", strings.Join(l.steps, "\t"))
+	for _, handler := range wanted() {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d", handler, l.passed[handler], l.failed[handler], l.skipped[handler])
+		for _, step := range l.steps {
+			fmt.Fprintf(w, "\t%s", cmp.Or(l.times[handler][step], "-"))
+		}
+		fmt.Fprintln(w)
+	}
+	w.Flush()
+	for _, handler := range slices.Sorted(maps.Keys(missing)) {
+		fmt.Printf("NOT TESTED: %s: %v\n", handler, missing[handler])
+	}
+}

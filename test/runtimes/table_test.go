@@ -1,0 +1,201 @@
+package runtimes
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
+)
+
+func handlerNames(t *testing.T, w *scene.World) []string {
+	t.Helper()
+	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, h := range resp.RuntimeHandlers {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+func reload(t *testing.T, w *scene.World, file, text string) {
+	t.Helper()
+	if err := w.Configure(file, text); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func logs(t *testing.T, w *scene.World, words ...string) {
+	t.Helper()
+	if !scene.Eventually(func() bool {
+		for _, word := range words {
+			if !strings.Contains(w.LogTail(1000), word) {
+				return false
+			}
+		}
+		return true
+	}) {
+		t.Errorf("the log never says %q:\n%s", words, w.LogTail(20))
+	}
+}
+
+// A handler that is added runs pods at once; one that is taken away keeps those
+// that it has; and what is wrong changes nothing.
+func TestReload(t *testing.T) {
+	t.Parallel()
+	w := scene.Private(t, node.Options{})
+	old := w.Pod(t, "crun").Start(t, "sleep")
+
+	reload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\nmin_memory = 20000000\n")
+	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), "more") }) {
+		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
+	}
+	p := w.Pod(t, "more")
+	c := p.Start(t, "sleep")
+	_, err := p.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 19999999 })
+	scene.WantCode(t, err, codes.InvalidArgument, "19999999", "20000000", "more")
+	_, err = w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+		ContainerId: c.ID, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 1000},
+	})
+	scene.WantCode(t, err, codes.InvalidArgument, "20000000")
+
+	reload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nseccomp_profile = \"/no/such/profile\"\n")
+	logs(t, w, "configuration not reloaded", "runtime.handlers.bad.seccomp_profile")
+	reload(t, w, "30-bad", "[runtime.handlers.worse]\npaths = \"crun\"\n")
+	logs(t, w, "runtime.handlers.worse.paths")
+	if names := handlerNames(t, w); slices.Contains(names, "bad") || slices.Contains(names, "worse") || !slices.Contains(names, "more") {
+		t.Errorf("handlers after a reload that failed: %v", names)
+	}
+	reload(t, w, "30-bad", "[pod]\npids_limit = 77\n")
+	logs(t, w, "wants a restart", "pod.pids_limit")
+
+	reload(t, w, "20-more", "")
+	if !scene.Eventually(func() bool { return !slices.Contains(handlerNames(t, w), "more") }) {
+		t.Errorf("a handler that was taken away is still among %v", handlerNames(t, w))
+	}
+	_, err = w.TryPod(t, "more")
+	scene.WantCode(t, err, codes.NotFound, "more")
+	scene.Equal(t, "command in a pod of a handler that is gone", c.Exec(t, "echo here"), "here\n")
+	p.Start(t, "sleep")
+	scene.Equal(t, "command in a pod from before", old.Exec(t, "echo here"), "here\n")
+}
+
+const ownNetwork = `{"cniVersion": "1.0.0", "name": "own", "plugins": [{"type": "bridge", "bridge": "crbr1", "isGateway": true,
+  "ipam": {"type": "host-local", "dataDir": "{{.Path "cni" "leases"}}", "ranges": [[{"subnet": "10.98.0.0/16"}]]}}]}`
+
+// Each key of a handler's table has its effect.
+func TestHandlerKeys(t *testing.T) {
+	t.Parallel()
+	w := scene.Private(t, node.Options{})
+	for name, text := range map[string]string{
+		"own.d/10.conflist": ownNetwork,
+		"own.json":          `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 28}]}`,
+	} {
+		if err := w.Write(name, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reload(t, w, "20-own", `[runtime.handlers.own]
+path = "runc"
+root = "{{.Path "own-root"}}"
+options = ["--debug", "--log={{.Path "own.log"}}"]
+default_annotations = ["example.com/node=yes", "example.com/pod=no", "example.com/rest=a=b"]
+allowed_annotations = ["example.com/pod"]
+seccomp_profile = "{{.Path "own.json"}}"
+monitor_cgroup = "/{{.ID}}/own"
+cni_conf_dir = "{{.Path "own.d"}}"
+
+[runtime.handlers.gone]
+path = "no-such-runtime"
+`)
+	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), "own") }) {
+		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
+	}
+	p := w.Pod(t, "own", func(c *cri.PodSandboxConfig) {
+		c.Annotations["example.com/pod"], c.Annotations["example.com/rest"] = "mine", "mine"
+	})
+	if ip := p.Status(t).Network.Ip; !strings.HasPrefix(ip, "10.98.") {
+		t.Errorf("cni_conf_dir: the pod's address is %s", ip)
+	}
+	c := p.Start(t, "sleep")
+	got := annotations(t, c)
+	for key, want := range map[string]string{"example.com/node": "yes", "example.com/pod": "mine", "example.com/rest": "a=b"} {
+		scene.Equal(t, "annotation "+key, got[key], want)
+	}
+	scene.Equal(t, "seccomp_profile: mkdir", strings.TrimSpace(c.Exec(t, "try mkdir")), "ENOSPC")
+	monitor, _ := processes(t, runDir(c))
+	if cgroups := scene.Read(t, filepath.Join("/proc", strconv.Itoa(monitor), "cgroup")); !strings.Contains(cgroups, "/"+w.ID+"/own") {
+		t.Errorf("monitor_cgroup: the monitor is in %s", cgroups)
+	}
+	for _, path := range []string{"own.log", "own-root"} {
+		if st, err := os.Stat(w.Path(path)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	checkReports(t, w)
+}
+
+// checkReports wants the handlers in the verbose Status and in crius check.
+func checkReports(t *testing.T, w *scene.World) {
+	t.Helper()
+	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reports []struct {
+		Name, Error, Version string
+		Ready                bool
+	}
+	if err := json.Unmarshal([]byte(resp.Info["handlers"]), &reports); err != nil {
+		t.Fatal(err)
+	}
+	ready := map[string]bool{}
+	for _, r := range reports {
+		ready[r.Name] = r.Ready
+		if r.Ready == (r.Error != "") || r.Ready == (r.Version == "") {
+			t.Errorf("%+v", r)
+		}
+	}
+	if ready["gone"] || !ready["own"] || !ready["runc"] || len(reports) != 4 {
+		t.Errorf("handlers in a verbose Status: %+v", reports)
+	}
+	var out []byte
+	err = w.Do(func() (err error) {
+		argv := w.Argv("check")
+		out, _ = exec.Command(argv[0], argv[1:]...).CombinedOutput() // what else it finds is its own business
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range []string{"own: /", "runc version", `gone: handler gone: no "no-such-runtime" in PATH`} {
+		if !strings.Contains(string(out), words) {
+			t.Errorf("crius check does not say %q:\n%s", words, out)
+		}
+	}
+}
+
+func annotations(t *testing.T, c *scene.Container) map[string]string {
+	t.Helper()
+	var spec struct{ Annotations map[string]string }
+	if err := json.Unmarshal([]byte(scene.Read(t, filepath.Join(runDir(c), "config.json"))), &spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec.Annotations
+}
