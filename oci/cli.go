@@ -165,7 +165,7 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, ref.Dir) }},
+		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
 		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
 		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
 		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
@@ -197,6 +197,13 @@ func emptyCgroup(ctx context.Context, path string) error {
 // lastTime is far more than a kill takes. What a file server that does not
 // answer holds on to will not die any sooner if it is waited for longer.
 const lastTime = 10 * time.Second
+
+// endMonitor allows for one that is asked first and killed then.
+func endMonitor(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*lastTime)
+	defer cancel()
+	return conmon.Terminate(ctx, dir)
+}
 
 func endCgroup(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, lastTime)

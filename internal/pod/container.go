@@ -236,6 +236,7 @@ func (c *Container) start(ctx context.Context) error {
 	// runtime returns, for a short life may be over then.
 	c.setStart(phaseStarting, time.Now())
 	if err := c.put(ctx); err != nil {
+		c.setStart(phaseCreated, time.Time{})
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.task.Start); err != nil {

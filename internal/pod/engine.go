@@ -152,7 +152,16 @@ func (e *Engine) Close(ctx context.Context) error {
 			infra.Close()
 		}
 	}
-	e.background.Wait()
+	idle := make(chan struct{})
+	go func() {
+		e.background.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = errors.Join(err, fmt.Errorf("work in the background does not end: %w", context.Cause(ctx)))
+	}
 	return err
 }
 
@@ -317,7 +326,8 @@ func (e *Engine) CgroupDriver() cri.CgroupDriver {
 	return cri.CgroupDriver_CGROUPFS
 }
 
-// debts are the objects whose teardown could not be finished. One goroutine
+// debts are what could not be finished of an object: its teardown, as a rule, or
+// the record of a start. One goroutine
 // retries them, less often while nothing changes.
 type debts struct {
 	mu   sync.Mutex

@@ -26,9 +26,10 @@ func (s spot) String() string {
 
 // spots is a hook that counts where it comes by, and fails at one of them.
 type spots struct {
-	mu   sync.Mutex
-	seen []spot
-	fail spot
+	mu     sync.Mutex
+	seen   []spot
+	fail   spot
+	failed bool
 }
 
 func (s *spots) hook(at trace.Point) error {
@@ -44,6 +45,7 @@ func (s *spots) hook(at trace.Point) error {
 	here := spot{at, n}
 	s.seen = append(s.seen, here)
 	if here == s.fail {
+		s.failed = true
 		return errInjected
 	}
 	return nil
@@ -127,9 +129,13 @@ func TestEveryStepMayFail(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			b.cfg.StateDir = memory(t)
-			b.hook = (&spots{fail: at}).hook
+			one := &spots{fail: at}
+			b.hook = one.hook
 			e := b.engine()
 			b.life(e)
+			if !one.failed {
+				t.Error("the step did not come by")
+			}
 			e.payDebts()
 			if e.debtCount() > 0 {
 				t.Error("a debt is not paid")

@@ -157,8 +157,10 @@ func (s *Sandbox) resume(ctx context.Context) error {
 		if path == "" {
 			continue
 		}
-		if _, err := ns.Inode(path); err != nil {
+		if _, err := ns.Inode(path); errors.Is(err, fault.NotFound) {
 			return err
+		} else if err != nil { // that it cannot be looked at is not its end
+			slog.WarnContext(ctx, "namespace of a pod cannot be looked at", "pod", s.id, "err", err)
 		}
 	}
 	if !s.rec.Infra {

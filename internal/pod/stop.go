@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -90,7 +91,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 		graceful := grace > 0 && c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING
 		c.engine.background.Go(func() { c.stopAndKill(context.WithoutCancel(ctx), graceful) })
 	}
-	patience := time.NewTimer(grace + dieTime)
+	patience := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
 	defer patience.Stop()
 	select {
 	case <-c.exited:

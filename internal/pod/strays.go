@@ -246,7 +246,11 @@ func (s *search) cgroups() error {
 			return err
 		}
 		for _, name := range names {
-			if st := s.add(s.cgroupID(filepath.Base(name)), "cgroup %s", name); st != nil {
+			id, crios := s.cgroupID(filepath.Base(name)), !strings.HasPrefix(filepath.Base(name), spec.CgroupPrefix)
+			if crios && s.found[id] == nil {
+				continue // CRI-O itself may run here
+			}
+			if st := s.add(id, "cgroup %s", name); st != nil {
 				st.cgroups = append(st.cgroups, name)
 			}
 		}
@@ -338,6 +342,16 @@ func pinnedNetworks() ([]string, error) {
 	return points, err
 }
 
+// strayTime is far more than a kill takes: what does not die of it must not keep
+// the rest of a stray from being removed.
+const strayTime = 10 * time.Second
+
+func killCgroup(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, strayTime)
+	defer cancel()
+	return cgroup.Kill(ctx, name)
+}
+
 // sweepStray removes everything that bears the id. As in release, a network that
 // cannot be given back keeps its namespace.
 func (e *Engine) sweepStray(ctx context.Context, st *stray) error {
@@ -347,9 +361,12 @@ func (e *Engine) sweepStray(ctx context.Context, st *stray) error {
 			return fmt.Errorf("give address %s back: %w", l.Address, err)
 		}
 	}
+	if len(st.leases) == len(st.traces) {
+		return nil // nothing else is ours, and other runtimes have ids like it
+	}
 	var errs []error
 	for _, name := range st.cgroups {
-		errs = append(errs, cgroup.Kill(ctx, name))
+		errs = append(errs, killCgroup(ctx, name))
 	}
 	errs = append(errs, e.sweepContainer(ctx, st.id), e.sweepSandbox(ctx, st.id))
 	for _, monitor := range st.monitors { // whose directory has gone before it

@@ -35,8 +35,10 @@ func (c *Container) teardown(ctx context.Context) error {
 		// With it still mounted below the run directory, that must not be walked.
 		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
-	errs = append(errs, removeRunDir(ctx, c.ref.Dir))
 	if err := errors.Join(errs...); err != nil {
+		return err // the next try needs the run directory, to find the monitor
+	}
+	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
 	}
 	return c.engine.ctrRecords.Delete(ctx, c.id)
@@ -124,13 +126,11 @@ func (s *Sandbox) payStop(ctx context.Context) error {
 
 // settleStop wants life held.
 func (s *Sandbox) settleStop(ctx context.Context) error {
-	if s.owesNetwork() {
-		if err := s.detach(ctx); err != nil {
-			return err
-		}
-		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
-			return err
-		}
+	if err := s.detach(ctx); err != nil {
+		return err
+	}
+	if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
+		return err
 	}
 	return s.put(ctx)
 }

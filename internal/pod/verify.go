@@ -70,9 +70,11 @@ func (e *Engine) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 	for _, step := range []func(context.Context) error{
 		v.pods, v.members, v.strays, v.hostPorts, v.store, v.unpaid,
 	} {
-		if err := cmp.Or(context.Cause(ctx), step(ctx)); err != nil {
-			errs = append(errs, err)
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
 		}
+		errs = append(errs, step(ctx))
 	}
 	slices.SortStableFunc(v.findings, func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
 	return v.findings, errors.Join(errs...)
@@ -83,7 +85,7 @@ func (v *verification) report(ctx context.Context, object string, problems []pro
 	done := map[string]error{}
 	for _, p := range problems {
 		f := Finding{Object: object, Wrong: p.wrong, Remedy: p.remedy.text, Advice: p.advice}
-		if v.repair && p.remedy.do != nil {
+		if v.repair && p.remedy.do != nil && ctx.Err() == nil { // what was seen when the time was up may be untrue
 			err, tried := done[f.Remedy]
 			if !tried {
 				err = v.mend(ctx, object, p)
@@ -103,7 +105,7 @@ func (v *verification) report(ctx context.Context, object string, problems []pro
 func (v *verification) mend(ctx context.Context, object string, p problem) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	err := p.remedy.do(ctx)
+	err := v.deps.Trace.Do(ctx, "repair", object, p.remedy.do)
 	if err != nil {
 		slog.WarnContext(ctx, "repair failed", "object", object, "wrong", p.wrong, "err", err)
 		return err
@@ -164,7 +166,7 @@ func (v *verification) store(ctx context.Context) error {
 func (v *verification) unpaid(ctx context.Context) error {
 	for id, d := range v.owed() {
 		pay := remedy{"it is tried again", func(context.Context) error { return v.payDebt(id, d) }}
-		v.report(ctx, "clean-up of "+id, []problem{{wrong: "it is removed or dead, and something of it could not be given back", remedy: pay}})
+		v.report(ctx, "clean-up of "+id, []problem{{wrong: "something of it could not be given back or written down", remedy: pay}})
 	}
 	return nil
 }

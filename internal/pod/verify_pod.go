@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
@@ -121,8 +122,10 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 	for _, path := range pathsOf(rec) {
 		inode, err := ns.Inode(path)
 		switch {
-		case err != nil:
+		case errors.Is(err, fault.NotFound):
 			dead("%v", err)
+		case err != nil:
+			found = append(found, unseen(err))
 		case path == rec.Namespaces.Paths().Net && rec.Network != nil && rec.Network.NetNSInode != 0 && rec.Network.NetNSInode != inode:
 			dead("%s is not the network namespace that it was attached with", path)
 		}
@@ -135,28 +138,33 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 		found = append(found, problem{wrong: d.Text, advice: "delete the pod if it cannot be reached; crius leaves its containers running"})
 	}
 	if rec.Infra {
-		if err := s.infraAlive(ctx); err != nil {
-			dead("%v", err)
+		switch alive, err := s.infraAlive(ctx); {
+		case err != nil:
+			found = append(found, unseen(fmt.Errorf("its infra container: %w", err)))
+		case !alive:
+			dead("its infra container is dead")
 		}
 	}
 	return append(found, s.missingFiles(rec)...)
 }
 
+// unseen is what could not be looked at, which is not to say that it is gone.
+func unseen(err error) problem {
+	return problem{wrong: fmt.Sprintf("it cannot be looked at: %v", err), advice: "check again; if that does not help, see what its monitor and the kernel's log say"}
+}
+
 // infraAlive asks the infra container's monitor.
-func (s *Sandbox) infraAlive(ctx context.Context) error {
+func (s *Sandbox) infraAlive(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	task, err := s.runtime.Load(ctx, s.infraRef())
 	if err != nil {
-		return fmt.Errorf("its infra container: %w", err)
+		return false, err
 	}
 	if task != s.infraTask() {
 		defer task.Close()
 	}
-	if exited(task) {
-		return errors.New("its infra container is dead")
-	}
-	return nil
+	return !exited(task), nil
 }
 
 func exited(task oci.Task) bool {
