@@ -42,7 +42,7 @@ func TestStatusCommand(t *testing.T) {
 	if !eventually(func() bool {
 		var err error
 		out, err = w.crius(t, "status")
-		return err == nil && strings.Contains(out, "attach network")
+		return err == nil && strings.Contains(out, "CNI ADD")
 	}) {
 		t.Fatalf("crius status does not say what hangs:\n%s", out)
 	}
@@ -66,7 +66,7 @@ func TestStatusCommand(t *testing.T) {
 	if err != nil || json.Unmarshal([]byte(out), &report) != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if len(report.Server.Work) != 1 || report.Server.Work[0].Step != "attach network" || report.Server.Containers["running"] != 1 || len(report.Config) == 0 {
+	if len(report.Server.Work) != 1 || report.Server.Work[0].Step != "CNI ADD" || report.Server.Containers["running"] != 1 || len(report.Config) == 0 {
 		t.Errorf("JSON: %+v", report)
 	}
 	origins := map[string]string{}
@@ -76,12 +76,12 @@ func TestStatusCommand(t *testing.T) {
 	if !strings.HasPrefix(origins["root"], strconv.Quote(w.StateRoot())+" of file "+w.Path("")) || origins["log_format"] != "" {
 		t.Errorf("what is configured: %q", origins)
 	}
-	if out, err := w.crius(t, "status", "--stuck"); err != nil || strings.Contains(out, "attach network") && !strings.Contains(out, " for 1") {
+	if out, err := w.crius(t, "status", "--stuck"); err != nil || strings.Contains(out, "CNI ADD") && !strings.Contains(out, " for 1") {
 		t.Errorf("what has just begun is not stuck: %v, %s", err, out)
 	}
 	cancel()
 	<-gaveUp // but the work goes on
-	if out, _ := w.crius(t, "status"); !strings.Contains(out, "attach network") {
+	if out, _ := w.crius(t, "status"); !strings.Contains(out, "CNI ADD") {
 		t.Errorf("the work ended with its caller:\n%s", out)
 	}
 	if err := w.Stop(); err != nil {
