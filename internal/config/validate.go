@@ -144,6 +144,7 @@ func (v *validator) text(k Key, text string) {
 func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
 		"want another directory than root: a reboot empties the one and must not touch the other")
+	v.apart(c)
 	v.require(len(c.API.Listen) <= maxSocketPath, "api.listen",
 		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
 	v.require(len(c.API.CrioSocket) <= maxSocketPath, "api.crio_socket",
@@ -164,6 +165,25 @@ func (v *validator) together(c *Config) {
 	name := c.Runtime.DefaultHandler
 	v.require(slices.Contains(handlers, name), "runtime.default_handler",
 		"there is no handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
+}
+
+// apart keeps what outlives pods and containers out of the directories of
+// pods, containers and runtimes: an unknown name there is taken for debris, and
+// a wipe removes them whole.
+func (v *validator) apart(c *Config) {
+	type place struct{ key, dir string }
+	for _, p := range []place{
+		{"image.root", c.Image.Root}, {"image.run_root", c.Image.RunRoot},
+		{"image.temporary_dir", c.Image.TemporaryDir}, {"pod.namespaces_dir", c.Pod.NamespacesDir},
+	} {
+		for _, root := range []place{{"root", c.Root}, {"run_root", c.RunRoot}} {
+			for _, taken := range []string{"pods", "containers", "runtime"} {
+				taken = filepath.Join(root.dir, taken)
+				v.require(!strings.HasPrefix(filepath.Clean(p.dir)+"/", taken+"/"), p.key,
+					"%s is crius's own, in %s, and is removed with its pods and containers: want a directory outside it, got %s", taken, root.key, quote(p.dir))
+			}
+		}
+	}
 }
 
 // require notes a problem with a key unless its condition holds.
