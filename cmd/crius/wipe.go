@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -158,101 +157,4 @@ func logTo(w io.Writer, name string) error {
 	}
 	slog.SetDefault(logger)
 	return nil
-}
-
-// root is a directory of state.
-type root struct {
-	path    string
-	names   []string // of what crius has in it
-	allowed []string // of what else the configuration has put there, which stays
-}
-
-// unfinished is what the names of files begin with that a dying server was
-// writing.
-const unfinished = ".crius-"
-
-// has tells whether a name in the root is ours.
-func (r root) has(name string) bool {
-	return slices.Contains(r.names, name) || strings.HasPrefix(name, unfinished)
-}
-
-type roots []root
-
-func rootsOf(cfg config.Config) roots {
-	all := roots{
-		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "lock"}}, // held until the end
-		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock"}},
-	}
-	for i := range all {
-		r := &all[i]
-		for _, socket := range []string{cfg.API.Listen, cfg.API.CrioSocket} {
-			if name, below := nameBelow(r.path, socket); below {
-				r.names = append(r.names, name, name+".lock")
-			}
-		}
-		for _, place := range []string{cfg.Image.Root, cfg.Image.RunRoot, cfg.Image.TemporaryDir, cfg.Pod.NamespacesDir, cfg.RunRoot, cfg.Root} {
-			if name, below := nameBelow(r.path, place); below {
-				r.allowed = append(r.allowed, name)
-			}
-		}
-	}
-	return all
-}
-
-// nameBelow is the name in root by which path is reached.
-func nameBelow(root, path string) (string, bool) {
-	rest, below := strings.CutPrefix(path, strings.TrimSuffix(root, "/")+"/")
-	name, _, _ := strings.Cut(rest, "/")
-	return name, below && name != ""
-}
-
-// ours refuses roots that have other things in them: somebody has mistaken their
-// directory for one of crius.
-func (r roots) ours() error {
-	var errs []error
-	for _, root := range r {
-		entries, err := os.ReadDir(root.path)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-		var foreign []string
-		for _, entry := range entries {
-			if !root.has(entry.Name()) && !slices.Contains(root.allowed, entry.Name()) {
-				foreign = append(foreign, entry.Name())
-			}
-		}
-		if len(foreign) > 0 {
-			errs = append(errs, fmt.Errorf("%s has things that are not of crius, and is not touched: %.200s; correct root or run_root, or move them away",
-				root.path, strings.Join(foreign, ", ")))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// remove removes what is ours, and then the roots if that leaves them empty. No
-// link is followed out of them.
-func (r roots) remove() error {
-	var errs []error
-	for _, root := range r {
-		confined, err := os.OpenRoot(root.path)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		entries, err := os.ReadDir(root.path)
-		errs = append(errs, err)
-		for _, entry := range entries {
-			if root.has(entry.Name()) {
-				errs = append(errs, confined.RemoveAll(entry.Name()))
-			}
-		}
-		errs = append(errs, confined.Close())
-		if err := os.Remove(root.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
 }

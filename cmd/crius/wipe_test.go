@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/server/control"
@@ -62,6 +64,86 @@ func TestRootsAreRemoved(t *testing.T) {
 	}
 	if err := r.remove(); err != nil {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// What the configuration has put below a name of ours stays.
+func TestAllowedNamesStay(t *testing.T) {
+	cfg := stateOf(t, "lib/containers/storage/x", "run/runtime/images/x")
+	cfg.Image.Root, cfg.Image.RunRoot = cfg.Root+"//containers/storage", filepath.Join(cfg.RunRoot, "runtime", "images")
+	if err := os.RemoveAll(filepath.Join(cfg.Root, "images")); err != nil {
+		t.Fatal(err)
+	}
+	r := rootsOf(cfg)
+	if err := errors.Join(r.ours(), r.remove()); err != nil {
+		t.Fatal(err)
+	}
+	for _, kept := range []string{cfg.Image.Root, cfg.Image.RunRoot} {
+		if _, err := os.Stat(filepath.Join(kept, "x")); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(cfg.Root, "pods")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the pods: %v", err)
+	}
+}
+
+// What is mounted in a root is not emptied, and nothing else goes either; a root
+// that is a mount point, and mounts in what stays, are nobody's mistake.
+func TestRootsWithMountsAreNotRemoved(t *testing.T) {
+	cfg := stateOf(t, "volume/data")
+	volume := filepath.Join(filepath.Dir(cfg.Root), "volume")
+	bind := func(source, point string) {
+		if err := errors.Join(os.MkdirAll(point, 0o700), unix.Mount(source, point, "", unix.MS_BIND, "")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { // unless the test has
+			if err := unix.Unmount(point, 0); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				t.Error(err)
+			}
+		})
+	}
+	bind(cfg.RunRoot, cfg.RunRoot)
+	bind(cfg.Image.Root, cfg.Image.Root)
+	inRoot, inRunRoot := filepath.Join(cfg.Root, "pods", "1", "volume"), filepath.Join(cfg.RunRoot, "containers", "rootfs")
+	bind(volume, inRoot)
+	bind(volume, inRunRoot)
+	for _, point := range []string{inRoot, inRunRoot} {
+		err := rootsOf(cfg).remove()
+		if err == nil || !strings.Contains(err.Error(), point) || strings.Contains(err.Error(), cfg.Image.Root) {
+			t.Errorf("%v, want one that names %s", err, point)
+		}
+		for _, kept := range []string{filepath.Join(volume, "data"), filepath.Join(cfg.Root, "lock"), filepath.Join(cfg.RunRoot, "runtime")} {
+			if _, err := os.Stat(kept); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := unix.Unmount(point, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := rootsOf(cfg).remove(); err != nil {
+		t.Errorf("without them: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(cfg.Image.Root, "x")); err != nil {
+		t.Errorf("the images: %v", err)
+	}
+}
+
+// A server that finds no lock may start, so that the lock goes last.
+func TestTheLockIsRemovedLast(t *testing.T) {
+	cfg := stateOf(t, "lib/zzz", "lib/pod-cidr", "lib/containers/1/x")
+	r := rootsOf(cfg)
+	state := r[len(r)-1]
+	if state.path != cfg.Root {
+		t.Fatalf("%s is removed last, want the one with the lock", state.path)
+	}
+	entries, err := os.ReadDir(cfg.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if order := state.order(entries); !slices.Equal(order, []string{".crius-123", "containers", "pod-cidr", "pods", "lock"}) {
+		t.Errorf("%q", order)
 	}
 }
 

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/mount"
+)
+
+// root is a directory of state.
+type root struct {
+	path    string
+	names   []string // of what crius has in it
+	allowed []string // of what else the configuration has put there, which stays
+	last    string   // of the names, to be removed after all others
+}
+
+// unfinished is what the names of files begin with that a dying server was
+// writing.
+const unfinished = ".crius-"
+
+// has tells whether a name in the root is ours alone.
+func (r root) has(name string) bool {
+	return !slices.Contains(r.allowed, name) && (slices.Contains(r.names, name) || strings.HasPrefix(name, unfinished))
+}
+
+// roots are in the order in which they are removed: a server that finds no lock
+// may start, so that the lock goes when there is nothing else left to remove.
+type roots []root
+
+func rootsOf(cfg config.Config) roots {
+	all := roots{
+		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock"}},
+		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "lock"}, last: "lock"},
+	}
+	for i := range all {
+		r := &all[i]
+		for _, socket := range []string{cfg.API.Listen, cfg.API.CrioSocket} {
+			if name, below := nameBelow(r.path, socket); below {
+				r.names = append(r.names, name, name+".lock")
+			}
+		}
+		for _, place := range []string{cfg.Image.Root, cfg.Image.RunRoot, cfg.Image.TemporaryDir, cfg.Pod.NamespacesDir, cfg.RunRoot, cfg.Root} {
+			if name, below := nameBelow(r.path, place); below {
+				r.allowed = append(r.allowed, name)
+			}
+		}
+	}
+	return all
+}
+
+// nameBelow is the name in root by which path is reached.
+func nameBelow(root, path string) (string, bool) {
+	rest, below := strings.CutPrefix(filepath.Clean(path), strings.TrimSuffix(filepath.Clean(root), "/")+"/")
+	name, _, _ := strings.Cut(rest, "/")
+	return name, below && name != ""
+}
+
+// ours refuses roots that have other things in them: somebody has mistaken their
+// directory for one of crius.
+func (r roots) ours() error {
+	var errs []error
+	for _, root := range r {
+		entries, err := os.ReadDir(root.path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		var foreign []string
+		for _, entry := range entries {
+			if !root.has(entry.Name()) && !slices.Contains(root.allowed, entry.Name()) {
+				foreign = append(foreign, entry.Name())
+			}
+		}
+		if len(foreign) > 0 {
+			errs = append(errs, fmt.Errorf("%s has things that are not of crius, and is not touched: %.200s; correct root or run_root, or move them away",
+				root.path, strings.Join(foreign, ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unmounted refuses roots in which something is still mounted: to remove a mount
+// point is to empty first what is mounted there, a volume for one.
+func (r roots) unmounted() error {
+	var errs []error
+	for _, root := range r {
+		real, err := filepath.EvalSymlinks(root.path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		points, err := mount.Under(real)
+		errs = append(errs, err)
+		points = slices.DeleteFunc(points, func(point string) bool {
+			name, below := nameBelow(real, point)
+			return !below || slices.Contains(root.allowed, name)
+		})
+		if len(points) > 0 {
+			errs = append(errs, fmt.Errorf("%s has mounts in it, and is not removed, so that what is mounted is not emptied: %s; unmount them, and wipe again",
+				root.path, strings.Join(points, ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes what is ours, and then the roots if that leaves them empty.
+func (r roots) remove() error {
+	if err := r.unmounted(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, root := range r {
+		errs = append(errs, root.remove())
+	}
+	return errors.Join(errs...)
+}
+
+// remove follows no link out of the root.
+func (r root) remove() error {
+	confined, err := os.OpenRoot(r.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(r.path)
+	errs := []error{err}
+	for _, name := range r.order(entries) {
+		errs = append(errs, confined.RemoveAll(name))
+	}
+	errs = append(errs, confined.Close())
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// order is what to remove, in that order.
+func (r root) order(entries []os.DirEntry) []string {
+	var first, last []string
+	for _, entry := range entries {
+		switch name := entry.Name(); {
+		case !r.has(name):
+		case name == r.last:
+			last = append(last, name)
+		default:
+			first = append(first, name)
+		}
+	}
+	return append(first, last...)
+}
