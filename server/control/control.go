@@ -96,6 +96,10 @@ func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	images, err := n.Store.Images(ctx)
 	errs := []error{err}
 	for _, image := range images {
+		if err := context.Cause(ctx); err != nil { // the server stops
+			errs = append(errs, err)
+			break
+		}
 		errs = append(errs, n.Store.Remove(ctx, image.ID))
 	}
 	w.Errors = append(w.Errors, texts(errs...)...)

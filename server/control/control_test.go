@@ -3,12 +3,15 @@ package control
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // What is no request is refused, and nobody but root may ask.
@@ -40,6 +43,56 @@ func TestServer(t *testing.T) {
 	}
 	if _, err := c.Holdings(t.Context()); err == nil || !strings.Contains(err.Error(), socket) {
 		t.Errorf("without a server: %v", err)
+	}
+}
+
+// What a server works on is closed after it: no work goes on behind Close, be it
+// ended by that or deaf to it.
+func TestCloseEndsWork(t *testing.T) {
+	for name, deaf := range map[string]bool{"work that ends when told": false, "work that ends in its own time": true} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			listener, err := net.Listen("unix", socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			under, release := make(chan struct{}), make(chan struct{})
+			var ended atomic.Bool
+			s := newServer(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				close(under)
+				<-r.Context().Done()
+				if deaf {
+					<-release
+				}
+				ended.Store(true)
+				http.Error(w, "the server stops", http.StatusBadRequest)
+			}))
+			served, asked := make(chan error, 1), make(chan error, 1)
+			go func() { served <- s.Serve() }()
+			go func() { _, err := NewClient(socket).Wipe(t.Context(), true); asked <- err }()
+			<-under
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if deaf { // its client has no answer when the time is up
+				cancel()
+				go func() { <-served; <-asked; close(release) }()
+			}
+			defer cancel()
+			if err := s.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			if !ended.Load() {
+				t.Error("Close returned, and the work goes on")
+			}
+			if deaf {
+				return
+			}
+			if err := <-asked; !errors.Is(err, errRefused) {
+				t.Errorf("whoever had asked was told %v", err)
+			}
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -25,6 +26,8 @@ const (
 type Server struct {
 	http     *http.Server
 	listener net.Listener
+	cancel   context.CancelFunc // of the work of all requests
+	work     sync.RWMutex       // each request reads under it
 }
 
 // Listen makes a server for node. The socket of a dead server is replaced; two
@@ -40,12 +43,28 @@ func Listen(socket string, node Node) (*Server, error) {
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve checks: %w", err), listener.Close())
 	}
-	return &Server{listener: listener, http: &http.Server{
-		Handler:           handler(node),
+	return newServer(listener, handler(node)), nil
+}
+
+func newServer(listener net.Listener, h http.Handler) *Server {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Server{listener: listener, cancel: cancel}
+	s.http = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.work.RLock()
+			defer s.work.RUnlock()
+			if ctx.Err() != nil {
+				http.Error(w, "the server stops", http.StatusServiceUnavailable)
+				return
+			}
+			h.ServeHTTP(w, r)
+		}),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
-	}}, nil
+	}
+	return s
 }
 
 // Serve answers until Close.
@@ -56,8 +75,18 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Close lets requests under way end, for as long as ctx lasts.
-func (s *Server) Close(ctx context.Context) error { return s.http.Shutdown(ctx) }
+// Close cancels the requests under way. They may answer for as long as ctx lasts;
+// their work is waited for in any case, since what it works on is closed next.
+func (s *Server) Close(ctx context.Context) error {
+	s.cancel()
+	err := s.http.Shutdown(ctx)
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = s.http.Close()
+	}
+	s.work.Lock() // who comes later finds the context cancelled
+	defer s.work.Unlock()
+	return err
+}
 
 func handler(node Node) http.Handler {
 	mux := http.NewServeMux()
