@@ -28,6 +28,7 @@ type server struct {
 	handler string
 	used    accounting
 	end     func() error
+	shims   shims // containerd's, which end with the node
 }
 
 func (s *server) name() string          { return s.label }
@@ -38,7 +39,11 @@ func (s *server) close() error {
 	if s.end != nil {
 		errs = append(errs, s.end())
 	}
-	return errors.Join(append(errs, s.node.Close())...)
+	errs = append(errs, s.node.Close())
+	if s.shims.dir != "" {
+		errs = append(errs, s.shims.remove())
+	}
+	return errors.Join(errs...)
 }
 
 // pod is a request as a kubelet makes it.
@@ -182,11 +187,15 @@ endpoint = ["http://` + node.RegistryAddress + `"]
 // newContainerd runs Debian's containerd in a node of its own: network, CNI
 // configuration and registry are those that crius has in another one.
 func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
+	others, err := noteShims(shimSockets, containerdSocket)
+	if err != nil {
+		return nil, err
+	}
 	n, err := node.New(ctx, node.Options{})
 	if err != nil {
 		return nil, err
 	}
-	s := &server{label: "containerd", node: n, handler: handler}
+	s := &server{label: "containerd", node: n, handler: handler, shims: others}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -206,7 +215,7 @@ func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
 		return nil, fmt.Errorf("%w: install Debian's containerd", err)
 	}
 	s.end = func() error {
-		return errors.Join(s.conn.Close(), cmd.Process.Signal(syscall.SIGTERM), ended(cmd.Wait()), os.RemoveAll("/run/containerd/s"))
+		return errors.Join(s.conn.Close(), cmd.Process.Signal(syscall.SIGTERM), ended(cmd.Wait()))
 	}
 	s.conn, err = grpc.NewClient("unix://"+n.Path("ctd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

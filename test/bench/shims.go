@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+const (
+	// containerdSocket is where a containerd listens that is the machine's own.
+	containerdSocket = "/run/containerd/containerd.sock"
+	// shimSockets is where the shims of every containerd of the machine listen,
+	// wherever it has its state.
+	shimSockets = "/run/containerd/s"
+	// shimTime is how long a shim may take to end.
+	shimTime = 20 * time.Second
+)
+
+// shims tells the sockets of a measured containerd's shims from those that were
+// there before.
+type shims struct {
+	dir    string
+	before []string // nil: there was no such directory
+}
+
+// noteShims refuses a machine that has a containerd at work, whose shims come
+// and go during the measurement.
+func noteShims(dir, daemon string) (shims, error) {
+	if answers(daemon) {
+		return shims{}, fmt.Errorf("a containerd answers at %s: measure on a machine that does without, or stop it first", daemon)
+	}
+	names, err := namesIn(dir)
+	return shims{dir, names}, err
+}
+
+// remove removes what dead shims have left. One that still lives is an error.
+func (s shims) remove() error {
+	names, err := namesIn(s.dir)
+	if err != nil || names == nil {
+		return err
+	}
+	var errs []error
+	deadline := time.Now().Add(shimTime)
+	for _, name := range names {
+		if slices.Contains(s.before, name) {
+			continue
+		}
+		socket := filepath.Join(s.dir, name)
+		for answers(socket) && time.Now().Before(deadline) {
+			time.Sleep(50 * time.Millisecond)
+		}
+		if answers(socket) {
+			errs = append(errs, fmt.Errorf("a shim of the measured containerd lives, and listens at %s", socket))
+			continue
+		}
+		if err := os.Remove(socket); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if s.before == nil && errors.Join(errs...) == nil {
+		errs = append(errs, os.Remove(s.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// namesIn is nil where there is no such directory.
+func namesIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	names := []string{}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, err
+}
+
+func answers(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}

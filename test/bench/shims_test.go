@@ -1,0 +1,76 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// leave makes the socket of a process that has died.
+func leave(t *testing.T, path string) {
+	t.Helper()
+	l := listen(t, path)
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// The sockets of other shims are not the bench's to remove, live or not.
+func TestOnlyNewShimsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	leave(t, filepath.Join(dir, "dead"))
+	listen(t, filepath.Join(dir, "live"))
+	s, err := noteShims(dir, filepath.Join(dir, "none"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave(t, filepath.Join(dir, "new"))
+	if err := s.remove(); err != nil {
+		t.Error(err)
+	}
+	names, err := namesIn(dir)
+	if err != nil || len(names) != 2 || names[0] != "dead" || names[1] != "live" {
+		t.Errorf("%q, %v are left", names, err)
+	}
+}
+
+func TestTheDirectoryOfShimsGoesIfItIsNew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "s")
+	s, err := noteShims(dir, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.remove(); err != nil {
+		t.Errorf("no shim has ever been there: %v", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	leave(t, filepath.Join(dir, "new"))
+	if err := s.remove(); err != nil {
+		t.Error(err)
+	}
+	if names, err := namesIn(dir); err != nil || names != nil {
+		t.Errorf("%q, %v are left", names, err)
+	}
+}
+
+func TestAnotherContainerdIsRefused(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "containerd.sock")
+	listen(t, socket)
+	if _, err := noteShims(t.TempDir(), socket); err == nil {
+		t.Error("its shims would be taken for those that are measured")
+	}
+}
