@@ -114,22 +114,20 @@ func TestAVolumeThatHangs_containerd_13867(t *testing.T) {
 	w := spotless(t, node.Options{})
 	f := deadServer(t, w)
 	v := watch(t, w)
+	// Pods that are being made have threads of their own, which are not counted.
+	var pods []*scene.Pod
+	for i := range many {
+		pods = append(pods, w.Pod(t, scene.Handlers[i%2]))
+	}
 	f.Hang()
 	threads := serverThreads(t, w)
 	var group sync.WaitGroup
-	for i := range many {
+	for i, p := range pods {
 		path := f.Dir // as a rule it is the root that is a pod's volume
 		if i == 0 {
 			path = filepath.Join(f.Dir, "a", "b")
 		}
-		group.Go(func() {
-			p, err := w.TryPod(t, scene.Handlers[i%2])
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			createHangs(t, p, path)
-		})
+		group.Go(func() { createHangs(t, p, path) })
 	}
 	if !scene.Eventually(func() bool { return f.Waiting() > 1 }) {
 		t.Fatalf("%d wait for the file system", f.Waiting())
