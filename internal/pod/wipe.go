@@ -8,14 +8,19 @@ import (
 
 // Wipe removes all pods and containers, running or not, and whatever else bears
 // our mark. It returns what remains: what could not be given back stays on
-// record and is tried again, by this server or the next.
+// record and is tried again, by this server or the next. When ctx ends no further
+// removal begins; those under way are not cut short.
 func (e *Engine) Wipe(ctx context.Context) ([]Finding, error) {
 	var mu sync.Mutex
 	var errs []error
 	each(e.sandboxes.all(), func(s *Sandbox) {
-		ctx, cancel := undoContext(ctx)
-		defer cancel()
-		if err := e.RemoveSandbox(ctx, s.id); err != nil {
+		err := context.Cause(ctx)
+		if err == nil {
+			ctx, cancel := context.WithTimeout(ctx, undoTime)
+			defer cancel()
+			err = e.RemoveSandbox(ctx, s.id)
+		}
+		if err != nil {
 			mu.Lock()
 			defer mu.Unlock()
 			errs = append(errs, err)
