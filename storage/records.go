@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -30,16 +31,37 @@ func checkRecords(root string, last *seal) error {
 			return err
 		}
 	}
-	for _, file := range []string{
-		"overlay-layers/volatile-layers.json",
-		"overlay-containers/volatile-containers.json",
-	} {
+	for _, file := range volatileFiles() {
 		path := filepath.Join(root, file)
 		if err := setDamagedAside(path, func() error { return os.Remove(path) }); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// volatileFiles are the record files that end with the boot.
+func volatileFiles() []string {
+	return []string{"overlay-layers/volatile-layers.json", "overlay-containers/volatile-containers.json"}
+}
+
+const damagedSuffix = ".damaged"
+
+// damagedRecords are the record files that were set aside. As long as there is
+// one, what has no record may be of a container or an image that was in it, and
+// that exists nowhere else: nothing is deleted for want of a record until a
+// person has deleted the file.
+func damagedRecords(root string) ([]string, error) {
+	var found []string
+	for _, file := range slices.Concat(recordFiles, volatileFiles()) {
+		path := filepath.Join(root, file) + damagedSuffix
+		if _, err := os.Lstat(path); err == nil {
+			found = append(found, path)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return found, nil
 }
 
 // recordsIntact is fault.Precondition if checkRecords would have something to do.
@@ -65,7 +87,7 @@ func setDamagedAside(path string, replace func() error) error {
 	if wrong == nil || err != nil {
 		return err
 	}
-	aside := path + ".damaged"
+	aside := path + damagedSuffix
 	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -117,7 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.holds = newHolds(lib, locks, s.debris)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
-		err = trace.Call(ctx, "look through images", func() error { return settle(lib, last) })
+		err = trace.Call(ctx, "look through images", func() error { return settle(ctx, lib, last) })
 	}
 	if err == nil {
 		err = s.holds.restore()

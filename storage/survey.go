@@ -2,6 +2,7 @@ package storage
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,13 +33,14 @@ type survey struct {
 	layers  map[string]*cstorage.Layer
 	damaged map[string]error // layers by id
 	read    int              // layers that were read as a whole
+	aside   []string         // record files that were set aside; see damagedRecords
 }
 
 // settle makes the store right after a reboot. In the same boot it does nothing:
 // what was written is still in memory, and containers run on what would be
 // deleted. Errors are reported and leave the rest of the store usable: only what
 // cannot even be read is returned.
-func settle(store cstorage.Store, last *seal) error {
+func settle(ctx context.Context, store cstorage.Store, last *seal) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
@@ -48,6 +50,9 @@ func settle(store cstorage.Store, last *seal) error {
 	}
 	started := time.Now()
 	s := &survey{store: store, sealed: last.layers(), layers: map[string]*cstorage.Layer{}, damaged: map[string]error{}}
+	if s.aside, err = damagedRecords(store.GraphRoot()); err != nil {
+		return fmt.Errorf("look for damaged records: %w", err)
+	}
 	layers, err := store.Layers()
 	if err != nil {
 		return fmt.Errorf("read layer records: %w", err)
@@ -64,13 +69,17 @@ func settle(store cstorage.Store, last *seal) error {
 		if images[i].ReadOnly {
 			continue
 		}
-		if err := s.image(&images[i]); err != nil {
+		err := s.image(ctx, &images[i])
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
 			gone++
 			s.setAside(&images[i], err)
 		}
 	}
 	s.sweep()
-	if err := errors.Join(store.GarbageCollect(), dropTemporary(store.GraphRoot())); err != nil {
+	if err := errors.Join(s.collect(), dropTemporary(store.GraphRoot())); err != nil {
 		slog.Error("parts of layers that a power cut left cannot be removed", "err", err)
 	}
 	slog.Info("image store looked through after the boot", "images", len(images), "layers", len(layers),
@@ -78,8 +87,18 @@ func settle(store cstorage.Store, last *seal) error {
 	return nil
 }
 
+// collect deletes what has no record, if the records are those that were there.
+func (s *survey) collect() error {
+	if len(s.aside) == 0 {
+		return s.store.GarbageCollect()
+	}
+	slog.Warn("records of the image store were damaged: what has no record is left, since containers of other tools may need it; "+
+		"when those are restored or not wanted, delete the files, and the next boot cleans up", "files", s.aside)
+	return nil
+}
+
 // image says what is wrong with an image.
-func (s *survey) image(image *cstorage.Image) error {
+func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
 	for _, name := range image.BigDataNames {
 		data, err := s.store.ImageBigData(image.ID, name)
 		if err != nil {
@@ -92,6 +111,9 @@ func (s *survey) image(image *cstorage.Image) error {
 	}
 	for _, top := range append([]string{image.TopLayer}, image.MappedTopLayers...) {
 		for id := top; id != ""; id = s.layers[id].Parent {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			if err := s.layer(id); err != nil {
 				return err
 			}
@@ -332,6 +354,9 @@ func (s *survey) sweep() {
 
 func (s *survey) deleteLayer(id string) error {
 	var errs []error
+	if layer := s.layers[id]; len(s.aside) > 0 && layer != nil && layer.UncompressedDigest == "" {
+		return nil // of a container, perhaps, whose record is lost
+	}
 	for child, layer := range s.layers {
 		if layer.Parent == id {
 			errs = append(errs, s.deleteLayer(child))

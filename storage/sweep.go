@@ -60,6 +60,9 @@ func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
 // the library deletes the record first. It makes it first, too, so that what is
 // there before the records are read either has one or will never have.
 func (d *debris) sweepImages() error {
+	if aside, err := damagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+		return err
+	}
 	dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-images")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -120,8 +123,11 @@ func needed(err error) bool {
 }
 
 // orphans are the layers that no image and no container stands on, children
-// before their parents.
+// before their parents. While records are set aside nobody knows.
 func (d *debris) orphans() ([]cstorage.Layer, error) {
+	if aside, err := damagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+		return nil, err
+	}
 	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})
 	if err != nil {
 		return nil, err

@@ -95,6 +95,14 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 			},
 		})
 	}
+	aside, err := damagedRecords(s.store.GraphRoot())
+	if err != nil {
+		return defects, err
+	}
+	for _, file := range aside {
+		defects = append(defects, Defect{Object: "record file " + file, Text: "it was damaged and set aside: layers without an image are kept, " +
+			"since containers of other tools may need them; delete it to have them removed"})
+	}
 	stray, err := s.debris.stray()
 	for _, id := range stray {
 		defects = append(defects, Defect{
