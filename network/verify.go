@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network/hostport"
 )
@@ -35,7 +37,8 @@ type Damage struct {
 
 // Verify compares what is in the pods' network namespaces, and which of their
 // addresses the IPAM plugin holds for them, with the records, and returns what
-// is wrong by pod. Of IPAM plugins only host-local can be asked.
+// is wrong by pod. Of IPAM plugins only host-local can be asked. A network that
+// could not be looked at is no dead one.
 func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	found := map[string][]Damage{}
 	paths := make([]string, len(pods))
@@ -50,9 +53,32 @@ func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	})
 	for i, err := range failed {
 		id := pods[i].ID
-		found[id] = append(found[id], Damage{err.Error(), true})
+		if namespaceGone(err) {
+			found[id] = append(found[id], Damage{err.Error(), true})
+		} else {
+			found[id] = append(found[id], unseen(err))
+		}
 	}
 	return found
+}
+
+// unseen says that a pod's network could not be looked at, which tells nothing of
+// it.
+func unseen(err error) Damage {
+	return Damage{"its network could not be looked at, so that nothing is known of it: " + err.Error(), false}
+}
+
+// namespaceGone tells of an error of ns.Each that there is no such namespace any
+// more, and with it no interface and no address.
+func namespaceGone(err error) bool {
+	return errors.Is(err, fault.NotFound) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
+}
+
+// interfaceGone tells of an error of net.InterfaceByName, which has no sentinel
+// for this, that there is none of the name.
+func interfaceGone(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Err.Error() == "no such network interface"
 }
 
 // inside is called in the pod's network namespace.
@@ -61,12 +87,18 @@ func (p Attached) inside() []Damage {
 		return nil // nothing is known of how the network works
 	}
 	link, err := net.InterfaceByName(p.Interface)
-	if err != nil {
+	if err != nil && interfaceGone(err) {
 		return []Damage{{fmt.Sprintf("its network interface %s is gone", p.Interface), true}}
 	}
-	addresses, err := link.Addrs()
-	if err != nil || p.OwnStack {
+	if err != nil {
+		return []Damage{unseen(err)}
+	}
+	if p.OwnStack {
 		return nil
+	}
+	addresses, err := link.Addrs()
+	if err != nil {
+		return []Damage{unseen(err)}
 	}
 	var damage []Damage
 	for _, want := range p.IPs {
@@ -213,14 +245,46 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 }
 
 // Idle are those of addresses that no interface has, in any network namespace
-// that a process is in or that is pinned at one of paths.
+// that a process is in or that is pinned at one of paths. It is an error if one of
+// these could not be looked at: then no address is known to be idle. None is,
+// either, while there is a pod whose runtime has taken its addresses off the
+// interface, since nobody but the runtime knows which those are.
 func Idle(addresses, paths []string) ([]string, error) {
-	paths = slices.Clone(paths)
-	seen := map[string]bool{}
+	here, err := processNetworks()
+	if err != nil {
+		return nil, err
+	}
+	paths = slices.Concat(paths, here)
+	used := map[string]bool{}
+	bare := false
+	failed := ns.Each(paths, func(int) error {
+		has, err := addressesHere()
+		bare = bare || has.bare
+		for _, ip := range has.ips {
+			used[ip.String()] = true
+		}
+		return err
+	})
+	for i, err := range failed {
+		if !namespaceGone(err) { // what has gone has no address
+			return nil, fmt.Errorf("look for addresses in use in %s: %w", paths[i], err)
+		}
+	}
+	if bare {
+		return nil, nil
+	}
+	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
+}
+
+// processNetworks are paths of the network namespaces that processes are in, one
+// for each.
+func processNetworks() ([]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
+	var paths []string
+	seen := map[string]bool{}
 	for _, entry := range entries {
 		path := filepath.Join("/proc", entry.Name(), "ns", "net")
 		if name, err := os.Readlink(path); err == nil && !seen[name] {
@@ -228,17 +292,38 @@ func Idle(addresses, paths []string) ([]string, error) {
 			paths = append(paths, path)
 		}
 	}
-	used := map[string]bool{}
-	ns.Each(paths, func(int) error { // what has gone has no address
-		all, err := net.InterfaceAddrs()
+	return paths, nil
+}
+
+// addressed is what a network namespace has of addresses.
+type addressed struct {
+	ips  []net.IP
+	bare bool // there are interfaces, and none of them has one
+}
+
+// addressesHere looks at the namespace of the thread.
+func addressesHere() (has addressed, err error) {
+	links, err := net.Interfaces()
+	if err != nil {
+		return has, err
+	}
+	var up, global bool
+	for _, link := range links {
+		all, err := link.Addrs()
+		if err != nil {
+			return has, err
+		}
+		// A tunnel module puts an interface that is down into every namespace.
+		up = up || link.Flags&net.FlagLoopback == 0 && link.Flags&net.FlagUp != 0
 		for _, a := range all {
 			if ip, ok := a.(*net.IPNet); ok {
-				used[ip.IP.String()] = true
+				has.ips = append(has.ips, ip.IP)
+				global = global || !ip.IP.IsLoopback() && !ip.IP.IsLinkLocalUnicast()
 			}
 		}
-		return err
-	})
-	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
+	}
+	has.bare = up && !global
+	return has, nil
 }
 
 // Load notes the host ports of the attached pods that live, by their ids, and
