@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ import (
 type seal struct {
 	Boot    string                     `json:"boot"` // in which it was made
 	Records map[string]json.RawMessage `json:"records"`
+	Unsure  []sealedLayer              `json:"unsure,omitempty"` // layers of which nothing is promised
 }
 
 const (
@@ -55,6 +57,8 @@ type sealer struct {
 	root string
 	sync bool // else the operator wants no syncing: then nothing is certain
 	mu   sync.Mutex
+
+	unsure []sealedLayer // that the survey could not vouch for
 }
 
 // last is the seal that was made last; nil if there was never one. One that cannot
@@ -105,7 +109,7 @@ func (s *sealer) write(ctx context.Context, files []string) error {
 	if err != nil {
 		return fmt.Errorf("seal the image store: %w", err)
 	}
-	now := seal{Boot: boot, Records: map[string]json.RawMessage{}}
+	now := seal{Boot: boot, Records: map[string]json.RawMessage{}, Unsure: s.unsure}
 	for _, file := range files {
 		text, err := os.ReadFile(filepath.Join(s.root, file))
 		if err == nil && json.Valid(text) {
@@ -156,6 +160,13 @@ type sealedLayer struct {
 	Created time.Time `json:"created"`
 }
 
+func (s *seal) unsure() []sealedLayer {
+	if s == nil {
+		return nil
+	}
+	return s.Unsure
+}
+
 // layers are those that the seal knows to be on the disk.
 func (s *seal) layers() map[string]time.Time {
 	if s == nil {
@@ -170,7 +181,8 @@ func (s *seal) layers() map[string]time.Time {
 	}
 	known := map[string]time.Time{}
 	for _, l := range list {
-		if l.Flags["incomplete"] == nil {
+		unsure := slices.ContainsFunc(s.Unsure, func(u sealedLayer) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
+		if l.Flags["incomplete"] == nil && !unsure {
 			known[l.ID] = l.Created
 		}
 	}

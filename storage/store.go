@@ -117,7 +117,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.holds = newHolds(lib, locks, s.debris)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
-		err = trace.Call(ctx, "look through images", func() error { return settle(ctx, lib, last) })
+		err = trace.Call(ctx, "look through images", func() (err error) {
+			seals.unsure, err = settle(ctx, lib, last)
+			return err
+		})
 	}
 	if err == nil {
 		err = s.holds.restore()

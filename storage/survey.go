@@ -1,24 +1,22 @@
 package storage
 
 import (
-	"archive/tar"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
-	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/pkg/archive"
 	"go.podman.io/storage/pkg/lockfile"
-	"golang.org/x/sys/unix"
 )
 
 // survey looks through a store after a reboot. The power may have failed: what
@@ -36,44 +34,69 @@ type survey struct {
 	aside   []string         // record files that were set aside; see damagedRecords
 }
 
+// errDamaged: what is on the disk is not what it should be. Like fs.ErrNotExist it
+// condemns an image. Other errors (no descriptor, no memory, a disk that answers
+// again later) say nothing of it.
+var errDamaged = errors.New("damaged")
+
+func damage(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", errDamaged, fmt.Errorf(format, args...))
+}
+
+func certain(err error) bool {
+	return errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist)
+}
+
 // settle makes the store right after a reboot. In the same boot it does nothing:
 // what was written is still in memory, and containers run on what would be
 // deleted. Errors are reported and leave the rest of the store usable: only what
 // cannot even be read is returned.
-func settle(ctx context.Context, store cstorage.Store, last *seal) error {
+//
+// unsure are layers that stay and that no seal may vouch for.
+func settle(ctx context.Context, store cstorage.Store, last *seal) (unsure []sealedLayer, err error) {
 	boot, err := bootID()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if last == nil || last.Boot == boot {
-		return nil // nothing was promised yet, or see above
+		return last.unsure(), nil // nothing was promised yet, or see above
 	}
 	started := time.Now()
 	s := &survey{store: store, sealed: last.layers(), layers: map[string]*cstorage.Layer{}, damaged: map[string]error{}}
 	if s.aside, err = damagedRecords(store.GraphRoot()); err != nil {
-		return fmt.Errorf("look for damaged records: %w", err)
+		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	layers, err := store.Layers()
 	if err != nil {
-		return fmt.Errorf("read layer records: %w", err)
+		return nil, fmt.Errorf("read layer records: %w", err)
 	}
 	for i := range layers {
 		s.layers[layers[i].ID] = &layers[i]
 	}
 	images, err := store.Images()
 	if err != nil {
-		return fmt.Errorf("read image records: %w", err)
+		return nil, fmt.Errorf("read image records: %w", err)
 	}
-	var gone int
+	var gone, kept int
 	for i := range images {
 		if images[i].ReadOnly {
 			continue
 		}
 		err := s.image(ctx, &images[i])
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case !certain(err):
+			kept++
+			slog.Warn("image could not be looked through after the boot, and is kept: the next boot tries again",
+				"image", images[i].ID, "names", images[i].Names, "err", err)
+		case !fromRegistry(&images[i]):
+			kept++
+			slog.Error("image was damaged when the machine went down, and is kept, since it was made on this machine and no registry has it: "+
+				"make it again, or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
+		default:
 			gone++
 			s.setAside(&images[i], err)
 		}
@@ -83,8 +106,26 @@ func settle(ctx context.Context, store cstorage.Store, last *seal) error {
 		slog.Error("parts of layers that a power cut left cannot be removed", "err", err)
 	}
 	slog.Info("image store looked through after the boot", "images", len(images), "layers", len(layers),
-		"read", s.read, "damaged", gone, "took", time.Since(started))
-	return nil
+		"read", s.read, "damaged", gone, "kept", kept, "took", time.Since(started))
+	return s.unsure(), nil
+}
+
+// unsure are the layers that were not found to be whole.
+func (s *survey) unsure() []sealedLayer {
+	var unsure []sealedLayer
+	for id, why := range s.damaged {
+		if layer := s.layers[id]; why != nil && layer != nil {
+			unsure = append(unsure, sealedLayer{ID: id, Created: layer.Created})
+		}
+	}
+	return unsure
+}
+
+// fromRegistry tells an image that can be pulled again from one that podman or
+// buildah has made here, which has no name or one of localhost.
+func fromRegistry(image *cstorage.Image) bool {
+	names := parseNames(slices.Concat(image.Names, image.NamesHistory))
+	return slices.ContainsFunc(names, func(name reference.Named) bool { return reference.Domain(name) != "localhost" })
 }
 
 // collect deletes what has no record, if the records are those that were there.
@@ -97,16 +138,18 @@ func (s *survey) collect() error {
 	return nil
 }
 
-// image says what is wrong with an image.
+// image says what is wrong with an image. It looks at every layer, so that those
+// behind one that cannot be looked at are not taken for sound.
 func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
+	var errs []error
 	for _, name := range image.BigDataNames {
-		data, err := s.store.ImageBigData(image.ID, name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+		data, err := s.bigData(image.ID, name)
 		want := image.BigDataDigests[name]
-		if want.Validate() == nil && want.Algorithm().Available() && want.Algorithm().FromBytes(data) != want {
-			return fmt.Errorf("%s has %d bytes and not the digest %s", name, len(data), want)
+		if err == nil && want.Validate() == nil && want.Algorithm().Available() && want.Algorithm().FromBytes(data) != want {
+			err = damage("it has %d bytes and not the digest %s", len(data), want)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
 	}
 	for _, top := range append([]string{image.TopLayer}, image.MappedTopLayers...) {
@@ -115,12 +158,32 @@ func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
 				return err
 			}
 			if err := s.layer(id); err != nil {
-				return err
+				errs = append(errs, err)
+			}
+			if s.layers[id] == nil {
+				break
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
+
+// bigData reads a manifest or the config of an image.
+func (s *survey) bigData(image, name string) ([]byte, error) {
+	data, err := s.store.ImageBigData(image, name)
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return data, err
+	}
+	// The library says so of whatever kept it from reading.
+	file := name
+	if !plainName.MatchString(name) {
+		file = "=" + base64.StdEncoding.EncodeToString([]byte(name))
+	}
+	return os.ReadFile(filepath.Join(s.store.GraphRoot(), "overlay-images", image, file))
+}
+
+// plainName are the names of data that the library keeps in files called so.
+var plainName = regexp.MustCompile(`^[.0-9a-z]*$`)
 
 // layer says what is wrong with a layer, and remembers it.
 func (s *survey) layer(id string) error {
@@ -138,7 +201,7 @@ func (s *survey) layer(id string) error {
 func (s *survey) look(id string) error {
 	layer := s.layers[id]
 	if layer == nil {
-		return errors.New("it has no record")
+		return damage("it has no record")
 	}
 	if layer.ReadOnly {
 		return nil
@@ -152,7 +215,7 @@ func (s *survey) look(id string) error {
 		depth++
 	}
 	if depth != len(dirs) {
-		return fmt.Errorf("it stands on %d layers, of which %d are on the disk", depth-1, len(dirs)-1)
+		return damage("it stands on %d layers, of which %d are on the disk", depth-1, len(dirs)-1)
 	}
 	if err := driverFiles(dirs[0], depth-1); err != nil {
 		return err
@@ -172,146 +235,25 @@ func driverFiles(dir string, below int) error {
 		return err
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s is no directory", dir)
+		return damage("%s is no directory", dir)
 	}
 	link, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "link"))
-	if err != nil || len(link) == 0 {
-		return fmt.Errorf("its short name has %d bytes: %w", len(link), err)
+	if err != nil {
+		return err
+	}
+	if len(link) == 0 {
+		return damage("its short name is empty")
 	}
 	if below == 0 {
 		return nil
 	}
 	// For older versions of the library, and for the layers that will stand on it.
 	lower, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "lower"))
-	if count := strings.Count(string(lower), ":") + 1; err != nil || count != below || len(lower) == 0 {
-		return fmt.Errorf("it stands on %d layers, of which %d bytes tell: %w", below, len(lower), err)
-	}
-	return nil
-}
-
-// content compares all of a layer with its digest, and what a digest does not
-// see, what is not in the files' content, with the archive.
-func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
-	if layer.UncompressedDigest.Validate() != nil {
-		return nil // nobody knows what is in it
-	}
-	uncompressed := archive.Uncompressed
-	diff, err := s.store.Diff("", layer.ID, &cstorage.DiffOptions{Compression: &uncompressed})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, diff.Close()) }()
-	digester := layer.UncompressedDigest.Algorithm().Digester()
-	all := io.TeeReader(diff, digester.Hash())
-	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
-	files := map[string]*tar.Header{} // the last of a name counts
-	err = readHeaders(all, files)
-	if got := digester.Digest(); err == nil && got != layer.UncompressedDigest {
-		err = fmt.Errorf("its digest is %s, not %s", got, layer.UncompressedDigest)
-	}
-	linked := map[string]bool{} // by further names, whose entries say whose they are
-	for name, h := range files {
-		if err != nil && behindLink(files, name) {
-			// The library looks for it at the wrong end of the link.
-			slog.Warn("layer cannot be compared with its digest: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
-			return nil
-		}
-		if h.Typeflag == tar.TypeLink {
-			linked[path.Clean(h.Linkname)] = true
-		}
-	}
-	if err != nil {
-		return err
-	}
-	for name, h := range files {
-		if h.Typeflag == tar.TypeXGlobalHeader || behindLink(files, name) {
-			continue
-		}
-		if err := sameFile(dir, name, h); err != nil {
-			return err
-		}
-		if linked[name] || h.Typeflag == tar.TypeLink {
-			continue
-		}
-		if err := sameMode(dir, name, h, owners); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readHeaders reads an archive to its end.
-func readHeaders(all io.Reader, files map[string]*tar.Header) error {
-	for r := tar.NewReader(all); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			_, err = io.Copy(io.Discard, all) // the padding
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		files[path.Clean(h.Name)] = h
-	}
-}
-
-// behindLink tells of a file that its layer reaches through a symbolic link.
-// Where it is depends on the link, which is looked at by itself.
-func behindLink(files map[string]*tar.Header, name string) bool {
-	for dir := path.Dir(name); len(dir) > 1; dir = path.Dir(dir) {
-		if h := files[dir]; h != nil && h.Typeflag == tar.TypeSymlink {
-			return true
-		}
-	}
-	return false
-}
-
-// sameFile compares a file with what the archive says of it.
-func sameFile(dir, name string, h *tar.Header) error {
-	base := path.Base(name)
-	file := filepath.Join(dir, path.Dir(name), strings.TrimPrefix(base, archive.WhiteoutPrefix))
-	var st unix.Stat_t
-	if base == archive.WhiteoutOpaqueDir {
-		value := make([]byte, 1)
-		file = filepath.Join(dir, path.Dir(name))
-		if n, err := unix.Lgetxattr(file, "trusted.overlay.opaque", value); err != nil || n != 1 || value[0] != 'y' {
-			return fmt.Errorf("%s should hide what is below it: %w", file, err)
-		}
-		return nil
-	}
-	if err := unix.Lstat(file, &st); err != nil {
-		return &os.PathError{Op: "lstat", Path: file, Err: err}
-	}
-	if strings.HasPrefix(base, archive.WhiteoutPrefix) {
-		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != 0 {
-			return fmt.Errorf("%s should hide what is below it", file)
-		}
-		return nil
-	}
-	switch target, err := os.Readlink(file); {
-	case h.Typeflag == tar.TypeSymlink && (err != nil || target != h.Linkname):
-		return fmt.Errorf("%s leads to %q, not to %q: %w", file, target, h.Linkname, err)
-	case h.Typeflag == tar.TypeReg && st.Size != h.Size:
-		return fmt.Errorf("%s has %d bytes, not %d", file, st.Size, h.Size)
-	}
-	return nil
-}
-
-// sameMode compares owner and mode of what has them from one entry only.
-func sameMode(dir, name string, h *tar.Header, owners bool) error {
-	if strings.HasPrefix(path.Base(name), archive.WhiteoutPrefix) {
-		return nil
-	}
-	var st unix.Stat_t
-	file := filepath.Join(dir, name)
-	if err := unix.Lstat(file, &st); err != nil {
-		return &os.PathError{Op: "lstat", Path: file, Err: err}
-	}
-	if owners && (int(st.Uid) != h.Uid || int(st.Gid) != h.Gid) {
-		return fmt.Errorf("%s belongs to %d:%d, not to %d:%d", file, st.Uid, st.Gid, h.Uid, h.Gid)
-	}
-	if want := uint32(h.Mode) & 0o7777; h.Typeflag != tar.TypeSymlink && st.Mode&0o7777 != want {
-		return fmt.Errorf("%s has the mode %o, not %o", file, st.Mode&0o7777, want)
+	if count := strings.Count(string(lower), ":") + 1; count != below || len(lower) == 0 {
+		return damage("it stands on %d layers, of which %d bytes tell", below, len(lower))
 	}
 	return nil
 }
@@ -343,7 +285,7 @@ func (s *survey) drop(image string) error {
 // that no pull builds on one.
 func (s *survey) sweep() {
 	for id, why := range s.damaged {
-		if why == nil {
+		if why == nil || !certain(why) {
 			continue
 		}
 		if err := s.deleteLayer(id); err != nil && !needed(err) && !errors.Is(err, fs.ErrNotExist) {

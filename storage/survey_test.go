@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -406,6 +408,70 @@ func TestOthersContainersOutliveDamagedRecords(t *testing.T) {
 	}
 }
 
+// unreadable is a store that has run out of something while layers are read.
+type unreadable struct {
+	cstorage.Store
+	err error
+}
+
+func (u unreadable) Diff(string, string, *cstorage.DiffOptions) (io.ReadCloser, error) {
+	return nil, u.err
+}
+
+// What could not be read is not damaged: the image stays, and is read at the next
+// boot, whatever is sealed meanwhile.
+func TestUnreadableImagesAreKept(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	top := n.chain(img)[0]
+	before := &seal{Boot: "the boot before"}
+	for _, err := range []error{unix.EMFILE, unix.ENOMEM, unix.EIO} {
+		unsure, settleErr := settle(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: err}}, before)
+		ok(t, settleErr)
+		if images := n.list(); len(images) != 1 || len(unsure) != len(n.chain(img)) {
+			t.Fatalf("%v: images %+v, unsure %+v", err, images, unsure)
+		}
+		n.sealer.unsure = unsure
+	}
+	data := filepath.Join(n.cfg.Root, "overlay-images", img.ID, "manifest")
+	ok(t, os.Rename(data, data+".away"))
+	ok(t, os.Symlink("manifest", data)) // neither there nor not there
+	_, err := settle(t.Context(), n.store, before)
+	ok(t, err)
+	ok(t, os.Remove(data))
+	ok(t, os.Rename(data+".away", data))
+	if images := n.list(); len(images) != 1 {
+		t.Fatalf("a manifest that cannot be read: %+v", images)
+	}
+	ok(t, n.sealer.seal(t.Context()))
+	n.cutPower(false, func() { truncate(t, filepath.Join(n.diff(top), "etc/motd")) })
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a layer that nobody could read was sealed: %+v", images)
+	}
+}
+
+// An image that was made on this machine is in no registry: a person decides.
+func TestDamagedLocalImageIsKept(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	top := n.chain(img)[0]
+	for i, names := range [][]string{{"localhost/built:latest"}, nil} {
+		local, err := n.store.CreateImage(digestOf(fmt.Sprint("built", i)), names, top, "", nil)
+		ok(t, err)
+		n.cutPower(i == 0, func() { truncate(t, filepath.Join(n.diff(top), "etc/motd")) })
+		if _, err := n.store.Image(local.ID); err != nil {
+			t.Errorf("image with the names %q: %v", names, err)
+		}
+	}
+	if _, err := n.store.Image(img.ID); !errors.Is(err, cstorage.ErrImageUnknown) {
+		t.Errorf("the pulled image: %v", err)
+	}
+}
+
 // A start that is called off during the survey ends, and deletes nothing.
 func TestSurveyEndsWithItsContext(t *testing.T) {
 	t.Parallel()
@@ -414,7 +480,7 @@ func TestSurveyEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("told to stop")
 	cancel(stop)
-	if err := settle(ctx, n.store, &seal{Boot: "the boot before"}); !errors.Is(err, stop) {
+	if _, err := settle(ctx, n.store, &seal{Boot: "the boot before"}); !errors.Is(err, stop) {
 		t.Errorf("%v", err)
 	}
 	if images := n.list(); len(images) != 1 {

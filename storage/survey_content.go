@@ -1,0 +1,164 @@
+package storage
+
+import (
+	"archive/tar"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/archive"
+	"golang.org/x/sys/unix"
+)
+
+// content compares all of a layer with its digest, and what a digest does not
+// see, what is not in the files' content, with the archive.
+func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
+	if layer.UncompressedDigest.Validate() != nil {
+		return nil // nobody knows what is in it
+	}
+	uncompressed := archive.Uncompressed
+	diff, err := s.store.Diff("", layer.ID, &cstorage.DiffOptions{Compression: &uncompressed})
+	if err != nil {
+		return garbled(err)
+	}
+	defer func() { err = errors.Join(err, diff.Close()) }()
+	digester := layer.UncompressedDigest.Algorithm().Digester()
+	all := io.TeeReader(diff, digester.Hash())
+	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
+	files := map[string]*tar.Header{} // the last of a name counts
+	err = garbled(readHeaders(all, files))
+	if got := digester.Digest(); err == nil && got != layer.UncompressedDigest {
+		err = damage("its digest is %s, not %s", got, layer.UncompressedDigest)
+	}
+	linked := map[string]bool{} // by further names, whose entries say whose they are
+	for name, h := range files {
+		if err != nil && behindLink(files, name) {
+			// The library looks for it at the wrong end of the link.
+			slog.Warn("layer cannot be compared with its digest: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
+			return nil
+		}
+		if h.Typeflag == tar.TypeLink {
+			linked[path.Clean(h.Linkname)] = true
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for name, h := range files {
+		if h.Typeflag == tar.TypeXGlobalHeader || behindLink(files, name) {
+			continue
+		}
+		if err := sameFile(dir, name, h); err != nil {
+			return err
+		}
+		if linked[name] || h.Typeflag == tar.TypeLink {
+			continue
+		}
+		if err := sameMode(dir, name, h, owners); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// garbled tells an archive that cannot be put together, which no system call has
+// failed for, from one that cannot be read.
+func garbled(err error) error {
+	var failed syscall.Errno
+	if err == nil || errors.As(err, &failed) || errors.Is(err, cstorage.ErrLayerUnknown) {
+		return err
+	}
+	return damage("%w", err)
+}
+
+// readHeaders reads an archive to its end.
+func readHeaders(all io.Reader, files map[string]*tar.Header) error {
+	for r := tar.NewReader(all); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			_, err = io.Copy(io.Discard, all) // the padding
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		files[path.Clean(h.Name)] = h
+	}
+}
+
+// behindLink tells of a file that its layer reaches through a symbolic link.
+// Where it is depends on the link, which is looked at by itself.
+func behindLink(files map[string]*tar.Header, name string) bool {
+	for dir := path.Dir(name); len(dir) > 1; dir = path.Dir(dir) {
+		if h := files[dir]; h != nil && h.Typeflag == tar.TypeSymlink {
+			return true
+		}
+	}
+	return false
+}
+
+// sameFile compares a file with what the archive says of it.
+func sameFile(dir, name string, h *tar.Header) error {
+	base := path.Base(name)
+	file := filepath.Join(dir, path.Dir(name), strings.TrimPrefix(base, archive.WhiteoutPrefix))
+	var st unix.Stat_t
+	if base == archive.WhiteoutOpaqueDir {
+		value := make([]byte, 1)
+		file = filepath.Join(dir, path.Dir(name))
+		n, err := unix.Lgetxattr(file, "trusted.overlay.opaque", value)
+		if err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.ERANGE) {
+			return &os.PathError{Op: "getxattr", Path: file, Err: err}
+		}
+		if err != nil || n != 1 || value[0] != 'y' {
+			return damage("%s should hide what is below it", file)
+		}
+		return nil
+	}
+	if err := unix.Lstat(file, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: file, Err: err}
+	}
+	if strings.HasPrefix(base, archive.WhiteoutPrefix) {
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != 0 {
+			return damage("%s should hide what is below it", file)
+		}
+		return nil
+	}
+	if h.Typeflag == tar.TypeSymlink {
+		target, err := os.Readlink(file)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // it is no link
+			return err
+		}
+		if target != h.Linkname {
+			return damage("%s leads to %q, not to %q", file, target, h.Linkname)
+		}
+	}
+	if h.Typeflag == tar.TypeReg && st.Size != h.Size {
+		return damage("%s has %d bytes, not %d", file, st.Size, h.Size)
+	}
+	return nil
+}
+
+// sameMode compares owner and mode of what has them from one entry only.
+func sameMode(dir, name string, h *tar.Header, owners bool) error {
+	if strings.HasPrefix(path.Base(name), archive.WhiteoutPrefix) {
+		return nil
+	}
+	var st unix.Stat_t
+	file := filepath.Join(dir, name)
+	if err := unix.Lstat(file, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: file, Err: err}
+	}
+	if owners && (int(st.Uid) != h.Uid || int(st.Gid) != h.Gid) {
+		return damage("%s belongs to %d:%d, not to %d:%d", file, st.Uid, st.Gid, h.Uid, h.Gid)
+	}
+	if want := uint32(h.Mode) & 0o7777; h.Typeflag != tar.TypeSymlink && st.Mode&0o7777 != want {
+		return damage("%s has the mode %o, not %o", file, st.Mode&0o7777, want)
+	}
+	return nil
+}
