@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Tests of crashes need a process that can be killed: the test binary itself,
@@ -92,6 +95,17 @@ func do(raw string) error {
 		}
 		fmt.Println("ready")
 		select {} // until killed
+	case "lock": // the records of images, until killed
+		f, err := os.OpenFile(filepath.Join(what.Config.Root, "overlay-images", "images.lock"), os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		select {}
 	case "pull":
 		fmt.Println("ready")
 		_, err := s.Pull(ctx, PullRequest{Image: what.Ref})

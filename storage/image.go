@@ -185,6 +185,9 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err == nil {
 		err = s.reserve.spend(func() error { return s.holds.remove(ctx, image.ID) })
 	}
+	if err == nil {
+		s.images.forget(image.ID) // or it stays in the list while another program has a lock
+	}
 	if diskFull(err) {
 		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
 	}

@@ -191,19 +191,47 @@ func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 }
 
 // dropLost deletes the images that lost layers, so that what is pulled next
-// does not build on the records of those layers.
+// does not build on the records of those layers. An image that was made on this
+// machine is left to a person.
 func (s *Store) dropLost(ctx context.Context) error {
+	// While another program has a lock the list is an old one.
+	if err := s.locks.await(ctx, toWrite); err != nil {
+		return err
+	}
 	lost, err := s.images.lost(ctx)
 	if err != nil {
 		return err
 	}
 	for _, id := range lost {
-		s.debris.removals.Add(1)
-		err := trace.Call(ctx, "delete image", func() error {
-			_, err := s.store.DeleteImage(id, true)
-			return err
-		})
-		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id, "err", err)
+		if err := s.dropIfLost(ctx, id); err != nil {
+			slog.WarnContext(ctx, "image that lost layers cannot be deleted", "image", id, "err", err)
+		}
 	}
 	return nil
+}
+
+func (s *Store) dropIfLost(ctx context.Context, id string) error {
+	record, err := s.store.Image(id)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if record.ReadOnly || !fromRegistry(record) {
+		return nil
+	}
+	if err := s.usable(id); !errors.Is(err, errLayersLost) {
+		return err // nil: it was mended
+	}
+	s.debris.removals.Add(1)
+	err = trace.Call(ctx, "delete image", func() error {
+		_, err := s.store.DeleteImage(id, true)
+		return err
+	})
+	if err == nil {
+		s.images.forget(id)
+		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id)
+	}
+	return err
 }
