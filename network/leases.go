@@ -1,22 +1,15 @@
 package network
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
-
-// hostLocalData is where host-local keeps its leases unless told otherwise.
-const hostLocalData = "/var/lib/cni/networks"
 
 // dropLostLeases deletes the leases of the network in force that name no owner.
 //
@@ -30,20 +23,8 @@ func (n *Network) dropLostLeases(ctx context.Context) error {
 		return nil // no network, no leases; Ready tells why
 	}
 	var errs []error
-	for _, plugin := range chosen.list.Plugins {
-		var conf struct {
-			IPAM struct {
-				Type    string `json:"type"`
-				DataDir string `json:"dataDir"`
-			} `json:"ipam"`
-		}
-		if err := json.Unmarshal(plugin.Bytes, &conf); err != nil || conf.IPAM.Type != "host-local" {
-			continue
-		}
-		if conf.IPAM.DataDir == "" {
-			conf.IPAM.DataDir = hostLocalData
-		}
-		errs = append(errs, dropLost(ctx, filepath.Join(conf.IPAM.DataDir, chosen.list.Name)))
+	for _, dir := range leaseDirs(chosen.list) {
+		errs = append(errs, dropLost(ctx, dir))
 	}
 	return errors.Join(errs...)
 }
@@ -89,16 +70,15 @@ func lostLeases(dir string) ([]string, error) {
 	}
 	var lost []string
 	for _, e := range entries {
-		// host-local has written "_" for ":" where a file system wants that.
-		if _, err := netip.ParseAddr(strings.ReplaceAll(e.Name(), "_", ":")); err != nil || !e.Type().IsRegular() {
+		if leaseAddress(e.Name()) == "" || !e.Type().IsRegular() {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		owner, err := os.ReadFile(path)
+		owner, _, err := readLease(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if err == nil && len(bytes.Trim(owner, "\x00\r\n ")) == 0 {
+		if err == nil && owner == "" {
 			lost = append(lost, path)
 		}
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -176,9 +177,9 @@ func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []st
 				err = errors.Join(err, readErr)
 			}
 			for _, entry := range entries {
-				lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: entry.Name(), conf: list.Bytes}
+				lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: leaseAddress(entry.Name()), conf: list.Bytes}
 				info, statErr := entry.Info()
-				if net.ParseIP(lease.Address) == nil || statErr != nil || !info.Mode().IsRegular() {
+				if lease.Address == "" || statErr != nil || !info.Mode().IsRegular() {
 					continue // its lock, and what it gave last
 				}
 				var readErr error
@@ -212,6 +213,16 @@ func leaseDirs(list *libcni.NetworkConfigList) []string {
 	return dirs
 }
 
+// leaseAddress is the address that a file of host-local is for; empty if it is for
+// none. host-local has written "_" for ":" where a file system wants that.
+func leaseAddress(file string) string {
+	address := strings.ReplaceAll(file, "_", ":")
+	if net.ParseIP(address) == nil {
+		return ""
+	}
+	return address
+}
+
 // readLease reads a file of host-local: the container's id, and on another line
 // the interface, which old versions leave out.
 func readLease(file string) (owner, link string, err error) {
@@ -219,7 +230,8 @@ func readLease(file string) (owner, link string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	owner, link, _ = strings.Cut(strings.TrimSpace(string(text)), "\n")
+	text = bytes.Trim(text, "\x00\r\n ") // a power cut leaves zeros
+	owner, link, _ = strings.Cut(string(text), "\n")
 	return strings.TrimSpace(owner), strings.TrimSpace(link), nil
 }
 
