@@ -34,6 +34,7 @@ import (
 // ours: that pull fails and has to be repeated.
 type debris struct {
 	store cstorage.Store
+	locks *locks
 	dir   string
 
 	strayAge time.Duration // see there
@@ -64,8 +65,8 @@ const (
 	temporaryMark = "crius-pull-" // which begins so
 )
 
-func newDebris(store cstorage.Store) *debris {
-	return &debris{store: store, dir: filepath.Join(store.GraphRoot(), jobsName), strayAge: strayAge}
+func newDebris(store cstorage.Store, locks *locks) *debris {
+	return &debris{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), strayAge: strayAge}
 }
 
 // beginPull starts a job with a directory for large files, below parent or,
@@ -213,7 +214,7 @@ func (j *job) forget(ctx context.Context) error {
 func (d *debris) recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unwritten := trace.Call(ctx, "delete half records", d.sweepWrites)
+	unwritten := trace.Do(ctx, "delete half records", d.sweepWrites)
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return unwritten

@@ -464,7 +464,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := newDebris(n.store).recover(t.Context()); err != nil {
+	if err := newDebris(n.store, n.locks).recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 2 {

@@ -113,7 +113,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
-	s.debris = newDebris(lib)
+	s.debris = newDebris(lib, locks)
 	s.holds = newHolds(lib, locks, s.debris)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {

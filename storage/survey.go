@@ -16,7 +16,6 @@ import (
 
 	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/pkg/lockfile"
 )
 
 // survey looks through a store after a reboot. The power may have failed: what
@@ -102,7 +101,7 @@ func settle(ctx context.Context, store cstorage.Store, last *seal) (unsure []sea
 		}
 	}
 	s.sweep()
-	if err := errors.Join(s.collect(), dropTemporary(store.GraphRoot())); err != nil {
+	if err := s.collect(); err != nil {
 		slog.Error("parts of layers that a power cut left cannot be removed", "err", err)
 	}
 	slog.Info("image store looked through after the boot", "images", len(images), "layers", len(layers),
@@ -314,47 +313,4 @@ func (s *survey) deleteLayer(id string) error {
 // reportAside tells of a file that is no good and was moved away.
 func reportAside(path string, why error) {
 	slog.Error("file of the image store is damaged and is set aside", "path", path, "err", why)
-}
-
-// temporaryPattern is how containers/storage calls a file until it is whole.
-const temporaryPattern = ".tmp-*"
-
-// dropTemporary deletes the files that a power cut kept from becoming whole.
-// Under the lock nobody else is writing one.
-func dropTemporary(root string) error {
-	var errs []error
-	for dir, lock := range map[string]string{
-		"overlay-layers": "layers.lock", "overlay-images": "images.lock", "overlay-containers": "containers.lock",
-	} {
-		dir = filepath.Join(root, dir)
-		errs = append(errs, dropTemporaryIn(dir, filepath.Join(dir, lock)))
-	}
-	return errors.Join(errs...)
-}
-
-func dropTemporaryIn(dir, lock string) error {
-	var all []string
-	for _, pattern := range []string{filepath.Join(dir, temporaryPattern), filepath.Join(dir, "*", temporaryPattern)} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return err
-		}
-		all = append(all, found...)
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	held, err := lockfile.GetLockFile(lock)
-	if err != nil {
-		return err
-	}
-	held.Lock()
-	defer held.Unlock()
-	var errs []error
-	for _, path := range all {
-		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -83,16 +83,18 @@ func (d *debris) sweepImages() error {
 	return err
 }
 
-// sweepWrites deletes what the library has left of records that it was writing
-// when its process died. It writes them under a lock, so under that lock nobody
-// is writing.
-func (d *debris) sweepWrites() error {
+// sweepWrites deletes the files that the library was writing when its process
+// died or the power failed. It writes them under a lock, so under that lock nobody
+// is writing; one that somebody keeps for too long is an error.
+func (d *debris) sweepWrites(ctx context.Context) error {
 	var errs []error
 	for _, kind := range []string{"images", "layers", "containers"} {
 		dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-"+kind)
-		half := filepath.Join(dir, ".tmp-*.json*")
-		if files, _ := filepath.Glob(half); len(files) == 0 {
+		if len(halfWritten(dir)) == 0 {
 			continue
+		}
+		if err := d.locks.await(ctx, toWrite); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 		lock, err := lockfile.GetLockFile(filepath.Join(dir, kind+".lock"))
 		if err != nil {
@@ -100,13 +102,21 @@ func (d *debris) sweepWrites() error {
 			continue
 		}
 		lock.Lock()
-		files, _ := filepath.Glob(half)
-		for _, file := range files {
+		for _, file := range halfWritten(dir) {
 			errs = append(errs, os.Remove(file))
 		}
 		lock.Unlock()
 	}
 	return errors.Join(errs...)
+}
+
+// halfWritten are the files of a directory of records, and of the directories
+// beside those, that have the name of a file until it is whole.
+func halfWritten(dir string) []string {
+	const pattern = ".tmp-*"
+	here, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is valid
+	below, _ := filepath.Glob(filepath.Join(dir, "*", pattern))
+	return append(here, below...)
 }
 
 // needed: somebody has begun to use the layer, or it is gone already.
