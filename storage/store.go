@@ -30,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -168,6 +169,20 @@ func (s *Store) Close() error {
 	}
 	if err := errors.Join(err, shutdownErr, s.locks.close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
+	}
+	return nil
+}
+
+// Forget removes the files that crius itself keeps in the graph root, which other
+// tools share: for a node that crius leaves. It is called after the images are
+// gone and right before Close; nothing else may be called in between.
+func (s *Store) Forget() error {
+	var errs []error
+	for _, name := range []string{reserveName, sealsName, jobsName, ownerName} {
+		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}
 	return nil
 }

@@ -548,3 +548,17 @@ func TestDamagedSeal(t *testing.T) {
 		t.Errorf("a damaged image is listed: %+v", images)
 	}
 }
+
+// A store that crius leaves has nothing of it any more.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	n.remove(img.ID)
+	ok(t, n.Adopt(t.Context(), nil))
+	ok(t, n.Forget())
+	for _, pattern := range []string{"crius*", ".crius*"} {
+		if left, _ := filepath.Glob(filepath.Join(n.cfg.Root, pattern)); len(left) > 0 {
+			t.Errorf("left over: %q", left)
+		}
+	}
+}
