@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -53,7 +52,7 @@ const damagedSuffix = ".damaged"
 // person has deleted the file.
 func damagedRecords(root string) ([]string, error) {
 	var found []string
-	for _, file := range slices.Concat(recordFiles, volatileFiles()) {
+	for _, file := range recordFiles { // what was in the volatile ones ended with the boot
 		path := filepath.Join(root, file) + damagedSuffix
 		if _, err := os.Lstat(path); err == nil {
 			found = append(found, path)

@@ -111,6 +111,9 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 		return wiped, err
 	}
 	wiped, err = node.Wipe(ctx, keepImages)
+	if err == nil && wiped.Done() && !keepImages {
+		err = node.Store.Forget()
+	}
 	if err = errors.Join(err, end()); err != nil || !wiped.Done() {
 		return wiped, err
 	}
