@@ -3,12 +3,15 @@ package pod
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
 )
 
 // A removal that cannot be finished is a debt: the object is gone for readers,
@@ -152,4 +155,39 @@ func TestDebtsArePaidSideBySide(t *testing.T) {
 			t.Fatal("debts remain")
 		}
 	}
+}
+
+// A stopped pod owes its namespaces until they are gone, also when its network
+// is paid for.
+func TestNamespacesAreOwedUntilTheyAreGone(t *testing.T) {
+	b := newBench(t)
+	var failures atomic.Int32
+	b.hook = func(at trace.Point) error {
+		if at.Step == "remove namespaces" && !at.After && failures.Add(1) == 1 {
+			return errInjected
+		}
+		return nil
+	}
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.node.set(func() { b.node.fail["detach"] = errInjected })
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	b.node.set(func() { delete(b.node.fail, "detach") })
+	waitFor(t, func() bool { e.payDebts(); return e.debtCount() == 0 })
+	s, err := e.sandboxes.find(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range pathsOf(s.rec) {
+		if _, err := ns.Inode(path); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if n := failures.Load(); n < 2 {
+		t.Errorf("namespaces were removed %d times", n)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
 }

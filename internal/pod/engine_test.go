@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -587,4 +588,23 @@ func TestLoggedOnlyGrows(t *testing.T) {
 	if again := e.Logged(t.Context()); again != last {
 		t.Errorf("without containers %d bytes became %d", last, again)
 	}
+}
+
+// The longest grace that a request can ask for is not over at once.
+func TestGraceWithoutEnd(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.start(e, pod, "c")
+	b.node.set(func() { b.node.tasks[id].stubborn = true })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := e.StopContainer(ctx, id, math.MaxInt64); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fault.Timeout) {
+		t.Errorf("stop: %v", err)
+	}
+	if c, _ := e.Container(id); c.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("the container is %v", c.State)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
 }

@@ -556,3 +556,36 @@ func TestWipe(t *testing.T) {
 	b.remove(e, b.run(e, "after"))
 	b.nothingLeft()
 }
+
+// What cannot be looked at is not dead: neither a monitor that does not answer
+// nor a caller who leaves costs a pod its life.
+func TestRepairSparesWhatItCannotSee(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	cfg := podConfig("shared")
+	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	pod, err := e.RunSandbox(t.Context(), "", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := func(after string) {
+		t.Helper()
+		if v, err := e.Sandbox(pod); err != nil || v.State != cri.PodSandboxState_SANDBOX_READY {
+			t.Errorf("after %s: %+v, %v", after, v, err)
+		}
+	}
+	b.node.set(func() { b.node.fail["load"] = errInjected })
+	if found := b.verify(e, true); !says(found, "cannot be looked at", errInjected.Error(), "repaired false") {
+		t.Errorf("found %q", found)
+	}
+	alive("a monitor that does not answer")
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := e.Verify(gone, true); !errors.Is(err, context.Canceled) {
+		t.Errorf("a check without its caller: %v", err)
+	}
+	alive("a caller who has left")
+	b.node.set(func() { delete(b.node.fail, "load") })
+	b.remove(e, pod)
+	b.nothingLeft()
+}
