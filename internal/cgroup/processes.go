@@ -29,7 +29,9 @@ const (
 )
 
 // Processes counts the cgroup's processes and their descriptors, and looks up
-// the limits of the one whose id is init. It is nil if the cgroup is gone.
+// the limits of the one whose id is init. It is nil if the cgroup is gone. The
+// caller is not counted: on v1 it is listed wherever a thread of its own is, as
+// Start has one for a moment.
 func (m *Meter) Processes(init int) (*Processes, error) {
 	at := m.pids
 	if at.dir == "" {
@@ -37,6 +39,7 @@ func (m *Meter) Processes(init int) (*Processes, error) {
 	}
 	var p *Processes
 	var files, sockets uint64
+	self := os.Getpid()
 	err := walk(unix.AT_FDCWD, at.dir, func(_ int, _ string, dir int) error {
 		if p == nil {
 			p = &Processes{}
@@ -51,7 +54,7 @@ func (m *Meter) Processes(init int) (*Processes, error) {
 		}
 		for line := range strings.Lines(list) {
 			pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-			if err != nil || pid == 0 { // of another process namespace
+			if err != nil || pid == 0 || pid == self { // 0 is of another process namespace
 				continue
 			}
 			if pid == init {
