@@ -34,7 +34,7 @@ func TestServerRestart(t *testing.T) {
 			scene.Equal(t, "state after a "+name, talker.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 			scene.Equal(t, "command after a "+name, talker.Exec(t, "echo here"), "here\n")
 		}
-		shortLived.Exec(t, "write /tmp/end now")
+		shortLived.Last(t, "write /tmp/end now")
 		if err := w.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +147,7 @@ func TestWaiterKilled(t *testing.T) {
 			kill(t, pid)
 		}
 		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		c.Exec(t, "write /end now")
+		c.Last(t, "write /end now")
 		scene.Equal(t, "exit code", c.Wait(t).ExitCode, int32(8))
 	})
 }

@@ -315,6 +315,15 @@ func (c *Container) Exec(t *testing.T, line string) string {
 	return string(resp.Stdout)
 }
 
+// Last runs a probe inside by which the container ends, and which may be killed
+// with it before it has an exit code of its own.
+func (c *Container) Last(t *testing.T, line string) {
+	t.Helper()
+	_, _ = c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+		ContainerId: c.ID, Cmd: append([]string{"/probe"}, Steps(line)...), Timeout: 30,
+	})
+}
+
 // Refuses runs a probe inside that must fail and say the words.
 func (c *Container) Refuses(t *testing.T, line string, words string) {
 	t.Helper()
