@@ -279,20 +279,30 @@ func (s *shell) attachesTerminal(t *testing.T, handler string) {
 	if !eventually(func() bool { return strings.Contains(s.run(t, "logs %s", id), "size 90x30") }) {
 		t.Errorf("the container never saw the terminal's size, but %q", s.run(t, "logs %s", id))
 	}
-	x.resize(t, 60, 20)
-	c.cmd.Process.Signal(syscall.SIGWINCH)
-	x.shows(t, "size 60x20")
+	s.resizes(t, x, c, id, 60, 20)
 	c.end(t)
 	s.sees(t, "ps", id[:13], "Running")
 
 	x = openTerminal(t, 90, 30)
 	c = s.start(t, x, nil, "attach -i -t "+id)
-	x.resize(t, 61, 20)
-	c.cmd.Process.Signal(syscall.SIGWINCH)
-	x.shows(t, "size 61x20")
+	s.resizes(t, x, c, id, 61, 20)
 	x.types(t, "\x03")
 	if err := c.wait(t); err != nil {
 		t.Errorf("attach to a container that ends: %v\n%s", err, x.text())
 	}
 	s.sees(t, "inspect "+id, `"exitCode": 130`)
+}
+
+// resizes changes the terminal's size until crictl, which sees a signal only
+// once it listens for them and may drop one, has told the container.
+func (s *shell) resizes(t *testing.T, x *terminal, c *call, id string, columns, rows uint16) {
+	t.Helper()
+	x.resize(t, columns, rows)
+	size := fmt.Sprintf("size %dx%d", columns, rows)
+	if !eventually(func() bool {
+		c.cmd.Process.Signal(syscall.SIGWINCH)
+		return strings.Contains(x.text(), size)
+	}) {
+		t.Fatalf("the terminal never shows %q, but:\n%s\nand the log:\n%s", size, x.text(), s.run(t, "logs %s", id))
+	}
 }
