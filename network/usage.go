@@ -7,6 +7,8 @@ import (
 	"os"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 )
@@ -30,8 +32,9 @@ func Usage(paths []string) ([][]Interface, error) {
 		return nil, nil
 	}
 	all := make([][]Interface, len(paths))
+	buffer := make([]byte, 256*maxInterfaces) // a line has half of that
 	failed := ns.Each(paths, func(i int) error {
-		text, err := os.ReadFile("/proc/thread-self/net/dev")
+		text, err := readInto(buffer, "/proc/thread-self/net/dev")
 		if err == nil {
 			all[i], err = interfaces(text)
 		}
@@ -44,6 +47,28 @@ func Usage(paths []string) ([][]Interface, error) {
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// readInto is as much of a file as there is room for, but no part of a line.
+func readInto(buffer []byte, file string) (text []byte, err error) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: file, Err: err}
+	}
+	defer unix.Close(fd)
+	for len(text) < len(buffer) {
+		n, err := unix.Read(fd, buffer[len(text):])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, &os.PathError{Op: "read", Path: file, Err: err}
+		case n == 0:
+			return text, nil
+		default:
+			text = buffer[:len(text)+n]
+		}
+	}
+	return text[:bytes.LastIndexByte(text, '\n')+1], nil
 }
 
 // columns of /proc/net/dev after the name: eight for each direction, the first

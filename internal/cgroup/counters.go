@@ -5,7 +5,6 @@ import (
 	"math"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -25,10 +24,10 @@ type reader struct {
 // text is what is in a file, until the next one is read. What the kernel does
 // not offer, and a cgroup that is gone, have no file; that is no error.
 func (r *reader) text(at place, name string) (text []byte, ok bool) {
-	if at.dir == "" {
+	if at.dir == nil {
 		return nil, false
 	}
-	text, err := r.slurp(at.file(name))
+	text, err := r.slurp(at.dir, name)
 	switch err {
 	case nil:
 		return text, true
@@ -41,8 +40,8 @@ func (r *reader) text(at place, name string) (text []byte, ok bool) {
 
 // slurp reads once: the kernel makes the text of such a file in one piece, and
 // gives it in one piece to whoever has room.
-func (r *reader) slurp(file string) ([]byte, error) {
-	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (r *reader) slurp(dir *directory, name string) ([]byte, error) {
+	fd, err := dir.open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +58,7 @@ func (r *reader) slurp(file string) ([]byte, error) {
 
 func (r *reader) fail(at place, name string, err error) {
 	if r.err == nil {
-		r.err = &os.PathError{Op: "read counter", Path: at.file(name), Err: err}
+		r.err = &os.PathError{Op: "read counter", Path: at.dir.path + "/" + name, Err: err}
 	}
 }
 
@@ -230,40 +229,43 @@ func eachCounter(text []byte, visit func(name []byte, n uint64)) error {
 // lines such as "some avg10=0.12 avg60=0.03 avg300=0.00 total=4711": percents,
 // and a time in microseconds. What else the kernel may tell is passed over.
 func parsePressure(text []byte) (*Pressure, error) {
-	var p Pressure
-	for line := range strings.Lines(string(text)) {
-		words := strings.Fields(line)
-		s := &Stall{}
-		switch {
-		case len(words) == 0:
-			continue
-		case words[0] == "some":
-			p.Some = s
-		case words[0] == "full":
-			p.Full = s
-		}
-		for _, word := range words[1:] {
+	var all struct {
+		Pressure
+		some, full Stall
+	}
+	for line := range bytes.Lines(text) {
+		kind, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		var s Stall
+		for len(rest) > 0 {
+			var word []byte
+			word, rest, _ = bytes.Cut(rest, []byte(" "))
 			if !s.set(word) {
-				return nil, problem{fault.Invalid, "not a line of pressure: " + strconv.Quote(line[:min(len(line), 80)])}
+				return nil, problem{fault.Invalid, "not a line of pressure: " + strconv.Quote(string(line[:min(len(line), 80)]))}
 			}
 		}
+		switch string(kind) {
+		case "some":
+			all.some, all.Some = s, &all.some
+		case "full":
+			all.full, all.Full = s, &all.full
+		}
 	}
-	return &p, nil
+	return &all.Pressure, nil
 }
 
 // set reports whether word was understood.
-func (s *Stall) set(word string) bool {
-	name, value, _ := strings.Cut(word, "=")
+func (s *Stall) set(word []byte) bool {
+	name, value, _ := bytes.Cut(word, []byte("="))
 	var err error
-	switch name {
+	switch string(name) {
 	case "avg10":
-		s.Avg10, err = strconv.ParseFloat(value, 64)
+		s.Avg10, err = strconv.ParseFloat(string(value), 64)
 	case "avg60":
-		s.Avg60, err = strconv.ParseFloat(value, 64)
+		s.Avg60, err = strconv.ParseFloat(string(value), 64)
 	case "avg300":
-		s.Avg300, err = strconv.ParseFloat(value, 64)
+		s.Avg300, err = strconv.ParseFloat(string(value), 64)
 	case "total":
-		s.Total, err = strconv.ParseUint(value, 10, 64)
+		s.Total, err = strconv.ParseUint(string(value), 10, 64)
 		s.Total *= 1000
 	}
 	return err == nil

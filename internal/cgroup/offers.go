@@ -18,20 +18,22 @@ type Offers struct {
 // Offers looks at the node's own cgroups.
 func (ms *Meters) Offers() Offers {
 	var o Offers
-	if at := ms.place("/", ""); at.v2 {
+	if h, ok := ms.hierarchy(""); ok && h.v2() {
 		_, err := os.Stat("/proc/pressure/cpu")
 		o.Pressure = err == nil
 	}
-	at := ms.place("/", "hugetlb")
-	if at.v2 {
-		all, _ := os.ReadFile(at.file("cgroup.controllers"))
-		o.HugePages = len(ms.sizes) > 0 && bytes.Contains(all, []byte("hugetlb"))
-	} else {
-		o.HugePages = len(ms.sizes) > 0 && at.dir != ""
-		o.HugePageMax = o.HugePages
+	if h, ok := ms.hierarchy("hugetlb"); ok {
+		o.HugePages = len(ms.sizes) > 0
+		o.HugePageMax = o.HugePages && !h.v2()
+		if h.v2() {
+			all, _ := os.ReadFile(h.dir("/") + "/cgroup.controllers")
+			o.HugePages = o.HugePages && bytes.Contains(all, []byte("hugetlb"))
+		}
 	}
-	stat, _ := os.ReadFile(ms.place("/", "cpu").file("cpu.stat"))
-	o.CPUBurst = bytes.Contains(stat, []byte("nr_bursts"))
+	if h, ok := ms.hierarchy("cpu"); ok {
+		stat, _ := os.ReadFile(h.dir("/") + "/cpu.stat")
+		o.CPUBurst = bytes.Contains(stat, []byte("nr_bursts"))
+	}
 	return o
 }
 

@@ -34,13 +34,13 @@ const (
 // Start has one for a moment.
 func (m *Meter) Processes(init int) (*Processes, error) {
 	at := m.pids
-	if at.dir == "" {
+	if at.dir == nil {
 		return nil, nil
 	}
 	var p *Processes
 	var files, sockets uint64
 	self := os.Getpid()
-	err := walk(unix.AT_FDCWD, at.dir, func(_ int, _ string, dir int) error {
+	err := walk(unix.AT_FDCWD, at.dir.path, func(_ int, _ string, dir int) error {
 		if p == nil {
 			p = &Processes{}
 		}

@@ -55,6 +55,7 @@ type Stall struct {
 // looked up once.
 type Meters struct {
 	all     []hierarchy
+	most    int       // see directory
 	sizes   []string  // of huge pages
 	readers sync.Pool // of *reader, whose buffers are large
 }
@@ -71,13 +72,15 @@ func NewMeters() (*Meters, error) {
 }
 
 func newMeters(all []hierarchy) *Meters {
-	return &Meters{all: all, readers: sync.Pool{New: func() any { return new(reader) }}}
+	return &Meters{all: all, most: spareDescriptors(), readers: sync.Pool{New: func() any { return new(reader) }}}
 }
 
 // Meter reads what one cgroup uses, again and again. It may be used by several
-// goroutines at once, and keeps nothing open (docs/decisions/0006-stats.md).
+// goroutines at once. Once it has been read, the cgroup's directories are kept
+// open until Close.
 type Meter struct {
 	readers                     *sync.Pool
+	directories                 []*directory // all that there are
 	cpu, memory, pids, pressure place
 	sched, io, huge             place
 	sizes                       []string // of huge pages
@@ -86,10 +89,10 @@ type Meter struct {
 	rate rate
 }
 
-// place is the directory of a cgroup in the hierarchy that has a controller;
-// empty if there is none.
+// place is the directory of a cgroup in the hierarchy that has a controller; nil
+// if there is none.
 type place struct {
-	dir string
+	dir *directory
 	v2  bool
 }
 
@@ -99,32 +102,49 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	if err != nil {
 		return nil, failed("meter cgroup", cgroup, err)
 	}
-	return &Meter{
-		readers:  &ms.readers,
-		cpu:      ms.place(cgroup, "cpuacct"),
-		memory:   ms.place(cgroup, "memory"),
-		pids:     ms.place(cgroup, "pids"),
-		pressure: ms.place(cgroup, ""),
-		sched:    ms.place(cgroup, "cpu"),
-		io:       ms.place(cgroup, "blkio"),
-		huge:     ms.place(cgroup, "hugetlb"),
-		sizes:    ms.sizes,
-	}, nil
+	m := &Meter{readers: &ms.readers, sizes: ms.sizes}
+	for controller, at := range map[string]*place{
+		"cpuacct": &m.cpu, "memory": &m.memory, "pids": &m.pids, "": &m.pressure,
+		"cpu": &m.sched, "blkio": &m.io, "hugetlb": &m.huge,
+	} {
+		if h, ok := ms.hierarchy(controller); ok {
+			*at = place{m.directory(h.dir(cgroup), ms.most), h.v2()}
+		}
+	}
+	return m, nil
 }
 
-// place prefers v1, where a controller is in its hierarchy or in none. The v2
-// hierarchy tells CPU time and pressure without any controller.
-func (ms *Meters) place(cgroup, controller string) place {
-	var at place
+// hierarchy prefers v1, where a controller is in its hierarchy or in none. The
+// v2 hierarchy tells CPU time and pressure without any controller.
+func (ms *Meters) hierarchy(controller string) (of hierarchy, ok bool) {
 	for _, h := range ms.all {
 		switch {
 		case h.has(controller) && !h.v2():
-			return place{h.dir(cgroup), false}
+			return h, true
 		case h.v2():
-			at = place{h.dir(cgroup), true}
+			of, ok = h, true
 		}
 	}
-	return at
+	return of, ok
+}
+
+// directory is the one for path: several controllers may share it.
+func (m *Meter) directory(path string, most int) *directory {
+	for _, d := range m.directories {
+		if d.path == path {
+			return d
+		}
+	}
+	d := &directory{path: path, most: most}
+	m.directories = append(m.directories, d)
+	return d
+}
+
+// Close lets go of what is kept open. The meter may still be read.
+func (m *Meter) Close() {
+	for _, d := range m.directories {
+		d.close()
+	}
 }
 
 // Read tells what the cgroup uses now. A cgroup that is not there is not an
@@ -222,5 +242,3 @@ func plus(a, b *uint64) *uint64 {
 func (u Usage) Gone() bool {
 	return u.CPU == nil && u.Memory == nil && u.Tasks == nil && u.IO == nil
 }
-
-func (at place) file(name string) string { return at.dir + "/" + name }

@@ -68,6 +68,63 @@ func (tr tree) read() Usage {
 	return u
 }
 
+// What is kept open is of the cgroup that has the name now, and ends with Close;
+// there is none where descriptors are scarce.
+func TestKeptDirectories(t *testing.T) {
+	t.Parallel()
+	tr := newTree(t, "")
+	at := filepath.Join(tr.dir, "at", someCgroup)
+	open := func() (n int) {
+		links, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range links {
+			if to, _ := os.Readlink(link); strings.HasPrefix(to, at) {
+				n++
+			}
+		}
+		return n
+	}
+	says := func(want uint64) {
+		t.Helper()
+		if u := tr.read(); u.Tasks == nil || *u.Tasks != want {
+			t.Errorf("tasks are %v, want %d", u.Tasks, want)
+		}
+	}
+	renew := func(tasks string) {
+		if err := errors.Join(os.RemoveAll(at), os.MkdirAll(at, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		tr.write("", "cgroup.procs", "")
+		tr.write("", "pids.current", tasks)
+	}
+	renew("1\n")
+	says(1)
+	renew("2\n")
+	says(2)
+	if n := open(); n != 1 {
+		t.Errorf("%d directories are kept open", n)
+	}
+	tr.meter.Close()
+	if n := open(); n != 0 {
+		t.Errorf("%d directories are open after the end", n)
+	}
+	for _, d := range tr.meter.directories {
+		d.most = 0
+	}
+	says(2)
+	if n := open(); n != 0 {
+		t.Errorf("%d directories are kept where descriptors are scarce", n)
+	}
+	if err := os.RemoveAll(at); err != nil {
+		t.Fatal(err)
+	}
+	if u := tr.read(); !u.Gone() {
+		t.Errorf("a cgroup that is gone uses %+v", u)
+	}
+}
+
 // Files as Linux 6.12 writes them, shortened where nobody looks.
 var filesV2 = map[string]string{
 	"cpu.stat":            "usage_usec 4711\nuser_usec 4000\nsystem_usec 711\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",

@@ -122,6 +122,8 @@ func (s *Sandbox) publish() {
 		if s.infra != nil {
 			v.PID = s.infra.PID()
 		}
+	} else {
+		s.meter.close()
 	}
 	s.view.Store(v)
 }
@@ -282,6 +284,7 @@ func (c *Container) setExit(exit conmon.Exit) {
 	c.exit = &exit
 	c.mu.Unlock()
 	c.publish()
+	c.meter.close()
 	close(c.exited)
 }
 

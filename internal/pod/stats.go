@@ -214,6 +214,13 @@ func (m *meter) read() cgroup.Usage {
 	return u
 }
 
+// close lets go of the cgroup of what has ended.
+func (m *meter) close() {
+	if m != nil {
+		m.Close()
+	}
+}
+
 // podMeter is the pod's own cgroup if its client made one for it alone, with its
 // meter, else that of an infra container. Such a one is measured if there is
 // one, and the containers are added to it.
