@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -157,6 +158,64 @@ func TestDebtsArePaidSideBySide(t *testing.T) {
 	}
 }
 
+// A debt whose payment hangs, whatever becomes of its context, holds up no other,
+// however many there are of its kind; and who wants it paid now is told so.
+func TestDebtsThatHang(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	let := make(chan struct{})
+	var hanging atomic.Int32
+	for i := range 2 * recoverWidth {
+		e.owe(fmt.Sprint("hangs", i), func(context.Context) error { hanging.Add(1); <-let; return nil })
+	}
+	waitFor(t, func() bool { return hanging.Load() == 2*recoverWidth })
+	paid := make(chan struct{})
+	e.owe("other", func(context.Context) error { close(paid); return nil })
+	select {
+	case <-paid:
+	case <-time.After(20 * time.Second):
+		t.Error("the other debt waits for those that hang")
+	}
+	for id, d := range e.owed() {
+		if id == "other" {
+			continue
+		}
+		again := make(chan error, 1)
+		go func() { again <- e.payDebt(t.Context(), id, d) }()
+		close(let)
+		if err := <-again; err != nil {
+			t.Errorf("paid a second time: %v", err)
+		}
+		break
+	}
+	waitFor(t, func() bool { return e.debtCount() == 0 })
+	if n := hanging.Load(); n != 2*recoverWidth {
+		t.Errorf("%d payments for %d debts", n, 2*recoverWidth)
+	}
+}
+
+// The end of the server calls payments off; the next one finds the debts.
+func TestClosingEndsPayments(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	cause := make(chan error, 1)
+	paying := make(chan struct{})
+	e.owe("a", func(ctx context.Context) error {
+		close(paying)
+		<-ctx.Done()
+		cause <- context.Cause(ctx)
+		return ctx.Err()
+	})
+	<-paying
+	b.close(e) // in time, or that is an error
+	if err := <-cause; !errors.Is(err, errClosing) {
+		t.Errorf("the payment ended because of %v", err)
+	}
+	if e.debtCount() != 1 {
+		t.Error("the debt is forgotten")
+	}
+}
+
 // A stopped pod owes its namespaces until they are gone, also when its network
 // is paid for.
 func TestNamespacesAreOwedUntilTheyAreGone(t *testing.T) {
@@ -175,7 +234,7 @@ func TestNamespacesAreOwedUntilTheyAreGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.node.set(func() { delete(b.node.fail, "detach") })
-	waitFor(t, func() bool { e.payDebts(); return e.debtCount() == 0 })
+	waitFor(t, func() bool { return e.debtCount() == 0 })
 	s, err := e.sandboxes.find(pod)
 	if err != nil {
 		t.Fatal(err)

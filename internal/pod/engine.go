@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,7 +48,7 @@ type Engine struct {
 	events     hub
 	counters   counters
 	verifying  sync.Mutex     // held by Verify
-	background sync.WaitGroup // watchers, stops, the debt collector
+	background sync.WaitGroup // watchers, stops, what is paid of the debts
 	closing    chan struct{}
 }
 
@@ -100,6 +97,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),
+		debts:      debts{owed: map[string]*debt{}, slots: make(chan struct{}, recoverWidth)},
 		closing:    make(chan struct{}),
 	}, nil
 }
@@ -171,6 +169,19 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 		return struct{}{}, e.deps.Trace.Do(ctx, v.name, v.id, work)
 	})
 	return err
+}
+
+// untilClosing is ctx until the engine is closed.
+func (e *Engine) untilClosing(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-e.closing:
+			cancel(errClosing)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // undoTime bounds an undo, which runs when the caller may be long gone.
@@ -324,110 +335,4 @@ func (e *Engine) CgroupDriver() cri.CgroupDriver {
 		return cri.CgroupDriver_SYSTEMD
 	}
 	return cri.CgroupDriver_CGROUPFS
-}
-
-// debts are what could not be finished of an object: its teardown, as a rule, or
-// the record of a start. One goroutine
-// retries them, less often while nothing changes.
-type debts struct {
-	mu   sync.Mutex
-	owed map[string]*debt
-	wake chan struct{}
-}
-
-// debt is one of them. A later one of the same object takes its place, also
-// while it is being paid. Nobody pays it twice at a time.
-type debt struct {
-	paying sync.Mutex
-	pay    func(context.Context) error
-}
-
-const (
-	debtRetryMin = time.Second
-	debtRetryMax = time.Minute
-)
-
-// owe notes that pay has to succeed some day for object id.
-func (e *Engine) owe(id string, pay func(context.Context) error) {
-	e.debts.mu.Lock()
-	defer e.debts.mu.Unlock()
-	if e.debts.owed == nil {
-		e.debts.owed = make(map[string]*debt)
-		e.debts.wake = make(chan struct{}, 1)
-		e.background.Go(e.collectDebts)
-	}
-	e.debts.owed[id] = &debt{pay: pay}
-	select {
-	case e.debts.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (e *Engine) collectDebts() {
-	wait := debtRetryMin
-	for {
-		var retry <-chan time.Time
-		if e.debtCount() > 0 {
-			retry = time.After(wait)
-		}
-		select {
-		case <-e.closing:
-			return
-		case <-e.debts.wake:
-			wait = debtRetryMin
-		case <-retry:
-			wait = min(2*wait, debtRetryMax)
-			e.payDebts()
-		}
-	}
-}
-
-func (e *Engine) debtCount() int {
-	e.debts.mu.Lock()
-	defer e.debts.mu.Unlock()
-	return len(e.debts.owed)
-}
-
-// owed is a snapshot of the debts.
-func (e *Engine) owed() map[string]*debt {
-	e.debts.mu.Lock()
-	defer e.debts.mu.Unlock()
-	return maps.Clone(e.debts.owed)
-}
-
-func (e *Engine) owes(id string) bool { return e.owed()[id] != nil }
-
-func (e *Engine) payDebts() {
-	var side errgroup.Group // one that hangs must not keep the others waiting
-	side.SetLimit(recoverWidth)
-	for id, d := range e.owed() {
-		side.Go(func() error {
-			if err := e.payDebt(id, d); err != nil {
-				slog.Warn("clean-up still owed", "id", id, "err", err)
-			}
-			return nil
-		})
-	}
-	_ = side.Wait()
-}
-
-// payDebt pays d unless somebody has done so meanwhile.
-func (e *Engine) payDebt(id string, d *debt) error {
-	d.paying.Lock()
-	defer d.paying.Unlock()
-	if e.owed()[id] != d {
-		return nil
-	}
-	ctx, cancel := undoContext(context.Background())
-	defer cancel()
-	if err := e.deps.Trace.Do(ctx, "clean up", id, d.pay); err != nil {
-		return err
-	}
-	slog.InfoContext(ctx, "clean-up done", "id", id)
-	e.debts.mu.Lock()
-	defer e.debts.mu.Unlock()
-	if e.debts.owed[id] == d { // and not another that has come in its place
-		delete(e.debts.owed, id)
-	}
-	return nil
 }

@@ -136,10 +136,7 @@ func TestEveryStepMayFail(t *testing.T) {
 			if !one.failed {
 				t.Error("the step did not come by")
 			}
-			e.payDebts()
-			if e.debtCount() > 0 {
-				t.Error("a debt is not paid")
-			}
+			waitFor(t, func() bool { return e.debtCount() == 0 })
 			b.nothingLeft()
 		})
 	}

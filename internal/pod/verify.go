@@ -165,7 +165,7 @@ func (v *verification) store(ctx context.Context) error {
 // unpaid reports the debts.
 func (v *verification) unpaid(ctx context.Context) error {
 	for id, d := range v.owed() {
-		pay := remedy{"it is tried again", func(context.Context) error { return v.payDebt(id, d) }}
+		pay := remedy{"it is tried again", func(ctx context.Context) error { return v.payDebt(ctx, id, d) }}
 		v.report(ctx, "clean-up of "+id, []problem{{wrong: "something of it could not be given back or written down", remedy: pay}})
 	}
 	return nil
