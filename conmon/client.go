@@ -113,8 +113,11 @@ func deadClient(dir, exitFile string) (*Client, error) {
 	if errors.Is(err, fault.NotFound) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrLost)
 	}
-	if err != nil {
+	if failed := syscall.Errno(0); errors.As(err, &failed) { // a disk that answers again later
 		return nil, err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: it has left, and what it wrote cannot be read: %w", dir, ErrLost, err)
 	}
 	done := make(chan struct{})
 	close(done)

@@ -23,40 +23,60 @@ type gone struct {
 	// kill is the runtime's, where the process is that of a sandbox with other
 	// containers in it.
 	kill func(context.Context) error
+	// unheard: its monitor may be there and has not answered.
+	unheard bool
 }
 
 // Dead is the Task of a container whose exit is known and of which nothing is
 // left to ask.
-func Dead(exit conmon.Exit) Task { return gone{exit: exit} }
+func Dead(exit conmon.Exit) Task { return &gone{exit: exit} }
 
 // lost is the Task of a container whose monitor is dead.
-func (r *cli) lost(ref Ref, cause error) Task {
+func (r *cli) lost(ref Ref, cause error) *gone {
 	// Without that file the container never came to be.
 	processes, _ := conmon.ReadProcesses(ref.Dir)
-	g := gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+	g := &gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
 	if ref.Sandbox != "" {
 		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
 	}
 	return g
 }
 
-var errGone = fmt.Errorf("nobody watches over the container any more: %w", fault.Precondition)
+// Unheard goes by what the monitor has written down.
+func (r *cli) Unheard(ref Ref) Task {
+	g := r.lost(ref, errUnheard)
+	g.unheard = true
+	return g
+}
 
-func (g gone) PID() int {
+var (
+	errGone    = fmt.Errorf("nobody watches over the container any more: %w", fault.Precondition)
+	errUnheard = fmt.Errorf("the container's monitor has not answered since the server was started; crius check says more: %w", fault.Unavailable)
+)
+
+// refusal is why only signals reach the container.
+func (g *gone) refusal() error {
+	if g.unheard {
+		return errUnheard
+	}
+	return errGone
+}
+
+func (g *gone) PID() int {
 	if conmon.Alive(g.process) {
 		return g.process.PID
 	}
 	return 0
 }
 
-func (g gone) Signal(_ context.Context, sig unix.Signal) error {
+func (g *gone) Signal(_ context.Context, sig unix.Signal) error {
 	if g.kill != nil {
-		return errGone
+		return g.refusal()
 	}
 	return conmon.Signal(g.process, sig)
 }
 
-func (g gone) Kill(ctx context.Context) error {
+func (g *gone) Kill(ctx context.Context) error {
 	if g.process == (conmon.Process{}) {
 		return nil
 	}
@@ -66,26 +86,29 @@ func (g gone) Kill(ctx context.Context) error {
 	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
 }
 
-func (g gone) Exit() (conmon.Exit, error)  { return g.exit, g.err }
-func (gone) Close()                        {}
-func (gone) Logged(context.Context) uint64 { return 0 }
+func (g *gone) Exit() (conmon.Exit, error)  { return g.exit, g.err }
+func (*gone) Close()                        {}
+func (*gone) Logged(context.Context) uint64 { return 0 }
 
-func (gone) Exited() <-chan struct{} {
+func (g *gone) Exited() <-chan struct{} {
+	if g.unheard {
+		return nil
+	}
 	closed := make(chan struct{})
 	close(closed)
 	return closed
 }
 
-func (gone) Start(context.Context) error           { return errGone }
-func (gone) Started(context.Context) (bool, error) { return false, errGone }
-func (gone) Update(context.Context, Update) error  { return errGone }
-func (gone) ReopenLog(context.Context) error       { return errGone }
-func (gone) Usage(context.Context) (cgroup.Usage, error) {
-	return cgroup.Usage{}, errGone
+func (g *gone) Start(context.Context) error           { return g.refusal() }
+func (g *gone) Started(context.Context) (bool, error) { return false, g.refusal() }
+func (g *gone) Update(context.Context, Update) error  { return g.refusal() }
+func (g *gone) ReopenLog(context.Context) error       { return g.refusal() }
+func (g *gone) Usage(context.Context) (cgroup.Usage, error) {
+	return cgroup.Usage{}, g.refusal()
 }
-func (gone) Forward(context.Context, uint16) (Stream, error) { return nil, errGone }
-func (gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
-	return nil, errGone
+func (g *gone) Forward(context.Context, uint16) (Stream, error) { return nil, g.refusal() }
+func (g *gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
+	return nil, g.refusal()
 }
-func (gone) Open(context.Context, Command) (*Session, error)          { return nil, errGone }
-func (gone) Attach(context.Context, conmon.Streams) (*Session, error) { return nil, errGone }
+func (g *gone) Open(context.Context, Command) (*Session, error)          { return nil, g.refusal() }
+func (g *gone) Attach(context.Context, conmon.Streams) (*Session, error) { return nil, g.refusal() }

@@ -100,7 +100,7 @@ func (h *holds) acquire(image string) *hold {
 
 func (h *holds) release(one *hold) {
 	h.mu.Lock()
-	if one.owners--; one.owners == 0 && !one.kept {
+	if one.owners--; one.owners == 0 && !one.kept && len(one.users) == 0 {
 		delete(h.images, one.image)
 	}
 	h.mu.Unlock()
@@ -382,31 +382,44 @@ func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 		stale[image] = ""
 	}
 	h.mu.Unlock()
+	// Once for all of them. The records of an earlier server keep the images
+	// meanwhile.
+	locked := h.locks.await(ctx, toWrite)
+	err = errors.Join(err, locked)
 	for image, ids := range users {
 		delete(stale, image)
-		err = errors.Join(err, h.set(ctx, image, ids))
+		h.set(image, ids)
+		if locked == nil {
+			err = errors.Join(err, h.match(ctx, image))
+		}
 	}
 	for image := range stale {
-		err = errors.Join(err, h.set(ctx, image, nil))
+		h.set(image, nil)
+		if locked == nil {
+			err = errors.Join(err, h.match(ctx, image))
+		}
 	}
 	return err
 }
 
 // set makes ids the only users of an image.
-func (h *holds) set(ctx context.Context, image string, ids []string) error {
+func (h *holds) set(image string, ids []string) {
 	one := h.acquire(image)
 	defer h.release(one)
 	clear(one.users)
-	if len(ids) == 0 {
-		return h.free(ctx, one)
-	}
-	if err := h.keep(ctx, one); err != nil {
-		return err
-	}
 	for _, id := range ids {
 		one.users[id] = true
 	}
-	return nil
+}
+
+// match makes the record be there if there are users.
+func (h *holds) match(ctx context.Context, image string) error {
+	one := h.acquire(image)
+	defer h.release(one)
+	if len(one.users) == 0 {
+		return h.free(ctx, one)
+	}
+	return h.keep(ctx, one)
 }
 
 // close ends every grace and gives the store free for another process.

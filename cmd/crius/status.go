@@ -27,6 +27,7 @@ type vitals struct {
 	Pods       states    `json:"pods"`
 	Containers states    `json:"containers"`
 	Monitors   int       `json:"monitors"`
+	Unheard    int       `json:"unheardMonitors"` // have not answered since the server was started
 	Debts      int       `json:"debts"`
 	Goroutines int       `json:"goroutines"`
 	Heap       uint64    `json:"heapBytes"`
@@ -51,7 +52,7 @@ func newVitals(since time.Time, s pod.Summary, pulls *storage.PullCounts) vitals
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
-		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Debts: s.Debts,
+		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unheard: s.Unheard, Debts: s.Debts,
 		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
@@ -175,6 +176,9 @@ func (r statusReport) write(w io.Writer, socket string) {
 	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
 	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
+	if v.Unheard > 0 {
+		fmt.Fprintf(w, "unheard\t%d monitors have not answered since the server was started; crius check says which\n", v.Unheard)
+	}
 	if v.Debts > 0 {
 		fmt.Fprintf(w, "owed\t%d clean-ups that could not be finished; the log says why, and they are tried again\n", v.Debts)
 	}

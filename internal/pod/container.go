@@ -31,7 +31,6 @@ type Container struct {
 	runtime oci.Runtime
 	ref     oci.Ref
 	meter   *meter
-	task    oci.Task // nil only while it is being created or torn down unseen
 	view    atomic.Pointer[ContainerView]
 	logged  atomic.Uint64 // bytes, as last counted
 
@@ -40,11 +39,15 @@ type Container struct {
 	stop   stopper
 	teller teller
 
-	mu     sync.Mutex // guards what follows; never held over I/O
-	rec    containerRecord
-	exit   *conmon.Exit
-	gone   bool          // removed
-	exited chan struct{} // closed when exit is set and published
+	mu   sync.Mutex // guards what follows; never held over I/O
+	rec  containerRecord
+	live oci.Task // nil only while it is being created or torn down unseen
+	// unheard: live is what there is until the monitor, which an earlier server has
+	// started, answers.
+	unheard bool
+	exit    *conmon.Exit
+	gone    bool          // removed
+	exited  chan struct{} // closed when exit is set and published
 }
 
 func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
@@ -199,8 +202,11 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
 		return err
 	}
-	err = trace.Do(ctx, "runtime create", func(ctx context.Context) (err error) {
-		c.task, err = c.runtime.Create(ctx, c.ref, ociSpec, c.io())
+	err = trace.Do(ctx, "runtime create", func(ctx context.Context) error {
+		task, err := c.runtime.Create(ctx, c.ref, ociSpec, c.io())
+		if err == nil {
+			c.setTask(task, false)
+		}
 		return err
 	})
 	if err != nil {
@@ -230,6 +236,9 @@ func (c *Container) start(ctx context.Context) error {
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_CREATED {
 		return fmt.Errorf("it is in state %s, only a created one can be started: %w", state, fault.Precondition)
 	}
+	if err := c.mayStart(); err != nil {
+		return err
+	}
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime. When it
 	// did the record does tell, which may be long before that; and before the
@@ -239,7 +248,7 @@ func (c *Container) start(ctx context.Context) error {
 		c.setStart(phaseCreated, time.Time{})
 		return err
 	}
-	if err := trace.Do(ctx, "runtime start", c.task.Start); err != nil {
+	if err := trace.Do(ctx, "runtime start", c.task().Start); err != nil {
 		return c.failStart(ctx, err)
 	}
 	c.setPhase(phaseStarted)
@@ -249,7 +258,20 @@ func (c *Container) start(ctx context.Context) error {
 		slog.WarnContext(ctx, "start of container not recorded, will be retried", "container", c.id, "err", err)
 		c.engine.owe(c.id, c.payStart)
 	}
-	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task.PID())
+	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task().PID())
+	return nil
+}
+
+// mayStart refuses a start that would only end the container.
+func (c *Container) mayStart() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unheard {
+		return fmt.Errorf("its monitor has not answered since the server was started; crius check says more: %w", fault.Unavailable)
+	}
+	if c.rec.Phase == phaseStarting {
+		return fmt.Errorf("the runtime is still starting it for an earlier server: %w", fault.Unavailable)
+	}
 	return nil
 }
 
@@ -345,7 +367,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}
-	if err := c.task.Update(ctx, update); err != nil {
+	if err := c.task().Update(ctx, update); err != nil {
 		return err
 	}
 	c.setResources(merged)
@@ -363,7 +385,7 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
 	}
 	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
-		return trace.Do(ctx, "reopen log", c.task.ReopenLog)
+		return trace.Do(ctx, "reopen log", c.task().ReopenLog)
 	})
 }
 
@@ -377,7 +399,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	}
 	var result *oci.ExecResult
 	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		result, err = c.task.Exec(ctx, cmd, timeout)
+		result, err = c.task().Exec(ctx, cmd, timeout)
 		return err
 	})
 	if err != nil {

@@ -47,7 +47,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 func (c *Container) countLog(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
-	c.logged.Store(c.task.Logged(ctx))
+	c.logged.Store(c.task().Logged(ctx))
 }
 
 // retire takes the container off the node's list and keeps what it had logged
@@ -66,6 +66,7 @@ type Summary struct {
 	Pods       map[cri.PodSandboxState]int
 	Containers map[cri.ContainerState]int
 	Monitors   int          // of containers and of pods
+	Unheard    int          // monitors that have not answered since the server was started
 	Debts      int          // objects whose clean-up is still owed
 	Work       []trace.Work // under way, the longest first
 
@@ -89,6 +90,16 @@ func (e *Engine) Summary() Summary {
 		s.Pods[v.State]++
 		if v.PID != 0 {
 			s.Monitors++
+		}
+	}
+	for _, pod := range e.sandboxes.all() {
+		if pod.isUnheard() {
+			s.Unheard++
+		}
+	}
+	for _, c := range e.containers.all() {
+		if c.isUnheard() {
+			s.Unheard++
 		}
 	}
 	for _, v := range e.Containers() {

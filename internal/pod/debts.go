@@ -25,6 +25,7 @@ type debts struct {
 type debt struct {
 	pay    func(context.Context) error
 	paying chan struct{} // full while it is paid
+	tried  chan struct{} // closed when it has been tried once, or is over
 	over   chan struct{} // closed when it is paid, or another has come in its place
 }
 
@@ -40,7 +41,7 @@ const (
 func (e *Engine) owe(id string, pay func(context.Context) error) { e.enter(id, pay, debtRetryMin) }
 
 func (e *Engine) enter(id string, pay func(context.Context) error, wait time.Duration) *debt {
-	d := &debt{pay: pay, paying: make(chan struct{}, 1), over: make(chan struct{})}
+	d := &debt{pay: pay, paying: make(chan struct{}, 1), tried: make(chan struct{}), over: make(chan struct{})}
 	e.debts.mu.Lock()
 	before := e.debts.owed[id]
 	e.debts.owed[id] = d
@@ -54,6 +55,8 @@ func (e *Engine) enter(id string, pay func(context.Context) error, wait time.Dur
 
 // collect tries until the debt is paid.
 func (e *Engine) collect(id string, d *debt, wait time.Duration) {
+	tried := sync.OnceFunc(func() { close(d.tried) })
+	defer tried()
 	for {
 		retry := time.NewTimer(wait)
 		select {
@@ -66,12 +69,13 @@ func (e *Engine) collect(id string, d *debt, wait time.Duration) {
 		if !ok {
 			return
 		}
-		patience := time.AfterFunc(slotTime, giveBack)
+		slot := time.AfterFunc(slotTime, giveBack)
 		if err := e.payDebt(context.Background(), id, d); err != nil {
 			slog.Warn("clean-up still owed", "id", id, "err", err)
 		}
-		patience.Stop()
+		slot.Stop()
 		giveBack()
+		tried()
 		wait = min(max(2*wait, debtRetryMin), debtRetryMax)
 	}
 }

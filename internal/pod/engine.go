@@ -141,8 +141,8 @@ func (e *Engine) Close(ctx context.Context) error {
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	close(e.closing)
 	for _, c := range e.containers.all() {
-		if c.task != nil { // of an engine that was only Loaded there is none
-			c.task.Close()
+		if task := c.task(); task != nil { // of an engine that was only Loaded there is none
+			task.Close()
 		}
 	}
 	for _, s := range e.sandboxes.all() {

@@ -331,6 +331,23 @@ func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
 	return task, err
 }
 
+// Unheard takes signals, and never ends.
+func (f fakeRuntime) Unheard(ref oci.Ref) oci.Task {
+	var task *fakeTask
+	f.set(func() { task = f.tasks[ref.ID] })
+	return &unheardTask{task}
+}
+
+type unheardTask struct{ *fakeTask }
+
+func (*unheardTask) Exited() <-chan struct{} { return nil }
+func (t *unheardTask) PID() int {
+	if t.fakeTask == nil {
+		return 0
+	}
+	return t.fakeTask.PID()
+}
+
 func (f fakeRuntime) Delete(ctx context.Context, ref oci.Ref) error {
 	return f.step(ctx, "delete", func() {
 		if task := f.tasks[ref.ID]; task != nil {

@@ -247,7 +247,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
 	})
 	if task != nil {
-		s.setInfra(task)
+		s.setInfra(task, false)
 	}
 	if err != nil {
 		return err
@@ -255,22 +255,6 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err := trace.Do(ctx, "runtime start", task.Start); err != nil {
 		return err
 	}
-	s.engine.background.Go(func() { s.watchInfra(task) })
-	return nil
-}
-
-// resumeInfra finds the infra container again after a restart.
-func (s *Sandbox) resumeInfra(ctx context.Context) error {
-	task, err := s.runtime.Load(ctx, s.infraRef())
-	if err != nil {
-		return fmt.Errorf("infra container: %w", err)
-	}
-	select {
-	case <-task.Exited():
-		return fmt.Errorf("infra container: it has exited: %w", fault.NotFound)
-	default:
-	}
-	s.setInfra(task)
 	s.engine.background.Go(func() { s.watchInfra(task) })
 	return nil
 }

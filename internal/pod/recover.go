@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +15,6 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
@@ -24,12 +24,28 @@ import (
 // recoverWidth bounds how many objects are recovered side by side.
 const recoverWidth = 16
 
+// patience is how long the start waits for monitors, and then again for what is
+// to be torn down.
+const patience = 5 * time.Second
+
 // Recover makes the engine right again after whatever ended the last one: it
 // reads the records, finds the containers that still run, notes the exits that
 // happened meanwhile, tears down what was not ready and sweeps what has no
 // record. It is idempotent and may itself be killed at any point. No verb may
 // be called before it returns. What cannot be cleaned up now becomes a debt
 // and is no reason not to start.
+//
+// A node serves within seconds, whatever hangs. This is all that the start of a
+// server waits for but files of its own:
+//
+//	lock of containers/storage that another process holds   10 s, then it fails and is started again
+//	looking through images after a boot                     as long as it takes, and is told to the service manager
+//	versions and features of runtimes                       10 s each, side by side
+//	AppArmor's parser                                       30 s, once after a boot
+//	host ports: the firewall's tool                         30 s, then it is tried again later
+//	monitors' answers                                       patience, together; see takeUp
+//	lock of containers/storage, for the images in use       10 s for each of them, if it is held
+//	teardown of what was not ready, died or has no record   patience, together; then debts
 func (e *Engine) Recover(ctx context.Context) error {
 	return e.deps.Trace.Do(ctx, "recover", "node", e.recover)
 }
@@ -50,36 +66,69 @@ func (e *Engine) recover(ctx context.Context) error {
 	reportDamaged(ctx, "pod", damagedPods)
 	reportDamaged(ctx, "container", damagedCtrs)
 
+	e.adopt(ctx, ctrs)
 	e.restoreNetwork(ctx, pods)
 	sandboxes := e.loadSandboxes(ctx, pods)
+	var answers, ends waiting // first of containers, then of the rest
+	for _, s := range sandboxes {
+		s.hearInfra(&answers)
+	}
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
-	var mu sync.Mutex
-	var rootfs []storage.Rootfs
 	for id, rec := range ctrs {
-		g.Go(func() error {
-			if e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec) {
-				mu.Lock()
-				rootfs = append(rootfs, rec.imagesInUse(id)...)
-				mu.Unlock()
-			}
-			return nil
-		})
+		g.Go(func() error { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers); return nil })
 	}
 	_ = g.Wait()
+	answers.await(ctx)
+	if silent := e.Summary().Unheard; silent > 0 {
+		slog.ErrorContext(ctx, "monitors do not answer: their containers are left as they are, and are taken up when they do; see crius check", "monitors", silent)
+	}
 	for _, s := range sandboxes {
-		g.Go(func() error { e.recoverSandbox(ctx, s); return nil })
+		g.Go(func() error { e.recoverSandbox(ctx, s, &ends); return nil })
 	}
 	_ = g.Wait()
-	adopt := func(ctx context.Context) error { return e.deps.Images.Adopt(ctx, rootfs) }
-	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
-		// Their containers run on; the kubelet will pull the images again.
-		slog.ErrorContext(ctx, "images of containers are missing", "err", err)
+	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
+	for _, id := range e.withoutRecord(slices.Concat(orphanPods, orphanCtrs), known) {
+		e.counters.leftovers.Add(1)
+		slog.WarnContext(ctx, "removing what has no record", "id", id)
+		e.end(id, func(ctx context.Context) error { return e.sweep(ctx, id) }, &ends)
 	}
-	e.sweep(ctx, e.withoutRecord("containers", orphanCtrs, func(id string) bool { return ctrs[id] != nil }), e.sweepContainer)
-	e.sweep(ctx, e.withoutRecord("pods", orphanPods, func(id string) bool { return pods[id] != nil }), e.sweepSandbox)
+	if left := ends.await(ctx); left > 0 {
+		slog.WarnContext(ctx, "clean-up goes on", "objects", left)
+	}
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.all()), "containers", len(e.containers.all()), "took", time.Since(started))
 	return nil
+}
+
+// waiting is what the start has begun and gives some time.
+type waiting struct {
+	mu  sync.Mutex
+	all []<-chan struct{}
+}
+
+func (w *waiting) add(done <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all = append(w.all, done)
+}
+
+// await tells how many have not come to an end.
+func (w *waiting) await(ctx context.Context) (left int) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for _, done := range w.all {
+		select {
+		case <-done:
+			continue
+		default:
+		}
+		select {
+		case <-done:
+		case <-ctx.Done():
+			left++
+		}
+	}
+	return left
 }
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
@@ -112,34 +161,51 @@ func (e *Engine) restoreNetwork(ctx context.Context, records map[string]*podReco
 	}
 }
 
+// adopt keeps the images of all containers on record, whatever becomes of those:
+// a teardown lets go of its own.
+func (e *Engine) adopt(ctx context.Context, records map[string]*containerRecord) {
+	var rootfs []storage.Rootfs
+	for id, rec := range records {
+		rootfs = append(rootfs, rec.imagesInUse(id)...)
+	}
+	adopt := func(ctx context.Context) error { return e.deps.Images.Adopt(ctx, rootfs) }
+	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
+		// Their containers run on; the kubelet will pull the images again.
+		slog.ErrorContext(ctx, "images of containers are missing", "err", err)
+	}
+}
+
+// end has pay done at once, and goes on trying.
+func (e *Engine) end(id string, pay func(context.Context) error, ends *waiting) {
+	ends.add(e.enter(id, pay, 0).tried)
+}
+
 // recoverSandbox puts the pod back in its place, or tears it down if it was
 // not ready. Its containers have been recovered.
-func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox) {
+func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) {
 	switch s.phase() {
 	case phaseCreating, phaseRemoving:
-		s.ended = true
-		ctx, cancel := undoContext(ctx)
-		defer cancel()
-		for _, c := range s.containers() {
-			if err := c.remove(ctx); err != nil {
-				slog.WarnContext(ctx, "container of a removed pod is still there", "container", c.id, "err", err)
-			}
-		}
-		if err := s.teardown(ctx); err != nil {
-			slog.WarnContext(ctx, "unfinished pod leaves a debt", "pod", s.id, "err", err)
-			e.owe(s.id, s.teardown)
-		}
+		s.end()
+		slog.WarnContext(ctx, "unfinished pod is torn down", "pod", s.id)
+		e.end(s.id, s.dismantle, ends)
 		return
 	case phaseStopping:
-		s.expire(ctx)
+		s.end()
+		e.end(s.id, s.expire, ends)
 	case phaseReady:
-		if err := s.resume(ctx); err != nil {
-			slog.WarnContext(ctx, "pod did not survive", "pod", s.id, "err", err)
-			s.expire(ctx)
+		lost, unseen := s.lost()
+		for _, why := range unseen {
+			slog.WarnContext(ctx, "part of a pod cannot be looked at", "pod", s.id, "err", why)
 		}
-	}
-	if s.phase() == phaseStopped && s.owesNetwork() {
-		e.owe(s.id, s.payStop)
+		if len(lost) > 0 {
+			slog.WarnContext(ctx, "pod did not survive", "pod", s.id, "err", errors.Join(lost...))
+			s.end()
+			e.end(s.id, s.expire, ends)
+		}
+	case phaseStopped:
+		if s.owesNetwork() {
+			e.owe(s.id, s.payStop)
+		}
 	}
 	e.sandboxes.reserve(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
 	s.publish()
@@ -147,121 +213,174 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox) {
 	s.tell()
 }
 
-// resume checks that what a ready pod consists of is still there.
-func (s *Sandbox) resume(ctx context.Context) error {
-	if s.rec.BootID != s.engine.boot {
-		return errors.New("the machine was booted since")
-	}
-	paths := s.rec.Namespaces.Paths()
-	for _, path := range []string{paths.User, paths.Net, paths.IPC, paths.UTS} {
-		if path == "" {
-			continue
-		}
-		if _, err := ns.Inode(path); errors.Is(err, fault.NotFound) {
+// dismantle is the teardown of a pod that nobody knows any more.
+func (s *Sandbox) dismantle(ctx context.Context) error {
+	for _, c := range s.containers() {
+		if err := c.remove(ctx); err != nil {
 			return err
-		} else if err != nil { // that it cannot be looked at is not its end
-			slog.WarnContext(ctx, "namespace of a pod cannot be looked at", "pod", s.id, "err", err)
 		}
 	}
-	if !s.rec.Infra {
-		return nil
-	}
-	return s.resumeInfra(ctx)
+	return s.teardown(ctx)
 }
 
 // expire is the stop of a pod that is dead already.
-func (s *Sandbox) expire(ctx context.Context) {
-	ctx, cancel := undoContext(ctx)
-	defer cancel()
+func (s *Sandbox) expire(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	if err := s.stop(ctx); err != nil {
-		slog.ErrorContext(ctx, "dead pod cannot be cleaned up, the kubelet's StopPodSandbox will try again", "pod", s.id, "err", err)
+	if s.phase() == phaseRemoving {
+		return nil // become the removal's debt
 	}
+	return s.stop(ctx)
 }
 
 // recoverContainer puts a container back in its place, or tears it down if it
-// was not ready or has lost its pod. It reports whether there still is one, in
-// whatever state.
-func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, rec containerRecord) bool {
+// was not ready or has lost its pod.
+func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, rec containerRecord, answers *waiting) {
 	if s == nil {
-		return e.recoverStray(ctx, id, rec)
+		runtime, err := e.deps.Runtimes.Get(rec.Handler)
+		if err != nil {
+			return // with its pod, until the handler is back
+		}
+		slog.WarnContext(ctx, "container without a pod is torn down", "container", id, "pod", rec.SandboxID)
+		e.end(id, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec).teardown, answers)
+		return
 	}
 	c := e.newContainer(id, s, rec)
 	if rec.Phase == phaseCreating || rec.Phase == phaseRemoving {
-		return !e.discard(ctx, c)
+		e.end(id, c.teardown, answers)
+		return
 	}
-	if err := c.reload(ctx); err != nil {
-		slog.ErrorContext(ctx, "container cannot be recovered and is torn down", "container", id, "err", err)
-		return !e.discard(ctx, c)
+	if rec.BootID != e.boot {
+		if err := c.reloadDead(ctx); err != nil {
+			slog.ErrorContext(ctx, "container cannot be recovered and is torn down", "container", id, "err", err)
+			e.end(id, c.teardown, answers)
+			return
+		}
+	} else {
+		c.setTask(c.runtime.Unheard(c.ref), true)
+		c.publish()
+		known := make(chan struct{})
+		answers.add(known)
+		e.background.Go(func() { c.takeUp(known) })
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.addMember(c)
 	e.containers.publish(id, c)
 	c.tell()
-	return true
 }
 
-// discard tears a container down, and reports whether it is gone.
-func (e *Engine) discard(ctx context.Context, c *Container) (gone bool) {
-	ctx, cancel := undoContext(ctx)
+// takeUp finds out how a container is, of which only its monitor can tell. One
+// that hangs is waited for as long as the server lives: its container may be well,
+// can be stopped, and is neither dead nor lost until it is known to be.
+func (c *Container) takeUp(known chan<- struct{}) {
+	ctx, cancel := c.engine.untilClosing(context.Background())
 	defer cancel()
-	if err := c.teardown(ctx); err != nil {
-		slog.WarnContext(ctx, "unfinished container leaves a debt", "container", c.id, "err", err)
-		e.owe(c.id, c.teardown)
-		return false
-	}
-	return true
-}
-
-// recoverStray deals with a container whose pod has no usable record.
-func (e *Engine) recoverStray(ctx context.Context, id string, rec containerRecord) bool {
-	runtime, err := e.deps.Runtimes.Get(rec.Handler)
+	task, err := c.engine.load(ctx, c.runtime, c.ref)
 	if err != nil {
-		return true // with its pod, until the handler is back
+		return // the end of the server
 	}
-	slog.WarnContext(ctx, "container without a pod is torn down", "container", id, "pod", rec.SandboxID)
-	return !e.discard(ctx, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec))
-}
-
-// reload finds out how the container is.
-func (c *Container) reload(ctx context.Context) error {
-	if c.rec.BootID != c.engine.boot {
-		return c.reloadDead(ctx)
+	if !c.setTask(task, false) || ctx.Err() != nil {
+		task.Close()
+		return
 	}
-	task, err := c.runtime.Load(ctx, c.ref)
-	if err != nil {
-		return err
-	}
-	c.task = task
-	if c.rec.Phase == phaseStarting {
-		c.settleStart(ctx)
-	}
+	c.settleStart(ctx)
 	c.publish()
-	select {
-	case <-task.Exited():
+	if exited(task) {
 		// Readers must not see it alive for even a moment: the kubelet has
 		// been told of the exit, perhaps.
 		c.watch()
-	default:
-		c.engine.background.Go(c.watch)
+		close(known)
+		return
 	}
-	return nil
+	close(known)
+	c.tell()
+	c.watch()
 }
 
-// settleStart decides whether a start that was cut short happened.
-func (c *Container) settleStart(ctx context.Context) {
-	started, err := c.task.Started(ctx)
-	switch {
-	case err == nil && !started:
-		c.setStart(phaseCreated, time.Time{})
-	default:
-		// The runtime answers nothing for a container that is dead: if it never
-		// started, its exit by SIGKILL says so well enough.
-		c.setPhase(phaseStarted)
+// load asks a monitor until it answers, or the server ends.
+func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
+	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
+		task, err := runtime.Load(ctx, ref)
+		if err == nil || ctx.Err() != nil {
+			return task, err
+		}
+		slog.WarnContext(ctx, "monitor cannot be reached, will be tried again", "id", ref.ID, "err", err)
+		retry := time.NewTimer(wait)
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			retry.Stop()
+			return nil, context.Cause(ctx)
+		}
 	}
-	if err := c.put(ctx); err != nil {
-		slog.WarnContext(ctx, "settled start not recorded", "container", c.id, "err", err)
+}
+
+// hearInfra is takeUp for the infra container of a pod that may live.
+func (s *Sandbox) hearInfra(answers *waiting) {
+	if s.phase() != phaseReady || !s.rec.Infra || s.rec.BootID != s.engine.boot {
+		return
+	}
+	s.setInfra(s.runtime.Unheard(s.infraRef()), true)
+	known := make(chan struct{})
+	answers.add(known)
+	s.engine.background.Go(func() {
+		ctx, cancel := s.engine.untilClosing(context.Background())
+		defer cancel()
+		task, err := s.engine.load(ctx, s.runtime, s.infraRef())
+		if err != nil {
+			return
+		}
+		s.setInfra(task, false)
+		close(known)
+		if ctx.Err() != nil {
+			task.Close()
+			return
+		}
+		s.watchInfra(task)
+	})
+}
+
+// settleStart decides whether a start that an earlier server has begun has
+// happened. While the runtime is at it nobody knows: the container counts as
+// created, and can be stopped.
+func (c *Container) settleStart(ctx context.Context) {
+	if c.phase() != phaseStarting {
+		return
+	}
+	task := c.task()
+	for {
+		started, err := task.Started(ctx)
+		if err == nil && !started {
+			c.settleAs(phaseCreated)
+			break
+		}
+		if !errors.Is(err, fault.Timeout) || exited(task) {
+			// The runtime answers nothing for a container that is dead: if it never
+			// started, its exit by SIGKILL says so well enough.
+			c.settleAs(phaseStarted)
+			break
+		}
+		slog.WarnContext(ctx, "whether a container has been started is not known yet", "container", c.id, "err", err)
+		select {
+		case <-task.Exited():
+		case <-ctx.Done():
+			return
+		case <-time.After(debtRetryMin):
+		}
+	}
+	c.engine.enter(c.id, c.payStart, 0)
+}
+
+// settleAs leaves a phase alone that is another one by now.
+func (c *Container) settleAs(p phase) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rec.Phase != phaseStarting {
+		return
+	}
+	c.rec.Phase = p
+	if p == phaseCreated {
+		c.rec.StartedAt = time.Time{}
 	}
 }
 
@@ -279,42 +398,20 @@ func (c *Container) reloadDead(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("exit of an earlier boot: %w", err)
 	}
-	c.task = oci.Dead(exit)
+	c.setTask(oci.Dead(exit), false)
 	c.setExit(exit)
 	return nil
 }
 
 // withoutRecord lists the ids that have a run or state directory but no
 // record.
-func (e *Engine) withoutRecord(kind string, orphans []string, known func(id string) bool) []string {
-	ids := map[string]bool{}
-	for _, id := range orphans {
-		ids[id] = true
-	}
-	entries, _ := os.ReadDir(filepath.Join(e.cfg.RunDir, kind))
-	for _, entry := range entries {
-		if !known(entry.Name()) {
-			ids[entry.Name()] = true
+func (e *Engine) withoutRecord(orphans []string, known func(id string) bool) []string {
+	for _, kind := range []string{"pods", "containers"} {
+		entries, _ := os.ReadDir(filepath.Join(e.cfg.RunDir, kind))
+		for _, entry := range entries {
+			orphans = append(orphans, entry.Name())
 		}
 	}
-	var list []string
-	for id := range ids {
-		if record.ValidID(id) {
-			list = append(list, id)
-		}
-	}
-	return list
-}
-
-func (e *Engine) sweep(ctx context.Context, ids []string, remove func(context.Context, string) error) {
-	for _, id := range ids {
-		e.counters.leftovers.Add(1)
-		slog.WarnContext(ctx, "removing what has no record", "id", id)
-		ctx, cancel := undoContext(ctx)
-		if err := remove(ctx, id); err != nil {
-			slog.WarnContext(ctx, "leftovers remain", "id", id, "err", err)
-			e.owe(id, func(ctx context.Context) error { return remove(ctx, id) })
-		}
-		cancel()
-	}
+	slices.Sort(orphans)
+	return slices.DeleteFunc(slices.Compact(orphans), func(id string) bool { return known(id) || !record.ValidID(id) })
 }

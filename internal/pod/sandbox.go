@@ -36,6 +36,7 @@ type Sandbox struct {
 	mu      sync.Mutex // guards what follows; never held over I/O
 	rec     podRecord
 	infra   oci.Task
+	unheard bool // infra is what there is until its monitor answers
 	members map[string]*Container
 	// ending is closed when the pod begins to end: no container is created
 	// from then on, and the creations under way are called off.

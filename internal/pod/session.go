@@ -51,7 +51,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	// business.
 	var s *oci.Session
 	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		s, err = c.task.Open(ctx, cmd)
+		s, err = c.task().Open(ctx, cmd)
 		return err
 	})
 	if err != nil {
@@ -73,7 +73,7 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	if err != nil {
 		return err
 	}
-	s, err := c.task.Attach(ctx, conmon.Streams{
+	s, err := c.task().Attach(ctx, conmon.Streams{
 		Stdin: client.Stdin != nil, Stdout: client.Stdout != nil, Stderr: client.Stderr != nil,
 	})
 	if err != nil {

@@ -70,10 +70,16 @@ func (s *Sandbox) setGone() {
 	s.gone = true
 }
 
-func (s *Sandbox) setInfra(t oci.Task) {
+func (s *Sandbox) setInfra(t oci.Task, unheard bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.infra = t
+	s.infra, s.unheard = t, unheard
+}
+
+func (s *Sandbox) isUnheard() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unheard
 }
 
 func (s *Sandbox) infraTask() oci.Task {
@@ -205,6 +211,29 @@ func (c *Container) setResources(r *cri.LinuxContainerResources) {
 	c.rec.Resources.M = r
 }
 
+func (c *Container) task() oci.Task {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.live
+}
+
+// setTask is false for a container that is being removed: its task is nobody's.
+func (c *Container) setTask(task oci.Task, unheard bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rec.Phase == phaseRemoving {
+		return false
+	}
+	c.live, c.unheard = task, unheard
+	return true
+}
+
+func (c *Container) isUnheard() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unheard
+}
+
 // publish shows readers the container as it is now.
 func (c *Container) publish() {
 	c.mu.Lock()
@@ -236,9 +265,12 @@ func (c *Container) publish() {
 		v.ExitCode, v.Reason, v.Message = rec.ending(*c.exit)
 	case rec.Phase == phaseStarted:
 		v.State = cri.ContainerState_CONTAINER_RUNNING
-		v.PID = c.task.PID()
+		v.PID = c.live.PID()
 	default:
-		v.PID = c.task.PID()
+		v.PID = c.live.PID()
+		if rec.Phase == phaseStarting { // of an earlier server, and may be still
+			v.StartedAt = time.Time{}
+		}
 	}
 	c.view.Store(v)
 }
@@ -263,11 +295,11 @@ func (rec *containerRecord) ending(exit conmon.Exit) (code int32, reason, messag
 // watch waits for the end of the container and makes it known.
 func (c *Container) watch() {
 	select {
-	case <-c.task.Exited():
+	case <-c.task().Exited():
 	case <-c.engine.closing:
 		return
 	}
-	exit, err := c.task.Exit()
+	exit, err := c.task().Exit()
 	if err != nil {
 		exit = c.lost(err)
 	}
@@ -304,7 +336,7 @@ func (c *Container) lost(cause error) conmon.Exit {
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
-		if err := trace.Do(ctx, "SIGKILL", c.task.Kill); err != nil {
+		if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
 			slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)
 		}
 		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })

@@ -89,7 +89,7 @@ func (c *Container) usage() cgroup.Usage {
 	if !c.sandbox.rec.Sandboxed {
 		return c.meter.read()
 	}
-	u, err := c.task.Usage(context.Background())
+	u, err := c.task().Usage(context.Background())
 	if err != nil {
 		slog.Debug("runtime does not tell what a container uses", "container", c.id, "err", err)
 	}

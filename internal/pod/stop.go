@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
@@ -110,11 +111,12 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
 	if graceful {
 		wait = c.stop.remaining
-		signal := func(ctx context.Context) error { return c.task.Signal(ctx, unix.Signal(c.stopSignal())) }
+		signal := func(ctx context.Context) error { return c.task().Signal(ctx, unix.Signal(c.stopSignal())) }
 		if err := trace.Do(ctx, "stop signal", signal); err != nil {
 			slog.WarnContext(ctx, "stop signal failed, waiting for the kill", "container", c.id, "err", err)
 		}
 	}
+	killed := false
 	for {
 		timer := time.NewTimer(wait())
 		select {
@@ -129,7 +131,11 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 			continue
 		case <-timer.C:
 		}
+		if killed && c.allDead() {
+			c.endMonitor(ctx)
+		}
 		c.killOnce(ctx)
+		killed = true
 		wait = func() time.Duration { return killAgain }
 	}
 }
@@ -137,8 +143,30 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
-	if err := trace.Do(ctx, "SIGKILL", c.task.Kill); err != nil {
-		slog.ErrorContext(ctx, "container does not die: "+c.undead(), "container", c.id, "pid", c.task.PID(), "err", err)
+	if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
+		slog.ErrorContext(ctx, "container does not die: "+c.undead(), "container", c.id, "pid", c.task().PID(), "err", err)
+	}
+}
+
+// allDead tells whether a container has no process left whose monitor has not
+// said so.
+func (c *Container) allDead() bool {
+	processes, err := conmon.ReadProcesses(c.ref.Dir)
+	if err != nil || conmon.Alive(processes.Container) {
+		return false // an inmate's process is the sandbox
+	}
+	pids, err := cgroup.Procs(c.ref.Cgroup)
+	return err == nil && len(pids) == 0
+}
+
+// endMonitor ends a monitor that hangs, or lets one that does not record the
+// exit: its container can be removed then.
+func (c *Container) endMonitor(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killAgain)
+	defer cancel()
+	slog.ErrorContext(ctx, "monitor of a dead container does not say that it is dead, and is ended", "container", c.id)
+	if err := trace.Do(ctx, "end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, c.ref.Dir) }); err != nil {
+		slog.ErrorContext(ctx, "monitor does not end", "container", c.id, "err", err)
 	}
 }
 

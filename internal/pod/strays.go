@@ -368,7 +368,7 @@ func (e *Engine) sweepStray(ctx context.Context, st *stray) error {
 	for _, name := range st.cgroups {
 		errs = append(errs, killCgroup(ctx, name))
 	}
-	errs = append(errs, e.sweepContainer(ctx, st.id), e.sweepSandbox(ctx, st.id))
+	errs = append(errs, e.sweep(ctx, st.id))
 	for _, monitor := range st.monitors { // whose directory has gone before it
 		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
 	}

@@ -28,8 +28,8 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
-	if c.task != nil {
-		c.task.Close() // not before: it is the task that buries the monitor
+	if task := c.task(); task != nil {
+		task.Close() // not before: it is the task that buries the monitor
 	}
 	if err := trace.Do(ctx, "remove root file system", c.removeRoots); err != nil {
 		// With it still mounted below the run directory, that must not be walked.
@@ -171,6 +171,11 @@ func (s *Sandbox) networkPod() network.Pod {
 		OwnKernel:    s.rec.Sandboxed,
 		ConfDir:      s.runtime.Handler().CNIConfDir,
 	}
+}
+
+// sweep removes what bears an id that has no record, of a container or of a pod.
+func (e *Engine) sweep(ctx context.Context, id string) error {
+	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id))
 }
 
 // sweepContainer removes what an id without a record left in the run

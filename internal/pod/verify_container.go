@@ -7,6 +7,8 @@ import (
 	"path"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci"
@@ -27,12 +29,12 @@ func (v *verification) members(ctx context.Context) error {
 		return fmt.Errorf("compare the image store: %w", err)
 	}
 	byRoot := v.sort(defects, true)
+	var confirmed errgroup.Group // side by side: a monitor that hangs takes its time
+	confirmed.SetLimit(recoverWidth)
 	for _, c := range suspects(all, func(c *Container) bool { return len(c.problems(ctx, byRoot)) > 0 }) {
-		if err := v.confirm(ctx, c); err != nil {
-			return err
-		}
+		confirmed.Go(func() error { return v.confirm(ctx, c) })
 	}
-	return ctx.Err()
+	return errors.Join(confirmed.Wait(), ctx.Err())
 }
 
 // confirm looks again at a container, which nobody may change meanwhile.
@@ -89,7 +91,7 @@ func (c *Container) shouldLive() bool {
 // settle waits until the server has come to terms with an exit, for which it
 // kills what a lost monitor has left.
 func (c *Container) settle() {
-	if c.task == nil || !exited(c.task) {
+	if task := c.task(); task == nil || !exited(task) {
 		return
 	}
 	select {
@@ -134,7 +136,7 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []p
 	if err != nil {
 		return append(found, problem{wrong: err.Error(), advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
 	}
-	if task != c.task {
+	if task != c.task() {
 		defer task.Close()
 	}
 	if exited(task) {
@@ -156,7 +158,7 @@ func (c *Container) exitProblems(task oci.Task) []problem {
 	if _, err := task.Exit(); err == nil {
 		return nil // it will, or the next one does
 	}
-	if c.task != nil && !exited(c.task) {
+	if known := c.task(); known != nil && !exited(known) && !c.isUnheard() {
 		return []problem{{wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
 			advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -109,41 +110,60 @@ func pathsOf(rec podRecord) []string {
 	return paths
 }
 
-// readyProblems: what a ready pod consists of.
-func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []problem {
-	over := remedy{"it is stopped, and the kubelet makes it anew", s.stop}
+// lost are the reasons why a pod that is ready on record is dead; unseen is what
+// could not be looked at, which is not to say that it is gone.
+func (s *Sandbox) lost() (lost, unseen []error) {
+	rec, _, _ := s.snapshot()
 	if rec.BootID != s.engine.boot {
-		return []problem{{wrong: "it is ready on record, and the machine was booted since", remedy: over}}
-	}
-	var found []problem
-	dead := func(format string, args ...any) {
-		found = append(found, problem{wrong: fmt.Sprintf(format, args...), remedy: over})
+		return []error{errors.New("it is ready on record, and the machine was booted since")}, nil
 	}
 	for _, path := range pathsOf(rec) {
 		inode, err := ns.Inode(path)
 		switch {
 		case errors.Is(err, fault.NotFound):
-			dead("%v", err)
+			lost = append(lost, err)
 		case err != nil:
-			found = append(found, unseen(err))
+			unseen = append(unseen, err)
 		case path == rec.Namespaces.Paths().Net && rec.Network != nil && rec.Network.NetNSInode != 0 && rec.Network.NetNSInode != inode:
-			dead("%s is not the network namespace that it was attached with", path)
+			lost = append(lost, fmt.Errorf("%s is not the network namespace that it was attached with", path))
 		}
 	}
-	for _, d := range damage {
-		if d.Dead {
-			dead("%s", d.Text)
-			continue
-		}
-		found = append(found, problem{wrong: d.Text, advice: "delete the pod if it cannot be reached; crius leaves its containers running"})
+	if infra := s.infraTask(); rec.Infra && infra != nil && exited(infra) {
+		lost = append(lost, errInfraDead)
 	}
-	if rec.Infra {
+	return lost, unseen
+}
+
+var errInfraDead = errors.New("its infra container is dead")
+
+// readyProblems: what a ready pod consists of.
+func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []problem {
+	over := remedy{"it is stopped, and the kubelet makes it anew", s.stop}
+	var found []problem
+	lost, notSeen := s.lost()
+	if rec.Infra && rec.BootID == s.engine.boot && !slices.Contains(lost, errInfraDead) {
 		switch alive, err := s.infraAlive(ctx); {
 		case err != nil:
-			found = append(found, unseen(fmt.Errorf("its infra container: %w", err)))
+			notSeen = append(notSeen, fmt.Errorf("its infra container: %w", err))
 		case !alive:
-			dead("its infra container is dead")
+			lost = append(lost, errInfraDead)
 		}
+	}
+	for _, err := range lost {
+		found = append(found, problem{wrong: err.Error(), remedy: over})
+	}
+	if rec.BootID != s.engine.boot {
+		return found
+	}
+	for _, err := range notSeen {
+		found = append(found, unseen(err))
+	}
+	for _, d := range damage {
+		p := problem{wrong: d.Text, remedy: over}
+		if !d.Dead {
+			p = problem{wrong: d.Text, advice: "delete the pod if it cannot be reached; crius leaves its containers running"}
+		}
+		found = append(found, p)
 	}
 	return append(found, s.missingFiles(rec)...)
 }
