@@ -83,7 +83,8 @@
 //	release                 the container is to be deleted: kill what still lives of
 //	                        it, record its exit, leave
 //	start                   the container, where that is the monitor's; answered when
-//	                        the runtime's start has ended
+//	                        the runtime's start has ended, which has start.lock
+//	                        locked for as long as it runs
 //	attach STREAMS          a share, from now on, in some of stdin, stdout and stderr
 //	count-log               how much the log has grown: logged comes before the ok
 //

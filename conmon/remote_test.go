@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
 )
 
 // inmate is a container in somebody else's sandbox, which is a process that
@@ -224,4 +225,40 @@ func TestReleasedWhileItStarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	i.wants(client, 137)
+}
+
+// A start is locked for as long as it runs: a server that comes meanwhile can see
+// that it is under way. While a server looks nothing is started.
+func TestInmateStartIsLocked(t *testing.T) {
+	t.Parallel()
+	i := newInmate(t, "touch begun; while [ ! -e go ]; do sleep 0.02; done; "+starts, waits)
+	client := i.launch()
+	lock, err := os.OpenFile(filepath.Join(i.Dir, wire.StartLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	take := func() error { return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+	if err := take(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(limit(t, time.Minute)); err == nil || !strings.Contains(err.Error(), wire.StartLock) {
+		t.Errorf("while a server looks: %v", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() { started <- client.Start(limit(t, time.Minute)) }()
+	eventually(t, "the start to begin", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "begun")); return err == nil })
+	if err := take(); err != unix.EWOULDBLOCK {
+		t.Errorf("the lock of a start under way: %v", err)
+	}
+	i.write("go")
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lock to be free", func() bool { return take() == nil })
+	i.write("end")
+	i.wants(client, 5)
 }

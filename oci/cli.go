@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -307,13 +308,14 @@ func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 // takes tens of milliseconds; one that hangs must not hold up the server.
 const leftStart = 5 * time.Second
 
-// Started waits for a start that an earlier server may have left under way.
+// Started waits for a start that an earlier server may have left under way: as
+// long as that hangs, the container may be started at any moment.
 func (t *cliTask) Started(ctx context.Context) (bool, error) {
-	lock, err := lockStart(ctx, t.ref, leftStart)
-	if err == nil {
+	lock, busy := lockStart(ctx, t.ref, leftStart)
+	if busy == nil {
 		defer lock.Close()
-	} else if !errors.Is(err, fault.Timeout) {
-		return false, err
+	} else if !errors.Is(busy, fault.Timeout) {
+		return false, busy
 	}
 	out, err := t.runtime.run(ctx, t.ref, nil, "state")
 	if err != nil {
@@ -323,7 +325,10 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 	if err := json.Unmarshal(out, &state); err != nil {
 		return false, fmt.Errorf("%s state: %w", t.runtime.name, err)
 	}
-	return state.Status != string(specs.StateCreated) && state.Status != string(specs.StateCreating), nil
+	if state.Status == string(specs.StateCreated) || state.Status == string(specs.StateCreating) {
+		return false, busy
+	}
+	return true, nil
 }
 
 // lockStart takes the lock of the container's start, when the one who has it,
@@ -331,7 +336,7 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 func lockStart(ctx context.Context, ref Ref, patience time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fault.Timeout)
 	defer cancel()
-	f, err := os.OpenFile(filepath.Join(ref.Dir, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(filepath.Join(ref.Dir, wire.StartLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

@@ -261,7 +261,8 @@ func TestKillTree(t *testing.T) {
 }
 
 // A server that was killed may leave a start under way. The next one is not told
-// that the container has not started when a moment later it has.
+// that the container has not started when a moment later it has: as long as the
+// start hangs nobody knows.
 func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 	const variable = "OCI_TEST_START"
 	dir := os.Getenv(variable)
@@ -278,13 +279,19 @@ func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 cd "$(dirname "$0")"
 for word; do case "$word" in
 --version) echo "slow version 1.0"; exit ;;
-start) touch starting; sleep 1; touch started; exit ;;
+start) touch starting; while [ ! -e go ]; do sleep 0.05; done; touch started; exit ;;
 state) if [ -e started ]; then echo '{"status":"running"}'; else echo '{"status":"created"}'; fi; exit ;;
 esac; done
 `
 	if err := os.WriteFile(runtime, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	release := func() {
+		if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(release)
 	if started, err := task.Started(t.Context()); started || err != nil {
 		t.Errorf("before: %v, %v", started, err)
 	}
@@ -302,6 +309,14 @@ esac; done
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
+	began := time.Now()
+	if started, err := task.Started(t.Context()); started || !errors.Is(err, fault.Timeout) {
+		t.Errorf("while it hangs: %v, %v", started, err)
+	}
+	if took := time.Since(began); took > leftStart+10*time.Second {
+		t.Errorf("that took %v", took)
+	}
+	release()
 	if started, err := task.Started(t.Context()); !started || err != nil {
 		t.Errorf("after: %v, %v", started, err)
 	}

@@ -52,7 +52,9 @@ type Task interface {
 	PID() int
 	// Start lets the init run the container's program.
 	Start(ctx context.Context) error
-	// Started reports whether Start has happened, also under an earlier server.
+	// Started reports whether Start has happened, also under an earlier server. It
+	// is fault.Timeout while that cannot be told, since one is under way or the
+	// runtime does not answer.
 	Started(ctx context.Context) (bool, error)
 	// Signal sends sig to the init.
 	Signal(ctx context.Context, sig unix.Signal) error

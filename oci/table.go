@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -138,17 +139,24 @@ type Report struct {
 // that of Probe.
 func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 	now := t.now.Load()
-	for _, name := range now.names() {
-		r := now.byName[name]
-		report := Report{Name: name, Default: name == now.defaultName, Type: r.handler.Type, Path: r.handler.Path}
-		a, err := r.Probe(ctx)
-		if err != nil {
-			report.Error = err.Error()
-		} else {
-			report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed
-			report.UserNamespaces, report.RecursiveReadOnly, report.Features = a.IDMap, a.RecursiveReadOnly, a.Features
-		}
-		reports, errs = append(reports, report), append(errs, err)
+	names := now.names()
+	reports, errs = make([]Report, len(names)), make([]error, len(names))
+	var group sync.WaitGroup // side by side: a runtime may hang
+	for i, name := range names {
+		group.Go(func() { reports[i], errs[i] = now.report(ctx, name) })
 	}
+	group.Wait()
 	return reports, errs
+}
+func (h *handlers) report(ctx context.Context, name string) (Report, error) {
+	r := h.byName[name]
+	report := Report{Name: name, Default: name == h.defaultName, Type: r.handler.Type, Path: r.handler.Path}
+	a, err := r.Probe(ctx)
+	if err != nil {
+		report.Error = err.Error()
+		return report, err
+	}
+	report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed
+	report.UserNamespaces, report.RecursiveReadOnly, report.Features = a.IDMap, a.RecursiveReadOnly, a.Features
+	return report, nil
 }

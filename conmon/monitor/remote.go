@@ -41,12 +41,34 @@ func (m *monitor) startRemote() error {
 	case m.remote.started:
 		return nil
 	}
+	lock, err := lockStart(m.opt.Dir)
+	if err != nil {
+		return err
+	}
 	m.remote.started = true
 	child := m.remote.stdio
-	err := m.help(m.opt.Start, child)
+	err = m.help(m.opt.Start, child, lock)
 	child.close()
+	syscall.Close(lock)
 	m.remote.stdio = stdio{}
 	return err
+}
+
+// lockStart takes the lock that says that a start is under way. The command
+// inherits it, and has it for as long as it runs. A server that has it looks just
+// now whether the container is started.
+func lockStart(dir string) (int, error) {
+	path := dir + "/" + wire.StartLock
+	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CREAT|syscall.O_CLOEXEC, 0o600)
+	if err == nil {
+		if err = syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			syscall.Close(fd)
+		}
+	}
+	if err != nil {
+		return -1, wire.Fail("lock "+path, err)
+	}
+	return fd, nil
 }
 
 // startFor lets a client wait for the start that is under way: until then
@@ -64,10 +86,14 @@ func (m *monitor) startFor(i int) bool {
 }
 
 // help runs a command of the runtime on behalf of the container.
-func (m *monitor) help(argv []string, files stdio) error {
+func (m *monitor) help(argv []string, files stdio, more ...int) error {
+	all := []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])}
+	for _, fd := range more {
+		all = append(all, uintptr(fd))
+	}
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
 		Env:   m.env,
-		Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
+		Files: all,
 		Sys:   &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, PidFD: &m.remote.pidfd},
 	})
 	if err != nil {

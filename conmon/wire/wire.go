@@ -15,6 +15,7 @@ const (
 	ConsoleSocket = "console.sock" // where the runtime hands over a terminal
 	Processes     = "monitor.json" // see AppendProcesses
 	Diagnostics   = "monitor.log"  // standard error of the monitor
+	StartLock     = "start.lock"   // locked while the container is being started
 )
 
 // ListenFD is the descriptor on which the monitor inherits its listening socket.
