@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -27,7 +29,7 @@ type FsUsage struct {
 }
 
 // FsInfo is the usage of the file systems of images and of containers'
-// writable layers. It walks no directory tree.
+// writable layers. It walks no directory tree, and waits for no other tool.
 //
 // Images: UsedBytes is the size of all layers as containers/storage recorded
 // them when it unpacked them, those of other tools included, each counted
@@ -36,18 +38,11 @@ type FsUsage struct {
 //
 // Containers: both are sums over the containers' latest RootfsUsage. Those that
 // are older than usageAge are measured anew meanwhile, for whoever asks next.
-func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
+func (s *Store) FsInfo(context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
-	if err := s.locks.await(ctx, toRead); err != nil {
+	if images.UsedBytes, err = s.layersSize(); err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
-	}
-	layers, err := s.store.Layers()
-	if err != nil {
-		return images, containers, fmt.Errorf("image file system: %w", err)
-	}
-	for _, layer := range layers {
-		images.UsedBytes += uint64(max(layer.UncompressedSize, 0))
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(images.Mountpoint, &st); err != nil {
@@ -59,6 +54,34 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 	containers.Mountpoint = s.containersDir()
 	containers.Timestamp = now
 	return images, containers, nil
+}
+
+// layersSize is that of all layers. While another process holds a lock, it is what
+// the record file has: that is replaced as a whole, and so can be read at any
+// time.
+func (s *Store) layersSize() (total uint64, err error) {
+	var layers []cstorage.Layer
+	if s.locks.held(toRead) == nil {
+		layers, err = s.store.Layers()
+	} else {
+		layers, err = recordedLayers(s.store.GraphRoot())
+	}
+	for _, layer := range layers {
+		total += uint64(max(layer.UncompressedSize, 0))
+	}
+	return total, err
+}
+
+func recordedLayers(root string) ([]cstorage.Layer, error) {
+	text, err := os.ReadFile(filepath.Join(root, layersFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var layers []cstorage.Layer
+	if err == nil {
+		err = json.Unmarshal(text, &layers)
+	}
+	return layers, err
 }
 
 // WritableUsage is the latest RootfsUsage of a container, which may be as old as

@@ -178,6 +178,20 @@ func TestFsInfoOfImages(t *testing.T) {
 	}
 }
 
+// Another tool that has the store locked keeps nobody from what is on record.
+func TestFsInfoWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	n, _ := pulled(t, noise(t, 1<<20))
+	want, _, err := n.FsInfo(testContext(t))
+	ok(t, err)
+	n.child("lock")
+	began := time.Now()
+	got, _, err := n.FsInfo(testContext(t))
+	if took := time.Since(began); err != nil || got.UsedBytes != want.UsedBytes || took > lockTime/2 {
+		t.Errorf("%+v, %v after %v, want %+v", got, err, took, want)
+	}
+}
+
 // disk is a small ext4 file system of its own.
 type disk struct {
 	t    *testing.T

@@ -62,6 +62,11 @@ func TestALockedStore_crio_1172(t *testing.T) {
 			return err
 		},
 	}
+	usage, err := w.Images().ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := usage.ImageFilesystems[0].UsedBytes.GetValue()
 	for i, name := range []string{"storage.lock", "overlay-layers/layers.lock", "overlay-images/images.lock", "overlay-containers/containers.lock"} {
 		file := filepath.Join(w.Path("img"), name)
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -76,11 +81,16 @@ func TestALockedStore_crio_1172(t *testing.T) {
 			}
 			v.works(t, true)
 			before := time.Now()
+			if usage, err := w.Images().ImageFsInfo(t.Context(), &cri.ImageFsInfoRequest{}); err != nil {
+				t.Errorf("ImageFsInfo: %v", err)
+			} else {
+				scene.Equal(t, "bytes of images", usage.ImageFilesystems[0].UsedBytes.GetValue(), used)
+			}
 			if list, err := w.Images().ListImages(t.Context(), &cri.ListImagesRequest{}); err != nil || len(list.Images) != 2 {
 				t.Errorf("ListImages: %v, %v", list, err)
 			}
 			if took := time.Since(before); took > scene.Patience/4 {
-				t.Errorf("ListImages took %v", took)
+				t.Errorf("ListImages and ImageFsInfo took %v", took)
 			}
 			scene.WantCode(t, <-answers, codes.DeadlineExceeded, file, me)
 			if took := time.Since(began); took > bound {
