@@ -87,6 +87,11 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		if !errors.Is(lost, errLayersLost) || record.ReadOnly {
 			continue
 		}
+		if !fromRegistry(&record) {
+			defects = append(defects, Defect{Object: "image " + record.ID,
+				Text: lost.Error() + "; it was made on this machine, and no registry has it: make it again, or remove it"})
+			continue
+		}
 		defects = append(defects, Defect{
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "it is removed, to be pulled again",
 			Mend: func(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +27,30 @@ func (n *node) verify(mend bool, live ...Rootfs) string {
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+// An image that was made on this machine is in no registry: what has become of it
+// is said, and left to a person, also by a repair.
+func TestVerifyKeepsLocalImages(t *testing.T) {
+	t.Parallel()
+	for i, names := range [][]string{{"localhost/built:latest"}, nil} {
+		n, img := pulled(t, motd(t, "x"))
+		top := n.chain(img)[0]
+		local, err := n.store.CreateImage(digestOf(fmt.Sprint("built", i)), names, top, "", nil)
+		ok(t, err)
+		remove(t, filepath.Dir(n.diff(top)))
+		for range 2 {
+			if got := n.verify(true); !strings.Contains(got, "image "+local.ID) || !strings.Contains(got, "made on this machine") {
+				t.Errorf("image with the names %q: %q", names, got)
+			}
+			if _, err := n.store.Image(local.ID); err != nil {
+				t.Errorf("image with the names %q: %v", names, err)
+			}
+		}
+		if got := n.verify(false); strings.Contains(got, "image "+img.ID) {
+			t.Errorf("the pulled image is still there: %q", got)
+		}
+	}
 }
 
 func TestVerify(t *testing.T) {
