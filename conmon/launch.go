@@ -51,6 +51,12 @@ type Spec struct {
 	// die with the container. The monitor buries them before it leaves: for some
 	// runtimes a zombie is alive.
 	Helpers bool
+	// Fifos: the runtime's create takes the container's streams by name, as FIFOs
+	// in Dir that the monitor makes (see package wire), and the container is started
+	// by others. Wait is run as soon as it exists, and has an end of a pipe as
+	// standard input that ends when the container's is to. Of a terminal the monitor
+	// knows nothing then. Nor does it take orphans in.
+	Fifos bool
 
 	Terminal  bool
 	Stdin     bool // hold a pipe open as standard input; false: /dev/null
@@ -157,7 +163,7 @@ func (s Spec) options() (*wire.Options, error) {
 	return &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile,
-		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers,
+		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		EnsureDirs: s.EnsureDirs, Runtime: append(runtime, s.ID),
 	}, nil
 }

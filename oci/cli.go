@@ -43,7 +43,7 @@ const verbTimeout = time.Minute
 func (r *cli) Handler() Handler { return r.handler }
 
 func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
-	a, err := r.prober.probe(ctx, r.handler.Path)
+	a, err := r.prober.probe(ctx, r.handler.Path, ask)
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", r.name, err)
 	}
@@ -139,7 +139,7 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 }
 
 func (r *cli) task(ref Ref, client *conmon.Client) Task {
-	t := &cliTask{runtime: r, ref: ref, client: client}
+	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
 	if ref.Sandbox != "" {
 		return &inmate{cliTask: t}
 	}
@@ -258,19 +258,36 @@ func (r *cli) books(pattern, id string) ([]string, error) {
 	return []string{path}, err
 }
 
-// cliTask is a container behind its monitor.
-type cliTask struct {
-	runtime *cli
+// watched is a container behind its monitor, however its runtime is driven.
+type watched struct {
 	ref     Ref
 	client  *conmon.Client
 	closing sync.Once
 }
 
-func (t *cliTask) PID() int                          { return t.client.PID() }
-func (t *cliTask) Exited() <-chan struct{}           { return t.client.Exited() }
-func (t *cliTask) Exit() (conmon.Exit, error)        { return t.client.Exit() }
-func (t *cliTask) Logged(ctx context.Context) uint64 { return t.client.Logged(ctx) }
-func (t *cliTask) Close()                            { t.closing.Do(func() { _ = t.client.Close() }) }
+func (t *watched) PID() int                            { return t.client.PID() }
+func (t *watched) Exited() <-chan struct{}             { return t.client.Exited() }
+func (t *watched) Exit() (conmon.Exit, error)          { return t.client.Exit() }
+func (t *watched) Logged(ctx context.Context) uint64   { return t.client.Logged(ctx) }
+func (t *watched) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }
+func (t *watched) Close()                              { t.closing.Do(func() { _ = t.client.Close() }) }
+
+// dead reports whether the container's end is known.
+func (t *watched) dead() bool {
+	select {
+	case <-t.client.Exited():
+		_, err := t.client.Exit()
+		return err == nil
+	default:
+		return false
+	}
+}
+
+// cliTask is a container of a runtime of the command line.
+type cliTask struct {
+	watched
+	runtime *cli
+}
 
 // Start has the runtime hold a lock while it starts the container, for it may
 // outlive this server.
@@ -358,11 +375,11 @@ func lockStart(ctx context.Context, ref Ref, patience time.Duration) (*os.File, 
 
 // Signal goes through a pidfd, not through the runtime: a fork and exec less,
 // and the process it reaches is the one that was meant.
-func (t *cliTask) Signal(_ context.Context, sig unix.Signal) error {
+func (t *watched) Signal(_ context.Context, sig unix.Signal) error {
 	return t.client.Signal(sig)
 }
 
-func (t *cliTask) Kill(ctx context.Context) error {
+func (t *watched) Kill(ctx context.Context) error {
 	// The init first: where it has a PID namespace of its own the kernel kills
 	// the rest with it, and the cgroup is empty before anyone looks.
 	err := t.client.Signal(unix.SIGKILL)
@@ -390,11 +407,9 @@ func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResource
 	return err
 }
 
-func (t *cliTask) Usage(context.Context) (cgroup.Usage, error) {
+func (t *watched) Usage(context.Context) (cgroup.Usage, error) {
 	return cgroup.Usage{}, fmt.Errorf("the container's cgroup tells what it uses: %w", fault.Unimplemented)
 }
-
-func (t *cliTask) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }
 
 // writeSpec puts config.json into the bundle. It is derived from the record
 // and needs no fsync.

@@ -129,6 +129,19 @@ func findMonitor(configured string) (string, error) {
 	return path, nil
 }
 
+// besideMonitor locates a program that belongs to the monitor: beside it, else in
+// PATH.
+func besideMonitor(monitor, name string) (string, error) {
+	if beside := filepath.Join(filepath.Dir(monitor), name); isExecutable(beside) {
+		return beside, nil
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither beside %s nor in PATH: install it: %w", name, monitor, fault.Unavailable)
+	}
+	return path, nil
+}
+
 func isExecutable(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0

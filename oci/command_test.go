@@ -111,7 +111,7 @@ func TestProbe(t *testing.T) {
 	} {
 		path := script(t, tc.script)
 		var p prober
-		got, err := p.probe(t.Context(), path)
+		got, err := p.probe(t.Context(), path, ask)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -132,7 +132,7 @@ func TestProbeFollowsTheBinary(t *testing.T) {
 	path := script(t, `echo called >>`+calls+`; echo "runc version 1.0.0"`)
 	var p prober
 	for range 3 {
-		if a, err := p.probe(t.Context(), path); err != nil || a.Version != "runc version 1.0.0" {
+		if a, err := p.probe(t.Context(), path, ask); err != nil || a.Version != "runc version 1.0.0" {
 			t.Fatalf("%+v, %v", a, err)
 		}
 	}
@@ -142,16 +142,16 @@ func TestProbeFollowsTheBinary(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.probe(t.Context(), path); err == nil || errors.Is(err, ErrNotInstalled) {
+	if _, err := p.probe(t.Context(), path, ask); err == nil || errors.Is(err, ErrNotInstalled) {
 		t.Errorf("missing at its path: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("#!/bin/sh\necho runc version 2.0.0\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if a, err := p.probe(t.Context(), path); err != nil || a.Version != "runc version 2.0.0" {
+	if a, err := p.probe(t.Context(), path, ask); err != nil || a.Version != "runc version 2.0.0" {
 		t.Errorf("%+v, %v", a, err)
 	}
-	if _, err := p.probe(t.Context(), "no-such-runtime"); !errors.Is(err, ErrNotInstalled) || !errors.Is(err, fault.Unavailable) {
+	if _, err := p.probe(t.Context(), "no-such-runtime", ask); !errors.Is(err, ErrNotInstalled) || !errors.Is(err, fault.Unavailable) {
 		t.Errorf("not in PATH: %v", err)
 	}
 }
@@ -271,7 +271,7 @@ func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 		dir = t.TempDir()
 	}
 	runtime := filepath.Join(dir, "runtime")
-	task := &cliTask{runtime: &cli{name: "slow", handler: Handler{Path: runtime, Root: dir}}, ref: Ref{ID: "c", Dir: dir}}
+	task := &cliTask{runtime: &cli{name: "slow", handler: Handler{Path: runtime, Root: dir}}, watched: watched{ref: Ref{ID: "c", Dir: dir}}}
 	if server { // which is killed in this
 		t.Fatal(task.Start(t.Context()))
 	}

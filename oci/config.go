@@ -13,10 +13,10 @@ type Config struct {
 
 // Handler is one RuntimeClass handler.
 type Handler struct {
-	Type          string        `toml:"type" help:"how the runtime is driven: oci (command line)"`
+	Type          string        `toml:"type" help:"how the runtime is driven: oci (by its command line) or shim (a containerd shim v2 by ttrpc: Kata 2 and 3, containerd-shim-runc-v2)"`
 	Path          string        `toml:"path" help:"runtime binary; a bare name is searched in PATH, and a node where it is missing does not offer the handler"`
 	Root          string        `toml:"root" help:"the runtime's own state directory; empty: <run_root>/runtime/<handler name>"`
-	Options       []string      `toml:"options" help:"further global flags of the runtime's command line, such as --platform=kvm for gVisor or --kata-config=FILE for Kata 1"`
+	Options       []string      `toml:"options" help:"further global flags of the runtime's command line, such as --platform=kvm for gVisor or --kata-config=FILE for Kata 1; of a shim, options of the runtime, such as --ConfigPath=FILE for Kata or --BinaryName=PATH for runc's"`
 	CreateTimeout time.Duration `toml:"create_timeout" help:"longest time the runtime may take to create a container"`
 
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" help:"do not add the host's devices to privileged containers"`

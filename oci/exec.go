@@ -27,8 +27,18 @@ import (
 // uninterruptibly dies when it can.
 const buryTime = 300 * time.Millisecond
 
-// Exec is Open with somebody who reads the output and waits for the end.
 func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
+	return execSync(ctx, t, args, timeout)
+}
+
+// execer starts commands in a container, and kills them.
+type execer interface {
+	exec(ctx context.Context, c Command) (*execution, error)
+	killExec(ctx context.Context, e *execution)
+}
+
+// execSync is Open with somebody who reads the output and waits for the end.
+func execSync(ctx context.Context, t execer, args []string, timeout time.Duration) (*ExecResult, error) {
 	// The time counts from the request, not from when the process runs.
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -235,7 +245,7 @@ func (t *cliTask) killLate(e *execution) {
 // as that can be. crun gives a command none, but lets it inherit the runtime's;
 // runc gives it what the container was created with, which an update may have
 // changed.
-func (t *cliTask) shareOOMScore(pid int) {
+func (t *watched) shareOOMScore(pid int) {
 	if t.ref.Sandbox != "" {
 		return // it is only a helper, the command is in the sandbox
 	}
@@ -272,10 +282,15 @@ func (t *cliTask) killExec(ctx context.Context, e *execution) {
 		killTree(e.pid)
 		return
 	}
+	killCommand(ctx, t.ref, e)
+}
+
+// killCommand is that for a command which is a process of this machine.
+func killCommand(ctx context.Context, ref Ref, e *execution) {
 	killTree(e.pid)
-	pids, err := cgroup.Procs(t.ref.Cgroup)
+	pids, err := cgroup.Procs(ref.Cgroup)
 	if err != nil {
-		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", t.ref.ID, "err", err)
+		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", ref.ID, "err", err)
 	}
 	for _, pid := range pids {
 		if sid, err := unix.Getsid(pid); err == nil && sid == e.leader {

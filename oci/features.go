@@ -56,7 +56,8 @@ type fileIdentity struct {
 	mtime    unix.Timespec
 }
 
-func (p *prober) probe(ctx context.Context, binary string) (*Abilities, error) {
+// probe: asked is how the program is asked.
+func (p *prober) probe(ctx context.Context, binary string, asked func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
 	path, err := exec.LookPath(binary)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, fmt.Errorf("no %q in PATH: %w: install it or give its path in runtime.handlers: %w", binary, ErrNotInstalled, fault.Unavailable)
@@ -74,7 +75,7 @@ func (p *prober) probe(ctx context.Context, binary string) (*Abilities, error) {
 	if p.answer != nil && p.identity == identity {
 		return p.answer, nil
 	}
-	answer, err := ask(ctx, path)
+	answer, err := asked(ctx, path)
 	if err != nil {
 		return nil, err
 	}

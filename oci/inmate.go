@@ -30,8 +30,25 @@ import (
 type inmate struct {
 	*cliTask
 
+	counted usageRate
+}
+
+// usageRate turns the time that a container has had into a rate.
+type usageRate struct {
 	mu   sync.Mutex
 	last cgroup.Usage
+}
+
+// of notes u, and tells in it the rate since the last time.
+func (r *usageRate) of(u cgroup.Usage) cgroup.Usage {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if passed := u.Time.Sub(r.last.Time); r.last.CPU != nil && passed > 0 && u.CPU.Total >= r.last.CPU.Total {
+		u.CPU.Rate = new(uint64)
+		*u.CPU.Rate = uint64(float64(u.CPU.Total-r.last.CPU.Total) / passed.Seconds())
+	}
+	r.last = u
+	return u
 }
 
 // monitored is the monitor's task with what is peculiar to sandboxes and those in
@@ -128,17 +145,6 @@ func (t *inmate) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
-// dead reports whether the container's end is known.
-func (t *inmate) dead() bool {
-	select {
-	case <-t.client.Exited():
-		_, err := t.client.Exit()
-		return err == nil
-	default:
-		return false
-	}
-}
-
 // killGuest kills a command in a sandbox and its descendants.
 func (t *cliTask) killGuest(ctx context.Context, pid int) {
 	tree := []int{pid}
@@ -213,20 +219,12 @@ func (t *inmate) Usage(ctx context.Context) (cgroup.Usage, error) {
 		return cgroup.Usage{}, fmt.Errorf("%s events: %w", t.runtime.name, err)
 	}
 	used, tasks := s.Data.Memory.Usage.Usage, s.Data.PIDs.Current
-	u := cgroup.Usage{
+	return t.counted.of(cgroup.Usage{
 		Time:   time.Now(),
 		CPU:    &cgroup.CPU{Total: s.Data.CPU.Usage.Total},
 		Memory: &cgroup.Memory{Usage: used, WorkingSet: &used}, // of what could be taken away nothing is said
 		Tasks:  &tasks,
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if passed := u.Time.Sub(t.last.Time); t.last.CPU != nil && passed > 0 && u.CPU.Total >= t.last.CPU.Total {
-		u.CPU.Rate = new(uint64)
-		*u.CPU.Rate = uint64(float64(u.CPU.Total-t.last.CPU.Total) / passed.Seconds())
-	}
-	t.last = u
-	return u, nil
+	}), nil
 }
 
 // Forward has the runtime connect a port of its sandbox with a socket of ours.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,9 @@ type Session struct {
 	waitErr    error              // why there is no status
 	attachment *conmon.Attachment // else nil
 	resize     func(context.Context, Size) error
+	endInput   func()        // how its input ends; nil: with our end of it
+	kill       func()        // the process, where no pid serves
+	quiet      time.Duration // of the output, once the process has ended, until no more is waited for
 }
 
 // Ended is closed when the process is dead.
@@ -62,6 +66,8 @@ func (s *Session) Input(r io.Reader) {
 func (s *Session) EndInput() {
 	switch {
 	case s.stdin == nil || s.terminal:
+	case s.endInput != nil:
+		s.endInput()
 	case s.attachment != nil:
 		s.attachment.CloseStdin()
 	default:
@@ -96,6 +102,8 @@ func (s *Session) Output(stdout, stderr io.Writer) error {
 	return errors.Join(<-copied, <-copied)
 }
 
+func (s *Session) silence() time.Duration { return cmp.Or(s.quiet, quietTime) }
+
 // copy moves one stream.
 func (s *Session) copy(dst io.Writer, src *os.File) error {
 	if src == nil {
@@ -111,7 +119,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 		defer close(limited)
 		select {
 		case <-s.ended:
-			_ = src.SetReadDeadline(time.Now().Add(quietTime))
+			_ = src.SetReadDeadline(time.Now().Add(s.silence()))
 		case <-s.over:
 		case <-done:
 		}
@@ -138,7 +146,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 			if end.IsZero() {
 				end = now.Add(drainTime)
 			}
-			_ = src.SetReadDeadline(earlier(now.Add(quietTime), end))
+			_ = src.SetReadDeadline(earlier(now.Add(s.silence()), end))
 		default:
 		}
 	}
@@ -311,7 +319,7 @@ func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, 
 }
 
 // terminal reports whether the container's own process has one.
-func (t *cliTask) terminal() (bool, error) {
+func (t *watched) terminal() (bool, error) {
 	spec, err := ReadSpec[struct{ Process struct{ Terminal bool } }](t.ref.Dir)
 	if err != nil {
 		return false, fmt.Errorf("read bundle: %w", err)

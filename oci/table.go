@@ -26,7 +26,13 @@ type Table struct {
 // handlers are those of one configuration.
 type handlers struct {
 	defaultName string
-	byName      map[string]*cli
+	byName      map[string]driver
+}
+
+// driver is a Runtime that knows whether it is configured like another one.
+type driver interface {
+	Runtime
+	sameAs(driver) bool
 }
 
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
@@ -46,7 +52,7 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 // or, with an error, none. Pods keep the handler that they were made with.
 func (t *Table) Reload(cfg Config) error {
 	before := t.now.Load()
-	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]*cli)}
+	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]driver)}
 	for name, handler := range cfg.Handlers {
 		runtime, err := t.runtime(cfg, name, handler)
 		if err != nil {
@@ -66,9 +72,10 @@ func (t *Table) Reload(cfg Config) error {
 	return nil
 }
 
-func (t *Table) runtime(cfg Config, name string, handler Handler) (*cli, error) {
-	if handler.Type != "oci" {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\": %w", name, handler.Type, fault.Invalid)
+func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error) {
+	if handler.Type != "oci" && handler.Type != "shim" {
+		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\" for a command line or \"shim\" for a shim of containerd's: %w",
+			name, handler.Type, fault.Invalid)
 	}
 	if handler.Root == "" {
 		handler.Root = filepath.Join(t.runDir, "runtime", name)
@@ -80,6 +87,9 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (*cli, error) 
 			return nil, err
 		}
 	}
+	if handler.Type == "shim" {
+		return t.shim(&shimmed{name: name, handler: handler, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup})
+	}
 	return &cli{
 		name:          name,
 		handler:       handler,
@@ -89,9 +99,20 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (*cli, error) 
 	}, nil
 }
 
+// shim completes a handler that is driven by a shim.
+func (t *Table) shim(r *shimmed) (driver, error) {
+	client, err := besideMonitor(t.monitor, "crius-conmon-shim")
+	if err != nil {
+		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %w", r.name, err)
+	}
+	r.client, r.monitor, r.server = client, t.monitor, filepath.Join(t.runDir, "crius")
+	return r, nil
+}
+
 // sameAs reports whether two handlers are configured alike.
-func (r *cli) sameAs(other *cli) bool {
-	return reflect.DeepEqual(r.handler, other.handler) && r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
+func (r *cli) sameAs(d driver) bool {
+	other, ok := d.(*cli)
+	return ok && reflect.DeepEqual(r.handler, other.handler) && r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }
@@ -150,7 +171,7 @@ func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 }
 func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	r := h.byName[name]
-	report := Report{Name: name, Default: name == h.defaultName, Type: r.handler.Type, Path: r.handler.Path}
+	report := Report{Name: name, Default: name == h.defaultName, Type: r.Handler().Type, Path: r.Handler().Path}
 	a, err := r.Probe(ctx)
 	if err != nil {
 		report.Error = err.Error()

@@ -82,7 +82,7 @@ func TestTableReload(t *testing.T) {
 		func(c *Config) { c.DefaultHandler = "x" },
 		func(c *Config) {
 			c.Handlers = maps.Clone(c.Handlers)
-			c.Handlers["s"] = Handler{Type: "shim", Path: "true"}
+			c.Handlers["s"] = Handler{Type: "vm", Path: "true"}
 		},
 	} {
 		wrong := cfg

@@ -27,21 +27,28 @@ type Update struct {
 	OOMScoreAdj *int                  // of every process; nil: stays
 }
 
-// Update does what of u the runtimes leave out as well, and does all of it or
+func (t *cliTask) Update(ctx context.Context, u Update) error {
+	return t.updateBy(ctx, u, t.runtimeUpdate)
+}
+
+// runtimeUpdate has the runtime set limits.
+type runtimeUpdate = func(ctx context.Context, resources *specs.LinuxResources) error
+
+// updateBy does what of u the runtimes leave out as well, and does all of it or
 // nothing: runtimes themselves stop in the middle when the kernel refuses a
 // value.
-func (t *cliTask) Update(ctx context.Context, u Update) error {
+func (t *watched) updateBy(ctx context.Context, u Update, apply runtimeUpdate) error {
 	if err := t.makeRoom(u.Resources.Memory); err != nil {
 		return err
 	}
 	old := t.limits(u)
-	err := t.update(ctx, u)
+	err := t.update(ctx, u, apply)
 	if err != nil {
 		err = t.explain(u, err)
 		if u.Old != nil {
 			// systemd has been told by some runtimes before the kernel refused,
 			// and would bring the new values back at its next reload.
-			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return t.runtimeUpdate(ctx, u.Old) }); back != nil {
+			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Old) }); back != nil {
 				slog.WarnContext(ctx, "runtime does not take the old limits back", "container", t.ref.ID, "err", back)
 			}
 		}
@@ -52,7 +59,7 @@ func (t *cliTask) Update(ctx context.Context, u Update) error {
 
 // update lets what crius does itself come first, for that can be taken back
 // without the runtime, which may have told systemd.
-func (t *cliTask) update(ctx context.Context, u Update) error {
+func (t *watched) update(ctx context.Context, u Update, apply runtimeUpdate) error {
 	setHugepages := func() error { return t.setHugepages(u.Resources) }
 	if err := trace.Call(ctx, "set huge page limits", setHugepages); err != nil {
 		return err
@@ -62,7 +69,7 @@ func (t *cliTask) update(ctx context.Context, u Update) error {
 			return err
 		}
 	}
-	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return t.runtimeUpdate(ctx, u.Resources) }); err != nil {
+	if err := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Resources) }); err != nil {
 		return err
 	}
 	// Once more: with any update runc restores the huge page limits that the
@@ -71,7 +78,7 @@ func (t *cliTask) update(ctx context.Context, u Update) error {
 }
 
 // setHugepages writes the limits, which no runtime's update does.
-func (t *cliTask) setHugepages(r *specs.LinuxResources) error {
+func (t *watched) setHugepages(r *specs.LinuxResources) error {
 	for _, limit := range r.HugepageLimits {
 		value := strconv.FormatUint(limit.Limit, 10)
 		err := cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "limit_in_bytes"), value)
@@ -93,7 +100,7 @@ func (t *cliTask) setHugepages(r *specs.LinuxResources) error {
 
 // setReserved raises or lowers the limit of pages that are reserved and not yet
 // used, where the runtime has set one: current runc does.
-func (t *cliTask) setReserved(pageSize, value string) error {
+func (t *watched) setReserved(pageSize, value string) error {
 	for _, suffix := range []string{"rsvd.limit_in_bytes", "rsvd.max"} {
 		name := hugepageFile(pageSize, suffix)
 		now, err := cgroup.ReadFile(t.ref.Cgroup, name)
@@ -119,7 +126,7 @@ const scoreRounds = 8
 // forked meanwhile has its parent's, old or new, so it goes round until there is
 // none with another one, or there have been enough rounds: who forks that fast
 // has children with the new score by then.
-func (t *cliTask) setOOMScore(score int) error {
+func (t *watched) setOOMScore(score int) error {
 	text := strconv.Itoa(score)
 	for range scoreRounds {
 		pids, err := cgroup.Procs(t.ref.Cgroup)
@@ -152,7 +159,7 @@ func exited(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(er
 // makeRoom has the kernel give back page cache where the container uses more
 // than it is to have, and refuses the update if that is not enough: cgroup v2
 // would kill a process. On v1 the kernel does the same by itself.
-func (t *cliTask) makeRoom(memory *specs.LinuxMemory) error {
+func (t *watched) makeRoom(memory *specs.LinuxMemory) error {
 	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
 		return nil
 	}
@@ -171,7 +178,7 @@ func (t *cliTask) makeRoom(memory *specs.LinuxMemory) error {
 
 // explain says it where memory is what stands in the way. Whatever else the
 // runtime could not do, the kernel has refused it.
-func (t *cliTask) explain(u Update, err error) error {
+func (t *watched) explain(u Update, err error) error {
 	memory := u.Resources.Memory
 	if memory != nil && memory.Limit != nil && *memory.Limit > 0 {
 		if n := t.number("memory.usage_in_bytes"); n > *memory.Limit {
@@ -189,7 +196,7 @@ func tooMuchUsed(limit, used int64) error {
 }
 
 // number is the value of a cgroup file, 0 if there is none.
-func (t *cliTask) number(name string) int64 {
+func (t *watched) number(name string) int64 {
 	text, err := cgroup.ReadFile(t.ref.Cgroup, name)
 	if err != nil {
 		return 0
@@ -206,7 +213,7 @@ type oldLimits struct {
 
 // limits reads all that u may change. What cannot be read is not there to be
 // changed.
-func (t *cliTask) limits(u Update) oldLimits {
+func (t *watched) limits(u Update) oldLimits {
 	names := []string{
 		"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpuset.cpus", "cpuset.mems",
 		"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",

@@ -26,6 +26,7 @@ common='644 etc/crius/crius.toml
 755 etc/crius/crius.toml.d
 755 usr/bin/crius
 755 usr/bin/crius-conmon
+755 usr/bin/crius-conmon-shim
 644 usr/lib/systemd/system/crius.service
 644 usr/lib/tmpfiles.d/crius.conf
 644 usr/share/bash-completion/completions/crius

@@ -8,6 +8,7 @@ set -euo pipefail
 
 packages=(
 	runc crun                             # the runtimes under test
+	containerd                            # its shim, which is one as well
 	containernetworking-plugins           # pod networks
 	iptables nftables iproute2            # host ports, and looking at networks
 	skopeo golang-github-containers-common # another tool on the same images

@@ -48,6 +48,11 @@ func (m *monitor) runtimeEnded(int) {
 }
 
 func (m *monitor) initEnded(int) {
+	if m.opt.Fifos { // by Wait it is known, also of a process that is only a stand-in
+		syscall.Close(m.watched)
+		m.watched = -1
+		return
+	}
 	if m.opt.Remote() {
 		m.sandboxEnded()
 		return
@@ -114,6 +119,9 @@ func (m *monitor) adopt() error {
 	}
 	m.state = running
 	m.tell(m.createdMessage())
+	if m.opt.Fifos {
+		m.await()
+	}
 	return nil
 }
 
@@ -153,6 +161,9 @@ func (m *monitor) connectStreams() error {
 			return wire.Fail("watch terminal", err)
 		}
 		return nil
+	}
+	if m.opt.Fifos {
+		return m.connectFifos()
 	}
 	m.stdout.ready, m.stderr.ready = true, true
 	return nil

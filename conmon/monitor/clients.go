@@ -197,6 +197,7 @@ func (m *monitor) dropStdin() {
 		syscall.Close(m.stdin)
 		m.stdin = -1
 	}
+	m.fifos.endInput()
 }
 
 // release ends what is still alive. Of a container that exists the end is

@@ -19,10 +19,11 @@ func (m *monitor) conclude(exit wire.Exit) {
 	m.watched = -1
 	// In a sandbox the kernel may have killed what was another container's.
 	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
-		m.exit.OOMKills = m.oom.kills()
+		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills())
 	}
 	m.remote.close()
 	m.dropStdin()
+	m.fifos.close()
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
 		s.last = true
 		s.deadline = uptime() + lagTime

@@ -57,6 +57,7 @@ type monitor struct {
 	orphans   bool // the container's orphans become children of the monitor
 
 	remote         remote
+	fifos          fifos
 	stdin          int // what is written here the container reads; -1: nothing
 	stdout, stderr stream
 	console        int // listening socket, while creating
@@ -83,6 +84,7 @@ func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
 		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize)},
 		oom:    oomCounter{fd: -1},
 		remote: remote{pidfd: -1, result: -1, client: -1},
+		fifos:  noFifos,
 	}
 	for i := range m.clients {
 		m.clients[i].fd = -1
@@ -159,7 +161,7 @@ func (m *monitor) proceed(quiet bool) {
 	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
-		if m.stdout.lagging+m.stderr.lagging == 0 { // the log is complete
+		if m.stdout.lagging+m.stderr.lagging == 0 && !m.underway() { // the log is complete
 			m.record()
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()

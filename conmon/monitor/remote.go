@@ -156,7 +156,7 @@ func (m *monitor) await() {
 	err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK)
 	if err == nil {
 		m.remote.result = p[0]
-		err = m.help(m.opt.Wait, stdio{0, p[1], 2})
+		err = m.help(m.opt.Wait, stdio{max(m.fifos.leash[0], 0), p[1], 2})
 		syscall.Close(p[1])
 	}
 	if err != nil {
@@ -172,7 +172,11 @@ func (m *monitor) waited(exit wire.Exit) {
 	n, _ := syscall.Read(m.remote.result, buf[:])
 	code, ok := exitStatus(buf[:max(n, 0)])
 	if exit.Code == 0 && ok {
-		m.conclude(wire.Exit{Code: code})
+		end := wire.Exit{Code: code}
+		if contains(buf[:n], `"oom":true`) {
+			end.OOMKills = 1
+		}
+		m.conclude(end)
 		return
 	}
 	m.waitFailed()
@@ -249,6 +253,15 @@ func (r *remote) close() {
 	}
 	r.stdio.close()
 	r.stdio, r.pid, r.pidfd, r.result, r.again = stdio{}, 0, -1, -1, false
+}
+
+func contains(text []byte, word string) bool {
+	for i := 0; i+len(word) <= len(text); i++ {
+		if string(text[i:i+len(word)]) == word {
+			return true
+		}
+	}
+	return false
 }
 
 // exitStatus finds the number in {"id":"...","exitStatus":5}. An id needs no

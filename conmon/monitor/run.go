@@ -64,8 +64,10 @@ func (m *monitor) begin() (err error) {
 	if err := m.writeProcesses(); err != nil {
 		return err
 	}
-	if err := becomeSubreaper(); err != nil {
-		return wire.Fail("become subreaper", err)
+	if !m.opt.Fifos { // those who make the container and stay are the server's orphans
+		if err := becomeSubreaper(); err != nil {
+			return wire.Fail("become subreaper", err)
+		}
 	}
 	if err := m.log.open(m.opt.LogFile); err != nil {
 		return err
@@ -80,6 +82,11 @@ func (m *monitor) begin() (err error) {
 func (m *monitor) start() (err error) {
 	if m.opt.Terminal {
 		if err := m.listenConsole(); err != nil {
+			return err
+		}
+	}
+	if m.opt.Fifos {
+		if err := m.openFifos(); err != nil {
 			return err
 		}
 	}

@@ -160,7 +160,7 @@ func (m *monitor) openStdio() (child stdio, err error) {
 			break
 		}
 	}
-	if err == nil && m.opt.Stdin && !m.opt.Terminal {
+	if err == nil && m.opt.Stdin && !m.opt.Terminal && !m.opt.Fifos {
 		var p [2]int
 		if err = syscall.Pipe2(p[:], syscall.O_CLOEXEC); err == nil {
 			child[0], m.stdin = p[0], p[1]

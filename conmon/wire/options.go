@@ -13,6 +13,7 @@ type Options struct {
 	Stdin     bool
 	StdinOnce bool
 	Helpers   bool // the runtime leaves processes behind that die with the container
+	Fifos     bool // the runtime opens the container's streams by name, in Dir
 
 	EnsureDirs []string // created if missing, before anything else
 	Start      []string // complete command that starts the container; empty: that is not the monitor's
@@ -52,12 +53,13 @@ func (o *Options) strings() [5]stringFlag {
 	}
 }
 
-func (o *Options) bools() [4]boolFlag {
+func (o *Options) bools() [5]boolFlag {
 	return [...]boolFlag{
 		{"--terminal", &o.Terminal},
 		{"--stdin", &o.Stdin},
 		{"--stdin-once", &o.StdinOnce},
 		{"--helpers", &o.Helpers},
+		{"--fifos", &o.Fifos},
 	}
 }
 

@@ -16,6 +16,14 @@ const (
 	Processes     = "monitor.json" // see AppendProcesses
 	Diagnostics   = "monitor.log"  // standard error of the monitor
 	StartLock     = "start.lock"   // locked while the container is being started
+
+	// The FIFOs of a container whose runtime opens its streams by name.
+	StdinFifo  = "stdin.fifo"
+	StdoutFifo = "stdout.fifo"
+	StderrFifo = "stderr.fifo"
+	// OOMFile is there if the runtime has seen that the container ran out of memory.
+	// Kata gives it that name.
+	OOMFile = "oom"
 )
 
 // ListenFD is the descriptor on which the monitor inherits its listening socket.

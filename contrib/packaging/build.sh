@@ -49,7 +49,7 @@ licences() {
 # stage ROOT ZSH DOC lays out the files that both formats have.
 stage() {
 	local root=$1 zsh=$2 doc=$1/usr/share/doc/crius page
-	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-conmon"
+	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-conmon" "$bindir/crius-conmon-shim"
 	install -D -m 644 -t "$root/usr/lib/systemd/system" contrib/systemd/crius.service
 	install -D -m 644 contrib/tmpfiles.d/crius.conf "$root/usr/lib/tmpfiles.d/crius.conf"
 	install -D -m 644 -t "$root/etc/crius" contrib/crius.toml

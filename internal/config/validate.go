@@ -30,7 +30,7 @@ func choices(model string) []string {
 	case "network.host_ports":
 		return []string{"auto", "crius", "cni"}
 	case "runtime.handlers.NAME.type":
-		return []string{"oci"}
+		return []string{"oci", "shim"}
 	case "metrics.included_pod_metrics":
 		return append(server.PodMetricKinds(), server.AllPodMetrics)
 	}

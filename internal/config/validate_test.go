@@ -62,7 +62,7 @@ func TestValidate(t *testing.T) {
 		{"[runtime.handlers.x]\npath = ''", "runtime.handlers.x.path: want an absolute path or a bare name"},
 		{"[runtime.handlers.x]\nroot = 'x'", "runtime.handlers.x.root: want an absolute path"},
 		{"[runtime.handlers.x]\ncreate_timeout = '0s'", `runtime.handlers.x.create_timeout: want more than 0, got "0s"`},
-		{"[runtime.handlers.x]\ntype = 'vm'", "runtime.handlers.x.type: want one of oci"},
+		{"[runtime.handlers.x]\ntype = 'vm'", "runtime.handlers.x.type: want one of oci, shim"},
 		{"[runtime.handlers.x]\nseccomp_profile = 'x'", "runtime.handlers.x.seccomp_profile: want an absolute path"},
 		{"[runtime.handlers.x]\ncni_conf_dir = 'x'", "runtime.handlers.x.cni_conf_dir: want an absolute path"},
 		{"[runtime.handlers.x]\nmonitor_cgroup = 'x'", "runtime.handlers.x.monitor_cgroup: want an absolute path"},

@@ -28,11 +28,12 @@ import (
 // Handlers that a node does not have by itself.
 const (
 	gvisor  = "runsc"
+	ofRunc  = "shim-runc"
 	current = "runc-current"
 )
 
 var (
-	chosen = flag.String("handlers", gvisor, "runtime handlers of the zoo, separated by commas")
+	chosen = flag.String("handlers", gvisor+","+ofRunc, "runtime handlers of the zoo, separated by commas")
 	every  = flag.Bool("all", false, "all handlers of the zoo")
 )
 
@@ -57,7 +58,7 @@ func TestMain(m *testing.M) {
 
 func wanted() []string {
 	if *every {
-		return append(slices.Clone(scene.Handlers), current, gvisor)
+		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc)
 	}
 	return strings.Split(*chosen, ",")
 }
@@ -72,9 +73,17 @@ func prepare(ctx context.Context) (node.Options, error) {
 			commons.Also = slices.DeleteFunc(commons.Also, func(h string) bool { return h == handler })
 			continue
 		}
-		o.Config += fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", handler, path)
+		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path)
 	}
 	return o, nil
+}
+
+// kind is the type of a handler.
+func kind(handler string) string {
+	if strings.HasPrefix(handler, "shim-") {
+		return "shim"
+	}
+	return "oci"
 }
 
 // program is where a runtime is; it is built if it has to be.
@@ -82,6 +91,8 @@ func program(ctx context.Context, handler string) (string, error) {
 	switch handler {
 	case current:
 		return tools.Runc(ctx)
+	case ofRunc:
+		return exec.LookPath("containerd-shim-runc-v2")
 	case gvisor:
 		path, err := tools.Runsc(ctx)
 		if err != nil {

@@ -15,9 +15,9 @@ import (
 // BuildTags are those of the product.
 const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs"
 
-// Programs returns the directory that holds crius and crius-conmon: the one
+// Programs returns the directory that holds crius, crius-conmon and crius-conmon-shim: the one
 // that the environment variable CRIUS_BIN names, else one below the
-// repository's .cache into which both are built, so that a test never meets an
+// repository's .cache into which they are built, so that a test never meets an
 // old program.
 //
 // With race the server is built with the race detector. The monitor never is:
@@ -44,7 +44,7 @@ func Programs(ctx context.Context, race bool) (string, error) {
 	}
 	defer unlock()
 	server = append(server, "-o", filepath.Join(dir, "crius"), "./cmd/crius")
-	monitor := []string{"go", "build", "-o", filepath.Join(dir, "crius-conmon"), "./cmd/crius-conmon"}
+	monitor := []string{"go", "build", "-o", dir + "/", "./cmd/crius-conmon", "./cmd/crius-conmon-shim"}
 	return dir, errors.Join(
 		build(ctx, repo, cgo, server),
 		build(ctx, repo, "CGO_ENABLED=0", monitor))

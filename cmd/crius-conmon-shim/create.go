@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// create begins the shim, or finds it, and has it make the container. What it
+// leaves if it fails, or is killed, the server buries: it knows the directory.
+func create(ctx context.Context, a arguments) error {
+	p := a.program
+	p.Events = filepath.Join(p.Dir, eventSocket)
+	// Where shims write what they have to say: to a file in their working directory
+	// that they do not make themselves.
+	words, err := os.OpenFile(filepath.Join(p.Dir, shim.LogFile), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer words.Close()
+	endpoint, err := p.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	r := shim.Record{Endpoint: endpoint, Leader: leads(p.Dir), Guest: a.guest}
+	if err := r.Write(p.Dir); err != nil {
+		return err
+	}
+	client, err := endpoint.Meet(ctx)
+	if err != nil {
+		return said(p.Dir, err)
+	}
+	defer client.Close()
+	pid, err := client.Create(ctx, p, stdio(a))
+	if err != nil {
+		return said(p.Dir, err)
+	}
+	if r.Process, err = client.Shim(ctx, p.ID); err != nil {
+		return fmt.Errorf("who is the shim: %w", err)
+	}
+	if err := r.Write(p.Dir); err != nil {
+		return err
+	}
+	if pid == 0 {
+		pid = r.Process.PID
+	}
+	return os.WriteFile(a.pidFile, []byte(strconv.Itoa(pid)), 0o600)
+}
+
+// leads reports whether the shim has been started in this directory just now, and
+// not for another container before.
+func leads(dir string) bool {
+	return slices.ContainsFunc(shim.Workers(dir), func(w wire.Process) bool { return w.PID != os.Getpid() })
+}
+
+func stdio(a arguments) shim.Stdio {
+	path := func(name string) string { return filepath.Join(a.program.Dir, name) }
+	io := shim.Stdio{Stdout: path(wire.StdoutFifo), Terminal: a.terminal}
+	if !a.terminal {
+		io.Stderr = path(wire.StderrFifo)
+	}
+	if a.stdin {
+		io.Stdin = path(wire.StdinFifo)
+	}
+	return io
+}
+
+const eventSocket = "events.sock"
+
+// said adds to the failure of a shim that has died what it has said last.
+func said(dir string, err error) error {
+	if !errors.Is(err, shim.ErrGone) && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	const end = 2048
+	text, _ := os.ReadFile(filepath.Join(dir, shim.LogFile))
+	if text = text[max(0, len(text)-end):]; len(text) > 0 {
+		return fmt.Errorf("%w; its last words: %s", err, text)
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// killed is the exit status of what has gone without a word.
+const killed = 128 + int(unix.SIGKILL)
+
+// buryTime bounds what a shim's program does about a shim that is dead.
+const buryTime = 20 * time.Second
+
+// wait prints how the container has ended, once it has. It ends what is left of a
+// container whose shim has died. As long as it runs it takes the events of the
+// shim, and looks after its log, if the shim was started for this container.
+//
+// With withStdin standard input is a pipe: at its end that of the container's own
+// has come, and the shim is told.
+func wait(ctx context.Context, p shim.Program, withStdin bool) error {
+	r, err := shim.ReadRecord(p.Dir)
+	if err != nil {
+		return err
+	}
+	if r.Leader {
+		stop, err := serveEvents(p.Dir)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "events of the shim are lost:", err) // OOM among them
+		} else {
+			defer stop()
+		}
+		go trimLog(filepath.Join(p.Dir, shim.LogFile))
+	}
+	if withStdin {
+		go closeStdin(ctx, r, p)
+	}
+	status, err := waitFor(ctx, r, p)
+	if err != nil {
+		return err
+	}
+	oom := ""
+	if _, err := os.Lstat(filepath.Join(p.Dir, wire.OOMFile)); err == nil {
+		oom = `,"oom":true`
+	}
+	fmt.Printf("{\"id\":%q,\"exitStatus\":%d%s}\n", p.ID, status, oom)
+	return nil
+}
+
+// waitFor asks again where only the connection has ended.
+func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
+	for {
+		client, err := r.Dial(ctx)
+		switch {
+		case errors.Is(err, fault.NotFound):
+			return bury(ctx, p), nil
+		case err != nil:
+			return 0, err
+		}
+		status, err := client.Wait(ctx, shim.Process{ID: p.ID})
+		client.Close()
+		switch {
+		case err == nil:
+			return status, nil
+		case errors.Is(err, fault.NotFound):
+			return killed, nil // deleted by somebody, and so dead
+		case !errors.Is(err, shim.ErrGone):
+			return 0, err
+		}
+	}
+}
+
+// bury kills what a dead shim has left of the container.
+func bury(ctx context.Context, p shim.Program) int {
+	ctx, cancel := context.WithTimeoutCause(ctx, buryTime, fault.Timeout)
+	defer cancel()
+	status, err := p.Bury(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err) // the server does it once more when the container is deleted
+	}
+	if err != nil || status == 0 {
+		return killed
+	}
+	return status
+}
+
+// closeStdin tells the shim of the end of the container's input, when the shim has
+// taken all of it: some throw away what they have not read.
+func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
+	const pause, patience = 10 * time.Millisecond, 10 * time.Second
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	for end := time.Now().Add(patience); shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0 && time.Now().Before(end); {
+		time.Sleep(pause)
+	}
+	client, err := r.Dial(ctx)
+	if err != nil {
+		return
+	}
+	defer client.Close()
+	_ = client.CloseStdin(ctx, shim.Process{ID: p.ID}) // one that has ended has no use for it
+}
+
+// trimLog keeps the shim's log from filling the file system. The shim goes on
+// where it was, and what was before takes no room.
+func trimLog(file string) {
+	const period, most = time.Minute, 1 << 20
+	for {
+		time.Sleep(period)
+		var st unix.Stat_t
+		if unix.Stat(file, &st) == nil && st.Blocks*512 > most {
+			_ = os.Truncate(file, 0)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package monitor
+
+import (
+	"syscall"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// fifos are the container's streams where the runtime opens them by name. The
+// monitor holds both ends of each until the container has ended: none of them
+// comes to an end because somebody has not opened it yet, or was killed and is to
+// come again.
+type fifos struct {
+	read  [3]int // of stdin the end that the runtime reads; -1: not open
+	write [3]int
+	// leash is held by whoever waits for the container. It ends with the container's
+	// input, of which the runtime is to be told.
+	leash [2]int
+}
+
+var noFifos = fifos{read: [3]int{-1, -1, -1}, write: [3]int{-1, -1, -1}, leash: [2]int{-1, -1}}
+
+func (m *monitor) openFifos() error {
+	for i, name := range [...]string{wire.StdinFifo, wire.StdoutFifo, wire.StderrFifo} {
+		if i == 0 && !m.opt.Stdin {
+			continue
+		}
+		path := m.opt.Dir + "/" + name
+		err := syscall.Mkfifo(path, 0o600)
+		if err == nil {
+			m.fifos.read[i], err = wire.Open(syscall.O_RDONLY|syscall.O_NONBLOCK, 0, path)
+		}
+		if err == nil {
+			m.fifos.write[i], err = wire.Open(syscall.O_WRONLY|syscall.O_NONBLOCK, 0, path)
+		}
+		if err != nil {
+			return wire.Fail("make fifo "+path, err)
+		}
+	}
+	if !m.opt.Stdin {
+		return nil
+	}
+	m.stdin, m.fifos.write[0] = m.fifos.write[0], -1
+	return wire.Fail("open pipe", syscall.Pipe2(m.fifos.leash[:], syscall.O_CLOEXEC))
+}
+
+// connectFifos turns the streams from the pipes of the runtime that creates the
+// container to those of the container.
+func (m *monitor) connectFifos() error {
+	for _, s := range [...]*stream{&m.stdout, &m.stderr} {
+		s.close()
+		s.fd = m.fifos.read[s.number()]
+		m.fifos.read[s.number()] = -1
+		growPipe(s.fd, pipeSize)
+		if err := m.watch(s); err != nil {
+			return wire.Fail("watch fifo", err)
+		}
+	}
+	return nil
+}
+
+// close lets go of the ends that are the runtime's, so that the streams end when
+// it has written all.
+func (f *fifos) close() {
+	for _, fd := range [...]int{f.read[0], f.write[0], f.read[1], f.write[1], f.read[2], f.write[2], f.leash[0], f.leash[1]} {
+		if fd >= 0 {
+			syscall.Close(fd)
+		}
+	}
+	*f = noFifos
+}
+
+// endInput tells who waits for the container that its input has ended.
+func (f *fifos) endInput() {
+	if f.leash[1] >= 0 {
+		syscall.Close(f.leash[1])
+		f.leash[1] = -1
+	}
+}
+
+// underway reports whether output of a container that has ended is still to come:
+// it goes through a process of the runtime's, which is given some time for that.
+func (m *monitor) underway() bool {
+	return m.opt.Fifos && !m.released && (m.stdout.fd >= 0 || m.stderr.fd >= 0) && uptime() < m.stdout.deadline
+}

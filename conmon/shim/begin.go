@@ -1,0 +1,161 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Program is a shim as it is to be run for one container.
+type Program struct {
+	Path string
+	ID   string // of the container
+	Dir  string // its run directory: the bundle
+	// Server names the server to the shim, which tells from that whether two
+	// containers have the same one. Nobody listens there.
+	Server string
+	// Publisher is the program by which a shim tells of events.
+	Publisher string
+	// Events is the socket on which somebody listens to events; empty: nobody.
+	Events  string
+	Options *anypb.Any // of the runtime; nil: none
+}
+
+// Begin has the shim started, or found, in which the container is to live. A shim
+// from containerd 2.3 on wants to be told more than others understand: it is
+// asked again if it refuses what those are told.
+func (p Program) Begin(ctx context.Context) (Endpoint, error) {
+	var options []byte
+	var err error
+	if p.Options != nil {
+		if options, err = proto.Marshal(p.Options); err != nil {
+			return Endpoint{}, err
+		}
+	}
+	answer, err := p.run(ctx, options, "start")
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && ctx.Err() == nil {
+		var again error
+		if answer, again = p.bootstrap(ctx); again == nil {
+			err = nil
+		}
+	}
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("start shim %s: %w", p.Path, err)
+	}
+	e, err := parseEndpoint(answer)
+	if err != nil {
+		return e, fmt.Errorf("start shim %s: %w: %w", p.Path, err, fault.Unavailable)
+	}
+	return e, nil
+}
+
+func (p Program) bootstrap(ctx context.Context) ([]byte, error) {
+	params := &bootstrap.BootstrapParams{
+		InstanceID: p.ID, Namespace: Namespace, ContainerdTtrpcAddress: p.events(), ContainerdGrpcAddress: p.Server, ContainerdBinary: p.Publisher,
+	}
+	if p.Options != nil {
+		params.Extensions = []*bootstrap.Extension{{Value: p.Options}}
+	}
+	text, err := proto.Marshal(params)
+	if err != nil {
+		return nil, err
+	}
+	return p.run(ctx, text, "start")
+}
+
+// Bury has the shim's program remove all that is left of the container and of a
+// shim that has died. It tells how the container has ended if the shim has known.
+func (p Program) Bury(ctx context.Context) (exitStatus int, err error) {
+	// Containerd's own shims look for the bundle under the container's id, beside
+	// their working directory.
+	if name := filepath.Join(filepath.Dir(p.Dir), p.ID); name != p.Dir {
+		if err := os.Symlink(p.Dir, name); err != nil && !errors.Is(err, os.ErrExist) {
+			return 0, err
+		}
+		defer os.Remove(name)
+	}
+	answer, err := p.run(ctx, nil, "-bundle", p.Dir, "delete")
+	if err != nil {
+		return 0, fmt.Errorf("shim %s delete: %w", p.Path, err)
+	}
+	var died task.DeleteResponse
+	if err := proto.Unmarshal(answer, &died); err != nil {
+		return 0, fmt.Errorf("shim %s delete: its answer %.200q is no message that crius knows: %w", p.Path, answer, err)
+	}
+	return int(died.ExitStatus), nil
+}
+
+func (p Program) events() string {
+	if p.Events == "" {
+		return ""
+	}
+	return "unix://" + p.Events
+}
+
+// maxAnswer is far above what a shim has to say.
+const maxAnswer = 1 << 20
+
+// run executes the shim's program, in the run directory, in a process group of its
+// own that is killed as a whole when the context ends. The daemon that start
+// leaves behind keeps none of its descriptors but standard error, in some
+// versions: so that goes to a file.
+func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte, error) {
+	words, err := os.CreateTemp(p.Dir, "shim-words-")
+	if err != nil {
+		return nil, err
+	}
+	defer words.Close()
+	defer os.Remove(words.Name())
+	args := append([]string{"-namespace", Namespace, "-id", p.ID, "-address", p.Server, "-publish-binary", p.Publisher}, verb...)
+	cmd := exec.CommandContext(ctx, p.Path, args...)
+	cmd.Dir = p.Dir
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=3", "TTRPC_ADDRESS="+p.events(), "GRPC_ADDRESS="+p.Server, "NAMESPACE="+Namespace)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	answer := new(limited)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), answer, words
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("no answer in time, killed: %w", context.Cause(ctx))
+		}
+		return nil, explained(err, words.Name())
+	}
+	return answer.Bytes(), nil
+}
+
+// limited keeps the beginning of what is written to it.
+type limited struct{ buf bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.buf.Write(p[:min(len(p), max(maxAnswer-l.buf.Len(), 0))])
+	return len(p), nil
+}
+
+func (l *limited) Bytes() []byte { return l.buf.Bytes() }
+
+// explained adds the end of what a program has written to a file.
+func explained(err error, file string) error {
+	const end = 4096
+	text, _ := os.ReadFile(file)
+	text = text[max(0, len(text)-end):]
+	if words := strings.TrimSpace(strings.ToValidUTF8(string(text), "?")); words != "" {
+		return fmt.Errorf("%w: %s", err, words)
+	}
+	return err
+}

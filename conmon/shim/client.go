@@ -1,0 +1,196 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Client is a connection to a shim. Its methods may be called from any goroutine.
+// Errors are fault.NotFound of what the shim does not know, fault.Precondition of
+// what it refuses in the state that something is in, fault.Unimplemented of what
+// it cannot do, and ErrGone if it has died.
+type Client struct {
+	ttrpc   *ttrpc.Client
+	service string
+}
+
+// ErrGone means that a shim has died, or closed the connection.
+var ErrGone = fmt.Errorf("the shim has gone: %w", fault.Unavailable)
+
+// Dial connects to a shim. The error is fault.NotFound if it is dead.
+func (e Endpoint) Dial(ctx context.Context) (*Client, error) {
+	conn, err := e.dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reach shim: %w", err)
+	}
+	return e.client(conn), nil
+}
+
+// Meet is Dial for a shim that has just been started.
+func (e Endpoint) Meet(ctx context.Context) (*Client, error) {
+	conn, err := e.await(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return e.client(conn), nil
+}
+
+// client: versions 2 and 3 have the same messages and differ in the service's
+// name.
+func (e Endpoint) client(conn net.Conn) *Client {
+	return &Client{ttrpc: ttrpc.NewClient(conn), service: fmt.Sprintf("containerd.task.v%d.Task", e.Version)}
+}
+
+// Close ends the connection; calls under way return.
+func (c *Client) Close() { _ = c.ttrpc.Close() }
+
+func (c *Client) call(ctx context.Context, method string, req, resp proto.Message) error {
+	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {Namespace}})
+	err := c.ttrpc.Call(ctx, c.service, method, req, resp)
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("shim %s: %w", method, classify(ctx, err))
+}
+
+func classify(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("no answer: %w", context.Cause(ctx))
+	}
+	if errors.Is(err, ttrpc.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return fmt.Errorf("%w: %w", err, ErrGone)
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	text := errors.New(s.Message())
+	switch s.Code() {
+	case codes.NotFound:
+		return fmt.Errorf("%w: %w", text, fault.NotFound)
+	case codes.FailedPrecondition:
+		return fmt.Errorf("%w: %w", text, fault.Precondition)
+	case codes.Unimplemented:
+		return fmt.Errorf("%w: %w", text, fault.Unimplemented)
+	case codes.AlreadyExists:
+		return fmt.Errorf("%w: %w", text, fault.Exists)
+	}
+	return text
+}
+
+// Stdio are the paths of the FIFOs of a process; an empty one is not wanted. With
+// a terminal there is no Stderr.
+type Stdio struct {
+	Stdin, Stdout, Stderr string
+	Terminal              bool
+}
+
+// Create makes the container of a bundle. The pid is the shim's idea of one: that
+// of the container's init, of its sandbox, or of the shim itself.
+func (c *Client) Create(ctx context.Context, p Program, io Stdio) (pid int, err error) {
+	var resp task.CreateTaskResponse
+	err = c.call(ctx, "Create", &task.CreateTaskRequest{
+		ID: p.ID, Bundle: p.Dir, Terminal: io.Terminal, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr, Options: p.Options,
+	}, &resp)
+	return int(resp.Pid), err
+}
+
+// Process names a process to its shim: the command Exec of container ID, or the
+// container's own.
+type Process struct{ ID, Exec string }
+
+// Exec makes a command, which Start then runs: process is one of the OCI runtime
+// specification.
+func (c *Client) Exec(ctx context.Context, p Process, process []byte, io Stdio) error {
+	return c.call(ctx, "Exec", &task.ExecProcessRequest{
+		ID: p.ID, ExecID: p.Exec, Terminal: io.Terminal, Stdin: io.Stdin, Stdout: io.Stdout, Stderr: io.Stderr,
+		Spec: &anypb.Any{TypeUrl: specTypes + "Process", Value: process},
+	}, new(emptypb.Empty))
+}
+
+// specTypes is where containerd has the messages of the OCI runtime specification,
+// which are JSON.
+const specTypes = "types.containerd.io/opencontainers/runtime-spec/1/"
+
+// Start runs the process.
+func (c *Client) Start(ctx context.Context, p Process) (pid int, err error) {
+	var resp task.StartResponse
+	err = c.call(ctx, "Start", &task.StartRequest{ID: p.ID, ExecID: p.Exec}, &resp)
+	return int(resp.Pid), err
+}
+
+// Wait returns when the process has ended.
+func (c *Client) Wait(ctx context.Context, p Process) (exitStatus int, err error) {
+	var resp task.WaitResponse
+	err = c.call(ctx, "Wait", &task.WaitRequest{ID: p.ID, ExecID: p.Exec}, &resp)
+	return int(resp.ExitStatus), err
+}
+
+// Kill sends a signal to the process or, with all, to everything in the container.
+func (c *Client) Kill(ctx context.Context, p Process, sig unix.Signal, all bool) error {
+	return c.call(ctx, "Kill", &task.KillRequest{ID: p.ID, ExecID: p.Exec, Signal: uint32(sig), All: all}, new(emptypb.Empty))
+}
+
+// Delete forgets a process that has ended.
+func (c *Client) Delete(ctx context.Context, p Process) error {
+	return c.call(ctx, "Delete", &task.DeleteRequest{ID: p.ID, ExecID: p.Exec}, new(task.DeleteResponse))
+}
+
+// Shutdown ends the shim if it has no containers any more. That it has ended
+// already is success.
+func (c *Client) Shutdown(ctx context.Context, id string) error {
+	err := c.call(ctx, "Shutdown", &task.ShutdownRequest{ID: id}, new(emptypb.Empty))
+	if errors.Is(err, ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// ResizePty sets the size of the process's terminal, in characters.
+func (c *Client) ResizePty(ctx context.Context, p Process, width, height uint16) error {
+	return c.call(ctx, "ResizePty", &task.ResizePtyRequest{ID: p.ID, ExecID: p.Exec, Width: uint32(width), Height: uint32(height)}, new(emptypb.Empty))
+}
+
+// CloseStdin lets the process read the end of its input.
+func (c *Client) CloseStdin(ctx context.Context, p Process) error {
+	return c.call(ctx, "CloseIO", &task.CloseIORequest{ID: p.ID, ExecID: p.Exec, Stdin: true}, new(emptypb.Empty))
+}
+
+// Update changes the container's limits: resources are LinuxResources of the OCI
+// runtime specification.
+func (c *Client) Update(ctx context.Context, id string, resources []byte) error {
+	return c.call(ctx, "Update", &task.UpdateTaskRequest{
+		ID: id, Resources: &anypb.Any{TypeUrl: specTypes + "LinuxResources", Value: resources},
+	}, new(emptypb.Empty))
+}
+
+// Started reports whether the process has been started.
+func (c *Client) Started(ctx context.Context, p Process) (bool, error) {
+	var resp task.StateResponse
+	err := c.call(ctx, "State", &task.StateRequest{ID: p.ID, ExecID: p.Exec}, &resp)
+	return resp.Status != tasktypes.Status_CREATED && resp.Status != tasktypes.Status_UNKNOWN, err
+}
+
+// Shim is the process of the shim, as it tells.
+func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
+	var resp task.ConnectResponse
+	if err := c.call(ctx, "Connect", &task.ConnectRequest{ID: id}, &resp); err != nil {
+		return wire.Process{}, err
+	}
+	return wire.Find(int(resp.ShimPid))
+}

@@ -1,0 +1,108 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Endpoint is where a shim listens and what it understands.
+type Endpoint struct {
+	Address string `json:"address"` // unix:///path, or the name of an abstract socket
+	Version int    `json:"version"` // of the task service: 2 or 3
+}
+
+// parseEndpoint reads the answer to start, of which there are three forms: the
+// bare address, as up to containerd 1.7 and with Kata; an object in JSON, as
+// gVisor and containerd 2 have it; the same object as a protobuf message.
+func parseEndpoint(answer []byte) (Endpoint, error) {
+	text := strings.TrimSpace(string(answer))
+	var result bootstrap.BootstrapResult
+	switch {
+	case strings.HasPrefix(text, "{"):
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(text), &result); err != nil {
+			return Endpoint{}, fmt.Errorf("its answer %.200q is no JSON that crius knows: %w", text, err)
+		}
+	case proto.Unmarshal(answer, &result) == nil && result.Version > 0 && result.Address != "":
+	default:
+		result = bootstrap.BootstrapResult{Version: 2, Address: text, Protocol: "ttrpc"}
+	}
+	e := Endpoint{Address: result.Address, Version: int(result.Version)}
+	switch {
+	case e.Address == "" || strings.ContainsAny(e.Address, "\n\x00"):
+		return e, fmt.Errorf("its answer %.200q holds no address", answer)
+	case result.Protocol != "ttrpc" && result.Protocol != "":
+		return e, fmt.Errorf("it speaks %q, and crius ttrpc alone: configure the shim for that", result.Protocol)
+	case e.Version != 2 && e.Version != 3:
+		return e, fmt.Errorf("it speaks version %d of the task service, and crius 2 and 3", e.Version)
+	}
+	return e, nil
+}
+
+// socket is the address as the kernel knows it. One without a scheme is that of
+// an abstract socket, as Kata 1 has it.
+func (e Endpoint) socket() string {
+	path, isPath := strings.CutPrefix(e.Address, "unix://")
+	if isPath || strings.HasPrefix(path, "/") {
+		return path
+	}
+	return "@" + strings.TrimPrefix(path, "@")
+}
+
+// dial connects, once. The error is fault.NotFound if nobody listens there.
+func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", e.socket())
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("the shim is dead: %w: %w", err, fault.NotFound)
+	}
+	return conn, err
+}
+
+// await connects to a shim that has just been started.
+func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
+	const patience, pause = 10 * time.Second, 5 * time.Millisecond
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		conn, err := e.dial(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the shim says that it listens on %s, but cannot be reached: %w", e.Address, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// RemoveSocket removes the file that a dead shim has left in place of its socket.
+func (e Endpoint) RemoveSocket(ctx context.Context) error {
+	path := e.socket()
+	if !strings.HasPrefix(path, "/") {
+		return nil
+	}
+	conn, err := e.dial(ctx)
+	if err == nil {
+		return conn.Close()
+	}
+	if !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Fifo is a named pipe. Who makes it holds both ends, so that neither looks at
+// its end before the shim has opened the other one.
+type Fifo struct {
+	Path        string
+	Read, Write *os.File
+}
+
+// NewFifo makes one.
+func NewFifo(path string) (*Fifo, error) {
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return nil, fmt.Errorf("make fifo %s: %w", path, err)
+	}
+	read, err := openFifo(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	write, err := openFifo(path, unix.O_WRONLY) // for which there must be a reader
+	if err != nil {
+		return nil, errors.Join(err, read.Close())
+	}
+	return &Fifo{Path: path, Read: read, Write: write}, nil
+}
+
+func openFifo(path string, mode int) (*os.File, error) {
+	fd, err := unix.Open(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open fifo %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Close closes what is still open.
+func (f *Fifo) Close() {
+	if f == nil {
+		return
+	}
+	_ = f.Read.Close()
+	_ = f.Write.Close()
+}
+
+// Unread is how many bytes lie in a pipe.
+func Unread(path string) int {
+	f, err := openFifo(path, unix.O_RDONLY)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	n := 0
+	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	return n
+}

@@ -1,0 +1,103 @@
+package shim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// recordFile is where a Record stands in a container's run directory.
+const recordFile = "shim.json"
+
+// Record is how to reach the shim of a container.
+type Record struct {
+	Endpoint
+	// Leader: the shim was started for this container, and is to others what it
+	// is to it. It works in this container's run directory.
+	Leader bool `json:"leader"`
+	// Guest: the container lives in a sandbox with a kernel of its own, where nothing
+	// goes by pids of this machine.
+	Guest bool `json:"guest"`
+	// Process is the shim's, once it has said which; zero before.
+	Process wire.Process `json:"process"`
+}
+
+// Write puts the record into a run directory. It is derived from what runs and
+// need not outlive a power cut.
+func (r Record) Write(dir string) error {
+	text, err := json.Marshal(r)
+	if err == nil {
+		err = wire.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), false)
+	}
+	if err != nil {
+		return fmt.Errorf("note where the shim is: %w", err)
+	}
+	return nil
+}
+
+// ReadRecord finds the shim of a container. The error is fault.NotFound if none
+// has been started, or it is not known where it is.
+func ReadRecord(dir string) (Record, error) {
+	var r Record
+	text, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("no shim is known of %s: %w", dir, fault.NotFound)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("read where the shim of %s is: %w", dir, err)
+	}
+	return r, nil
+}
+
+// LogFile is what shims write to in their run directory; it is made before they
+// are started.
+const LogFile = "log"
+
+// Begun reports whether a shim may have been started for the container of a run
+// directory, and has not been forgotten.
+func Begun(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, LogFile))
+	return err == nil
+}
+
+// Forget notes that nothing of the container is left. The log goes last.
+func Forget(dir string) error {
+	for _, name := range []string{recordFile, LogFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Workers are the processes that work in a run directory, as a shim does that was
+// started for the container, and what it has begun: by that they are found when
+// nobody has noted who they are.
+func Workers(dir string) []wire.Process {
+	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	var found []wire.Process
+	for _, link := range links {
+		at, err := os.Readlink(link)
+		if err != nil || strings.TrimSuffix(at, " (deleted)") != dir {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(link, "/proc/%d/cwd", &pid); err != nil {
+			continue
+		}
+		if p, err := wire.Find(pid); err == nil {
+			found = append(found, p)
+		}
+	}
+	return found
+}

@@ -1,0 +1,79 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Usage is what a container uses, by the shim's account.
+type Usage struct {
+	CPU        uint64 // nanoseconds
+	Memory     uint64 // bytes
+	WorkingSet uint64 // bytes of it that could not be taken away
+	Tasks      uint64
+}
+
+// Usage asks for it. The answer is one of two messages of containerd's cgroups
+// module, named for the versions of the kernel's.
+func (c *Client) Usage(ctx context.Context, id string) (Usage, error) {
+	var resp task.StatsResponse
+	if err := c.call(ctx, "Stats", &task.StatsRequest{ID: id}, &resp); err != nil {
+		return Usage{}, err
+	}
+	return parseUsage(resp.Stats.GetTypeUrl(), resp.Stats.GetValue())
+}
+
+// Numbers of the fields, from outside to inside, in metrics.proto of
+// github.com/containerd/cgroups/v3/cgroup1/stats and cgroup2/stats.
+func parseUsage(typeURL string, metrics []byte) (Usage, error) {
+	var u Usage
+	var reclaimable uint64
+	switch name := typeURL[strings.LastIndex(typeURL, "/")+1:]; name {
+	case "io.containerd.cgroups.v1.Metrics":
+		u = Usage{CPU: field(metrics, 3, 1, 1), Memory: field(metrics, 4, 33, 2), Tasks: field(metrics, 2, 1)}
+		reclaimable = field(metrics, 4, 30)
+	case "io.containerd.cgroups.v2.Metrics":
+		u = Usage{CPU: 1000 * field(metrics, 2, 1), Memory: field(metrics, 4, 32), Tasks: field(metrics, 1, 1)}
+		reclaimable = field(metrics, 4, 13)
+	default:
+		return u, fmt.Errorf("the shim tells what the container uses as %q, which crius does not know: %w", typeURL, fault.Unimplemented)
+	}
+	u.WorkingSet = u.Memory - min(reclaimable, u.Memory)
+	return u, nil
+}
+
+// field is a number in a message within messages; 0 where it is not set.
+func field(message []byte, path ...protowire.Number) uint64 {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return 0
+		}
+		message = message[n:]
+		switch {
+		case number == path[0] && kind == protowire.BytesType && len(path) > 1:
+			inner, n := protowire.ConsumeBytes(message)
+			if n < 0 {
+				return 0
+			}
+			return field(inner, path[1:]...)
+		case number == path[0] && kind == protowire.VarintType && len(path) == 1:
+			value, n := protowire.ConsumeVarint(message)
+			if n < 0 {
+				return 0
+			}
+			return value
+		}
+		if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+			return 0
+		}
+		message = message[n:]
+	}
+	return 0
+}

@@ -1,0 +1,365 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// shimmed drives a runtime by a shim of containerd's. The monitor of a container
+// has the shim make it, and waits for its end, by a program of its own
+// (crius-conmon-shim); all else is asked from here.
+type shimmed struct {
+	name          string
+	handler       Handler
+	systemd       bool
+	monitor       string
+	client        string // crius-conmon-shim
+	monitorCgroup string
+	server        string // of this server, as shims are to call it
+	prober        prober
+}
+
+func (r *shimmed) Handler() Handler { return r.handler }
+
+func (r *shimmed) sameAs(other driver) bool {
+	o, ok := other.(*shimmed)
+	return ok && reflect.DeepEqual(r.handler, o.handler) && r.systemd == o.systemd && r.monitorCgroup == o.monitorCgroup
+}
+
+func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
+	a, err := r.prober.probe(ctx, r.handler.Path, r.ask)
+	if err != nil {
+		return nil, fmt.Errorf("handler %s: %w", r.name, err)
+	}
+	return a, nil
+}
+
+// ask: of runc's shim what runc can do matters. Any other one makes virtual
+// machines or something like it, as far as crius can know.
+func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	text, err := output(ctx, path, "-v")
+	if err != nil {
+		return nil, fmt.Errorf("ask shim for its version: %w", err)
+	}
+	a := &Abilities{Sandboxed: true}
+	if ofRunc(firstLine(text)) {
+		binary := r.option("BinaryName")
+		if binary == "" {
+			binary = "runc"
+		}
+		found, err := exec.LookPath(binary)
+		if err != nil {
+			return nil, fmt.Errorf("the shim needs %s (%w): install it, or add --BinaryName=PATH to the handler's options: %w", binary, err, fault.Unavailable)
+		}
+		if a, err = ask(ctx, found); err != nil {
+			return nil, err
+		}
+		a.Sandboxed = false
+	}
+	if _, err := shim.Options(!a.Sandboxed, r.options(a)); err != nil {
+		return nil, fmt.Errorf("its options: %w", err)
+	}
+	a.Path, a.Version, a.traits = path, shimVersion(string(text)), traits{}
+	return a, nil
+}
+
+// ofRunc tells from the first line of what a shim says of itself, which is what it
+// was called.
+func ofRunc(line string) bool {
+	return strings.HasPrefix(filepath.Base(line), "containerd-shim-runc-v")
+}
+
+// shimVersion is the name of a shim and what it says after "Version:".
+func shimVersion(text string) string {
+	name := strings.TrimSuffix(filepath.Base(firstLine([]byte(text))), ":")
+	for line := range strings.Lines(text) {
+		if _, version, ok := strings.Cut(line, "Version:"); ok {
+			return strings.TrimSpace(name + " " + firstLine([]byte(strings.TrimSpace(version))))
+		}
+	}
+	return name
+}
+
+// option is the value of one of the handler's options; empty if it is not there.
+func (r *shimmed) option(key string) string {
+	for _, line := range r.handler.Options {
+		if name, value, _ := strings.Cut(strings.TrimLeft(line, "-"), "="); strings.EqualFold(name, key) {
+			return value
+		}
+	}
+	return ""
+}
+
+// options are the handler's and, for runc's shim, what crius itself knows.
+func (r *shimmed) options(a *Abilities) []string {
+	if a.Sandboxed {
+		return r.handler.Options
+	}
+	own := []string{"Root=" + r.handler.Root, "SystemdCgroup=" + strconv.FormatBool(r.systemd)}
+	return append(own, r.handler.Options...)
+}
+
+func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Task, error) {
+	a, err := r.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(r.handler.Root, 0o700) }); err != nil {
+		return nil, err
+	}
+	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
+		return nil, fmt.Errorf("write bundle: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
+		fmt.Errorf("the shim of %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
+	defer cancel()
+	client, err := conmon.Launch(ctx, conmon.Spec{
+		ID:         ref.ID,
+		Dir:        ref.Dir,
+		ExitFile:   ref.ExitFile,
+		LogFile:    io.LogFile,
+		Monitor:    r.monitor,
+		Cgroup:     r.monitorCgroup,
+		Runtime:    r.argv(a, ref, "create", io),
+		Wait:       r.argv(a, ref, "wait", io),
+		Fifos:      true,
+		PidFile:    pidFile(ref),
+		Stdin:      io.Stdin,
+		StdinOnce:  io.StdinOnce && !io.Terminal,
+		EnsureDirs: io.EnsureDirs,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
+	}
+	return r.task(ref, client)
+}
+
+// argv is the command line of crius-conmon-shim, but for the container's id.
+func (r *shimmed) argv(a *Abilities, ref Ref, verb string, io IO) []string {
+	argv := []string{r.client, verb, "--shim=" + a.Path, "--dir=" + ref.Dir, "--address=" + r.server}
+	if a.Sandboxed {
+		argv = append(argv, "--guest")
+	} else {
+		argv = append(argv, "--runc")
+	}
+	for _, option := range r.options(a) {
+		argv = append(argv, "--option="+option)
+	}
+	if io.Stdin {
+		argv = append(argv, "--stdin")
+	}
+	if io.Terminal {
+		argv = append(argv, "--terminal")
+	}
+	if verb == "create" {
+		argv = append(argv, "--pid-file="+pidFile(ref))
+	}
+	return argv
+}
+
+func (r *shimmed) task(ref Ref, client *conmon.Client) (Task, error) {
+	record, err := shim.ReadRecord(ref.Dir)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	t := &shimTask{runtime: r, record: record, watched: watched{ref: ref, client: client}}
+	if record.Guest {
+		return &guest{shimTask: t}, nil
+	}
+	return t, nil
+}
+
+func (r *shimmed) Load(ctx context.Context, ref Ref) (Task, error) {
+	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
+	if errors.Is(err, conmon.ErrLost) {
+		return r.lost(ref, err), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach monitor: %w", err)
+	}
+	return r.task(ref, client)
+}
+
+// lost is the Task of a container whose monitor is dead.
+func (r *shimmed) lost(ref Ref, cause error) *gone {
+	processes, _ := conmon.ReadProcesses(ref.Dir) // without that file the container never came to be
+	return &gone{
+		err: cause, process: processes.Container, cgroup: ref.Cgroup,
+		kill: func(ctx context.Context) error { return r.forget(ctx, ref) },
+	}
+}
+
+// Unheard goes by what the monitor has written down.
+func (r *shimmed) Unheard(ref Ref) Task {
+	g := r.lost(ref, errUnheard)
+	g.unheard = true
+	return g
+}
+
+// Delete ends the monitor first, so that nobody is left who could still be
+// creating, and then has the shim end the container.
+func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
+		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
+		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
+		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
+	} {
+		if err := trace.Do(ctx, step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// forget kills and removes the container: by its shim or, if that is dead, or does
+// not answer, or was never reached, by the shim's program and by hand.
+func (r *shimmed) forget(ctx context.Context, ref Ref) error {
+	if !shim.Begun(ref.Dir) {
+		return nil
+	}
+	record, err := shim.ReadRecord(ref.Dir)
+	if err == nil {
+		if err = r.askToForget(ctx, record, ref); err == nil {
+			return errors.Join(r.removeBooks(ref), shim.Forget(ref.Dir))
+		}
+	}
+	slog.DebugContext(ctx, "container is buried without its shim", "container", ref.ID, "err", err)
+	if !errors.Is(err, fault.NotFound) {
+		// It hangs, with all containers that it has: they end with it.
+		_ = conmon.Signal(record.Process, unix.SIGKILL)
+	}
+	endWorkers(ref)                                   // who might still be creating
+	if a, unusable := r.Probe(ctx); unusable == nil { // else all that it could do is to remove its books
+		if err := r.bury(ctx, a, ref); err != nil {
+			// It has come to nothing that it would know, or is out of order. All of the
+			// container's processes are in its cgroup, or work in its directory.
+			slog.WarnContext(ctx, "shim does not clean up, so this is done by force", "container", ref.ID, "err", err)
+		}
+	}
+	endWorkers(ref)
+	if record.Address != "" {
+		if err := record.RemoveSocket(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeBooks(ref), shim.Forget(ref.Dir))
+}
+
+func endWorkers(ref Ref) {
+	for _, worker := range shim.Workers(ref.Dir) {
+		_ = conmon.Signal(worker, unix.SIGKILL)
+	}
+}
+
+// bury has the program of the shim remove what a dead one has left.
+func (r *shimmed) bury(ctx context.Context, a *Abilities, ref Ref) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete takes longer than %s: %w", verbTimeout, fault.Timeout))
+	defer cancel()
+	_, err := shim.Program{Path: a.Path, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Bury(ctx)
+	return err
+}
+
+// askToForget is the polite way. Who was killed needs a moment to be dead.
+func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the shim does not answer: %w", fault.Timeout))
+	defer cancel()
+	client, err := record.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	stop := drainFifos(ref)
+	defer stop()
+	p := shim.Process{ID: ref.ID}
+	_ = client.Kill(ctx, p, unix.SIGKILL, true) // it may be dead, or never have run
+	for {
+		err = client.Delete(ctx, p)
+		if err == nil || errors.Is(err, fault.NotFound) {
+			if err := client.Shutdown(ctx, ref.ID); err != nil {
+				return err
+			}
+			awaitEnd(record)
+			return nil
+		}
+		if errors.Is(err, shim.ErrGone) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// awaitEnd waits for the end of a shim that has been shut down, which it only
+// obeys if it has no other container: the one for which it was started is the
+// pod's own, as a rule, and the last.
+func awaitEnd(record shim.Record) {
+	patience := 50 * time.Millisecond
+	if record.Leader {
+		patience = time.Second
+	}
+	for end := time.Now().Add(patience); conmon.Alive(record.Process) && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// drainFifos reads what the container has written since its monitor is gone: a
+// shim deletes nobody who still wants to write.
+func drainFifos(ref Ref) (stop func()) {
+	var open []*os.File
+	for _, name := range []string{stdoutFifo, stderrFifo} {
+		fd, err := unix.Open(filepath.Join(ref.Dir, name), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			continue
+		}
+		f := os.NewFile(uintptr(fd), name)
+		open = append(open, f)
+		go discard(f)
+	}
+	return func() {
+		for _, f := range open {
+			_ = f.Close()
+		}
+	}
+}
+
+// removeBooks removes what runc itself knows of the container and has not
+// forgotten, as when it was killed in the middle of create.
+func (r *shimmed) removeBooks(ref Ref) error {
+	return mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID))
+}
+
+func (t *shimTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
+	text, err := json.Marshal(resources)
+	if err != nil {
+		return err
+	}
+	return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Update(ctx, t.ref.ID, text) })
+}

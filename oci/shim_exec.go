@@ -1,0 +1,203 @@
+package oci
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+func (t *shimTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
+	return execSync(ctx, t, args, timeout)
+}
+
+func (t *shimTask) Open(ctx context.Context, c Command) (*Session, error) {
+	e, err := t.exec(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return e.Session, nil
+}
+
+// errand is a command that a shim runs, and what belongs to it here.
+type errand struct {
+	task    *shimTask
+	process shim.Process
+	dir     string // of its FIFOs
+	fifos   [3]*shim.Fifo
+	client  *shim.Client // by which its end is waited for
+}
+
+// exec has the shim run a command, with FIFOs of ours as its stdio.
+func (t *shimTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
+	process, err := execProcess(t.ref.Dir, c)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(process)
+	if err != nil {
+		return nil, err
+	}
+	var name [8]byte
+	_, _ = rand.Read(name[:]) // never fails
+	x := &errand{task: t, process: shim.Process{ID: t.ref.ID, Exec: hex.EncodeToString(name[:])}}
+	if x.client, err = t.record.Dial(ctx); err != nil {
+		return nil, fmt.Errorf("%s exec: %w: %w", t.runtime.name, err, fault.Unavailable)
+	}
+	io, err := x.open(c)
+	if err != nil {
+		x.close()
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
+	}
+	var pid int
+	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
+		if err := x.client.Exec(ctx, x.process, text, io); err != nil {
+			return err
+		}
+		pid, err = x.client.Start(ctx, x.process)
+		return err
+	})
+	if err != nil {
+		x.abandon()
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
+	}
+	return x.session(c, pid), nil
+}
+
+// open makes the FIFOs.
+func (x *errand) open(c Command) (io shim.Stdio, err error) {
+	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, "exec-"); err != nil {
+		return io, err
+	}
+	io.Terminal = c.Terminal
+	for i, one := range []struct {
+		name   string
+		wanted bool
+		path   *string
+	}{{"in", c.Stdin, &io.Stdin}, {"out", true, &io.Stdout}, {"err", !c.Terminal, &io.Stderr}} {
+		if !one.wanted {
+			continue
+		}
+		if x.fifos[i], err = shim.NewFifo(filepath.Join(x.dir, one.name)); err != nil {
+			return io, err
+		}
+		*one.path = x.fifos[i].Path
+	}
+	return io, nil
+}
+
+func (x *errand) close() {
+	for _, f := range x.fifos {
+		f.Close()
+	}
+	x.client.Close()
+	_ = mount.RemoveAll(x.dir) // else it goes with the container
+}
+
+// abandon takes back a command that did not start, or nobody knows whether.
+func (x *errand) abandon() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	defer cancel()
+	_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false)
+	_ = x.client.Delete(ctx, x.process)
+	x.close()
+}
+
+// session hands the command over. Its own goroutine waits for its end and, when
+// the session is over as well, has the shim forget it.
+func (x *errand) session(c Command, pid int) *execution {
+	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
+	// The shim has opened its ends by now; with ours nobody would see an end.
+	if in := x.fifos[0]; in != nil {
+		s.stdin = in.Write
+		_ = in.Read.Close()
+	}
+	s.stdout = x.fifos[1].Read
+	_ = x.fifos[1].Write.Close()
+	if words := x.fifos[2]; words != nil {
+		s.stderr = words.Read
+		_ = words.Write.Close()
+	}
+	s.kill = func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+		defer cancel()
+		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, true)
+	}
+	s.endInput = func() {
+		_ = s.stdin.Close()
+		x.closeStdin()
+	}
+	if c.Terminal {
+		s.resize = x.task.resize(x.process)
+	}
+	ended := make(chan struct{})
+	s.ended = ended
+	go func() {
+		status, err := x.client.Wait(context.Background(), x.process)
+		s.status, s.waitErr = unix.WaitStatus(status<<8), err
+		close(ended)
+		<-s.over
+		x.abandon()
+	}()
+	if c.Terminal {
+		go x.hangUp(s, ended)
+	}
+	e := &execution{Session: s, pid: pid}
+	if !x.task.record.Guest {
+		e.leader, _ = unix.Getsid(pid)
+		x.task.shareOOMScore(pid)
+	}
+	return e
+}
+
+// hangUp does what closing a terminal does elsewhere: the shim keeps it open.
+func (x *errand) hangUp(s *Session, ended <-chan struct{}) {
+	select {
+	case <-ended:
+		return
+	case <-s.over:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	defer cancel()
+	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
+		slog.DebugContext(ctx, "a command is not told that its terminal is gone", "container", x.task.ref.ID, "err", err)
+	}
+}
+
+// closeStdin tells the shim of the end of the input when it has read all of it:
+// some throw away what they have not.
+func (x *errand) closeStdin() {
+	const pause, patience = 5 * time.Millisecond, 10 * time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for shim.Unread(x.fifos[0].Path) > 0 && ctx.Err() == nil {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+	_ = x.client.CloseStdin(ctx, x.process) // one that has ended has no use for it
+}
+
+// killExec kills a command that is in nobody's way any more. In a sandbox the
+// descendants are out of reach: they end with the container.
+func (t *shimTask) killExec(ctx context.Context, e *execution) {
+	if !t.record.Guest {
+		killCommand(ctx, t.ref, e)
+		return
+	}
+	e.Session.kill()
+}

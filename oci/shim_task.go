@@ -1,0 +1,224 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const (
+	stdoutFifo = wire.StdoutFifo
+	stderrFifo = wire.StderrFifo
+)
+
+func discard(f *os.File) { _, _ = io.Copy(io.Discard, f) }
+
+// shimTask is a container of a shim whose processes are processes of this machine,
+// as those of runc's are. The shim is asked where something is its own: the rest
+// goes by pids and the cgroup, as with a runtime of the command line.
+type shimTask struct {
+	watched
+	runtime *shimmed
+	record  shim.Record
+}
+
+// ask has the shim do something, over a connection for that alone: to make one
+// takes less than any answer, and none has to be mended.
+func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Client) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
+		fmt.Errorf("the shim of %s did not answer within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
+	defer cancel()
+	client, err := t.record.Dial(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", t.runtime.name, err, fault.Unavailable)
+	}
+	defer client.Close()
+	if err := do(ctx, client); err != nil {
+		return fmt.Errorf("%s: %w", t.runtime.name, err)
+	}
+	return nil
+}
+
+func (t *shimTask) process() shim.Process { return shim.Process{ID: t.ref.ID} }
+
+func (t *shimTask) Start(ctx context.Context) error {
+	return t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
+		_, err := c.Start(ctx, t.process())
+		return err
+	})
+}
+
+// Started: the shim answers when a start that an earlier server has asked for is
+// over.
+func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
+	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
+		started, err = c.Started(ctx, t.process())
+		return err
+	})
+	return started, err
+}
+
+func (t *shimTask) Update(ctx context.Context, u Update) error {
+	return t.updateBy(ctx, u, t.runtimeUpdate)
+}
+
+func (t *shimTask) Forward(context.Context, uint16) (Stream, error) {
+	return nil, fmt.Errorf("runtime handler %s leaves ports to the pod's network: %w", t.runtime.name, fault.Unimplemented)
+}
+
+// Attach joins the container's streams at its monitor, which knows of no terminal.
+func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
+	terminal, err := t.terminal()
+	if err != nil {
+		return nil, err
+	}
+	a, err := conmon.Attach(ctx, t.ref.Dir, wanted)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{
+		stdin: a.Stdin, stdout: a.Stdout, stderr: a.Stderr, terminal: terminal,
+		ended: t.client.Exited(), over: make(chan struct{}), attachment: a,
+	}
+	if terminal {
+		s.resize = t.resize(t.process())
+	}
+	return s, nil
+}
+
+func (t *shimTask) resize(p shim.Process) func(context.Context, Size) error {
+	return func(ctx context.Context, size Size) error {
+		return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.ResizePty(ctx, p, size.Width, size.Height) })
+	}
+}
+
+// guest is a container of a shim that lives in a sandbox with a kernel of its own,
+// Kata's virtual machine for one. Its pid is a stand-in's, for all of a pod the
+// same, so everything goes through the shim.
+type guest struct {
+	*shimTask
+	counted usageRate
+}
+
+// Signal: a container that is gone meanwhile has no use for it.
+func (t *guest) Signal(ctx context.Context, sig unix.Signal) error {
+	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Kill(ctx, t.process(), sig, false) })
+	if t.dead() || errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// Kill: of a container that has never run no end is told. It is forgotten, and the
+// monitor, which has nothing to wait for, is told.
+func (t *guest) Kill(ctx context.Context) error {
+	if t.dead() {
+		return nil
+	}
+	started := false
+	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) (err error) {
+		if started, err = c.Started(ctx, t.process()); err == nil {
+			err = c.Kill(ctx, t.process(), unix.SIGKILL, true)
+		}
+		return err
+	})
+	if err == nil && started || t.dead() {
+		return nil
+	}
+	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	if err := t.runtime.forget(ctx, t.ref); err != nil {
+		return err
+	}
+	return t.client.Release(ctx)
+}
+
+// Usage asks the shim: nothing on this machine counts for one container.
+func (t *guest) Usage(ctx context.Context) (u cgroup.Usage, err error) {
+	ctx, cancel := context.WithTimeout(ctx, usageTime)
+	defer cancel()
+	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
+		used, err := c.Usage(ctx, t.ref.ID)
+		if err != nil {
+			return err
+		}
+		u = t.counted.of(cgroup.Usage{
+			Time:   time.Now(),
+			CPU:    &cgroup.CPU{Total: used.CPU},
+			Memory: &cgroup.Memory{Usage: used.Memory, WorkingSet: &used.WorkingSet},
+			Tasks:  &used.Tasks,
+		})
+		return nil
+	})
+	return u, err
+}
+
+// Update: the limits in the guest are the shim's business, those on this machine
+// are the sandbox's. Of a memory limit that is too low the guest's kernel has to
+// tell.
+func (t *guest) Update(ctx context.Context, u Update) error {
+	err := t.runtimeUpdate(ctx, u.Resources)
+	if err == nil || u.Old == nil {
+		return err
+	}
+	if back := t.runtimeUpdate(ctx, u.Old); back != nil {
+		slog.WarnContext(ctx, "the shim does not take the old limits back", "container", t.ref.ID, "err", back)
+	}
+	return err
+}
+
+// Forward has a program of ours in the sandbox connect the port: the loopback of
+// a guest can be reached from inside alone. The pod's own container, of which this
+// is asked, has that program.
+func (t *guest) Forward(ctx context.Context, port uint16) (Stream, error) {
+	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	s, err := t.Open(ctx, Command{Args: []string{spec.Process.Args[0], "forward", fmt.Sprint(port)}, Stdin: true})
+	if err != nil {
+		return nil, fmt.Errorf("start a forwarder in the sandbox: %w", err)
+	}
+	f := &forwarded{Session: s}
+	if err := f.connected(ctx); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("TCP port %d in the sandbox: %w: %w", port, err, fault.Unavailable)
+	}
+	return f, nil
+}
+
+// forwarded is a connection made by a command in the sandbox, whose standard
+// streams are its two directions.
+type forwarded struct{ *Session }
+
+// connected waits for the first word on standard error: a full stop, or why not.
+func (f *forwarded) connected(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { _ = f.stderr.SetReadDeadline(time.Now()) })()
+	text, err := io.ReadAll(io.LimitReader(f.stderr, 1))
+	if err == nil && string(text) == "." {
+		return nil
+	}
+	_ = f.stderr.SetReadDeadline(time.Now().Add(drainTime))
+	rest, _ := io.ReadAll(io.LimitReader(f.stderr, 1000))
+	if len(text)+len(rest) == 0 {
+		return errors.Join(errors.New("the forwarder has ended without a word"), err, context.Cause(ctx))
+	}
+	return errors.New(string(text) + string(rest))
+}
+
+func (f *forwarded) Read(p []byte) (int, error)  { return f.stdout.Read(p) }
+func (f *forwarded) Write(p []byte) (int, error) { return f.stdin.Write(p) }
+func (f *forwarded) CloseWrite() error           { f.EndInput(); return nil }
+func (f *forwarded) Close() error                { f.Session.Close(); return nil }
