@@ -27,6 +27,7 @@ var rows = map[string]row{
 	"pods":    podsRow,
 	"restart": restartRow,
 	"stats":   statsRow,
+	"steps":   stepsRow,
 }
 
 func main() {

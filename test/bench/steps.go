@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// stepsLives is of how many pods, one at a time, the steps are the mean.
+const stepsLives = 60
+
+// stepsRow says where the time of a pod's life goes, by crius's own metrics: the
+// calls, and the steps that they consist of.
+func stepsRow(ctx context.Context) (tables []table, err error) {
+	for _, handler := range []string{"runc", "crun"} {
+		t, err := stepsOf(ctx, handler)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", handler, err)
+		}
+		tables = append(tables, t)
+	}
+	return tables, nil
+}
+
+func stepsOf(ctx context.Context, handler string) (_ table, err error) {
+	s, err := newCrius(ctx, handler)
+	if err != nil {
+		return table{}, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if _, err := s.live(ctx, handler+"-first"); err != nil {
+		return table{}, err
+	}
+	socket := filepath.Join(s.node.RunRoot(), "metrics.sock")
+	before, err := scrape(ctx, socket)
+	if err != nil {
+		return table{}, err
+	}
+	for i := range stepsLives {
+		if _, err := s.live(ctx, fmt.Sprintf("%s-%d", handler, i)); err != nil {
+			return table{}, err
+		}
+	}
+	after, err := scrape(ctx, socket)
+	if err != nil {
+		return table{}, err
+	}
+	t := table{
+		title: fmt.Sprintf("Where a pod's time goes with %s, mean of %d lives: calls and their steps", handler, stepsLives),
+		head:  []string{"", "times", "ms each", "ms in all"},
+	}
+	for name, spent := range after {
+		spent.seconds -= before[name].seconds
+		spent.count -= before[name].count
+		after[name] = spent
+	}
+	names := slices.SortedFunc(maps.Keys(after), func(a, b string) int {
+		if a[0] != b[0] { // calls before steps
+			return strings.Compare(a, b)
+		}
+		return int(1e6 * (after[b].seconds - after[a].seconds))
+	})
+	for _, name := range names {
+		if spent := after[name]; spent.count > 0 {
+			t.add(name, fmt.Sprintf("%.1f", spent.count/stepsLives),
+				fmt.Sprintf("%.2f", spent.seconds*1e3/spent.count), fmt.Sprintf("%.2f", spent.seconds*1e3/stepsLives))
+		}
+	}
+	return t, nil
+}
+
+// spent is one series of a histogram.
+type spent struct{ count, seconds float64 }
+
+// scrape reads the histograms of calls and steps, by "call NAME" and "step NAME".
+func scrape(ctx context.Context, socket string) (map[string]spent, error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://crius/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]spent{}
+	for line := range strings.Lines(string(text)) {
+		for prefix, kind := range map[string]string{
+			"crius_rpc_duration_seconds_": "call ", "crius_step_duration_seconds_": "step ",
+		} {
+			what, rest, _ := strings.Cut(strings.TrimPrefix(line, prefix), "{")
+			words := strings.Split(rest, `"`) // label= name } value
+			if !strings.HasPrefix(line, prefix) || len(words) != 3 {
+				continue
+			}
+			value, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimPrefix(words[2], "}")), 64)
+			if err != nil {
+				return nil, fmt.Errorf("%q: %w", line, err)
+			}
+			name := kind + strings.TrimPrefix(words[1], "/runtime.v1.RuntimeService/")
+			s := all[name]
+			switch what {
+			case "count":
+				s.count = value
+			case "sum":
+				s.seconds = value
+			}
+			all[name] = s
+		}
+	}
+	return all, nil
+}
