@@ -3,14 +3,19 @@
 // whenever the process or the machine dies.
 //
 //	<root>/<id>/<name>      the document
+//	<root>/<id>/<name>.last the one before, until the document is on the disk
 //	<root>/<id>/…           whatever else the owner keeps beside it
 //	<root>/damaged/<id>.<n> documents that could not be read
 //
-// Put writes a temporary file, fsyncs it, renames it over the document and
-// fsyncs the directories whose entries changed, in that order: after Put
-// returns, the document survives a power cut; if Put did not return, either
-// the old or the new one does. Delete is the mirror image: the unlink of the
-// document is the commit.
+// Put writes a temporary file and renames it over the document: when it returns,
+// the document survives the process. It is synced in the background, syncDelay
+// later, with all that were put meanwhile: who waits for a container to start
+// does not wait for a busy disk (docs/decisions/0012-records.md). Until then the
+// document before it, which is on the disk, is kept under a name of its own, and
+// takes its place should a power cut have spoiled the new one, as file systems
+// do to files that were renamed before they were synced. Delete is the mirror
+// image: the unlink of the document is the commit, and a power cut within that
+// time may undo it.
 //
 // A document that cannot be decoded, or whose version is unknown, is moved
 // aside by All and reported. It never prevents the others from being read.
@@ -41,6 +46,11 @@ type Dir[T any] struct {
 	root    string
 	name    string
 	version int
+
+	mu      sync.Mutex        // held while names change, not while content is written
+	changed map[string]uint64 // ids whose change may not be on the disk, with its number
+	changes uint64
+	syncing bool // somebody will
 }
 
 // Damaged is a document that All could not read.
@@ -67,17 +77,19 @@ func Open[T any](root, name string, version int) (*Dir[T], error) {
 
 // At is Open without making root: until somebody does, nothing can be put there.
 func At[T any](root, name string, version int) *Dir[T] {
-	return &Dir[T]{root: root, name: name, version: version}
+	return &Dir[T]{root: root, name: name, version: version, changed: map[string]uint64{}}
 }
 
 // Make makes the root.
 func (d *Dir[T]) Make() error { return os.MkdirAll(d.root, 0o700) }
 
+func (d *Dir[T]) file(id string) string { return filepath.Join(d.root, id, d.name) }
+
 // Path is the directory that belongs to id, whether it exists or not.
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
 
-// Put makes doc the document of id, durably. If it fails and there was none,
-// nothing is left of it.
+// Put makes doc the document of id. If it fails and there was none, nothing is
+// left of it.
 func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})
 	if err != nil {
@@ -85,7 +97,7 @@ func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	}
 	created, err := d.makeDir(ctx, id)
 	if err == nil {
-		err = trace.Call(ctx, "write record", func() error { return writeDurably(filepath.Join(d.Path(id), d.name), data) })
+		err = trace.Call(ctx, "write record", func() error { return d.write(id, data) })
 	}
 	if err == nil {
 		return nil
@@ -107,14 +119,25 @@ func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err erro
 			return err
 		}
 		created = true
-		return syncDir(d.root)
+		return nil
 	})
 	return created, err
 }
 
-// Get reads the document of id. A missing one is fault.NotFound.
+// Get reads the document of id: the one before, if there is a power cut between
+// this one and the disk. A missing one is fault.NotFound.
 func (d *Dir[T]) Get(id string) (*T, error) {
-	data, err := os.ReadFile(filepath.Join(d.Path(id), d.name))
+	doc, err := d.read(id, d.file(id))
+	if err != nil && !errors.Is(err, fault.NotFound) {
+		if last, lastErr := d.read(id, d.file(id)+lastSuffix); lastErr == nil {
+			return last, nil
+		}
+	}
+	return doc, err
+}
+
+func (d *Dir[T]) read(id, file string) (*T, error) {
+	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("record %s: %w", id, fault.NotFound)
 	}
@@ -135,16 +158,13 @@ func (d *Dir[T]) Get(id string) (*T, error) {
 // that the owner left in it. It is idempotent.
 func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 	dir := d.Path(id)
-	err := trace.Call(ctx, "delete record", func() error { return os.Remove(filepath.Join(dir, d.name)) })
+	err := trace.Call(ctx, "delete record", func() error { return os.Remove(d.file(id)) })
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return trace.Call(ctx, "remove state directory", func() error {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
-		return syncDir(d.root)
-	})
+	err = trace.Call(ctx, "remove state directory", func() error { return os.RemoveAll(dir) })
+	d.change(id)
+	return err
 }
 
 // All reads every document, in parallel. Orphans are the ids of
@@ -159,6 +179,11 @@ func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged,
 		}
 		damaged[i].File = file
 		orphans = append(orphans, damaged[i].ID)
+	}
+	for id := range docs { // that an earlier process has not synced
+		if _, err := os.Lstat(d.file(id) + lastSuffix); err == nil {
+			d.change(id)
+		}
 	}
 	return docs, orphans, damaged, err
 }
@@ -189,7 +214,7 @@ func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged
 			case errors.Is(err, fault.NotFound):
 				orphans = append(orphans, id)
 			default:
-				damaged = append(damaged, Damaged{ID: id, File: filepath.Join(d.Path(id), d.name), Err: err})
+				damaged = append(damaged, Damaged{ID: id, File: d.file(id), Err: err})
 			}
 			return nil
 		})
@@ -206,46 +231,12 @@ func (d *Dir[T]) moveAside(id string) (string, error) {
 	}
 	for n := 0; ; n++ {
 		file := filepath.Join(aside, fmt.Sprintf("%s.%d", id, n))
-		err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(d.Path(id), d.name),
-			unix.AT_FDCWD, file, unix.RENAME_NOREPLACE)
+		err := unix.Renameat2(unix.AT_FDCWD, d.file(id), unix.AT_FDCWD, file, unix.RENAME_NOREPLACE)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		return file, err
 	}
-}
-
-func writeDurably(path string, data []byte) error {
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	// Some file systems cannot fsync a directory and say EINVAL: their rename
-	// is as durable as it gets.
-	err = f.Sync()
-	if errors.Is(err, unix.EINVAL) {
-		err = nil
-	}
-	return errors.Join(err, f.Close())
 }
 
 // ValidID reports whether id is one that crius makes: 64 lower-case hex

@@ -9,7 +9,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -139,6 +141,154 @@ func TestAllSetsDamagedAside(t *testing.T) {
 	if _, _, damaged, err = d.All(); err != nil || len(damaged) != 1 || !strings.HasSuffix(damaged[0].File, ".1") {
 		t.Errorf("second round: %v, %v", damaged, err)
 	}
+}
+
+// What a power cut may spoil is a document that was renamed and not yet synced:
+// then the latest one that was synced is there instead.
+func TestPowerCutBeforeTheSync(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	put := func(count int) {
+		t.Helper()
+		if err := d.Put(t.Context(), id(1), &doc{Count: count}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(d.file(id(1)), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	finds := func(want int) {
+		t.Helper()
+		docs, orphans, damaged, err := open(t, root).All()
+		if err != nil || len(orphans)+len(damaged) != 0 || len(docs) != 1 || docs[id(1)].Count != want {
+			t.Errorf("found %v, %v, %v, %v, want %d", docs, orphans, damaged, err, want)
+		}
+		if got, err := d.Get(id(1)); err != nil || got.Count != want {
+			t.Errorf("Get: %v, %v, want %d", got, err, want)
+		}
+	}
+	put(1)
+	d.Sync()
+	put(2)
+	put(3)
+	finds(3)
+	for _, text := range []string{"", `{"version":1,"bo`, strings.Repeat("\x00", 40)} {
+		spoil(text)
+		finds(1)
+	}
+	put(4)
+	finds(4)
+	spoil("")
+	finds(1)
+	put(5)
+	d.Sync()
+	if names := namesIn(t, d.Path(id(1))); !slices.Equal(names, []string{"doc.json"}) {
+		t.Errorf("after the sync there are %v", names)
+	}
+	put(6)
+	spoil("")
+	finds(5)
+}
+
+// Nobody has to ask for the sync, neither in the process that wrote nor in the
+// next one; and a document that is gone leaves nothing to sync.
+func TestSyncInTheBackground(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	for n := range 3 {
+		for range 2 {
+			if err := d.Put(t.Context(), id(n), &doc{}); err != nil {
+				t.Fatal(err)
+			}
+			if n > 0 {
+				d.Sync()
+			}
+		}
+	}
+	if err := os.Link(d.file(id(1)), d.file(id(1))+lastSuffix); err != nil { // of a process that was killed
+		t.Fatal(err)
+	}
+	if _, _, _, err := open(t, root).All(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Delete(t.Context(), id(2)); err != nil {
+		t.Fatal(err)
+	}
+	idle := func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return !d.syncing && len(d.changed) == 0
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for left := true; left; time.Sleep(10 * time.Millisecond) {
+		found, err := filepath.Glob(filepath.Join(root, "*", "*"+lastSuffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = len(found) > 0 || !idle()
+		if time.Now().After(deadline) {
+			t.Fatalf("not synced: %v, %v", found, d.changed)
+		}
+	}
+	if names := namesIn(t, root); !slices.Equal(names, []string{id(0), id(1)}) {
+		t.Errorf("there are %v", names)
+	}
+}
+
+// Documents that many write at once while they are synced.
+func TestSyncBesideWriters(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	var group sync.WaitGroup
+	for n := range 8 {
+		group.Go(func() {
+			for count := range 50 {
+				if err := d.Put(t.Context(), id(n), &doc{Count: count}); err != nil {
+					t.Error(err)
+				}
+				if got, err := d.Get(id(n)); err != nil || got.Count != count {
+					t.Errorf("got %v, %v, want %d", got, err, count)
+				}
+			}
+			if n%2 == 0 {
+				if err := d.Delete(t.Context(), id(n)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 20 {
+		d.Sync()
+	}
+	group.Wait()
+	d.Sync()
+	for n := range 8 {
+		got, err := d.Get(id(n))
+		if n%2 == 0 {
+			if !errors.Is(err, fault.NotFound) {
+				t.Errorf("deleted and there: %v", err)
+			}
+			continue
+		}
+		if names := namesIn(t, d.Path(id(n))); err != nil || got.Count != 49 || len(names) != 1 {
+			t.Errorf("%v, %v, %v", got, err, names)
+		}
+	}
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }
 
 // TestKilledWriter: whenever the writer is killed, a reader finds the old or

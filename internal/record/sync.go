@@ -1,0 +1,138 @@
+package record
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// syncDelay is how much of the latest work a power cut may undo. A pod that
+// starts has its documents written seven times within it.
+const syncDelay = time.Second
+
+const lastSuffix = ".last"
+
+// write replaces the document of id, and keeps the one that is on the disk.
+func (d *Dir[T]) write(id string, data []byte) error {
+	path := d.file(id)
+	tmp := path + ".tmp"
+	err := os.WriteFile(tmp, data, 0o600)
+	if err == nil {
+		err = d.replace(id, tmp)
+	}
+	if err != nil {
+		return errors.Join(err, remove(tmp))
+	}
+	return nil
+}
+
+func (d *Dir[T]) replace(id, tmp string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path := d.file(id)
+	if _, unsynced := d.changed[id]; !unsynced {
+		// If there is one already, no later one is known to be on the disk.
+		err := os.Link(path, path+lastSuffix)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	d.changeLocked(id)
+	return nil
+}
+
+// change has what was done to id synced.
+func (d *Dir[T]) change(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changeLocked(id)
+}
+
+func (d *Dir[T]) changeLocked(id string) {
+	d.changes++
+	d.changed[id] = d.changes
+	if !d.syncing {
+		d.syncing = true
+		go d.syncLater()
+	}
+}
+
+func (d *Dir[T]) syncLater() {
+	for {
+		time.Sleep(syncDelay)
+		d.Sync()
+		d.mu.Lock()
+		d.syncing = len(d.changed) > 0
+		again := d.syncing
+		d.mu.Unlock()
+		if !again {
+			return
+		}
+	}
+}
+
+// Sync puts on the disk all that was changed before. What cannot be synced is
+// logged, and still there: but a power cut may bring back what was before it.
+func (d *Dir[T]) Sync() {
+	d.mu.Lock()
+	batch := maps.Clone(d.changed)
+	d.mu.Unlock()
+	failed := map[string]error{}
+	for id := range batch {
+		if err := errors.Join(syncFile(d.file(id)), syncFile(d.Path(id))); err != nil {
+			failed[id] = err
+		}
+	}
+	rootErr := syncFile(d.root)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, change := range batch {
+		if d.changed[id] != change { // once more, meanwhile
+			continue
+		}
+		delete(d.changed, id)
+		err := errors.Join(failed[id], rootErr)
+		if err == nil {
+			err = remove(d.file(id) + lastSuffix)
+		}
+		if err != nil {
+			slog.Warn("record cannot be synced, a power cut may undo its latest change: look after the disk", "file", d.file(id), "err", err)
+		}
+	}
+}
+
+// syncFile syncs a file or directory. What was removed needs no sync.
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// Some file systems cannot fsync a directory and say EINVAL: their rename
+	// is as durable as it gets.
+	err = f.Sync()
+	if errors.Is(err, unix.EINVAL) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+// remove is no error if there is nothing.
+func remove(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
