@@ -12,6 +12,9 @@ type Config struct {
 	// LeaveDebris is for who only looks: what dead pulls and power cuts have left
 	// stays.
 	LeaveDebris bool `toml:"-"`
+	// Surveyed is called while images are looked through after a boot, which may
+	// take long, as often as some of them have been; nil: nobody wants to know.
+	Surveyed func() `toml:"-" json:"-"`
 
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`

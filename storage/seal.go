@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,12 +35,18 @@ type seal struct {
 	Boot    string                     `json:"boot"` // in which it was made
 	Records map[string]json.RawMessage `json:"records"`
 	Unsure  []sealedLayer              `json:"unsure,omitempty"` // layers of which nothing is promised
+	// Whole are layers that a survey has read and that has not come to its end: the
+	// next one need not read them again.
+	Whole []sealedLayer `json:"whole,omitempty"`
+
+	lost bool // it could not be read, and is of this boot
 }
 
 const (
 	sealsName   = "crius-seal" // directory in the graph root
 	sealName    = "seal.json"
 	sealID      = "store"
+	settledName = "crius-settled" // file in the run root: the boot in which the store was looked through
 	sealVersion = 1
 )
 
@@ -54,15 +61,18 @@ const layersFile = "overlay-layers/layers.json"
 
 // sealer makes seals, one at a time.
 type sealer struct {
-	root string
-	sync bool // else the operator wants no syncing: then nothing is certain
-	mu   sync.Mutex
+	root, runRoot string
+	surveyed      func() // see Config
+	sync          bool   // else the operator wants no syncing: then nothing is certain
+	mu            sync.Mutex
 
 	unsure []sealedLayer // that the survey could not vouch for
 }
 
 // last is the seal that was made last; nil if there was never one. One that cannot
-// be read says nothing of any layer.
+// be read says nothing of any layer. In a boot in which the store has been looked
+// through that does not make it suspect: what was written since is still in memory,
+// and containers may run on it.
 func (s *sealer) last() (*seal, error) {
 	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
 	if err != nil {
@@ -76,6 +86,13 @@ func (s *sealer) last() (*seal, error) {
 		reportAside(d.File, d.Err)
 	}
 	if len(damaged) > 0 {
+		boot, err := bootID()
+		if err != nil {
+			return nil, err
+		}
+		if settled, _ := os.ReadFile(s.settledFile()); string(settled) == boot {
+			return &seal{Boot: boot, lost: true}, nil
+		}
 		return &seal{}, nil
 	}
 	return all[sealID], nil
@@ -84,13 +101,38 @@ func (s *sealer) last() (*seal, error) {
 // begin makes the first seal after a boot; last is the one before. What that says
 // is still true in the same boot: a restart need not wait for the disk.
 func (s *sealer) begin(ctx context.Context, last *seal) error {
-	if boot, err := bootID(); err == nil && last != nil && last.Boot == boot && s.sync == (len(last.Records) > 0) {
+	boot, err := bootID()
+	if err == nil {
+		err = os.WriteFile(s.settledFile(), []byte(boot), 0o600)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "should the seal of the image store be damaged, all images would be read at the next start", "err", err)
+	}
+	if boot != "" && last != nil && last.Boot == boot && !last.lost && s.sync == (len(last.Records) > 0) {
 		return nil
 	}
 	if s.sync {
 		return s.seal(ctx)
 	}
 	return s.write(ctx, nil)
+}
+
+func (s *sealer) settledFile() string { return filepath.Join(s.runRoot, settledName) }
+
+// keep adds layers that a survey has found whole to the seal of the boot before.
+// That is for a survey that is cut short: nothing depends on it.
+func (s *sealer) keep(ctx context.Context, last *seal, whole []sealedLayer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := *last
+	more.Whole = whole
+	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
+	if err == nil {
+		err = dir.Put(ctx, sealID, &more)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "progress with the images cannot be recorded", "err", err)
+	}
 }
 
 // seal makes a seal of what the store has now. It takes as long as syncing the
@@ -167,7 +209,7 @@ func (s *seal) unsure() []sealedLayer {
 	return s.Unsure
 }
 
-// layers are those that the seal knows to be on the disk.
+// layers are those that are known to be on the disk.
 func (s *seal) layers() map[string]time.Time {
 	if s == nil {
 		return nil
@@ -176,15 +218,18 @@ func (s *seal) layers() map[string]time.Time {
 		sealedLayer
 		Flags map[string]any `json:"flags"`
 	}
-	if json.Unmarshal(s.Records[layersFile], &list) != nil {
-		return nil // it was valid JSON, but no list: nothing is known
-	}
 	known := map[string]time.Time{}
+	if json.Unmarshal(s.Records[layersFile], &list) != nil {
+		list = nil // it was valid JSON, but no list
+	}
 	for _, l := range list {
 		unsure := slices.ContainsFunc(s.Unsure, func(u sealedLayer) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
 		if l.Flags["incomplete"] == nil && !unsure {
 			known[l.ID] = l.Created
 		}
+	}
+	for _, l := range s.Whole {
+		known[l.ID] = l.Created
 	}
 	return known
 }

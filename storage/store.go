@@ -89,7 +89,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	seals := &sealer{root: options.GraphRoot, sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
+	seals := &sealer{root: options.GraphRoot, runRoot: options.RunRoot, surveyed: cfg.Surveyed,
+		sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
 	var last *seal
 	if cfg.LeaveDebris {
 		err = recordsIntact(options.GraphRoot)
@@ -119,7 +120,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
 		err = trace.Call(ctx, "look through images", func() (err error) {
-			seals.unsure, err = settle(ctx, lib, last)
+			seals.unsure, err = seals.settle(ctx, lib, last)
 			return err
 		})
 	}
@@ -181,6 +182,7 @@ func (s *Store) Forget() error {
 	for _, name := range []string{reserveName, sealsName, jobsName, ownerName} {
 		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
 	}
+	errs = append(errs, os.RemoveAll(s.sealer.settledFile()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

@@ -24,12 +24,15 @@ import (
 // compared with the digest. What is damaged is deleted, image by image: the
 // kubelet sees that it is gone and pulls it again.
 type survey struct {
+	sealer *sealer
+	last   *seal
 	store  cstorage.Store
 	sealed map[string]time.Time // layers known to be on the disk
 
 	layers  map[string]*cstorage.Layer
 	damaged map[string]error // layers by id
 	read    int              // layers that were read as a whole
+	whole   []sealedLayer    // of which those that are in order
 	aside   []string         // record files that were set aside; see damagedRecords
 }
 
@@ -52,22 +55,35 @@ func certain(err error) bool {
 // cannot even be read is returned.
 //
 // unsure are layers that stay and that no seal may vouch for.
-func settle(ctx context.Context, store cstorage.Store, last *seal) (unsure []sealedLayer, err error) {
+func (s *sealer) settle(ctx context.Context, store cstorage.Store, last *seal) (unsure []sealedLayer, err error) {
 	boot, err := bootID()
 	if err != nil {
 		return nil, err
 	}
-	if last == nil || last.Boot == boot {
+	if last == nil || last.Boot == boot && !last.lost {
 		return last.unsure(), nil // nothing was promised yet, or see above
-	}
-	started := time.Now()
-	s := &survey{store: store, sealed: last.layers(), layers: map[string]*cstorage.Layer{}, damaged: map[string]error{}}
-	if s.aside, err = damagedRecords(store.GraphRoot()); err != nil {
-		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	layers, err := store.Layers()
 	if err != nil {
 		return nil, fmt.Errorf("read layer records: %w", err)
+	}
+	if last.lost { // and with it what it said of them
+		for _, layer := range layers {
+			unsure = append(unsure, sealedLayer{ID: layer.ID, Created: layer.Created})
+		}
+		return unsure, nil
+	}
+	return s.survey(ctx, store, last, layers)
+}
+
+func (sealer *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, layers []cstorage.Layer) (unsure []sealedLayer, err error) {
+	started := time.Now()
+	s := &survey{
+		sealer: sealer, last: last, store: store, sealed: last.layers(), whole: slices.Clone(last.Whole),
+		layers: map[string]*cstorage.Layer{}, damaged: map[string]error{},
+	}
+	if s.aside, err = damagedRecords(store.GraphRoot()); err != nil {
+		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {
 		s.layers[layers[i].ID] = &layers[i]
@@ -156,7 +172,7 @@ func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := s.layer(id); err != nil {
+			if err := s.layer(ctx, id); err != nil {
 				errs = append(errs, err)
 			}
 			if s.layers[id] == nil {
@@ -185,11 +201,11 @@ func (s *survey) bigData(image, name string) ([]byte, error) {
 var plainName = regexp.MustCompile(`^[.0-9a-z]*$`)
 
 // layer says what is wrong with a layer, and remembers it.
-func (s *survey) layer(id string) error {
+func (s *survey) layer(ctx context.Context, id string) error {
 	if err, known := s.damaged[id]; known {
 		return err
 	}
-	err := s.look(id)
+	err := s.look(ctx, id)
 	if err != nil {
 		err = fmt.Errorf("layer %s: %w", id, err)
 	}
@@ -197,7 +213,7 @@ func (s *survey) layer(id string) error {
 	return err
 }
 
-func (s *survey) look(id string) error {
+func (s *survey) look(ctx context.Context, id string) error {
 	layer := s.layers[id]
 	if layer == nil {
 		return damage("it has no record")
@@ -223,7 +239,12 @@ func (s *survey) look(id string) error {
 		return nil
 	}
 	s.read++
-	return s.content(layer, dirs[0])
+	if err := s.content(ctx, layer, dirs[0]); err != nil {
+		return err
+	}
+	s.whole = append(s.whole, sealedLayer{ID: id, Created: layer.Created})
+	s.sealer.keep(ctx, s.last, s.whole)
+	return nil
 }
 
 // driverFiles looks at what the overlay driver has beside the directory with a

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -18,7 +19,7 @@ import (
 
 // content compares all of a layer with its digest, and what a digest does not
 // see, what is not in the files' content, with the archive.
-func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
+func (s *survey) content(ctx context.Context, layer *cstorage.Layer, dir string) (err error) {
 	if layer.UncompressedDigest.Validate() != nil {
 		return nil // nobody knows what is in it
 	}
@@ -29,10 +30,13 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, diff.Close()) }()
 	digester := layer.UncompressedDigest.Algorithm().Digester()
-	all := io.TeeReader(diff, digester.Hash())
+	all := io.TeeReader(s.watched(ctx, diff), digester.Hash())
 	owners := len(layer.UIDMap) == 0 && len(layer.GIDMap) == 0
 	files := map[string]*tar.Header{} // the last of a name counts
 	err = garbled(readHeaders(all, files))
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if got := digester.Digest(); err == nil && got != layer.UncompressedDigest {
 		err = damage("its digest is %s, not %s", got, layer.UncompressedDigest)
 	}
@@ -66,6 +70,23 @@ func (s *survey) content(layer *cstorage.Layer, dir string) (err error) {
 	}
 	return nil
 }
+
+// watched reads until it is called off, and tells that it does.
+func (s *survey) watched(ctx context.Context, from io.Reader) io.Reader {
+	return reading(func(p []byte) (int, error) {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		if s.sealer.surveyed != nil {
+			s.sealer.surveyed()
+		}
+		return from.Read(p)
+	})
+}
+
+type reading func(p []byte) (int, error)
+
+func (r reading) Read(p []byte) (int, error) { return r(p) }
 
 // garbled tells an archive that cannot be put together, which no system call has
 // failed for, from one that cannot be read.

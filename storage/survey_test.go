@@ -54,6 +54,7 @@ func (n *node) cutPower(forget bool, damage func()) {
 		n.t.Fatal(err)
 	}
 	n.reseal(forget)
+	ok(n.t, os.RemoveAll(filepath.Join(n.cfg.RunRoot, settledName))) // as all below /run
 	damage()
 	// The library keeps what it has read, until another process has written: this
 	// says that one has.
@@ -428,7 +429,7 @@ func TestUnreadableImagesAreKept(t *testing.T) {
 	top := n.chain(img)[0]
 	before := &seal{Boot: "the boot before"}
 	for _, err := range []error{unix.EMFILE, unix.ENOMEM, unix.EIO} {
-		unsure, settleErr := settle(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: err}}, before)
+		unsure, settleErr := n.sealer.settle(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: err}}, before)
 		ok(t, settleErr)
 		if images := n.list(); len(images) != 1 || len(unsure) != len(n.chain(img)) {
 			t.Fatalf("%v: images %+v, unsure %+v", err, images, unsure)
@@ -438,7 +439,7 @@ func TestUnreadableImagesAreKept(t *testing.T) {
 	data := filepath.Join(n.cfg.Root, "overlay-images", img.ID, "manifest")
 	ok(t, os.Rename(data, data+".away"))
 	ok(t, os.Symlink("manifest", data)) // neither there nor not there
-	_, err := settle(t.Context(), n.store, before)
+	_, err := n.sealer.settle(t.Context(), n.store, before)
 	ok(t, err)
 	ok(t, os.Remove(data))
 	ok(t, os.Rename(data+".away", data))
@@ -480,7 +481,7 @@ func TestSurveyEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("told to stop")
 	cancel(stop)
-	if _, err := settle(ctx, n.store, &seal{Boot: "the boot before"}); !errors.Is(err, stop) {
+	if _, err := n.sealer.settle(ctx, n.store, &seal{Boot: "the boot before"}); !errors.Is(err, stop) {
 		t.Errorf("%v", err)
 	}
 	if images := n.list(); len(images) != 1 {
@@ -547,6 +548,157 @@ func TestDamagedSeal(t *testing.T) {
 	if images := n.list(); len(images) != 0 {
 		t.Errorf("a damaged image is listed: %+v", images)
 	}
+}
+
+// A seal that is damaged while the node is up says nothing against images on which
+// containers run: nothing is looked through, nothing deleted. Nor does the next
+// boot trust them.
+func TestDamagedSealWhileTheNodeIsUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	ok(t, n.Close())
+	truncate(t, filepath.Join(n.cfg.Root, sealsName, sealID, sealName))
+	motd := filepath.Join(n.diff(n.chainOf(img)[0]), "etc/motd")
+	whole, err := os.ReadFile(motd)
+	ok(t, err)
+	truncate(t, motd) // what a survey would condemn the image for
+	n.open()
+	ok(t, n.Adopt(t.Context(), []Rootfs{c}))
+	if images := n.list(); len(images) != 1 || images[0].ID != img.ID {
+		t.Errorf("%+v", images)
+	}
+	if _, err := n.store.Container(holdID(img.ID)); err != nil {
+		t.Errorf("the hold of the image: %v", err)
+	}
+	ok(t, os.WriteFile(motd, whole, 0o644))
+	n.removeRootfs(c)
+	n.cutPower(false, func() {})
+	if images := n.list(); len(images) != 1 {
+		t.Errorf("a sound image after a boot: %+v", images)
+	}
+	ok(t, n.Close())
+	truncate(t, filepath.Join(n.cfg.Root, sealsName, sealID, sealName))
+	n.open()
+	n.cutPower(false, func() { truncate(t, motd) })
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a damaged image is listed: %+v", images)
+	}
+}
+
+// chainOf is chain for a store that is closed.
+func (n *node) chainOf(img *Image) []string {
+	n.t.Helper()
+	n.open()
+	defer n.Close()
+	return n.chain(img)
+}
+
+// A layer that a survey could not vouch for stays unsure through restarts and the
+// seals of later pulls, until one has read it.
+func TestUnsureLayersOutliveARestart(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "1", motd(t, "x"))
+	img := n.pull(r.Addr() + "/app:1")
+	top := n.chain(img)[0]
+	unsure, err := n.sealer.settle(t.Context(), unreadable{n.store, &os.PathError{Op: "open", Path: "x", Err: unix.EIO}}, &seal{Boot: "the boot before"})
+	ok(t, err)
+	n.sealer.unsure = unsure
+	ok(t, n.sealer.seal(t.Context()))
+	for i := range 2 {
+		n.restart()
+		r.Push("app", fmt.Sprint("later", i), build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("later", fmt.Sprint(i)))}}))
+		n.pull(fmt.Sprint(r.Addr(), "/app:later", i))
+	}
+	n.cutPower(false, func() { truncate(t, filepath.Join(n.diff(top), "etc/motd")) })
+	if images := n.list(); len(images) != 2 || slices.ContainsFunc(images, func(i *Image) bool { return i.ID == img.ID }) {
+		t.Errorf("after the boot there are %+v", images)
+	}
+}
+
+// A survey that is cut short goes on where it was, however often; and tells that
+// it is at work.
+func TestSurveyGoesOn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	r := serve(t, "app", "0", motd(t, "0"))
+	files := map[string]string{} // of a layer of each image
+	const many = 4
+	for i := range many {
+		r.Push("app", fmt.Sprint(i), motd(t, fmt.Sprint(i)))
+		top := n.chain(n.pull(fmt.Sprint(r.Addr(), "/app:", i)))[0]
+		files[top] = filepath.Join(n.diff(top), "etc/motd")
+	}
+	ok(t, n.Close())
+	n.reseal(true)
+	old := time.Now().Add(-100 * time.Hour).Truncate(time.Second)
+	for _, file := range files {
+		ok(t, os.Chtimes(file, old, time.Time{}))
+	}
+	read := func() (list []string) {
+		for top, file := range files {
+			var st unix.Stat_t
+			ok(t, unix.Stat(file, &st))
+			if !time.Unix(st.Atim.Unix()).Equal(old) {
+				ok(t, os.Chtimes(file, old, time.Time{}))
+				list = append(list, top)
+			}
+		}
+		return list
+	}
+	seen := map[string]int{}
+	opens := 0
+	for done := false; !done; opens++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		before := len(n.whole())
+		n.cfg.Surveyed = func() {
+			if len(n.whole()) > before { // it is at the next layer
+				cancel()
+			}
+		}
+		ok(t, os.RemoveAll(filepath.Join(n.cfg.RunRoot, settledName)))
+		store, err := Open(ctx, n.cfg)
+		cancel()
+		if done = err == nil; done {
+			n.Store = store
+		} else if !errors.Is(err, context.Canceled) || opens > 4*many {
+			t.Fatal(err)
+		}
+		kept := n.whole()
+		for _, top := range read() {
+			if done || slices.ContainsFunc(kept, func(l sealedLayer) bool { return l.ID == top }) {
+				seen[top]++
+			}
+		}
+	}
+	if opens < many {
+		t.Errorf("it was never cut: %d starts", opens)
+	}
+	for top := range files {
+		if seen[top] != 1 {
+			t.Errorf("layer %s was read %d times", top, seen[top])
+		}
+	}
+	if images := n.list(); len(images) != many {
+		t.Errorf("there are %d images", len(images))
+	}
+	if left := n.whole(); len(left) > 0 {
+		t.Errorf("the seal still speaks of %d layers", len(left))
+	}
+}
+
+// whole is what surveys that were cut short have found whole.
+func (n *node) whole() []sealedLayer {
+	n.t.Helper()
+	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
+	ok(n.t, err)
+	last, err := dir.Get(sealID)
+	ok(n.t, err)
+	return last.Whole
 }
 
 // A store that crius leaves has nothing of it any more.

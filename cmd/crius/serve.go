@@ -40,6 +40,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	since := time.Now()
 	cfg := settings.loaded().Config
 	manager := findManager()
+	cfg.Image.Surveyed = manager.patient()
 	lock, err := pod.Lock(cfg.Root)
 	if err != nil {
 		return err
@@ -243,6 +244,19 @@ func findManager() manager {
 		return manager("\x00" + abstract)
 	}
 	return manager(socket)
+}
+
+// patient asks the manager for more time to start, as often as it is called but
+// for a few seconds in between: without progress the time runs out.
+func (m manager) patient() func() {
+	const often, more = 10 * time.Second, 2 * time.Minute
+	var last time.Time
+	return func() {
+		if time.Since(last) > often {
+			last = time.Now()
+			m.notify(fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", more.Microseconds()))
+		}
+	}
 }
 
 // notify tells the manager. That it does not listen is its own loss.

@@ -293,16 +293,35 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	private(t, node.Options{Env: []string{"NOTIFY_SOCKET=" + address.Name}})
-	var said strings.Builder
-	buf := make([]byte, 4096)
-	l.SetReadDeadline(time.Now().Add(time.Second))
-	for !strings.Contains(said.String(), "READY=1") {
-		n, err := l.Read(buf)
-		if err != nil {
-			t.Fatalf("the server answers, but told systemd only %q: %v", said.String(), err)
+	w := private(t, node.Options{Env: []string{"NOTIFY_SOCKET=" + address.Name}})
+	said := func() string {
+		t.Helper()
+		var said strings.Builder
+		buf := make([]byte, 4096)
+		l.SetReadDeadline(time.Now().Add(time.Second))
+		for !strings.Contains(said.String(), "READY=1") {
+			n, err := l.Read(buf)
+			if err != nil {
+				t.Fatalf("the server answers, but told systemd only %q: %v", said.String(), err)
+			}
+			said.Write(buf[:n])
 		}
-		said.Write(buf[:n])
+		return said.String()
+	}
+	if text := said(); strings.Contains(text, "EXTEND_TIMEOUT_USEC") {
+		t.Errorf("it asks for time that it does not need: %q", text)
+	}
+	// After a boot for which no seal vouches for the images they are all read, for
+	// which systemd is asked for time.
+	must(t, w.Kill())
+	seals, err := filepath.Glob(w.Path("img", "crius-seal", "*", "seal.json"))
+	if err != nil || len(seals) != 1 {
+		t.Fatalf("seals %q, %v", seals, err)
+	}
+	must(t, os.Truncate(seals[0], 0))
+	must(t, w.Reboot(t.Context()))
+	if text := said(); !strings.Contains(text, "EXTEND_TIMEOUT_USEC=") {
+		t.Errorf("it does not ask for more time: %q", text)
 	}
 }
 
