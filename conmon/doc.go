@@ -68,7 +68,8 @@
 //	hello VERSION STATE                      creating, running or exited
 //	created PID START-TIME                   the container's init exists
 //	failed CODE TEXT                         it never will: the runtime's exit code
-//	                                         (0: not its fault) and last words
+//	                                         (0: not its fault, 256: a host path is
+//	                                         silent) and last words
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
 //	logged BYTES                             the log has grown by so much: told to who connects
 //	                                         once there is a container, when asked, and at the end

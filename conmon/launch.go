@@ -69,9 +69,14 @@ type Spec struct {
 type CreateError struct {
 	ExitCode int // of the runtime; 0 if it was not the runtime that failed
 	Message  string
+
+	cause error
 }
 
 func (e *CreateError) Error() string { return e.Message }
+
+// Unwrap is fault.Timeout for a host path that does not answer.
+func (e *CreateError) Unwrap() error { return e.cause }
 
 // Time limits of their own, for what must be done after a context has ended.
 const (

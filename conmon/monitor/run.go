@@ -35,7 +35,11 @@ func Run() int {
 	}
 	if err := m.begin(); err != nil {
 		m.accept(0) // Launch
-		m.fail(0, err.Error())
+		code := 0
+		if _, silent := err.(wire.Silence); silent {
+			code = wire.Silent
+		}
+		m.fail(code, err.Error())
 		return 1
 	}
 	m.loop()

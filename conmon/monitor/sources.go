@@ -44,7 +44,7 @@ func (m *monitor) ensureDirs() error {
 	at := unread(done[0])
 	if !ended {
 		pidfdSignal(pidfd, syscall.SIGKILL)
-		return wire.Text("host path " + dirs[min(at, len(dirs)-1)] + " does not answer within " + itoa(answerTime) + " s: is its file server alive?")
+		return wire.Silence("host path " + dirs[min(at, len(dirs)-1)] + " does not answer within " + itoa(answerTime) + " s: is its file server alive?")
 	}
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(pid, &status, 0, nil); err != nil {

@@ -46,6 +46,14 @@ func Fail(step string, err error) error {
 	return &Failure{step, err}
 }
 
+// Silent, in the place of an exit code, says that a host path does not answer.
+const Silent = 256
+
+// Silence is an error of that kind.
+type Silence string
+
+func (s Silence) Error() string { return string(s) }
+
 // Text is an error that is nothing but words.
 type Text string
 

@@ -15,6 +15,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/mount"
@@ -274,6 +275,9 @@ func (e *Engine) missingSources(mounts []*cri.Mount) []string {
 // host paths: that one is missing and was not to be made, or that some lie on
 // file servers, if the runtime did not end in time.
 func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
+	if errors.As(cause, new(*conmon.CreateError)) && errors.Is(cause, fault.Timeout) {
+		return cause // which names the path
+	}
 	if errors.Is(cause, fault.Timeout) {
 		if suspects := onServers(mounts); len(suspects) > 0 {
 			return fmt.Errorf("%w; is the file server alive that has %s?", cause, strings.Join(suspects, ", "))
