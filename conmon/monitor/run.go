@@ -25,6 +25,9 @@ func Run() int {
 		syscall.Umask(0o022)
 		return ensure(args[1:])
 	}
+	if len(args) > 0 && args[0] == wire.LookVerb {
+		return look(args[1:])
+	}
 	opt, err := wire.ParseArgs(args)
 	if err != nil {
 		return usage(err)

@@ -54,6 +54,14 @@ type Silence string
 
 func (s Silence) Error() string { return string(s) }
 
+// LookVerb in the place of the first argument makes the program look at paths,
+// which are the other arguments. It answers with a byte for each.
+const (
+	LookVerb = "look"
+	Present  = '+' // or whatever is not plainly absent
+	Absent   = '-'
+)
+
 // Text is an error that is nothing but words.
 type Text string
 

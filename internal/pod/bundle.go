@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
 )
@@ -217,6 +218,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(in.Facts.User) }); err != nil {
 		return in, fmt.Errorf("name the user: %w", err)
 	}
+	if err := c.lookAtDevices(ctx); err != nil {
+		return in, err
+	}
 	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {
 		return in, fmt.Errorf("resolve devices: %w", err)
 	}
@@ -232,6 +236,27 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 		in.Facts.Namespaces.PID, err = c.targetPID(security.GetNamespaceOptions().GetTargetId())
 	}
 	return in, err
+}
+
+// lookAtDevices asks for the paths of the container's devices, as what follows
+// does, where that may hang.
+func (c *Container) lookAtDevices(ctx context.Context) error {
+	var paths []string
+	for _, d := range c.rec.Config.M.GetDevices() {
+		paths = append(paths, d.GetHostPath())
+	}
+	wanted, err := cdi.Devices(c.rec.Config.M)
+	if err != nil {
+		return err
+	}
+	if len(wanted) > 0 {
+		paths = append(paths, c.engine.cfg.CDISpecDirs...)
+	}
+	paths = slices.DeleteFunc(paths, func(p string) bool { return !path.IsAbs(p) || strings.ContainsRune(p, 0) }) // and refused
+	if _, err := conmon.Look(ctx, c.engine.cfg.PauseProgram, paths); err != nil {
+		return fmt.Errorf("look at devices: %w", err)
+	}
+	return nil
 }
 
 // nameUser gives the user and group that the container runs as a name in its
@@ -289,29 +314,12 @@ func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
 		if m.GetHostPath() == "" || !slices.Contains(e.cfg.RejectMissingMounts, source) {
 			continue
 		}
-		if missing(source) {
+		// One that does not answer is not missing.
+		if absent, _ := conmon.Look(context.Background(), e.cfg.PauseProgram, []string{source}); len(absent) > 0 {
 			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
 		}
 	}
 	return cause
-}
-
-// missing is false for a path that does not answer, too. Who looks at that one
-// cannot be called off, and is left to wait: it is a path that the operator has
-// named.
-func missing(source string) bool {
-	const soon = 5 * time.Second
-	absent := make(chan bool, 1)
-	go func() {
-		_, err := os.Stat(source)
-		absent <- errors.Is(err, os.ErrNotExist)
-	}()
-	select {
-	case is := <-absent:
-		return is
-	case <-time.After(soon):
-		return false
-	}
 }
 
 // onServers are the host paths whose file systems some other machine or process
@@ -412,6 +420,13 @@ func newDefaults(cfg Config) (spec.Defaults, error) {
 			return defaults, fmt.Errorf("pod.additional_devices: %w", err)
 		}
 		devices = append(devices, device)
+	}
+	var paths []string
+	for _, d := range devices {
+		paths = append(paths, d.GetHostPath())
+	}
+	if _, err := conmon.Look(context.Background(), cfg.PauseProgram, paths); err != nil {
+		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
 	}
 	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {
 		return defaults, fmt.Errorf("pod.additional_devices: %w", err)

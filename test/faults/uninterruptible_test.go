@@ -169,6 +169,43 @@ func createHangs(t *testing.T, p *scene.Pod, path string) {
 	}
 }
 
+// The same holds for the path of a device: the server asks for none that may keep
+// it.
+func TestADeviceThatHangs(t *testing.T) {
+	t.Parallel()
+	const many = 10
+	w := spotless(t, node.Options{})
+	f := deadServer(t, w)
+	v := watch(t, w)
+	p := w.Pod(t, "crun")
+	f.Hang()
+	threads := serverThreads(t, w)
+	var group sync.WaitGroup
+	for i := range many {
+		path := filepath.Join(f.Dir, fmt.Sprint("device", i))
+		group.Go(func() {
+			began := time.Now()
+			_, err := p.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) {
+				c.Metadata.Name = fmt.Sprint("device", i)
+				c.Devices = []*cri.Device{{HostPath: path, ContainerPath: "/dev/one", Permissions: "rw"}}
+			})
+			if took := time.Since(began); took > bound {
+				t.Errorf("took %v", took)
+			}
+			scene.WantCode(t, err, codes.DeadlineExceeded, path, "does not answer")
+		})
+	}
+	v.works(t, true)
+	group.Wait()
+	if after := serverThreads(t, w); after > threads+many/2 {
+		t.Errorf("the server has %d threads, and had %d", after, threads)
+	}
+	v.unaffected(t)
+	if err := f.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A file system that stops answering when the paths have been looked at holds
 // the runtime itself.
 func TestARuntimeThatHangsInAVolume(t *testing.T) {
