@@ -328,6 +328,7 @@ func awaitEnd(record shim.Record) {
 	for end := time.Now().Add(patience); conmon.Alive(record.Process) && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
+	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
 }
 
 // drainFifos reads what the container has written since its monitor is gone: a

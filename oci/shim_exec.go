@@ -112,7 +112,16 @@ func (x *errand) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
 	defer cancel()
 	_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false)
-	_ = x.client.Delete(ctx, x.process)
+	x.forget()
+}
+
+// forget has the shim forget a command that has ended.
+func (x *errand) forget() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	defer cancel()
+	if err := x.client.Delete(ctx, x.process); err != nil && !errors.Is(err, fault.NotFound) {
+		slog.DebugContext(ctx, "the shim does not forget a command", "container", x.task.ref.ID, "err", err) // it goes with the container
+	}
 	x.close()
 }
 
@@ -120,10 +129,11 @@ func (x *errand) abandon() {
 // the session is over as well, has the shim forget it.
 func (x *errand) session(c Command, pid int) *execution {
 	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
-	// The shim has opened its ends by now; with ours nobody would see an end.
+	// The shim has opened the ends that it writes to by now, and with ours nobody
+	// would see an end of them. From which it reads it may open later: what lies there
+	// is lost if nobody holds the other end.
 	if in := x.fifos[0]; in != nil {
 		s.stdin = in.Write
-		_ = in.Read.Close()
 	}
 	s.stdout = x.fifos[1].Read
 	_ = x.fifos[1].Write.Close()
@@ -138,7 +148,7 @@ func (x *errand) session(c Command, pid int) *execution {
 	}
 	s.endInput = func() {
 		_ = s.stdin.Close()
-		x.closeStdin()
+		x.closeStdin(s)
 	}
 	if c.Terminal {
 		s.resize = x.task.resize(x.process)
@@ -150,7 +160,7 @@ func (x *errand) session(c Command, pid int) *execution {
 		s.status, s.waitErr = unix.WaitStatus(status<<8), err
 		close(ended)
 		<-s.over
-		x.abandon()
+		x.forget()
 	}()
 	if c.Terminal {
 		go x.hangUp(s, ended)
@@ -179,16 +189,19 @@ func (x *errand) hangUp(s *Session, ended <-chan struct{}) {
 
 // closeStdin tells the shim of the end of the input when it has read all of it:
 // some throw away what they have not.
-func (x *errand) closeStdin() {
-	const pause, patience = 5 * time.Millisecond, 10 * time.Second
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for shim.Unread(x.fifos[0].Path) > 0 && ctx.Err() == nil {
+func (x *errand) closeStdin(s *Session) {
+	const longest = time.Second
+	for pause := 2 * time.Millisecond; shim.Unread(x.fifos[0].Path) > 0; pause = min(2*pause, longest) {
 		select {
 		case <-time.After(pause):
-		case <-ctx.Done():
+		case <-s.ended:
+			return
+		case <-s.over:
+			return
 		}
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	defer cancel()
 	_ = x.client.CloseStdin(ctx, x.process) // one that has ended has no use for it
 }
 

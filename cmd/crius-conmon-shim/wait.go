@@ -97,9 +97,9 @@ func bury(ctx context.Context, p shim.Program) int {
 // closeStdin tells the shim of the end of the container's input, when the shim has
 // taken all of it: some throw away what they have not read.
 func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
-	const pause, patience = 10 * time.Millisecond, 10 * time.Second
+	const longest = time.Second
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	for end := time.Now().Add(patience); shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0 && time.Now().Before(end); {
+	for pause := 2 * time.Millisecond; shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0; pause = min(2*pause, longest) {
 		time.Sleep(pause)
 	}
 	client, err := r.Dial(ctx)

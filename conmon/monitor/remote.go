@@ -242,10 +242,14 @@ func (m *monitor) buried() bool {
 	}
 }
 
-// close ends the command under way, whose zombie goes with the monitor.
+// close ends the command under way, and buries it if it is dead at once.
 func (r *remote) close() {
+	const moment = 1
 	if r.pidfd >= 0 {
 		pidfdSignal(r.pidfd, syscall.SIGKILL)
+		if readableWithin(r.pidfd, moment) {
+			_, _ = syscall.Wait4(r.pid, nil, syscall.WNOHANG, nil)
+		}
 		syscall.Close(r.pidfd)
 	}
 	if r.result >= 0 {

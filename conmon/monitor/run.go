@@ -28,6 +28,9 @@ func Run() int {
 	if len(args) > 0 && args[0] == wire.LookVerb {
 		return look(args[1:])
 	}
+	if len(args) > 0 && args[0] == forwardVerb {
+		return forward(args[1:])
+	}
 	opt, err := wire.ParseArgs(args)
 	if err != nil {
 		return usage(err)

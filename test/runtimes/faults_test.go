@@ -136,7 +136,7 @@ func TestRuntimeKilled(t *testing.T) {
 
 // Who waits for a container is killed: another one waits, and knows the end.
 func TestWaiterKilled(t *testing.T) {
-	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return !sandboxed(h) }), func(t *testing.T, w *scene.World, handler string) {
+	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return !sandboxed(h) && kind(h) == "oci" }), func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "await /end ; exit 8")
 		monitor, _ := processes(t, runDir(c))
 		for range 3 {

@@ -84,7 +84,7 @@ func memoryLimit(t *testing.T, p *scene.Pod) string {
 	return ""
 }
 
-// Who uses more memory than there is says so. In a sandbox that is everybody.
+// Who uses more memory than there is says so. In gVisor that is everybody.
 func TestOutOfMemory(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		limit := &cri.LinuxContainerResources{MemoryLimitInBytes: 150 * scene.MiB}
@@ -93,7 +93,7 @@ func TestOutOfMemory(t *testing.T) {
 		created := p.Create(t, "sleep")
 		c := p.Start(t, "alloc 400 ; sleep", func(c *cri.ContainerConfig) { c.Linux.Resources = limit })
 		dead := []*scene.Container{c}
-		if sandboxed(handler) {
+		if handler == gvisor {
 			dead = append(dead, other, created)
 		}
 		for i, c := range dead {
@@ -102,7 +102,7 @@ func TestOutOfMemory(t *testing.T) {
 			}
 		}
 		want := cri.PodSandboxState_SANDBOX_READY
-		if sandboxed(handler) {
+		if handler == gvisor {
 			want = cri.PodSandboxState_SANDBOX_NOTREADY
 		}
 		if !scene.Eventually(func() bool { return p.Status(t).State == want }) {

@@ -28,12 +28,13 @@ import (
 // Handlers that a node does not have by itself.
 const (
 	gvisor  = "runsc"
-	ofRunc  = "shim-runc"
+	ofRunc  = "shim-runc" // containerd's own shim
+	kata    = "shim-kata" // one that behaves like Kata's
 	current = "runc-current"
 )
 
 var (
-	chosen = flag.String("handlers", gvisor+","+ofRunc, "runtime handlers of the zoo, separated by commas")
+	chosen = flag.String("handlers", strings.Join([]string{gvisor, ofRunc, kata}, ","), "runtime handlers of the zoo, separated by commas")
 	every  = flag.Bool("all", false, "all handlers of the zoo")
 )
 
@@ -58,7 +59,7 @@ func TestMain(m *testing.M) {
 
 func wanted() []string {
 	if *every {
-		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc)
+		return append(slices.Clone(scene.Handlers), current, gvisor, ofRunc, kata)
 	}
 	return strings.Split(*chosen, ",")
 }
@@ -73,10 +74,20 @@ func prepare(ctx context.Context) (node.Options, error) {
 			commons.Also = slices.DeleteFunc(commons.Also, func(h string) bool { return h == handler })
 			continue
 		}
-		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path)
+		o.Config += fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind(handler), path) + extra[handler]
 	}
 	return o, nil
 }
+
+// extra are further keys of handlers.
+var extra = map[string]string{kata: fmt.Sprintf("allowed_annotations = [%q, %q, %q]\n", bootTime, diesAt, answers)}
+
+// What the shim of tests can be asked for.
+const (
+	bootTime = "io.katacontainers.config.hypervisor.boot_time"
+	diesAt   = "io.katacontainers.config.hypervisor.dies_at"
+	answers  = "io.katacontainers.config.hypervisor.answer"
+)
 
 // kind is the type of a handler.
 func kind(handler string) string {
@@ -93,6 +104,8 @@ func program(ctx context.Context, handler string) (string, error) {
 		return tools.Runc(ctx)
 	case ofRunc:
 		return exec.LookPath("containerd-shim-runc-v2")
+	case kata:
+		return tools.KataShim(ctx)
 	case gvisor:
 		path, err := tools.Runsc(ctx)
 		if err != nil {
@@ -140,7 +153,7 @@ func alone(t *testing.T, test func(t *testing.T, w *scene.World, handler string)
 }
 
 // sandboxed reports whether all containers of a pod live in one sandbox.
-func sandboxed(handler string) bool { return handler == gvisor }
+func sandboxed(handler string) bool { return handler == gvisor || handler == kata }
 
 // ledger is what the zoo has found out.
 type ledger struct {

@@ -61,6 +61,13 @@ func Take(s Scope) (*Snapshot, error) {
 	return out, s.Within(func() error { return out.network(s.Links) })
 }
 
+// Drop removes lines.
+func (s *Snapshot) Drop(lines ...string) {
+	for _, line := range lines {
+		delete(s.lines, line)
+	}
+}
+
 func (s *Snapshot) add(kind, what string) { s.lines[kind+": "+what] = true }
 
 // Lines are all lines, ascending.

@@ -69,6 +69,26 @@ func Runsc(ctx context.Context) (string, error) {
 	})
 }
 
+// KataShim is the path of a shim that behaves like Kata's, built anew from
+// internal/testkit/katashim. It needs containerd-shim-runc-v2.
+func KataShim(ctx context.Context) (string, error) {
+	if _, err := exec.LookPath("containerd-shim-runc-v2"); err != nil {
+		return "", err
+	}
+	repo, err := node.Repository()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(repo, ".cache", "testkit", "containerd-shim-fakekata-v2")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "./internal/testkit/katashim")
+	cmd.Dir = repo
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", path, err, out)
+	}
+	return path, nil
+}
+
 // required is the version of a module that a go.mod asks for.
 func required(file, module string) (string, error) {
 	text, err := os.ReadFile(file)

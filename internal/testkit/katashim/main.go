@@ -1,0 +1,96 @@
+// Command katashim is a shim for tests that behaves like Kata's, and has no virtual
+// machine: one shim for all containers of a pod, the pod's own first; its own pid
+// for every task; an abstract socket whose name is its whole answer; a slow boot; a
+// link of its own in the pod's network namespace; a mark in the bundle for who ran
+// out of memory. The containers it lets runc's shim make. Annotations of the pod
+// have it behave badly, see the end of this file.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// version names a shim that cannot be taken for runc's.
+const version = "containerd-shim-fakekata-v2:\n  Version:  1.0\n"
+
+// settings are the flags of every shim.
+type settings struct{ id, address, bundle string }
+
+func main() {
+	var s settings
+	show := flag.Bool("v", false, "")
+	flag.StringVar(&s.id, "id", "", "")
+	flag.StringVar(&s.address, "address", "", "")
+	flag.StringVar(&s.bundle, "bundle", "", "")
+	for _, known := range []string{"namespace", "publish-binary"} {
+		flag.String(known, "", "")
+	}
+	flag.Parse()
+	if *show {
+		fmt.Print(version)
+		return
+	}
+	var err error
+	switch flag.Arg(0) {
+	case "start":
+		err = start(s)
+	case "serve":
+		err = serve(s)
+	case "delete":
+		err = remove(s)
+	default:
+		err = fmt.Errorf("unknown verb %q", flag.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "katashim:", err)
+		os.Exit(1)
+	}
+}
+
+// bundle is what a shim wants to know of a container before it makes it.
+type bundle struct{ spec specs.Spec }
+
+func readBundle(dir string) (*bundle, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	b := new(bundle)
+	return b, json.Unmarshal(text, &b.spec)
+}
+
+// sandbox is the id of the pod's own container. Both families of annotations have
+// to say the same.
+func (b *bundle) sandbox() (id string, itself bool, err error) {
+	a := b.spec.Annotations
+	id, kind := a["io.kubernetes.cri.sandbox-id"], a["io.kubernetes.cri.container-type"]
+	if id == "" || id != a["io.kubernetes.cri-o.SandboxID"] || kind != a["io.kubernetes.cri-o.ContainerType"] {
+		return "", false, fmt.Errorf("annotations disagree about the sandbox: %v", a)
+	}
+	return id, kind == "sandbox", nil
+}
+
+// What a pod may ask for, by annotations that the handler has to allow.
+const (
+	bootAnnotation   = "io.katacontainers.config.hypervisor.boot_time" // a duration
+	deathAnnotation  = "io.katacontainers.config.hypervisor.dies_at"   // a method of the task service, of a container that is not the sandbox
+	answerAnnotation = "io.katacontainers.config.hypervisor.answer"    // json: version 3 of the service
+)
+
+func (b *bundle) bootTime() time.Duration {
+	d, _ := time.ParseDuration(b.spec.Annotations[bootAnnotation])
+	return d
+}
+
+var errNoSandbox = errors.New("the sandbox does not run: containers come after it")
+
+func background() context.Context { return context.Background() }

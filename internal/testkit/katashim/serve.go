@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/ttrpc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/cgroup"
+)
+
+// machine is what is a virtual machine elsewhere.
+type machine struct {
+	settings
+	dir string // the sandbox's bundle
+
+	mu      sync.Mutex
+	inner   *ttrpc.Client
+	members map[string]*member
+	initPID int    // of the pod's own container, for the PID namespace
+	cgroup  string // of it
+	ended   chan struct{}
+}
+
+type member struct {
+	dir    string
+	bundle *bundle
+}
+
+func serve(s settings) error {
+	socket := os.NewFile(3, "socket")
+	listener, err := net.FileListener(socket)
+	if err != nil {
+		return err
+	}
+	_ = socket.Close()
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	m := &machine{settings: s, dir: dir, members: map[string]*member{}, ended: make(chan struct{})}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		return err
+	}
+	for _, version := range []string{"v2", "v3"} {
+		server.RegisterService("containerd.task."+version+".Task", &ttrpc.ServiceDesc{Methods: m.methods()})
+	}
+	go func() { _ = server.Serve(context.Background(), listener) }()
+	<-m.ended
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return server.Shutdown(ctx)
+}
+
+// message is a request or an answer of the task service.
+type message interface {
+	proto.Message
+}
+
+// methods are those of the service: each request goes to runc's shim, but for what
+// Kata's does differently.
+func (m *machine) methods() map[string]ttrpc.Method {
+	pass := func(name string, request func() message, answer func() message) ttrpc.Method {
+		return func(ctx context.Context, unmarshal func(any) error) (any, error) {
+			req, resp := request(), answer()
+			if err := unmarshal(req); err != nil {
+				return nil, err
+			}
+			err := m.handle(ctx, name, req, resp)
+			return resp, err
+		}
+	}
+	empty := func() message { return new(emptypb.Empty) }
+	return map[string]ttrpc.Method{
+		"Create":    pass("Create", func() message { return new(task.CreateTaskRequest) }, func() message { return new(task.CreateTaskResponse) }),
+		"Start":     pass("Start", func() message { return new(task.StartRequest) }, func() message { return new(task.StartResponse) }),
+		"State":     pass("State", func() message { return new(task.StateRequest) }, func() message { return new(task.StateResponse) }),
+		"Exec":      pass("Exec", func() message { return new(task.ExecProcessRequest) }, empty),
+		"Wait":      pass("Wait", func() message { return new(task.WaitRequest) }, func() message { return new(task.WaitResponse) }),
+		"Kill":      pass("Kill", func() message { return new(task.KillRequest) }, empty),
+		"Delete":    pass("Delete", func() message { return new(task.DeleteRequest) }, func() message { return new(task.DeleteResponse) }),
+		"ResizePty": pass("ResizePty", func() message { return new(task.ResizePtyRequest) }, empty),
+		"CloseIO":   pass("CloseIO", func() message { return new(task.CloseIORequest) }, empty),
+		"Update":    pass("Update", func() message { return new(task.UpdateTaskRequest) }, empty),
+		"Stats":     pass("Stats", func() message { return new(task.StatsRequest) }, func() message { return new(task.StatsResponse) }),
+		"Connect":   pass("Connect", func() message { return new(task.ConnectRequest) }, func() message { return new(task.ConnectResponse) }),
+		"Shutdown":  pass("Shutdown", func() message { return new(task.ShutdownRequest) }, empty),
+	}
+}
+
+func (m *machine) handle(ctx context.Context, name string, req, resp message) error {
+	id := req.(interface{ GetID() string }).GetID()
+	own := m.member(id)
+	if own == nil && name != "Create" && name != "Shutdown" {
+		return status.Errorf(codes.NotFound, "container %s does not exist", id)
+	}
+	if own != nil && own.bundle.spec.Annotations[deathAnnotation] == name && own.bundle.spec.Annotations["io.kubernetes.cri.container-type"] == "container" {
+		fmt.Fprintln(os.Stderr, "dies at", name)
+		os.Exit(3)
+	}
+	switch name {
+	case "Create":
+		return m.create(ctx, req.(*task.CreateTaskRequest), resp.(*task.CreateTaskResponse))
+	case "Connect":
+		r := resp.(*task.ConnectResponse)
+		r.ShimPid, r.TaskPid = uint32(os.Getpid()), uint32(os.Getpid())
+		return nil
+	case "Stats":
+		return m.stats(own, resp.(*task.StatsResponse))
+	case "Shutdown":
+		m.shutdown(ctx, req)
+		return nil
+	case "Kill":
+		if k := req.(*task.KillRequest); k.ExecID == "" && m.created(ctx, id) {
+			return status.Errorf(codes.FailedPrecondition, "container %s is not running", id)
+		}
+	}
+	if err := m.call(ctx, name, req, resp); err != nil {
+		return err
+	}
+	m.after(id, own, resp)
+	return nil
+}
+
+// after gives the answers Kata's look.
+func (m *machine) after(id string, own *member, resp message) {
+	pid := uint32(os.Getpid())
+	switch r := resp.(type) {
+	case *task.StartResponse:
+		r.Pid = pid
+	case *task.StateResponse:
+		r.Pid = pid
+	case *task.WaitResponse:
+		if r.ExitStatus == 137 && ranOut(own) {
+			_ = os.WriteFile(filepath.Join(own.dir, "oom"), nil, 0o600)
+		}
+	case *task.DeleteResponse:
+		if r.Pid == 0 {
+			break
+		}
+		r.Pid = pid
+	}
+}
+
+func (m *machine) call(ctx context.Context, name string, req, resp message) error {
+	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {shim.Namespace}})
+	m.mu.Lock()
+	client := m.inner
+	m.mu.Unlock()
+	if client == nil {
+		return status.Error(codes.Unavailable, "the machine does not run")
+	}
+	err := client.Call(ctx, "containerd.task.v2.Task", name, req, resp)
+	if d, ok := req.(*task.DeleteRequest); ok && err == nil && d.ExecID == "" {
+		m.mu.Lock()
+		delete(m.members, d.ID)
+		m.mu.Unlock()
+	}
+	return err
+}
+
+func (m *machine) member(id string) *member {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.members[id]
+}
+
+func (m *machine) created(ctx context.Context, id string) bool {
+	var s task.StateResponse
+	err := m.call(ctx, "State", &task.StateRequest{ID: id}, &s)
+	return err == nil && s.Status == tasktypes.Status_CREATED
+}
+
+// create boots the machine for the pod's own container, and wants it for others.
+func (m *machine) create(ctx context.Context, req *task.CreateTaskRequest, resp *task.CreateTaskResponse) error {
+	b, err := readBundle(req.Bundle)
+	if err != nil {
+		return err
+	}
+	_, itself, err := b.sandbox()
+	if err != nil {
+		return err
+	}
+	if itself {
+		time.Sleep(b.bootTime())
+		if err := addLink(b); err != nil {
+			return err
+		}
+	} else if m.initPID == 0 {
+		return errNoSandbox
+	} else if err := m.moveIn(req.Bundle, b); err != nil {
+		return err
+	}
+	if b.spec.Annotations[deathAnnotation] == "Create" && !itself {
+		os.Exit(3)
+	}
+	program := inner(req.ID, req.Bundle, m.dir)
+	endpoint, err := program.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	if itself {
+		conn, err := net.Dial("unix", strings.TrimPrefix(endpoint.Address, "unix://"))
+		if err != nil {
+			return err
+		}
+		m.mu.Lock()
+		m.inner = ttrpc.NewClient(conn)
+		m.mu.Unlock()
+	}
+	req.Options = program.Options
+	if err := m.call(ctx, "Create", req, resp); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if itself {
+		m.initPID, m.cgroup = int(resp.Pid), b.spec.Linux.CgroupsPath
+	}
+	m.members[req.ID] = &member{dir: req.Bundle, bundle: b}
+	resp.Pid = uint32(os.Getpid())
+	return nil
+}
+
+// moveIn puts a container into the machine: what it uses, the sandbox's cgroup
+// uses. The path of its PID namespace, if it has one, is that of this process's own,
+// for it is all tasks' pid, and means the sandbox's.
+func (m *machine) moveIn(dir string, b *bundle) error {
+	b.spec.Linux.CgroupsPath = filepath.Join(m.cgroup, filepath.Base(b.spec.Linux.CgroupsPath))
+	for i, n := range b.spec.Linux.Namespaces {
+		if n.Type == specs.PIDNamespace && n.Path != "" {
+			b.spec.Linux.Namespaces[i].Path = fmt.Sprintf("/proc/%d/ns/pid", m.initPID)
+		}
+	}
+	text, err := json.Marshal(b.spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
+}
+
+// shutdown ends the shim with its last container.
+func (m *machine) shutdown(ctx context.Context, req message) {
+	m.mu.Lock()
+	left := len(m.members)
+	m.mu.Unlock()
+	if left > 0 {
+		return
+	}
+	_ = m.call(ctx, "Shutdown", req, new(emptypb.Empty))
+	if b, err := readBundle(m.dir); err == nil {
+		removeLink(b)
+	}
+	select {
+	case <-m.ended:
+	default:
+		close(m.ended)
+	}
+}
+
+// stats are in the message of cgroup v1, as Kata's are.
+func (m *machine) stats(own *member, resp *task.StatsResponse) error {
+	at := own.bundle.spec.Linux.CgroupsPath
+	number := func(names ...string) uint64 {
+		for _, name := range names {
+			text, err := cgroup.ReadFile(at, name)
+			if n, failed := strconv.ParseUint(text, 10, 64); err == nil && failed == nil {
+				return n
+			}
+		}
+		return 0
+	}
+	cpu := number("cpuacct.usage")
+	if text, err := cgroup.ReadFile(at, "cpu.stat"); err == nil && cpu == 0 {
+		_, _ = fmt.Sscanf(text, "usage_usec %d", &cpu)
+		cpu *= 1000
+	}
+	inner := func(number protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
+	}
+	value := func(number protowire.Number, n uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), n)
+	}
+	text := inner(2, value(1, number("pids.current")))
+	text = append(text, inner(3, inner(1, value(1, cpu)))...)
+	text = append(text, inner(4, inner(33, value(2, number("memory.usage_in_bytes", "memory.current"))))...)
+	resp.Stats = &anypb.Any{TypeUrl: "io.containerd.cgroups.v1.Metrics", Value: text}
+	return nil
+}
+
+// ranOut reports whether the kernel has killed anybody of the container for want
+// of memory.
+func ranOut(own *member) bool {
+	for _, name := range []string{"memory.oom_control", "memory.events"} {
+		text, err := cgroup.ReadFile(own.bundle.spec.Linux.CgroupsPath, name)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(text) {
+			if n, ok := strings.CutPrefix(line, "oom_kill "); ok && strings.TrimSpace(n) != "0" {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	task "github.com/containerd/containerd/api/runtime/task/v2"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crius-run/crius/conmon/shim"
+)
+
+// socket is the name of the abstract socket of a sandbox.
+func (s settings) socket(sandbox string) string {
+	return fmt.Sprintf("fakekata/%x", sha256.Sum256([]byte(s.address+"/"+sandbox)))[:40]
+}
+
+// start makes a shim for the pod's own container, and finds it for the others.
+func start(s settings) error {
+	b, err := readBundle(".")
+	if err != nil {
+		return err
+	}
+	sandbox, itself, err := b.sandbox()
+	if err != nil {
+		return err
+	}
+	name := s.socket(sandbox)
+	if itself {
+		err = launch(s, name)
+	} else if conn, failed := net.Dial("unix", "@"+name); failed != nil {
+		err = fmt.Errorf("%w: %w", errNoSandbox, failed)
+	} else {
+		err = conn.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if b.spec.Annotations[answerAnnotation] == "json" {
+		fmt.Printf(`{"version":3,"address":%q,"protocol":"ttrpc"}`, name)
+	} else {
+		fmt.Print(name)
+	}
+	return nil
+}
+
+// launch leaves a daemon that listens.
+func launch(s settings, name string) error {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + name, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	socket, err := listener.File()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(shim.LogFile, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	daemon := exec.Command(self, "-id", s.id, "-address", s.address, "serve")
+	daemon.ExtraFiles, daemon.Stderr = []*os.File{socket}, log
+	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return daemon.Start()
+}
+
+// remove is what is done about a shim that has died: everything that works in this
+// directory is the machine's, and dies.
+func remove(s settings) error {
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	b, err := readBundle(dir)
+	if err != nil {
+		return err
+	}
+	_, itself, err := b.sandbox()
+	if err != nil {
+		return err
+	}
+	_, _ = inner(s.id, dir, dir).Bury(background()) // there may be nothing
+	if itself {
+		for _, worker := range shim.Workers(dir) {
+			if worker.PID != os.Getpid() {
+				_ = unix.Kill(worker.PID, unix.SIGKILL)
+			}
+		}
+		removeLink(b)
+	}
+	answer, err := proto.Marshal(&task.DeleteResponse{ExitStatus: 137})
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(answer)
+	return err
+}
+
+// inner is runc's shim, which makes the containers in place of a guest's agent.
+func inner(id, dir, machine string) shim.Program {
+	options, err := shim.Options(true, []string{"Root=" + filepath.Join(machine, "vm")})
+	if err != nil {
+		panic(err)
+	}
+	return shim.Program{Path: "containerd-shim-runc-v2", ID: id, Dir: dir, Server: machine, Publisher: "/bin/true", Options: options}
+}
+
+// link is what Kata adds to the pod's network namespace.
+const link = "tap0_kata"
+
+func addLink(b *bundle) error { return ipLink(b, "add", link, "type", "bridge") }
+func removeLink(b *bundle)    { _ = ipLink(b, "del", link) }
+
+func ipLink(b *bundle, args ...string) error {
+	for _, n := range b.spec.Linux.Namespaces {
+		if n.Type != "network" || n.Path == "" {
+			continue
+		}
+		argv := append([]string{"--net=" + n.Path, "ip", "link"}, args...)
+		if out, err := exec.Command("nsenter", argv...).CombinedOutput(); err != nil {
+			return fmt.Errorf("nsenter %v: %w: %s", argv, err, out)
+		}
+	}
+	return nil
+}
