@@ -303,7 +303,7 @@ func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) 
 			if err := client.Shutdown(ctx, ref.ID); err != nil {
 				return err
 			}
-			awaitEnd(record)
+			awaitEnd(ctx, record)
 			return nil
 		}
 		if errors.Is(err, shim.ErrGone) {
@@ -317,16 +317,28 @@ func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) 
 	}
 }
 
-// awaitEnd waits for the end of a shim that has been shut down, which it only
-// obeys if it has no other container: the one for which it was started is the
-// pod's own, as a rule, and the last.
-func awaitEnd(record shim.Record) {
-	patience := 50 * time.Millisecond
-	if record.Leader {
-		patience = time.Second
+// awaitEnd waits for the end of a shim that has been shut down. It only obeys if it
+// has no other container: then it stops to listen before it ends.
+func awaitEnd(ctx context.Context, record shim.Record) {
+	const pause = 5 * time.Millisecond
+	moment := 2 * pause
+	if record.Leader { // as a rule the pod's own container, which is the last
+		moment = 200 * time.Millisecond
 	}
-	for end := time.Now().Add(patience); conmon.Alive(record.Process) && time.Now().Before(end); {
-		time.Sleep(5 * time.Millisecond)
+	deaf := func() bool {
+		client, err := record.Dial(ctx)
+		if err == nil {
+			client.Close()
+		}
+		return errors.Is(err, fault.NotFound)
+	}
+	for end := time.Now().Add(moment); !deaf(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			return
+		}
+	}
+	for conmon.Alive(record.Process) && ctx.Err() == nil {
+		time.Sleep(pause)
 	}
 	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
 }

@@ -71,6 +71,21 @@ func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
 	return started, err
 }
 
+// Kill goes by pids. A shim that hangs would tell of no end, so it is killed as
+// well, and with it all that it has.
+func (t *shimTask) Kill(ctx context.Context) error {
+	if err := t.watched.Kill(ctx); err != nil || t.dead() {
+		return err
+	}
+	soon, cancel := context.WithTimeoutCause(ctx, lastTime, fault.Timeout)
+	defer cancel()
+	if _, err := t.Started(soon); errors.Is(err, fault.Timeout) {
+		slog.WarnContext(ctx, "the shim does not answer and is killed", "container", t.ref.ID, "pid", t.record.Process.PID)
+		return conmon.Signal(t.record.Process, unix.SIGKILL)
+	}
+	return nil
+}
+
 func (t *shimTask) Update(ctx context.Context, u Update) error {
 	return t.updateBy(ctx, u, t.runtimeUpdate)
 }
@@ -128,6 +143,8 @@ func (t *guest) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fault.Timeout)
+	defer cancel()
 	started := false
 	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) (err error) {
 		if started, err = c.Started(ctx, t.process()); err == nil {
@@ -139,6 +156,8 @@ func (t *guest) Kill(ctx context.Context) error {
 		return nil
 	}
 	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	ctx, forgotten := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
+	defer forgotten()
 	if err := t.runtime.forget(ctx, t.ref); err != nil {
 		return err
 	}

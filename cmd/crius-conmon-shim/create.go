@@ -18,7 +18,9 @@ import (
 // leaves if it fails, or is killed, the server buries: it knows the directory.
 func create(ctx context.Context, a arguments) error {
 	p := a.program
-	p.Events = filepath.Join(p.Dir, eventSocket)
+	if a.guest { // else the kernel tells all that matters
+		p.Events = filepath.Join(p.Dir, eventSocket)
+	}
 	// Where shims write what they have to say: to a file in their working directory
 	// that they do not make themselves.
 	words, err := os.OpenFile(filepath.Join(p.Dir, shim.LogFile), os.O_WRONLY|os.O_CREATE, 0o600)

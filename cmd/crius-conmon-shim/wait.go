@@ -33,13 +33,15 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	if err != nil {
 		return err
 	}
-	if r.Leader {
+	if r.Leader && r.Guest {
 		stop, err := serveEvents(p.Dir)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "events of the shim are lost:", err) // OOM among them
 		} else {
 			defer stop()
 		}
+	}
+	if r.Leader {
 		go trimLog(filepath.Join(p.Dir, shim.LogFile))
 	}
 	if withStdin {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/scene"
@@ -18,7 +19,15 @@ import (
 // eachShim is each for handlers that are driven by a shim.
 func eachShim(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
-	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return kind(h) != "shim" }), test)
+	eachOf(t, shims(), test)
+}
+
+func shims() []string {
+	return slices.DeleteFunc(wanted(), func(h string) bool { return kind(h) != "shim" })
+}
+
+func katas() []string {
+	return slices.DeleteFunc(wanted(), func(h string) bool { return h != kata })
 }
 
 // shimOf is the process of a container's shim, and where it listens.
@@ -49,6 +58,28 @@ func TestOneShimPerPod(t *testing.T) {
 	})
 }
 
+// The container for which the shim was started is removed, and with it the
+// directory in which the shim works; the others do not notice.
+func TestFirstContainerRemoved(t *testing.T) {
+	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
+		own := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER} // with which a pod needs no container of its own
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions = own })
+		mine := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions = own }
+		first, second := p.Start(t, "sleep", mine), p.Start(t, "trap SIGTERM ; exit 7", mine)
+		second.Says(t, "ready")
+		shim, _ := shimOf(t, runDir(first))
+		first.Stop(t, 0)
+		first.Remove(t)
+		scene.Equal(t, "command", second.Exec(t, "echo here"), "here\n")
+		third := p.Start(t, "sleep", mine)
+		if now, _ := shimOf(t, runDir(third)); now != shim {
+			t.Errorf("the shim was %d and is %d", shim, now)
+		}
+		second.Stop(t, 20)
+		scene.Equal(t, "exit code", second.Status(t).ExitCode, int32(7))
+	})
+}
+
 // With the shim its containers end: they say so, nothing of them lives on, and the
 // pod can be removed. What other pods have goes on.
 func TestShimKilled(t *testing.T) {
@@ -75,10 +106,7 @@ func TestShimKilled(t *testing.T) {
 // The server is killed, the shim as well: the server finds all ends when it comes
 // back.
 func TestShimKilledWithoutServer(t *testing.T) {
-	alone(t, func(t *testing.T, w *scene.World, handler string) {
-		if kind(handler) != "shim" {
-			t.Skip("it has no shim")
-		}
+	aloneOf(t, shims(), func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
 		shim, _ := shimOf(t, runDir(c))
 		if err := w.Kill(); err != nil {
@@ -125,6 +153,23 @@ func TestStdinOnce(t *testing.T) {
 	})
 }
 
+// A shim that hangs holds up nobody for ever: its containers are killed with it.
+func TestShimHangs(t *testing.T) {
+	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler)
+		c := p.Start(t, "sleep")
+		shim, _ := shimOf(t, runDir(c))
+		if err := unix.Kill(shim, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Kill(shim, unix.SIGCONT)
+		began := time.Now()
+		if _, err := w.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: p.ID}); err != nil {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+	})
+}
+
 // What Kata's do that runc's does not.
 
 func kataPod(t *testing.T, w *scene.World, annotations map[string]string) (*scene.Pod, error) {
@@ -151,6 +196,40 @@ func TestSlowBoot(t *testing.T) {
 			t.Errorf("a machine that takes 3 s to boot was there after %s: did the annotation reach it?", took)
 		}
 		p.Start(t, "sleep")
+	})
+}
+
+// The server, or the monitor, is killed while a machine boots: nothing is left of it.
+func TestKilledDuringBoot(t *testing.T) {
+	aloneOf(t, katas(), func(t *testing.T, w *scene.World, handler string) {
+		config := w.PodConfig(t, func(c *cri.PodSandboxConfig) { c.Annotations[bootTime] = "15s" })
+		if err := w.Settle(t.Context(), handler); err != nil {
+			t.Fatal(err)
+		}
+		for _, whom := range []string{"monitor", "server"} {
+			failed := make(chan error, 1)
+			go func() {
+				_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+				failed <- err
+			}()
+			var shims []string
+			if !scene.Eventually(func() bool {
+				shims, _ = filepath.Glob(filepath.Join(w.RunRoot(), "pods", "*", "infra", "shim.json"))
+				return len(shims) == 1
+			}) {
+				t.Fatal("no shim is started")
+			}
+			if whom == "monitor" {
+				monitor, _ := processes(t, filepath.Dir(shims[0]))
+				kill(t, monitor)
+			} else if err := w.Crash(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-failed; err == nil {
+				t.Fatalf("the %s was killed, and the pod runs", whom)
+			}
+			w.Bare(t)
+		}
 	})
 }
 
@@ -218,6 +297,5 @@ func TestHypervisorAnnotations(t *testing.T) {
 // eachKata runs a test if the shim that behaves like Kata's is wanted.
 func eachKata(t *testing.T, test func(t *testing.T, w *scene.World)) {
 	t.Helper()
-	eachOf(t, slices.DeleteFunc(wanted(), func(h string) bool { return h != kata }),
-		func(t *testing.T, w *scene.World, _ string) { test(t, w) })
+	eachOf(t, katas(), func(t *testing.T, w *scene.World, _ string) { test(t, w) })
 }

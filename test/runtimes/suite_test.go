@@ -143,7 +143,12 @@ func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.Wo
 // alone is each with a node of the test's own, which it may restart.
 func alone(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
-	each(t, func(t *testing.T, _ *scene.World, handler string) {
+	aloneOf(t, wanted(), test)
+}
+
+func aloneOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.World, handler string)) {
+	t.Helper()
+	eachOf(t, handlers, func(t *testing.T, _ *scene.World, handler string) {
 		o, err := prepare(t.Context())
 		if err != nil {
 			t.Fatal(err)
