@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	eventservice "github.com/containerd/containerd/api/services/ttrpc/events/v1"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// Started by hand it says what it is, and exits.
+func TestByHand(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
+		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "is started by it") {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+	err := run(t.Context(), []string{"create", "--dir=/x", "--shim=/y", "--option=--No=1", "x"})
+	if err == nil || !strings.Contains(err.Error(), `no option "No"`) {
+		t.Error(err)
+	}
+}
+
+// neighbours are the bundles of two containers, and that of a pod.
+func neighbours(t *testing.T) (first, second, pod string) {
+	t.Helper()
+	root := t.TempDir()
+	first, second, pod = filepath.Join(root, "containers", "c1"), filepath.Join(root, "containers", "c2"), filepath.Join(root, "pods", "p", "infra")
+	for _, dir := range []string{first, second, pod} {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.json"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return first, second, pod
+}
+
+// oomEvent is one about a container, as shims send it.
+func oomEvent(id string) *anypb.Any {
+	return &anypb.Any{TypeUrl: "containerd.events.TaskOOM", Value: append([]byte{10, byte(len(id))}, id...)}
+}
+
+func marked(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, wire.OOMFile))
+	return err == nil
+}
+
+// A shim that runs its publisher, in the flags' order of containerd's.
+func TestPublish(t *testing.T) {
+	first, second, pod := neighbours(t)
+	t.Chdir(pod)
+	text, err := proto.Marshal(oomEvent("c2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin := filepath.Join(t.TempDir(), "event")
+	if err := os.WriteFile(stdin, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(stdin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := publish("/tasks/exit", f); err != nil || marked(second) {
+		t.Errorf("an event that nobody needs: %v", err)
+	}
+	old := os.Stdin
+	os.Stdin = f
+	defer func() { os.Stdin = old }()
+	if err := run(t.Context(), []string{"--address", "/run/x", "publish", "--topic", "/tasks/oom", "--namespace", "k8s.io"}); err != nil {
+		t.Error(err)
+	}
+	if !marked(second) || marked(first) || marked(pod) {
+		t.Errorf("marked: %v %v %v", marked(first), marked(second), marked(pod))
+	}
+	for _, bad := range [][]byte{nil, {10}, {10, 200, 1}, {16, 1}, append([]byte{10, 5}, "../c1"...), {10, 0}} {
+		if err := noteOOM(pod, bad); err == nil {
+			t.Errorf("%q is taken for an event", bad)
+		}
+	}
+	if err := publish(oomTopic, bytes.NewReader([]byte{0xff})); err == nil {
+		t.Error("no message is taken for an event")
+	}
+}
+
+// A shim that sends its events, to one listener after the other.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	first, second, _ := neighbours(t)
+	send := func(topic, id string) error {
+		conn, err := net.Dial("unix", filepath.Join(first, eventSocket))
+		if err != nil {
+			return err
+		}
+		client := ttrpc.NewClient(conn)
+		defer client.Close()
+		_, err = eventservice.NewTTRPCEventsClient(client).Forward(context.Background(),
+			&eventservice.ForwardRequest{Envelope: &types.Envelope{Topic: topic, Event: oomEvent(id)}})
+		return err
+	}
+	for range 2 {
+		stop, err := serveEvents(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(send("/tasks/start", "c1"), send(oomTopic, "c2"), send(oomTopic, "gone")); err != nil {
+			t.Error(err)
+		}
+		stop()
+	}
+	if marked(first) || !marked(second) {
+		t.Errorf("marked: %v %v", marked(first), marked(second))
+	}
+}
+
+// Whose shim is dead has ended, and the shim's program cleans up.
+func TestWaitForTheDead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "shim")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nprintf '\\020\\011' ; touch buried"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := shim.Program{Path: path, ID: filepath.Base(dir), Dir: dir, Publisher: "/bin/true"}
+	r := shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/none", Version: 2}}
+	status, err := waitFor(t.Context(), r, p)
+	if err != nil || status != 9 {
+		t.Errorf("%d, %v", status, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "buried")); err != nil {
+		t.Error(err)
+	}
+	p.Path = "/no/such/shim"
+	if status, err := waitFor(t.Context(), r, p); err != nil || status != killed {
+		t.Errorf("without a program: %d, %v", status, err)
+	}
+}
+
+// The program itself, as the monitor runs it.
+func TestWaitWithoutRecord(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "crius-conmon-shim")
+	if text, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	text, err := exec.Command(program, "wait", "--shim=/x", "--dir="+t.TempDir(), "c1").CombinedOutput()
+	if err == nil || !strings.Contains(string(text), "no shim is known") {
+		t.Errorf("%v: %s", err, text)
+	}
+}

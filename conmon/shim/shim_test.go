@@ -1,0 +1,262 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	runc "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+func TestAnswersToStart(t *testing.T) {
+	t.Parallel()
+	message, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: "unix:///run/s/x", Protocol: "ttrpc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for answer, want := range map[string]struct {
+		Endpoint
+		socket, complaint string
+	}{
+		"unix:///run/s/x": {Endpoint{"unix:///run/s/x", 2}, "/run/s/x", ""},
+		"kata/0123\n":     {Endpoint{"kata/0123", 2}, "@kata/0123", ""},
+		"@kata/0123":      {Endpoint{"@kata/0123", 2}, "@kata/0123", ""},
+		"/run/s/x":        {Endpoint{"/run/s/x", 2}, "/run/s/x", ""},
+		`{"version":2,"address":"unix:///x","protocol":"ttrpc"}`:                {Endpoint{"unix:///x", 2}, "/x", ""},
+		`{"version":3,"address":"unix:///x","protocol":"ttrpc","news":{"a":1}}`: {Endpoint{"unix:///x", 3}, "/x", ""},
+		string(message): {Endpoint{"unix:///run/s/x", 3}, "/run/s/x", ""},
+		"":              {complaint: "holds no address"},
+		"two\nlines":    {complaint: "holds no address"},
+		`{"version":2}`: {complaint: "holds no address"},
+		"{oops":         {complaint: "no JSON"},
+		`{"version":4,"address":"unix:///x","protocol":"ttrpc"}`: {complaint: "version 4"},
+		`{"version":3,"address":"unix:///x","protocol":"grpc"}`:  {complaint: `it speaks "grpc"`},
+	} {
+		got, err := parseEndpoint([]byte(answer))
+		if want.complaint != "" {
+			if err == nil || !strings.Contains(err.Error(), want.complaint) {
+				t.Errorf("%q: %v, want %q", answer, err, want.complaint)
+			}
+			continue
+		}
+		if err != nil || got != want.Endpoint || got.socket() != want.socket {
+			t.Errorf("%q: %+v, %q, %v", answer, got, got.socket(), err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	if got, err := Options(true, nil); got != nil || err != nil {
+		t.Errorf("no options: %v, %v", got, err)
+	}
+	got, err := Options(true, []string{"--Root=/a", "--SystemdCgroup=true", "--binary_name=crun", "--IoUid=7"})
+	var r runc.Options
+	if err != nil || got.TypeUrl != "containerd.runc.v1.Options" || proto.Unmarshal(got.Value, &r) != nil ||
+		r.Root != "/a" || !r.SystemdCgroup || r.BinaryName != "crun" || r.IoUid != 7 {
+		t.Errorf("%v, %v, %v", got, &r, err)
+	}
+	got, err = Options(false, []string{"--ConfigPath=/k.toml", "--TypeUrl=x", "--ConfigBody=a=b"})
+	var k runtimeoptions.Options
+	if err != nil || got.TypeUrl != "runtimeoptions.v1.Options" || proto.Unmarshal(got.Value, &k) != nil ||
+		k.ConfigPath != "/k.toml" || k.TypeUrl != "x" || string(k.ConfigBody) != "a=b" {
+		t.Errorf("%v, %v, %v", got, &k, err)
+	}
+	for line, words := range map[string]string{
+		"--Nonsense=1": "config_path", "--ConfigPath": "key=value", "--IoUid=x": "IoUid=x", "--SystemdCgroup=perhaps": "perhaps",
+	} {
+		_, err := Options(strings.Contains(line, "IoUid") || strings.Contains(line, "Systemd"), []string{line})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	inner := func(number protowire.Number, parts ...[]byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), bytes.Join(parts, nil))
+	}
+	value := func(number protowire.Number, n uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), n)
+	}
+	v1 := bytes.Join([][]byte{
+		inner(1, value(1, 99)), inner(2, value(1, 5), value(2, 100)), inner(3, inner(2, value(1, 8)), inner(1, value(2, 1), value(1, 777))),
+		inner(4, value(30, 1000), inner(34, value(2, 9)), inner(33, value(1, 1), value(2, 4096))),
+	}, nil)
+	v2 := bytes.Join([][]byte{inner(1, value(1, 5)), inner(2, value(1, 3)), inner(4, value(13, 96), value(32, 4096))}, nil)
+	for url, c := range map[string]struct {
+		message []byte
+		want    Usage
+	}{
+		"io.containerd.cgroups.v1.Metrics":                     {v1, Usage{CPU: 777, Memory: 4096, WorkingSet: 3096, Tasks: 5}},
+		"type.googleapis.com/io.containerd.cgroups.v2.Metrics": {v2, Usage{CPU: 3000, Memory: 4096, WorkingSet: 4000, Tasks: 5}},
+	} {
+		if got, err := parseUsage(url, c.message); err != nil || got != c.want {
+			t.Errorf("%s: %+v, %v", url, got, err)
+		}
+		for cut := range c.message { // whatever it is, it does not panic
+			_, _ = parseUsage(url, c.message[:cut])
+		}
+	}
+	if _, err := parseUsage("io.containerd.cgroups.v3.Metrics", nil); !errors.Is(err, fault.Unimplemented) {
+		t.Error(err)
+	}
+}
+
+func FuzzUsage(f *testing.F) {
+	f.Add([]byte{0x1a, 2, 8, 1})
+	f.Fuzz(func(_ *testing.T, message []byte) { _, _ = parseUsage("io.containerd.cgroups.v1.Metrics", message) })
+}
+
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if _, err := ReadRecord(dir); !errors.Is(err, fault.NotFound) || Begun(dir) {
+		t.Errorf("where nothing is: %v", err)
+	}
+	want := Record{Endpoint: Endpoint{"unix:///x", 3}, Leader: true, Guest: true}
+	if err := errors.Join(want.Write(dir), os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadRecord(dir); err != nil || got != want || !Begun(dir) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := errors.Join(Forget(dir), Forget(dir)); err != nil || Begun(dir) {
+		t.Errorf("forgotten twice: %v", err)
+	}
+}
+
+// program is a shim that is a script.
+func program(t *testing.T, script string) Program {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "shim")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return Program{Path: path, ID: "c1", Dir: dir, Server: "/run/us", Publisher: "/bin/true", Events: "/run/events"}
+}
+
+func TestBegin(t *testing.T) {
+	t.Parallel()
+	p := program(t, `echo "$PWD $* $TTRPC_ADDRESS $NAMESPACE" >asked; cat >>asked; printf unix:///x`)
+	if e, err := p.Begin(t.Context()); err != nil || e.Address != "unix:///x" {
+		t.Errorf("%v, %v", e, err)
+	}
+	asked, _ := os.ReadFile(filepath.Join(p.Dir, "asked"))
+	for _, words := range []string{p.Dir + " ", "-namespace k8s.io", "-id c1", "-address /run/us", "-publish-binary /bin/true start", "unix:///run/events k8s.io"} {
+		if !strings.Contains(string(asked), words) {
+			t.Errorf("%q is not in %q", words, asked)
+		}
+	}
+}
+
+// A shim of containerd 2.3 refuses what older ones are told, and gets it again.
+func TestBeginBootstrap(t *testing.T) {
+	t.Parallel()
+	result, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: "unix:///y", Protocol: "ttrpc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	octal := ""
+	for _, b := range result {
+		octal += `\0` + string([]byte{'0' + b>>6, '0' + b>>3&7, '0' + b&7})
+	}
+	p := program(t, `cat >told; [ -s told ] || { echo "no bootstrap parameters" >&2; exit 1; }; printf '%b' '`+octal+`'`)
+	if e, err := p.Begin(t.Context()); err != nil || e != (Endpoint{"unix:///y", 3}) {
+		t.Errorf("%v, %v (%s)", e, err, hex.EncodeToString(result))
+	}
+	told, _ := os.ReadFile(filepath.Join(p.Dir, "told"))
+	var params bootstrap.BootstrapParams
+	if err := proto.Unmarshal(told, &params); err != nil || params.InstanceID != "c1" || params.Namespace != Namespace {
+		t.Errorf("%v, %v", &params, err)
+	}
+}
+
+func TestBeginFails(t *testing.T) {
+	t.Parallel()
+	_, err := program(t, `echo "no vsock here" >&2; exit 1`).Begin(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "no vsock here") {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, fault.Timeout)
+	defer cancel()
+	began := time.Now()
+	if _, err := program(t, "sleep 60 & sleep 60").Begin(ctx); !errors.Is(err, fault.Timeout) || time.Since(began) > 20*time.Second {
+		t.Errorf("one that hangs: %v after %s", err, time.Since(began))
+	}
+}
+
+func TestBury(t *testing.T) {
+	t.Parallel()
+	p := program(t, `echo "$*" >asked; ls -l "../$4/asked" >found; printf '\020\211\001'`)
+	status, err := p.Bury(t.Context())
+	if err != nil || status != 137 {
+		t.Errorf("%d, %v", status, err)
+	}
+	if asked, _ := os.ReadFile(filepath.Join(p.Dir, "asked")); !strings.Contains(string(asked), "-bundle "+p.Dir+" delete") {
+		t.Errorf("asked: %q", asked)
+	}
+	if found, _ := os.ReadFile(filepath.Join(p.Dir, "found")); len(found) == 0 {
+		t.Error("the bundle is not beside its working directory")
+	}
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(p.Dir), "c1")); err == nil {
+		t.Error("a link is left")
+	}
+}
+
+func TestWorkers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if got := Workers(dir); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	cmd := exec.Command("sleep", "60")
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if got := Workers(dir); len(got) != 1 || got[0].PID != cmd.Process.Pid {
+		t.Errorf("%v, want %d", got, cmd.Process.Pid)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got := Workers(dir); len(got) != 1 {
+		t.Errorf("in a directory that is gone: %v", got)
+	}
+}
+
+func TestFifo(t *testing.T) {
+	t.Parallel()
+	f, err := NewFifo(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write.WriteString("abc"); err != nil || Unread(f.Path) != 3 {
+		t.Errorf("%v, %d bytes", err, Unread(f.Path))
+	}
+	var buf [8]byte
+	if n, err := f.Read.Read(buf[:]); n != 3 || err != nil || Unread(f.Path) != 0 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, err := NewFifo(f.Path); err == nil {
+		t.Error("a FIFO that is there already")
+	}
+}
