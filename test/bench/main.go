@@ -24,6 +24,7 @@ type row func(ctx context.Context) ([]table, error)
 
 var rows = map[string]row{
 	"log":     logRow,
+	"node":    nodeRow,
 	"pods":    podsRow,
 	"restart": restartRow,
 	"stats":   statsRow,
