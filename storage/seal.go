@@ -126,11 +126,7 @@ func (s *sealer) keep(ctx context.Context, last *seal, whole []sealedLayer) {
 	defer s.mu.Unlock()
 	more := *last
 	more.Whole = whole
-	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
-	if err == nil {
-		err = dir.Put(ctx, sealID, &more)
-	}
-	if err != nil {
+	if err := s.put(ctx, &more); err != nil {
 		slog.WarnContext(ctx, "progress with the images cannot be recorded", "err", err)
 	}
 }
@@ -165,10 +161,7 @@ func (s *sealer) write(ctx context.Context, files []string) error {
 			return fmt.Errorf("seal the image store: %w", err)
 		}
 	}
-	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
-	if err == nil {
-		err = dir.Put(ctx, sealID, &now)
-	}
+	err = s.put(ctx, &now)
 	if diskFull(err) {
 		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
 	}
@@ -176,6 +169,18 @@ func (s *sealer) write(ctx context.Context, files []string) error {
 		return fmt.Errorf("seal the image store: %w", err)
 	}
 	return nil
+}
+
+// put returns when the seal is on the disk.
+func (s *sealer) put(ctx context.Context, to *seal) error {
+	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
+	if err == nil {
+		err = dir.Put(ctx, sealID, to)
+	}
+	if err == nil {
+		err = dir.Sync()
+	}
+	return err
 }
 
 func syncFilesystem(path string) error {

@@ -88,7 +88,8 @@ func (d *Dir[T]) file(id string) string { return filepath.Join(d.root, id, d.nam
 // Path is the directory that belongs to id, whether it exists or not.
 func (d *Dir[T]) Path(id string) string { return filepath.Join(d.root, id) }
 
-// Put makes doc the document of id. If it fails and there was none, nothing is
+// Put makes doc the document of id, and has it synced; who has to know that it is
+// on the disk calls Sync. If it fails and there was none, nothing is
 // left of it.
 func (d *Dir[T]) Put(ctx context.Context, id string, doc *T) error {
 	data, err := json.Marshal(envelope[T]{Version: d.version, Body: doc})

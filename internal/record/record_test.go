@@ -170,8 +170,14 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 			t.Errorf("Get: %v, %v, want %d", got, err, want)
 		}
 	}
+	sync := func() {
+		t.Helper()
+		if err := d.Sync(); err != nil {
+			t.Error(err)
+		}
+	}
 	put(1)
-	d.Sync()
+	sync()
 	put(2)
 	put(3)
 	finds(3)
@@ -184,7 +190,7 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 	spoil("")
 	finds(1)
 	put(5)
-	d.Sync()
+	sync()
 	if names := namesIn(t, d.Path(id(1))); !slices.Equal(names, []string{"doc.json"}) {
 		t.Errorf("after the sync there are %v", names)
 	}
@@ -204,7 +210,9 @@ func TestSyncInTheBackground(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n > 0 {
-				d.Sync()
+				if err := d.Sync(); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	}
@@ -261,10 +269,14 @@ func TestSyncBesideWriters(t *testing.T) {
 		})
 	}
 	for range 20 {
-		d.Sync()
+		if err := d.Sync(); err != nil {
+			t.Error(err)
+		}
 	}
 	group.Wait()
-	d.Sync()
+	if err := d.Sync(); err != nil {
+		t.Error(err)
+	}
 	for n := range 8 {
 		got, err := d.Get(id(n))
 		if n%2 == 0 {

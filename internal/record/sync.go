@@ -68,7 +68,9 @@ func (d *Dir[T]) changeLocked(id string) {
 func (d *Dir[T]) syncLater() {
 	for {
 		time.Sleep(syncDelay)
-		d.Sync()
+		if err := d.Sync(); err != nil {
+			slog.Warn("records cannot be synced, a power cut may undo their latest change: look after the disk", "err", err)
+		}
 		d.mu.Lock()
 		d.syncing = len(d.changed) > 0
 		again := d.syncing
@@ -80,34 +82,29 @@ func (d *Dir[T]) syncLater() {
 }
 
 // Sync puts on the disk all that was changed before. What cannot be synced is
-// logged, and still there: but a power cut may bring back what was before it.
-func (d *Dir[T]) Sync() {
+// there all the same, but a power cut may bring back what was before it.
+func (d *Dir[T]) Sync() error {
 	d.mu.Lock()
 	batch := maps.Clone(d.changed)
 	d.mu.Unlock()
 	failed := map[string]error{}
 	for id := range batch {
-		if err := errors.Join(syncFile(d.file(id)), syncFile(d.Path(id))); err != nil {
-			failed[id] = err
-		}
+		failed[id] = errors.Join(syncFile(d.file(id)), syncFile(d.Path(id)))
 	}
-	rootErr := syncFile(d.root)
+	err := syncFile(d.root)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, change := range batch {
-		if d.changed[id] != change { // once more, meanwhile
-			continue
+		if d.changed[id] == change { // and not once more, meanwhile
+			delete(d.changed, id)
+			if err == nil && failed[id] == nil {
+				failed[id] = remove(d.file(id) + lastSuffix)
+			}
 		}
-		delete(d.changed, id)
-		err := errors.Join(failed[id], rootErr)
-		if err == nil {
-			err = remove(d.file(id) + lastSuffix)
-		}
-		if err != nil {
-			slog.Warn("record cannot be synced, a power cut may undo its latest change: look after the disk", "file", d.file(id), "err", err)
-		}
+		err = errors.Join(err, failed[id])
 	}
+	return err
 }
 
 // syncFile syncs a file or directory. What was removed needs no sync.
