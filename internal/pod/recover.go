@@ -35,17 +35,21 @@ const patience = 5 * time.Second
 // be called before it returns. What cannot be cleaned up now becomes a debt
 // and is no reason not to start.
 //
-// A node serves within seconds, whatever hangs. This is all that the start of a
-// server waits for but files of its own:
+// A node serves within seconds, and within a bound whatever hangs. This is all
+// that the start of a server waits for but files of its own:
 //
 //	lock of containers/storage that another process holds   10 s, then it fails and is started again
-//	looking through images after a boot                     as long as it takes, and is told to the service manager
+//	looking through images after a boot                     as long as they can be read, of which the service manager is told
 //	versions and features of runtimes                       10 s each, side by side
+//	paths of pod.additional_devices                         5 s, then it fails
 //	AppArmor's parser                                       30 s, once after a boot
+//	lock of containers/storage, for the images in use       10 s
 //	host ports: the firewall's tool                         30 s, then it is tried again later
-//	monitors' answers                                       patience, together; see takeUp
-//	lock of containers/storage, for the images in use       10 s for each of them, if it is held
-//	teardown of what was not ready, died or has no record   patience, together; then debts
+//	monitors' answers, teardown of unfinished containers    patience, together; see takeUp
+//	teardown of pods, and of what has no record             patience, together
+//
+// Teardown that takes longer goes on as a debt. In between two looks at a lock
+// containers/storage may wait for one itself, which it does without bound.
 func (e *Engine) Recover(ctx context.Context) error {
 	return e.deps.Trace.Do(ctx, "recover", "node", e.recover)
 }
