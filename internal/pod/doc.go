@@ -21,7 +21,8 @@
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
 // The state of a container (created, running, exited) is never stored. It is
-// computed from the record, the monitor and the exit file.
+// computed from the record, the monitor and the exit file. A monitor of an earlier
+// server that does not answer leaves its container as the record has it.
 //
 // # Three rules
 //

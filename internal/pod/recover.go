@@ -84,13 +84,13 @@ func (e *Engine) recover(ctx context.Context) error {
 	}
 	_ = g.Wait()
 	answers.await(ctx)
-	if silent := e.Summary().Unheard; silent > 0 {
-		slog.ErrorContext(ctx, "monitors do not answer: their containers are left as they are, and are taken up when they do; see crius check", "monitors", silent)
-	}
 	for _, s := range sandboxes {
 		g.Go(func() error { e.recoverSandbox(ctx, s, &ends); return nil })
 	}
 	_ = g.Wait()
+	if silent := e.Summary().Unheard; silent > 0 {
+		slog.ErrorContext(ctx, "monitors do not answer: their containers are left as they are, and are taken up when they do; see crius check", "monitors", silent)
+	}
 	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
 	for _, id := range e.withoutRecord(slices.Concat(orphanPods, orphanCtrs), known) {
 		e.counters.leftovers.Add(1)
@@ -288,6 +288,7 @@ func (c *Container) takeUp(known chan<- struct{}) {
 		return
 	}
 	c.settleStart(ctx)
+	cancel() // watch takes as long as the container lives
 	c.publish()
 	if exited(task) {
 		// Readers must not see it alive for even a moment: the kubelet has
@@ -340,6 +341,7 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 			task.Close()
 			return
 		}
+		cancel()
 		s.watchInfra(task)
 	})
 }
