@@ -42,7 +42,7 @@ func (n *node) reseal(forget bool) {
 	if forget {
 		last.Records = nil
 	}
-	if err := dir.Put(n.t.Context(), sealID, last); err != nil {
+	if err := errors.Join(dir.Put(n.t.Context(), sealID, last), dir.Sync()); err != nil {
 		n.t.Fatal(err)
 	}
 }
