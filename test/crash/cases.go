@@ -279,6 +279,11 @@ func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool
 		return ""
 	})
 	run()
+	scene.Eventually(func() bool { // a stop goes on when the container has ended
+		mu.Lock()
+		defer mu.Unlock()
+		return hit
+	})
 	w.gate.watch(nil)
 	group.Wait()
 	mu.Lock()

@@ -48,14 +48,25 @@ func (s *stage) wantPod(ctx context.Context) error {
 			}
 		}
 		if ready > 0 {
-			break
+			err := s.onePod(ctx)
+			if err != nil && s.podDies(ctx) { // of which crius had not heard yet
+				continue
+			}
+			return err
 		}
 		s.config.Metadata.Attempt++
 		if err := s.runPod(ctx); err != nil {
 			return fmt.Errorf("RunPodSandbox, attempt %d: %w", s.config.Metadata.Attempt, err)
 		}
 	}
-	return s.onePod(ctx)
+}
+
+// podDies tells whether the pod has stopped being ready, or does so presently.
+func (s *stage) podDies(ctx context.Context) bool {
+	return scene.Eventually(func() bool {
+		list, err := s.sandboxes(ctx)
+		return err == nil && len(list) == 1 && list[0].State != cri.PodSandboxState_SANDBOX_READY
+	})
 }
 
 func (s *stage) onePod(ctx context.Context) error {
