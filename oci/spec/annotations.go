@@ -1,11 +1,13 @@
 package spec
 
 import (
+	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // annotations writes what tells runtimes and node tools whose container this
@@ -50,9 +52,25 @@ func annotations(container string) rule {
 	}
 }
 
-// sizing tells a virtual machine handler how large the pod's machine must be.
+// sizing tells a virtual machine handler how large the pod's machine must be, and
+// what it may cost beyond that: in containerd's keys, which Kata reads, and in
+// CRI-O's, which hold the CRI's own messages.
 func sizing(in *Input, s *specs.Spec) error {
-	r := in.Request.Pod.GetLinux().GetResources()
+	linux := in.Request.Pod.GetLinux()
+	for key, r := range map[string]*cri.LinuxContainerResources{
+		"io.kubernetes.cri-o.PodLinuxResources": linux.GetResources(),
+		"io.kubernetes.cri-o.PodLinuxOverhead":  linux.GetOverhead(),
+	} {
+		if r == nil {
+			continue
+		}
+		text, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		s.Annotations[key] = string(text)
+	}
+	r := linux.GetResources()
 	if r == nil {
 		return nil
 	}

@@ -3,6 +3,8 @@ package spec
 import (
 	"strings"
 	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // TestCVE_2024_3154 and CVE-2023-6476: no annotation of the pod reaches the
@@ -45,6 +47,7 @@ func TestCVE_2024_3154(t *testing.T) {
 func TestInfraAnnotations(t *testing.T) {
 	in := typical()
 	virtualMachine(&in)
+	in.Request.Pod.Linux.Overhead = &cri.LinuxContainerResources{MemoryLimitInBytes: 1 << 20}
 	s, err := Sandbox(in, []string{"/pause"})
 	if err != nil {
 		t.Fatal(err)
@@ -58,6 +61,8 @@ func TestInfraAnnotations(t *testing.T) {
 		"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri-o.ContainerType": "sandbox",
 		"io.kubernetes.cri.sandbox-cpu-quota": "200000", "io.kubernetes.cri.sandbox-memory": "1073741824",
 		"io.katacontainers.config.hypervisor.default_vcpus": "2",
+		"io.kubernetes.cri-o.PodLinuxOverhead":              `{"memory_limit_in_bytes":1048576}`,
+		"io.kubernetes.cri-o.PodLinuxResources":             `{"cpu_period":100000,"cpu_quota":200000,"memory_limit_in_bytes":1073741824}`,
 	} {
 		if s.Annotations[key] != want {
 			t.Errorf("%s is %q, want %q", key, s.Annotations[key], want)

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// echo answers on a port of the loopback once all has been sent.
+func echo(t *testing.T, network, address string) (port string) {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			text, _ := io.ReadAll(conn)
+			_, _ = conn.Write(append([]byte("got "), text...))
+			_ = conn.Close()
+		}
+	}()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// In a sandbox the program is the far end of a forwarded port: ends pass through in
+// both directions, and why there is no connection is said.
+func TestForward(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "crius-conmon")
+	if text, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	forward := func(input string, args ...string) (stdout, stderr string, err error) {
+		run := exec.CommandContext(t.Context(), program, append([]string{"forward"}, args...)...)
+		run.WaitDelay = time.Second
+		var out, words bytes.Buffer
+		run.Stdin, run.Stdout, run.Stderr = strings.NewReader(input), &out, &words
+		err = run.Run()
+		return out.String(), words.String(), err
+	}
+	large := strings.Repeat("ping", 200_000)
+	for network, address := range map[string]string{"tcp4": "127.0.0.1:0", "tcp6": "[::1]:0"} {
+		out, words, err := forward(large, echo(t, network, address))
+		if err != nil || words != "." || out != "got "+large {
+			t.Errorf("%s: %d bytes, %q, %v", network, len(out), words, err)
+		}
+	}
+	closed, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(closed.Addr().(*net.TCPAddr).Port)
+	closed.Close()
+	if _, words, err := forward("", port); err == nil || !strings.Contains(words, "port "+port+": connection refused") {
+		t.Errorf("a closed port: %q, %v", words, err)
+	}
+	for _, args := range [][]string{nil, {"0"}, {"65536"}, {"x"}, {"1", "2"}} {
+		if _, words, err := forward("", args...); err == nil || !strings.Contains(words, "wants a port") {
+			t.Errorf("%q: %q, %v", args, words, err)
+		}
+	}
+}
