@@ -254,8 +254,8 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
 	}
 	endWorkers(ref)                                   // who might still be creating
-	if a, unusable := r.Probe(ctx); unusable == nil { // else all that it could do is to remove its books
-		if err := r.bury(ctx, a, ref); err != nil {
+	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its books
+		if err := r.bury(ctx, program, ref); err != nil {
 			// It has come to nothing that it would know, or is out of order. All of the
 			// container's processes are in its cgroup, or work in its directory.
 			slog.WarnContext(ctx, "shim does not clean up, so this is done by force", "container", ref.ID, "err", err)
@@ -276,11 +276,23 @@ func endWorkers(ref Ref) {
 	}
 }
 
+// program is the one with which the container was made: of one without a record
+// nobody knows any more which handler it had. Empty: there is none.
+func (r *shimmed) program(ctx context.Context, record shim.Record) string {
+	if isExecutable(record.Program) {
+		return record.Program
+	}
+	if a, err := r.Probe(ctx); err == nil {
+		return a.Path
+	}
+	return ""
+}
+
 // bury has the program of the shim remove what a dead one has left.
-func (r *shimmed) bury(ctx context.Context, a *Abilities, ref Ref) error {
+func (r *shimmed) bury(ctx context.Context, program string, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete takes longer than %s: %w", verbTimeout, fault.Timeout))
 	defer cancel()
-	_, err := shim.Program{Path: a.Path, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Bury(ctx)
+	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Bury(ctx)
 	return err
 }
 

@@ -32,7 +32,7 @@ func create(ctx context.Context, a arguments) error {
 	if err != nil {
 		return err
 	}
-	r := shim.Record{Endpoint: endpoint, Leader: leads(p.Dir), Guest: a.guest}
+	r := shim.Record{Endpoint: endpoint, Program: p.Path, Leader: leads(p.Dir), Guest: a.guest}
 	if err := r.Write(p.Dir); err != nil {
 		return err
 	}

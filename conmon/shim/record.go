@@ -19,6 +19,8 @@ const recordFile = "shim.json"
 // Record is how to reach the shim of a container.
 type Record struct {
 	Endpoint
+	// Program is the shim's.
+	Program string `json:"program"`
 	// Leader: the shim was started for this container, and is to others what it
 	// is to it. It works in this container's run directory.
 	Leader bool `json:"leader"`
@@ -66,6 +68,9 @@ const LogFile = "log"
 // Begun reports whether a shim may have been started for the container of a run
 // directory, and has not been forgotten.
 func Begun(dir string) bool {
+	if dir == "" {
+		return false
+	}
 	_, err := os.Lstat(filepath.Join(dir, LogFile))
 	return err == nil
 }

@@ -125,10 +125,10 @@ func FuzzUsage(f *testing.F) {
 func TestRecord(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if _, err := ReadRecord(dir); !errors.Is(err, fault.NotFound) || Begun(dir) {
+	if _, err := ReadRecord(dir); !errors.Is(err, fault.NotFound) || Begun(dir) || Begun("") {
 		t.Errorf("where nothing is: %v", err)
 	}
-	want := Record{Endpoint: Endpoint{"unix:///x", 3}, Leader: true, Guest: true}
+	want := Record{Endpoint: Endpoint{"unix:///x", 3}, Program: "/p", Leader: true, Guest: true}
 	if err := errors.Join(want.Write(dir), os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package runtimes is the zoo: what pods do, shown once over every runtime that
-// crius drives by the OCI command line, with the time that each of them takes.
-// For runc and crun the package test/integration promises far more, so that of
-// these only gVisor is tested unless somebody asks:
+// crius drives, by the OCI command line or by a shim of containerd's, with the time
+// that each of them takes. For runc and crun the package test/integration promises
+// far more, so that these are left out unless somebody asks:
 //
 //	make runtimes
 package runtimes
