@@ -253,7 +253,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 		// It hangs, with all containers that it has: they end with it.
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
 	}
-	endWorkers(ref)                                   // who might still be creating
+	endWorkers(ref)                                       // who might still be creating
 	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its books
 		if err := r.bury(ctx, program, ref); err != nil {
 			// It has come to nothing that it would know, or is out of order. All of the
@@ -270,9 +270,18 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeBooks(ref), shim.Forget(ref.Dir))
 }
 
+// endWorkers kills what works in the container's directory, down to who was forked
+// meanwhile. What the kernel cannot kill now is not waited for long.
 func endWorkers(ref Ref) {
-	for _, worker := range shim.Workers(ref.Dir) {
-		_ = conmon.Signal(worker, unix.SIGKILL)
+	const pause = 5 * time.Millisecond
+	for end := time.Now().Add(lastTime); time.Now().Before(end); time.Sleep(pause) {
+		workers := shim.Workers(ref.Dir)
+		if len(workers) == 0 {
+			return
+		}
+		for _, worker := range workers {
+			_ = conmon.Signal(worker, unix.SIGKILL)
+		}
 	}
 }
 

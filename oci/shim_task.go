@@ -71,13 +71,17 @@ func (t *shimTask) Started(ctx context.Context) (started bool, err error) {
 	return started, err
 }
 
+// hangTime is after which a shim hangs that does not answer. A kill is given a
+// little more.
+const hangTime = 7 * time.Second
+
 // Kill goes by pids. A shim that hangs would tell of no end, so it is killed as
 // well, and with it all that it has.
 func (t *shimTask) Kill(ctx context.Context) error {
 	if err := t.watched.Kill(ctx); err != nil || t.dead() {
 		return err
 	}
-	soon, cancel := context.WithTimeoutCause(ctx, lastTime, fault.Timeout)
+	soon, cancel := context.WithTimeoutCause(ctx, hangTime, fault.Timeout)
 	defer cancel()
 	if _, err := t.Started(soon); errors.Is(err, fault.Timeout) {
 		slog.WarnContext(ctx, "the shim does not answer and is killed", "container", t.ref.ID, "pid", t.record.Process.PID)
@@ -143,10 +147,10 @@ func (t *guest) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fault.Timeout)
+	soon, cancel := context.WithTimeoutCause(ctx, hangTime, fault.Timeout)
 	defer cancel()
 	started := false
-	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) (err error) {
+	err := t.ask(soon, func(ctx context.Context, c *shim.Client) (err error) {
 		if started, err = c.Started(ctx, t.process()); err == nil {
 			err = c.Kill(ctx, t.process(), unix.SIGKILL, true)
 		}
