@@ -23,10 +23,17 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
+// shimHandler is one that is tried only where it is asked for: -handler shim-runc.
+const shimHandler = "shim-runc"
+
 // config makes crius lead host ports itself, for its own steps to be among those
 // that are tried, and puts a stand-in before each runtime.
 const config = `[network]
 host_ports = "crius"
+
+[runtime.handlers.shim-runc]
+type = "shim"
+path = "containerd-shim-runc-v2"
 
 [runtime.handlers.runc]
 path = "{{.Path "runc" "runtime"}}"
@@ -109,7 +116,7 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("extra", "latest", extra)
-	if err := w.Settle(ctx, scene.Handlers...); err != nil {
+	if err := w.Settle(ctx, append([]string{shimHandler}, scene.Handlers...)...); err != nil {
 		return err
 	}
 	for _, handler := range scene.Handlers {
