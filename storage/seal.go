@@ -64,6 +64,7 @@ type sealer struct {
 	root, runRoot string
 	surveyed      func() // see Config
 	sync          bool   // else the operator wants no syncing: then nothing is certain
+	records       *record.Dir[seal]
 	mu            sync.Mutex
 
 	unsure []sealedLayer // that the survey could not vouch for
@@ -74,18 +75,17 @@ type sealer struct {
 // through that does not make it suspect: what was written since is still in memory,
 // and containers may run on it.
 func (s *sealer) last() (*seal, error) {
-	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
-	if err != nil {
+	if err := s.records.Make(); err != nil {
 		return nil, err
 	}
-	all, _, damaged, err := dir.All()
+	all, lost, damaged, err := s.records.All()
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range damaged {
 		reportAside(d.File, d.Err)
 	}
-	if len(damaged) > 0 {
+	if len(lost) > 0 { // now or earlier, and no other one was made
 		boot, err := bootID()
 		if err != nil {
 			return nil, err
@@ -126,7 +126,11 @@ func (s *sealer) keep(ctx context.Context, last *seal, whole []sealedLayer) {
 	defer s.mu.Unlock()
 	more := *last
 	more.Whole = whole
-	if err := s.put(ctx, &more); err != nil {
+	err := syncFilesystem(s.root)
+	if err == nil {
+		err = s.put(ctx, &more)
+	}
+	if err != nil {
 		slog.WarnContext(ctx, "progress with the images cannot be recorded", "err", err)
 	}
 }
@@ -173,14 +177,13 @@ func (s *sealer) write(ctx context.Context, files []string) error {
 
 // put returns when the seal is on the disk.
 func (s *sealer) put(ctx context.Context, to *seal) error {
-	dir, err := record.Open[seal](filepath.Join(s.root, sealsName), sealName, sealVersion)
-	if err == nil {
-		err = dir.Put(ctx, sealID, to)
+	if err := s.records.Make(); err != nil {
+		return err
 	}
-	if err == nil {
-		err = dir.Sync()
+	if err := s.records.Put(ctx, sealID, to); err != nil {
+		return err
 	}
-	return err
+	return s.records.Sync()
 }
 
 func syncFilesystem(path string) error {

@@ -41,6 +41,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -90,7 +91,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	seals := &sealer{root: options.GraphRoot, runRoot: options.RunRoot, surveyed: cfg.Surveyed,
-		sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
+		records: record.At[seal](filepath.Join(options.GraphRoot, sealsName), sealName, sealVersion),
+		sync:    !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
 	var last *seal
 	if cfg.LeaveDebris {
 		err = recordsIntact(options.GraphRoot)

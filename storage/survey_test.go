@@ -548,6 +548,13 @@ func TestDamagedSeal(t *testing.T) {
 	if images := n.list(); len(images) != 0 {
 		t.Errorf("a damaged image is listed: %+v", images)
 	}
+
+	// So it is when the start that has set it aside got no further.
+	img = n.pull(r.Addr() + "/app:1")
+	n.cutPower(false, func() { truncate(t, filepath.Join(n.diff(n.chain(img)[0]), "etc/motd")); ok(t, os.Remove(file)) })
+	if images := n.list(); len(images) != 0 {
+		t.Errorf("a damaged image is listed: %+v", images)
+	}
 }
 
 // A seal that is damaged while the node is up says nothing against images on which

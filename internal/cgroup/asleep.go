@@ -27,17 +27,17 @@ func Uninterruptible(cgroup string) []string {
 		if len(asleep) == most {
 			break
 		}
-		if text := sleeper(pid); text != "" {
+		if text := Asleep(pid); text != "" {
 			asleep = append(asleep, text)
 		}
 	}
 	return asleep
 }
 
-// sleeper describes a process one of whose threads is in state D. Its files in
-// /proc that need its memory, such as cmdline, could keep the reader waiting,
-// too.
-func sleeper(pid int) string {
+// Asleep describes a process one of whose threads sleeps in that way; else it is
+// empty. It does not read those of the process's files in /proc that need its
+// memory, such as cmdline, which could keep the reader waiting, too.
+func Asleep(pid int) string {
 	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*")
 	for _, task := range tasks {
 		stat, err := os.ReadFile(task + "/stat")

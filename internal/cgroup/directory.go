@@ -75,9 +75,11 @@ func (d *directory) drop() {
 	}
 }
 
+// close is for good, also for a reading that comes later.
 func (d *directory) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.bare = true
 	d.drop()
 }
 

@@ -107,11 +107,12 @@ func TestKeptDirectories(t *testing.T) {
 		t.Errorf("%d directories are kept open", n)
 	}
 	tr.meter.Close()
+	says(2)
 	if n := open(); n != 0 {
 		t.Errorf("%d directories are open after the end", n)
 	}
 	for _, d := range tr.meter.directories {
-		d.most = 0
+		d.bare, d.most = false, 0
 	}
 	says(2)
 	if n := open(); n != 0 {

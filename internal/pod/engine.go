@@ -160,7 +160,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, fmt.Errorf("work in the background does not end: %w", context.Cause(ctx)))
 	}
-	return err
+	return errors.Join(err, e.podRecords.Sync(), e.ctrRecords.Sync())
 }
 
 // run executes a verb's work in a flight of its own.

@@ -335,12 +335,12 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 		if err != nil {
 			return
 		}
-		s.setInfra(task, false)
-		close(known)
-		if ctx.Err() != nil {
+		if !s.hasInfra(task) || ctx.Err() != nil {
 			task.Close()
+			close(known)
 			return
 		}
+		close(known)
 		cancel()
 		s.watchInfra(task)
 	})
@@ -354,13 +354,16 @@ func (c *Container) settleStart(ctx context.Context) {
 		return
 	}
 	task := c.task()
-	for {
+	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
 		started, err := task.Started(ctx)
+		if ctx.Err() != nil {
+			return
+		}
 		if err == nil && !started {
 			c.settleAs(phaseCreated)
 			break
 		}
-		if !errors.Is(err, fault.Timeout) || exited(task) {
+		if err == nil || exited(task) {
 			// The runtime answers nothing for a container that is dead: if it never
 			// started, its exit by SIGKILL says so well enough.
 			c.settleAs(phaseStarted)
@@ -371,7 +374,7 @@ func (c *Container) settleStart(ctx context.Context) {
 		case <-task.Exited():
 		case <-ctx.Done():
 			return
-		case <-time.After(debtRetryMin):
+		case <-time.After(wait):
 		}
 	}
 	c.engine.enter(c.id, c.payStart, 0)

@@ -178,7 +178,8 @@ func (s *Sandbox) build(ctx context.Context) error {
 }
 
 // attach gives the pod its network. The plan is on disk before the ADD, so
-// that a DEL can be made of it whatever happens.
+// that a DEL can be made of it whatever happens: what a plugin has lent is not
+// always on this node, where it could be found without the record.
 func (s *Sandbox) attach(ctx context.Context) error {
 	pod := s.networkPod()
 	plan, err := s.engine.deps.Network.Plan(pod)
@@ -187,6 +188,9 @@ func (s *Sandbox) attach(ctx context.Context) error {
 	}
 	s.setNetwork(plan)
 	if err := s.put(ctx); err != nil {
+		return err
+	}
+	if err := trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) }); err != nil {
 		return err
 	}
 	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)

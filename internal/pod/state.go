@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -74,6 +75,17 @@ func (s *Sandbox) setInfra(t oci.Task, unheard bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.infra, s.unheard = t, unheard
+}
+
+// hasInfra is false if nobody needs the task any more.
+func (s *Sandbox) hasInfra(t oci.Task) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	s.infra, s.unheard = t, false
+	return true
 }
 
 func (s *Sandbox) isUnheard() bool {
@@ -306,9 +318,22 @@ func (c *Container) watch() {
 	if exit.OOMKills > 0 && exit.Code != 0 {
 		c.engine.counters.oomKilled.Add(1)
 	}
+	if !c.stop.asked() {
+		c.keep()
+	}
 	c.setExit(exit)
 	c.tell()
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
+}
+
+// keep has the records on the disk before anybody hears of an end that nobody
+// asked for: a job that has succeeded must not be run again because a power cut
+// took all that tells of it. Only what lived for a moment is not there by then.
+func (c *Container) keep() {
+	err := errors.Join(c.engine.podRecords.SyncOne(c.sandbox.id), c.engine.ctrRecords.SyncOne(c.id))
+	if err != nil {
+		slog.Warn("records of a container that has ended cannot be synced", "container", c.id, "err", err)
+	}
 }
 
 func (c *Container) setExit(exit conmon.Exit) {

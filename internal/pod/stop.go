@@ -46,6 +46,12 @@ func (s *stopper) ask(deadline time.Time) (begin bool) {
 	return false
 }
 
+func (s *stopper) asked() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running
+}
+
 func (s *stopper) remaining() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,10 +155,11 @@ func (c *Container) killOnce(ctx context.Context) {
 }
 
 // allDead tells whether a container has no process left whose monitor has not
-// said so.
+// said so. One that waits for the disk may be writing down the exit, which nobody
+// else knows.
 func (c *Container) allDead() bool {
 	processes, err := conmon.ReadProcesses(c.ref.Dir)
-	if err != nil || conmon.Alive(processes.Container) {
+	if err != nil || conmon.Alive(processes.Container) || cgroup.Asleep(processes.Monitor.PID) != "" {
 		return false // an inmate's process is the sandbox
 	}
 	pids, err := cgroup.Procs(c.ref.Cgroup)

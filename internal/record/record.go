@@ -32,6 +32,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -50,7 +51,8 @@ type Dir[T any] struct {
 	mu      sync.Mutex        // held while names change, not while content is written
 	changed map[string]uint64 // ids whose change may not be on the disk, with its number
 	changes uint64
-	syncing bool // somebody will
+	syncing bool          // somebody will
+	delay   time.Duration // syncDelay
 }
 
 // Damaged is a document that All could not read.
@@ -77,7 +79,7 @@ func Open[T any](root, name string, version int) (*Dir[T], error) {
 
 // At is Open without making root: until somebody does, nothing can be put there.
 func At[T any](root, name string, version int) *Dir[T] {
-	return &Dir[T]{root: root, name: name, version: version, changed: map[string]uint64{}}
+	return &Dir[T]{root: root, name: name, version: version, changed: map[string]uint64{}, delay: syncDelay}
 }
 
 // Make makes the root.
@@ -181,9 +183,9 @@ func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged,
 		damaged[i].File = file
 		orphans = append(orphans, damaged[i].ID)
 	}
-	for id := range docs { // that an earlier process has not synced
-		if _, err := os.Lstat(d.file(id) + lastSuffix); err == nil {
-			d.change(id)
+	for id := range docs {
+		if err := d.settle(id); err != nil {
+			return nil, nil, nil, fmt.Errorf("record %s: %w", id, err)
 		}
 	}
 	return docs, orphans, damaged, err

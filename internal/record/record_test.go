@@ -148,6 +148,7 @@ func TestAllSetsDamagedAside(t *testing.T) {
 func TestPowerCutBeforeTheSync(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
+	d.delay = time.Hour
 	put := func(count int) {
 		t.Helper()
 		if err := d.Put(t.Context(), id(1), &doc{Count: count}); err != nil {
@@ -160,9 +161,9 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	finds := func(want int) {
+	finds := func(want int, read func() (map[string]*doc, []string, []Damaged, error)) {
 		t.Helper()
-		docs, orphans, damaged, err := open(t, root).All()
+		docs, orphans, damaged, err := read()
 		if err != nil || len(orphans)+len(damaged) != 0 || len(docs) != 1 || docs[id(1)].Count != want {
 			t.Errorf("found %v, %v, %v, %v, want %d", docs, orphans, damaged, err, want)
 		}
@@ -170,33 +171,78 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 			t.Errorf("Get: %v, %v, want %d", got, err, want)
 		}
 	}
-	sync := func() {
+	sync := func(d *Dir[doc]) {
 		t.Helper()
 		if err := d.Sync(); err != nil {
 			t.Error(err)
 		}
+		if names := namesIn(t, d.Path(id(1))); !slices.Equal(names, []string{"doc.json"}) {
+			t.Errorf("after a sync there are %v", names)
+		}
 	}
 	put(1)
-	sync()
+	sync(d)
 	put(2)
 	put(3)
-	finds(3)
+	finds(3, d.Read)
 	for _, text := range []string{"", `{"version":1,"bo`, strings.Repeat("\x00", 40)} {
 		spoil(text)
-		finds(1)
+		finds(1, d.Read)
+		next := open(t, root) // of the process after the cut
+		next.delay = time.Hour
+		finds(1, next.All)
+		sync(next)
+		finds(1, d.Read)
+		sync(d)
+		put(4)
+		finds(4, d.Read)
 	}
-	put(4)
-	finds(4)
-	spoil("")
-	finds(1)
+	sync(d)
 	put(5)
-	sync()
-	if names := namesIn(t, d.Path(id(1))); !slices.Equal(names, []string{"doc.json"}) {
+	spoil("")
+	finds(4, d.Read)
+	put(6)
+	sync(d)
+	finds(6, d.Read)
+}
+
+// One document that cannot be synced keeps no other from it, and is tried again.
+func TestSyncThatFails(t *testing.T) {
+	d := open(t, t.TempDir())
+	d.delay = time.Hour
+	for _, sync := range []func() error{d.Sync, func() error { return d.SyncOne(id(3)) }} {
+		for n := range 20 {
+			if err := d.Put(t.Context(), id(n), &doc{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names := namesIn(t, d.Path(id(3))); !slices.Equal(names, []string{"doc.json"}) {
+		t.Errorf("after its sync there are %v", names)
+	}
+	odd := d.file(id(7))
+	if err := errors.Join(os.Rename(odd, odd+".real"), os.Symlink(odd, odd)); err != nil { // which cannot be opened
+		t.Fatal(err)
+	}
+	if err := d.Sync(); err == nil {
+		t.Error("a loop of links was synced")
+	}
+	left, err := filepath.Glob(filepath.Join(d.root, "*", "*"+lastSuffix))
+	if err != nil || len(left) != 1 || left[0] != odd+lastSuffix {
+		t.Errorf("not synced: %v, %v", left, err)
+	}
+	if err := os.Rename(odd+".real", odd); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Sync(); err != nil {
+		t.Error(err)
+	}
+	if names := namesIn(t, d.Path(id(7))); !slices.Equal(names, []string{"doc.json"}) {
 		t.Errorf("after the sync there are %v", names)
 	}
-	put(6)
-	spoil("")
-	finds(5)
 }
 
 // Nobody has to ask for the sync, neither in the process that wrote nor in the

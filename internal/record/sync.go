@@ -11,9 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncDelay is how much of the latest work a power cut may undo. A pod that
-// starts has its documents written seven times within it.
+// syncDelay is how much of the latest work a power cut may undo, with the time
+// that the disk then takes. A pod that starts has its documents written seven
+// times within it.
 const syncDelay = time.Second
+
+// kernelDelay is more than the kernel leaves a change in memory only, unless it
+// is told otherwise (vm.dirty_expire_centisecs).
+const kernelDelay = time.Minute
 
 const lastSuffix = ".last"
 
@@ -66,10 +71,13 @@ func (d *Dir[T]) changeLocked(id string) {
 }
 
 func (d *Dir[T]) syncLater() {
-	for {
-		time.Sleep(syncDelay)
-		if err := d.Sync(); err != nil {
+	for delay := d.delay; ; {
+		time.Sleep(delay)
+		if err := d.Sync(); err == nil {
+			delay = d.delay
+		} else {
 			slog.Warn("records cannot be synced, a power cut may undo their latest change: look after the disk", "err", err)
+			delay = min(2*delay, time.Minute)
 		}
 		d.mu.Lock()
 		d.syncing = len(d.changed) > 0
@@ -87,24 +95,64 @@ func (d *Dir[T]) Sync() error {
 	d.mu.Lock()
 	batch := maps.Clone(d.changed)
 	d.mu.Unlock()
+	return d.sync(batch)
+}
+
+// SyncOne is Sync for one document, and no work if that is on the disk.
+func (d *Dir[T]) SyncOne(id string) error {
+	d.mu.Lock()
+	change, unsynced := d.changed[id]
+	d.mu.Unlock()
+	if !unsynced {
+		return nil
+	}
+	return d.sync(map[string]uint64{id: change})
+}
+
+func (d *Dir[T]) sync(batch map[string]uint64) error {
 	failed := map[string]error{}
 	for id := range batch {
 		failed[id] = errors.Join(syncFile(d.file(id)), syncFile(d.Path(id)))
 	}
-	err := syncFile(d.root)
+	rootErr := syncFile(d.root)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	errs := []error{rootErr}
 	for id, change := range batch {
-		if d.changed[id] == change { // and not once more, meanwhile
-			delete(d.changed, id)
-			if err == nil && failed[id] == nil {
-				failed[id] = remove(d.file(id) + lastSuffix)
+		err := failed[id]
+		if err == nil && rootErr == nil && d.changed[id] == change { // and not once more, meanwhile
+			if err = remove(d.file(id) + lastSuffix); err == nil {
+				delete(d.changed, id)
 			}
 		}
-		err = errors.Join(err, failed[id])
+		errs = append(errs, err)
 	}
-	return err
+	return errors.Join(errs...)
+}
+
+// settle deals with what an earlier process may not have synced. A document that
+// a power cut has spoiled is replaced by the one before.
+func (d *Dir[T]) settle(id string) error {
+	file := d.file(id)
+	last, err := os.Lstat(file + lastSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		if st, err := os.Lstat(file); err == nil && time.Since(st.ModTime()).Abs() < kernelDelay {
+			d.change(id)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := d.read(id, file); err != nil {
+		slog.Warn("record was spoiled, the one before takes its place", "file", file, "err", err, "of", last.ModTime())
+		if err := os.Rename(file+lastSuffix, file); err != nil {
+			return err
+		}
+	}
+	d.change(id)
+	return nil
 }
 
 // syncFile syncs a file or directory. What was removed needs no sync.

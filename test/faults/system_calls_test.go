@@ -72,12 +72,12 @@ func (b *buffer) String() string {
 
 // A disk that fails and a kernel without memory: what was to be made is refused
 // with the kernel's own word for it, nothing of it is left, and what is to end
-// ends. That records cannot be synced is for the log to say: they are there.
+// ends.
 func TestSystemCallsThatFail(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	for _, c := range []struct{ calls, failure, says string }{
-		{"fsync", "EIO", ""},
+		{"fsync", "EIO", "input/output error"},
 		{"renameat,renameat2,rename", "EIO", "input/output error"},
 		{"mkdirat,mkdir", "ENOSPC:when=2+", "no space left on device"},
 		{"mount", "ENOMEM", "cannot allocate memory"},
@@ -95,7 +95,7 @@ func TestSystemCallsThatFail(t *testing.T) {
 				if err == nil {
 					return
 				}
-				if refused++; c.says == "" || !strings.Contains(strings.ToLower(err.Error()), c.says) {
+				if refused++; !strings.Contains(strings.ToLower(err.Error()), c.says) {
 					t.Errorf("%s: %v, want an error that says %q", what, err, c.says)
 				}
 			}
@@ -105,12 +105,9 @@ func TestSystemCallsThatFail(t *testing.T) {
 			check("CreateContainer", err)
 			_, err = w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: ending.ID})
 			check("StopPodSandbox", err)
-			if c.says == "" && !scene.Eventually(func() bool { return failed() > 0 }) {
-				t.Error("records are not synced")
-			}
 			stop()
 			t.Logf("%d calls failed, %d of 3 verbs", failed(), refused)
-			if failed() == 0 || refused == 0 && c.says != "" {
+			if failed() == 0 || refused == 0 {
 				t.Error("no call or no verb failed: the test is of no use")
 			}
 			scene.Equal(t, "state of a container that was there", running.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
