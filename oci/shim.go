@@ -324,8 +324,7 @@ func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) 
 			if err := client.Shutdown(ctx, ref.ID); err != nil {
 				return err
 			}
-			awaitEnd(ctx, record)
-			return nil
+			return awaitEnd(ctx, record)
 		}
 		if errors.Is(err, shim.ErrGone) {
 			return err
@@ -340,7 +339,7 @@ func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) 
 
 // awaitEnd waits for the end of a shim that has been shut down. It only obeys if it
 // has no other container: then it stops to listen before it ends.
-func awaitEnd(ctx context.Context, record shim.Record) {
+func awaitEnd(ctx context.Context, record shim.Record) error {
 	const pause = 5 * time.Millisecond
 	moment := 2 * pause
 	if record.Leader { // as a rule the pod's own container, which is the last
@@ -355,13 +354,14 @@ func awaitEnd(ctx context.Context, record shim.Record) {
 	}
 	for end := time.Now().Add(moment); !deaf(); time.Sleep(pause) {
 		if time.Now().After(end) {
-			return
+			return nil
 		}
 	}
 	for conmon.Alive(record.Process) && ctx.Err() == nil {
 		time.Sleep(pause)
 	}
 	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
+	return record.RemoveSocket(ctx)                               // which not all of them do
 }
 
 // drainFifos reads what the container has written since its monitor is gone: a

@@ -97,6 +97,9 @@ func remove(s settings) error {
 			}
 		}
 		removeLink(b)
+		if address, err := os.ReadFile("address"); err == nil {
+			_ = shim.Endpoint{Address: string(address)}.RemoveSocket(background())
+		}
 	}
 	answer, err := proto.Marshal(&task.DeleteResponse{ExitStatus: 137})
 	if err != nil {
