@@ -58,6 +58,29 @@ func TestOneShimPerPod(t *testing.T) {
 	})
 }
 
+// The socket of a shim lies where no pod's directory is, and goes with it, however
+// the shim has ended.
+func TestSocketGoes(t *testing.T) {
+	eachShim(t, func(t *testing.T, w *scene.World, handler string) {
+		for _, killed := range []bool{false, true} {
+			p := w.Pod(t, handler)
+			shim, address := shimOf(t, runDir(p.Start(t, "sleep")))
+			path, isFile := strings.CutPrefix(address, "unix://")
+			if _, err := os.Lstat(path); isFile && err != nil {
+				t.Fatal(err)
+			}
+			if killed {
+				kill(t, shim)
+			}
+			p.Stop(t)
+			p.Remove(t)
+			if _, err := os.Lstat(path); isFile && err == nil {
+				t.Errorf("%s is left (killed: %v)", path, killed)
+			}
+		}
+	})
+}
+
 // The container for which the shim was started is removed, and with it the
 // directory in which the shim works; the others do not notice.
 func TestFirstContainerRemoved(t *testing.T) {
