@@ -254,8 +254,15 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		e.end(id, c.teardown, answers)
 		return
 	}
-	if rec.BootID != e.boot {
-		if err := c.reloadDead(ctx); err != nil {
+	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil {
+		c.setTask(oci.Dead(exit), false) // its monitor may still wait for the end of its output
+		if c.phase() == phaseStarting {
+			c.settleAs(phaseStarted)
+			e.enter(id, c.payStart, 0)
+		}
+		c.setExit(exit)
+	} else if rec.BootID != e.boot {
+		if err := c.reloadDead(ctx, err); err != nil {
 			slog.ErrorContext(ctx, "container cannot be recovered and is torn down", "container", id, "err", err)
 			e.end(id, c.teardown, answers)
 			return
@@ -393,18 +400,14 @@ func (c *Container) settleAs(p phase) {
 	}
 }
 
-// reloadDead recovers a container of another boot.
-func (c *Container) reloadDead(ctx context.Context) error {
-	exit, err := conmon.ReadExit(c.ref.ExitFile)
-	if err != nil {
-		exit = conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
-		if !errors.Is(err, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
-			exit.Message = "the machine was booted, and the record of the container's exit was damaged: " + err.Error()
-			slog.ErrorContext(ctx, "exit of a container cannot be read and is taken for unknown", "container", c.id, "err", err)
-		}
-		err = trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
+// reloadDead recovers a container of another boot whose exit is not known.
+func (c *Container) reloadDead(ctx context.Context, unknown error) error {
+	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
+	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
+		exit.Message = "the machine was booted, and the record of the container's exit was damaged: " + unknown.Error()
+		slog.ErrorContext(ctx, "exit of a container cannot be read and is taken for unknown", "container", c.id, "err", unknown)
 	}
-	if err != nil {
+	if err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
 		return fmt.Errorf("exit of an earlier boot: %w", err)
 	}
 	c.setTask(oci.Dead(exit), false)
