@@ -144,7 +144,7 @@ func (x *errand) session(c Command, pid int) *execution {
 	s.kill = func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lastTime)
 		defer cancel()
-		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, true)
+		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
 	}
 	s.endInput = func() {
 		_ = s.stdin.Close()

@@ -130,7 +130,11 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 		m.shutdown(ctx, req)
 		return nil
 	case "Kill":
-		if k := req.(*task.KillRequest); k.ExecID == "" && m.created(ctx, id) {
+		k := req.(*task.KillRequest)
+		if k.All { // means the container, whatever else it names
+			k.ExecID = ""
+		}
+		if k.ExecID == "" && m.created(ctx, id) {
 			return status.Errorf(codes.FailedPrecondition, "container %s is not running", id)
 		}
 	}
