@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -130,6 +131,7 @@ func (t *shimTask) resize(p shim.Process) func(context.Context, Size) error {
 type guest struct {
 	*shimTask
 	counted usageRate
+	killed  atomic.Int64 // when a kill was first acknowledged, in Unix nanoseconds; 0: not yet
 }
 
 // Signal: a container that is gone meanwhile has no use for it.
@@ -142,7 +144,8 @@ func (t *guest) Signal(ctx context.Context, sig unix.Signal) error {
 }
 
 // Kill: of a container that has never run no end is told. It is forgotten, and the
-// monitor, which has nothing to wait for, is told.
+// monitor, which has nothing to wait for, is told. So is one that lives on long
+// after its shim has said that it is killed: the shim ends with it.
 func (t *guest) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
@@ -156,7 +159,7 @@ func (t *guest) Kill(ctx context.Context) error {
 		}
 		return err
 	})
-	if err == nil && started || t.dead() {
+	if t.dead() || err == nil && started && !t.deathless() {
 		return nil
 	}
 	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
@@ -166,6 +169,13 @@ func (t *guest) Kill(ctx context.Context) error {
 		return err
 	}
 	return t.client.Release(ctx)
+}
+
+// deathless notes that a kill was acknowledged, and reports whether one was so long
+// ago that the container should be dead.
+func (t *guest) deathless() bool {
+	now := time.Now()
+	return !t.killed.CompareAndSwap(0, now.UnixNano()) && now.Sub(time.Unix(0, t.killed.Load())) > hangTime
 }
 
 // Usage asks the shim: nothing on this machine counts for one container.

@@ -302,6 +302,64 @@ func TestShimDies(t *testing.T) {
 	}
 }
 
+// A guest says that it has killed a container, and does not do it: the machine ends
+// with it, and nothing of either lives on.
+func TestDeathless(t *testing.T) {
+	eachKata(t, func(t *testing.T, w *scene.World) {
+		p, err := kataPod(t, w, map[string]string{hangsAt: "kill"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := p.Start(t, "sleep")
+		shim, _ := shimOf(t, runDir(c))
+		inner := inmates(t, c)
+		began := time.Now()
+		c.Stop(t, 0)
+		if took := time.Since(began); took < time.Second {
+			t.Errorf("stopped after %s: did the annotation reach the shim?", took)
+		}
+		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(137))
+		vanishes(t, append(inner, shim)...)
+		c.Remove(t)
+	})
+}
+
+// inmates are the processes of a container which lives in the sandbox of the shim
+// that behaves like Kata's: on this machine, where a guest's could not be seen.
+func inmates(t *testing.T, c *scene.Container) []int {
+	t.Helper()
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	var pids []int
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(text), c.ID) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) == 0 {
+		t.Fatalf("no process is in a cgroup of container %s", c.ID)
+	}
+	return pids
+}
+
+// vanishes wants processes to be dead before long.
+func vanishes(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		// A zombie has no such link, and is nobody's harm.
+		link := filepath.Join("/proc", strconv.Itoa(pid), "exe")
+		if !scene.Eventually(func() bool { _, err := os.Readlink(link); return err != nil }) {
+			line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+			t.Errorf("process %d lives on: %q", pid, line)
+		}
+	}
+}
+
 // An annotation that the handler does not allow does not reach the shim.
 func TestHypervisorAnnotations(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {

@@ -80,13 +80,14 @@ func prepare(ctx context.Context) (node.Options, error) {
 }
 
 // extra are further keys of handlers.
-var extra = map[string]string{kata: fmt.Sprintf("allowed_annotations = [%q, %q, %q]\n", bootTime, diesAt, answers)}
+var extra = map[string]string{kata: fmt.Sprintf("allowed_annotations = [%q, %q, %q, %q]\n", bootTime, diesAt, answers, hangsAt)}
 
 // What the shim of tests can be asked for.
 const (
 	bootTime = "io.katacontainers.config.hypervisor.boot_time"
 	diesAt   = "io.katacontainers.config.hypervisor.dies_at"
 	answers  = "io.katacontainers.config.hypervisor.answer"
+	hangsAt  = "io.katacontainers.config.hypervisor.hangs"
 )
 
 // kind is the type of a handler.
