@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
 )
@@ -145,9 +146,36 @@ func TestWaitForTheDead(t *testing.T) {
 		t.Error(err)
 	}
 	p.Path = "/no/such/shim"
-	if status, err := waitFor(t.Context(), r, p); err != nil || status != killed {
-		t.Errorf("without a program: %d, %v", status, err)
+	for _, guest := range []bool{false, true} {
+		r.Guest, r.Leader = guest, true
+		own, inDir := sleeper(t, "/"), sleeper(t, dir)
+		processes := wire.AppendProcesses(nil, wire.Process{}, own)
+		if err := os.WriteFile(filepath.Join(dir, wire.Processes), processes, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if status, err := waitFor(t.Context(), r, p); err != nil || status != killed {
+			t.Errorf("without a program: %d, %v", status, err)
+		}
+		if conmon.Alive(own) != guest || conmon.Alive(inDir) == guest {
+			t.Errorf("guest %v: the container's process lives: %v, who works in its directory: %v", guest, conmon.Alive(own), conmon.Alive(inDir))
+		}
 	}
+}
+
+// sleeper is a process that works in a directory.
+func sleeper(t *testing.T, dir string) wire.Process {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	process, err := wire.Find(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process
 }
 
 // The program itself, as the monitor runs it.

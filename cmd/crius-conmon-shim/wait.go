@@ -7,10 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
@@ -65,7 +67,7 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 		client, err := r.Dial(ctx)
 		switch {
 		case errors.Is(err, fault.NotFound):
-			return bury(ctx, p), nil
+			return bury(ctx, r, p), nil
 		case err != nil:
 			return 0, err
 		}
@@ -83,17 +85,55 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 }
 
 // bury kills what a dead shim has left of the container.
-func bury(ctx context.Context, p shim.Program) int {
+func bury(ctx context.Context, r shim.Record, p shim.Program) int {
 	ctx, cancel := context.WithTimeoutCause(ctx, buryTime, fault.Timeout)
 	defer cancel()
 	status, err := p.Bury(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err) // the server does it once more when the container is deleted
+		buryByHand(r, p.Dir)
 	}
 	if err != nil || status == 0 {
 		return killed
 	}
 	return status
+}
+
+// dieTime is far more than a process needs that has been killed.
+const dieTime = 5 * time.Second
+
+// buryByHand kills what lives of a container that is about to be said to have
+// ended. Those in a sandbox end with it: it works for the one that was first.
+func buryByHand(r shim.Record, dir string) {
+	const pause = 5 * time.Millisecond
+	for end := time.Now().Add(dieTime); ; time.Sleep(pause) {
+		left := living(r, dir)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			fmt.Fprintf(os.Stderr, "killed, and still alive: %v\n", left)
+			return
+		}
+		for _, process := range left {
+			if err := conmon.Signal(process, unix.SIGKILL); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}
+	}
+}
+
+func living(r shim.Record, dir string) []wire.Process {
+	var all []wire.Process
+	switch {
+	case !r.Guest:
+		if known, err := conmon.ReadProcesses(dir); err == nil { // else the container has not come to be
+			all = append(all, known.Container)
+		}
+	case r.Leader:
+		all = shim.Workers(dir)
+	}
+	return slices.DeleteFunc(all, func(process wire.Process) bool { return process.PID == os.Getpid() || !conmon.Alive(process) })
 }
 
 // closeStdin tells the shim of the end of the container's input, when the shim has
