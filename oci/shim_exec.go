@@ -71,7 +71,13 @@ func (t *shimTask) exec(ctx context.Context, c Command) (_ *execution, err error
 		return err
 	})
 	if err != nil {
-		x.abandon()
+		// A shim that has not answered until now may not answer soon, and nobody waits
+		// for it any more.
+		if ctx.Err() != nil {
+			go x.abandon()
+		} else {
+			x.abandon()
+		}
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	return x.session(c, pid), nil
@@ -107,7 +113,8 @@ func (x *errand) close() {
 	_ = mount.RemoveAll(x.dir) // else it goes with the container
 }
 
-// abandon takes back a command that did not start, or nobody knows whether.
+// abandon takes back a command that did not start, or nobody knows whether. It is
+// the last to have the errand, and takes 2 lastTimes at most.
 func (x *errand) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
 	defer cancel()
