@@ -225,6 +225,7 @@ func (t *guest) Forward(ctx context.Context, port uint16) (Stream, error) {
 		return nil, fmt.Errorf("start a forwarder in the sandbox: %w", err)
 	}
 	f := &forwarded{Session: s}
+	go f.end()
 	if err := f.connected(ctx); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("TCP port %d in the sandbox: %w: %w", port, err, fault.Unavailable)
@@ -235,6 +236,22 @@ func (t *guest) Forward(ctx context.Context, port uint16) (Stream, error) {
 // forwarded is a connection made by a command in the sandbox, whose standard
 // streams are its two directions.
 type forwarded struct{ *Session }
+
+// end sees the command off, which goes on for as long as the container holds the
+// connection, and longer: once its session is over it may pass on what it has, but
+// no more.
+func (f *forwarded) end() {
+	select {
+	case <-f.ended:
+		return
+	case <-f.over:
+	}
+	select {
+	case <-f.ended:
+	case <-time.After(drainTime):
+		f.kill()
+	}
+}
 
 // connected waits for the first word on standard error: a full stop, or why not.
 func (f *forwarded) connected(ctx context.Context) error {

@@ -1,7 +1,11 @@
 package runtimes
 
 import (
+	"io"
+	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -40,4 +45,60 @@ func TestExecOfHangingShim(t *testing.T) {
 			t.Errorf("still there: %v", dirs)
 		}
 	})
+}
+
+// Who forwards a port leaves while the container keeps the connection: nobody stays
+// in the sandbox for that.
+func TestForwarderLeaves(t *testing.T) {
+	eachKata(t, func(t *testing.T, w *scene.World) {
+		const port = 7019
+		p := w.Pod(t, kata)
+		p.Start(t, "tcp 127.0.0.1:7019 echo ; echo all-set ; sleep").Says(t, "all-set")
+		resp, err := w.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tunnel, err := kubelet.Streams{Within: w.Do}.Tunnel(t.Context(), resp.Url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tunnel.Close()
+		wire, err := tunnel.Connect(port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, 4)
+		if _, err := io.WriteString(wire, "ping"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(wire, answer); err != nil || string(answer) != "ping" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+		forwarders := called(t, "\x00forward\x00"+strconv.Itoa(port)+"\x00")
+		if len(forwarders) != 1 {
+			t.Fatalf("forwarders of the port: %v", forwarders)
+		}
+		_ = tunnel.Close()
+		vanishes(t, forwarders...)
+	})
+}
+
+// called are the processes whose command lines hold words.
+func called(t *testing.T, words string) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, file := range files {
+		if line, _ := os.ReadFile(file); strings.Contains(string(line), words) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
