@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -360,6 +359,11 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 	for conmon.Alive(record.Process) && ctx.Err() == nil {
 		time.Sleep(pause)
 	}
+	// Who is deaf is of use to no container, and nobody else would ever end it.
+	_ = conmon.Signal(record.Process, unix.SIGKILL)
+	for end := time.Now().Add(buryTime); conmon.Alive(record.Process) && time.Now().Before(end); {
+		time.Sleep(pause)
+	}
 	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
 	return record.RemoveSocket(ctx)                               // which not all of them do
 }
@@ -388,12 +392,4 @@ func drainFifos(ref Ref) (stop func()) {
 // forgotten, as when it was killed in the middle of create.
 func (r *shimmed) removeBooks(ref Ref) error {
 	return mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID))
-}
-
-func (t *shimTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
-	text, err := json.Marshal(resources)
-	if err != nil {
-		return err
-	}
-	return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Update(ctx, t.ref.ID, text) })
 }

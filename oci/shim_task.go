@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -93,6 +94,14 @@ func (t *shimTask) Kill(ctx context.Context) error {
 
 func (t *shimTask) Update(ctx context.Context, u Update) error {
 	return t.updateBy(ctx, u, t.runtimeUpdate)
+}
+
+func (t *shimTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
+	text, err := json.Marshal(resources)
+	if err != nil {
+		return err
+	}
+	return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Update(ctx, t.ref.ID, text) })
 }
 
 func (t *shimTask) Forward(context.Context, uint16) (Stream, error) {

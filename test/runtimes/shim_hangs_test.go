@@ -102,3 +102,16 @@ func called(t *testing.T, words string) []int {
 	}
 	return pids
 }
+
+// A shim that has been told to end and only stops to listen is ended.
+func TestShimLingers(t *testing.T) {
+	eachKata(t, func(t *testing.T, w *scene.World) {
+		p, err := kataPod(t, w, map[string]string{hangsAt: "end"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		shim, _ := shimOf(t, runDir(p.Start(t, "sleep")))
+		p.Remove(t)
+		vanishes(t, shim)
+	})
+}

@@ -84,7 +84,7 @@ const (
 	bootAnnotation   = "io.katacontainers.config.hypervisor.boot_time" // a duration
 	deathAnnotation  = "io.katacontainers.config.hypervisor.dies_at"   // a method of the task service, of a container that is not the sandbox
 	answerAnnotation = "io.katacontainers.config.hypervisor.answer"    // json: version 3 of the service
-	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing
+	hangsAnnotation  = "io.katacontainers.config.hypervisor.hangs"     // kill: acknowledges SIGKILL for a container that is not the sandbox, and does nothing; end: it stops to listen, and lives on
 )
 
 func (b *bundle) bootTime() time.Duration {

@@ -73,6 +73,10 @@ func serve(s settings) error {
 	}
 	go func() { _ = server.Serve(context.Background(), listener) }()
 	<-m.ended
+	if b, err := readBundle(dir); err == nil && b.spec.Annotations[hangsAnnotation] == "end" {
+		_ = listener.Close()
+		select {}
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	return server.Shutdown(ctx)
