@@ -67,7 +67,9 @@ func (t *shimTask) exec(ctx context.Context, c Command) (_ *execution, err error
 		if err := x.client.Exec(ctx, x.process, text, io); err != nil {
 			return err
 		}
-		pid, err = x.client.Start(ctx, x.process)
+		if pid, err = x.client.Start(ctx, x.process); err == nil && !t.record.Guest {
+			err = shim.CheckPID(pid)
+		}
 		return err
 	})
 	if err != nil {

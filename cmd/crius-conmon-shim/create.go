@@ -51,8 +51,13 @@ func create(ctx context.Context, a arguments) error {
 	if err := r.Write(p.Dir); err != nil {
 		return err
 	}
-	if pid == 0 {
+	if pid == 0 && r.Guest {
 		pid = r.Process.PID
+	}
+	if !r.Guest {
+		if err := shim.CheckPID(pid); err != nil {
+			return fmt.Errorf("who is the container: %w", err)
+		}
 	}
 	return os.WriteFile(a.pidFile, []byte(strconv.Itoa(pid)), 0o600)
 }

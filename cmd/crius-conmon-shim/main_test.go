@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	task "github.com/containerd/containerd/api/runtime/task/v2"
 	eventservice "github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/ttrpc"
@@ -188,5 +189,55 @@ func TestWaitWithoutRecord(t *testing.T) {
 	text, err := exec.Command(program, "wait", "--shim=/x", "--dir="+t.TempDir(), "c1").CombinedOutput()
 	if err == nil || !strings.Contains(string(text), "no shim is known") {
 		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// A shim that answers with a pid which cannot be a container's, or a shim's, is not
+// believed. In a guest any will do, but never for the shim's own process.
+func TestPIDs(t *testing.T) {
+	t.Parallel()
+	own := uint32(os.Getpid())
+	for _, c := range []struct {
+		guest           bool
+		container, shim uint32
+		right           bool
+	}{
+		{false, own, own, true}, {false, 0, own, false}, {false, 1, own, false}, {false, 1<<22 + 1, own, false},
+		{true, 1, own, true}, {true, 0, own, true}, {true, own, 1, false}, {true, own, 0, false},
+	} {
+		dir := t.TempDir()
+		listener, err := net.Listen("unix", filepath.Join(dir, "shim.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := ttrpc.NewServer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
+			"Create": func(context.Context, func(any) error) (any, error) {
+				return &task.CreateTaskResponse{Pid: c.container}, nil
+			},
+			"Connect": func(context.Context, func(any) error) (any, error) {
+				return &task.ConnectResponse{ShimPid: c.shim}, nil
+			},
+		}})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = server.Serve(context.Background(), listener)
+		}()
+		path := filepath.Join(dir, "shim")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\nprintf unix://"+dir+"/shim.sock"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		a := arguments{guest: c.guest, pidFile: filepath.Join(dir, "pid"), program: shim.Program{Path: path, ID: "c1", Dir: dir, Publisher: "/bin/true"}}
+		err = create(t.Context(), a)
+		_, noPID := os.Stat(a.pidFile)
+		if (err == nil) != c.right || (noPID == nil) != c.right || err != nil && !strings.Contains(err.Error(), "which cannot be") {
+			t.Errorf("%+v: %v", c, err)
+		}
+		_ = server.Close()
+		<-ended
 	}
 }

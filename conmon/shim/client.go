@@ -192,5 +192,21 @@ func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 	if err := c.call(ctx, "Connect", &task.ConnectRequest{ID: id}, &resp); err != nil {
 		return wire.Process{}, err
 	}
+	if err := CheckPID(int(resp.ShimPid)); err != nil {
+		return wire.Process{}, err
+	}
 	return wire.Find(int(resp.ShimPid))
+}
+
+// maxPID is the highest that the kernel can be configured to give.
+const maxPID = 1 << 22
+
+// CheckPID wants what a shim has answered to be the pid of a process of this
+// machine that may be signalled. For what lives in a guest, shims answer what
+// they like.
+func CheckPID(pid int) error {
+	if pid <= 1 || pid > maxPID {
+		return fmt.Errorf("the shim answers with pid %d, which cannot be: see what is wrong with it: %w", pid, fault.Unavailable)
+	}
+	return nil
 }

@@ -88,11 +88,18 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// RemoveSocket removes the file that a dead shim has left in place of its socket.
+// RemoveSocket removes the socket that a dead shim has left in the file system.
+// What else the shim may have called its address is not touched.
 func (e Endpoint) RemoveSocket(ctx context.Context) error {
 	path := e.socket()
 	if !strings.HasPrefix(path, "/") {
 		return nil
+	}
+	if st, err := os.Lstat(path); err != nil || st.Mode().Type() != os.ModeSocket {
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return err
 	}
 	conn, err := e.dial(ctx)
 	if err == nil {

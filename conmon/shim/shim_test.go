@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -258,5 +259,48 @@ func TestFifo(t *testing.T) {
 	}
 	if _, err := NewFifo(f.Path); err == nil {
 		t.Error("a FIFO that is there already")
+	}
+}
+
+func TestCheckPID(t *testing.T) {
+	t.Parallel()
+	for pid, right := range map[int]bool{-1: false, 0: false, 1: false, 2: true, 1 << 22: true, 1<<22 + 1: false, 1<<32 - 1: false} {
+		if err := CheckPID(pid); (err == nil) != right {
+			t.Errorf("%d: %v", pid, err)
+		}
+	}
+}
+
+// Of a dead shim its socket is removed, and nothing else that it may name.
+func TestRemoveSocket(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	listen("live")
+	_ = listen("dead").Close()
+	err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("dead", filepath.Join(dir, "link")), os.Mkdir(filepath.Join(dir, "directory"), 0o700))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		stays bool
+	}{{"live", true}, {"file", true}, {"directory", true}, {"link", true}, {"dead", false}, {"none", false}} {
+		path := filepath.Join(dir, c.name)
+		err := Endpoint{Address: "unix://" + path, Version: 2}.RemoveSocket(t.Context())
+		if _, missing := os.Lstat(path); err != nil || (missing == nil) != c.stays {
+			t.Errorf("%s: %v; is there: %v", c.name, err, missing == nil)
+		}
+	}
+	if err := (Endpoint{Address: "kata/0123"}).RemoveSocket(t.Context()); err != nil {
+		t.Errorf("an abstract socket: %v", err)
 	}
 }
