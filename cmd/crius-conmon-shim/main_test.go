@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -43,11 +44,49 @@ func neighbours(t *testing.T) (first, second, pod string) {
 	root := t.TempDir()
 	first, second, pod = filepath.Join(root, "containers", "c1"), filepath.Join(root, "containers", "c2"), filepath.Join(root, "pods", "p", "infra")
 	for _, dir := range []string{first, second, pod} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.json"), nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		bundle(t, dir, "unix:///one", "")
 	}
 	return first, second, pod
+}
+
+// bundle is that of a container of a shim and, if sandbox is not empty, in a
+// sandbox.
+func bundle(t *testing.T, dir, address, sandbox string) {
+	t.Helper()
+	config := fmt.Sprintf(`{"annotations":{"io.kubernetes.cri.sandbox-id":%q}}`, sandbox)
+	err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	if err == nil {
+		err = shim.Record{Endpoint: shim.Endpoint{Address: address, Version: 2}}.Write(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a guest says of containers that are not its own counts for nothing.
+func TestOOMOfOthers(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for i, c := range []struct {
+		address, sandbox           string // of the one who speaks
+		otherAddress, otherSandbox string // of whom he speaks
+		heard                      bool
+	}{
+		{"unix:///a", "p", "unix:///a", "p", true},
+		{"unix:///a", "", "unix:///a", "", true},
+		{"unix:///a", "p", "unix:///b", "p", true},
+		{"unix:///a", "p", "unix:///b", "q", false},
+		{"unix:///a", "", "unix:///b", "", false},
+		{"", "", "", "", false},
+	} {
+		speaker, other := filepath.Join(root, fmt.Sprint("s", i)), filepath.Join(root, fmt.Sprint("o", i))
+		bundle(t, speaker, c.address, c.sandbox)
+		bundle(t, other, c.otherAddress, c.otherSandbox)
+		err := noteOOM(speaker, oomEvent(filepath.Base(other)).Value)
+		if (err == nil) != c.heard || marked(other) != c.heard || marked(speaker) {
+			t.Errorf("%+v: %v, marked: %v", c, err, marked(other))
+		}
+	}
 }
 
 // oomEvent is one about a container, as shims send it.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
 )
 
@@ -50,7 +52,8 @@ func publish(topic string, event io.Reader) error {
 
 // noteOOM leaves a mark beside the container that an event of that topic is about:
 // its run directory is a neighbour of the one in which the shim works, or the
-// pod's containers are where those of the server are.
+// pod's containers are where those of the server are. Which one it is about is the
+// word of the guest, that is not to speak of others' containers.
 func noteOOM(dir string, event []byte) error {
 	id, err := containerOf(event)
 	if err != nil {
@@ -61,11 +64,40 @@ func noteOOM(dir string, event []byte) error {
 	}
 	for _, beside := range []string{"..", "../../../containers"} {
 		bundle := filepath.Join(dir, beside, id)
-		if _, err := os.Lstat(filepath.Join(bundle, "config.json")); err == nil {
-			return os.WriteFile(filepath.Join(bundle, wire.OOMFile), nil, 0o600)
+		if _, err := os.Lstat(filepath.Join(bundle, configFile)); err != nil {
+			continue
 		}
+		if !together(dir, bundle) {
+			return fmt.Errorf("event %s about container %s, which is none of the shim's", oomTopic, id)
+		}
+		return os.WriteFile(filepath.Join(bundle, wire.OOMFile), nil, 0o600)
 	}
 	return nil // the pod's own container, or one that is gone
+}
+
+const configFile = "config.json"
+
+// together reports whether the containers of two bundles have the same shim or, as
+// some shims have one for each container, live in the same sandbox.
+func together(one, other string) bool {
+	a, errA := shim.ReadRecord(one)
+	b, errB := shim.ReadRecord(other)
+	if errA == nil && errB == nil && a.Address != "" && a.Address == b.Address {
+		return true
+	}
+	sandbox := sandboxOf(one)
+	return sandbox != "" && sandbox == sandboxOf(other)
+}
+
+// sandboxOf is the id of the pod of a bundle, which the server has put there; empty
+// if there is none.
+func sandboxOf(bundle string) string {
+	var spec struct{ Annotations map[string]string }
+	text, err := os.ReadFile(filepath.Join(bundle, configFile))
+	if err != nil || json.Unmarshal(text, &spec) != nil {
+		return ""
+	}
+	return spec.Annotations["io.kubernetes.cri.sandbox-id"]
 }
 
 // containerOf is the first field, and the only one, of the message TaskOOM. (Its
