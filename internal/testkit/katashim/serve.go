@@ -75,7 +75,9 @@ func serve(s settings) error {
 	<-m.ended
 	if b, err := readBundle(dir); err == nil && b.spec.Annotations[hangsAnnotation] == "end" {
 		_ = listener.Close()
-		select {}
+		for {
+			time.Sleep(time.Hour) // without a timer the Go runtime would end it
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
