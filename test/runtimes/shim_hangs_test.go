@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -52,7 +53,7 @@ func TestForwarderLeaves(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		const port = 7019
 		p := w.Pod(t, kata)
-		p.Start(t, "tcp 127.0.0.1:7019 mute ; echo all-set ; sleep").Says(t, "all-set")
+		p.Start(t, "tcp 127.0.0.1:7019 flood ; echo all-set ; sleep").Says(t, "all-set")
 		resp, err := w.Runtime().PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: p.ID})
 		if err != nil {
 			t.Fatal(err)
@@ -62,14 +63,15 @@ func TestForwarderLeaves(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tunnel.Close()
-		if _, err := tunnel.Connect(port); err != nil {
+		wire, err := tunnel.Connect(port)
+		if err != nil {
 			t.Fatal(err)
 		}
-		var forwarders []int
-		if !scene.Eventually(func() bool {
-			forwarders = called(t, "\x00forward\x00"+strconv.Itoa(port)+"\x00")
-			return len(forwarders) == 1
-		}) {
+		if _, err := io.ReadFull(wire, make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		forwarders := called(t, p.ID, "\x00forward\x00"+strconv.Itoa(port)+"\x00")
+		if len(forwarders) != 1 {
 			t.Fatalf("forwarders of the port: %v", forwarders)
 		}
 		_ = tunnel.Close()
@@ -77,8 +79,8 @@ func TestForwarderLeaves(t *testing.T) {
 	})
 }
 
-// called are the processes whose command lines hold words.
-func called(t *testing.T, words string) []int {
+// called are the processes of a pod whose command lines hold words.
+func called(t *testing.T, pod, words string) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -86,7 +88,9 @@ func called(t *testing.T, words string) []int {
 	}
 	var pids []int
 	for _, file := range files {
-		if line, _ := os.ReadFile(file); strings.Contains(string(line), words) {
+		line, _ := os.ReadFile(file)
+		cgroups, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cgroup"))
+		if strings.Contains(string(line), words) && strings.Contains(string(cgroups), pod) {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 			if err != nil {
 				t.Fatal(err)
