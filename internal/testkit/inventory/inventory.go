@@ -134,6 +134,9 @@ func (s *Snapshot) files(scope Scope) {
 			if err != nil {
 				return nil // it went away meanwhile
 			}
+			if isUnsynced(path) {
+				return nil
+			}
 			s.add("file", fmt.Sprintf("%s (%s)", path, e.Type()))
 			if e.IsDir() && isMount(path, root) {
 				return filepath.SkipDir
@@ -159,6 +162,17 @@ func (s *Snapshot) files(scope Scope) {
 			s.add("lease", fmt.Sprintf("%s of %s", l, strings.Join(strings.Fields(string(owner)), " ")))
 		}
 	}
+}
+
+// isUnsynced tells the record before one that is not on the disk yet, and which
+// goes by itself (docs/decisions/0012-records.md).
+func isUnsynced(path string) bool {
+	record, is := strings.CutSuffix(path, ".json.last")
+	if !is {
+		return false
+	}
+	_, err := os.Stat(record + ".json")
+	return err == nil
 }
 
 // isMount tells a mount point below root, whose content is another matter: a

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -54,6 +55,25 @@ func TestFindsAFile(t *testing.T) {
 		}
 		return func() { os.Remove(file) }
 	}, "file: ", file)
+}
+
+// Of a record that is synced in a moment the one before is no leftover; alone it is.
+func TestFindsTheLastOfARecordThatIsGone(t *testing.T) {
+	dir := t.TempDir()
+	record := filepath.Join(dir, "pod.json")
+	last := record + ".last"
+	finds(t, Scope{Dir: dir, Roots: []string{dir}}, func() func() {
+		if err := errors.Join(os.WriteFile(record, nil, 0o600), os.WriteFile(last, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return func() { os.Remove(record); os.Remove(last) }
+	}, "file: ", record)
+	finds(t, Scope{Dir: dir, Roots: []string{dir}}, func() func() {
+		if err := os.WriteFile(last, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return func() { os.Remove(last) }
+	}, "file: ", last)
 }
 
 func TestFindsAMountAndStopsAtIt(t *testing.T) {
