@@ -63,9 +63,10 @@ func (v *verification) strays(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for what has no record: %w", err)
 	}
+	patient := time.Now().Add(addTime)
 	for _, id := range slices.Sorted(maps.Keys(first)) {
 		st := second[id]
-		if st == nil || v.idle(st) != nil {
+		if st == nil || v.idle(st, patient) != nil {
 			continue
 		}
 		maps.DeleteFunc(st.traces, func(trace string, _ bool) bool { return !first[id].traces[trace] })
@@ -297,9 +298,14 @@ func (e *Engine) attachments() []*network.Attachment {
 	return all
 }
 
+// addTime is more than CNI plugins take from the making of an interface to its
+// address.
+const addTime = 3 * time.Second
+
 // idle drops the leases of addresses that somebody on this node has: they belong
-// to another runtime's pod. An error means that nothing is left.
-func (e *Engine) idle(st *stray) error {
+// to another runtime's pod. An error means that nothing is left. As long as some
+// interface has no address yet nothing can be told, and it waits, until then.
+func (e *Engine) idle(st *stray, patient time.Time) error {
 	if len(st.leases) == 0 {
 		return nil
 	}
@@ -313,8 +319,14 @@ func (e *Engine) idle(st *stray) error {
 		if err != nil {
 			return err
 		}
-		if idle, err = network.Idle(addresses, pins); err != nil {
-			return err
+		for {
+			if idle, err = network.Idle(addresses, pins); err != nil {
+				return err
+			}
+			if idle != nil || time.Now().After(patient) {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
 		}
 	}
 	for _, l := range st.leases {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // wipe runs crius wipe in the node's network; answer, if there is one, is typed
@@ -83,6 +84,7 @@ func (w *world) crowd(t *testing.T) {
 		p.create(t, "sleep")
 		p.start(t, "exit 3").wait(t)
 	}
+	scene.SeeAddresses(t)
 	for _, h := range strayHarms() {
 		if h.name != "firewall element" { // there is no table
 			h.do(t, w, victim{})

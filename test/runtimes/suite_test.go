@@ -136,6 +136,9 @@ func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.Wo
 			if err := missing[handler]; err != nil {
 				t.Skipf("NOT TESTED, there is no %s: %v", handler, err)
 			}
+			if sandboxed(handler) {
+				scene.HideAddresses(t)
+			}
 			test(t, w, handler)
 		})
 	}
