@@ -342,7 +342,7 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 		if err != nil {
 			return
 		}
-		if !s.hasInfra(task) || ctx.Err() != nil {
+		if !s.takeInfra(task) || ctx.Err() != nil {
 			task.Close()
 			close(known)
 			return

@@ -77,8 +77,8 @@ func (s *Sandbox) setInfra(t oci.Task, unheard bool) {
 	s.infra, s.unheard = t, unheard
 }
 
-// hasInfra is false if nobody needs the task any more.
-func (s *Sandbox) hasInfra(t oci.Task) bool {
+// takeInfra is false if nobody needs the task any more.
+func (s *Sandbox) takeInfra(t oci.Task) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {

@@ -71,6 +71,8 @@ type envelope[T any] struct {
 
 const damagedDir = "damaged"
 
+var errSpoiled = errors.New("is no JSON")
+
 // Open returns the documents called name below root, which is created.
 func Open[T any](root, name string, version int) (*Dir[T], error) {
 	d := At[T](root, name, version)
@@ -149,7 +151,7 @@ func (d *Dir[T]) read(id, file string) (*T, error) {
 	}
 	var e envelope[T]
 	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("record %s: %w", id, err)
+		return nil, fmt.Errorf("record %s %w: %w", id, errSpoiled, err)
 	}
 	if e.Version != d.version || e.Body == nil {
 		return nil, fmt.Errorf("record %s has version %d, this program reads version %d", id, e.Version, d.version)

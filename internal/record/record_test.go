@@ -199,6 +199,17 @@ func TestPowerCutBeforeTheSync(t *testing.T) {
 	}
 	sync(d)
 	put(5)
+	whole := d.file(id(1)) + ".whole"
+	if err := errors.Join(os.Rename(d.file(id(1)), whole), os.Symlink(d.file(id(1)), d.file(id(1)))); err != nil { // cannot be read now
+		t.Fatal(err)
+	}
+	next := open(t, root)
+	next.delay = time.Hour
+	finds(4, next.All)
+	if err := os.Rename(whole, d.file(id(1))); err != nil {
+		t.Fatal(err)
+	}
+	finds(5, d.Read)
 	spoil("")
 	finds(4, d.Read)
 	put(6)

@@ -145,7 +145,8 @@ func (d *Dir[T]) settle(id string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.read(id, file); err != nil {
+	// One that only cannot be read now may be the better one.
+	if _, err := d.read(id, file); errors.Is(err, errSpoiled) {
 		slog.Warn("record was spoiled, the one before takes its place", "file", file, "err", err, "of", last.ModTime())
 		if err := os.Rename(file+lastSuffix, file); err != nil {
 			return err
