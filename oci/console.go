@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,18 +48,16 @@ func (c *console) lastWords() string {
 	return colours.ReplaceAllString(lastWords(master), "")
 }
 
-// master is what a runtime that has ended has sent: it lies in the queue.
+// master is what a runtime that has ended has sent: it lies in the queue, so
+// nothing here waits.
 func (c *console) master() (*os.File, error) {
-	const queued = quietTime // more than the kernel needs to hand it out
-	_ = c.SetDeadline(time.Now().Add(queued))
-	conn, err := c.AcceptUnix()
+	conn, err := c.accept()
 	if err != nil {
 		return nil, fmt.Errorf("the runtime has sent no terminal: %w", err)
 	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(queued))
+	defer unix.Close(conn)
 	name, control := make([]byte, 256), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(name, control)
+	_, n, _, _, err := unix.Recvmsg(conn, name, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("receive terminal from the runtime: %w", err)
 	}
@@ -77,4 +74,16 @@ func (c *console) master() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fds[0]), "terminal"), nil
+}
+
+// accept takes the connection that a runtime has made, if there is one.
+func (c *console) accept() (conn int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	failed := raw.Control(func(listener uintptr) {
+		conn, _, err = unix.Accept4(int(listener), unix.SOCK_CLOEXEC) // Go's listeners do not block
+	})
+	return conn, errors.Join(failed, err)
 }

@@ -232,11 +232,13 @@ func (s *Session) open(c Command) (theirs stdio, err error) {
 	return theirs, err
 }
 
-// lastWords is the end of what has been written to f.
+// lastWords is the end of what has been written to f, and of what is written
+// within quietTime by whoever still has it.
 func lastWords(f *os.File) string {
 	last := tail{max: 4096}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)
+	_ = leftover(&last, f, make([]byte, 4096))
 	return last.String()
 }
 
