@@ -48,6 +48,7 @@ func New(cfg Config, s Services) (*Server, error) {
 		return nil, err
 	}
 	srv := grpc.NewServer(
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
 		grpc.UnaryInterceptor(guardUnary(s.Trace)),

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -34,20 +33,11 @@ const drainTime = 20 * time.Second
 // orphanPeriod is how long a dead orphan waits to be reaped.
 const orphanPeriod = 10 * time.Second
 
-// garbagePercent is by how much the heap may grow before it is collected, unless
-// GOGC says otherwise: a server of 100 pods has 5 MiB that live, and half of that
-// as garbage costs a few percent of what little it computes. Go's default would
-// keep as much again.
-const garbagePercent = 50
-
 // serve runs the node until ctx ends: it builds the floors from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
 func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error) {
 	since := time.Now()
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbagePercent)
-	}
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.Surveyed = manager.patient()
