@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/record"
 )
 
 func (b *bench) listen(e *Engine) *Listener {
@@ -200,4 +202,35 @@ func TestListenersAreBounded(t *testing.T) {
 	if _, err := e.Listen(); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("a stopped server: %v", err)
 	}
+}
+
+// A job's end is not told before its records are on the disk: a kubelet that has
+// heard of it would run the job again if a power cut took them.
+func TestEndIsToldOnceItsRecordsAreSynced(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	for _, again := range []error{e.podRecords.Put(t.Context(), pod, mustGet(t, e.podRecords, pod)), e.ctrRecords.Put(t.Context(), ctr, mustGet(t, e.ctrRecords, ctr))} {
+		if again != nil { // so that there is something to sync
+			t.Fatal(again)
+		}
+	}
+	b.end(ctr, 0)
+	b.waitState(e, ctr, cri.ContainerState_CONTAINER_EXITED)
+	for _, dir := range []string{e.podRecords.Path(pod), e.ctrRecords.Path(ctr)} {
+		if unsynced, _ := filepath.Glob(filepath.Join(dir, "*.last")); len(unsynced) > 0 {
+			t.Errorf("the end was told while %q were kept for records that are not on the disk", unsynced)
+		}
+	}
+	b.remove(e, pod)
+}
+
+func mustGet[T any](t *testing.T, from *record.Dir[T], id string) *T {
+	t.Helper()
+	doc, err := from.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
 }
