@@ -121,28 +121,30 @@ func (n *node) unowned() []string {
 func TestPowerCutDamagesAnImage(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(n *node, top, base string, id string){
-		"zero-length file":     func(n *node, top, _, _ string) { truncate(t, filepath.Join(n.diff(top), "bin/sh")) },
-		"zeros in a file":      func(n *node, top, _, _ string) { zero(t, filepath.Join(n.diff(top), "bin/sh")) },
-		"missing file":         func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/sh")) },
-		"missing symlink":      func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/link")) },
-		"missing directory":    func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "bin/empty")) },
-		"missing whiteout":     func(n *node, top, _, _ string) { remove(t, filepath.Join(n.diff(top), "etc/hostname")) },
-		"mode not set":         func(n *node, top, _, _ string) { chmod(t, filepath.Join(n.diff(top), "bin/sh")) },
-		"directory not opaque": func(n *node, top, _, _ string) { seeThrough(t, filepath.Join(n.diff(top), "opaque")) },
-		"empty diff":           func(n *node, top, _, _ string) { remove(t, n.diff(top)); mkdir(t, n.diff(top)) },
-		"missing diff":         func(n *node, top, _, _ string) { remove(t, n.diff(top)) },
-		"missing layer":        func(n *node, top, _, _ string) { remove(t, filepath.Dir(n.diff(top))) },
-		"missing short name":   func(n *node, top, _, _ string) { remove(t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
-		"empty short name":     func(n *node, top, _, _ string) { truncate(t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
-		"missing lower":        func(n *node, top, _, _ string) { remove(t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
-		"empty lower":          func(n *node, top, _, _ string) { truncate(t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
-		"missing description":  func(n *node, top, _, _ string) { remove(t, n.tarSplit(top)) },
-		"empty description":    func(n *node, top, _, _ string) { truncate(t, n.tarSplit(top)) },
-		"missing data":         func(n *node, _, _, id string) { remove(t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest")) },
-		"empty data": func(n *node, _, _, id string) {
-			truncate(t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest"))
+		"zero-length file":     func(n *node, top, _, _ string) { truncate(n.t, filepath.Join(n.diff(top), "bin/sh")) },
+		"zeros in a file":      func(n *node, top, _, _ string) { zero(n.t, filepath.Join(n.diff(top), "bin/sh")) },
+		"missing file":         func(n *node, top, _, _ string) { remove(n.t, filepath.Join(n.diff(top), "bin/sh")) },
+		"missing symlink":      func(n *node, top, _, _ string) { remove(n.t, filepath.Join(n.diff(top), "bin/link")) },
+		"missing directory":    func(n *node, top, _, _ string) { remove(n.t, filepath.Join(n.diff(top), "bin/empty")) },
+		"missing whiteout":     func(n *node, top, _, _ string) { remove(n.t, filepath.Join(n.diff(top), "etc/hostname")) },
+		"mode not set":         func(n *node, top, _, _ string) { chmod(n.t, filepath.Join(n.diff(top), "bin/sh")) },
+		"directory not opaque": func(n *node, top, _, _ string) { seeThrough(n.t, filepath.Join(n.diff(top), "opaque")) },
+		"empty diff":           func(n *node, top, _, _ string) { remove(n.t, n.diff(top)); mkdir(n.t, n.diff(top)) },
+		"missing diff":         func(n *node, top, _, _ string) { remove(n.t, n.diff(top)) },
+		"missing layer":        func(n *node, top, _, _ string) { remove(n.t, filepath.Dir(n.diff(top))) },
+		"missing short name":   func(n *node, top, _, _ string) { remove(n.t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
+		"empty short name":     func(n *node, top, _, _ string) { truncate(n.t, filepath.Join(filepath.Dir(n.diff(top)), "link")) },
+		"missing lower":        func(n *node, top, _, _ string) { remove(n.t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
+		"empty lower":          func(n *node, top, _, _ string) { truncate(n.t, filepath.Join(filepath.Dir(n.diff(top)), "lower")) },
+		"missing description":  func(n *node, top, _, _ string) { remove(n.t, n.tarSplit(top)) },
+		"empty description":    func(n *node, top, _, _ string) { truncate(n.t, n.tarSplit(top)) },
+		"missing data": func(n *node, _, _, id string) {
+			remove(n.t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest"))
 		},
-		"all data": func(n *node, _, _, id string) { remove(t, filepath.Join(n.cfg.Root, "overlay-images", id)) },
+		"empty data": func(n *node, _, _, id string) {
+			truncate(n.t, filepath.Join(n.cfg.Root, "overlay-images", id, "manifest"))
+		},
+		"all data": func(n *node, _, _, id string) { remove(n.t, filepath.Join(n.cfg.Root, "overlay-images", id)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -200,11 +202,11 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-func truncate(t *testing.T, path string) { t.Helper(); ok(t, os.Truncate(path, 0)) }
-func mkdir(t *testing.T, path string)    { t.Helper(); ok(t, os.Mkdir(path, 0o755)) }
-func chmod(t *testing.T, path string)    { t.Helper(); ok(t, os.Chmod(path, 0o600)) }
+func truncate(t testing.TB, path string) { t.Helper(); ok(t, os.Truncate(path, 0)) }
+func mkdir(t testing.TB, path string)    { t.Helper(); ok(t, os.Mkdir(path, 0o755)) }
+func chmod(t testing.TB, path string)    { t.Helper(); ok(t, os.Chmod(path, 0o600)) }
 
-func remove(t *testing.T, path string) {
+func remove(t testing.TB, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatal(err)
@@ -212,14 +214,14 @@ func remove(t *testing.T, path string) {
 	ok(t, os.RemoveAll(path))
 }
 
-func zero(t *testing.T, path string) {
+func zero(t testing.TB, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
 	ok(t, err)
 	ok(t, os.WriteFile(path, make([]byte, info.Size()), 0o600))
 }
 
-func seeThrough(t *testing.T, dir string) {
+func seeThrough(t testing.TB, dir string) {
 	t.Helper()
 	ok(t, unix.Lremovexattr(dir, "trusted.overlay.opaque"))
 }

@@ -106,6 +106,15 @@ func (s *shell) sees(t *testing.T, line string, words ...string) string {
 	return out
 }
 
+// willSee is sees for what comes to pass by itself, a moment later.
+func (s *shell) willSee(t *testing.T, line, word string) {
+	t.Helper()
+	var out string
+	if !eventually(func() bool { out = s.run(t, "%s", line); return strings.Contains(out, word) }) {
+		t.Errorf("crictl %s never shows %q:\n%s", line, word, out)
+	}
+}
+
 // showsNot runs a command whose output must not contain the word.
 func (s *shell) showsNot(t *testing.T, line, word string) {
 	t.Helper()
@@ -172,7 +181,7 @@ func (s *shell) walk(t *testing.T, handler string) {
 	s.run(t, "start %s", container)
 	s.sees(t, "ps", container[:13], "Running", "busy")
 	s.sees(t, "inspect "+container, `"CONTAINER_RUNNING"`, image[:12], `"pid"`)
-	s.sees(t, "logs "+container, "this is the log")
+	s.willSee(t, "logs "+container, "this is the log")
 	if out := s.run(t, "exec -s %s /probe echo from inside", container); out != "from inside" {
 		t.Errorf("exec -s printed %q", out)
 	}

@@ -264,9 +264,7 @@ func (s *shell) attaches(t *testing.T, handler string) {
 	defer typing.Close()
 	c := s.start(t, nil, in, "attach -i "+id)
 	io.WriteString(typing, "first\n")
-	if !eventually(func() bool { return strings.Contains(s.run(t, "logs %s", id), "first") }) {
-		t.Error("what was typed never reached the container")
-	}
+	s.willSee(t, "logs "+id, "first")
 	c.end(t)
 	s.sees(t, "ps", id[:13], "Running")
 }
@@ -276,9 +274,7 @@ func (s *shell) attachesTerminal(t *testing.T, handler string) {
 	defer s.run(t, "rmp -f %s", pod)
 	x := openTerminal(t, 90, 30)
 	c := s.start(t, x, nil, "attach -i -t "+id)
-	if !eventually(func() bool { return strings.Contains(s.run(t, "logs %s", id), "size 90x30") }) {
-		t.Errorf("the container never saw the terminal's size, but %q", s.run(t, "logs %s", id))
-	}
+	s.willSee(t, "logs "+id, "size 90x30")
 	s.resizes(t, x, c, id, 60, 20)
 	c.end(t)
 	s.sees(t, "ps", id[:13], "Running")
@@ -290,7 +286,7 @@ func (s *shell) attachesTerminal(t *testing.T, handler string) {
 	if err := c.wait(t); err != nil {
 		t.Errorf("attach to a container that ends: %v\n%s", err, x.text())
 	}
-	s.sees(t, "inspect "+id, `"exitCode": 130`)
+	s.willSee(t, "inspect "+id, `"exitCode": 130`)
 }
 
 // resizes changes the terminal's size until crictl, which sees a signal only

@@ -88,7 +88,11 @@ func numberedByte(i int) byte {
 	if i%8 == 7 {
 		return '.'
 	}
-	return fmt.Sprintf("%07d", i/8%10_000_000)[i%8]
+	n := i / 8 % 10_000_000
+	for range 6 - i%8 {
+		n /= 10
+	}
+	return '0' + byte(n%10)
 }
 
 func printFacts([]string) error {
