@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -100,11 +101,21 @@ func newNode(t testing.TB, change ...func(*Config)) *node {
 
 func (n *node) open() {
 	n.t.Helper()
+	// The library's driver notes the kind of file system in a variable of the
+	// package when it is set up, which the first look at layers does: only tests
+	// have several stores in a process.
+	driverSetUp.Lock()
+	defer driverSetUp.Unlock()
 	var err error
 	if n.Store, err = Open(context.Background(), n.cfg); err != nil {
 		n.t.Fatal(err)
 	}
+	if _, err := n.store.Layers(); err != nil {
+		n.t.Fatal(err)
+	}
 }
+
+var driverSetUp sync.Mutex
 
 // restart is what a new process sees: the same disk, a new Store.
 func (n *node) restart() {
