@@ -35,7 +35,7 @@ var Layer = sync.OnceValues(func() (image.Layer, error) {
 	}
 	tmp := image.Dir("tmp")
 	tmp.Mode = 0o1777
-	return image.NewLayer(program, tmp,
+	return image.NewStoredLayer(program, tmp,
 		image.Dir("etc"), image.Text("etc/passwd", Passwd), image.Text("etc/group", Group),
 		image.Dir("home"), image.Dir("home/app").Owned(1001, 1001),
 	)
