@@ -1,8 +1,11 @@
 package main
 
 import (
+	"os"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/test/scene"
 )
 
 // A few cases of the matrix, others each time. `make crash` has them all.
@@ -21,5 +24,35 @@ func TestServersKilledAtRandom(t *testing.T) {
 	c := crowd{count: 150, seed: uint64(time.Now().UnixNano()), out: t.Output()}
 	if err := c.run(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A container that is said to run has come as far as its program's handlers of
+// signals: it ends with code 2 if a stop signal comes sooner.
+func TestContainersRunBeforeTheyAreDisturbed(t *testing.T) {
+	t.Parallel()
+	p, err := build(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := newWorld(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s := w.stage(scene.Handlers[0])
+	s.container.Args = scene.Steps("sleep 1s ; lines 1000000000 50ms")
+	if err := s.running(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(s.logFile()); err != nil || info.Size() == 0 {
+		t.Errorf("it runs, and has said nothing yet: %v", err)
+	}
+	if err := s.do(t.Context(), (*stage).stop, (*stage).wantStopped); err != nil {
+		t.Error(err)
 	}
 }

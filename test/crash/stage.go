@@ -129,9 +129,20 @@ func (s *stage) exec(ctx context.Context) error {
 	return nil
 }
 
-// running makes a pod with a container that runs.
+// running makes a pod with a container that runs, and has said so: until its
+// program has taken over, a signal meets the runtime's init or a program that has
+// no handler yet. As PID 1 the kernel spares those, and the Go runtime then ends
+// them with code 2.
 func (s *stage) running(ctx context.Context) error {
-	return s.do(ctx, (*stage).runPod, (*stage).create, (*stage).start)
+	return s.do(ctx, (*stage).runPod, (*stage).create, (*stage).start, (*stage).speaks)
+}
+
+// speaks waits for the first line of the container.
+func (s *stage) speaks(context.Context) error {
+	if !scene.Eventually(func() bool { info, err := os.Stat(s.logFile()); return err == nil && info.Size() > 0 }) {
+		return fmt.Errorf("the container has written nothing to %s", s.logFile())
+	}
+	return nil
 }
 
 // wantsVolume makes an image a volume of the container that is to come.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -292,8 +291,8 @@ func (s *stage) wantRotated(ctx context.Context) error {
 	} else if err != nil {
 		return fmt.Errorf("ReopenContainerLog again: %w", err)
 	}
-	if !scene.Eventually(func() bool { info, err := os.Stat(s.logFile()); return err == nil && info.Size() > 0 }) {
-		return errors.New("nothing is written to the new log")
+	if err := s.speaks(ctx); err != nil {
+		return err
 	}
 	if err := s.stopNow(ctx); err != nil { // so that no record is half written
 		return err
