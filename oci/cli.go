@@ -100,11 +100,8 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
-	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(r.handler.Root, 0o700) }); err != nil {
+	if err := r.handler.prepare(ctx, ref, spec); err != nil {
 		return nil, err
-	}
-	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
-		return nil, fmt.Errorf("write bundle: %w", err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
 		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
@@ -409,32 +406,6 @@ func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResource
 
 func (t *watched) Usage(context.Context) (cgroup.Usage, error) {
 	return cgroup.Usage{}, fmt.Errorf("the container's cgroup tells what it uses: %w", fault.Unimplemented)
-}
-
-// writeSpec puts config.json into the bundle. It is derived from the record
-// and needs no fsync.
-func writeSpec(dir string, spec *specs.Spec) error {
-	text, err := json.Marshal(spec)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
-}
-
-// ReadOnlyFile is a mount that shows a file of the node in the container.
-func ReadOnlyFile(source, destination string) specs.Mount {
-	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
-}
-
-// ReadSpec reads the config.json of a bundle, or a part of it: T may be any
-// type that the document decodes into.
-func ReadSpec[T any](dir string) (*T, error) {
-	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
-	if err != nil {
-		return nil, err
-	}
-	part := new(T)
-	return part, json.Unmarshal(text, part)
 }
 
 func resolveMonitorCgroup(configured string) (string, error) {

@@ -124,11 +124,8 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
-	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(r.handler.Root, 0o700) }); err != nil {
+	if err := r.handler.prepare(ctx, ref, spec); err != nil {
 		return nil, err
-	}
-	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
-		return nil, fmt.Errorf("write bundle: %w", err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
 		fmt.Errorf("the shim of %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))

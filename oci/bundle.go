@@ -1,0 +1,51 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// prepare makes what every runtime wants to find when it creates a container: its
+// own root, and the bundle.
+func (h Handler) prepare(ctx context.Context, ref Ref, spec *specs.Spec) error {
+	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.Root, 0o700) }); err != nil {
+		return err
+	}
+	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	return nil
+}
+
+// writeSpec puts config.json into the bundle. It is derived from the record
+// and needs no fsync.
+func writeSpec(dir string, spec *specs.Spec) error {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600)
+}
+
+// ReadOnlyFile is a mount that shows a file of the node in the container.
+func ReadOnlyFile(source, destination string) specs.Mount {
+	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
+}
+
+// ReadSpec reads the config.json of a bundle, or a part of it: T may be any
+// type that the document decodes into.
+func ReadSpec[T any](dir string) (*T, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	part := new(T)
+	return part, json.Unmarshal(text, part)
+}
