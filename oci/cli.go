@@ -14,6 +14,7 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
@@ -30,6 +31,7 @@ import (
 type cli struct {
 	name          string
 	handler       Handler
+	features      *features.Features // of the handler's file; nil: the runtime is asked
 	systemd       bool
 	monitor       string
 	monitorCgroup string
@@ -43,7 +45,9 @@ const verbTimeout = time.Minute
 func (r *cli) Handler() Handler { return r.handler }
 
 func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
-	a, err := r.prober.probe(ctx, r.handler.Path, ask)
+	a, err := r.prober.probe(ctx, r.handler.Path, func(ctx context.Context, path string) (*Abilities, error) {
+		return ask(ctx, path, r.features)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", r.name, err)
 	}

@@ -95,6 +95,9 @@ func alive(pid int) bool {
 	return err == nil && !bytes.Contains(stat, []byte(") Z "))
 }
 
+// asked has the runtime speak for itself.
+func asked(ctx context.Context, path string) (*Abilities, error) { return ask(ctx, path, nil) }
+
 func TestProbe(t *testing.T) {
 	features := `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"]}`
 	for name, tc := range map[string]struct {
@@ -111,7 +114,7 @@ func TestProbe(t *testing.T) {
 	} {
 		path := script(t, tc.script)
 		var p prober
-		got, err := p.probe(t.Context(), path, ask)
+		got, err := p.probe(t.Context(), path, asked)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -132,7 +135,7 @@ func TestProbeFollowsTheBinary(t *testing.T) {
 	path := script(t, `echo called >>`+calls+`; echo "runc version 1.0.0"`)
 	var p prober
 	for range 3 {
-		if a, err := p.probe(t.Context(), path, ask); err != nil || a.Version != "runc version 1.0.0" {
+		if a, err := p.probe(t.Context(), path, asked); err != nil || a.Version != "runc version 1.0.0" {
 			t.Fatalf("%+v, %v", a, err)
 		}
 	}
@@ -142,16 +145,16 @@ func TestProbeFollowsTheBinary(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.probe(t.Context(), path, ask); err == nil || errors.Is(err, ErrNotInstalled) {
+	if _, err := p.probe(t.Context(), path, asked); err == nil || errors.Is(err, ErrNotInstalled) {
 		t.Errorf("missing at its path: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("#!/bin/sh\necho runc version 2.0.0\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if a, err := p.probe(t.Context(), path, ask); err != nil || a.Version != "runc version 2.0.0" {
+	if a, err := p.probe(t.Context(), path, asked); err != nil || a.Version != "runc version 2.0.0" {
 		t.Errorf("%+v, %v", a, err)
 	}
-	if _, err := p.probe(t.Context(), "no-such-runtime", ask); !errors.Is(err, ErrNotInstalled) || !errors.Is(err, fault.Unavailable) {
+	if _, err := p.probe(t.Context(), "no-such-runtime", asked); !errors.Is(err, ErrNotInstalled) || !errors.Is(err, fault.Unavailable) {
 		t.Errorf("not in PATH: %v", err)
 	}
 }

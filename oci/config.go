@@ -26,6 +26,7 @@ type Handler struct {
 	MinMemory                    int64    `toml:"min_memory" help:"least memory limit in bytes that a container may ask for, for what the runtime itself needs in its cgroup; 0: any"`
 	MonitorCgroup                string   `toml:"monitor_cgroup" help:"cgroup in which the monitors of this handler's containers live; empty: runtime.monitor_cgroup"`
 	CNIConfDir                   string   `toml:"cni_conf_dir" help:"directory of the CNI network configurations for this handler's pods; empty: network.conf_dir"`
+	Features                     string   `toml:"features" help:"JSON file that stands in for what the runtime's features command prints, which then is not run: for those that have no such command; empty: the runtime is asked"`
 }
 
 // DefaultHandlerConfig is what a handler table without keys means.

@@ -24,7 +24,7 @@ import (
 type Abilities struct {
 	Path     string
 	Version  string             // first line of --version, bounded
-	Features *features.Features // nil where the runtime has no `features` command
+	Features *features.Features // nil where the runtime has no `features` command, and nobody speaks for it
 	// RecursiveReadOnly ("rro" mounts) is told by Features, or known by version
 	// where a runtime is older than the command.
 	RecursiveReadOnly bool
@@ -85,7 +85,8 @@ func (p *prober) probe(ctx context.Context, binary string, asked func(ctx contex
 
 const probeTimeout = 10 * time.Second
 
-func ask(ctx context.Context, path string) (*Abilities, error) {
+// ask: known, unless it is nil, stands in for the answer to `features`.
+func ask(ctx context.Context, path string, known *features.Features) (*Abilities, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	version, err := output(ctx, path, "--version")
@@ -95,17 +96,13 @@ func ask(ctx context.Context, path string) (*Abilities, error) {
 	a := &Abilities{Path: path, Version: firstLine(version)}
 	a.traits = traitsOf(a.Version)
 	a.Sandboxed = a.traits.sandboxed
-	if text, err := output(ctx, path, "features"); err == nil {
-		f := new(features.Features)
-		if json.Unmarshal(text, f) == nil && f.OCIVersionMax != "" {
-			a.Features = f
+	if known == nil {
+		if text, err := output(ctx, path, "features"); err == nil {
+			known, _ = parseFeatures(text) // an old one prints what it likes
 		}
 	}
-	if f := a.Features; f != nil {
-		a.RecursiveReadOnly = slices.Contains(f.MountOptions, "rro")
-		a.IDMap = f.Linux != nil && f.Linux.MountExtensions != nil &&
-			f.Linux.MountExtensions.IDMap != nil && f.Linux.MountExtensions.IDMap.Enabled != nil &&
-			*f.Linux.MountExtensions.IDMap.Enabled
+	if known != nil {
+		a.believe(known)
 		return a, nil
 	}
 	// crun learnt `features` in 1.8.6 and rro mounts long before, in 1.4. Of its
@@ -115,6 +112,42 @@ func ask(ctx context.Context, path string) (*Abilities, error) {
 		a.RecursiveReadOnly = major > 1 || major == 1 && minor >= 4
 	}
 	return a, nil
+}
+
+func (a *Abilities) believe(f *features.Features) {
+	a.Features = f
+	a.RecursiveReadOnly = slices.Contains(f.MountOptions, "rro")
+	a.IDMap = f.Linux != nil && f.Linux.MountExtensions != nil &&
+		f.Linux.MountExtensions.IDMap != nil && f.Linux.MountExtensions.IDMap.Enabled != nil &&
+		*f.Linux.MountExtensions.IDMap.Enabled
+}
+
+func parseFeatures(text []byte) (*features.Features, error) {
+	f := new(features.Features)
+	if err := json.Unmarshal(text, f); err != nil {
+		return nil, err
+	}
+	if f.OCIVersionMax == "" {
+		return nil, errors.New("it has no ociVersionMax")
+	}
+	return f, nil
+}
+
+// readFeatures reads a file that stands in for the answer to `features`; no path
+// is no file.
+func readFeatures(path string) (*features.Features, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
+	}
+	f, err := parseFeatures(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not what the features command of a runtime prints: %w: %w", path, err, fault.Invalid)
+	}
+	return f, nil
 }
 
 var versionLine = regexp.MustCompile(`^(\S+) version (\d+)\.(\d+)`)

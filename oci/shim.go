@@ -14,6 +14,7 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
@@ -29,6 +30,7 @@ import (
 type shimmed struct {
 	name          string
 	handler       Handler
+	features      *features.Features // of the handler's file; nil: there is none
 	systemd       bool
 	monitor       string
 	client        string // crius-conmon-shim
@@ -41,7 +43,7 @@ func (r *shimmed) Handler() Handler { return r.handler }
 
 func (r *shimmed) sameAs(other driver) bool {
 	o, ok := other.(*shimmed)
-	return ok && reflect.DeepEqual(r.handler, o.handler) && r.systemd == o.systemd && r.monitorCgroup == o.monitorCgroup
+	return ok && reflect.DeepEqual(r.handler, o.handler) && reflect.DeepEqual(r.features, o.features) && r.systemd == o.systemd && r.monitorCgroup == o.monitorCgroup
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
@@ -62,24 +64,35 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 		return nil, fmt.Errorf("ask shim for its version: %w", err)
 	}
 	a := &Abilities{Sandboxed: true}
-	if ofRunc(firstLine(text)) {
-		binary := r.option("BinaryName")
-		if binary == "" {
-			binary = "runc"
-		}
-		found, err := exec.LookPath(binary)
-		if err != nil {
-			return nil, fmt.Errorf("the shim needs %s (%w): install it, or add --BinaryName=PATH to the handler's options: %w", binary, err, fault.Unavailable)
-		}
-		if a, err = ask(ctx, found); err != nil {
+	switch {
+	case ofRunc(firstLine(text)):
+		if a, err = r.askRunc(ctx); err != nil {
 			return nil, err
 		}
-		a.Sandboxed = false
+	case r.features != nil:
+		a.believe(r.features)
 	}
 	if _, err := shim.Options(!a.Sandboxed, r.options(a)); err != nil {
 		return nil, fmt.Errorf("its options: %w", err)
 	}
 	a.Path, a.Version, a.traits = path, shimVersion(string(text)), traits{}
+	return a, nil
+}
+
+func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
+	binary := r.option("BinaryName")
+	if binary == "" {
+		binary = "runc"
+	}
+	path, err := exec.LookPath(binary)
+	if err != nil {
+		return nil, fmt.Errorf("the shim needs %s (%w): install it, or add --BinaryName=PATH to the handler's options: %w", binary, err, fault.Unavailable)
+	}
+	a, err := ask(ctx, path, r.features)
+	if err != nil {
+		return nil, err
+	}
+	a.Sandboxed = false
 	return a, nil
 }
 

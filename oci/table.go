@@ -80,19 +80,23 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 	if handler.Root == "" {
 		handler.Root = filepath.Join(t.runDir, "runtime", name)
 	}
+	known, err := readFeatures(handler.Features)
+	if err != nil {
+		return nil, fmt.Errorf("runtime.handlers.%s.features: %w", name, err)
+	}
 	monitorCgroup := handler.MonitorCgroup
 	if monitorCgroup == "" {
-		var err error
 		if monitorCgroup, err = resolveMonitorCgroup(cfg.MonitorCgroup); err != nil {
 			return nil, err
 		}
 	}
 	if handler.Type == "shim" {
-		return t.shim(&shimmed{name: name, handler: handler, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup})
+		return t.shim(&shimmed{name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup})
 	}
 	return &cli{
 		name:          name,
 		handler:       handler,
+		features:      known,
 		systemd:       cfg.CgroupDriver == "systemd",
 		monitor:       t.monitor,
 		monitorCgroup: monitorCgroup,
@@ -112,7 +116,8 @@ func (t *Table) shim(r *shimmed) (driver, error) {
 // sameAs reports whether two handlers are configured alike.
 func (r *cli) sameAs(d driver) bool {
 	other, ok := d.(*cli)
-	return ok && reflect.DeepEqual(r.handler, other.handler) && r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
+	return ok && reflect.DeepEqual(r.handler, other.handler) && reflect.DeepEqual(r.features, other.features) &&
+		r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }
@@ -153,7 +158,8 @@ type Report struct {
 
 	UserNamespaces    bool               `json:"idmappedMounts"`
 	RecursiveReadOnly bool               `json:"recursiveReadOnlyMounts"`
-	Features          *features.Features `json:"features,omitempty"` // what the runtime itself says
+	Features          *features.Features `json:"features,omitempty"`     // what the runtime says of itself,
+	FeaturesFile      string             `json:"featuresFile,omitempty"` // or this file for it
 }
 
 // Report tells of each handler, in alphabetical order, as it is now. The error is
@@ -171,7 +177,8 @@ func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 }
 func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	r := h.byName[name]
-	report := Report{Name: name, Default: name == h.defaultName, Type: r.Handler().Type, Path: r.Handler().Path}
+	configured := r.Handler()
+	report := Report{Name: name, Default: name == h.defaultName, Type: configured.Type, Path: configured.Path, FeaturesFile: configured.Features}
 	a, err := r.Probe(ctx)
 	if err != nil {
 		report.Error = err.Error()

@@ -55,10 +55,14 @@ func abilities(r oci.Report) string {
 			has = append(has, ability.name)
 		}
 	}
+	text := "its pods have " + strings.Join(has, ", ")
 	if len(has) == 0 {
-		return "without user namespaces and recursive read-only mounts"
+		text = "without user namespaces and recursive read-only mounts"
 	}
-	return "its pods have " + strings.Join(has, ", ")
+	if r.FeaturesFile != "" {
+		text += ", as " + r.FeaturesFile + " says"
+	}
+	return text
 }
 
 func checkMonitor(path string) finding {

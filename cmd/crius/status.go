@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -118,7 +119,7 @@ type statusReport struct {
 	Name       string                  `json:"name"`
 	Version    string                  `json:"version"`
 	Conditions []*cri.RuntimeCondition `json:"conditions"`
-	Handlers   []*cri.RuntimeHandler   `json:"handlers"`
+	Handlers   []oci.Report            `json:"handlers"`
 	Server     vitals                  `json:"server"`
 	Config     json.RawMessage         `json:"config"`
 	Settings   []config.Setting        `json:"settings"` // what of config does not come from the defaults
@@ -137,10 +138,11 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 		Name:       version.RuntimeName,
 		Version:    version.RuntimeVersion,
 		Conditions: status.Status.GetConditions(),
-		Handlers:   status.RuntimeHandlers,
 		Config:     json.RawMessage(status.Info["config"]),
 	}
-	err = errors.Join(json.Unmarshal([]byte(status.Info["server"]), &r.Server), json.Unmarshal([]byte(status.Info["settings"]), &r.Settings))
+	for key, part := range map[string]any{"server": &r.Server, "settings": &r.Settings, "handlers": &r.Handlers} {
+		err = errors.Join(err, json.Unmarshal([]byte(status.Info[key]), part))
+	}
 	if err != nil {
 		return r, fmt.Errorf("%s %s does not tell how it is: is it older than this program? (%w)", r.Name, r.Version, err)
 	}
@@ -173,6 +175,7 @@ func (r statusReport) write(w io.Writer, socket string) {
 		}
 		fmt.Fprintf(w, "%s\t%s\n", c.Type, answer)
 	}
+	writeHandlers(w, r.Handlers)
 	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
 	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
@@ -190,6 +193,24 @@ func (r statusReport) write(w io.Writer, socket string) {
 			heading = "configured"
 		}
 		fmt.Fprintf(w, "%s\t%s = %s (%s)\n", heading, printable(s.Key), printable(s.Value), printable(s.Origin))
+	}
+}
+
+func writeHandlers(w io.Writer, list []oci.Report) {
+	for i, h := range list {
+		heading := ""
+		if i == 0 {
+			heading = "handlers"
+		}
+		name := h.Name
+		if h.Default {
+			name += ", the default"
+		}
+		answer := fmt.Sprintf("%s; %s", h.Version, abilities(h))
+		if !h.Ready {
+			answer = "NO: " + h.Error
+		}
+		fmt.Fprintf(w, "%s\t%s: %s\n", heading, printable(name), printable(answer))
 	}
 }
 

@@ -43,7 +43,7 @@ func wanted(model string) string {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
-		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir",
+		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
 		"api.crio_socket", "image.root", "image.run_root", "image.registries_conf", "image.signature_policy",
 		"image.signature_policy_dir", "image.auth_file", "image.temporary_dir", "tracing.ca_file":
 		return anAbsolutePathOrNone

@@ -65,6 +65,7 @@ func TestValidate(t *testing.T) {
 		{"[runtime.handlers.x]\ntype = 'vm'", "runtime.handlers.x.type: want one of oci, shim"},
 		{"[runtime.handlers.x]\nseccomp_profile = 'x'", "runtime.handlers.x.seccomp_profile: want an absolute path"},
 		{"[runtime.handlers.x]\ncni_conf_dir = 'x'", "runtime.handlers.x.cni_conf_dir: want an absolute path"},
+		{"[runtime.handlers.x]\nfeatures = 'x'", "runtime.handlers.x.features: want an absolute path"},
 		{"[runtime.handlers.x]\nmonitor_cgroup = 'x'", "runtime.handlers.x.monitor_cgroup: want an absolute path"},
 		{"[runtime.handlers.x]\nmin_memory = -1", "runtime.handlers.x.min_memory: want 0 or more"},
 		{"[runtime.handlers.x]\ndefault_annotations = ['a=b=c', 'd=']\noptions = ['--platform=kvm', '-debug']", ""},

@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,14 +44,7 @@ func reload(t *testing.T, w *scene.World, file, text string) {
 
 func logs(t *testing.T, w *scene.World, words ...string) {
 	t.Helper()
-	if !scene.Eventually(func() bool {
-		for _, word := range words {
-			if !strings.Contains(w.LogTail(1000), word) {
-				return false
-			}
-		}
-		return true
-	}) {
+	if !scene.Eventually(func() bool { return containsAll(w.LogTail(1000), words) }) {
 		t.Errorf("the log never says %q:\n%s", words, w.LogTail(20))
 	}
 }
@@ -77,6 +71,8 @@ func TestReload(t *testing.T) {
 
 	reload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nseccomp_profile = \"/no/such/profile\"\n")
 	logs(t, w, "configuration not reloaded", "runtime.handlers.bad.seccomp_profile")
+	reload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nfeatures = \"/no/such/features\"\n")
+	logs(t, w, "runtime.handlers.bad.features")
 	reload(t, w, "30-bad", "[runtime.handlers.worse]\npaths = \"crun\"\n")
 	logs(t, w, "runtime.handlers.worse.paths")
 	if names := handlerNames(t, w); slices.Contains(names, "bad") || slices.Contains(names, "worse") || !slices.Contains(names, "more") {
@@ -99,12 +95,38 @@ func TestReload(t *testing.T) {
 const ownNetwork = `{"cniVersion": "1.0.0", "name": "own", "plugins": [{"type": "bridge", "bridge": "crbr1", "isGateway": true,
   "ipam": {"type": "host-local", "dataDir": "{{.Path "cni" "leases"}}", "ranges": [[{"subnet": "10.98.0.0/16"}]]}}]}`
 
+// A handler of the other type that is added runs pods at once as well.
+func TestReloadShim(t *testing.T) {
+	t.Parallel()
+	path, err := program(t.Context(), ofRunc)
+	if err != nil {
+		t.Skipf("NOT TESTED, there is no %s: %v", ofRunc, err)
+	}
+	w := scene.Private(t, node.Options{})
+	if _, err := w.TryPod(t, ofRunc); err == nil {
+		t.Fatal("a handler runs pods before it is configured")
+	}
+	reload(t, w, "20-shim", fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n", ofRunc, path))
+	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), ofRunc) }) {
+		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
+	}
+	scene.Equal(t, "command", w.Pod(t, ofRunc).Start(t, "sleep").Exec(t, "echo here"), "here\n")
+}
+
+// The node says at its start which handlers it has, and why one is missing.
+func TestHandlersAreProbedAtStart(t *testing.T) {
+	t.Parallel()
+	w := scene.Private(t, node.Options{Config: "[runtime.handlers.gone]\npath = \"/no/such/runtime\"\n"})
+	logs(t, w, `msg="runtime handler is ready" handler=runc`, `msg="runtime handler cannot be used" handler=gone`)
+}
+
 // Each key of a handler's table has its effect.
 func TestHandlerKeys(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
 	for name, text := range map[string]string{
 		"own.d/10.conflist": ownNetwork,
+		"own-features.json": `{"ociVersionMin": "1.0.0", "ociVersionMax": "1.0.2", "mountOptions": ["bind", "rbind", "ro"]}`,
 		"own.json":          `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 28}]}`,
 	} {
 		if err := w.Write(name, text); err != nil {
@@ -120,6 +142,8 @@ allowed_annotations = ["example.com/pod"]
 seccomp_profile = "{{.Path "own.json"}}"
 monitor_cgroup = "/{{.ID}}/own"
 cni_conf_dir = "{{.Path "own.d"}}"
+privileged_without_host_devices = true
+features = "{{.Path "own-features.json"}}"
 
 [runtime.handlers.gone]
 path = "no-such-runtime"
@@ -127,7 +151,11 @@ path = "no-such-runtime"
 	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), "own") }) {
 		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
 	}
+	if readOnly := recursiveReadOnly(t, w); readOnly["own"] || !readOnly["runc"] {
+		t.Errorf("features: handlers with recursive read-only mounts: %v", readOnly)
+	}
 	p := w.Pod(t, "own", func(c *cri.PodSandboxConfig) {
+		c.Linux.SecurityContext.Privileged = true
 		c.Annotations["example.com/pod"], c.Annotations["example.com/rest"] = "mine", "mine"
 	})
 	if ip := p.Status(t).Network.Ip; !strings.HasPrefix(ip, "10.98.") {
@@ -139,6 +167,11 @@ path = "no-such-runtime"
 		scene.Equal(t, "annotation "+key, got[key], want)
 	}
 	scene.Equal(t, "seccomp_profile: mkdir", strings.TrimSpace(c.Exec(t, "try mkdir")), "ENOSPC")
+	privileged := p.Start(t, "sleep", func(c *cri.ContainerConfig) {
+		s := c.Linux.SecurityContext
+		s.Privileged, s.MaskedPaths, s.ReadonlyPaths = true, nil, nil
+	})
+	privileged.Refuses(t, "stat /dev/kmsg", "no such file")
 	monitor, _ := processes(t, runDir(c))
 	if cgroups := scene.Read(t, filepath.Join("/proc", strconv.Itoa(monitor), "cgroup")); !strings.Contains(cgroups, "/"+w.ID+"/own") {
 		t.Errorf("monitor_cgroup: the monitor is in %s", cgroups)
@@ -151,7 +184,22 @@ path = "no-such-runtime"
 	checkReports(t, w)
 }
 
-// checkReports wants the handlers in the verbose Status and in crius check.
+// recursiveReadOnly tells of each handler that is offered whether it promises that.
+func recursiveReadOnly(t *testing.T, w *scene.World) map[string]bool {
+	t.Helper()
+	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	promised := map[string]bool{}
+	for _, h := range resp.RuntimeHandlers {
+		promised[h.Name] = h.Features.RecursiveReadOnlyMounts
+	}
+	return promised
+}
+
+// checkReports wants the handlers in the verbose Status, in crius check and in
+// crius status.
 func checkReports(t *testing.T, w *scene.World) {
 	t.Helper()
 	resp, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{Verbose: true})
@@ -175,20 +223,34 @@ func checkReports(t *testing.T, w *scene.World) {
 	if ready["gone"] || !ready["own"] || !ready["runc"] || len(reports) != 4 {
 		t.Errorf("handlers in a verbose Status: %+v", reports)
 	}
+	for command, words := range map[string][]string{
+		"check":  {"own: /", "runc version", "own-features.json says", `gone: handler gone: no "no-such-runtime" in PATH`},
+		"status": {"own: runc version", "runc, the default: runc version", "own-features.json says", `gone: NO: handler gone: no "no-such-runtime" in PATH`},
+	} {
+		if out := crius(t, w, command); !containsAll(out, words) {
+			t.Errorf("crius %s does not say %q:\n%s", command, words, out)
+		}
+	}
+}
+
+// crius is what a command of the program prints; how it ends may be about other
+// things of this machine.
+func crius(t *testing.T, w *scene.World, command ...string) string {
+	t.Helper()
 	var out []byte
-	err = w.Do(func() (err error) {
-		argv := w.Argv("check")
-		out, _ = exec.Command(argv[0], argv[1:]...).CombinedOutput() // what else it finds is its own business
+	err := w.Do(func() error {
+		argv := w.Argv(command...)
+		out, _ = exec.Command(argv[0], argv[1:]...).Output()
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, words := range []string{"own: /", "runc version", `gone: handler gone: no "no-such-runtime" in PATH`} {
-		if !strings.Contains(string(out), words) {
-			t.Errorf("crius check does not say %q:\n%s", words, out)
-		}
-	}
+	return string(out)
+}
+
+func containsAll(text string, words []string) bool {
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }
 
 func annotations(t *testing.T, c *scene.Container) map[string]string {
