@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -218,11 +217,11 @@ func endCgroup(ctx context.Context, path string) error {
 // it, or has forgotten.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
-	pattern := "ID*" // of whatever it was
+	patterns := append([]string{"ID*"}, runscBooks...) // of whatever it was
 	if unusable == nil {
-		pattern = a.traits.books
+		patterns = a.traits.books
 	}
-	books, err := r.books(pattern, ref.ID)
+	books, err := r.booksOf(ref.ID, patterns)
 	if err != nil || len(books) == 0 {
 		return err
 	}
@@ -244,19 +243,6 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		err = errors.Join(err, mount.RemoveAll(path))
 	}
 	return err
-}
-
-// books are the paths in the runtime's root that the pattern names.
-func (r *cli) books(pattern, id string) ([]string, error) {
-	path := filepath.Join(r.handler.Root, strings.Replace(pattern, "ID", id, 1))
-	if strings.Contains(pattern, "*") {
-		return filepath.Glob(path) // an id needs no quoting
-	}
-	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return []string{path}, err
 }
 
 // watched is a container behind its monitor, however its runtime is driven.

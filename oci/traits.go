@@ -41,10 +41,16 @@ type traits struct {
 	// helper is the word on the command line of a process that it leaves beside a
 	// container, and whose zombie its delete takes for alive.
 	helper string
-	// books is where in its root it keeps what it knows of a container: a pattern
-	// in which ID stands for the id.
-	books string
+	// books is where in its root, or elsewhere, it keeps what it knows of a
+	// container: patterns in which ID stands for the id.
+	books []string
 }
+
+// runscBooks: the socket is of who was made first in a sandbox. Where its path is
+// too long for one in the root, it lies in /run.
+var runscBooks = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
+
+func runscSocket(id string) string { return "runsc-" + id + ".sock" }
 
 // families are those of which crius knows, by what they call themselves.
 func families(name string) traits {
@@ -61,13 +67,13 @@ func families(name string) traits {
 			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},
 			helper:      "gofer",
-			books:       "ID_sandbox:*",
+			books:       runscBooks,
 		}
 	case "kata-runtime": // of Kata 1; later ones have no command line
-		return traits{sandboxed: true, books: "ID"}
+		return traits{sandboxed: true, books: []string{"ID"}}
 	}
 	// What runc has laid down, and crun and youki follow.
-	return traits{systemd: "--systemd-cgroup", books: "ID"}
+	return traits{systemd: "--systemd-cgroup", books: []string{"ID"}}
 }
 
 var programName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]*`)

@@ -141,7 +141,7 @@ func TestForgetWithoutTheRuntime(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "one"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"one_sandbox:two.state", "one_sandbox:two.lock", "other"} {
+	for _, name := range []string{"one_sandbox:two.state", "one_sandbox:two.lock", "runsc-one.sock", "other"} {
 		if err := os.WriteFile(filepath.Join(root, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

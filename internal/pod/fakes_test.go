@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -303,6 +304,16 @@ func (fakeRuntimes) Default() string { return "fake" }
 type fakeRuntime struct{ *node }
 
 func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
+
+// Books has a directory for each container.
+func (f fakeRuntime) Books() (oci.Books, error) {
+	entries, err := os.ReadDir(f.root)
+	books := oci.Books{}
+	for _, entry := range entries {
+		books[entry.Name()] = []string{filepath.Join(f.root, entry.Name())}
+	}
+	return books, err
+}
 
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	sandbox := false

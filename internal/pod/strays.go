@@ -93,7 +93,7 @@ func (e *Engine) knows(id string) bool {
 // search looks everywhere, and tells by id what it finds.
 func (e *Engine) search() (map[string]*stray, error) {
 	s := &search{Engine: e, found: map[string]*stray{}, others: map[string]bool{}}
-	for _, look := range []func() error{s.directories, s.mounts, s.pins, s.monitors, s.cgroups, s.leases} {
+	for _, look := range []func() error{s.directories, s.books, s.mounts, s.pins, s.monitors, s.cgroups, s.leases} {
 		if err := look(); err != nil {
 			return nil, err
 		}
@@ -116,17 +116,11 @@ func (s *search) add(id, format string, args ...any) *stray {
 	return st
 }
 
-// directories are those of records, of bundles and of the runtimes' own state.
+// directories are those of records and of bundles.
 func (s *search) directories() error {
 	dirs := []string{
 		filepath.Join(s.cfg.StateDir, "pods"), filepath.Join(s.cfg.StateDir, "containers"),
 		filepath.Join(s.cfg.RunDir, "pods"), filepath.Join(s.cfg.RunDir, "containers"),
-	}
-	for _, name := range s.deps.Runtimes.Names() {
-		// A root elsewhere may be other programs' as well.
-		if runtime, err := s.deps.Runtimes.Get(name); err == nil && strings.HasPrefix(runtime.Handler().Root, filepath.Clean(s.cfg.RunDir)+"/") {
-			dirs = append(dirs, runtime.Handler().Root)
-		}
 	}
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
@@ -135,6 +129,27 @@ func (s *search) directories() error {
 		}
 		for _, entry := range entries {
 			s.add(entry.Name(), "directory %s", filepath.Join(dir, entry.Name()))
+		}
+	}
+	return nil
+}
+
+// books are the runtimes' own.
+func (s *search) books() error {
+	for _, name := range s.deps.Runtimes.Names() {
+		runtime, err := s.deps.Runtimes.Get(name)
+		// A root elsewhere may be other programs' as well.
+		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(s.cfg.RunDir)+"/") {
+			continue
+		}
+		books, err := runtime.Books()
+		if err != nil {
+			return fmt.Errorf("runtime handler %s: %w", name, err)
+		}
+		for id, paths := range books {
+			for _, path := range paths {
+				s.add(id, "%s of runtime handler %s", path, name)
+			}
 		}
 	}
 	return nil

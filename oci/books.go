@@ -1,0 +1,70 @@
+package oci
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/crius-run/crius/conmon/shim"
+)
+
+// Books are what a runtime has laid down about each container that it knows, or
+// has begun to make: the paths by the container's id.
+type Books map[string][]string
+
+// booksOf are the paths that patterns name for a container: in the runtime's root,
+// unless they say where.
+func (r *cli) booksOf(id string, patterns []string) ([]string, error) {
+	var all []string
+	for _, pattern := range patterns {
+		path := strings.Replace(pattern, "ID", id, 1) // an id needs no quoting
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(r.handler.Root, path)
+		}
+		found := []string{path}
+		var err error
+		if strings.Contains(pattern, "*") {
+			found, err = filepath.Glob(path)
+		} else if _, err = os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// Books reads the root of the runtime.
+func (r *cli) Books() (Books, error) { return readBooks(r.handler.Root) }
+
+// Books are those of runc behind its shim. Others keep theirs where they like.
+func (r *shimmed) Books() (Books, error) {
+	return readBooks(filepath.Join(r.handler.Root, shim.Namespace))
+}
+
+func readBooks(dir string) (Books, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	books := Books{}
+	for _, entry := range entries {
+		id := subject(entry.Name())
+		books[id] = append(books[id], filepath.Join(dir, entry.Name()))
+	}
+	return books, err
+}
+
+// subject is the id of the container that a runtime's file or directory of this
+// name is about, whatever runtime it is: no id looks like the names of runsc's.
+func subject(name string) string {
+	if id, ok := strings.CutPrefix(name, "runsc-"); ok {
+		return strings.TrimSuffix(id, ".sock")
+	}
+	id, _, _ := strings.Cut(name, "_sandbox:")
+	return id
+}

@@ -1,0 +1,54 @@
+package oci
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Whose book it is tells its name, with runc's, which are directories, and with
+// runsc's, which are files.
+func TestBooks(t *testing.T) {
+	root := t.TempDir()
+	one, two := strings.Repeat("1", 64), strings.Repeat("2", 64)
+	for _, name := range []string{one + "/", two + "_sandbox:" + one + ".state", two + "_sandbox:" + one + ".lock", "runsc-" + one + ".sock", "k8s.io/" + two + "/", "stray.txt"} {
+		path := filepath.Join(root, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if err == nil && strings.HasSuffix(name, "/") {
+			err = os.Mkdir(path, 0o700)
+		} else if err == nil {
+			err = os.WriteFile(path, nil, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	in := func(names ...string) []string {
+		for i, name := range names {
+			names[i] = filepath.Join(root, name)
+		}
+		return names
+	}
+	for name, c := range map[string]struct {
+		runtime Runtime
+		want    Books
+	}{
+		"command line": {&cli{handler: Handler{Root: root}}, Books{
+			one: in(one, "runsc-"+one+".sock"), two: in(two+"_sandbox:"+one+".lock", two+"_sandbox:"+one+".state"),
+			"k8s.io": in("k8s.io"), "stray.txt": in("stray.txt"),
+		}},
+		"shim": {&shimmed{handler: Handler{Root: root}}, Books{two: in("k8s.io/" + two)}},
+		"none": {&cli{handler: Handler{Root: root + "/none"}}, nil},
+	} {
+		got, err := c.runtime.Books()
+		if err != nil || !maps.EqualFunc(got, c.want, slices.Equal) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if _, err := (&cli{handler: Handler{Root: filepath.Join(root, "stray.txt")}}).Books(); err == nil {
+		t.Error("a file is taken for a root")
+	}
+}
