@@ -41,7 +41,7 @@ demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: 
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
 
 .PHONY: conformance
-conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those.
+conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those. HANDLER=runsc or shim-runc: with that.
 	@test/setup.sh
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
 

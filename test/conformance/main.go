@@ -4,7 +4,8 @@
 //	go run ./test/conformance [-focus REGEXP] [HANDLER...]
 //
 // Each runtime handler, by default Debian's runc and crun and a current runc
-// (runc-current), gets a node of its own. The images that the suite names are
+// (runc-current), and on demand gVisor (runsc) and containerd's shim of runc
+// (shim-runc), gets a node of its own. The images that the suite names are
 // built on the spot and served by the node's registry under their public names.
 // At the end of a run it prints one plain line, the specs that were skipped and
 // those that failed, and so is anything that the pods have left behind:
@@ -93,19 +94,28 @@ func logged(ctx context.Context, path string, suite *critest.Suite, handler stri
 
 func allHandlers() []string { return []string{"runc", "crun", currentRunc} }
 
-// currentRunc is the handler of a current runc, beside Debian's.
-const currentRunc = "runc-current"
+// Handlers that a node does not have by itself.
+const (
+	currentRunc = "runc-current" // beside Debian's
+	gvisor      = "runsc"
+	shimOfRunc  = "shim-runc"
+)
 
 // options are those of a node for a handler.
 func options(ctx context.Context, handler string) (o node.Options, err error) {
-	if handler == currentRunc {
-		path, err := tools.Runc(ctx)
-		if err != nil {
-			return o, err
-		}
-		o.Config = fmt.Sprintf("[runtime.handlers.%s]\npath = %q\n", currentRunc, path)
+	kind, path := "oci", ""
+	switch handler {
+	case currentRunc:
+		path, err = tools.Runc(ctx)
+	case gvisor:
+		path, err = tools.Runsc(ctx)
+	case shimOfRunc:
+		kind, path = "shim", "containerd-shim-runc-v2"
+	default:
+		return o, nil
 	}
-	return o, nil
+	o.Config = fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind, path)
+	return o, err
 }
 
 // leftTime is how long what pods leave may take to go.
