@@ -102,7 +102,7 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := n.writeConfig(o.Config); err != nil {
 		return nil, err
 	}
-	n.conn, err = dial(n.Socket())
+	n.conn, err = Connect(n.Socket())
 	return n, err
 }
 

@@ -28,8 +28,8 @@ const (
 	stallPatience = 120 * time.Second
 )
 
-// dial makes a connection that notices a restarted server within moments.
-func dial(socket string) (*grpc.ClientConn, error) {
+// Connect makes a connection that notices a restarted server within moments.
+func Connect(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -56,6 +59,34 @@ func list(args []string) error {
 	entries, err := os.ReadDir(args[0])
 	for _, e := range entries {
 		fmt.Println(e.Name())
+	}
+	return err
+}
+
+func sum(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	h := sha256.New()
+	err := filepath.WalkDir(args[0], func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		st, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(h, "%s %d\n", path, st.Size())
+		_, err = io.Copy(h, f)
+		return err
+	})
+	if err == nil {
+		_, err = fmt.Printf("%x\n", h.Sum(nil))
 	}
 	return err
 }

@@ -51,6 +51,7 @@ func verbs() map[string]verb {
 		"diary":   {"FILE: add a line with the time", diary},
 		"cat":     {"[FILE]: copy the file, or standard input, to standard output", cat},
 		"ls":      {"DIR: names, one a line", list},
+		"sum":     {"DIR: print the SHA-256 of all files below, by name, size and content", sum},
 		"stat":    {"PATH: octal mode, uid, gid, size", stat},
 		"open":    {"PATH r|w|rw: open it, print ok", open},
 		"copy":    {"FROM TO: copy a file", copyFile},
