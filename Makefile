@@ -70,9 +70,9 @@ powercut: ## Cut the power of machines again and again, and look what crius make
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -cuts $(or $(COUNT),1000) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
-bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only that.
+bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only that; OUT=page.md JSON=file: write it down.
 	@test/setup.sh conmon containerd
-	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(ROW)
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(if $(OUT),-out '$(OUT)') $(if $(JSON),-json '$(JSON)') $(ROW)
 
 .PHONY: lint
 lint: ## Complain about form: gofmt, go vet.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +33,7 @@ type ground struct {
 	Lowers  string // of the root file system
 	CNI     string // conflist
 	Cgroup  string // parent of the containers
+	Probe   []string
 }
 
 // floor is a target of raw commands: the CNI plugins, and the OCI runtime on a
@@ -42,25 +42,34 @@ type floor struct {
 	node *node.Node
 	used accounting
 	role *exec.Cmd
-	in   io.WriteCloser
 
 	mu      sync.Mutex
-	waiting map[string]chan floorAnswer
+	in      io.WriteCloser
+	number  int
+	waiting map[int]chan floorAnswer
+}
+
+// floorRequest is a phase of a pod's life, which the other process answers.
+type floorRequest struct {
+	Number int
+	Pod    string
+	Phase  int
 }
 
 type floorAnswer struct {
-	Name  string
-	Life  life
-	Error string
+	Number  int
+	Seconds float64
+	Error   string
 }
 
 // newFloor copies the container that a pod of like has. That pod stays, for the
 // copies use its IPC and UTS namespaces and its files.
 func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err error) {
-	_, container, _, err := like.up(ctx, "model")
-	if err != nil {
+	const model = "model"
+	if _, err := up(ctx, like, model); err != nil {
 		return nil, err
 	}
+	container := like.pod(model).container
 	lowers, err := like.lowers(container)
 	if err != nil {
 		return nil, err
@@ -69,7 +78,7 @@ func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err 
 	if err != nil {
 		return nil, err
 	}
-	f := &floor{node: n, waiting: map[string]chan floorAnswer{}}
+	f := &floor{node: n, waiting: map[int]chan floorAnswer{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close())
@@ -77,7 +86,7 @@ func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err 
 	}()
 	options, err := json.Marshal(ground{
 		Dir: n.Path("floor"), Runtime: handler, Config: filepath.Join(like.bundle(container), "config.json"), Lowers: lowers,
-		CNI: n.Path("cni", "net.d", "10-p.conflist"), Cgroup: n.CgroupParent(),
+		CNI: n.Path("cni", "net.d", "10-p.conflist"), Cgroup: n.CgroupParent(), Probe: like.probe,
 	})
 	if err != nil {
 		return nil, err
@@ -103,6 +112,13 @@ func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err 
 
 func (f *floor) name() string          { return "floor" }
 func (f *floor) cpu() (float64, error) { return f.used.seconds() }
+func (f *floor) where() *node.Node     { return f.node }
+
+// prove runs a command in the pod, which fails unless the container runs.
+func (f *floor) prove(ctx context.Context, pod string) error {
+	_, err := f.do(ctx, pod, execSync)
+	return err
+}
 
 func (f *floor) close() error {
 	var errs []error
@@ -115,40 +131,53 @@ func (f *floor) close() error {
 func (f *floor) listen(out io.Reader) {
 	for answers := json.NewDecoder(out); ; {
 		var a floorAnswer
-		if answers.Decode(&a) != nil {
+		err := answers.Decode(&a)
+		f.mu.Lock()
+		if err != nil {
+			for _, answer := range f.waiting {
+				answer <- floorAnswer{Error: "the process of the floor has ended"}
+			}
+			f.mu.Unlock()
 			return
 		}
-		f.mu.Lock()
-		f.waiting[a.Name] <- a
-		delete(f.waiting, a.Name)
+		f.waiting[a.Number] <- a
+		delete(f.waiting, a.Number)
 		f.mu.Unlock()
 	}
 }
 
-func (f *floor) live(ctx context.Context, name string) (life, error) {
+func (f *floor) do(ctx context.Context, pod string, phase int) (float64, error) {
 	answer := make(chan floorAnswer, 1)
 	f.mu.Lock()
-	f.waiting[name] = answer
-	_, err := fmt.Fprintln(f.in, name)
+	f.number++
+	f.waiting[f.number] = answer
+	err := json.NewEncoder(f.in).Encode(floorRequest{f.number, pod, phase})
 	f.mu.Unlock()
 	if err != nil {
-		return life{}, err
+		return 0, err
 	}
 	select {
 	case a := <-answer:
 		if a.Error != "" {
-			return a.Life, errors.New(a.Error)
+			return a.Seconds, errors.New(a.Error)
 		}
-		return a.Life, nil
+		return a.Seconds, nil
 	case <-ctx.Done():
-		return life{}, context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
 }
 
-// serveFloor is the other process: a line with a name is a pod's life.
+// floorWork is what the other process does.
+type floorWork struct {
+	ground
+	mu   sync.Mutex
+	pods map[string]*floorPod
+}
+
+// serveFloor is the other process.
 func serveFloor(options string) error {
-	var g ground
-	if err := json.Unmarshal([]byte(options), &g); err != nil {
+	g := floorWork{pods: map[string]*floorPod{}}
+	if err := json.Unmarshal([]byte(options), &g.ground); err != nil {
 		return err
 	}
 	// The containers' inits come to this process when the runtime is done.
@@ -158,19 +187,21 @@ func serveFloor(options string) error {
 	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
 		return err
 	}
-	var lives sync.WaitGroup
+	var work sync.WaitGroup
+	defer work.Wait()
 	var mu sync.Mutex
 	answers := json.NewEncoder(os.Stdout)
-	for names := bufio.NewScanner(os.Stdin); names.Scan(); {
-		name := names.Text()
-		lives.Go(func() {
-			a := floorAnswer{Name: name}
-			p, err := g.prepare(name)
-			if err == nil {
-				a.Life, err = p.live()
-				err = errors.Join(err, p.cleanUp())
-			}
-			if err != nil {
+	for requests := json.NewDecoder(os.Stdin); ; {
+		var r floorRequest
+		if err := requests.Decode(&r); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		work.Go(func() {
+			a := floorAnswer{Number: r.Number}
+			var err error
+			if a.Seconds, err = g.pass(r.Pod, r.Phase); err != nil {
 				a.Error = err.Error()
 			}
 			mu.Lock()
@@ -178,8 +209,35 @@ func serveFloor(options string) error {
 			_ = answers.Encode(a)
 		})
 	}
-	lives.Wait()
-	return nil
+}
+
+// pass times a phase. What a pod needs is made ready before the first, and is
+// taken away after the last.
+func (g *floorWork) pass(pod string, phase int) (seconds float64, err error) {
+	g.mu.Lock()
+	p := g.pods[pod]
+	g.mu.Unlock()
+	if phase == runPodSandbox {
+		if p, err = g.prepare(pod); err != nil {
+			return 0, err
+		}
+		g.mu.Lock()
+		g.pods[pod] = p
+		g.mu.Unlock()
+	}
+	if p == nil {
+		return 0, fmt.Errorf("there is no pod %s", pod)
+	}
+	began := time.Now()
+	err = p.do(phase)
+	seconds = time.Since(began).Seconds()
+	if phase == podDown && err == nil {
+		err = p.cleanUp()
+		g.mu.Lock()
+		delete(g.pods, pod)
+		g.mu.Unlock()
+	}
+	return seconds, err
 }
 
 // floorPod is a pod on the floor: what it needs has been prepared.
@@ -241,38 +299,34 @@ func (p *floorPod) writeConfig() error {
 	return os.WriteFile(filepath.Join(p.dir, "config.json"), text, 0o600)
 }
 
-func (p *floorPod) live() (l life, err error) {
+func (p *floorPod) do(phase int) error {
 	ctx := context.Background()
-	for _, step := range []struct {
-		phase int
-		do    func() error
-	}{
-		{runPodSandbox, func() error { _, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach); return err }},
-		{createContainer, func() error {
-			return p.runtime("create", "--bundle", p.dir, "--pid-file", filepath.Join(p.dir, "pid"), p.id)
-		}},
-		{startContainer, func() error { return p.runtime("start", p.id) }},
-		{execSync, func() error { return p.runtime(append([]string{"exec", p.id}, probeCommand...)...) }},
-		{containerDown, p.kill},
-		{podDown, func() error { return p.cni.DelNetworkList(ctx, p.plugins, p.attach) }},
-	} {
-		began := time.Now()
-		if err := step.do(); err != nil {
-			return l, fmt.Errorf("%s: %w", phases[step.phase], err)
-		}
-		l[step.phase] = time.Since(began).Seconds()
+	switch phase {
+	case runPodSandbox:
+		_, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach)
+		return err
+	case createContainer:
+		return p.runtime("create", "--bundle", p.dir, "--pid-file", filepath.Join(p.dir, "pid"), p.id)
+	case startContainer:
+		return p.runtime("start", p.id)
+	case execSync:
+		return p.runtime(append([]string{"exec", p.id}, p.Probe...)...)
+	case containerDown:
+		return p.kill()
+	case podDown:
+		return p.cni.DelNetworkList(ctx, p.plugins, p.attach)
 	}
-	l[podUp] = l[runPodSandbox] + l[createContainer] + l[startContainer]
-	return l, nil
+	return fmt.Errorf("there is no phase %d", phase)
 }
 
 func (p *floorPod) runtime(args ...string) error {
 	cmd := exec.Command(p.Runtime, append([]string{"--root", filepath.Join(p.Dir, "runtime")}, args...)...)
-	log, err := os.Create(filepath.Join(p.dir, "log"))
+	// No pipe: the container would hold it open.
+	log, err := os.CreateTemp(p.dir, "log")
 	if err != nil {
 		return err
 	}
-	defer log.Close()
+	defer func() { log.Close(); os.Remove(log.Name()) }()
 	cmd.Stderr = log
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log.Name())

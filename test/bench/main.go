@@ -1,34 +1,51 @@
 // Bench measures crius beside its peers, in one run and with the same work for
-// both:
+// all:
 //
-//	go run ./test/bench [ROW...]
+//	go run ./test/bench [-out FILE.md] [-json FILE] [ROW...]
+//	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
 // A row is one thing that is measured; without an argument all of them are. It
-// takes root and the peer's Debian package, which `make bench` installs. What
-// is printed are medians of rounds in which crius and the peer take turns, so
-// that a machine that is busy for a while is so for both.
+// takes root and the peers' Debian packages, which `make bench` installs. What
+// is printed are medians of rounds in which crius and its peers take turns, so
+// that a machine that is busy for a while is so for all. A row fails unless what
+// it measures has worked, and has left nothing behind.
+//
+// Load lets pods live on one server of CRI, whichever it is.
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
+	"time"
 )
 
-// A row measures and returns its tables.
-type row func(ctx context.Context) ([]table, error)
+// A row is one thing that is measured.
+type row struct {
+	name, about string
+	measure     func(ctx context.Context) ([]table, error)
+}
 
-var rows = map[string]row{
-	"log":     logRow,
-	"node":    nodeRow,
-	"pods":    podsRow,
-	"restart": restartRow,
-	"stats":   statsRow,
-	"steps":   stepsRow,
+// rows are in the order in which a reader wants them.
+var rows = []row{
+	{"pods", "What a pod with one container costs from its start to its end, alone and 8 at once.", podsRow},
+	{"exec", "What an exec probe costs.", execRow},
+	{"node", "A node is filled with 100 pods, weighed and emptied.", nodeRow},
+	{"flat", "Whether the 500th pod costs more than the first.", flatRow},
+	{"lists", "What a kubelet asks all the time, of 100 and of 2000 containers.", listsRow},
+	{"stats", "Stats of 100 pods, by crius alone.", statsRow},
+	{"pull", "A large image, from a registry to the disk.", pullRow},
+	{"restart", "How long a server that is killed beside 1000 containers is away.", restartRow},
+	{"allocs", "What servers allocate for a call.", allocsRow},
+	{"log", "What container output costs the monitor; conmon is that of CRI-O and podman.", logRow},
+	{"steps", "Where crius's time goes.", stepsRow},
 }
 
 func main() {
@@ -45,29 +62,91 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	names := os.Args[1:]
-	if len(names) == 0 {
-		names = slices.Sorted(maps.Keys(rows))
+	run := measure
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == loadRole {
+		run, args = load, args[1:]
 	}
-	for _, name := range names {
-		if err := measure(ctx, name); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", name, err)
-			os.Exit(1)
-		}
+	if err := run(ctx, args); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
 	}
 }
 
-func measure(ctx context.Context, name string) error {
-	r, ok := rows[name]
-	if !ok {
-		return fmt.Errorf("no such row; there are %v", slices.Sorted(maps.Keys(rows)))
+func measure(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	page := flags.String("out", "", "write a page in Markdown with all results, and with what they were measured on")
+	file := flags.String("json", "", "write the same as JSON")
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-	tables, err := r(ctx)
+	wanted, err := pick(flags.Args())
 	if err != nil {
 		return err
 	}
-	for _, t := range tables {
-		t.print(os.Stdout)
+	command := "make bench"
+	if flags.NArg() > 0 {
+		command += fmt.Sprintf(" ROW='%s'", strings.Join(flags.Args(), " "))
 	}
-	return nil
+	if *page != "" {
+		command += " OUT=" + *page
+	}
+	r, err := newReport(ctx, command)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, w := range wanted {
+		began := time.Now()
+		tables, err := w.measure(ctx)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", w.name, err)
+			failed = append(failed, fmt.Errorf("%s failed", w.name))
+			if ctx.Err() != nil {
+				break
+			}
+			continue
+		}
+		done := &result{Name: w.name, About: w.about}
+		for _, t := range tables {
+			t.print(os.Stdout)
+			t.plot(os.Stdout)
+			done.Tables = append(done.Tables, &t)
+		}
+		fmt.Printf("\n(row %s: %.0f s)\n", w.name, time.Since(began).Seconds())
+		r.Rows = append(r.Rows, done)
+	}
+	// What is missing on a page would not be seen.
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	if *page != "" {
+		var text bytes.Buffer
+		r.markdown(&text)
+		err = os.WriteFile(*page, text.Bytes(), 0o644)
+	}
+	if *file != "" {
+		err = errors.Join(err, writeJSON(*file, r))
+	}
+	return err
+}
+
+// pick finds rows by name.
+func pick(names []string) ([]row, error) {
+	if len(names) == 0 {
+		return rows, nil
+	}
+	var wanted []row
+	for _, name := range names {
+		i := slices.IndexFunc(rows, func(r row) bool { return r.name == name })
+		if i < 0 {
+			var all []string
+			for _, r := range rows {
+				all = append(all, r.name)
+			}
+			return nil, fmt.Errorf("there is no row %s; there are %s", name, strings.Join(all, ", "))
+		}
+		wanted = append(wanted, rows[i])
+	}
+	return wanted, nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -10,11 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/test/images"
-	"github.com/crius-run/crius/test/scene"
 )
 
 const (
@@ -22,7 +16,7 @@ const (
 	restartRounds = 5
 )
 
-// restartRow kills the server of a node with many running containers, 1000
+// restartRow kills the servers of nodes with many running containers, 1000
 // unless CONTAINERS says otherwise, and measures until the next one has
 // recovered them and answers.
 func restartRow(ctx context.Context) (tables []table, err error) {
@@ -32,61 +26,70 @@ func restartRow(ctx context.Context) (tables []table, err error) {
 			return nil, fmt.Errorf("CONTAINERS: %w", err)
 		}
 	}
-	w, err := scene.New(ctx, node.Options{})
+	pods := max(count/restartPerPod, 1)
+	c, ours, theirs, err := newServers(ctx, "crun")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, w.Close()) }()
-	var side errgroup.Group
-	side.SetLimit(4)
-	for i := range max(count/restartPerPod, 1) {
-		side.Go(func() error { return crowd(ctx, w, i) })
-	}
-	if err := side.Wait(); err != nil {
+	defer func() { err = c.end(ctx, err) }()
+	if err := c.settle(ctx); err != nil {
 		return nil, err
 	}
-	var ready []float64
-	listed := 0
+	var ready [][]float64
+	for _, s := range []*server{ours, theirs} {
+		took, err := s.restarts(ctx, pods)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.label, err)
+		}
+		ready = append(ready, took)
+	}
+	t := compare(fmt.Sprintf("Server killed beside %d running containers, %d times: seconds", pods*restartPerPod, restartRounds), 95, c.names()...)
+	t.line("from exec to the first list", ready...)
+	return []table{t.table}, nil
+}
+
+// restarts fills the server's node, kills the server again and again, and removes
+// what it has.
+func (s *server) restarts(ctx context.Context, pods int) (took []float64, err error) {
+	if _, err := fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
+		return nil, err
+	}
+	var group errgroup.Group
+	group.SetLimit(nodeAtOnce)
+	for i := range pods {
+		group.Go(func() error { return s.join(ctx, s.pod(podName(i))) })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
 	for range restartRounds {
-		if err := w.Kill(); err != nil {
+		if err := s.program.Kill(); err != nil {
 			return nil, err
 		}
 		began := time.Now()
-		if err := w.Start(ctx); err != nil {
+		if err := s.program.Start(ctx); err != nil {
 			return nil, err
 		}
-		list, err := w.Runtime().ListContainers(ctx, &cri.ListContainersRequest{
-			Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}},
-		})
+		running, err := s.running(ctx)
 		if err != nil {
 			return nil, err
 		}
-		ready, listed = append(ready, time.Since(began).Seconds()), len(list.Containers)
+		took = append(took, time.Since(began).Seconds())
+		if want := pods * restartPerPod; running != want {
+			return nil, fmt.Errorf("%d of %d containers run after a restart", running, want)
+		}
 	}
-	t := table{
-		title: fmt.Sprintf("Server killed beside %d running containers, %d times", listed, restartRounds),
-		head:  []string{"", "p50 s"},
-	}
-	t.add("from exec to the first answer", fmt.Sprintf("%.2f", median(ready)))
-	return []table{t}, nil
+	return took, s.removeAll(ctx)
 }
 
-// crowd runs a pod with restartPerPod containers.
-func crowd(ctx context.Context, w *scene.World, number int) error {
-	config := kubelet.Pod(fmt.Sprint("p", number), kubelet.LogsBelow(w.Path("logs")))
-	pod, err := w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "crun"})
-	if err != nil {
-		return err
-	}
-	for i := range restartPerPod {
-		c, err := w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
-			PodSandboxId: pod.PodSandboxId, SandboxConfig: config,
-			Config: kubelet.Container(fmt.Sprint("c", i), images.Probe, []string{"sleep"}),
-		})
+// join starts the containers of a pod that are missing.
+func (s *server) join(ctx context.Context, p *pod) error {
+	for i := range restartPerPod - 1 {
+		id, err := s.create(ctx, p, fmt.Sprint("c", i), s.args)
 		if err != nil {
 			return err
 		}
-		if _, err := w.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		if _, err := s.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id}); err != nil {
 			return err
 		}
 	}

@@ -6,36 +6,29 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/test/images"
 )
 
 const (
-	statsPods   = 100
+	statsPods   = nodePods
 	statsRounds = 200
 )
 
 // statsRow asks a node with statsPods pods, of one container each, for all
 // stats. CPU is what the server uses for a call, all its threads together.
 func statsRow(ctx context.Context) (tables []table, err error) {
-	n, err := node.New(ctx, node.Options{})
+	s, err := newCrius(ctx, "crun")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.Close()) }()
-	if err := n.Start(ctx); err != nil {
+	defer func() { err = errors.Join(err, s.close()) }()
+	s.cgroup = func(uid string) string { return s.on.CgroupParent() + "/pod" + uid }
+	if _, err := fill(ctx, s, 0, statsPods, nodeAtOnce); err != nil {
 		return nil, err
 	}
-	if err := fill(ctx, n); err != nil {
-		return nil, err
-	}
-	r := n.Runtime()
+	r := s.runtime()
 	t := table{
 		title: fmt.Sprintf("Stats of %d pods with a container each, %d calls", statsPods, statsRounds),
 		head:  []string{"", "p50 ms", "CPU ms per pod"},
@@ -59,7 +52,7 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 			return len(resp.GetPodMetrics()), err
 		}},
 	} {
-		p50, cpu, err := askOften(n, call.ask)
+		p50, cpu, err := askOften(s.program.PID(), call.ask)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", call.name, err)
 		}
@@ -70,8 +63,8 @@ func statsRow(ctx context.Context) (tables []table, err error) {
 }
 
 // askOften returns the seconds that a call takes, and those of CPU.
-func askOften(n *node.Node, ask func() (int, error)) (p50, cpu float64, err error) {
-	before, err := cpuSeconds(n.PID())
+func askOften(pid int, ask func() (int, error)) (p50, cpu float64, err error) {
+	before, err := cpuSeconds(pid)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -87,7 +80,7 @@ func askOften(n *node.Node, ask func() (int, error)) (p50, cpu float64, err erro
 			return 0, 0, err
 		}
 	}
-	after, err := cpuSeconds(n.PID())
+	after, err := cpuSeconds(pid)
 	return median(took), (after - before) / statsRounds, err
 }
 
@@ -100,41 +93,4 @@ func cpuSeconds(pid int) (float64, error) {
 		return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
 	}
 	return float64(t.Nano()) / 1e9, nil
-}
-
-// fill runs the pods as a kubelet would, each in a cgroup of its own.
-func fill(ctx context.Context, n *node.Node) error {
-	built, err := images.Build(nil)
-	if err != nil {
-		return err
-	}
-	n.Registry.Push("probe", "latest", built)
-	if _, err := n.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: images.Probe}}); err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(4)
-	for i := range statsPods {
-		group.Go(func() error { return runPod(ctx, n, fmt.Sprintf("bench-%d", i)) })
-	}
-	return group.Wait()
-}
-
-func runPod(ctx context.Context, n *node.Node, name string) error {
-	r := n.Runtime()
-	config := kubelet.Pod(name, kubelet.LogsBelow(n.Path("logs")), func(c *cri.PodSandboxConfig) {
-		c.Linux.CgroupParent = n.CgroupParent() + "/pod" + c.Metadata.Uid
-	})
-	pod, err := r.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: ociRuntime})
-	if err != nil {
-		return err
-	}
-	c, err := r.CreateContainer(ctx, &cri.CreateContainerRequest{
-		PodSandboxId: pod.PodSandboxId, SandboxConfig: config,
-		Config: kubelet.Container("c", images.Probe, []string{"sleep"}),
-	})
-	if err == nil {
-		_, err = r.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.ContainerId})
-	}
-	return err
 }

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
-	"net/http"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,20 +32,19 @@ func stepsOf(ctx context.Context, handler string) (_ table, err error) {
 		return table{}, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	if _, err := s.live(ctx, handler+"-first"); err != nil {
+	if _, err := live(ctx, s, "first"); err != nil {
 		return table{}, err
 	}
-	socket := filepath.Join(s.node.RunRoot(), "metrics.sock")
-	before, err := scrape(ctx, socket)
+	before, err := s.spent(ctx)
 	if err != nil {
 		return table{}, err
 	}
 	for i := range stepsLives {
-		if _, err := s.live(ctx, fmt.Sprintf("%s-%d", handler, i)); err != nil {
+		if _, err := live(ctx, s, podName(i)); err != nil {
 			return table{}, err
 		}
 	}
-	after, err := scrape(ctx, socket)
+	after, err := s.spent(ctx)
 	if err != nil {
 		return table{}, err
 	}
@@ -80,29 +75,14 @@ func stepsOf(ctx context.Context, handler string) (_ table, err error) {
 // spent is one series of a histogram.
 type spent struct{ count, seconds float64 }
 
-// scrape reads the histograms of calls and steps, by "call NAME" and "step NAME".
-func scrape(ctx context.Context, socket string) (map[string]spent, error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://crius/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
+// spent reads the histograms of calls and steps, by "call NAME" and "step NAME".
+func (s *server) spent(ctx context.Context) (map[string]spent, error) {
+	text, err := s.metrics(ctx)
 	if err != nil {
 		return nil, err
 	}
 	all := map[string]spent{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		for prefix, kind := range map[string]string{
 			"crius_rpc_duration_seconds_": "call ", "crius_step_duration_seconds_": "step ",
 		} {
@@ -116,14 +96,14 @@ func scrape(ctx context.Context, socket string) (map[string]spent, error) {
 				return nil, fmt.Errorf("%q: %w", line, err)
 			}
 			name := kind + strings.TrimPrefix(words[1], "/runtime.v1.RuntimeService/")
-			s := all[name]
+			one := all[name]
 			switch what {
 			case "count":
-				s.count = value
+				one.count = value
 			case "sum":
-				s.seconds = value
+				one.seconds = value
 			}
-			all[name] = s
+			all[name] = one
 		}
 	}
 	return all, nil

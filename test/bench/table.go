@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -14,6 +16,7 @@ type table struct {
 	title string
 	head  []string
 	lines [][]string
+	bars  []int // columns that a plot shows beside each other
 }
 
 func (t *table) add(cells ...string) { t.lines = append(t.lines, cells) }
@@ -39,6 +42,108 @@ func (t *table) print(w io.Writer) {
 		}
 		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
 	}
+}
+
+// markdown is the same for a page.
+func (t *table) markdown(w io.Writer) {
+	fmt.Fprintf(w, "\n**%s**\n\n", t.title)
+	for i, cells := range slices.Insert(slices.Clone(t.lines), 0, t.head) {
+		cells = append(slices.Clone(cells), make([]string, len(t.head)-len(cells))...)
+		fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))
+		if i == 0 {
+			fmt.Fprintf(w, "|---|%s\n", strings.Repeat("--:|", len(t.head)-1))
+		}
+	}
+}
+
+// MarshalJSON has numbers where cells are numbers, and null where they are empty.
+func (t *table) MarshalJSON() ([]byte, error) {
+	rows := make([][]any, len(t.lines))
+	for i, cells := range t.lines {
+		for j, cell := range cells {
+			_, err := strconv.ParseFloat(cell, 64)
+			switch {
+			case j > 0 && cell == "":
+				rows[i] = append(rows[i], nil)
+			case j > 0 && err == nil:
+				rows[i] = append(rows[i], json.Number(cell))
+			default:
+				rows[i] = append(rows[i], cell)
+			}
+		}
+	}
+	return json.Marshal(map[string]any{"title": t.title, "columns": t.head, "rows": rows})
+}
+
+// comparison is a table of what crius and others need for the same.
+type comparison struct {
+	table
+	names []string
+	tail  int // the percentile beside the median
+}
+
+// crius is the name that is compared with each other one.
+const crius = "crius"
+
+// compare begins a comparison; without a tail there are medians alone.
+func compare(title string, tail int, names ...string) *comparison {
+	c := &comparison{table: table{title: title, head: []string{""}}, names: names, tail: tail}
+	for _, name := range names {
+		c.bars = append(c.bars, len(c.head))
+		c.head = append(c.head, name)
+		if tail > 0 {
+			c.head = append(c.head, fmt.Sprintf("p%d", tail))
+		}
+	}
+	for _, name := range names {
+		if name != crius && slices.Contains(names, crius) {
+			c.head = append(c.head, crius+"/"+name)
+		}
+	}
+	return c
+}
+
+// line has the median and the tail of each one's sample; a single number is told
+// as it is, and whoever has none leaves its cells empty.
+func (c *comparison) line(name string, samples ...[]float64) {
+	cells := []string{name}
+	for _, sample := range samples {
+		value, tail := "", ""
+		if len(sample) > 0 {
+			value = number(median(sample))
+		}
+		if len(sample) > 1 {
+			tail = number(percentile(sample, c.tail))
+		}
+		cells = append(cells, value)
+		if c.tail > 0 {
+			cells = append(cells, tail)
+		}
+	}
+	if us := slices.Index(c.names, crius); us >= 0 {
+		for i, sample := range samples {
+			if i == us {
+				continue
+			}
+			ratio := ""
+			if median(sample) > 0 && len(samples[us]) > 0 {
+				ratio = fmt.Sprintf("%.2f", median(samples[us])/median(sample))
+			}
+			cells = append(cells, ratio)
+		}
+	}
+	c.add(cells...)
+}
+
+// number has three digits, or all that are before the point.
+func number(v float64) string {
+	switch {
+	case v < 9.995:
+		return fmt.Sprintf("%.2f", v)
+	case v < 99.95:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
 }
 
 // percentile is the smallest value that so many of a hundred do not exceed.

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"fmt"
+)
+
+const (
+	flatPods   = 500
+	flatWindow = 100
+)
+
+// flatRow fills nodes far beyond what they usually have, one pod at a time, and
+// tells what the first hundred and each one after that cost.
+func flatRow(ctx context.Context) (tables []table, err error) {
+	const handler = "crun"
+	c, err := newContest(ctx, handler)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = c.end(ctx, err) }()
+	times := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: ms until a pod is up", flatPods, handler), 95, c.names()...)
+	costs := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: CPU ms a pod", flatPods, handler), 0, c.names()...)
+	var first, last []outcome
+	for from := 0; from < flatPods; from += flatWindow {
+		var took, cpu [][]float64
+		last = nil
+		for _, t := range c.targets {
+			o, err := fill(ctx, t, from, from+flatWindow, 1)
+			if err != nil {
+				return nil, err
+			}
+			took, cpu, last = append(took, o.of(podUp)), append(cpu, []float64{o.each()}), append(last, o)
+		}
+		if from == 0 {
+			first = last
+		}
+		name := fmt.Sprintf("pods %d to %d", from+1, from+flatWindow)
+		times.line(name, took...)
+		costs.line(name, cpu...)
+	}
+	var took, cpu [][]float64
+	for i := range c.targets {
+		took = append(took, []float64{median(last[i].of(podUp)) / median(first[i].of(podUp))})
+		cpu = append(cpu, []float64{last[i].each() / first[i].each()})
+	}
+	times.line("last to first, times", took...)
+	costs.line("last to first, times", cpu...)
+	for _, t := range c.targets {
+		if _, err := drain(ctx, t, flatPods, nodeAtOnce); err != nil {
+			return nil, err
+		}
+	}
+	return []table{times.table, costs.table}, nil
+}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// listPods have a container that runs, and listPerPod-1 that have ended.
+	listPods   = 100
+	listPerPod = 20
+	listCalls  = 300
+)
+
+// listsRow asks nodes what a kubelet asks all the time: with a few containers,
+// with many, and while others are made and removed.
+func listsRow(ctx context.Context) (tables []table, err error) {
+	c, ours, theirs, err := newServers(ctx, "crun")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = c.end(ctx, err) }()
+	if err := c.settle(ctx); err != nil {
+		return nil, err
+	}
+	servers := []*server{ours, theirs}
+	for _, s := range servers {
+		if _, err := fill(ctx, s, 0, listPods, nodeAtOnce); err != nil {
+			return nil, err
+		}
+	}
+	measure := func(what string, count int, busy bool) error {
+		t := compare(fmt.Sprintf("%s, %d calls each: ms", what, listCalls), 99, c.names()...)
+		var all [][]asked
+		for _, s := range servers {
+			answers, err := s.ask(ctx, count, busy)
+			if err != nil {
+				return fmt.Errorf("%s: %s: %w", s.label, what, err)
+			}
+			all = append(all, answers)
+		}
+		for i, a := range all[0] {
+			t.line(a.call, a.took, all[1][i].took)
+		}
+		tables = append(tables, t.table)
+		return nil
+	}
+	if err := measure(fmt.Sprintf("%d containers", listPods), listPods, false); err != nil {
+		return nil, err
+	}
+	const most = listPods * listPerPod
+	for _, s := range servers {
+		if err := s.crowd(ctx, listPerPod-1); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.label, err)
+		}
+	}
+	if err := measure(fmt.Sprintf("%d containers", most), most, false); err != nil {
+		return nil, err
+	}
+	if err := measure(fmt.Sprintf("%d containers, while others are created and removed", most), most, true); err != nil {
+		return nil, err
+	}
+	for _, s := range servers {
+		if err := s.removeAll(ctx); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.label, err)
+		}
+	}
+	return tables, nil
+}
+
+// crowd gives each pod of fill so many containers more, which end at once.
+func (s *server) crowd(ctx context.Context, more int) error {
+	var group errgroup.Group
+	group.SetLimit(nodeAtOnce)
+	for i := range listPods {
+		group.Go(func() error {
+			for j := range more {
+				id, err := s.create(ctx, s.pod(podName(i)), fmt.Sprint("job", j), []string{"exit", "0"})
+				if err != nil {
+					return err
+				}
+				if _, err := s.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for {
+		running, err := s.running(ctx)
+		if err != nil {
+			return err
+		}
+		if running == listPods {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%d containers run instead of %d: %w", running, listPods, context.Cause(ctx))
+		}
+	}
+}
+
+// asked is how many milliseconds the answers to a call took.
+type asked struct {
+	call string
+	took []float64
+}
+
+// ask times calls. Busy: while another container comes and goes again and again.
+func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, err error) {
+	if busy {
+		stop := s.bustle(ctx)
+		defer func() {
+			if changes, stopped := stop(); err == nil && stopped != nil {
+				err = stopped
+			} else if err == nil && changes == 0 {
+				err = fmt.Errorf("no other container came and went meanwhile")
+			}
+		}()
+	}
+	p := s.pod(podName(listPods / 2))
+	for _, call := range s.calls(p, count) {
+		a := asked{call: call.name}
+		for range listCalls {
+			began := time.Now()
+			err := call.ask(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", call.name, err)
+			}
+			a.took = append(a.took, time.Since(began).Seconds()*1e3)
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// call is something that a kubelet asks.
+type call struct {
+	name string
+	ask  func(ctx context.Context) error
+}
+
+// calls check their answers: the server has so many containers, and perhaps one
+// more that comes and goes.
+func (s *server) calls(p *pod, count int) []call {
+	r := s.runtime()
+	return []call{
+		{"ListPodSandbox", func(ctx context.Context) error {
+			got, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+			return wrong(err, len(got.GetItems()), min(count, listPods), 0)
+		}},
+		{"ListContainers", func(ctx context.Context) error {
+			got, err := r.ListContainers(ctx, &cri.ListContainersRequest{})
+			return wrong(err, len(got.GetContainers()), count, 1)
+		}},
+		{"ListContainers, running", func(ctx context.Context) error {
+			got, err := s.running(ctx)
+			return wrong(err, got, min(count, listPods), 0)
+		}},
+		{"PodSandboxStatus", func(ctx context.Context) error {
+			got, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.id})
+			if err == nil && got.Status.State != cri.PodSandboxState_SANDBOX_READY {
+				err = fmt.Errorf("pod %s is %s", p.id, got.Status.State)
+			}
+			return err
+		}},
+		{"ContainerStatus", func(ctx context.Context) error {
+			got, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: p.container})
+			if err == nil && got.Status.State != cri.ContainerState_CONTAINER_RUNNING {
+				err = fmt.Errorf("container %s is %s", p.container, got.Status.State)
+			}
+			return err
+		}},
+		{"Status", func(ctx context.Context) error {
+			_, err := r.Status(ctx, &cri.StatusRequest{})
+			return err
+		}},
+	}
+}
+
+func wrong(err error, got, want, more int) error {
+	if err == nil && (got < want || got > want+more) {
+		err = fmt.Errorf("%d are listed instead of %d", got, want)
+	}
+	return err
+}
+
+// bustle creates and removes a container until it is stopped, and tells how often.
+func (s *server) bustle(ctx context.Context) (stop func() (int, error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group errgroup.Group
+	changes := 0
+	group.Go(func() error {
+		for ctx.Err() == nil {
+			id, err := s.create(context.WithoutCancel(ctx), s.pod(podName(0)), "bustle", s.args)
+			if err == nil {
+				_, err = s.runtime().RemoveContainer(context.WithoutCancel(ctx), &cri.RemoveContainerRequest{ContainerId: id})
+			}
+			if err != nil {
+				return err
+			}
+			changes++
+		}
+		return nil
+	})
+	return func() (int, error) {
+		cancel()
+		err := group.Wait()
+		return changes, err
+	}
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/node"
+)
+
+// phases are the parts of a pod's life, each timed by itself.
+var phases = [...]string{
+	"RunPodSandbox", "CreateContainer", "StartContainer", "pod up (all three)",
+	"ExecSync", "stop and remove container", "stop and remove pod",
+}
+
+const (
+	runPodSandbox = iota
+	createContainer
+	startContainer
+	podUp // the sum of those before
+	execSync
+	containerDown
+	podDown
+)
+
+// life is how many seconds each phase of a pod's life took.
+type life [len(phases)]float64
+
+// A target lets pods live: a server of CRI, or the commands below all of them.
+type target interface {
+	name() string
+	// do is one phase of the life of the pod with a name, and tells its seconds.
+	do(ctx context.Context, pod string, phase int) (float64, error)
+	// cpu is how many seconds everything of the target has used until now.
+	cpu() (float64, error)
+	// prove checks that a pod that is up is what it should be.
+	prove(ctx context.Context, pod string) error
+	// where is the node that it has for itself.
+	where() *node.Node
+	close() error
+}
+
+// A doer is what lets pods live, wherever it is.
+type doer interface {
+	do(ctx context.Context, pod string, phase int) (float64, error)
+}
+
+// up runs a pod with a container.
+func up(ctx context.Context, t doer, pod string) (l life, err error) {
+	err = l.pass(ctx, t, pod, runPodSandbox, createContainer, startContainer)
+	l[podUp] = l[runPodSandbox] + l[createContainer] + l[startContainer]
+	return l, err
+}
+
+// down removes a pod with its container.
+func down(ctx context.Context, t doer, pod string) (l life, err error) {
+	return l, l.pass(ctx, t, pod, containerDown, podDown)
+}
+
+// live runs a pod with a container and a command in it, and removes both.
+func live(ctx context.Context, t doer, pod string) (life, error) {
+	l, err := up(ctx, t, pod)
+	if err != nil {
+		return l, err
+	}
+	return l, l.pass(ctx, t, pod, execSync, containerDown, podDown)
+}
+
+func (l *life) pass(ctx context.Context, t doer, pod string, through ...int) (err error) {
+	for _, phase := range through {
+		if l[phase], err = t.do(ctx, pod, phase); err != nil {
+			return fmt.Errorf("pod %s: %s: %w", pod, phases[phase], err)
+		}
+	}
+	return nil
+}
+
+// outcome is what somebody made of some pods.
+type outcome struct {
+	lives     []life
+	cpu, wall float64 // seconds
+}
+
+func (o *outcome) add(more outcome) {
+	o.lives = append(o.lives, more.lives...)
+	o.cpu += more.cpu
+	o.wall += more.wall
+}
+
+// of are the milliseconds of one phase.
+func (o outcome) of(phase int) []float64 {
+	took := make([]float64, len(o.lives))
+	for i, l := range o.lives {
+		took[i] = l[phase] * 1e3
+	}
+	return took
+}
+
+// each is the milliseconds of CPU for one of them.
+func (o outcome) each() float64 { return o.cpu * 1e3 / float64(len(o.lives)) }
+
+// rate is how many there were in a second.
+func (o outcome) rate() float64 { return float64(len(o.lives)) / o.wall }
+
+// together does something so many times, some at once, unless one fails.
+func together(ctx context.Context, count, atOnce int, do func(ctx context.Context, i int) (life, error)) (o outcome, err error) {
+	o.lives = make([]life, count)
+	began := time.Now()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for i := range count {
+		group.Go(func() (err error) {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			o.lives[i], err = do(ctx, i)
+			return err
+		})
+	}
+	err = group.Wait()
+	o.wall = time.Since(began).Seconds()
+	return o, err
+}
+
+// accounted is together, with what it costs the target.
+func accounted(ctx context.Context, t target, count, atOnce int, do func(ctx context.Context, i int) (life, error)) (outcome, error) {
+	before, err := t.cpu()
+	if err != nil {
+		return outcome{}, err
+	}
+	o, err := together(ctx, count, atOnce, do)
+	if err != nil {
+		return o, fmt.Errorf("%s: %w", t.name(), err)
+	}
+	after, err := t.cpu()
+	o.cpu = after - before
+	return o, err
+}
+
+// A contest is targets that do the same work in turn, each on a node of its own.
+type contest struct {
+	targets []target
+	empty   []*inventory.Snapshot // what the nodes have without pods
+}
+
+// newContest has the floor, crius and containerd in this order.
+func newContest(ctx context.Context, handler string) (_ *contest, err error) {
+	c, ours, _, err := newServers(ctx, handler)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	ground, err := newFloor(ctx, ours, handler)
+	if err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	c.targets = append([]target{ground}, c.targets...)
+	return c, c.settle(ctx)
+}
+
+// newServers has crius and containerd. Settle it before use.
+func newServers(ctx context.Context, handler string) (c *contest, ours, theirs *server, err error) {
+	if ours, err = newCrius(ctx, handler); err != nil {
+		return nil, nil, nil, err
+	}
+	if theirs, err = newContainerd(ctx, handler); err != nil {
+		return nil, nil, nil, errors.Join(fmt.Errorf("containerd: %w", err), ours.close())
+	}
+	return &contest{targets: []target{ours, theirs}}, ours, theirs, nil
+}
+
+// settle lets a first pod live on each target, since what is made at first use is
+// neither measured nor left over, and checks that it is one.
+func (c *contest) settle(ctx context.Context) error {
+	for _, t := range c.targets {
+		const pod = "first"
+		_, err := up(ctx, t, pod)
+		if err == nil {
+			err = t.prove(ctx, pod)
+		}
+		if err == nil {
+			_, err = down(ctx, t, pod)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.name(), err)
+		}
+		empty, err := t.where().Inventory()
+		if err != nil {
+			return err
+		}
+		c.empty = append(c.empty, empty)
+	}
+	return nil
+}
+
+// bare checks that the targets have left nothing.
+func (c *contest) bare(ctx context.Context) error {
+	for i, t := range c.targets {
+		if err := t.where().Clean(ctx, c.empty[i], time.Minute); err != nil {
+			return fmt.Errorf("%s: %w", t.name(), err)
+		}
+	}
+	return nil
+}
+
+// end is bare, after what has gone well, and close.
+func (c *contest) end(ctx context.Context, err error) error {
+	if err == nil {
+		err = c.bare(ctx)
+	}
+	return errors.Join(err, c.close())
+}
+
+func (c *contest) close() error {
+	var errs []error
+	for _, t := range c.targets {
+		errs = append(errs, t.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (c *contest) names() []string {
+	var names []string
+	for _, t := range c.targets {
+		names = append(names, t.name())
+	}
+	return names
+}
