@@ -18,6 +18,10 @@ import (
 // containerdMetrics is where it tells them, in its node's network.
 const containerdMetrics = "127.0.0.1:1338"
 
+// containerdTime is how long it may take until it answers. Beside 1000 containers
+// it needs more than a minute on a busy machine.
+const containerdTime = 5 * time.Minute
+
 const containerdTOML = `version = 2
 root = "{{.Path "ctd"}}"
 state = "{{.Path "ctdrun"}}"
@@ -32,6 +36,7 @@ address = "` + containerdMetrics + `"
 sandbox_image = "` + pauseImage + `"
 disable_apparmor = true
 restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
 
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
@@ -53,7 +58,7 @@ endpoint = ["http://` + node.RegistryAddress + `"]
 // newContainerd runs Debian's containerd in a node of its own: network, CNI
 // configuration and registry are those that crius has in another one.
 func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
-	others, err := noteShims(shimSockets, containerdSocket)
+	others, err := noteShims(shimSockets, containerdSocket, containerdProgram)
 	if err != nil {
 		return nil, err
 	}
@@ -109,13 +114,13 @@ func (d *containerd) Start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command("containerd", "--config", d.node.Path("containerd.toml"))
+	cmd := exec.Command(containerdProgram, "--config", d.node.Path("containerd.toml"))
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := d.node.Do(cmd.Start); err != nil {
 		return fmt.Errorf("%w: install Debian's containerd", err)
 	}
 	d.cmd = cmd
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, containerdTime)
 	defer cancel()
 	for { // until its CRI plugin is there
 		_, err := cri.NewRuntimeServiceClient(d.conn).Status(ctx, &cri.StatusRequest{}, grpc.WaitForReady(true))

@@ -5,28 +5,31 @@ import (
 	"fmt"
 )
 
-const (
-	flatPods   = 500
-	flatWindow = 100
-)
+// flatWindows are the parts, of the same size, that are compared.
+const flatWindows = 5
 
 // flatRow fills nodes far beyond what they usually have, one pod at a time, and
 // tells what the first hundred and each one after that cost.
 func flatRow(ctx context.Context) (tables []table, err error) {
 	const handler = "crun"
+	pods, err := amount("PODS", 500)
+	if err != nil {
+		return nil, err
+	}
+	window := max(pods/flatWindows, 1)
 	c, err := newContest(ctx, handler)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = c.end(ctx, err) }()
-	times := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: ms until a pod is up", flatPods, handler), 95, c.names()...)
-	costs := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: CPU ms a pod", flatPods, handler), 0, c.names()...)
+	times := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: ms until a pod is up", flatWindows*window, handler), 95, c.names()...)
+	costs := compare(fmt.Sprintf("Up to %d pods with %s, one at a time: CPU ms a pod", flatWindows*window, handler), 0, c.names()...)
 	var first, last []outcome
-	for from := 0; from < flatPods; from += flatWindow {
+	for from := 0; from < flatWindows*window; from += window {
 		var took, cpu [][]float64
 		last = nil
 		for _, t := range c.targets {
-			o, err := fill(ctx, t, from, from+flatWindow, 1)
+			o, err := fill(ctx, t, from, from+window, 1)
 			if err != nil {
 				return nil, err
 			}
@@ -35,7 +38,7 @@ func flatRow(ctx context.Context) (tables []table, err error) {
 		if from == 0 {
 			first = last
 		}
-		name := fmt.Sprintf("pods %d to %d", from+1, from+flatWindow)
+		name := fmt.Sprintf("pods %d to %d", from+1, from+window)
 		times.line(name, took...)
 		costs.line(name, cpu...)
 	}
@@ -47,7 +50,7 @@ func flatRow(ctx context.Context) (tables []table, err error) {
 	times.line("last to first, times", took...)
 	costs.line("last to first, times", cpu...)
 	for _, t := range c.targets {
-		if _, err := drain(ctx, t, flatPods, nodeAtOnce); err != nil {
+		if _, err := drain(ctx, t, flatWindows*window, nodeAtOnce); err != nil {
 			return nil, err
 		}
 	}

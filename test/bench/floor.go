@@ -64,7 +64,7 @@ type floorAnswer struct {
 
 // newFloor copies the container that a pod of like has. That pod stays, for the
 // copies use its IPC and UTS namespaces and its files.
-func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err error) {
+func newFloor(ctx context.Context, like *server) (_ *floor, err error) {
 	const model = "model"
 	if _, err := up(ctx, like, model); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func newFloor(ctx context.Context, like *server, handler string) (_ *floor, err 
 		}
 	}()
 	options, err := json.Marshal(ground{
-		Dir: n.Path("floor"), Runtime: handler, Config: filepath.Join(like.bundle(container), "config.json"), Lowers: lowers,
+		Dir: n.Path("floor"), Runtime: like.handler, Config: filepath.Join(like.bundle(container), "config.json"), Lowers: lowers,
 		CNI: n.Path("cni", "net.d", "10-p.conflist"), Cgroup: n.CgroupParent(), Probe: like.probe,
 	})
 	if err != nil {

@@ -10,15 +10,20 @@ import (
 )
 
 const (
-	// listPods have a container that runs, and listPerPod-1 that have ended.
-	listPods   = 100
-	listPerPod = 20
-	listCalls  = 300
+	// listPods have a container that runs each, and others that have ended.
+	listPods  = 100
+	listCalls = 300
 )
 
 // listsRow asks nodes what a kubelet asks all the time: with a few containers,
 // with many, and while others are made and removed.
 func listsRow(ctx context.Context) (tables []table, err error) {
+	most, err := amount("CONTAINERS", 2000)
+	if err != nil {
+		return nil, err
+	}
+	perPod := max(most/listPods, 2)
+	most = listPods * perPod
 	c, ours, theirs, err := newServers(ctx, "crun")
 	if err != nil {
 		return nil, err
@@ -52,9 +57,8 @@ func listsRow(ctx context.Context) (tables []table, err error) {
 	if err := measure(fmt.Sprintf("%d containers", listPods), listPods, false); err != nil {
 		return nil, err
 	}
-	const most = listPods * listPerPod
 	for _, s := range servers {
-		if err := s.crowd(ctx, listPerPod-1); err != nil {
+		if err := s.crowd(ctx, perPod-1); err != nil {
 			return nil, fmt.Errorf("%s: %w", s.label, err)
 		}
 	}

@@ -24,43 +24,66 @@ const (
 // nodeRow fills nodes with pods, weighs them, and empties them.
 func nodeRow(ctx context.Context) (tables []table, err error) {
 	const handler = "runc"
-	c, err := newContest(ctx, handler)
+	pods, err := amount("PODS", nodePods)
+	if err != nil {
+		return nil, err
+	}
+	c, us, them, err := newServers(ctx, handler)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = c.end(ctx, err) }()
-	var ups, downs [][]float64
-	var empty, full []weight
-	for _, t := range c.targets {
-		s, serves := t.(*server)
-		if serves {
-			w, err := weigh(ctx, s)
-			if err != nil {
-				return nil, err
-			}
-			empty = append(empty, w)
-		}
-		o, err := fill(ctx, t, 0, nodePods, nodeAtOnce)
+	if err := c.settle(ctx); err != nil {
+		return nil, err
+	}
+	var servers []filled
+	for _, s := range []*server{us, them} {
+		f, err := nodeOf(ctx, s, pods)
 		if err != nil {
 			return nil, err
 		}
-		ups = append(ups, []float64{o.rate()})
-		if serves {
-			w, err := weigh(ctx, s)
-			if err != nil {
-				return nil, err
-			}
-			full = append(full, w)
-		}
-		if o, err = drain(ctx, t, nodePods, nodeAtOnce); err != nil {
-			return nil, err
-		}
-		downs = append(downs, []float64{o.rate()})
+		servers = append(servers, f)
 	}
-	speed := compare(fmt.Sprintf("%d pods with %s, %d at once: pods per second", nodePods, handler, nodeAtOnce), 0, c.names()...)
-	speed.line("up", ups...)
-	speed.line("down", downs...)
-	return []table{speed.table, idleTable(empty, full, c.names()[1:])}, nil
+	idle := idleTable(c.names(), pods, servers)
+	if err := c.bare(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.addFloor(ctx, us); err != nil { // only now, since its pod would weigh, too
+		return nil, err
+	}
+	ground, err := nodeOf(ctx, c.targets[0], pods)
+	if err != nil {
+		return nil, err
+	}
+	speed := compare(fmt.Sprintf("%d pods with %s, %d at once: pods per second", pods, handler, nodeAtOnce), 0, c.names()...)
+	speed.line("up", []float64{ground.up.rate()}, []float64{servers[0].up.rate()}, []float64{servers[1].up.rate()})
+	speed.line("down", []float64{ground.down.rate()}, []float64{servers[0].down.rate()}, []float64{servers[1].down.rate()})
+	return []table{speed.table, idle}, nil
+}
+
+// filled is how a node was filled and emptied, and its weight before and between.
+type filled struct {
+	up, down    outcome
+	empty, full weight
+}
+
+func nodeOf(ctx context.Context, t target, pods int) (f filled, err error) {
+	s, serves := t.(*server)
+	if serves {
+		if f.empty, err = weigh(ctx, s); err != nil {
+			return f, err
+		}
+	}
+	if f.up, err = fill(ctx, t, 0, pods, nodeAtOnce); err != nil {
+		return f, err
+	}
+	if serves {
+		if f.full, err = weigh(ctx, s); err != nil {
+			return f, err
+		}
+	}
+	f.down, err = drain(ctx, t, pods, nodeAtOnce)
+	return f, err
 }
 
 // pods are named by number.
@@ -133,21 +156,21 @@ func weigh(ctx context.Context, s *server) (w weight, err error) {
 	return w, nil
 }
 
-func idleTable(empty, full []weight, names []string) table {
+func idleTable(names []string, pods int, all []filled) table {
 	t := compare(fmt.Sprintf("Idle nodes: memory (Pss) and CPU in %v; the containers are not in it", idleTime), 0, names...)
-	line := func(name string, all []weight, of func(w weight) float64) {
+	line := func(name string, of func(f filled) float64) {
 		var samples [][]float64
-		for _, w := range all {
-			samples = append(samples, []float64{of(w)})
+		for _, f := range all {
+			samples = append(samples, []float64{of(f)})
 		}
 		t.line(name, samples...)
 	}
-	line("server MiB without pods", empty, func(w weight) float64 { return w.server / 1024 })
-	line(fmt.Sprintf("server MiB with %d pods", nodePods), full, func(w weight) float64 { return w.server / 1024 })
-	line("KiB a pod: monitor or shim", full, func(w weight) float64 { return w.helpers / nodePods })
-	line("KiB a pod: pause", full, func(w weight) float64 { return w.pauses / nodePods })
-	line("MiB in all", full, func(w weight) float64 { return (w.server + w.helpers + w.pauses) / 1024 })
-	line("CPU ms a second without pods", empty, func(w weight) float64 { return w.cpu })
-	line(fmt.Sprintf("CPU ms a second with %d pods", nodePods), full, func(w weight) float64 { return w.cpu })
+	line("server MiB without pods", func(f filled) float64 { return f.empty.server / 1024 })
+	line(fmt.Sprintf("server MiB with %d pods", pods), func(f filled) float64 { return f.full.server / 1024 })
+	line("KiB a pod: monitor or shim", func(f filled) float64 { return f.full.helpers / float64(pods) })
+	line("KiB a pod: pause", func(f filled) float64 { return f.full.pauses / float64(pods) })
+	line("MiB in all", func(f filled) float64 { return (f.full.server + f.full.helpers + f.full.pauses) / 1024 })
+	line("CPU ms a second without pods", func(f filled) float64 { return f.empty.cpu })
+	line(fmt.Sprintf("CPU ms a second with %d pods", pods), func(f filled) float64 { return f.full.cpu })
 	return t.table
 }

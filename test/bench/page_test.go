@@ -64,3 +64,14 @@ func TestPick(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestAmount(t *testing.T) {
+	const variable = "CRIUS_BENCH_TEST"
+	for text, want := range map[string]int{"": 7, "12": 12, "0": 0, "-1": 0, "x": 0} {
+		t.Setenv(variable, text)
+		got, err := amount(variable, 7)
+		if got != want || (err != nil) != (want == 0) {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,15 +14,12 @@ const (
 	restartRounds = 5
 )
 
-// restartRow kills the servers of nodes with many running containers, 1000
-// unless CONTAINERS says otherwise, and measures until the next one has
-// recovered them and answers.
+// restartRow kills the servers of nodes with many running containers and measures
+// until the next one has recovered them and answers.
 func restartRow(ctx context.Context) (tables []table, err error) {
-	count := 1000
-	if text := os.Getenv("CONTAINERS"); text != "" {
-		if count, err = strconv.Atoi(text); err != nil {
-			return nil, fmt.Errorf("CONTAINERS: %w", err)
-		}
+	count, err := amount("CONTAINERS", 1000)
+	if err != nil {
+		return nil, err
 	}
 	pods := max(count/restartPerPod, 1)
 	c, ours, theirs, err := newServers(ctx, "crun")

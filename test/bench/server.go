@@ -49,13 +49,7 @@ func (s *server) close() error {
 	if s.label == crius {
 		return s.on.Close()
 	}
-	var errs []error
-	if s.program.PID() != 0 {
-		// What it has made outside of the node, it must take away.
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		defer cancel()
-		errs = append(errs, s.removeAll(ctx), s.program.Stop())
-	}
+	errs := []error{s.program.Stop()}
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())
 	}

@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
+	containerdProgram = "/usr/bin/containerd"
 	// containerdSocket is where a containerd listens that is the machine's own.
 	containerdSocket = "/run/containerd/containerd.sock"
 	// shimSockets is where the shims of every containerd of the machine listen,
@@ -25,20 +28,31 @@ const (
 type shims struct {
 	dir    string
 	before []string // nil: there was no such directory
+	lock   *os.File
 }
 
-// noteShims refuses a machine that has a containerd at work, whose shims come
-// and go during the measurement.
-func noteShims(dir, daemon string) (shims, error) {
+// noteShims refuses a machine that has a containerd at work, or another bench's,
+// whose shims come and go during the measurement. The latter is known by a lock on
+// the program.
+func noteShims(dir, daemon, program string) (s shims, err error) {
 	if answers(daemon) {
-		return shims{}, fmt.Errorf("a containerd answers at %s: measure on a machine that does without, or stop it first", daemon)
+		return s, fmt.Errorf("a containerd answers at %s: measure on a machine that does without, or stop it first", daemon)
 	}
-	names, err := namesIn(dir)
-	return shims{dir, names}, err
+	if s.lock, err = os.Open(program); err != nil {
+		return s, fmt.Errorf("%w: install Debian's containerd", err)
+	}
+	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		s.lock.Close()
+		return s, fmt.Errorf("lock %s: %w: another bench measures it on this machine", program, err)
+	}
+	s.dir = dir
+	s.before, err = namesIn(dir)
+	return s, err
 }
 
 // remove removes what dead shims have left. One that still lives is an error.
 func (s shims) remove() error {
+	defer s.lock.Close()
 	names, err := namesIn(s.dir)
 	if err != nil || names == nil {
 		return err

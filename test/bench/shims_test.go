@@ -27,12 +27,22 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
+// binary stands for containerd's.
+func binary(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "containerd")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // The sockets of other shims are not the bench's to remove, live or not.
 func TestOnlyNewShimsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	leave(t, filepath.Join(dir, "dead"))
 	listen(t, filepath.Join(dir, "live"))
-	s, err := noteShims(dir, filepath.Join(dir, "none"))
+	s, err := noteShims(dir, filepath.Join(dir, "none"), binary(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +58,7 @@ func TestOnlyNewShimsAreRemoved(t *testing.T) {
 
 func TestTheDirectoryOfShimsGoesIfItIsNew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
-	s, err := noteShims(dir, dir)
+	s, err := noteShims(dir, dir, binary(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +80,28 @@ func TestTheDirectoryOfShimsGoesIfItIsNew(t *testing.T) {
 func TestAnotherContainerdIsRefused(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "containerd.sock")
 	listen(t, socket)
-	if _, err := noteShims(t.TempDir(), socket); err == nil {
+	if _, err := noteShims(t.TempDir(), socket, binary(t)); err == nil {
 		t.Error("its shims would be taken for those that are measured")
+	}
+}
+
+func TestAnotherBenchIsRefused(t *testing.T) {
+	dir, file := t.TempDir(), binary(t)
+	first, err := noteShims(dir, filepath.Join(dir, "none"), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := noteShims(dir, filepath.Join(dir, "none"), file); err == nil {
+		t.Error("its shims would be taken for those that are measured")
+	}
+	if err := first.remove(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := noteShims(dir, filepath.Join(dir, "none"), file)
+	if err != nil {
+		t.Fatalf("after the first has ended: %v", err)
+	}
+	if err := second.remove(); err != nil {
+		t.Error(err)
 	}
 }

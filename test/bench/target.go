@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -142,6 +144,20 @@ func accounted(ctx context.Context, t target, count, atOnce int, do func(ctx con
 	return o, err
 }
 
+// amount is how many there shall be, unless a variable of the environment says
+// otherwise.
+func amount(variable string, usual int) (int, error) {
+	text := os.Getenv(variable)
+	if text == "" {
+		return usual, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%s=%s: a number from 1 on is wanted", variable, text)
+	}
+	return n, nil
+}
+
 // A contest is targets that do the same work in turn, each on a node of its own.
 type contest struct {
 	targets []target
@@ -149,22 +165,25 @@ type contest struct {
 }
 
 // newContest has the floor, crius and containerd in this order.
-func newContest(ctx context.Context, handler string) (_ *contest, err error) {
-	c, ours, _, err := newServers(ctx, handler)
+func newContest(ctx context.Context, handler string) (*contest, error) {
+	c, us, _, err := newServers(ctx, handler)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.close())
-		}
-	}()
-	ground, err := newFloor(ctx, ours, handler)
+	if err := c.addFloor(ctx, us); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// addFloor puts the floor first, which uses what a pod of like has.
+func (c *contest) addFloor(ctx context.Context, like *server) error {
+	ground, err := newFloor(ctx, like)
 	if err != nil {
-		return nil, fmt.Errorf("floor: %w", err)
+		return fmt.Errorf("floor: %w", err)
 	}
 	c.targets = append([]target{ground}, c.targets...)
-	return c, c.settle(ctx)
+	return c.settle(ctx)
 }
 
 // newServers has crius and containerd. Settle it before use.
@@ -181,6 +200,7 @@ func newServers(ctx context.Context, handler string) (c *contest, ours, theirs *
 // settle lets a first pod live on each target, since what is made at first use is
 // neither measured nor left over, and checks that it is one.
 func (c *contest) settle(ctx context.Context) error {
+	c.empty = nil
 	for _, t := range c.targets {
 		const pod = "first"
 		_, err := up(ctx, t, pod)
@@ -216,6 +236,11 @@ func (c *contest) bare(ctx context.Context) error {
 func (c *contest) end(ctx context.Context, err error) error {
 	if err == nil {
 		err = c.bare(ctx)
+	}
+	for _, t := range c.targets {
+		if err != nil && t.name() == crius {
+			err = fmt.Errorf("%w\nend of crius's log:\n%s", err, t.where().LogTail(40))
+		}
 	}
 	return errors.Join(err, c.close())
 }
