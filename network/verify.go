@@ -256,24 +256,36 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 	return nil
 }
 
+// ErrHidden is why Idle cannot tell: a pod's runtime has taken its addresses off
+// the interface, and nobody else knows which those are.
+var ErrHidden = errors.New("the interface of a pod has no address, which its runtime may keep to itself")
+
 // Idle are those of addresses that no interface has, in any network namespace
 // that a process is in or that is pinned at one of paths. It is an error if one of
-// these could not be looked at: then no address is known to be idle. None is,
-// either, while there is a pod whose runtime has taken its addresses off the
-// interface, since nobody but the runtime knows which those are.
-func Idle(addresses, paths []string) ([]string, error) {
+// these could not be looked at, or hides its addresses (ErrHidden) and is none of
+// known: then no address is known to be idle.
+func Idle(addresses, paths, known []string) ([]string, error) {
 	here, err := processNetworks()
 	if err != nil {
 		return nil, err
 	}
+	ours := map[uint64]bool{}
+	for _, path := range known {
+		if inode, err := ns.Inode(path); err == nil {
+			ours[inode] = true
+		}
+	}
 	paths = slices.Concat(paths, here)
 	used := map[string]bool{}
-	bare := false
-	failed := ns.Each(paths, func(int) error {
+	failed := ns.Each(paths, func(i int) error {
 		has, err := addressesHere()
-		bare = bare || has.bare
 		for _, ip := range has.ips {
 			used[ip.String()] = true
+		}
+		if err == nil && has.bare {
+			if inode, lost := ns.Inode(paths[i]); lost != nil || !ours[inode] {
+				return ErrHidden
+			}
 		}
 		return err
 	})
@@ -281,9 +293,6 @@ func Idle(addresses, paths []string) ([]string, error) {
 		if !namespaceGone(err) { // what has gone has no address
 			return nil, fmt.Errorf("look for addresses in use in %s: %w", paths[i], err)
 		}
-	}
-	if bare {
-		return nil, nil
 	}
 	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,7 +80,7 @@ func TestRelease(t *testing.T) {
 	addresses := []string{"10.7.200.200", a.IPs[0]}
 	var idle []string
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); { // other pods of the machine may be coming up
-		if idle, err = Idle(addresses, []string{p.NetNS}); err == nil && slices.Equal(idle, addresses[:1]) {
+		if idle, err = Idle(addresses, []string{p.NetNS}, nil); err == nil && slices.Equal(idle, addresses[:1]) {
 			break
 		}
 	}
@@ -124,7 +125,7 @@ func TestWhatCannotBeLookedAt(t *testing.T) {
 	if text, dead := n.wrong(p, &unnamed); dead || !strings.Contains(text, "could not be looked at") {
 		t.Errorf("an interface that cannot be looked up: dead %t, %q", dead, text)
 	}
-	if idle, err := Idle([]string{"10.7.200.200"}, []string{elsewhere.NetNS}); err == nil {
+	if idle, err := Idle([]string{"10.7.200.200"}, []string{elsewhere.NetNS}, nil); err == nil {
 		t.Errorf("idle although a namespace cannot be opened: %q", idle)
 	}
 	n.detach(p, a)
@@ -138,7 +139,12 @@ func TestAddressesOffTheInterfaceAreNotIdle(t *testing.T) {
 	p := n.pod()
 	a := n.attach(p)
 	n.run(p.NetNS, "ip addr flush dev eth0")
-	if idle, err := Idle(a.IPs, []string{p.NetNS, filepath.Join(n.dir, "gone")}); err != nil || len(idle) > 0 {
+	pins := []string{p.NetNS, filepath.Join(n.dir, "gone")}
+	if idle, err := Idle(a.IPs, pins, nil); !errors.Is(err, ErrHidden) || len(idle) > 0 {
+		t.Errorf("idle: %q, %v", idle, err)
+	}
+	// Of a pod of ours they are on record.
+	if idle, err := Idle([]string{"10.7.200.200"}, pins, pins); err != nil && strings.Contains(err.Error(), p.NetNS) {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
 	n.detach(p, a)

@@ -66,14 +66,20 @@ func (v *verification) strays(ctx context.Context) error {
 	patient := time.Now().Add(addTime)
 	for _, id := range slices.Sorted(maps.Keys(first)) {
 		st := second[id]
-		if st == nil || v.idle(st, patient) != nil {
+		if st == nil {
 			continue
 		}
-		maps.DeleteFunc(st.traces, func(trace string, _ bool) bool { return !first[id].traces[trace] })
+		unsure, why := v.dropLeases(st, patient)
 		gone := remedy{"it is removed, with whatever else bears the id", func(ctx context.Context) error { return v.sweepStray(ctx, st) }}
 		var problems []problem
 		for _, trace := range slices.Sorted(maps.Keys(st.traces)) {
-			problems = append(problems, problem{wrong: trace + " belongs to nothing on record", remedy: gone})
+			if first[id].traces[trace] {
+				problems = append(problems, problem{wrong: trace + " belongs to nothing on record", remedy: gone})
+			}
+		}
+		for _, trace := range unsure {
+			problems = append(problems, problem{wrong: trace + " belongs to nothing on record",
+				advice: "it stays, since a pod of another runtime may have it: " + why.Error()})
 		}
 		v.report(ctx, "stray "+id, problems)
 	}
@@ -286,7 +292,7 @@ func (s *search) cgroupID(name string) string {
 }
 
 // leases are those of ids in the form of ours. Other runtimes use it as well:
-// see idle.
+// see dropLeases.
 func (s *search) leases() error {
 	leases, _, err := s.deps.Network.Leases(s.attachments())
 	if err != nil {
@@ -296,7 +302,7 @@ func (s *search) leases() error {
 		if time.Since(l.Since) < leaseAge {
 			continue
 		}
-		if st := s.add(l.Owner, "address %s, reserved in %s,", l.Address, l.File); st != nil {
+		if st := s.add(l.Owner, "%s", leaseTrace(l)); st != nil {
 			st.leases = append(st.leases, l)
 		}
 	}
@@ -317,43 +323,50 @@ func (e *Engine) attachments() []*network.Attachment {
 // address.
 const addTime = 3 * time.Second
 
-// idle drops the leases of addresses that somebody on this node has: they belong
-// to another runtime's pod. An error means that nothing is left. As long as some
-// interface has no address yet nothing can be told, and it waits, until then.
-func (e *Engine) idle(st *stray, patient time.Time) error {
-	if len(st.leases) == 0 {
-		return nil
+// dropLeases leaves to a stray only those leases whose addresses nobody on this
+// node has: others belong to another runtime's pod. While that cannot be told it
+// waits, until then, and then drops them all, and says of which it is unsure and
+// why.
+func (e *Engine) dropLeases(st *stray, patient time.Time) (unsure []string, why error) {
+	if len(st.leases) == 0 || st.netNS != "" { // it is the stray itself that may have them
+		return nil, nil
 	}
 	var addresses []string
 	for _, l := range st.leases {
 		addresses = append(addresses, l.Address)
 	}
-	idle := addresses
-	if st.netNS == "" { // else it is the stray itself that may have them
-		pins, err := pinnedNetworks()
-		if err != nil {
-			return err
-		}
-		for {
-			if idle, err = network.Idle(addresses, pins); err != nil {
-				return err
-			}
-			if idle != nil || time.Now().After(patient) {
-				break
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
+	idle, err := e.idle(addresses)
+	for errors.Is(err, network.ErrHidden) && time.Now().Before(patient) { // a pod may just be getting its address
+		time.Sleep(50 * time.Millisecond)
+		idle, err = e.idle(addresses)
 	}
-	for _, l := range st.leases {
-		if !slices.Contains(idle, l.Address) {
-			delete(st.traces, fmt.Sprintf("address %s, reserved in %s,", l.Address, l.File))
+	st.leases = slices.DeleteFunc(st.leases, func(l network.Lease) bool {
+		drop := !slices.Contains(idle, l.Address)
+		if drop {
+			delete(st.traces, leaseTrace(l))
 		}
+		if drop && err != nil {
+			unsure = append(unsure, leaseTrace(l))
+		}
+		return drop
+	})
+	return unsure, err
+}
+
+func (e *Engine) idle(addresses []string) ([]string, error) {
+	pins, err := pinnedNetworks()
+	if err != nil {
+		return nil, err
 	}
-	st.leases = slices.DeleteFunc(st.leases, func(l network.Lease) bool { return !slices.Contains(idle, l.Address) })
-	if len(st.traces) == 0 {
-		return errors.New("all belongs to another runtime")
+	var ours []string
+	for _, s := range e.sandboxes.all() {
+		ours = append(ours, s.view.Load().NetNS)
 	}
-	return nil
+	return network.Idle(addresses, pins, ours)
+}
+
+func leaseTrace(l network.Lease) string {
+	return fmt.Sprintf("address %s, reserved in %s,", l.Address, l.File)
 }
 
 // pinnedNetworks are the places of all network namespaces that are kept without

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/turn"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/storage"
 )
@@ -431,6 +433,7 @@ func TestVerifyFindsStrays(t *testing.T) {
 // Addresses that are young, in use on this node, or of a stranger are nobody's
 // business.
 func TestForeignLeasesAreLeftAlone(t *testing.T) {
+	turn.SeeAddresses(t)
 	b := newBench(t)
 	e := b.engine()
 	old := time.Now().Add(-time.Hour)
@@ -445,6 +448,36 @@ func TestForeignLeasesAreLeftAlone(t *testing.T) {
 		t.Errorf("%q; left are %+v", found, b.node.leased)
 	}
 	b.removeAll(e)
+}
+
+// While a pod of another runtime hides its addresses, what is reserved may be for
+// that pod: it is told, and stays.
+func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
+	turn.HideAddresses(t)
+	b := newBench(t)
+	e := b.engine()
+	foreign := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "foreign", Net: true}
+	set, err := ns.Create(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"link add br0 type bridge", "link set br0 up"} {
+		if out, err := exec.Command("nsenter", slices.Concat([]string{"--net=" + set.Net, "ip"}, strings.Fields(line))...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", line, err, out)
+		}
+	}
+	lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
+	b.node.set(func() { b.node.leased = []network.Lease{lease} })
+	if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
+		t.Errorf("%q", found)
+	}
+	if err := ns.Remove(foreign); err != nil {
+		t.Fatal(err)
+	}
+	if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may have it") {
+		t.Errorf("without that pod: %q", found)
+	}
+	b.node.set(func() { b.node.leased = nil })
 }
 
 // What a runtime keeps for others is not ours, wherever it is configured to be.

@@ -21,7 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/test/scene"
+	"github.com/crius-run/crius/internal/testkit/turn"
 )
 
 // checked is what crius check says of a node: its findings, as JSON has them.
@@ -220,7 +220,7 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 			for i, h := range harms {
 				wanted = append(wanted, h.do(t, w, victims[i]))
 			}
-			scene.SeeAddresses(t)
+			turn.SeeAddresses(t)
 			for _, h := range strayHarms() {
 				wanted = append(wanted, h.do(t, w, victim{}))
 			}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/test/scene"
+	"github.com/crius-run/crius/internal/testkit/turn"
 )
 
 // wipe runs crius wipe in the node's network; answer, if there is one, is typed
@@ -84,7 +84,7 @@ func (w *world) crowd(t *testing.T) {
 		p.create(t, "sleep")
 		p.start(t, "exit 3").wait(t)
 	}
-	scene.SeeAddresses(t)
+	turn.SeeAddresses(t)
 	for _, h := range strayHarms() {
 		if h.name != "firewall element" { // there is no table
 			h.do(t, w, victim{})

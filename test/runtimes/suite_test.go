@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/turn"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -137,7 +138,7 @@ func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.Wo
 				t.Skipf("NOT TESTED, there is no %s: %v", handler, err)
 			}
 			if sandboxed(handler) {
-				scene.HideAddresses(t)
+				turn.HideAddresses(t)
 			}
 			test(t, w, handler)
 		})

@@ -1,4 +1,6 @@
-package scene
+// Package turn has tests of several packages wait for each other where what they
+// do to the machine gets in the way.
+package turn
 
 import (
 	"os"
@@ -19,7 +21,7 @@ func SeeAddresses(t *testing.T) { takeTurn(t, unix.LOCK_EX) }
 
 func takeTurn(t *testing.T, how int) {
 	t.Helper()
-	f, err := os.Open("../../go.mod") // a file that all packages have
+	f, err := os.Open("../../go.mod") // a file that all packages have, two floors above them
 	if err != nil {
 		t.Fatal(err)
 	}
