@@ -360,7 +360,7 @@ func (e *Engine) idle(addresses []string) ([]string, error) {
 	}
 	var ours []string
 	for _, s := range e.sandboxes.all() {
-		ours = append(ours, s.view.Load().NetNS)
+		ours = append(ours, s.rec.Namespaces.Paths().Net)
 	}
 	return network.Idle(addresses, pins, ours)
 }

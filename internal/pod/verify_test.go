@@ -456,6 +456,7 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 	turn.HideAddresses(t)
 	b := newBench(t)
 	e := b.engine()
+	b.run(e, "ours")
 	foreign := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "foreign", Net: true}
 	set, err := ns.Create(foreign)
 	if err != nil {
@@ -471,6 +472,11 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 	if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
 		t.Errorf("%q", found)
 	}
+	b.close(e)
+	if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it") {
+		t.Errorf("without a server: %q", found)
+	}
+	e = b.engine()
 	if err := ns.Remove(foreign); err != nil {
 		t.Fatal(err)
 	}
@@ -478,6 +484,7 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 		t.Errorf("without that pod: %q", found)
 	}
 	b.node.set(func() { b.node.leased = nil })
+	b.removeAll(e)
 }
 
 // What a runtime keeps for others is not ours, wherever it is configured to be.

@@ -39,8 +39,10 @@ func (w *world) check(t *testing.T, args ...string) checked {
 		return err
 	})
 	var all, found checked
+	exit := new(exec.ExitError)
+	said := errors.As(err, &exit)
 	if decodeErr := json.Unmarshal(out, &all); decodeErr != nil {
-		t.Fatalf("crius check: %v: %v: %s", err, decodeErr, out)
+		t.Fatalf("crius check: %v: %v: %s%s", err, decodeErr, out, exit.Stderr)
 	}
 	failed := false
 	for _, f := range all {
@@ -49,7 +51,7 @@ func (w *world) check(t *testing.T, args ...string) checked {
 			found = append(found, f)
 		}
 	}
-	if exit := new(exec.ExitError); failed != errors.As(err, &exit) || failed && exit.ExitCode() != 1 {
+	if failed != said || failed && exit.ExitCode() != 1 {
 		t.Errorf("crius check ends with %v: %s", err, out)
 	}
 	return found
