@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crius-run/crius/conmon/shim"
 )
 
 // Whose book it is tells its name, with runc's, which are directories, and with
@@ -50,5 +52,26 @@ func TestBooks(t *testing.T) {
 	}
 	if _, err := (&cli{handler: Handler{Root: filepath.Join(root, "stray.txt")}}).Books(); err == nil {
 		t.Error("a file is taken for a root")
+	}
+}
+
+// Where nobody knows which handler a container had all are asked to forget it, and
+// the first of them notes that its shim is no more.
+func TestBooksOfAnotherShim(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	book := filepath.Join(root, "k8s.io", "c1")
+	if err := os.MkdirAll(book, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, shim.LogFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*shimmed{{handler: Handler{Path: "/none", Root: t.TempDir()}}, {handler: Handler{Path: "/none", Root: root}}} {
+		if err := r.Delete(t.Context(), Ref{ID: "c1", Dir: dir}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(book); err == nil {
+		t.Error("the books of the second are left")
 	}
 }

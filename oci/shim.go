@@ -248,8 +248,8 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 // forget kills and removes the container: by its shim or, if that is dead, or does
 // not answer, or was never reached, by the shim's program and by hand.
 func (r *shimmed) forget(ctx context.Context, ref Ref) error {
-	if !shim.Begun(ref.Dir) {
-		return nil
+	if !shim.Begun(ref.Dir) { // or forgotten, perhaps by another handler, who does not know of these books
+		return r.removeBooks(ref)
 	}
 	record, err := shim.ReadRecord(ref.Dir)
 	if err == nil {
