@@ -145,6 +145,32 @@ func (t *inmate) Kill(ctx context.Context) error {
 	return t.client.Release(ctx)
 }
 
+// Attach: the processes in a sandbox whose runtime does not tell them of a new size
+// are told by a signal, all of them, for only the runtime knows whose terminal it
+// is. Who does not care about terminals ignores it.
+func (t *inmate) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := t.cliTask.Attach(ctx, wanted)
+	if err != nil || s.resize == nil || !a.traits.tellSize {
+		return s, err
+	}
+	set := s.resize
+	s.resize = func(ctx context.Context, size Size) error {
+		if err := set(ctx, size); err != nil {
+			return err
+		}
+		_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGWINCH)))
+		if t.dead() {
+			return nil
+		}
+		return err
+	}
+	return s, nil
+}
+
 // killGuest kills a command in a sandbox and its descendants.
 func (t *cliTask) killGuest(ctx context.Context, pid int) {
 	tree := []int{pid}

@@ -27,6 +27,9 @@ type traits struct {
 	// wait is the verb that ends when a container in a sandbox does, and prints
 	// how. Empty: the pid that create has left is a process that ends with it.
 	wait string
+	// tellSize: who has the terminal of a container in a sandbox is not told of a
+	// new size by the terminal.
+	tellSize bool
 	// guestPID is the flag of exec for a file with the command's pid inside the
 	// sandbox; the pid on the host is that of a helper, whose death it survives.
 	guestPID string
@@ -62,6 +65,7 @@ func families(name string) traits {
 			start:       true,
 			log:         []string{"--log-format=json", "--log"},
 			wait:        "wait",
+			tellSize:    true,
 			guestPID:    "--internal-pid-file",
 			forward:     []string{"port-forward", "--stream"},
 			swapFirst:   true,

@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -152,9 +153,16 @@ func TestAttachTerminal(t *testing.T) {
 		if err := s.Type("bye\n"); err != nil {
 			t.Error(err)
 		}
-		s.Resize(91, 34)
-		shows(t, s, "91x34")
-		c.Says(t, "91x34")
+		shows(t, s, "size ") // the container sees what comes from now on as a change
+		for _, size := range []string{"91x34", "70x20"} {
+			var width, height uint16
+			if _, err := fmt.Sscanf(size, "%dx%d", &width, &height); err != nil {
+				t.Fatal(err)
+			}
+			s.Resize(width, height)
+			shows(t, s, size)
+			c.Says(t, size)
+		}
 	})
 }
 
