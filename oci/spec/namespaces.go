@@ -27,6 +27,11 @@ func namespaces(in *Input, s *specs.Spec) error {
 		if paths.UTS == "" {
 			s.Hostname = in.Facts.Hostname
 		}
+	} else if in.Facts.OwnKernel {
+		addNamespace(s, specs.UTSNamespace, "")
+	}
+	if in.Facts.OwnKernel { // which takes nothing over from a namespace of the node's
+		s.Hostname = in.Facts.Hostname
 	}
 	if pod.GetIpc() != cri.NamespaceMode_NODE {
 		addNamespace(s, specs.IPCNamespace, paths.IPC)

@@ -249,3 +249,16 @@ func TestValidatePod(t *testing.T) {
 		}
 	}
 }
+
+// A kernel of its own has a hostname of its own, with or without the node's network.
+func TestHostnameOfAnOwnKernel(t *testing.T) {
+	for _, network := range []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_NODE} {
+		s := mutate(t, func(in *Input) {
+			in.Facts.OwnKernel = true
+			in.Request.Pod.Linux.SecurityContext.NamespaceOptions.Network = network
+		})
+		if _, ok := namespacePaths(s)[specs.UTSNamespace]; s.Hostname != "web" || !ok {
+			t.Errorf("%s: hostname %q, namespaces %v", network, s.Hostname, namespacePaths(s))
+		}
+	}
+}

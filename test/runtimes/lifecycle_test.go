@@ -26,6 +26,22 @@ func TestExitCodes(t *testing.T) {
 	})
 }
 
+// The hostname is the pod's, and the node's where the pod shares its network.
+func TestHostname(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Hostname = "a-name.of-its.own" })
+		scene.Equal(t, "hostname", p.Facts(t).Hostname, "a-name.of-its.own")
+		own, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p = w.Pod(t, handler, func(c *cri.PodSandboxConfig) {
+			c.Hostname, c.Linux.SecurityContext.NamespaceOptions.Network = "", cri.NamespaceMode_NODE
+		})
+		scene.Equal(t, "hostname in the node's network", p.Facts(t).Hostname, own)
+	})
+}
+
 // All that a container writes is in its log, however short its life.
 func TestLogs(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
