@@ -115,6 +115,9 @@ func options(ctx context.Context, handler string) (o node.Options, err error) {
 		return o, nil
 	}
 	o.Config = fmt.Sprintf("[runtime.handlers.%s]\ntype = %q\npath = %q\n", handler, kind, path)
+	if handler == gvisor { // which by itself lets no profile of a pod and no set-user-id in
+		o.Config += `options = ["--oci-seccomp", "--allow-suid"]` + "\n"
+	}
 	return o, err
 }
 
