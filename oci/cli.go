@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -232,6 +233,9 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		buried := make(chan struct{})
 		go func() { reap(); close(buried) }() // for which delete waits
 		_, err := r.run(ctx, ref, nil, "delete", "--force")
+		if _, refused := errors.AsType[*exec.ExitError](err); refused { // and does not hang
+			err = r.forgetEnded(ctx, ref, err)
+		}
 		<-buried
 		if err != nil {
 			return err
@@ -243,6 +247,18 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 		err = errors.Join(err, mount.RemoveAll(path))
 	}
 	return err
+}
+
+// forgetEnded has the runtime forget a container that it could not by force, if it
+// has ended. crun would kill it first: pidfd_open(2) refuses a pid that has become
+// that of a thread, which current kernels call ENOENT, and crun does not take that
+// for a process that is gone. Its plain delete looks at the time at which the
+// process began, and refuses a container that runs.
+func (r *cli) forgetEnded(ctx context.Context, ref Ref, forced error) error {
+	if _, err := r.run(ctx, ref, nil, "delete"); err != nil {
+		return forced
+	}
+	return nil
 }
 
 // watched is a container behind its monitor, however its runtime is driven.

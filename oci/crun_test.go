@@ -1,13 +1,21 @@
 package oci
 
 import (
+	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/cgroup"
 )
 
 // crun below 1.9 mounts itself somewhere at each call. Killed just then it
@@ -24,6 +32,87 @@ func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(ref.Dir, "*")); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %q, %v", left, err)
+	}
+}
+
+// The pid of a container that has ended may be that of a thread by now, of which
+// crun's delete by force says that it cannot be killed, for as long as it lives.
+func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
+	r := &cli{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}
+	ref := Ref{ID: strings.ToLower(rand.Text()), Dir: t.TempDir()}
+	cgroupPath := "/crius-oci-test-" + ref.ID
+	t.Cleanup(func() {
+		if err := cgroup.Remove(cgroupPath); err != nil {
+			t.Error(err)
+		}
+	})
+	mounts := []string{`{"destination": "/dev", "source": "tmpfs", "type": "tmpfs"}`}
+	for _, dir := range []string{"/usr", "/lib", "/lib64"} {
+		mounts = append(mounts, fmt.Sprintf(`{"destination": %[1]q, "source": %[1]q, "type": "bind", "options": ["bind", "ro"]}`, dir))
+	}
+	config := `{"ociVersion": "1.0.2", "root": {"path": "` + t.TempDir() + `"}, "mounts": [` + strings.Join(mounts, ", ") + `],
+		"process": {"args": ["/usr/bin/true"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
+		"linux": {"cgroupsPath": "` + cgroupPath + `", "namespaces": [{"type": "pid"}, {"type": "mount"}]}}`
+	if err := os.WriteFile(filepath.Join(ref.Dir, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runtime := func(args ...string) string {
+		t.Helper()
+		// Not the standard streams of a pipe, which the container would hold.
+		out, err := os.Create(filepath.Join(ref.Dir, "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		cmd := exec.CommandContext(t.Context(), "crun", append([]string{"--root", r.handler.Root}, args...)...)
+		cmd.Stdout, cmd.Stderr = out, out
+		err = cmd.Run()
+		text, _ := os.ReadFile(out.Name())
+		if err != nil {
+			t.Fatalf("crun %s: %v: %s", args, err, text)
+		}
+		return string(text)
+	}
+	runtime("create", "--bundle", ref.Dir, ref.ID)
+	runtime("start", ref.ID)
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(runtime("state", ref.ID), `"stopped"`); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not end")
+		}
+	}
+	tid, done := make(chan int), make(chan struct{})
+	defer close(done)
+	go func() {
+		goruntime.LockOSThread() // and never unlocked, so that the thread ends with this
+		tid <- unix.Gettid()
+		<-done
+	}()
+	giveThread(t, filepath.Join(r.handler.Root, ref.ID, "status"), <-tid)
+	if err := r.forget(t.Context(), ref); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(r.handler.Root); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v are left", left, err)
+	}
+}
+
+// giveThread has crun think that the container's process was tid.
+func giveThread(t *testing.T, file string, tid int) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var status map[string]any
+	if err := json.Unmarshal(text, &status); err != nil {
+		t.Fatal(err)
+	}
+	status["pid"] = tid
+	if text, err = json.Marshal(status); err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
