@@ -84,14 +84,7 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	command := "make bench"
-	if flags.NArg() > 0 {
-		command += fmt.Sprintf(" ROW='%s'", strings.Join(flags.Args(), " "))
-	}
-	if *page != "" {
-		command += " OUT=" + *page
-	}
-	r, err := newReport(ctx, command)
+	r, err := newReport(ctx, command(flags.Args(), *page))
 	if err != nil {
 		return err
 	}
@@ -116,6 +109,9 @@ func measure(ctx context.Context, args []string) error {
 		fmt.Printf("\n(row %s: %.0f s)\n", w.name, time.Since(began).Seconds())
 		r.Rows = append(r.Rows, done)
 	}
+	if err := r.addLoad("load after"); err != nil {
+		return err
+	}
 	// What is missing on a page would not be seen.
 	if err := errors.Join(failed...); err != nil {
 		return err
@@ -129,6 +125,23 @@ func measure(ctx context.Context, args []string) error {
 		err = errors.Join(err, writeJSON(*file, r))
 	}
 	return err
+}
+
+// command is what makes the same page again.
+func command(names []string, page string) string {
+	words := []string{"make bench"}
+	if len(names) > 0 {
+		words = append(words, "ROW='"+strings.Join(names, " ")+"'")
+	}
+	for _, variable := range []string{"PODS", "CONTAINERS"} {
+		if v := os.Getenv(variable); v != "" {
+			words = append(words, variable+"="+v)
+		}
+	}
+	if page != "" {
+		words = append(words, "OUT="+page)
+	}
+	return strings.Join(words, " ")
 }
 
 // pick finds rows by name.

@@ -57,26 +57,33 @@ func newReport(ctx context.Context, command string) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	load, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return nil, err
-	}
 	add("processor", fmt.Sprintf("%d × %s", runtime.NumCPU(), field(string(cpus), "model name")))
 	add("memory", fmt.Sprintf("%.0f GiB", float64(memory.Totalram)*float64(memory.Unit)/(1<<30)))
 	add("kernel", unix.ByteSliceToString(kernel.Sysname[:])+" "+unix.ByteSliceToString(kernel.Release[:]))
 	if system, err := os.ReadFile("/etc/os-release"); err == nil {
 		add("system", strings.Trim(field(strings.ReplaceAll(string(system), "=", ":"), "PRETTY_NAME"), `"`))
 	}
-	add("load before", strings.Join(strings.Fields(string(load))[:3], " "))
+	if err := r.addLoad("load before"); err != nil {
+		return nil, err
+	}
 	for _, p := range programs {
 		version, err := firstLine(ctx, p[1:])
 		if err != nil {
 			return nil, err
 		}
-		add(p[0], version)
+		add(p[0], strings.TrimPrefix(version, p[0]+" version "))
 	}
 	add("Go", runtime.Version())
 	return r, nil
+}
+
+// addLoad tells how busy the machine is.
+func (r *report) addLoad(when string) error {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err == nil {
+		r.Machine = append(r.Machine, [2]string{when, strings.Join(strings.Fields(string(load))[:3], " ")})
+	}
+	return err
 }
 
 // field finds "name : value".

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -213,7 +214,7 @@ func (c *contest) settle(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.name(), err)
 		}
-		empty, err := t.where().Inventory()
+		empty, err := stock(t)
 		if err != nil {
 			return err
 		}
@@ -222,11 +223,37 @@ func (c *contest) settle(ctx context.Context) error {
 	return nil
 }
 
-// bare checks that the targets have left nothing.
+// stock is what a target's node has, without the server, which may be another
+// process by then.
+func stock(t target) (*inventory.Snapshot, error) {
+	all, err := t.where().Inventory()
+	if err == nil {
+		all.Drop(all.About(" --config " + t.where().Dir + "/")...)
+	}
+	return all, err
+}
+
+// bare checks that the targets have left nothing, or soon will.
 func (c *contest) bare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
 	for i, t := range c.targets {
-		if err := t.where().Clean(ctx, c.empty[i], time.Minute); err != nil {
-			return fmt.Errorf("%s: %w", t.name(), err)
+		for {
+			now, err := stock(t)
+			if err != nil {
+				return err
+			}
+			left := inventory.Diff(c.empty[i], now)
+			if left.Empty() {
+				break
+			}
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return fmt.Errorf("%s: the node is not as it was before:\n%s", t.name(), left)
+			}
 		}
 	}
 	return nil
@@ -239,10 +266,21 @@ func (c *contest) end(ctx context.Context, err error) error {
 	}
 	for _, t := range c.targets {
 		if err != nil && t.name() == crius {
-			err = fmt.Errorf("%w\nend of crius's log:\n%s", err, t.where().LogTail(40))
+			err = fmt.Errorf("%w\nwarnings of crius:\n%s", err, warnings(t.where().LogTail(10000)))
 		}
 	}
 	return errors.Join(err, c.close())
+}
+
+// warnings are the last lines of a log that say more than what has changed.
+func warnings(log string) string {
+	var lines []string
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, " level=INFO ") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-10):], "")
 }
 
 func (c *contest) close() error {
