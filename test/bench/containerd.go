@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -92,6 +94,27 @@ func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
 		return nil, err
 	}
 	return s, s.pull(ctx, pauseImage, pause)
+}
+
+// cniResults is where the plugins' results are kept that containerd has asked for,
+// wherever it has its state.
+const cniResults = "/var/lib/cni/results"
+
+// forgetResults removes those of the pods of a node, which is no more, that
+// containerd could not remove.
+func forgetResults(results, nodeDir string) error {
+	files, err := filepath.Glob(filepath.Join(results, "*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err == nil && bytes.Contains(text, []byte(nodeDir+"/")) { // its network namespace
+			errs = append(errs, os.Remove(file))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // containerd is the program. Only one goroutine may start and end it.

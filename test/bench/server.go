@@ -53,7 +53,7 @@ func (s *server) close() error {
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())
 	}
-	return errors.Join(append(errs, s.on.Close(), s.shims.remove())...)
+	return errors.Join(append(errs, s.on.Close(), s.shims.remove(), forgetResults(cniResults, s.on.Dir))...)
 }
 
 // newCrius runs crius as an operator would, not as a test does.

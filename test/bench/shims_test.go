@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -103,5 +104,23 @@ func TestAnotherBenchIsRefused(t *testing.T) {
 	}
 	if err := second.remove(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestResultsOfTheNodeAreForgotten(t *testing.T) {
+	dir := t.TempDir()
+	for name, netns := range map[string]string{"ours": "/tmp/cr234567/ctdrun/netns/x", "other": "/tmp/cr2345678/ctdrun/netns/x", "host": "/run/netns/x"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(`{"sandbox": "`+netns+`"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := forgetResults(dir, "/tmp/cr234567"); err != nil {
+		t.Error(err)
+	}
+	if left, err := namesIn(dir); err != nil || !slices.Equal(left, []string{"host", "other"}) {
+		t.Errorf("%q, %v are left", left, err)
+	}
+	if err := forgetResults(filepath.Join(dir, "none"), "/tmp/cr234567"); err != nil {
+		t.Errorf("where there are none: %v", err)
 	}
 }
