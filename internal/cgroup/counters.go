@@ -18,6 +18,7 @@ const maxCounters = 16 << 10
 // and remembers the first.
 type reader struct {
 	err    error
+	again  bool // the same files will be read for the next Usage
 	buffer [maxCounters]byte
 }
 
@@ -41,19 +42,11 @@ func (r *reader) text(at place, name string) (text []byte, ok bool) {
 // slurp reads once: the kernel makes the text of such a file in one piece, and
 // gives it in one piece to whoever has room.
 func (r *reader) slurp(dir *directory, name string) ([]byte, error) {
-	fd, err := dir.open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	n, err := unix.Read(fd, r.buffer[:])
-	for err == unix.EINTR {
-		n, err = unix.Read(fd, r.buffer[:])
-	}
+	n, err := dir.read(name, r.buffer[:], r.again)
 	if err == nil && n == len(r.buffer) {
 		err = unix.EFBIG
 	}
-	return r.buffer[:max(n, 0)], err
+	return r.buffer[:n], err
 }
 
 func (r *reader) fail(at place, name string, err error) {

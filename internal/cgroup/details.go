@@ -91,7 +91,7 @@ type Limits struct {
 func (m *Meter) Details(parts Parts) (Details, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
-	r.err = nil
+	r.err, r.again = nil, false
 	var d Details
 	for _, of := range []struct {
 		part Parts

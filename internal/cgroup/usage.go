@@ -56,6 +56,7 @@ type Stall struct {
 type Meters struct {
 	all     []hierarchy
 	most    int       // see directory
+	files   bool      // are kept open: they are the kernel's own
 	sizes   []string  // of huge pages
 	readers sync.Pool // of *reader, whose buffers are large
 }
@@ -67,6 +68,7 @@ func NewMeters() (*Meters, error) {
 		return nil, failed("find cgroups", "/proc/self/cgroup", err)
 	}
 	ms := newMeters(all)
+	ms.files = true
 	ms.sizes = pageSizes("/sys/kernel/mm/hugepages")
 	return ms, nil
 }
@@ -76,8 +78,8 @@ func newMeters(all []hierarchy) *Meters {
 }
 
 // Meter reads what one cgroup uses, again and again. It may be used by several
-// goroutines at once. Once it has been read, the cgroup's directories are kept
-// open until Close.
+// goroutines at once. Once it has been read, the cgroup's directories and the files
+// that Read reads are kept open until Close.
 type Meter struct {
 	readers                     *sync.Pool
 	directories                 []*directory // all that there are
@@ -108,7 +110,7 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 		"cpu": &m.sched, "blkio": &m.io, "hugetlb": &m.huge,
 	} {
 		if h, ok := ms.hierarchy(controller); ok {
-			*at = place{m.directory(h.dir(cgroup), ms.most), h.v2()}
+			*at = place{m.directory(h.dir(cgroup), ms), h.v2()}
 		}
 	}
 	return m, nil
@@ -129,13 +131,13 @@ func (ms *Meters) hierarchy(controller string) (of hierarchy, ok bool) {
 }
 
 // directory is the one for path: several controllers may share it.
-func (m *Meter) directory(path string, most int) *directory {
+func (m *Meter) directory(path string, ms *Meters) *directory {
 	for _, d := range m.directories {
 		if d.path == path {
 			return d
 		}
 	}
-	d := &directory{path: path, most: most}
+	d := &directory{path: path, most: ms.most, keepFile: ms.files}
 	m.directories = append(m.directories, d)
 	return d
 }
@@ -157,7 +159,7 @@ func (m *Meter) Close() {
 func (m *Meter) Read() (Usage, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
-	r.err = nil
+	r.err, r.again = nil, true
 	u := m.readCPU(r)
 	u.Memory, u.Swap = r.memory(m.memory)
 	u.Tasks = r.number(m.pids, "pids.current")

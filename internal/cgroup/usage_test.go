@@ -509,3 +509,64 @@ func FuzzCounters(f *testing.F) {
 		}
 	})
 }
+
+// What is kept open of a cgroup that was removed says nothing of one of the same
+// name, and nothing is open after the end.
+func TestKeptFiles(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	meters, err := NewMeters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	meter, err := meters.Of(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() (n int) {
+		links, _ := filepath.Glob("/proc/self/fd/*")
+		for _, link := range links {
+			if to, _ := os.Readlink(link); strings.Contains(to, cgroup+"/") && !strings.Contains(to, " (deleted)") {
+				n++
+			}
+		}
+		return n
+	}
+	var files int
+	for range 3 { // lives of the cgroup
+		child := start(t, cgroup, "sleep 1000 & wait")
+		populate(t, cgroup, 2)
+		for range 2 {
+			if u, err := meter.Read(); err != nil || u.CPU == nil || u.Tasks != nil && *u.Tasks != 2 {
+				t.Errorf("%s, %s, %v", spelled(u.CPU), spelled(u.Tasks), err)
+			}
+		}
+		if n := open(); n == 0 || files != 0 && n != files {
+			t.Errorf("%d files are open, before it were %d", n, files)
+		} else {
+			files = n
+		}
+		kill(t, cgroup)
+		child.Wait()
+		if err := Remove(cgroup); err != nil {
+			t.Fatal(err)
+		}
+		if u, err := meter.Read(); err != nil || !u.Gone() {
+			t.Errorf("a cgroup that is gone uses %+v, %v", u, err)
+		}
+	}
+	again := start(t, cgroup, "sleep 1000 & wait")
+	populate(t, cgroup, 2)
+	meter.Close()
+	if u, err := meter.Read(); err != nil || u.CPU == nil {
+		t.Errorf("after the end: %+v, %v", u, err)
+	}
+	if n := open(); n != 0 {
+		t.Errorf("%d files are open after the end", n)
+	}
+	kill(t, cgroup)
+	again.Wait()
+	if err := Remove(cgroup); err != nil {
+		t.Fatal(err)
+	}
+}
