@@ -113,6 +113,12 @@ func (e *Engine) payDebt(ctx context.Context, id string, d *debt) error {
 	case <-ctx.Done():
 		return fmt.Errorf("the attempt before goes on: %w", context.Cause(ctx))
 	}
+	select {
+	case <-d.over: // by whom it had to wait for
+		<-d.paying
+		return nil
+	default:
+	}
 	paid := make(chan error, 1)
 	e.background.Go(func() {
 		defer func() { <-d.paying }()
