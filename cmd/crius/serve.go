@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -33,11 +34,19 @@ const drainTime = 20 * time.Second
 // orphanPeriod is how long a dead orphan waits to be reaped.
 const orphanPeriod = 10 * time.Second
 
+// garbagePercent is by how much the heap may grow before it is collected, unless
+// GOGC says otherwise. Go's default, twice that, costs 4 MiB on a node of 100 pods
+// and saves next to nothing of what little the server computes.
+const garbagePercent = 50
+
 // serve runs the node until ctx ends: it builds the floors from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
 func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error) {
 	since := time.Now()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbagePercent)
+	}
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.Surveyed = manager.patient()
