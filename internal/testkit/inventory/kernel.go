@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func device(path string) uint64 {
@@ -66,18 +67,26 @@ func stateAndParent(proc string) (state, parent string) {
 // describe is what a process is, by everything that may tell whose it was.
 func describe(pid int) string {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
-	cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-	stat, _ := os.ReadFile(filepath.Join(proc, "stat"))
 	cgroups, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
 	_, cgroup, _ := strings.Cut(string(cgroups), ":/")
 	cgroup, _, _ = strings.Cut(cgroup, "\n")
-	args := strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " "))
-	if args == "" { // a zombie has none
-		if _, rest, ok := strings.Cut(string(stat), "("); ok {
-			args = "[" + rest[:min(len(rest), 40)]
+	return fmt.Sprintf("%d %.300s in cgroup /%s", pid, commandLine(proc), cgroup)
+}
+
+// commandLine is the name where there is none: of a zombie, for good, and for a
+// moment of a process that is being made another program.
+func commandLine(proc string) string {
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(5 * time.Millisecond) {
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if args := strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " ")); args != "" {
+			return args
+		}
+		state, _ := stateAndParent(proc)
+		if state == "" || strings.Contains("ZX", state) || time.Now().After(deadline) {
+			name, _ := os.ReadFile(filepath.Join(proc, "comm"))
+			return "[" + strings.TrimSpace(string(name)) + "]"
 		}
 	}
-	return fmt.Sprintf("%d %.300s in cgroup /%s", pid, args, cgroup)
 }
 
 // Cgroups are the directories of the cgroup and everything below it in every
