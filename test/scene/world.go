@@ -191,7 +191,7 @@ func (w *World) Settle(ctx context.Context, handlers ...string) error {
 	}
 	var err error
 	if w.Empty, err = w.Inventory(); err == nil {
-		w.Empty.Drop(w.Empty.About(") Z ")...) // orphans that have ended are buried some time
+		w.Empty.Drop(w.Empty.About("] Z ")...) // orphans that have ended are buried some time
 	}
 	return err
 }

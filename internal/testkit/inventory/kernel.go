@@ -73,8 +73,8 @@ func describe(pid int) string {
 	return fmt.Sprintf("%d %.300s in cgroup /%s", pid, commandLine(proc), cgroup)
 }
 
-// commandLine is the name where there is none: of a zombie, for good, and for a
-// moment of a process that is being made another program.
+// commandLine is name and state where there is none, as a zombie has none, and for
+// a moment a process that is being made another program.
 func commandLine(proc string) string {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(5 * time.Millisecond) {
 		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
@@ -84,7 +84,7 @@ func commandLine(proc string) string {
 		state, _ := stateAndParent(proc)
 		if state == "" || strings.Contains("ZX", state) || time.Now().After(deadline) {
 			name, _ := os.ReadFile(filepath.Join(proc, "comm"))
-			return "[" + strings.TrimSpace(string(name)) + "]"
+			return "[" + strings.TrimSpace(string(name)) + "] " + state
 		}
 	}
 }
