@@ -143,8 +143,8 @@ func (d *directory) close() {
 }
 
 // spareDescriptors is how many descriptors the process may have open before
-// directories and files are no longer kept: the rest of its limit is for what it cannot do
-// without.
+// directories and files are no longer kept: the rest of its limit is for what it
+// cannot do without.
 func spareDescriptors() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
