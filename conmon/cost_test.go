@@ -34,7 +34,7 @@ func TestIdleMonitorCost(t *testing.T) {
 	}
 	t.Logf("per monitor: Pss %d KiB, private dirty %d KiB, %.1f threads; %.2f wake-ups a second",
 		pss/monitors, private/monitors, float64(threads)/monitors, float64(wakeups)/monitors/seconds)
-	if private/monitors > 560 { // 0.5 MiB and some headroom; it was 510 to 520
+	if private/monitors > 510 { // it was 480 to 490
 		t.Errorf("%d KiB of private memory in an idle monitor", private/monitors)
 	}
 	if wakeups > monitors {

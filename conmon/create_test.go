@@ -371,8 +371,8 @@ func TestSurroundings(t *testing.T) {
 func TestRuntimeEnvironment(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "runc")
-	c.Env = []string{"CRIUS_TEST=for the runtime"}
-	c.fake(`echo "it has $CRIUS_TEST" >&2; exit 1`)
+	c.Env = []string{"CRIUS_TEST=for the runtime", "CRIUS_LARGE=" + strings.Repeat("x", 100_000)}
+	c.fake(`[ ${#CRIUS_LARGE} = 100000 ] && [ -n "$PATH" ] && ! env | grep -q ^GOGC=off && echo "it has $CRIUS_TEST" >&2; exit 1`)
 	if _, err := c.tryLaunch(t.Context()); err == nil || !strings.Contains(err.Error(), "it has for the runtime") {
 		t.Errorf("got %v", err)
 	}

@@ -13,7 +13,8 @@
 // Launch binds the socket and connects to it before the monitor exists, which
 // inherits it as descriptor 3: no connection can come too early or fail to
 // learn why a monitor died young. The monitor is born in its own cgroup and
-// session. All it has to know stands on its command line:
+// session. The runtime's environment is in a file in memory, descriptor 4, since the
+// Go runtime copies its own; all else it has to know stands on its command line:
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]

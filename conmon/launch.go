@@ -210,12 +210,17 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 		return handle{}, err
 	}
 	defer diagnostics.Close()
-	files := []uintptr{null.Fd(), null.Fd(), diagnostics.Fd(), uintptr(listener)}
-	pidfd := -1
+	environ, err := fileOf(append(runtimeEnviron(), s.Env...))
+	if err != nil {
+		return handle{}, fmt.Errorf("keep the runtime's environment: %w", err)
+	}
+	defer environ.Close()
+	files := []uintptr{null.Fd(), null.Fd(), diagnostics.Fd(), uintptr(listener), environ.Fd()} // wire.ListenFD, wire.EnvironFD
+	own, pidfd := wire.Environ(), -1
 	start := func(attr *syscall.SysProcAttr) error {
 		attr.Setsid, attr.PidFD = true, &pidfd
 		argv := append([]string{s.Monitor}, args...)
-		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: append(environ(), s.Env...), Files: files, Sys: attr})
+		_, err := syscall.ForkExec(s.Monitor, argv, &syscall.ProcAttr{Dir: "/", Env: own[:], Files: files, Sys: attr})
 		return err
 	}
 	if s.Cgroup == "" {
@@ -229,19 +234,34 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	return newHandle(pidfd)
 }
 
-// environ is the environment of the monitor and, less its own variables, of the
-// runtime: the server's, without what systemd has told the server alone.
-func environ() []string {
+// fileOf is a file in memory that holds words.
+func fileOf(words []string) (*os.File, error) {
+	fd, err := unix.MemfdCreate("words", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "words")
+	var text []byte
+	for _, word := range words {
+		text = append(append(text, word...), 0)
+	}
+	if _, err := f.Write(text); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// runtimeEnviron is the environment of the runtime: the server's, without what
+// systemd has told the server alone.
+func runtimeEnviron() []string {
 	private := []string{
 		"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE", "MAINPID",
 		"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
 	}
-	inherited := slices.DeleteFunc(os.Environ(), func(e string) bool {
+	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(private, name)
 	})
-	own := wire.Environ()
-	return append(own[:], inherited...)
 }
 
 func socketPath(dir string) string { return filepath.Join(dir, wire.Socket) }

@@ -10,7 +10,7 @@ import (
 // spawn starts the runtime. Should the monitor be killed, the kernel kills the
 // runtime, but nothing that the runtime has begun.
 func (m *monitor) spawn(child stdio) error {
-	if err := syscall.Unlink(m.opt.PidFile); err != nil && err != syscall.ENOENT {
+	if err := wire.Unlink(m.opt.PidFile); err != nil && err != syscall.ENOENT {
 		return wire.Fail("remove stale "+m.opt.PidFile, err)
 	}
 	argv := m.opt.Runtime
@@ -118,6 +118,7 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	m.state = running
+	m.stdout.touched = true // as much was, to come here
 	m.tell(m.createdMessage())
 	if m.opt.Fifos {
 		m.await()

@@ -14,7 +14,7 @@ func (m *monitor) listenConsole() error {
 	if err != nil {
 		return wire.Fail("open console socket", err)
 	}
-	_ = syscall.Unlink(path)
+	_ = wire.Unlink(path)
 	if err = syscall.Fchmod(fd, 0o600); err == nil { // bind gives the file this mode
 		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
 	}
@@ -35,7 +35,7 @@ func (m *monitor) receiveConsole() (master int, err error) {
 	defer func() {
 		syscall.Close(m.console)
 		m.console = -1
-		_ = syscall.Unlink(m.opt.Dir + "/" + wire.ConsoleSocket)
+		_ = wire.Unlink(m.opt.Dir, "/", wire.ConsoleSocket)
 	}()
 	conn, err := accept(m.console)
 	if err != nil {

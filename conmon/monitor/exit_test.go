@@ -15,7 +15,7 @@ import (
 func TestLogIsCompleteAtExit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	m, err := newMonitor(&wire.Options{ID: "id", LogFile: dir + "/log", ExitFile: dir + "/exit.json"}, nil)
+	m, err := newMonitor(wire.Options{ID: "id", LogFile: dir + "/log", ExitFile: dir + "/exit.json"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 func TestExitFileRefused(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "later", "exit.json")
-	m, err := newMonitor(&wire.Options{ID: "id", ExitFile: file}, nil)
+	m, err := newMonitor(wire.Options{ID: "id", ExitFile: file}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

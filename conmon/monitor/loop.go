@@ -42,7 +42,7 @@ func (s state) reaction(e event) func(*monitor, int) {
 
 // monitor is all there is.
 type monitor struct {
-	opt   *wire.Options
+	opt   wire.Options
 	env   []string // of the runtime
 	state state
 
@@ -75,7 +75,7 @@ type monitor struct {
 	complaints int
 }
 
-func newMonitor(opt *wire.Options, env []string) (m *monitor, err error) {
+func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 	m = &monitor{
 		opt: opt, env: env,
 		listener: wire.ListenFD, console: -1, watched: -1, stdin: -1,

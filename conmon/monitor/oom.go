@@ -79,7 +79,8 @@ func (m *monitor) countKills(int) { m.oom.read() }
 type oomFile struct{ root, group, name string }
 
 // oomFiles are the places to look, the likeliest first, for a process with this
-// /proc/PID/cgroup. The memory controller is in one hierarchy only.
+// /proc/PID/cgroup, of which the result is a view. The memory controller is in
+// one hierarchy only.
 func oomFiles(table []byte) (files [3]oomFile) {
 	const root = "/sys/fs/cgroup"
 	for len(table) > 0 {
@@ -90,10 +91,10 @@ func oomFiles(table []byte) (files [3]oomFile) {
 		switch {
 		case !ok:
 		case len(controllers) == 0:
-			files[1] = oomFile{root, string(group), "/memory.events"}
-			files[2] = oomFile{root + "/unified", string(group), "/memory.events"}
+			files[1] = oomFile{root, view(group), "/memory.events"}
+			files[2] = oomFile{root + "/unified", view(group), "/memory.events"}
 		case listed(controllers, "memory"):
-			files[0] = oomFile{root + "/memory", string(group), "/memory.oom_control"}
+			files[0] = oomFile{root + "/memory", view(group), "/memory.oom_control"}
 		}
 	}
 	return files

@@ -11,16 +11,21 @@ import (
 // Run is the whole of crius-conmon. The result is the exit code of the process.
 //
 // It expects to be started by conmon.Launch: the listening socket as descriptor
-// wire.ListenFD, the Go runtime's own variables first in the environment.
+// wire.ListenFD, the environment for the runtime in the file wire.EnvironFD.
 func Run() int {
 	growStack(false)
 	if err := closeInherited(); err != nil {
 		return usage(wire.Fail("close inherited descriptors", err))
 	}
-	args, env, err := commandLine()
+	environ := "/proc/self/fd/" + itoa(wire.EnvironFD)
+	if syscall.Access(environ, 0) != nil {
+		environ = "/proc/self/environ" // a server of an older version
+	}
+	args, env, err := commandLine(environ)
 	if err != nil {
 		return usage(err)
 	}
+	syscall.Close(wire.EnvironFD)
 	if len(args) > 0 && args[0] == ensureVerb {
 		syscall.Umask(0o022)
 		return ensure(args[1:])
@@ -131,13 +136,10 @@ func becomePrecious() {
 }
 
 // commandLine is what this process was started with: its arguments, and the
-// environment for the runtime, without what tunes this Go program.
-func commandLine() (args, env []string, err error) {
-	text := make([]byte, 4<<20) // of which only the pages that are filled will count
-	if args, text, err = readWords(text, "/proc/self/cmdline"); err != nil {
-		return nil, nil, err
-	}
-	if env, _, err = readWords(text, "/proc/self/environ"); err != nil {
+// environment for the runtime. This process's own, of which the Go runtime makes
+// a copy, is another.
+func commandLine(environ string) (args, env []string, err error) {
+	if args, env, err = readWords("/proc/self/cmdline", environ); err != nil {
 		return nil, nil, err
 	}
 	for _, own := range wire.Environ() {
@@ -146,31 +148,49 @@ func commandLine() (args, env []string, err error) {
 	return args[min(1, len(args)):], env, nil
 }
 
-// readWords reads a file of NUL-terminated words. They stay in the room, of
-// which the unused part is given back.
-func readWords(room []byte, path string) (list []string, rest []byte, err error) {
-	text, err := wire.ReadFile(room, path)
-	if err == nil && len(text) == len(room) {
-		err = syscall.E2BIG
+// readWords reads two files of NUL-terminated words, whose pages they share.
+func readWords(path, other string) (ours, others []string, err error) {
+	const usual, most = 64 << 10, 4 << 20
+	for size := usual; ; size *= 8 {
+		room := make([]byte, size) // of which only the pages that are filled will count
+		first, err := wire.ReadFile(room, path)
+		if err != nil {
+			return nil, nil, wire.Fail("read "+path, err)
+		}
+		second, err := wire.ReadFile(room[len(first):], other)
+		if err == nil && len(first)+len(second) == size {
+			if size < most {
+				continue
+			}
+			err = syscall.E2BIG
+		}
+		if err != nil {
+			return nil, nil, wire.Fail("read "+other, err)
+		}
+		return words(first), words(second), nil
 	}
-	if err != nil {
-		return nil, nil, wire.Fail("read "+path, err)
-	}
+}
+
+// words cuts text up, without a copy.
+func words(text []byte) []string {
 	count := 0
 	for _, c := range text {
 		if c == 0 {
 			count++
 		}
 	}
-	list = make([]string, 0, count)
-	rest = room[len(text):]
+	list := make([]string, 0, count)
 	for len(text) > 0 {
 		var word []byte
 		word, text, _ = wire.Cut(text, 0)
-		list = append(list, unsafe.String(unsafe.SliceData(word), len(word)))
+		list = append(list, view(word))
 	}
-	return list, rest, nil
+	return list
 }
+
+// view is a string that shares the bytes of b, which must not change as long as
+// it is used.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 func without(list []string, word string) []string {
 	kept := list[:0]
@@ -182,6 +202,9 @@ func without(list []string, word string) []string {
 	return kept
 }
 
+// stackRoom is more than this program ever needs of its stack.
+const stackRoom = 20 << 10
+
 // growStack makes the stack of the calling goroutine large at once, by the room
 // that it claims and does not use. Grown by doubling, as the runtime does, it
 // would leave behind a pool of stacks of each size on the way, some 50 KiB.
@@ -189,10 +212,21 @@ func without(list []string, word string) []string {
 //go:noinline
 func growStack(never bool) (n int) {
 	if never {
-		var room [20 << 10]byte
+		var room [stackRoom]byte
 		n, _ = syscall.Read(-1, room[:])
 	}
 	return n
+}
+
+// trimStack gives back what lies beneath the caller in its stack: the start of a
+// container needs it, and nothing after that.
+func trimStack() {
+	growStack(false) // so that it is there, whatever has become of the stack
+	const near = 1 << 10
+	var mark byte
+	here, page := uintptr(unsafe.Pointer(&mark)), uintptr(syscall.Getpagesize())
+	low, high := (here-stackRoom+page-1)/page*page, (here-near)/page*page
+	syscall.RawSyscall(syscall.SYS_MADVISE, low, high-low, syscall.MADV_DONTNEED)
 }
 
 // discard gives whole pages of b back to the kernel; they read as zeros.

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,14 +26,23 @@ func TestReadWords(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		room := make([]byte, 100)
-		got, rest, err := readWords(room, path)
-		if err != nil || !slices.Equal(got, want) || len(rest) != 100-len(text) {
-			t.Errorf("%q: %q, %v, %d bytes left", text, got, err, len(rest))
+		one, other, err := readWords(path, path)
+		if err != nil || !slices.Equal(one, want) || !slices.Equal(other, want) {
+			t.Errorf("%q: %q and %q, %v", text, one, other, err)
 		}
-		if _, _, err := readWords(room[:len(text)], path); err == nil {
-			t.Errorf("%q fits into too little room", text)
+	}
+	for size, want := range map[int]error{32<<10 - 1: nil, 32 << 10: nil, 64 << 10: nil, 1 << 20: nil, 2 << 20: syscall.E2BIG, 4 << 20: syscall.E2BIG} {
+		text := strings.Repeat("x", size-2) + "\x00\x00"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
+		one, other, err := readWords(path, path)
+		if !errors.Is(err, want) || err == nil && (len(one) != 2 || !slices.Equal(one, other) || other[0] != text[:size-2]) {
+			t.Errorf("%d bytes: %d and %d words, %v, want %v", size, len(one), len(other), err, want)
+		}
+	}
+	if _, _, err := readWords(path, path+"-not"); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a missing file: %v", err)
 	}
 }
 
@@ -41,7 +51,7 @@ func TestCommandLine(t *testing.T) {
 		name, value, _ := strings.Cut(own, "=")
 		t.Setenv(name, value) // too late for /proc/self/environ, which is what counts
 	}
-	args, env, err := commandLine()
+	args, env, err := commandLine("/proc/self/environ")
 	if err != nil || !slices.Equal(args, os.Args[1:]) || len(env) == 0 {
 		t.Errorf("%q, %q, %v", args, env, err)
 	}

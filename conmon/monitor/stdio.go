@@ -181,7 +181,8 @@ func (m *monitor) watch(s *stream) error {
 	return m.listenTo(s.fd, syscall.EPOLLIN|edgeTriggered, spoken, s.number())
 }
 
-// trim gives the pages of the buffers back to the kernel.
+// trim gives the pages of the buffers back to the kernel, and those that the
+// stack has grown into.
 func (m *monitor) trim() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
 		if s.lagging > 0 {
@@ -196,4 +197,5 @@ func (m *monitor) trim() {
 	if m.log.empty() {
 		discard(m.log.records[:cap(m.log.records)])
 	}
+	trimStack()
 }

@@ -35,12 +35,13 @@ func becomeSubreaper() error {
 // wait for the monitor's.
 func closeInherited() error {
 	syscall.CloseOnExec(wire.ListenFD)
-	if _, _, errno := syscall.RawSyscall(sysCloseRange, wire.ListenFD+1, 1<<31-1, 0); errno == 0 {
+	syscall.CloseOnExec(wire.EnvironFD)
+	if _, _, errno := syscall.RawSyscall(sysCloseRange, wire.EnvironFD+1, 1<<31-1, 0); errno == 0 {
 		return nil
 	}
 	open, err := numbersIn("/proc/self/fd") // before Linux 5.9
 	for _, fd := range open {
-		if fd > wire.ListenFD {
+		if fd > wire.EnvironFD {
 			syscall.Close(fd)
 		}
 	}
@@ -123,9 +124,22 @@ func isChild(pid int) bool {
 
 // samePIDNamespace reports whether this process and pid are in one.
 func samePIDNamespace(pid int) bool {
-	var mine, its syscall.Stat_t
-	return syscall.Stat("/proc/self/ns/pid", &mine) == nil &&
-		syscall.Stat("/proc/"+itoa(pid)+"/ns/pid", &its) == nil && mine.Ino == its.Ino
+	mine, its := inode("/proc/self/ns/pid"), inode("/proc/", itoa(pid), "/ns/pid")
+	return mine != 0 && mine == its
+}
+
+// inode is the number of the file whose path is made of parts; 0: unknown.
+func inode(parts ...string) uint64 {
+	fd, err := wire.Open(syscall.O_RDONLY, 0, parts...)
+	if err != nil {
+		return 0
+	}
+	defer syscall.Close(fd)
+	var st syscall.Stat_t
+	if syscall.Fstat(fd, &st) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 func now() (sec int64, nsec int) {

@@ -8,6 +8,17 @@ import (
 // Open opens the file whose path is made of parts. Unlike syscall.Open it needs
 // no memory but the stack's.
 func Open(flags int, mode uint32, parts ...string) (fd int, err error) {
+	return at(syscall.SYS_OPENAT, flags|syscall.O_CLOEXEC|syscall.O_LARGEFILE, mode, parts)
+}
+
+// Unlink removes a file, in the same way.
+func Unlink(parts ...string) error {
+	_, err := at(syscall.SYS_UNLINKAT, 0, 0, parts)
+	return err
+}
+
+// at is a system call on a path.
+func at(call uintptr, flags int, mode uint32, parts []string) (int, error) {
 	var path [4096]byte // PATH_MAX, with the NUL
 	n := 0
 	for _, part := range parts {
@@ -18,11 +29,10 @@ func Open(flags int, mode uint32, parts ...string) (fd int, err error) {
 	}
 	cwd := -100 // AT_FDCWD
 	for {
-		fd, _, errno := syscall.Syscall6(syscall.SYS_OPENAT, uintptr(cwd), uintptr(unsafe.Pointer(&path)),
-			uintptr(flags|syscall.O_CLOEXEC|syscall.O_LARGEFILE), uintptr(mode), 0, 0)
+		result, _, errno := syscall.Syscall6(call, uintptr(cwd), uintptr(unsafe.Pointer(&path)), uintptr(flags), uintptr(mode), 0, 0)
 		switch errno {
 		case 0:
-			return int(fd), nil
+			return int(result), nil
 		case syscall.EINTR:
 		default:
 			return -1, errno
@@ -61,7 +71,7 @@ func WriteFile(path string, content []byte, durable bool) error {
 		err = syscall.Rename(tmp, path)
 	}
 	if err != nil {
-		_ = syscall.Unlink(tmp)
+		_ = Unlink(tmp)
 		return Fail("write "+path, err)
 	}
 	if durable {

@@ -95,18 +95,17 @@ func (o *Options) Args() []string {
 }
 
 // ParseArgs reads what Args wrote.
-func ParseArgs(args []string) (*Options, error) {
-	o := new(Options)
+func ParseArgs(args []string) (o Options, err error) {
 	for i, arg := range args {
 		if arg == "--" {
 			o.Runtime = args[i+1:]
 			return o, o.check()
 		}
 		if !o.set(arg) {
-			return nil, Text("unknown argument " + arg)
+			return o, Text("unknown argument " + arg)
 		}
 	}
-	return nil, Text("no runtime command: the arguments end without --")
+	return o, Text("no runtime command: the arguments end without --")
 }
 
 func (o *Options) set(arg string) bool {
@@ -156,8 +155,7 @@ func cutFlag(arg string) (name, value string, ok bool) {
 	return arg, "", false
 }
 
-// Environ is what comes first in a monitor's environment and tunes the Go
-// runtime below it: one processor, whatever the cgroup allows; garbage collected
+// Environ is a monitor's environment. It tunes the Go runtime below it: one processor, whatever the cgroup allows; garbage collected
 // only when there is a lot of it; and no huge page of 2 MiB where 4 KiB were
 // asked for, as kernels set to transparent_hugepage=always like to give.
 func Environ() [4]string {

@@ -7,7 +7,7 @@ import (
 )
 
 func TestArgs(t *testing.T) {
-	o := &Options{
+	o := Options{
 		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
 		EnsureDirs: []string{"/a b", "/c=d"}, Start: []string{"/r", "start"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
@@ -54,7 +54,7 @@ func FuzzArgs(f *testing.F) {
 		if id == "" || dir == "" {
 			return
 		}
-		o := &Options{ID: id, Dir: dir, PidFile: dir, ExitFile: log + "x", LogFile: log, Terminal: flag, Stdin: !flag,
+		o := Options{ID: id, Dir: dir, PidFile: dir, ExitFile: log + "x", LogFile: log, Terminal: flag, Stdin: !flag,
 			EnsureDirs: []string{ensure}, Runtime: strings.Split(runtime, " ")}
 		if got, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(got, o) {
 			t.Errorf("%+v, %v", got, err)

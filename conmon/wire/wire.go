@@ -26,8 +26,11 @@ const (
 	OOMFile = "oom"
 )
 
-// ListenFD is the descriptor on which the monitor inherits its listening socket.
-const ListenFD = 3
+// The descriptors that the monitor inherits, beside the standard ones.
+const (
+	ListenFD  = 3 // its listening socket
+	EnvironFD = 4 // a file with the environment for the runtime, as NUL-terminated words
+)
 
 // Failure is an error with the step in which it happened.
 type Failure struct {
