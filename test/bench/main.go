@@ -25,6 +25,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/node"
 )
 
 // A row is one thing that is measured.
@@ -88,6 +90,10 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := node.Programs(ctx, false); err != nil { // while what a build may need is there
+		return err
+	}
+	dropEnviron()
 	var failed []error
 	for _, w := range wanted {
 		began := time.Now()
@@ -125,6 +131,17 @@ func measure(ctx context.Context, args []string) error {
 		err = errors.Join(err, writeJSON(*file, r))
 	}
 	return err
+}
+
+// dropEnviron leaves of the environment what a service has: monitors and shims
+// inherit it, and are weighed.
+func dropEnviron() {
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", "PODS", "CONTAINERS"}, name) {
+			os.Unsetenv(name)
+		}
+	}
 }
 
 // command is what makes the same page again.
