@@ -41,7 +41,10 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd.Env = append(os.Environ(), c.env...)
 	cmd.ExtraFiles = c.files
 	out, diag := &bounded{max: maxOutput}, &tail{max: 4096}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(c.stdin), out, diag
+	cmd.Stdout, cmd.Stderr = out, diag
+	if len(c.stdin) > 0 { // else no pipe is needed
+		cmd.Stdin = bytes.NewReader(c.stdin)
+	}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = timeoutError(context.Cause(ctx))

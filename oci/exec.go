@@ -148,7 +148,8 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 
 // execProcess is the container's own process with another command.
 func execProcess(bundle string, c Command) (*specs.Process, error) {
-	spec, err := ReadSpec[specs.Spec](bundle)
+	// Most of a bundle is its seccomp profile, which is not wanted here.
+	spec, err := ReadSpec[struct{ Process *specs.Process }](bundle)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
