@@ -24,7 +24,7 @@ type keeper interface {
 // findKeeper is the running server, or who stands in for it: that one has the
 // state locked until release, so that no server can be started meanwhile.
 func findKeeper(cfg config.Config) (_ keeper, release func() error, err error) {
-	lock, err := pod.Lock(cfg.Root)
+	lock, err := pod.Lock(cfg.Root, 0)
 	if errors.Is(err, fault.Precondition) {
 		return control.NewClient(controlSocket(cfg)), func() error { return nil }, nil
 	}

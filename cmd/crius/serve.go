@@ -50,7 +50,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.Surveyed = manager.patient()
-	lock, err := pod.Lock(cfg.Root)
+	lock, err := pod.Lock(cfg.Root, pod.ForkTime)
 	if err != nil {
 		return err
 	}

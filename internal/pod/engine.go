@@ -113,11 +113,17 @@ func (e *Engine) makeDirs() error {
 	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make())
 }
 
+// ForkTime is far more than the forked copy of a process takes to become the
+// program that it is to run. If a server is killed meanwhile, the copy still has
+// all that it had open: its lock, and the socket that it listened on.
+const ForkTime = 2 * time.Second
+
 // Lock makes sure that one server at a time works on a state directory. It is
 // the first thing that a server takes, for opening the rest also tidies up after
 // whoever had it before. The kernel drops the lock with the process, however it
-// ends. While another one holds it the error is fault.Precondition.
-func Lock(stateDir string) (io.Closer, error) {
+// ends, and its forked copies. While another one holds it for longer than patience
+// the error is fault.Precondition.
+func Lock(stateDir string, patience time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
@@ -126,10 +132,17 @@ func Lock(stateDir string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
+		case time.Now().After(end):
+			return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
+		}
 	}
-	return f, nil
 }
 
 // Close calls off the pulls, waits for the other work under way and lets go of

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -392,17 +393,45 @@ func TestMonitorLost(t *testing.T) {
 
 func TestOneServerAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	lock, err := Lock(dir)
+	lock, err := Lock(dir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(dir); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
+	if _, err := Lock(dir, 0); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("second server: %v", err)
 	}
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if lock, err = Lock(dir); err != nil {
+	if lock, err = Lock(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	_ = lock.Close()
+}
+
+// A server that is killed between the fork and the exec of a child leaves its lock
+// to the child, for a moment: the next server must not give up because of that.
+func TestLockOfAServerKilledAtAFork(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	lock, err := Lock(dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("sleep", "0.3")
+	child.ExtraFiles = []*os.File{lock.(*os.File)}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Lock(dir, 0); !errors.Is(err, fault.Precondition) {
+		t.Fatalf("the child does not hold the lock: %v", err)
+	}
+	lock, err = Lock(dir, time.Minute)
+	if err != nil {
 		t.Fatal(err)
 	}
 	_ = lock.Close()
