@@ -368,3 +368,27 @@ func TestRecoverSurvivesFailingHands(t *testing.T) {
 	waitFor(t, func() bool { return e.debtCount() == 0 })
 	b.removeAll(e)
 }
+
+// A pod that is torn down at the start has one step that gives the network back.
+// Whatever that says, what remains of the pod goes with its network.
+func TestUnfinishedPodWhoseDetachFailsLate(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.close(e)
+	rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseCreating })
+	failed := false
+	b.hook = func(at trace.Point) error {
+		if at.Step == "detach network" && at.After && !failed {
+			failed = true
+			return errInjected
+		}
+		return nil
+	}
+	e = b.engine()
+	waitFor(t, func() bool { return e.debtCount() == 0 })
+	if !failed {
+		t.Error("the step did not come by")
+	}
+	b.nothingLeft()
+}

@@ -85,11 +85,14 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if err := trace.Do(ctx, "detach network", s.detach); err != nil {
-		// Plugins give back less without the namespace (bridge leaves its
-		// firewall chain), so it is kept for the next try.
 		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)
-	} else if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
-		errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
+	}
+	// Plugins give back less without the namespace (bridge leaves its firewall
+	// chain), so it is kept for the next try.
+	if !s.owesNetwork() {
+		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
+			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
+		}
 	}
 	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.shmDir()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
