@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/trace"
@@ -138,6 +139,7 @@ func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.Contai
 }
 
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
+	cgroup.Warm()
 	image, err := e.deps.Images.Image(ctx, cfg.GetImage().GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)

@@ -1,0 +1,38 @@
+package cgroup
+
+import "sync/atomic"
+
+// warming is whether somebody waits in warm.
+var warming atomic.Bool
+
+// Warm gets the kernel ready, in the background, for the move of a process into
+// another cgroup, which an OCI runtime is about to do. The first such move in some
+// 20 ms waits for an RCU grace period: about 10 ms on an idle machine, and twice
+// that on one where things have just been created and removed. So long as the
+// runtime is still being started, that time costs nobody anything.
+//
+// What it does is to move this process to where it is. In a v1 hierarchy that
+// could take threads away from Start; the kernel's lock is the same for all, and
+// where there is no v2 hierarchy nothing is done.
+func Warm() {
+	if !warming.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer warming.Store(false)
+		_ = warm() // then the runtime waits itself
+	}()
+}
+
+func warm() error {
+	all, _, err := find()
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		if h.v2() {
+			return write(h.dir(h.own)+"/cgroup.procs", "0")
+		}
+	}
+	return nil
+}
