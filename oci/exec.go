@@ -103,7 +103,7 @@ type execution struct {
 }
 
 func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
-	cgroup.Warm()
+	defer cgroup.Warm()()
 	process, err := execProcess(t.ref.Dir, c)
 	if err != nil {
 		return nil, err

@@ -139,7 +139,7 @@ func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.Contai
 }
 
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
-	cgroup.Warm()
+	defer cgroup.Warm()()
 	image, err := e.deps.Images.Image(ctx, cfg.GetImage().GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)

@@ -225,7 +225,7 @@ const pausePath = "/pause"
 // monitor's binary, mounted read-only over an empty root: no image is pulled
 // for it, and none can be missing.
 func (s *Sandbox) startInfra(ctx context.Context) error {
-	cgroup.Warm()
+	defer cgroup.Warm()()
 	ref := s.infraRef()
 	err := trace.Call(ctx, "make infra directory", func() error {
 		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir))
