@@ -226,7 +226,9 @@ func trimStack() {
 	var mark byte
 	here, page := uintptr(unsafe.Pointer(&mark)), uintptr(syscall.Getpagesize())
 	low, high := (here-stackRoom+page-1)/page*page, (here-near)/page*page
-	syscall.RawSyscall(syscall.SYS_MADVISE, low, high-low, syscall.MADV_DONTNEED)
+	if low < high { // not where pages are large
+		syscall.RawSyscall(syscall.SYS_MADVISE, low, high-low, syscall.MADV_DONTNEED)
+	}
 }
 
 // discard gives whole pages of b back to the kernel; they read as zeros.
