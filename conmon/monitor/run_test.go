@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/crius-run/crius/conmon/wire"
 )
@@ -119,6 +121,47 @@ func TestDiscard(t *testing.T) {
 	discard(nil)
 	discard(b[:1])
 	discard(b[1:2])
+}
+
+// What a deep call has left in the stack is given back.
+func TestTrimStack(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection may move the stack
+	growStack(false)
+	low := soilStack()
+	if !resident(t, low) {
+		t.Fatal("the stack has no page where it was written to")
+	}
+	trimStack()
+	if resident(t, low) {
+		t.Error("the page is still there")
+	}
+}
+
+// soilStack writes to the stack beneath the caller, and tells where.
+//
+//go:noinline
+func soilStack() uintptr {
+	var room [16 << 10]byte
+	for i := range room {
+		room[i] = byte(i) | 1
+	}
+	page := uintptr(os.Getpagesize())
+	return (uintptr(unsafe.Pointer(&room)) + page - 1) / page * page
+}
+
+// resident tells whether a page is in memory.
+func resident(t *testing.T, address uintptr) bool {
+	t.Helper()
+	fd, err := syscall.Open("/proc/self/pagemap", syscall.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	var entry [8]byte
+	if _, err := syscall.Pread(fd, entry[:], int64(address)/int64(os.Getpagesize())*8); err != nil {
+		t.Fatal(err)
+	}
+	return entry[7]&0x80 != 0
 }
 
 func TestCloseInheritedByListing(t *testing.T) {

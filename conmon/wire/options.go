@@ -155,9 +155,10 @@ func cutFlag(arg string) (name, value string, ok bool) {
 	return arg, "", false
 }
 
-// Environ is a monitor's environment. It tunes the Go runtime below it: one processor, whatever the cgroup allows; garbage collected
-// only when there is a lot of it; and no huge page of 2 MiB where 4 KiB were
-// asked for, as kernels set to transparent_hugepage=always like to give.
+// Environ is a monitor's environment. It tunes the Go runtime below it: one
+// processor, whatever the cgroup allows; garbage collected only when there is a
+// lot of it; and no huge page of 2 MiB where 4 KiB were asked for, as kernels set
+// to transparent_hugepage=always like to give.
 func Environ() [4]string {
 	return [...]string{"GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=12MiB", "GODEBUG=disablethp=1,containermaxprocs=0,updatemaxprocs=0"}
 }

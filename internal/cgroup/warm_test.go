@@ -64,6 +64,25 @@ func TestWarm(t *testing.T) {
 	remove(t, path.Dir(cgroup))
 }
 
+// One is warned for all: whoever comes while others are at it only counts.
+func TestWarmOnce(t *testing.T) {
+	first := Warm()
+	for deadline := time.Now().Add(10 * time.Second); warming.Load(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the kernel takes too long")
+		}
+	}
+	second := Warm()
+	if warming.Load() {
+		t.Error("it is done again for the second")
+	}
+	first()
+	second()
+	if n := moving.Load(); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
+
 // BenchmarkWarm: what a move costs after a rest, and what it costs after that if
 // the kernel has been warned.
 func BenchmarkWarm(b *testing.B) {
