@@ -58,8 +58,8 @@ func TestExecSyncTimeout(t *testing.T) {
 			ContainerId: c.id, Timeout: 1,
 			Cmd: append([]string{"/probe"}, steps("ignore TERM ; fork 2 sleep 1h ; orphan sleep 1h ; sleep 1h")...),
 		})
-		wantCode(t, err, codes.DeadlineExceeded)
-		if took := time.Since(began); took < time.Second || took > 8*time.Second {
+		wantCode(t, err, codes.DeadlineExceeded, "within 1s")
+		if took := time.Since(began); took < time.Second || took > patience {
 			t.Errorf("a time-out of 1 s took %v", took)
 		}
 		if !eventually(func() bool { return len(w.processesOf(t, c.id)) == before }) {
@@ -76,10 +76,10 @@ func TestExecSyncWithALingeringChild(t *testing.T) {
 	c := w.run(t, "runc").start(t, "sleep")
 	began := time.Now()
 	r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-		ContainerId: c.id, Timeout: 10,
+		ContainerId: c.id, Timeout: 15,
 		Cmd: append([]string{"/probe"}, steps("echo first ; orphan sleep 1h ; exit 2")...),
 	})
-	if err != nil && time.Since(began) > 30*time.Second {
+	if err != nil && time.Since(began) > endless {
 		t.Errorf("took %v: %v", time.Since(began), err)
 	}
 	if err == nil {
@@ -118,7 +118,7 @@ func TestExecSyncErrors(t *testing.T) {
 		running, created, exited := p.start(t, "sleep"), p.create(t, "sleep"), p.start(t, "exit 0")
 		exited.wait(t)
 		exec := func(c *container, cmd ...string) error {
-			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: cmd, Timeout: 10})
+			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: cmd, Timeout: 60})
 			if err == nil && r.ExitCode != 0 {
 				err = fmt.Errorf("code %d: %s", r.ExitCode, r.Stderr)
 			}

@@ -430,12 +430,8 @@ func TestExecEndsWhenAChildKeepsThePipe_containerd_7832(t *testing.T) {
 		c := w.run(t, handler).start(t, "sleep")
 		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
 			for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput, "terminal": withTerminal} {
-				began := time.Now()
 				e := c.session(t, s, "echo first ; orphan sleep 1h ; echo last ; exit 2", change)
 				endsWith(t, e, 2)
-				if took := time.Since(began); took > 8*time.Second {
-					t.Errorf("%s: took %v", name, took)
-				}
 				if got := strings.ReplaceAll(e.Stdout.String(), "\r", ""); got != "first\nlast\n" {
 					t.Errorf("%s: stdout is %q", name, got)
 				}
@@ -520,6 +516,10 @@ func TestExecOfAContainerThatHasEndedSince(t *testing.T) {
 	})
 }
 
+// unwaited is how long a zombie is there at least if nobody waits for it but
+// whoever buries all orphans.
+const unwaited = 10 * time.Second
+
 // A client that goes takes with it what has nobody to read from or write to.
 func TestAnExecWhoseClientLeaves(t *testing.T) {
 	t.Parallel()
@@ -536,7 +536,7 @@ func TestAnExecWhoseClientLeaves(t *testing.T) {
 					began := time.Now()
 					e.Leave()
 					eventually(func() bool { return len(w.processesOf(t, c.id)) == before })
-					if took := time.Since(began); took > quickly {
+					if took := time.Since(began); took > unwaited {
 						t.Fatalf("%s: %q, or a zombie of it, was there for %v without its client: %v", name, line, took, c.facts(t).Processes)
 					}
 				}

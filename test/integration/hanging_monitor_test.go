@@ -42,7 +42,7 @@ func TestServerStartsWhileMonitorsHang(t *testing.T) {
 	}
 	began := time.Now()
 	must(t, w.Start(t.Context()))
-	if took := time.Since(began); took > patience {
+	if took := time.Since(began); took > 35*time.Second { // one after the other takes 40
 		t.Errorf("the start took %v", took)
 	}
 	well.exec(t, "echo alive")

@@ -92,7 +92,7 @@ func (v *town) clean(t *testing.T) {
 // from dials from a network namespace.
 func from(netns, network, address string) (conn net.Conn, err error) {
 	err = ns.Do(netns, func() error {
-		conn, err = net.DialTimeout(network, address, 5*time.Second)
+		conn, err = net.DialTimeout(network, address, patience/4)
 		return err
 	})
 	return conn, err
@@ -105,7 +105,7 @@ func (v *town) page(address string) string {
 		return ""
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(patience / 4))
 	fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n")
 	var all strings.Builder
 	buffer := make([]byte, 4096)

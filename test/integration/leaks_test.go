@@ -101,7 +101,7 @@ func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
 	churn(200, 30)
 	settled := eventually(func() bool {
 		now := w.load(t)
-		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+8
+		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+40
 	})
 	if !settled {
 		now := w.load(t)

@@ -298,7 +298,7 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 		t.Helper()
 		var said strings.Builder
 		buf := make([]byte, 4096)
-		l.SetReadDeadline(time.Now().Add(time.Second))
+		l.SetReadDeadline(time.Now().Add(patience))
 		for !strings.Contains(said.String(), "READY=1") {
 			n, err := l.Read(buf)
 			if err != nil {

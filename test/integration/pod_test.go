@@ -259,7 +259,7 @@ func (c *container) exec(t *testing.T, line string) string {
 func (c *container) execResult(t *testing.T, line string) *cri.ExecSyncResponse {
 	t.Helper()
 	resp, err := c.pod.w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-		ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Timeout: 30,
+		ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Timeout: 60,
 	})
 	if err != nil {
 		t.Fatalf("ExecSync %q: %v", line, err)

@@ -58,7 +58,7 @@ func TestStatsWhilePodsComeAndGo(t *testing.T) {
 	var now inventory.Load
 	settled := eventually(func() bool {
 		now = w.load(t)
-		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+8
+		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+24
 	})
 	if !settled {
 		t.Errorf("file descriptors went from %d to %d, threads from %d to %d\nbefore: %v\n after: %v",

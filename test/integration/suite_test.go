@@ -12,6 +12,7 @@ import (
 	"flag"
 	"os"
 	"testing"
+	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -26,8 +27,13 @@ import (
 const probe = images.Probe
 
 // patience is how long the kernel, a monitor and the server together may take
-// for something that is promised to happen soon.
-const patience = scene.Patience
+// for something that is promised to happen soon, on two CPUs that half a dozen
+// tests want at once.
+const patience = 3 * scene.Patience
+
+// endless is how long nothing takes that ends at all: a test's call to a server
+// that hangs is given up a little later.
+const endless = 100 * time.Second
 
 // handlers are the runtimes that every promise holds for.
 var handlers = scene.Handlers

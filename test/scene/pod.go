@@ -320,7 +320,7 @@ func (c *Container) Exec(t *testing.T, line string) string {
 func (c *Container) Last(t *testing.T, line string) {
 	t.Helper()
 	_, _ = c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-		ContainerId: c.ID, Cmd: append([]string{"/probe"}, Steps(line)...), Timeout: 30,
+		ContainerId: c.ID, Cmd: append([]string{"/probe"}, Steps(line)...), Timeout: 60,
 	})
 }
 
@@ -336,7 +336,7 @@ func (c *Container) Refuses(t *testing.T, line string, words string) {
 // ExecResult is ExecSync of a command.
 func (c *Container) ExecResult(t *testing.T, cmd ...string) *cri.ExecSyncResponse {
 	t.Helper()
-	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: 30})
+	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: 60})
 	if err != nil {
 		t.Fatalf("ExecSync %q: %v", cmd, err)
 	}
