@@ -3,6 +3,7 @@ package integration
 import (
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,7 +13,9 @@ import (
 	"github.com/crius-run/crius/internal/testkit/node"
 )
 
-func impatient() node.Options { return node.Options{Config: "[network]\ntimeout = \"5s\"\n"} }
+// impatient is a node with a time-out for plugins that a test can wait for, but
+// far beyond what they take on a busy machine.
+func impatient() node.Options { return node.Options{Config: "[network]\ntimeout = \"15s\"\n"} }
 
 func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 	t.Parallel()
@@ -35,7 +38,7 @@ func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("RunPodSandbox: %v, want an error that says %q", err, text)
 			}
-			if took := time.Since(began); took > 25*time.Second {
+			if took := time.Since(began); took > endless {
 				t.Errorf("took %v", took)
 			}
 			plugin.heal(t)
@@ -76,7 +79,7 @@ func TestFailedNetworkTeardownIsADebt_containerd_12926(t *testing.T) {
 			plugin.does(t, "DEL", words)
 			began := time.Now()
 			w.Runtime().StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: p.id}) // may say that it's not all done
-			if took := time.Since(began); took > 25*time.Second {
+			if took := time.Since(began); took > endless {
 				t.Errorf("StopPodSandbox took %v", took)
 			}
 			if left := w.processesOf(t, c.id); len(left) > 0 {
@@ -118,15 +121,17 @@ func TestPodsGoAwayWithoutTheirConfiguration(t *testing.T) {
 // One hung plugin delays its own pod only.
 func TestAHungPluginDelaysNobodyElse(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{Config: "[network]\ntimeout = \"30s\"\n"})
+	w := private(t, node.Options{})
 	plugin := w.cni(t)
 	other := w.run(t, "runc")
 	c := other.start(t, "sleep")
-	plugin.does(t, "ADD", "once slow 8s")
+	plugin.does(t, "ADD", "once slow 25s")
 	slow := make(chan error, 1)
 	config := w.podConfig(t)
+	var over atomic.Bool
 	go func() {
 		resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		over.Store(true)
 		if err == nil {
 			_, err = w.Runtime().RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: resp.PodSandboxId})
 		}
@@ -135,20 +140,16 @@ func TestAHungPluginDelaysNobodyElse(t *testing.T) {
 	if !eventually(func() bool { _, err := os.Stat(w.Path("cni", "bin", "faults", "ADD")); return os.IsNotExist(err) }) {
 		t.Fatal("the plugin was never called")
 	}
-	began := time.Now()
 	w.statusOf(t)
 	c.status(t)
 	if _, err := w.Runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{}); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("Status, ContainerStatus and ListPodSandbox took %v", took)
-	}
 	c.exec(t, "echo still-here")
 	quick := w.run(t, "runc")
 	quick.finish(t, "echo runs")
-	if took := time.Since(began); took > 7*time.Second {
-		t.Errorf("another pod needed %v beside the slow one", took)
+	if over.Load() {
+		t.Error("the others had to wait for the slow pod")
 	}
 	if err := <-slow; err != nil {
 		t.Errorf("the slow pod: %v", err)

@@ -13,19 +13,24 @@ import (
 	"github.com/crius-run/crius/internal/testkit/node"
 )
 
-// brittle is a node whose handler "brittle" is a runtime that may be told to fail.
+// brittle is a node whose handler "brittle" is a runtime that may be told to
+// fail, and whose handler "hasty" is the same one with a time-out that a test
+// can wait for, but far beyond what a create takes on a busy machine.
 func brittle(t *testing.T, real string) (*world, *faulty) {
 	t.Helper()
 	w := private(t, node.Options{Config: `[runtime.handlers.brittle]
 path = "{{.Path "brittle" "runtime"}}"
-create_timeout = "3s"
+
+[runtime.handlers.hasty]
+path = "{{.Path "brittle" "runtime"}}"
+create_timeout = "15s"
 `})
 	path, err := exec.LookPath(real)
 	if err != nil {
 		t.Fatal(err)
 	}
 	runtime := install(t, w.Path("brittle"), "runtime", path)
-	if err := w.settle(t.Context(), "brittle"); err != nil {
+	if err := w.settle(t.Context(), "brittle", "hasty"); err != nil {
 		t.Fatal(err)
 	}
 	return w, runtime
@@ -36,25 +41,25 @@ func TestNameIsFreeAfterAFailedCreate_crio_9097(t *testing.T) {
 	each(t, func(t *testing.T, real string) {
 		t.Parallel()
 		w, runtime := brittle(t, real)
-		p := w.run(t, "brittle")
+		pods := map[string]*pod{"brittle": w.run(t, "brittle"), "hasty": w.run(t, "hasty")}
 		before := mustInventory(t, w)
 		for words, text := range map[string]string{
 			"fail out of luck today": "out of luck today",
 			"after half done":        "half done", // the container exists by then
-			"hang":                   "",
-			"hangafter":              "",
+			"hang":                   "did not create the container within 15s",
+			"hangafter":              "did not create the container within 15s",
 			"die":                    "killed by signal 9",
 			"garbage":                "reports success",
 		} {
 			t.Run(words, func(t *testing.T) {
+				p := pods["brittle"]
+				if strings.HasPrefix(words, "hang") {
+					p = pods["hasty"]
+				}
 				runtime.does(t, "create", words)
-				began := time.Now()
 				_, err := p.try(t.Context(), steps("sleep"))
 				if err == nil || !strings.Contains(err.Error(), text) {
 					t.Errorf("CreateContainer: %v, want an error that says %q", err, text)
-				}
-				if took := time.Since(began); took > 20*time.Second {
-					t.Errorf("took %v", took)
 				}
 				runtime.heal(t)
 				if err := w.Clean(t.Context(), before, patience); err != nil {
@@ -122,7 +127,7 @@ func TestRuntimeThatFailsLater(t *testing.T) {
 					runtime.does(t, verb, words)
 					began := time.Now()
 					_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: 1})
-					if took := time.Since(began); took > 60*time.Second {
+					if took := time.Since(began); took > endless {
 						t.Errorf("StopContainer took %v", took)
 					}
 					if err != nil && verb != "kill" {
@@ -138,8 +143,8 @@ func TestRuntimeThatFailsLater(t *testing.T) {
 			runtime.does(t, "exec", "hang")
 			began := time.Now()
 			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "echo"}, Timeout: 1})
-			wantCode(t, err, codes.DeadlineExceeded)
-			if took := time.Since(began); took > 10*time.Second {
+			wantCode(t, err, codes.DeadlineExceeded, "within 1s")
+			if took := time.Since(began); took > patience {
 				t.Errorf("ExecSync took %v", took)
 			}
 			runtime.heal(t)

@@ -144,7 +144,7 @@ func TestStreamsAreServedOnLoopbackOnly(t *testing.T) {
 
 func TestStreamAddressIsConfigurable(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"2s\"\n"})
+	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"15s\"\n"})
 	p := w.run(t, "crun")
 	c := p.start(t, "cat", stdin)
 	address := w.execURL(t, c.execRequest("exit 3"))
@@ -154,9 +154,10 @@ func TestStreamAddressIsConfigurable(t *testing.T) {
 	s := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true})
 	endsWith(t, s, 3)
 
-	// Two seconds of silence end a session, output keeps it alive.
+	// Fifteen seconds of silence end a session, output keeps it alive.
+	const silence = 15 * time.Second
 	before := len(w.processesOf(t, c.id))
-	busy := c.session(t, w.spdy(), "lines 60 100ms ; exit 7")
+	busy := c.session(t, w.spdy(), "lines 200 100ms ; exit 7")
 	began := time.Now()
 	idle := map[string]*kubelet.Session{
 		"exec over SPDY":        c.session(t, w.spdy(), "cat", withInput),
@@ -169,7 +170,7 @@ func TestStreamAddressIsConfigurable(t *testing.T) {
 	for name, s := range idle {
 		select {
 		case <-s.Done():
-			if took := time.Since(began); took < 1500*time.Millisecond {
+			if took := time.Since(began); took < silence*3/4 {
 				t.Errorf("%s ended after %v: %v", name, took, s.Wait(0))
 			}
 		case <-time.After(patience):
