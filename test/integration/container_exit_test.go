@@ -86,7 +86,7 @@ func TestOOMOfAChildProcess(t *testing.T) {
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		c := p.start(t, "fork 1 alloc 200 ; sleep 2s ; exit 1", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib })
+		c := p.start(t, "run /probe alloc 200 ; exit 1", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib })
 		s := c.wait(t)
 		equal(t, "reason", s.Reason, "OOMKilled")
 	})
