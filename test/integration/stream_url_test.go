@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -142,6 +143,37 @@ func TestStreamsAreServedOnLoopbackOnly(t *testing.T) {
 	}
 }
 
+// mute opens a session whose client says nothing of itself, as kubectl does every
+// five seconds, and tells when it has ended.
+func (w *world) mute(t *testing.T, address string, kinds ...string) (ended <-chan struct{}) {
+	t.Helper()
+	streams, line := w.streamsOf(t, address, kinds...)
+	t.Cleanup(line.Cut)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		io.Copy(io.Discard, streams["stdout"])
+	}()
+	return over
+}
+
+func (w *world) muteWebSocket(t *testing.T, address string) (ended <-chan struct{}) {
+	t.Helper()
+	conn, line, err := w.websocket().RawWebSocket(t.Context(), address, "v4.channel.k8s.io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(line.Cut)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for err := error(nil); err == nil; {
+			_, _, err = conn.ReadMessage()
+		}
+	}()
+	return over
+}
+
 func TestStreamAddressIsConfigurable(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"15s\"\n"})
@@ -159,19 +191,19 @@ func TestStreamAddressIsConfigurable(t *testing.T) {
 	before := len(w.processesOf(t, c.id))
 	busy := c.session(t, w.spdy(), "lines 200 100ms ; exit 7")
 	began := time.Now()
-	idle := map[string]*kubelet.Session{
-		"exec over SPDY":        c.session(t, w.spdy(), "cat", withInput),
-		"exec over WebSocket":   c.session(t, w.websocket(), "cat", withInput),
-		"exec with a terminal":  c.session(t, w.spdy(), "cat", withTerminal),
-		"attach over SPDY":      c.attach(t, w.spdy(), attachInput),
-		"attach over WebSocket": c.attach(t, w.websocket()),
+	idle := map[string]<-chan struct{}{
+		"exec over SPDY":        w.mute(t, w.execURL(t, c.execRequest("cat", withInput)), "stdin", "stdout", "stderr"),
+		"exec over WebSocket":   w.muteWebSocket(t, w.execURL(t, c.execRequest("cat", withInput))),
+		"exec with a terminal":  w.mute(t, w.execURL(t, c.execRequest("cat", withTerminal)), "stdin", "stdout", "resize"),
+		"attach over SPDY":      w.mute(t, w.attachURL(t, c.attachRequest(attachInput)), "stdin", "stdout", "stderr"),
+		"attach over WebSocket": w.muteWebSocket(t, w.attachURL(t, c.attachRequest())),
 	}
 	tunnel := p.tunnel(t)
-	for name, s := range idle {
+	for name, ended := range idle {
 		select {
-		case <-s.Done():
+		case <-ended:
 			if took := time.Since(began); took < silence*3/4 {
-				t.Errorf("%s ended after %v: %v", name, took, s.Wait(0))
+				t.Errorf("%s ended after %v", name, took)
 			}
 		case <-time.After(patience):
 			t.Errorf("%s goes on after %v without a byte", name, time.Since(began))
