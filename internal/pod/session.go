@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,9 +35,9 @@ type Client struct {
 	Hangup func()
 }
 
-// lingerTime is how long a client may take for the last output of a container
-// that has ended: nobody who does not read can hold anything up
-// (cri-o#6699).
+// lingerTime is how long a client may leave the last output of a container that
+// has ended untouched: nobody who does not read can hold anything up (cri-o#6699).
+// Who reads slowly gets all there is, which is no more than pipes hold.
 const lingerTime = 2 * time.Second
 
 // Exec runs a command in a running container and connects it with a client until
@@ -109,10 +110,32 @@ type conversation struct {
 	client    Client
 	endInput  func() // when the client has said all
 	command   bool   // it is over when the process is, and not before
+
+	taken atomic.Uint64 // how often the client has taken output
+}
+
+// listener is the client's end of a stream of output.
+type listener struct {
+	io.Writer
+	taken *atomic.Uint64
+}
+
+func (l listener) Write(p []byte) (int, error) {
+	n, err := l.Writer.Write(p)
+	l.taken.Add(1)
+	return n, err
+}
+
+// heard is w and counts, unless it is not wanted.
+func (v *conversation) heard(w io.Writer) io.Writer {
+	if w == nil {
+		return nil
+	}
+	return listener{w, &v.taken}
 }
 
 // hold moves bytes until the conversation is over. Then the session is closed.
-func (v conversation) hold(ctx context.Context) error {
+func (v *conversation) hold(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer v.session.Close()
@@ -132,7 +155,7 @@ func (v conversation) hold(ctx context.Context) error {
 	unread := make(chan struct{})
 	group.Go(func() { v.linger(over, unread) })
 	copied := make(chan error, 1)
-	group.Go(func() { copied <- v.session.Output(v.client.Stdout, v.client.Stderr) })
+	group.Go(func() { copied <- v.session.Output(v.heard(v.client.Stdout), v.heard(v.client.Stderr)) })
 
 	listens := v.client.Stdout != nil || v.client.Stderr != nil
 	if listens {
@@ -154,7 +177,7 @@ func (v conversation) hold(ctx context.Context) error {
 }
 
 // listen waits for the end of the output.
-func (v conversation) listen(ctx context.Context, copied <-chan error, unread <-chan struct{}) (err error) {
+func (v *conversation) listen(ctx context.Context, copied <-chan error, unread <-chan struct{}) (err error) {
 	select {
 	case err = <-copied:
 	case <-ctx.Done():
@@ -177,7 +200,7 @@ func (v conversation) listen(ctx context.Context, copied <-chan error, unread <-
 const newsTime = 2 * time.Second
 
 // follow sets the size of the terminal to that of the client's.
-func (v conversation) follow(ctx context.Context, over <-chan struct{}) {
+func (v *conversation) follow(ctx context.Context, over <-chan struct{}) {
 	for {
 		select {
 		case size, more := <-v.client.Resize:
@@ -191,18 +214,27 @@ func (v conversation) follow(ctx context.Context, over <-chan struct{}) {
 	}
 }
 
-// linger closes unread when the container has ended for some time: then the
-// client has had its chance.
-func (v conversation) linger(over <-chan struct{}, unread chan<- struct{}) {
+// linger closes unread when the container has ended and the client has taken
+// nothing for some time: it has had its chance.
+func (v *conversation) linger(over <-chan struct{}, unread chan<- struct{}) {
 	select {
 	case <-v.container.exited:
 	case <-over:
 		return
 	}
-	select {
-	case <-time.After(lingerTime):
-		close(unread)
-	case <-over:
+	tick := time.NewTicker(lingerTime)
+	defer tick.Stop()
+	for taken := v.taken.Load(); ; {
+		select {
+		case <-tick.C:
+		case <-over:
+			return
+		}
+		before := taken
+		if taken = v.taken.Load(); taken == before {
+			close(unread)
+			return
+		}
 	}
 }
 

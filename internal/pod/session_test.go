@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,4 +115,39 @@ func TestDialThatHangs(t *testing.T) {
 			t.Fatal("a dial goes on after its time")
 		}
 	}
+}
+
+// A client that reads slowly keeps the last output of a container that has
+// ended until it has had all of it; one that has stopped reading does not.
+func TestLingerIsForWhoReads(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := &conversation{container: &Container{exited: make(chan struct{})}}
+		over, unread := make(chan struct{}), make(chan struct{})
+		go v.linger(over, unread)
+		given := func() bool {
+			synctest.Wait()
+			select {
+			case <-unread:
+				return true
+			default:
+				return false
+			}
+		}
+		out := v.heard(io.Discard)
+		close(v.container.exited)
+		for i := range 10 {
+			time.Sleep(lingerTime * 9 / 10)
+			if given() {
+				t.Fatalf("given up after %d pieces of output that the client took", i)
+			}
+			if _, err := out.Write([]byte("last words")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * lingerTime)
+		if !given() {
+			t.Error("a client that has stopped reading is waited for")
+		}
+	})
 }

@@ -344,7 +344,7 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	const size = 18 << 20 // more than all buffers on the way hold
-	c := w.run(t, "crun").start(t, fmt.Sprintf("until go ; noise %d ; exit 5", size), stdin)
+	c := w.run(t, "crun").start(t, fmt.Sprintf("until go ; noise %d ; until end ; exit 5", size), stdin)
 	streams, line := w.streamsOf(t, w.attachURL(t, c.attachRequest()), "stdout", "stderr")
 	defer line.Cut()
 	reading := c.attach(t, w.spdy(), attachInput)
@@ -359,13 +359,19 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 		t.Fatal("the client that will freeze has never seen any output")
 	}
 	began := time.Now()
-	typed(t, reading, "go\n")
-	equal(t, "exit code", c.wait(t).ExitCode, 5)
+	typed(t, reading, "go\nall-there\n")
+	// Once the container has ended nobody waits long for who takes his time.
+	if !eventually(func() bool { return strings.HasSuffix(reading.Stdout.Tail(20), "all-there\n") }) {
+		t.Errorf("the client that reads does not get to the end, but to %.100q", reading.Stdout.Tail(20))
+	}
 	t.Logf("%d MiB took %v", size>>20, time.Since(began))
+	typed(t, reading, "end\n")
+	equal(t, "exit code", c.wait(t).ExitCode, 5)
 	if err := reading.Wait(patience); err != nil {
 		t.Errorf("the session of the client that reads ended with %v", err)
 	}
 	_, out, _ := strings.Cut(reading.Stdout.String(), "go\n")
+	out, _, _ = strings.Cut(out, "all-there\nend\n")
 	equal(t, "length of what the other client has read", len(out), size)
 	equal(t, "sum of what the other client has read", sum(out), noiseSum(size))
 	_, logged, _ := strings.Cut(c.output(t), "go\n")
