@@ -7,7 +7,7 @@
 //	<root>/<id>/…           whatever else the owner keeps beside it
 //	<root>/damaged/<id>.<n> documents that could not be read
 //
-// Put writes a temporary file and renames it over the document: when it returns,
+// Put writes a temporary file and gives it the document's name: when it returns,
 // the document survives the process. It is synced in the background, syncDelay
 // later, with all that were put meanwhile: who waits for a container to start
 // does not wait for a busy disk (docs/decisions/0012-records.md). Until then the

@@ -47,10 +47,22 @@ func (d *Dir[T]) replace(id, tmp string) error {
 			return err
 		}
 	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := swap(tmp, path); err != nil {
 		return err
 	}
 	d.changeLocked(id)
+	return nil
+}
+
+// swap puts tmp in the place of path. It exchanges the two and does not rename
+// one over the other, for which ext4 would begin to write the new file to the
+// disk (auto_da_alloc), while most documents are replaced before their sync.
+func swap(tmp, path string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	if err != nil { // there is none yet, or the file system cannot
+		return os.Rename(tmp, path)
+	}
+	_ = os.Remove(tmp) // or the next write does
 	return nil
 }
 
