@@ -646,6 +646,7 @@ func TestWhoLeadsHostPorts(t *testing.T) {
 	} {
 		n := newNode(t, map[string]string{"10-pods.conflist": c.conf})
 		n.cfg.HostPorts = c.choice
+		n.plugin("fake", "cat")
 		n.restart()
 		p := n.pod()
 		p.PortMappings = []*cri.PortMapping{mapping(cri.Protocol_TCP, 8080, 80, ""), mapping(cri.Protocol_TCP, 0, 81, "")}

@@ -101,10 +101,11 @@ type Attachment struct {
 	HostTargets []hostport.Target  `json:"hostTargets,omitempty"`
 }
 
-// Plan decides how p will be attached, by the configuration of this moment. It
-// fails with fault.Unavailable if there is no network, and with fault.Invalid
-// for a pod that none can serve. Nothing is done yet: record the Attachment
-// before it is given to Attach.
+// Plan decides how p, whose namespace need not exist yet, will be attached, by
+// the configuration of this moment. It fails with fault.Unavailable if there is
+// no network or one of its plugins is missing, and with fault.Invalid for a pod
+// that none can serve. Nothing is done yet: record the Attachment before it is
+// given to Attach.
 func (n *Network) Plan(p Pod) (*Attachment, error) {
 	args, err := p.arguments()
 	if err != nil {
@@ -114,6 +115,9 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan pod network: %w", err)
 	}
+	if err := n.installed(chosen.list); err != nil {
+		return nil, fmt.Errorf("plan pod network %q: %w", chosen.list.Name, err)
+	}
 	a := &Attachment{
 		Network:   chosen.list.Name,
 		Interface: ifName,
@@ -122,11 +126,6 @@ func (n *Network) Plan(p Pod) (*Attachment, error) {
 	}
 	if err := n.offer(p, chosen.list, a); err != nil {
 		return nil, fmt.Errorf("plan pod network %q: %w", a.Network, err)
-	}
-	if p.NetNS != "" {
-		if a.NetNSInode, err = ns.Inode(p.NetNS); err != nil {
-			return nil, fmt.Errorf("plan pod network %q: %w", a.Network, err)
-		}
 	}
 	return a, nil
 }
@@ -211,9 +210,6 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	inode, err := ns.Inode(p.NetNS)
 	if err != nil {
 		return nil, err
-	}
-	if a.NetNSInode != 0 && a.NetNSInode != inode {
-		return nil, fmt.Errorf("%w: %s is not the network namespace any more that it was", fault.Precondition, p.NetNS)
 	}
 	if err := n.ports.Claim(p.ID, a.HostPorts); err != nil {
 		return nil, err

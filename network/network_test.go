@@ -397,7 +397,7 @@ func TestPlanRefuses(t *testing.T) {
 	}
 	p := n.pod()
 	n.forget(p)
-	if _, err := n.Plan(p); !errors.Is(err, fault.NotFound) {
+	if _, err := n.tryAttach(p, n.plan(p)); !errors.Is(err, fault.NotFound) {
 		t.Errorf("without the network namespace: %v", err)
 	}
 	if err := n.Detach(t.Context(), p, nil); err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -132,6 +133,13 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 	if err != nil {
 		return err
 	}
+	if rec.Namespaces.Net {
+		plan, err := e.deps.Network.Plan(s.networkPod())
+		if err != nil {
+			return err
+		}
+		s.setNetwork(plan)
+	}
 	if err = s.put(ctx); err == nil {
 		err = s.build(ctx)
 	}
@@ -153,6 +161,13 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 // build makes everything a pod consists of. What it made before an error is
 // left to teardown.
 func (s *Sandbox) build(ctx context.Context) error {
+	var record errgroup.Group // on its way to the disk
+	defer record.Wait()
+	if s.rec.Namespaces.Net {
+		record.Go(func() error {
+			return trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) })
+		})
+	}
 	for _, step := range []struct {
 		name   string
 		needed bool
@@ -162,7 +177,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"write pod files", true, s.writeFiles},
 		{"mount shm", s.rec.Namespaces.IPC, s.mountShm},
 		{"make namespaces", true, s.makeNamespaces},
-		{"attach network", s.rec.Namespaces.Net, s.attach},
+		{"attach network", s.rec.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.rec.Infra, s.startInfra},
 		{"make cgroup", s.rec.needsNetworkCgroup(), s.makeNetworkCgroup},
 	} {
@@ -177,22 +192,15 @@ func (s *Sandbox) build(ctx context.Context) error {
 	return s.put(ctx)
 }
 
-// attach gives the pod its network. The plan is on disk before the ADD, so
-// that a DEL can be made of it whatever happens: what a plugin has lent is not
-// always on this node, where it could be found without the record.
-func (s *Sandbox) attach(ctx context.Context) error {
-	pod := s.networkPod()
-	plan, err := s.engine.deps.Network.Plan(pod)
-	if err != nil {
+// attach gives the pod its network. The plan, which the record has had from the
+// beginning, is on the disk before the ADD, so that a DEL can be made of it
+// whatever happens: what a plugin has lent is not always on this node, where it
+// could be found without the record.
+func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
+	if err := onDisk(); err != nil {
 		return err
 	}
-	s.setNetwork(plan)
-	if err := s.put(ctx); err != nil {
-		return err
-	}
-	if err := trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) }); err != nil {
-		return err
-	}
+	pod, plan := s.networkPod(), s.network()
 	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
 	if err != nil {
 		return err
