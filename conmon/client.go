@@ -215,11 +215,7 @@ func (c *Client) handle(m wire.Message) {
 		c.container = Process{PID: int(m.Num[0]), StartTime: m.Num[1]}
 		reach(c.settled)
 	case wire.Failed:
-		failure := &CreateError{ExitCode: int(m.Num[0]), Message: m.Text}
-		if failure.ExitCode == wire.Silent {
-			failure.ExitCode, failure.cause = 0, fault.Timeout
-		}
-		c.failure = failure
+		c.failure = &CreateError{ExitCode: int(m.Num[0]), Message: m.Text}
 		reach(c.settled)
 	case wire.Exited:
 		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3]}

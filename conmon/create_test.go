@@ -211,7 +211,6 @@ func TestBadSpec(t *testing.T) {
 		"no pid file":         func(s *conmon.Spec) { s.PidFile = "" },
 		"relative log":        func(s *conmon.Spec) { s.LogFile = "log" },
 		"NUL in a path":       func(s *conmon.Spec) { s.LogFile = "/tmp/\x00" },
-		"relative ensure":     func(s *conmon.Spec) { s.EnsureDirs = []string{"x"} },
 		"long directory":      func(s *conmon.Spec) { s.Dir = "/" + strings.Repeat("d", 100) },
 		"no runtime":          func(s *conmon.Spec) { s.Runtime = nil },
 		"no monitor":          func(s *conmon.Spec) { s.Monitor = "" },
@@ -236,32 +235,6 @@ func TestBadSpec(t *testing.T) {
 	if _, err := conmon.Launch(t.Context(), c.Spec); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("missing runtime: %v", err)
 	}
-}
-
-func TestEnsureDirs(t *testing.T) {
-	t.Parallel()
-	c := newContainer(t, "crun", "exit", "0", "0")
-	dir := t.TempDir()
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	missing := filepath.Join(dir, "a/b//c")
-	c.EnsureDirs = []string{missing, file, dir}
-	c.run()
-	st, err := os.Stat(missing)
-	if err != nil || !st.IsDir() || st.Mode().Perm() != 0o755 {
-		t.Errorf("%v, %v", st, err)
-	}
-
-	c = newContainer(t, "crun", "exit", "0", "0")
-	c.EnsureDirs = []string{filepath.Join(file, "below")}
-	_, err = c.tryLaunch(limit(t, time.Minute))
-	var failed *conmon.CreateError
-	if !errors.As(err, &failed) || failed.ExitCode != 0 || !strings.Contains(failed.Message, file+"/below: not a directory") {
-		t.Errorf("error %v", err)
-	}
-	c.checkNothing()
 }
 
 // CVE-2025-0750: the log is a regular file at its path or there is none.

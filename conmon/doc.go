@@ -18,12 +18,10 @@
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]
-//	    [--helpers] [--ensure-dir=DIR]... [--start=WORD]... [--wait=WORD]...
+//	    [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
-// It creates the missing sources of mounts, by a process that it leaves behind
-// with an error that names the path if a dead file server does not let go of it
-// (crius-conmon ensure-dirs DIR...), and runs the runtime's create. If
+// It runs the runtime's create. If
 // that fails the monitor kills what is left of it, tells, and is gone. If it
 // succeeds the container's init, an orphan by then, has become the monitor's
 // child: it can die but not disappear, and no other process can get its pid,

@@ -61,22 +61,15 @@ type Spec struct {
 	Terminal  bool
 	Stdin     bool // hold a pipe open as standard input; false: /dev/null
 	StdinOnce bool // the first client to attach closes it when it leaves
-
-	EnsureDirs []string // created if missing, before the runtime is run
 }
 
 // CreateError is a create that failed, in the words of who failed.
 type CreateError struct {
 	ExitCode int // of the runtime; 0 if it was not the runtime that failed
 	Message  string
-
-	cause error
 }
 
 func (e *CreateError) Error() string { return e.Message }
-
-// Unwrap is fault.Timeout for a host path that does not answer.
-func (e *CreateError) Unwrap() error { return e.cause }
 
 // Time limits of their own, for what must be done after a context has ended.
 const (
@@ -139,7 +132,7 @@ func (s Spec) options() (*wire.Options, error) {
 	if len(s.Runtime) == 0 {
 		return nil, fmt.Errorf("no runtime command: %w", fault.Invalid)
 	}
-	paths := append([]string{s.Dir, s.ExitFile, s.PidFile, s.Monitor}, s.EnsureDirs...)
+	paths := []string{s.Dir, s.ExitFile, s.PidFile, s.Monitor}
 	if s.LogFile != "" {
 		paths = append(paths, s.LogFile)
 	}
@@ -169,7 +162,7 @@ func (s Spec) options() (*wire.Options, error) {
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile,
 		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
-		EnsureDirs: s.EnsureDirs, Runtime: append(runtime, s.ID),
+		Runtime: append(runtime, s.ID),
 	}, nil
 }
 

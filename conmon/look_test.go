@@ -1,11 +1,13 @@
 package conmon_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,15 +54,47 @@ func TestLook(t *testing.T) {
 	before := threads(t)
 	for _, path := range []string{above, point, filepath.Join(point, "file")} {
 		began := time.Now()
-		if _, err := look(there, path, absent); !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+": it does not answer") {
+		if _, err := look(there, path, absent); !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" does not answer") {
 			t.Errorf("%s: %v", path, err)
 		}
 		if took := time.Since(began); took > 20*time.Second {
 			t.Errorf("%s: took %v", path, took)
 		}
 	}
+	gone, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, fault.Precondition)
+	defer cancel()
+	if _, err := conmon.Absent(gone, monitorPath, []string{there, point}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), point) {
+		t.Errorf("a caller who leaves: %v", err)
+	}
 	if after := threads(t); after > before+2 { // Go makes some when it likes
 		t.Errorf("%d threads, and before %d", after, before)
+	}
+}
+
+func TestAbsentIsMade(t *testing.T) {
+	dir := t.TempDir()
+	file, missing, below := filepath.Join(dir, "file"), filepath.Join(dir, "a/b//c"), filepath.Join(dir, "file/below")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	absent, err := conmon.Absent(t.Context(), monitorPath, []string{missing, file, dir, below})
+	if err != nil || !slices.Equal(absent, []string{missing, below}) {
+		t.Errorf("absent are %q, %v", absent, err)
+	}
+	for range 2 {
+		if err := conmon.MakeDirs(t.Context(), monitorPath, []string{missing, file, dir}); err != nil {
+			t.Error(err)
+		}
+	}
+	if st, err := os.Stat(missing); err != nil || !st.IsDir() || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st, err)
+	}
+	err = conmon.MakeDirs(t.Context(), monitorPath, []string{dir, below})
+	if !errors.Is(err, syscall.ENOTDIR) || !strings.Contains(err.Error(), "create missing directory "+below) {
+		t.Error(err)
+	}
+	if st, err := os.Stat(file); err != nil || !st.Mode().IsRegular() {
+		t.Errorf("%v, %v", st, err)
 	}
 }
 

@@ -111,19 +111,18 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
 	defer cancel()
 	client, err := conmon.Launch(ctx, r.monitored(a, ref, conmon.Spec{
-		ID:         ref.ID,
-		Dir:        ref.Dir,
-		ExitFile:   ref.ExitFile,
-		LogFile:    io.LogFile,
-		Monitor:    r.monitor,
-		Cgroup:     r.monitorCgroup,
-		Runtime:    r.argv(a, r.createArgs(a, ref, spec)...),
-		Env:        mountItselfIn(ref.Dir),
-		PidFile:    pidFile(ref),
-		Terminal:   io.Terminal,
-		Stdin:      io.Stdin,
-		StdinOnce:  io.StdinOnce,
-		EnsureDirs: io.EnsureDirs,
+		ID:        ref.ID,
+		Dir:       ref.Dir,
+		ExitFile:  ref.ExitFile,
+		LogFile:   io.LogFile,
+		Monitor:   r.monitor,
+		Cgroup:    r.monitorCgroup,
+		Runtime:   r.argv(a, r.createArgs(a, ref, spec)...),
+		Env:       mountItselfIn(ref.Dir),
+		PidFile:   pidFile(ref),
+		Terminal:  io.Terminal,
+		Stdin:     io.Stdin,
+		StdinOnce: io.StdinOnce,
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)

@@ -110,11 +110,10 @@ func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
 
 // IO says where a container's output goes and what its input is.
 type IO struct {
-	LogFile    string // CRI log file; empty: discard
-	Terminal   bool
-	Stdin      bool
-	StdinOnce  bool
-	EnsureDirs []string // host directories to make if they are missing
+	LogFile   string // CRI log file; empty: discard
+	Terminal  bool
+	Stdin     bool
+	StdinOnce bool
 }
 
 // Command is something to be run in a container.

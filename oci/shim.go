@@ -144,19 +144,18 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		fmt.Errorf("the shim of %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
 	defer cancel()
 	client, err := conmon.Launch(ctx, conmon.Spec{
-		ID:         ref.ID,
-		Dir:        ref.Dir,
-		ExitFile:   ref.ExitFile,
-		LogFile:    io.LogFile,
-		Monitor:    r.monitor,
-		Cgroup:     r.monitorCgroup,
-		Runtime:    r.argv(a, ref, "create", io),
-		Wait:       r.argv(a, ref, "wait", io),
-		Fifos:      true,
-		PidFile:    pidFile(ref),
-		Stdin:      io.Stdin,
-		StdinOnce:  io.StdinOnce && !io.Terminal,
-		EnsureDirs: io.EnsureDirs,
+		ID:        ref.ID,
+		Dir:       ref.Dir,
+		ExitFile:  ref.ExitFile,
+		LogFile:   io.LogFile,
+		Monitor:   r.monitor,
+		Cgroup:    r.monitorCgroup,
+		Runtime:   r.argv(a, ref, "create", io),
+		Wait:      r.argv(a, ref, "wait", io),
+		Fifos:     true,
+		PidFile:   pidFile(ref),
+		Stdin:     io.Stdin,
+		StdinOnce: io.StdinOnce && !io.Terminal,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)

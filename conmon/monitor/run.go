@@ -26,15 +26,11 @@ func Run() int {
 		return usage(err)
 	}
 	syscall.Close(wire.EnvironFD)
-	if len(args) > 0 && args[0] == ensureVerb {
-		syscall.Umask(0o022)
-		return ensure(args[1:])
-	}
-	if len(args) > 0 && args[0] == wire.LookVerb {
-		return look(args[1:])
-	}
 	if len(args) > 0 && args[0] == forwardVerb {
 		return forward(args[1:])
+	}
+	if len(args) > 0 && pathVerb(args[0]) != nil {
+		return answer(args[1:], pathVerb(args[0]))
 	}
 	opt, err := wire.ParseArgs(args)
 	if err != nil {
@@ -46,11 +42,7 @@ func Run() int {
 	}
 	if err := m.begin(); err != nil {
 		m.accept(0) // Launch
-		code := 0
-		if _, silent := err.(wire.Silence); silent {
-			code = wire.Silent
-		}
-		m.fail(code, err.Error())
+		m.fail(0, err.Error())
 		return 1
 	}
 	m.loop()
@@ -85,9 +77,6 @@ func (m *monitor) begin() (err error) {
 		}
 	}
 	if err := m.log.open(m.opt.LogFile); err != nil {
-		return err
-	}
-	if err := m.ensureDirs(); err != nil {
 		return err
 	}
 	return m.start()

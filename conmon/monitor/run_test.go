@@ -62,7 +62,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-func TestEnsureDir(t *testing.T) {
+func TestMakeDir(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := dir + "/file"
@@ -78,7 +78,7 @@ func TestEnsureDir(t *testing.T) {
 		"/proc/no/such":  syscall.ENOENT,
 	} {
 		for range 2 {
-			if err := ensureDir(path); err != want {
+			if err := makeDir(path); err != want {
 				t.Errorf("%s: %v, want %v", path, err, want)
 			}
 		}

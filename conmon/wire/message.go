@@ -22,7 +22,7 @@ type Verb uint8
 const (
 	Hello   Verb = iota + 1 // hello VERSION STATE
 	Created                 // created PID START-TIME: of the container's init
-	Failed                  // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed, or Silent
+	Failed                  // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
 	Exited                  // exited CODE SIGNAL UNIXNANO OOM-KILLS
 	Logged                  // logged BYTES: that the log has grown by until now
 

@@ -15,10 +15,9 @@ type Options struct {
 	Helpers   bool // the runtime leaves processes behind that die with the container
 	Fifos     bool // the runtime opens the container's streams by name, in Dir
 
-	EnsureDirs []string // created if missing, before anything else
-	Start      []string // complete command that starts the container; empty: that is not the monitor's
-	Wait       []string // complete command that tells how it ended; empty: its init is a child of the monitor
-	Runtime    []string // complete command that creates the container
+	Start   []string // complete command that starts the container; empty: that is not the monitor's
+	Wait    []string // complete command that tells how it ended; empty: its init is a child of the monitor
+	Runtime []string // complete command that creates the container
 }
 
 // Remote reports whether the container has no process of its own on this
@@ -64,9 +63,8 @@ func (o *Options) bools() [5]boolFlag {
 }
 
 // lists are flags that are repeated, once for each item.
-func (o *Options) lists() [3]listFlag {
+func (o *Options) lists() [2]listFlag {
 	return [...]listFlag{
-		{"--ensure-dir", &o.EnsureDirs},
 		{"--start", &o.Start},
 		{"--wait", &o.Wait},
 	}

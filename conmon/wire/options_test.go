@@ -9,10 +9,10 @@ import (
 func TestArgs(t *testing.T) {
 	o := Options{
 		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
-		EnsureDirs: []string{"/a b", "/c=d"}, Start: []string{"/r", "start"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
+		Start: []string{"/r", "start now"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
 	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l --terminal --stdin --stdin-once --helpers " +
-		"--ensure-dir=/a b --ensure-dir=/c=d --start=/r --start=start --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
+		"--start=/r --start=start now --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
 	if got := strings.Join(o.Args(), " "); got != want {
 		t.Errorf("%s, want\n%s", got, want)
 	}
@@ -48,14 +48,14 @@ func TestBadArgs(t *testing.T) {
 }
 
 func FuzzArgs(f *testing.F) {
-	f.Add("id", "/dir", "/log", "/ensure", "runc create", true)
+	f.Add("id", "/dir", "/log", "/start", "runc create", true)
 	f.Add("--", "=", "--id=x", "", "-- --", false)
-	f.Fuzz(func(t *testing.T, id, dir, log, ensure, runtime string, flag bool) {
+	f.Fuzz(func(t *testing.T, id, dir, log, start, runtime string, flag bool) {
 		if id == "" || dir == "" {
 			return
 		}
 		o := Options{ID: id, Dir: dir, PidFile: dir, ExitFile: log + "x", LogFile: log, Terminal: flag, Stdin: !flag,
-			EnsureDirs: []string{ensure}, Runtime: strings.Split(runtime, " ")}
+			Start: []string{start}, Runtime: strings.Split(runtime, " ")}
 		if got, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(got, o) {
 			t.Errorf("%+v, %v", got, err)
 		}

@@ -49,20 +49,13 @@ func Fail(step string, err error) error {
 	return &Failure{step, err}
 }
 
-// Silent, in the place of an exit code, says that a host path does not answer.
-const Silent = 256
-
-// Silence is an error of that kind.
-type Silence string
-
-func (s Silence) Error() string { return string(s) }
-
-// LookVerb in the place of the first argument makes the program look at paths,
-// which are the other arguments. It answers with a byte for each.
+// One of these in the place of the first argument makes the program do that with
+// each of the paths that are the other arguments. It answers with a byte for each:
+// the error number, or 0.
 const (
-	LookVerb = "look"
-	Present  = '+' // or whatever is not plainly absent
-	Absent   = '-'
+	StatVerb = "stat"
+	LookVerb = "look"     // into directories, too
+	MakeVerb = "make-dir" // where there is nothing yet
 )
 
 // Text is an error that is nothing but words.

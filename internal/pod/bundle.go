@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -252,7 +253,7 @@ func (c *Container) lookAtDevices(ctx context.Context) error {
 	if len(wanted) > 0 {
 		paths = append(paths, c.engine.cfg.CDISpecDirs...)
 	}
-	paths = slices.DeleteFunc(paths, func(p string) bool { return !path.IsAbs(p) || strings.ContainsRune(p, 0) }) // and refused
+	paths = slices.DeleteFunc(paths, func(p string) bool { return !valid(p) })
 	if _, err := conmon.Look(ctx, c.engine.cfg.PauseProgram, paths); err != nil {
 		return fmt.Errorf("look at devices: %w", err)
 	}
@@ -274,35 +275,59 @@ func (c *Container) nameUser(user spec.Identity) error {
 func (c *Container) io() oci.IO {
 	cfg := c.rec.Config.M
 	return oci.IO{
-		LogFile:    c.rec.LogPath,
-		Terminal:   cfg.GetTty(),
-		Stdin:      cfg.GetStdin(),
-		StdinOnce:  cfg.GetStdinOnce(),
-		EnsureDirs: c.engine.missingSources(cfg.GetMounts()),
+		LogFile:   c.rec.LogPath,
+		Terminal:  cfg.GetTty(),
+		Stdin:     cfg.GetStdin(),
+		StdinOnce: cfg.GetStdinOnce(),
 	}
 }
 
-// missingSources are the host paths to be made if they are missing, as peers
-// do; hostPath volumes of type "" rely on it. The monitor does that, since a
-// path may lie on a file server that does not answer.
-func (e *Engine) missingSources(mounts []*cri.Mount) []string {
-	var dirs []string
-	for _, m := range mounts {
+// sources begins to look at the host paths of the container's mounts, beside
+// what the caller does until it calls ensure, which has those made that are
+// missing, as peers do; hostPath volumes of type "" rely on it. The caller calls
+// stop in any case.
+func (c *Container) sources(ctx context.Context) (ensure func() error, stop func()) {
+	var wanted, absent []string
+	for _, m := range c.rec.Config.M.GetMounts() {
 		source := path.Clean(m.GetHostPath())
-		if m.GetHostPath() != "" && !slices.Contains(e.cfg.RejectMissingMounts, source) {
-			dirs = append(dirs, source)
+		if valid(source) && !slices.Contains(c.engine.cfg.RejectMissingMounts, source) {
+			wanted = append(wanted, source)
 		}
 	}
-	return dirs
+	if len(wanted) == 0 {
+		return func() error { return nil }, func() {}
+	}
+	looking, cancel := context.WithCancel(ctx)
+	var group errgroup.Group
+	group.Go(func() error {
+		return trace.Do(looking, "look at host paths", func(ctx context.Context) (err error) {
+			absent, err = conmon.Absent(ctx, c.engine.cfg.PauseProgram, wanted)
+			return err
+		})
+	})
+	ensure = func() error {
+		if err := group.Wait(); err != nil || len(absent) == 0 {
+			return err
+		}
+		return trace.Do(ctx, "make missing host paths", func(ctx context.Context) error {
+			return conmon.MakeDirs(ctx, c.engine.cfg.PauseProgram, absent)
+		})
+	}
+	return ensure, func() {
+		cancel()
+		_ = group.Wait()
+	}
+}
+
+// valid tells what may be looked at from what will be refused.
+func valid(hostPath string) bool {
+	return path.IsAbs(hostPath) && !strings.ContainsRune(hostPath, 0)
 }
 
 // explainCreate adds to the failure of a create what is known of the request's
 // host paths: that one is missing and was not to be made, or that some lie on
 // file servers, if the runtime did not end in time.
 func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
-	if errors.As(cause, new(*conmon.CreateError)) && errors.Is(cause, fault.Timeout) {
-		return cause // which names the path
-	}
 	if errors.Is(cause, fault.Timeout) {
 		if suspects := onServers(mounts); len(suspects) > 0 {
 			return fmt.Errorf("%w; is the file server alive that has %s?", cause, strings.Join(suspects, ", "))

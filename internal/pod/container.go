@@ -174,6 +174,8 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 
 // build makes the container. What it made before an error is left to teardown.
 func (c *Container) build(ctx context.Context, image *storage.Image) error {
+	ensureSources, stop := c.sources(ctx)
+	defer stop()
 	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
 		return err
 	}
@@ -202,6 +204,9 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
+		return err
+	}
+	if err := ensureSources(); err != nil {
 		return err
 	}
 	err = trace.Do(ctx, "runtime create", func(ctx context.Context) error {
