@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func (c *container) attach(wanted conmon.Streams) *conmon.Attachment {
 func expect(t *testing.T, f *os.File, text string) {
 	t.Helper()
 	got := make([]byte, len(text))
-	_ = f.SetReadDeadline(time.Now().Add(30 * time.Second))
+	_ = f.SetReadDeadline(time.Now().Add(time.Minute))
 	n, err := io.ReadFull(f, got)
 	if string(got) != text {
 		t.Fatalf("%s: %q (%v), want %q", f.Name(), got[:n], err, text)
@@ -246,29 +247,39 @@ func TestUnaskedDescriptors(t *testing.T) {
 // all it has written in its log.
 func TestReleaseDespiteLaggard(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		c := newContainer(t, runtime, "burst", "3000000")
-		c.Stdin = true
-		client := c.run()
-		lazy := c.attach(everything)
-		lazy.CloseStdin() // and the burst begins
-		eventually(t, "a full pipe", func() bool {
-			stdout, _ := c.log()
-			return len(stdout) > 60<<10
-		})
-		began := time.Now()
-		if err := conmon.Terminate(limit(t, time.Minute), c.Dir); err != nil {
-			t.Fatal(err)
+		const attempts, lag = 5, 2 * time.Second // if the laggard is waited for, it is so each time
+		took := time.Duration(math.MaxInt64)
+		for range attempts {
+			if took = min(took, releaseDespiteLaggard(t, runtime)); took < lag*3/4 {
+				return
+			}
 		}
-		if took := time.Since(began); took > 1500*time.Millisecond {
-			t.Errorf("the laggard was waited for: %v", took)
-		}
-		if e := exit(t, client); e.Signal != 9 {
-			t.Errorf("exit %+v", e)
-		}
-		if _, err := conmon.ReadExit(c.ExitFile); err != nil {
-			t.Error(err)
-		}
+		t.Errorf("the laggard was waited for: %v", took)
 	})
+}
+
+func releaseDespiteLaggard(t *testing.T, runtime string) (took time.Duration) {
+	c := newContainer(t, runtime, "burst", "3000000")
+	c.Stdin = true
+	client := c.run()
+	lazy := c.attach(everything)
+	lazy.CloseStdin() // and the burst begins
+	eventually(t, "a full pipe", func() bool {
+		stdout, _ := c.log()
+		return len(stdout) > 60<<10
+	})
+	began := time.Now()
+	if err := conmon.Terminate(limit(t, time.Minute), c.Dir); err != nil {
+		t.Fatal(err)
+	}
+	took = time.Since(began)
+	if e := exit(t, client); e.Signal != 9 {
+		t.Errorf("exit %+v", e)
+	}
+	if _, err := conmon.ReadExit(c.ExitFile); err != nil {
+		t.Error(err)
+	}
+	return took
 }
 
 // However many attach, the server and who ends the monitor find a place.

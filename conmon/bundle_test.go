@@ -231,7 +231,7 @@ func limit(t testing.TB, d time.Duration) context.Context {
 // eventually waits for what the kernel or another process brings about.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for pause := time.Millisecond; !condition(); pause = min(2*pause, 50*time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -60,7 +61,7 @@ func (c *container) checkGone(client *conmon.Client, want conmon.Exit) {
 	if !c.refuses() {
 		c.Error("somebody listens on the socket of a dead monitor")
 	}
-	again, err := conmon.Dial(limit(c.TB, time.Second), c.Dir, c.ExitFile)
+	again, err := conmon.Dial(limit(c.TB, time.Minute), c.Dir, c.ExitFile)
 	if err != nil {
 		c.Fatalf("dial after the end: %v", err)
 	}
@@ -244,7 +245,7 @@ func TestStdin(t *testing.T) {
 // the log open; whose words are not lost either.
 func TestOutlivedByChild(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		c := newContainer(t, runtime, "orphan", "700")
+		c := newContainer(t, runtime, "orphan")
 		c.hostPID()
 		client := c.run()
 		e := exit(t, client)
@@ -265,6 +266,13 @@ func TestOutlivedByChild(t *testing.T) {
 		}
 		if err := again.ReopenLog(limit(t, time.Minute)); err != nil {
 			t.Error(err)
+		}
+		late, err := cgroup.Procs(c.cgroup)
+		if err != nil || len(late) != 1 {
+			t.Fatalf("processes %v, %v", late, err)
+		}
+		if err := unix.Kill(late[0], unix.SIGUSR1); err != nil {
+			t.Fatal(err)
 		}
 		c.awaitLog("early words\nlate words\n")
 		c.checkGone(client, e)
@@ -360,7 +368,7 @@ func TestRelease(t *testing.T) {
 		c.checkGone(client, e)
 
 		// Other processes that hold the log do not keep a released monitor.
-		c = newContainer(t, runtime, "orphan", "60000")
+		c = newContainer(t, runtime, "orphan")
 		c.hostPID()
 		client = c.run()
 		e = exit(t, client)

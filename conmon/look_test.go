@@ -57,7 +57,7 @@ func TestLook(t *testing.T) {
 		if _, err := look(there, path, absent); !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" does not answer") {
 			t.Errorf("%s: %v", path, err)
 		}
-		if took := time.Since(began); took > 20*time.Second {
+		if took := time.Since(began); took > time.Minute {
 			t.Errorf("%s: took %v", path, took)
 		}
 	}

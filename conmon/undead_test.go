@@ -53,7 +53,7 @@ func TestTerminateAnUndeadMonitor(t *testing.T) {
 	if err := conmon.Terminate(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("end of what cannot be killed: %v", err)
 	}
-	if took := time.Since(began); took < limit || took > limit+20*time.Second {
+	if took := time.Since(began); took < limit || took > limit+time.Minute {
 		t.Errorf("took %v", took)
 	}
 	if !conmon.Alive(process) {

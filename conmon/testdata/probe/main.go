@@ -156,12 +156,21 @@ func start(args ...string) *exec.Cmd {
 }
 
 func orphan(args []string) {
-	if len(args) > 1 {
-		time.Sleep(time.Duration(arg(args, 0)) * time.Millisecond)
+	if len(args) > 0 { // the child, which speaks when it is told to
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGUSR1)
+		must(os.NewFile(3, "deaf").Close())
+		<-told
 		fmt.Println("late words")
 		return
 	}
-	start("orphan", args[0], "child")
+	deaf, childs, err := os.Pipe()
+	must(err)
+	c := exec.Command("/proc/self/exe", "orphan", "child")
+	c.Stdout, c.Stderr, c.ExtraFiles = os.Stdout, os.Stderr, []*os.File{childs}
+	must(c.Start())
+	must(childs.Close())
+	_, _ = deaf.Read(make([]byte, 1)) // until the child hears
 	fmt.Println("early words")
 	os.Exit(7)
 }
