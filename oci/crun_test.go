@@ -75,7 +75,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 	runtime("create", "--bundle", ref.Dir, ref.ID)
 	runtime("start", ref.ID)
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(runtime("state", ref.ID), `"stopped"`); {
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(runtime("state", ref.ID), `"stopped"`); {
 		if time.Now().After(deadline) {
 			t.Fatal("it does not end")
 		}

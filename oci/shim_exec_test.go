@@ -128,14 +128,14 @@ func TestPIDsOfCommands(t *testing.T) {
 			want = []string{"Exec", "Start", "Wait", "Kill", "Delete"}
 		}
 		var got []string
-		for end := time.Now().Add(20 * time.Second); len(got) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); len(got) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			got = a.called(t)
 		}
 		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
 			t.Errorf("%+v: the shim was asked for %q, want %q", c, got, want)
 		}
 		var left []string
-		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if left, _ = filepath.Glob(filepath.Join(dir, "exec-*")); len(left) == 0 {
 				break
 			}

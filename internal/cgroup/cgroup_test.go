@@ -101,7 +101,7 @@ func scratch(t testing.TB) string {
 				t.Errorf("left behind: %s", h.dir(cgroup))
 			}
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := Kill(ctx, cgroup); err != nil {
 			t.Error(err)
@@ -147,7 +147,7 @@ func start(t testing.TB, cgroup, script string, names ...string) *exec.Cmd {
 
 func kill(t testing.TB, cgroup string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := Kill(ctx, cgroup); err != nil {
 		t.Fatal(err)

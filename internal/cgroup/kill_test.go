@@ -19,7 +19,7 @@ import (
 // populate waits until there are that many processes in cgroup.
 func populate(t testing.TB, cgroup string, want int) {
 	t.Helper()
-	for range 2000 {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		pids, err := Procs(cgroup)
 		if err != nil {
 			t.Fatal(err)
@@ -86,7 +86,7 @@ func TestOneStrike(t *testing.T) {
 	if _, err := strike(hierarchies(t), cgroup); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		pids, err := Procs(cgroup)
 		if err != nil {
@@ -148,7 +148,7 @@ func TestKillGivesUp(t *testing.T) {
 	if !errors.Is(err, fault.Timeout) || !strings.Contains(fmt.Sprint(err), strconv.Itoa(child.Process.Pid)) {
 		t.Errorf("%v, want fault.Timeout and the pid %d", err, child.Process.Pid)
 	}
-	if took := time.Since(started); took > 2*time.Second {
+	if took := time.Since(started); took > time.Minute {
 		t.Errorf("took %v", took)
 	}
 	if err := write(state, "THAWED"); err != nil {

@@ -22,7 +22,7 @@ func TestRemoveBusy(t *testing.T) {
 	if pids, err := Procs(cgroup); err != nil || len(pids) != 1 {
 		t.Errorf("the process was touched: %v, %v", pids, err)
 	}
-	timer := time.AfterFunc(200*time.Millisecond, func() { child.Process.Kill() })
+	timer := time.AfterFunc(20*time.Millisecond, func() { child.Process.Kill() })
 	defer timer.Stop()
 	remove(t, cgroup) // the process ends while Remove is waiting
 }

@@ -175,7 +175,7 @@ func TestLoopbackIsUp(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			conn, err := net.DialTimeout("tcp", listener.Addr().String(), 5*time.Second)
+			conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
 			if err != nil {
 				return err
 			}

@@ -113,7 +113,7 @@ func TestRetryGetsTheSameID(t *testing.T) {
 	b.node.block["attach"], b.node.block["create"] = release, release
 
 	impatient := func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(t.Context(), 20*time.Millisecond)
+		return context.WithTimeout(t.Context(), 200*time.Millisecond)
 	}
 	ctx, cancel := impatient()
 	defer cancel()
@@ -241,7 +241,7 @@ func TestUndoThatFailsIsRetried(t *testing.T) {
 
 func waitFor(t *testing.T, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it did not happen")
 		}
@@ -418,18 +418,24 @@ func TestLockOfAServerKilledAtAFork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command("sleep", "0.3")
+	child := exec.Command("cat") // until its input ends
 	child.ExtraFiles = []*os.File{lock.(*os.File)}
+	input, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer child.Wait()
+	defer input.Close()
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Lock(dir, 0); !errors.Is(err, fault.Precondition) {
 		t.Fatalf("the child does not hold the lock: %v", err)
 	}
+	go input.Close()
 	lock, err = Lock(dir, time.Minute)
 	if err != nil {
 		t.Fatal(err)

@@ -539,7 +539,7 @@ func (b *bench) engine() *Engine {
 
 func (b *bench) close(e *Engine) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	select {
 	case <-e.closing:
@@ -628,7 +628,7 @@ func (b *bench) remove(e *Engine, pod string) {
 // waitState waits until container id is seen in state.
 func (b *bench) waitState(e *Engine, id string, state cri.ContainerState) *ContainerView {
 	b.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		v, err := e.Container(id)
 		if err != nil {
 			b.Fatal(err)

@@ -101,7 +101,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 		if got := stats.Containers[0].Layer; got == nil || *got != layer {
 			t.Errorf("writable layer is %+v", got)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("stats wait for a lock")
 	}
 	c.life.Unlock()

@@ -52,7 +52,7 @@ func TestStrayThatCannotBeKilled(t *testing.T) {
 	if !errors.Is(err, fault.Timeout) {
 		t.Errorf("the repair says %v", err)
 	}
-	if took := time.Since(began); took < strayTime || took > 3*strayTime {
+	if took := time.Since(began); took < strayTime || took > strayTime+time.Minute {
 		t.Errorf("it took %v", took)
 	}
 	if b.node.count("delete") == 0 || b.node.count("remove rootfs") == 0 {

@@ -287,7 +287,7 @@ func TestSyncInTheBackground(t *testing.T) {
 		defer d.mu.Unlock()
 		return !d.syncing && len(d.changed) == 0
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for left := true; left; time.Sleep(10 * time.Millisecond) {
 		found, err := filepath.Glob(filepath.Join(root, "*", "*"+lastSuffix))
 		if err != nil {

@@ -350,7 +350,7 @@ func (rt ociRuntime) run(t *testing.T, n node, s *specs.Spec, answer any, while 
 	if out, err := command("start", id).CombinedOutput(); err != nil {
 		t.Fatalf("%s start: %v\n%s", rt.name, err, out)
 	}
-	if err := stdout.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := stdout.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	if text, ok := answer.(*string); ok {

@@ -81,7 +81,7 @@ func TestSessions(t *testing.T) {
 			}
 			e.EndInput()
 			var exit utilexec.CodeExitError
-			if err := e.Wait(10 * time.Second); !errors.As(err, &exit) || exit.Code != 7 {
+			if err := e.Wait(time.Minute); !errors.As(err, &exit) || exit.Code != 7 {
 				t.Errorf("ended with %v", err)
 			}
 			if e.Stdout.String() != "hello" || e.Stderr.String() != "a b" {
@@ -89,7 +89,7 @@ func TestSessions(t *testing.T) {
 			}
 
 			e = s.Open(t.Context(), address+"/terminal", Wants{Stdin: true, Stdout: true, TTY: true, Size: Size{Width: 90, Height: 30}})
-			if err := e.Wait(10 * time.Second); err != nil || e.Stdout.String() != "90x30" {
+			if err := e.Wait(time.Minute); err != nil || e.Stdout.String() != "90x30" {
 				t.Errorf("the terminal brought %q, %v", e.Stdout.String(), err)
 			}
 		})

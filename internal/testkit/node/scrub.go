@@ -52,7 +52,7 @@ func scrub(id, dir string) error {
 // endProcesses kills until none is left, since a process may start others
 // while it is being killed.
 func endProcesses(id, dir string) error {
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		thaw(id)
 		pids := inventory.Processes(inventory.Scope{Dir: dir, Cgroup: "/" + id, Ignore: []int{os.Getpid()}})
 		if len(pids) == 0 {

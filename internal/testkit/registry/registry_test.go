@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strings"
@@ -163,6 +164,17 @@ func TestFaults(t *testing.T) {
 
 // Close must not wait for an answer that stalls.
 func TestCloseEndsStalledAnswers(t *testing.T) {
+	const attempts, unhurried = 5, 2 * time.Second // if Close waits, it does so each time
+	took := time.Duration(math.MaxInt64)
+	for range attempts {
+		if took = min(took, closeStalled(t)); took < unhurried/2 {
+			return
+		}
+	}
+	t.Errorf("Close took %s", took)
+}
+
+func closeStalled(t *testing.T) (took time.Duration) {
 	r, built := example(t)
 	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Stall(3)})
 	ended := make(chan error, 1)
@@ -175,12 +187,11 @@ func TestCloseEndsStalledAnswers(t *testing.T) {
 	}
 	start := time.Now()
 	r.Close()
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("Close took %s", took)
-	}
+	took = time.Since(start)
 	if err := <-ended; err == nil {
 		t.Error("a stalled answer arrived whole")
 	}
+	return took
 }
 
 func TestDigestHeaderAndHeal(t *testing.T) {
