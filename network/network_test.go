@@ -28,7 +28,7 @@ func answer(t testing.TB, to, listen, from, address string) string {
 	t.Helper()
 	var listener net.Listener
 	err := ns.Do(to, func() (err error) {
-		for range 50 { // IPv6 addresses come with a delay (duplicate detection)
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); { // IPv6 addresses come with a delay (duplicate detection)
 			if listener, err = net.Listen("tcp", listen); err == nil {
 				return nil
 			}
@@ -48,12 +48,12 @@ func answer(t testing.TB, to, listen, from, address string) string {
 	}()
 	var text []byte
 	err = ns.Do(from, func() error {
-		conn, err := net.DialTimeout("tcp", address, 10*time.Second)
+		conn, err := net.DialTimeout("tcp", address, time.Minute)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(10 * time.Second))
+		conn.SetDeadline(time.Now().Add(time.Minute))
 		text, err = io.ReadAll(conn)
 		return err
 	})
@@ -191,7 +191,7 @@ func (n *node) warmUp() string {
 // a network namespace down some time after its end.
 func (n *node) settle(before string) {
 	n.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for n.footprint() != before && time.Now().Before(deadline) {
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -230,7 +230,7 @@ func TestPartialAdd(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
 		"fails":  `[ $CNI_COMMAND = DEL ] && exit 0; echo '{"cniVersion": "1.0.0", "code": 7, "msg": "told to fail"}'; exit 1`,
-		"hangs":  `[ $CNI_COMMAND = DEL ] && exit 0; sleep 1000`,
+		"hangs":  `[ $CNI_COMMAND = DEL ] && exit 0; : >DIR/hangs; sleep 1000`,
 		"talks":  `[ $CNI_COMMAND = DEL ] && exit 0; yes`,
 		"killed": `[ $CNI_COMMAND = DEL ] && exit 0; kill -9 $$`,
 	} {
@@ -238,9 +238,7 @@ func TestPartialAdd(t *testing.T) {
 			t.Parallel()
 			conf := strings.Replace(bridgeConf(range4), `{"type": "bandwidth", "capabilities": {"bandwidth": true}}`, `{"type": "last"}`, 1)
 			n := newNode(t, map[string]string{"10-pods.conflist": conf})
-			n.plugin("last", script)
-			n.cfg.Timeout = 2 * time.Second
-			n.restart()
+			n.plugin("last", strings.ReplaceAll(script, "DIR", n.dir))
 			var before string
 			for i := range 2 {
 				if i == 1 { // after the first time, which leaves what stays
@@ -249,7 +247,14 @@ func TestPartialAdd(t *testing.T) {
 				p := n.pod()
 				p.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 8080}}
 				planned := n.plan(p)
-				a, err := n.tryAttach(p, planned)
+				var a *Attachment
+				attach := func() (err error) { a, err = n.tryAttach(p, planned); return err }
+				var err error
+				if name == "hangs" {
+					err = n.hung(attach, func() { n.detach(p, planned) })
+				} else {
+					err = attach()
+				}
 				if err == nil || a != nil {
 					t.Fatalf("attached: %+v, %v", a, err)
 				}
@@ -430,7 +435,7 @@ func TestNoLeak(t *testing.T) {
 		t.Errorf("%d open files, then %d", files, now)
 	}
 	const slack = 8 // the Go runtime's own
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for count("/proc/self/task") > threads+slack && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 	}

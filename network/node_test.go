@@ -79,7 +79,7 @@ func newNode(t testing.TB, files map[string]string) *node {
 	n.host = n.namespaces("host")
 	n.cfg = DefaultConfig()
 	n.cfg.ConfDir, n.cfg.PluginDirs = n.confs, []string{n.plugins, "/opt/cni/bin", "/usr/lib/cni"}
-	n.cfg.Timeout = 30 * time.Second
+	n.cfg.Timeout = 2 * time.Minute
 	for name, text := range files {
 		n.conf(name, text)
 	}
@@ -161,6 +161,27 @@ func (n *node) tryAttach(p Pod, a *Attachment) (done *Attachment, err error) {
 		return err
 	})
 	return done, err
+}
+
+// hung calls f with a short time-out, and with longer ones until the plugin that is
+// to hang in it has got so far: it makes the file hangs then. Before f is called
+// again undo is.
+func (n *node) hung(f func() error, undo func()) error {
+	n.Helper()
+	patient := n.cfg.Timeout
+	within := func(limit time.Duration) { n.cfg.Timeout = limit; n.restart() }
+	defer within(patient)
+	for limit := time.Second; limit < patient; limit *= 4 {
+		within(limit)
+		err := f()
+		if os.Remove(filepath.Join(n.dir, "hangs")) == nil {
+			return err
+		}
+		within(patient)
+		undo()
+	}
+	n.Fatal("the plugin never hung")
+	return nil
 }
 
 func (n *node) attach(p Pod) *Attachment {

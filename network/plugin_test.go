@@ -32,7 +32,7 @@ const gives = `cat >/dev/null
 func alive(t *testing.T, file string) bool {
 	t.Helper()
 	var text []byte
-	for range 500 {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		if text, _ = os.ReadFile(file); bytes.HasSuffix(text, []byte("\n")) {
 			break
 		}
@@ -49,7 +49,7 @@ func alive(t *testing.T, file string) bool {
 // dies waits for the end of the process.
 func dies(t *testing.T, file string) {
 	t.Helper()
-	for range 500 {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		if !alive(t, file) {
 			return
 		}
@@ -58,42 +58,58 @@ func dies(t *testing.T, file string) {
 	t.Errorf("the process of %s lives on", file)
 }
 
+// endChild kills the process whose pid is in file.
+func endChild(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		t.Fatal(err)
+	}
+	dies(t, file)
+}
+
 func TestHostilePlugins(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		script string
 		want   string // in the error; empty: success
 		fault  error
-		within time.Duration
 	}{
-		"hangs":                               {`sleep 1000`, "took longer than 1s", fault.Timeout, 4 * time.Second},
-		"ignores signals":                     {`trap '' TERM INT HUP PIPE; while :; do sleep 1; done`, "took longer", fault.Timeout, 4 * time.Second},
-		"hangs with a word":                   {`echo waiting for the agent >&2; sleep 1000`, "waiting for the agent", fault.Timeout, 4 * time.Second},
-		"closes its output":                   {`exec >&- 2>&-; sleep 1000`, "took longer", fault.Timeout, 4 * time.Second},
-		"stops itself":                        {`kill -STOP $$`, "took longer", fault.Timeout, 4 * time.Second},
-		"child hangs":                         {`sleep 1000 & echo $! >DIR/pid; wait`, "took longer", fault.Timeout, 4 * time.Second},
-		"child holds output, plugin succeeds": {gives + `sleep 3 & echo $! >DIR/pid`, "", nil, 2900 * time.Millisecond},
-		"child holds output, plugin fails":    {`sleep 3 & echo $! >DIR/pid; exit 3`, "exit status 3", nil, 2900 * time.Millisecond},
-		"garbage":                             {`echo 'all fine!'`, `did not print a CNI result but "all fine!\n"`, nil, 2 * time.Second},
-		"nothing":                             {`exit 0`, `did not print a CNI result but ""`, nil, 2 * time.Second},
-		"binary garbage":                      {`printf '\377\376\000{'`, "did not print a CNI result", nil, 2 * time.Second},
-		"null":                                {`echo null`, "no address of eth0", nil, 2 * time.Second},
-		"list":                                {`echo '[1]'`, "unmarshal", nil, 2 * time.Second},
-		"wrong types":                         {`echo '{"cniVersion": "1.0.0", "ips": "many"}'`, "unmarshal", nil, 2 * time.Second},
-		"unknown version":                     {`echo '{"cniVersion": "9.0.0"}'`, "9.0.0", nil, 2 * time.Second},
-		"deep nesting":                        {`head -c 500000 /dev/zero | tr '\0' '['`, "did not print a CNI result", nil, 2 * time.Second},
-		"no address":                          {`echo '{"cniVersion": "1.0.0"}'`, "no address of eth0", nil, 2 * time.Second},
-		"bad interface":                       {`echo '{"cniVersion": "1.0.0", "ips": [{"interface": 4, "address": "10.0.0.1/8"}]}'`, "interface 4", nil, 2 * time.Second},
-		"1 GB":                                {`exec head -c 1000000000 /dev/zero`, "printed more than", nil, 4 * time.Second},
-		"endless":                             {`trap '' PIPE; while :; do yes 2>/dev/null; done`, "printed more than", nil, 4 * time.Second},
-		"1 GB of errors":                      {`head -c 300000000 /dev/zero | tr '\0' x >&2; echo the end >&2; exit 1`, "the end", nil, 10 * time.Second},
-		"fails":                               {`echo oops >&2; exit 7`, `exit status 7, without a CNI error but ""; it said "oops"`, nil, 2 * time.Second},
-		"killed":                              {`echo oops >&2; kill -9 $$`, `signal: killed, without a CNI error but ""; it said "oops"`, nil, 2 * time.Second},
-		"fails with garbage":                  {`echo boo; exit 1`, `but "boo\n"`, nil, 2 * time.Second},
-		"fails properly":                      {`echo '{"cniVersion": "1.0.0", "code": 999, "msg": "no route", "details": "to host"}'; exit 1`, "no route; to host (CNI error 999)", nil, 2 * time.Second},
-		"wants a retry":                       {`echo '{"code": 11, "msg": "agent starting"}'; exit 1`, "agent starting", fault.Unavailable, 2 * time.Second},
-		"long message":                        {`printf '{"code": 5, "msg": "'; head -c 900000 /dev/zero | tr '\0' m; echo '"}'; exit 1`, "mmm", nil, 2 * time.Second},
-		"not a program":                       {"", "exec format error", nil, 2 * time.Second},
+		"hangs":                               {`: >DIR/hangs; sleep 1000`, "took longer than", fault.Timeout},
+		"ignores signals":                     {`trap '' TERM INT HUP PIPE; : >DIR/hangs; while :; do sleep 1; done`, "took longer", fault.Timeout},
+		"hangs with a word":                   {`echo waiting for the agent >&2; : >DIR/hangs; sleep 1000`, "waiting for the agent", fault.Timeout},
+		"closes its output":                   {`exec >&- 2>&-; : >DIR/hangs; sleep 1000`, "took longer", fault.Timeout},
+		"stops itself":                        {`: >DIR/hangs; kill -STOP $$`, "took longer", fault.Timeout},
+		"child hangs":                         {`sleep 1000 & echo $! >DIR/pid; : >DIR/hangs; wait`, "took longer", fault.Timeout},
+		"child holds output, plugin succeeds": {gives + `sleep 1000 & echo $! >DIR/pid`, "", nil},
+		"child holds output, plugin fails":    {`sleep 1000 & echo $! >DIR/pid; exit 3`, "exit status 3", nil},
+		"garbage":                             {`echo 'all fine!'`, `did not print a CNI result but "all fine!\n"`, nil},
+		"nothing":                             {`exit 0`, `did not print a CNI result but ""`, nil},
+		"binary garbage":                      {`printf '\377\376\000{'`, "did not print a CNI result", nil},
+		"null":                                {`echo null`, "no address of eth0", nil},
+		"list":                                {`echo '[1]'`, "unmarshal", nil},
+		"wrong types":                         {`echo '{"cniVersion": "1.0.0", "ips": "many"}'`, "unmarshal", nil},
+		"unknown version":                     {`echo '{"cniVersion": "9.0.0"}'`, "9.0.0", nil},
+		"deep nesting":                        {`head -c 500000 /dev/zero | tr '\0' '['`, "did not print a CNI result", nil},
+		"no address":                          {`echo '{"cniVersion": "1.0.0"}'`, "no address of eth0", nil},
+		"bad interface":                       {`echo '{"cniVersion": "1.0.0", "ips": [{"interface": 4, "address": "10.0.0.1/8"}]}'`, "interface 4", nil},
+		"1 GB":                                {`exec head -c 1000000000 /dev/zero`, "printed more than", nil},
+		"endless":                             {`trap '' PIPE; while :; do yes 2>/dev/null; done`, "printed more than", nil},
+		"1 GB of errors":                      {`head -c 300000000 /dev/zero | tr '\0' x >&2; echo the end >&2; exit 1`, "the end", nil},
+		"fails":                               {`echo oops >&2; exit 7`, `exit status 7, without a CNI error but ""; it said "oops"`, nil},
+		"killed":                              {`echo oops >&2; kill -9 $$`, `signal: killed, without a CNI error but ""; it said "oops"`, nil},
+		"fails with garbage":                  {`echo boo; exit 1`, `but "boo\n"`, nil},
+		"fails properly":                      {`echo '{"cniVersion": "1.0.0", "code": 999, "msg": "no route", "details": "to host"}'; exit 1`, "no route; to host (CNI error 999)", nil},
+		"wants a retry":                       {`echo '{"code": 11, "msg": "agent starting"}'; exit 1`, "agent starting", fault.Unavailable},
+		"long message":                        {`printf '{"code": 5, "msg": "'; head -c 900000 /dev/zero | tr '\0' m; echo '"}'; exit 1`, "mmm", nil},
+		"not a program":                       {"", "exec format error", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -104,15 +120,17 @@ func TestHostilePlugins(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			n.cfg.Timeout = time.Second
-			if strings.HasPrefix(name, "1 GB") {
-				n.cfg.Timeout = 10 * time.Second
-			}
-			n.restart()
 			p := n.pod()
 			planned := n.plan(p)
+			var a *Attachment
+			attach := func() (err error) { a, err = n.tryAttach(p, planned); return err }
 			start := time.Now()
-			a, err := n.tryAttach(p, planned)
+			var err error
+			if errors.Is(c.fault, fault.Timeout) {
+				err = n.hung(attach, func() {})
+			} else {
+				err = attach()
+			}
 			took := time.Since(start)
 			if c.want == "" {
 				if err != nil || len(a.IPs) != 1 {
@@ -124,7 +142,7 @@ func TestHostilePlugins(t *testing.T) {
 			if c.fault != nil && !errors.Is(err, c.fault) {
 				t.Errorf("%v is not %v", err, c.fault)
 			}
-			if took > c.within {
+			if took > n.cfg.Timeout/2 { // a child that holds the output would be waited for as long as a plugin
 				t.Errorf("took %v", took)
 			}
 			switch name {
@@ -134,7 +152,9 @@ func TestHostilePlugins(t *testing.T) {
 				if !alive(t, n.dir+"/pid") {
 					t.Error("the child of a plugin that succeeded was killed")
 				}
-				dies(t, n.dir+"/pid")
+				endChild(t, n.dir+"/pid")
+			case "child holds output, plugin fails":
+				endChild(t, n.dir+"/pid")
 			}
 		})
 	}

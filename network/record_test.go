@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -186,12 +185,16 @@ func TestStatus(t *testing.T) {
 		"ready":     {``, ""},
 		"not ready": {`echo '{"cniVersion": "1.1.0", "code": 50, "msg": "no BGP session yet"}'; exit 1`, "no BGP session yet"},
 		"limited":   {`echo '{"cniVersion": "1.1.0", "code": 51, "msg": "old pods only"}'; exit 1`, "old pods only"},
-		"hangs":     {`sleep 1000`, "took longer"},
+		"hangs":     {`: >` + n.dir + `/hangs; sleep 1000`, "took longer"},
 	} {
-		n.cfg.Timeout = time.Second
-		n.restart()
 		n.recorder(c.answer)
-		err := n.Ready(t.Context())
+		ready := func() error { return n.Ready(t.Context()) }
+		var err error
+		if name == "hangs" {
+			err = n.hung(ready, func() { n.calls() })
+		} else {
+			err = ready()
+		}
 		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -103,7 +103,7 @@ func TestUsage(t *testing.T) {
 	before := usage(t, paths)
 	after := before
 	// The kernel drops what is sent before it has noticed that the link is up.
-	for until := time.Now().Add(10 * time.Second); of(after[2]).RxBytes == of(before[2]).RxBytes && time.Now().Before(until); after = usage(t, paths) {
+	for until := time.Now().Add(time.Minute); of(after[2]).RxBytes == of(before[2]).RxBytes && time.Now().Before(until); after = usage(t, paths) {
 		send()
 	}
 	if after[1] != nil || after[3] == nil || len(after[3]) != 0 {

@@ -79,7 +79,7 @@ func TestRelease(t *testing.T) {
 	}
 	addresses := []string{"10.7.200.200", a.IPs[0]}
 	var idle []string
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); { // other pods of the machine may be coming up
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); { // other pods of the machine may be coming up
 		if idle, err = Idle(addresses, []string{p.NetNS}, nil); err == nil && slices.Equal(idle, addresses[:1]) {
 			break
 		}
