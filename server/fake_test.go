@@ -38,7 +38,7 @@ var logs recorder
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	code := m.Run()
-	if leak := leakedGoroutines(10 * time.Second); code == 0 && leak != "" {
+	if leak := leakedGoroutines(time.Minute); code == 0 && leak != "" {
 		fmt.Fprintf(os.Stderr, "goroutines left behind:\n%s\n", leak)
 		code = 1
 	}
@@ -342,7 +342,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 	n.image = cri.NewImageServiceClient(n.conn)
 	t.Cleanup(func() {
 		n.conn.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := server.Shutdown(ctx); err != nil {
 			t.Errorf("Shutdown: %v", err)

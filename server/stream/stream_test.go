@@ -81,7 +81,7 @@ func serveFake(t *testing.T, engine *fakeEngine) *Server {
 		if err := errors.Join(s.Close(context.Background()), <-served); err != nil {
 			t.Error(err)
 		}
-		deadline := time.Now().Add(20 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for runtime.NumGoroutine() > before {
 			if time.Now().After(deadline) {
 				stacks := make([]byte, 1<<20)
