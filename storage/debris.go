@@ -279,3 +279,15 @@ func (d *debris) read(name string) (*job, error) {
 	}
 	return j, nil
 }
+
+// close lets go of what remains, for the next start.
+func (d *debris) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for _, j := range d.left {
+		errs = append(errs, j.lock.Close())
+	}
+	d.left = nil
+	return errors.Join(errs...)
+}

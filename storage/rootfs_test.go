@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -345,7 +346,7 @@ func TestHoldGrace(t *testing.T) {
 	n.holds.grace = 20 * time.Millisecond
 	n.mount(r)
 	n.removeRootfs(r)
-	for deadline := time.Now().Add(10 * time.Second); held(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); held(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the hold outlived its grace")
 		}
@@ -476,6 +477,33 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	n.empty()
 }
 
+// What a start could not delete the next one deletes, also in the same process.
+func TestNextStartTriesAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dead, err := n.debris.beginPull(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.lock.Close() // as the kernel does when the process dies
+	busy := filepath.Join(dead.dir, "busy")
+	if err := os.Mkdir(busy, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", busy, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	if jobs := n.entries("root/crius-pulls"); len(jobs) != 1 {
+		t.Errorf("jobs %q, want that which cannot be deleted", jobs)
+	}
+	if err := unix.Unmount(busy, 0); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	n.empty()
+}
+
 // The library deletes an image's record before its manifest and config. A
 // process that died in between leaves these, which the next start deletes, and
 // not those of other images.
@@ -560,7 +588,6 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 				}
 				next.end(testContext(t), true)
 			} else {
-				job.lock.Close() // as the kernel does when the process dies
 				n.restart()
 			}
 			if _, err := os.Stat(job.temporary); !errors.Is(err, fs.ErrNotExist) {
@@ -587,19 +614,27 @@ func TestSecondOwnerIsRefused(t *testing.T) {
 	n.removeRootfs(r)
 }
 
-// Root file systems are made while a large image comes in slowly, and do not
-// wait for it.
+// Root file systems are made while a large image comes in, and do not wait for it.
 func TestMountDoesNotWaitForPull(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	large := noise(t, 600<<10, 600<<10)
 	r := serve(t, "large", "1", large)
-	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(large, 0), Do: registry.Slow(300 << 10)})
+	halfway, finish := make(chan struct{}), make(chan struct{})
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(large, 0), Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			answer.ServeHTTP(&pausing{ResponseWriter: w, after: 300 << 10, pause: func() {
+				close(halfway)
+				select {
+				case <-finish:
+				case <-stop:
+				}
+			}}, req)
+		})
+	}})
 	var pull sync.WaitGroup
 	pull.Go(func() { n.pull(r.Addr() + "/large:1") })
-	for len(r.Requests()) < 4 {
-		time.Sleep(time.Millisecond)
-	}
+	<-halfway
 	start := time.Now()
 	for i := range 10 {
 		c := n.rootfs(fmt.Sprint(i), img.ID)
@@ -612,8 +647,30 @@ func TestMountDoesNotWaitForPull(t *testing.T) {
 	if len(n.list()) != 1 {
 		t.Error("the pull was over before it was needed")
 	}
+	close(finish)
 	pull.Wait()
 	t.Logf("10 root file systems during a pull: %s", took)
+}
+
+// pausing is an answer that pauses once, when so many bytes are on their way.
+type pausing struct {
+	http.ResponseWriter
+	after int
+	pause func()
+}
+
+func (p *pausing) Write(content []byte) (n int, err error) {
+	if p.after > 0 && len(content) >= p.after {
+		if n, err = p.ResponseWriter.Write(content[:p.after]); err != nil {
+			return n, err
+		}
+		_ = http.NewResponseController(p.ResponseWriter).Flush()
+		content, p.after = content[n:], 0
+		p.pause()
+	}
+	p.after -= len(content)
+	rest, err := p.ResponseWriter.Write(content)
+	return n + rest, err
 }
 
 func TestMountOptions(t *testing.T) {

@@ -170,7 +170,7 @@ func (s *Store) Close() error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr, s.locks.close()); err != nil {
+	if err := errors.Join(err, shutdownErr, s.debris.close(), s.locks.close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
