@@ -51,7 +51,10 @@ func TestFaultyRegistry(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, func(c *Config) { c.ProgressTimeout = time.Second })
+			n := newNode(t)
+			if errors.Is(test.want, fault.Timeout) {
+				n.Store.cfg.ProgressTimeout = time.Second
+			}
 			r := serve(t, "app", "1", noise(t, small, large))
 			r.Inject(test.fault)
 			start := time.Now()
@@ -59,11 +62,12 @@ func TestFaultyRegistry(t *testing.T) {
 			if err == nil || test.want != nil && !errors.Is(err, test.want) {
 				t.Errorf("%v, want %v", err, test.want)
 			}
-			if took := time.Since(start); took > 10*time.Second {
+			if took := time.Since(start); took > time.Minute {
 				t.Errorf("it took %s", took)
 			}
 			n.empty()
 			r.Heal()
+			n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout
 			n.pull(r.Addr() + "/app:1")
 			n.noDebris()
 		})
@@ -103,8 +107,9 @@ func TestTooManyRequestsIsRetried(t *testing.T) {
 // does one that takes long to unpack after it has come.
 func TestProgressTimeout(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.ProgressTimeout = 3 * time.Second })
+	n := newNode(t)
 	a := noise(t, 1000, 400<<10)
+	n.Store.cfg.ProgressTimeout = time.Second
 	r := serve(t, "app", "1", a)
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
 	start := time.Now()
@@ -114,10 +119,12 @@ func TestProgressTimeout(t *testing.T) {
 	}
 	n.empty()
 	r.Heal()
-	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Slow(80 << 10)})
+	const limit = 6 * time.Second // a busy machine keeps bytes back, too
+	n.Store.cfg.ProgressTimeout = limit
+	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Slow(50 << 10)})
 	start = time.Now()
 	n.pull(r.Addr() + "/app:1")
-	if took := time.Since(start); took < 3*time.Second {
+	if took := time.Since(start); took < limit {
 		t.Errorf("the slow layer came in %s", took)
 	}
 }

@@ -109,7 +109,7 @@ func TestHostileManifests(t *testing.T) {
 				t.Errorf("%s: not refused by our own check: %v", what, err)
 			}
 		}
-		if took := time.Since(start); took > 30*time.Second || len(err.Error()) > 3*maxErrorText || !utf8.ValidString(err.Error()) {
+		if took := time.Since(start); took > time.Minute || len(err.Error()) > 3*maxErrorText || !utf8.ValidString(err.Error()) {
 			t.Errorf("%s: took %s, error of %d bytes", what, took, len(err.Error()))
 		}
 	}
@@ -216,7 +216,7 @@ func TestHostileLayers(t *testing.T) {
 		r.Push("app", "bad", build(t, image.Image{Layers: layers}))
 		start := time.Now()
 		img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:bad"})
-		if took := time.Since(start); took > 30*time.Second {
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("%s: took %s", what, took)
 		}
 		if content, readErr := os.ReadFile(outside); readErr != nil || string(content) != "untouched" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -49,6 +50,10 @@ func TestDownloads(t *testing.T) {
 // Unpacking may take longer than any byte may be late.
 func TestWatchdogLetsUnpacking(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, watchdogLetsUnpacking)
+}
+
+func watchdogLetsUnpacking(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, cancel)
@@ -84,7 +89,7 @@ func TestNoLimit(t *testing.T) {
 		w.events <- e
 	}
 	want := PullProgress{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		active := counts.Active()
 		if len(active) == 1 {
 			active[0].Since = time.Time{}
