@@ -98,7 +98,7 @@ func TestStopPodSandboxWithoutNetworkConfiguration(t *testing.T) {
 		}
 		began := time.Now()
 		p.Stop(t)
-		if took := time.Since(began); took > 15*time.Second {
+		if took := time.Since(began); took > time.Minute {
 			t.Errorf("it took %v", took)
 		}
 		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_EXITED)

@@ -89,7 +89,7 @@ func TestALockedStore_crio_1172(t *testing.T) {
 			if list, err := w.Images().ListImages(t.Context(), &cri.ListImagesRequest{}); err != nil || len(list.Images) != 2 {
 				t.Errorf("ListImages: %v, %v", list, err)
 			}
-			if took := time.Since(before); took > scene.Patience/4 {
+			if took := time.Since(before); took >= 10*time.Second { // for which the verbs wait that need the lock
 				t.Errorf("ListImages and ImageFsInfo took %v", took)
 			}
 			scene.WantCode(t, <-answers, codes.DeadlineExceeded, file, me)

@@ -40,6 +40,9 @@ var machines = map[string]machine{"uml": new(uml), "qemu": qemu{}}
 // errPanic is the end of a kernel.
 var errPanic = errors.New("the machine's kernel panicked")
 
+// heldTime is how long the console of a machine that has ended may be held open.
+const heldTime = 30 * time.Second
+
 // boot runs a machine until it is switched off. One that panics or takes too
 // long is killed with all its processes, which are in a PID namespace.
 func boot(ctx context.Context, m machine, dir string, d disks) error {
@@ -61,7 +64,7 @@ func boot(ctx context.Context, m machine, dir string, d disks) error {
 	console := &console{file: file, panicked: func() { abort(errPanic) }}
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is ours to pass on
-	cmd.WaitDelay = 10 * time.Second
+	cmd.WaitDelay = heldTime
 	err = cmd.Run()
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // terminal is a pseudo-terminal with the operator's end of it.
 type terminal struct {
