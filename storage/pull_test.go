@@ -19,6 +19,18 @@ import (
 	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
 )
 
+// The library forks a copy of the process to find out whether it could shift ids,
+// and notes the answer: a copy that outlives a killed server keeps its locks.
+func TestLibraryIsNotToShiftIDs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.pull(serve(t, "app", "1", noise(t, 1<<10)).Addr() + "/app:1")
+	noted, err := filepath.Glob(filepath.Join(n.cfg.RunRoot, "*", "*-*"))
+	if err != nil || slices.ContainsFunc(noted, func(f string) bool { return strings.Contains(f, "idmapped") }) {
+		t.Errorf("the library has noted %q, %v", noted, err)
+	}
+}
+
 func TestPullListRemove(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -148,7 +148,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 // openLibrary opens containers/storage unless another process keeps it locked.
+//
+// The library must not find out whether it could shift user ids while mounting,
+// which is done here without it: it forks a copy of this process for that, which
+// lives on with all our locks should we be killed before the copy has asked to die
+// with us.
 func openLibrary(options types.StoreOptions) (cstorage.Store, *locks, error) {
+	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
+		return nil, nil, err
+	}
 	before := newLocks(options.GraphRoot, options.RunRoot)
 	if err := errors.Join(before.await(context.Background(), toWrite), before.close()); err != nil {
 		return nil, nil, err
