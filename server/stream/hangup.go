@@ -111,23 +111,55 @@ func (c *conn) wait(ctx context.Context, idle time.Duration) bool {
 
 func (c *conn) leave() { c.leaving.Do(func() { close(c.gone) }) }
 
+// moment is how long a client may take nothing of what is still to be sent to it,
+// or leave its side open when it has everything.
+const moment = 2 * time.Second
+
 // Close sends what has been written and no more, and gives the client a moment to
 // close too: a connection that is closed on data which nobody has read is reset,
 // and the client would lose the last words.
 func (c *conn) Close() error {
-	const moment = 2 * time.Second
 	c.leave()
 	c.closing.Do(func() {
 		_ = c.SetWriteDeadline(time.Unix(1, 0)) // whoever waits in Write is told
 		_ = c.CloseWrite()
-		late := time.AfterFunc(moment, func() { _ = c.abort() })
+		closed := make(chan struct{})
 		c.hangups.work.Go(func() {
+			defer close(closed)
 			_, _ = io.Copy(io.Discard, c.TCPConn)
-			late.Stop()
+			_ = c.abort()
+		})
+		c.hangups.work.Go(func() {
+			c.linger(closed)
 			_ = c.abort()
 		})
 	})
 	return nil
+}
+
+// linger returns when the client has closed, or for a moment has taken nothing.
+func (c *conn) linger(closed <-chan struct{}) {
+	tick := time.NewTicker(moment)
+	defer tick.Stop()
+	for left := c.unsent(); ; {
+		select {
+		case <-closed:
+			return
+		case <-tick.C:
+		}
+		before := left
+		if left = c.unsent(); left == before {
+			return
+		}
+	}
+}
+
+// unsent is how many bytes the client's kernel has not taken yet.
+func (c *conn) unsent() (n int) {
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	}
+	return n
 }
 
 // abort closes now.

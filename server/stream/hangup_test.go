@@ -1,6 +1,9 @@
 package stream
 
 import (
+	"bytes"
+	"io"
+	"net"
 	"testing"
 	"time"
 )
@@ -20,4 +23,81 @@ func TestSilenceIsNotTakenFromTheClock(t *testing.T) {
 	if silent := c.silence(); silent > time.Hour {
 		t.Errorf("just after something was said: %v", silent)
 	}
+}
+
+// Who reads slowly, and talks meanwhile as kubectl's connections do, is given
+// everything that was written before Close; who does not read is not waited for.
+func TestCloseWaitsForWhoReads(t *testing.T) {
+	t.Parallel()
+	h, err := newHangups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		l.Close()
+		h.abortAll()
+		h.close()
+	}()
+	last := bytes.Repeat([]byte("last words "), 100_000)
+	slow, server := parting(t, watched{l, h}, last)
+	deaf, other := parting(t, watched{l, h}, last)
+	began := time.Now()
+	server.Close()
+	other.Close()
+	pace := time.NewTicker(3 * moment / time.Duration(len(last)/(16<<10)))
+	defer pace.Stop()
+	var got []byte
+	for piece := make([]byte, 16<<10); err == nil; <-pace.C {
+		_, _ = slow.Write([]byte("ping"))
+		var n int
+		n, err = slow.Read(piece)
+		got = append(got, piece[:n]...)
+	}
+	if took := time.Since(began); err != io.EOF || !bytes.Equal(got, last) || took < 2*moment {
+		t.Errorf("%d of %d bytes after %v, then %v", len(got), len(last), took, err)
+	}
+	slow.Close()
+	for end := time.Now().Add(time.Minute); ; <-pace.C {
+		h.mu.Lock()
+		left := len(h.conns)
+		h.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d connections are kept for a client that does not read", left)
+		}
+	}
+	deaf.Close()
+}
+
+// parting is a connection whose server has said its last words.
+func parting(t *testing.T, l watched, last []byte) (*net.TCPConn, *conn) {
+	t.Helper()
+	client, err := net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := accepted.(*conn)
+	for _, err := range []error{
+		client.SetReadBuffer(32 << 10), server.SetWriteBuffer(4 << 20),
+		client.SetDeadline(time.Now().Add(2 * time.Minute)), server.SetDeadline(time.Now().Add(time.Minute)),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := server.Write(last); err != nil {
+		t.Fatal(err)
+	}
+	return client, server
 }
