@@ -21,13 +21,17 @@
 //	    [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
-// It runs the runtime's create. If
-// that fails the monitor kills what is left of it, tells, and is gone. If it
-// succeeds the container's init, an orphan by then, has become the monitor's
-// child: it can die but not disappear, and no other process can get its pid,
-// before the monitor has seen its exit code. Of a container in the PID namespace
-// of the host the monitor, a subreaper, inherits the other orphans too, and
-// reaps them.
+// It runs the runtime's create. If that fails the monitor kills what is left of
+// it, tells, and is gone. If it succeeds the container's init, an orphan by then,
+// has become the monitor's child: it can die but not disappear, and no other
+// process can get its pid, before the monitor has seen its exit code. Of a
+// container in the PID namespace of the host the monitor, a subreaper, inherits
+// the other orphans too, and reaps them.
+//
+// # Host paths
+//
+// The same program looks at host paths for the server (crius-conmon stat, look and
+// make-dir PATH...): see Look.
 //
 // # Containers without a process
 //
