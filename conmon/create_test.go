@@ -16,13 +16,14 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 // fake replaces the runtime by a shell script. Its arguments are the real one's.
 func (c *container) fake(script string) {
 	c.Helper()
 	path := filepath.Join(c.Dir, "runtime")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+	if err := program.Write(path, []byte("#!/bin/sh\n"+script+"\n")); err != nil {
 		c.Fatal(err)
 	}
 	c.Runtime[0] = path
@@ -168,7 +169,7 @@ func TestBadMonitor(t *testing.T) {
 	script := func(text string) func(c *container) {
 		return func(c *container) {
 			c.Monitor = filepath.Join(c.Dir, "monitor")
-			if err := os.WriteFile(c.Monitor, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
+			if err := program.Write(c.Monitor, []byte("#!/bin/sh\n"+text)); err != nil {
 				c.Fatal(err)
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 // Started by hand it says what it is, and exits.
@@ -173,7 +174,7 @@ func TestWaitForTheDead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "shim")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\nprintf '\\020\\011' ; touch buried"), 0o755); err != nil {
+	if err := program.Write(path, []byte("#!/bin/sh\nprintf '\\020\\011' ; touch buried")); err != nil {
 		t.Fatal(err)
 	}
 	p := shim.Program{Path: path, ID: filepath.Base(dir), Dir: dir, Publisher: "/bin/true"}
@@ -267,7 +268,7 @@ func TestPIDs(t *testing.T) {
 			_ = server.Serve(context.Background(), listener)
 		}()
 		path := filepath.Join(dir, "shim")
-		if err := os.WriteFile(path, []byte("#!/bin/sh\nprintf unix://"+dir+"/shim.sock"), 0o755); err != nil {
+		if err := program.Write(path, []byte("#!/bin/sh\nprintf unix://"+dir+"/shim.sock")); err != nil {
 			t.Fatal(err)
 		}
 		a := arguments{guest: c.guest, pidFile: filepath.Join(dir, "pid"), program: shim.Program{Path: path, ID: "c1", Dir: dir, Publisher: "/bin/true"}}

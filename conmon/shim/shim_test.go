@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crius-run/crius/internal/fault"
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 )
 
 func TestAnswersToStart(t *testing.T) {
@@ -146,7 +147,7 @@ func program(t *testing.T, script string) Program {
 	t.Helper()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "shim")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := testprogram.Write(path, []byte("#!/bin/sh\n"+script)); err != nil {
 		t.Fatal(err)
 	}
 	return Program{Path: path, ID: "c1", Dir: dir, Server: "/run/us", Publisher: "/bin/true", Events: "/run/events"}

@@ -1,0 +1,29 @@
+package program
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// Whoever else forks, what has been written can be run.
+func TestWrittenProgramsCanBeRun(t *testing.T) {
+	dir := t.TempDir()
+	var all sync.WaitGroup
+	for i := range 6 {
+		all.Go(func() {
+			file := filepath.Join(dir, fmt.Sprint(i))
+			for range 100 {
+				if err := Write(file, []byte("#!/bin/sh\n")); err != nil {
+					t.Error(err)
+				}
+				if err := exec.Command(file).Run(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
