@@ -24,6 +24,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 // report is what the probe says of the container from within.
@@ -189,7 +190,7 @@ func copyProgram(t *testing.T, from, to string) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(to, data, 0o755); err != nil {
+	if err := program.Write(to, data); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -294,8 +295,11 @@ func nsMaps(mappings []*cri.IDMapping) []ns.IDMap {
 // or a target would be.
 func newPIDNamespace(t *testing.T) string {
 	t.Helper()
-	cmd := exec.Command(probePath(t), "pause")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}
+	cmd := exec.Command("cat") // ends with this process; a death signal would come with the end of a thread
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

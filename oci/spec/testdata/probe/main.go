@@ -1,6 +1,6 @@
 // Command probe is the program of the test containers. It says what it finds
-// itself to be (report), which system calls it may make (calls), or waits to
-// be killed (pause).
+// itself to be (report), or which system calls it may make (calls), and waits to
+// be killed.
 package main
 
 import (
@@ -19,7 +19,6 @@ func main() {
 		answer = report()
 	case "calls":
 		answer = calls()
-	case "pause":
 	default:
 		fmt.Fprintln(os.Stderr, "unknown mode", mode)
 		os.Exit(2)
