@@ -321,8 +321,9 @@ func (c *Container) watch() {
 	if !c.stop.asked() {
 		c.keep()
 	}
-	c.setExit(exit)
-	c.tell()
+	c.showExit(exit)
+	c.tell() // before whoever waits for this goes on, and ends or removes the pod
+	close(c.exited)
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 
@@ -337,12 +338,17 @@ func (c *Container) keep() {
 }
 
 func (c *Container) setExit(exit conmon.Exit) {
+	c.showExit(exit)
+	close(c.exited)
+}
+
+// showExit is for readers.
+func (c *Container) showExit(exit conmon.Exit) {
 	c.mu.Lock()
 	c.exit = &exit
 	c.mu.Unlock()
 	c.publish()
 	c.meter.close()
-	close(c.exited)
 }
 
 // Codes of exits that nobody saw.
