@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/refusing"
 )
 
 // echo answers on a port of the loopback once all has been sent.
@@ -57,12 +59,7 @@ func TestForward(t *testing.T) {
 			t.Errorf("%s: %d bytes, %q, %v", network, len(out), words, err)
 		}
 	}
-	closed, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := strconv.Itoa(closed.Addr().(*net.TCPAddr).Port)
-	closed.Close()
+	port := strconv.Itoa(refusing.Port(t))
 	if _, words, err := forward("", port); err == nil || !strings.Contains(words, "port "+port+": connection refused") {
 		t.Errorf("a closed port: %q, %v", words, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/refusing"
 )
 
 // onTheNode is a pod in the network of the node, as far as dial cares.
@@ -50,13 +51,7 @@ func TestDial(t *testing.T) {
 
 func TestDialRefused(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
-	conn, err := onTheNode().dial(t.Context(), uint16(port))
+	conn, err := onTheNode().dial(t.Context(), uint16(refusing.Port(t)))
 	if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "TCP port") {
 		t.Errorf("%v, %v", conn, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/collector"
+	"github.com/crius-run/crius/internal/testkit/refusing"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -107,9 +109,8 @@ func TestSamplingRate(t *testing.T) {
 // A collector that is not there costs spans, and no more than its time at the
 // end.
 func TestNoCollector(t *testing.T) {
-	l := listen(t)
-	l.Close()
-	traces, tracer := start(t, Config{Endpoint: "http://" + l.Addr().String(), SamplingRate: PerMillion})
+	endpoint := fmt.Sprint("http://127.0.0.1:", refusing.Port(t))
+	traces, tracer := start(t, Config{Endpoint: endpoint, SamplingRate: PerMillion})
 	for range 10_000 {
 		answer(t.Context(), tracer)
 	}
