@@ -48,8 +48,17 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	// Not before: a test that makes a cgroup in it would find it gone.
+	if err := Remove(scratchTop); err != nil {
+		fmt.Fprintln(os.Stderr, "test cgroups left:", err)
+		code = 1
+	}
+	os.Exit(code)
 }
+
+// scratchTop holds the cgroups of this process's tests.
+var scratchTop = fmt.Sprintf("/crius-cgroup-test-%d", os.Getpid())
 
 // pretend hides mounts in the process's own mount namespace, so that the node
 // looks as one of another layout.
@@ -94,7 +103,7 @@ var serial atomic.Int64
 // scratch names a cgroup of the test's own, of which nothing may be left.
 func scratch(t testing.TB) string {
 	t.Helper()
-	cgroup := fmt.Sprintf("/crius-cgroup-test/%d-%d", os.Getpid(), serial.Add(1))
+	cgroup := fmt.Sprintf("%s/%d", scratchTop, serial.Add(1))
 	t.Cleanup(func() {
 		for _, h := range hierarchies(t) {
 			if _, err := os.Stat(h.dir(cgroup)); err == nil {
@@ -108,9 +117,6 @@ func scratch(t testing.TB) string {
 		}
 		if err := Remove(cgroup); err != nil {
 			t.Error(err)
-		}
-		for _, h := range hierarchies(t) {
-			os.Remove(h.dir("/crius-cgroup-test")) // if no other test has one in it
 		}
 	})
 	return cgroup

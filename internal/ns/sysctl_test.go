@@ -26,7 +26,7 @@ func TestSysctls(t *testing.T) {
 	s.Sysctls = map[string]string{
 		"net.ipv4.ip_unprivileged_port_start": "0",
 		"net.ipv4.ping_group_range":           "0\t2147483647", // cri-o#8174: a pod-wide default
-		"net/ipv4/conf/all/forwarding":        "1",
+		"net/ipv4/conf/all/log_martians":      "1",
 		"net.ipv4.conf.lo.rp_filter":          "2",
 		"kernel.shm_rmid_forced":              "1",
 		"kernel.sem":                          "250 32000 100 128",
@@ -34,7 +34,7 @@ func TestSysctls(t *testing.T) {
 		"fs.mqueue.msg_max":                   "20",
 		"kernel.domainname":                   "cluster.local",
 	}
-	probe := []string{"net/ipv4/ip_unprivileged_port_start", "net/ipv4/ping_group_range", "net/ipv4/conf/all/forwarding",
+	probe := []string{"net/ipv4/ip_unprivileged_port_start", "net/ipv4/ping_group_range", "net/ipv4/conf/all/log_martians",
 		"net/ipv4/conf/lo/rp_filter", "kernel/shm_rmid_forced", "kernel/sem", "kernel/msgmax", "fs/mqueue/msg_max", "kernel/domainname"}
 	want := []string{"0", "0 2147483647", "1", "2", "1", "250 32000 100 128", "65536", "20", "cluster.local"}
 	before := make([]string, len(probe))
