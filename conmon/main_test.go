@@ -1,12 +1,14 @@
 package conmon_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,16 +54,26 @@ func run(m *testing.M) int {
 	// Orphans come to us, and not to an init that may be slow.
 	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	code := m.Run()
-	for {
+	if !reapAll() {
+		fmt.Fprintln(os.Stderr, "processes are left behind")
+		code = 1
+	}
+	return code
+}
+
+// reapAll waits for the orphans and reports whether all have ended. One that was
+// killed has left its cgroup, and has no command line, before it can be reaped.
+func reapAll() bool {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		if pid <= 0 {
-			if err == nil {
-				fmt.Fprintln(os.Stderr, "processes are left behind")
-				code = 1
-			}
-			return code
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			return true
+		case pid == 0:
+			time.Sleep(10 * time.Millisecond)
 		}
 	}
+	return false
 }
 
 func must(err error) {
