@@ -73,11 +73,9 @@ func TestRequestsCostNothing(t *testing.T) {
 	monitor := c.processes().Monitor.PID
 	before := rollup(t, monitor, "Anonymous:")
 	reopen(requests)
-	after := rollup(t, monitor, "Anonymous:")
+	// It has its buffers for a second more, and may have been without them before.
+	after := atMost(t, fmt.Sprintf("KiB of private memory after %d rotations", requests), before+64, func() int { return rollup(t, monitor, "Anonymous:") })
 	t.Logf("%d KiB, after %d rotations %d KiB", before, requests, after)
-	if after > before+64 {
-		t.Errorf("%d KiB of private memory, after %d rotations %d KiB", before, requests, after)
-	}
 }
 
 // A container that has written a lot, and then falls silent, leaves its monitor

@@ -350,8 +350,9 @@ func TestFullDisk(t *testing.T) {
 			if err := os.Rename(c.LogFile, hold); err != nil {
 				t.Fatal(err)
 			}
-			if err := client.ReopenLog(limit(t, time.Minute)); err != nil && !errors.Is(err, fault.Precondition) {
-				t.Fatal(err)
+			reopened := client.ReopenLog(limit(t, time.Minute))
+			if reopened != nil && !errors.Is(reopened, fault.Precondition) {
+				t.Fatal(reopened)
 			}
 			text, err := os.ReadFile(hold)
 			if err != nil {
@@ -364,6 +365,9 @@ func TestFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			files = append(files, old)
+			if reopened != nil {
+				break // the monitor has left, although its socket may be open for a moment yet
+			}
 		}
 		if len(files) < 10 {
 			t.Errorf("the disk was full only %d times", len(files))

@@ -47,9 +47,9 @@ func TestTerminateAnUndeadMonitor(t *testing.T) {
 		t.Fatal(err)
 	}
 	const limit = time.Second
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	began := time.Now()
 	if err := conmon.Terminate(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("end of what cannot be killed: %v", err)
 	}
