@@ -101,7 +101,7 @@ func do(raw string) error {
 			return err
 		}
 		defer f.Close()
-		if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		if err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 			return err
 		}
 		fmt.Println("ready")
