@@ -242,7 +242,7 @@ func (n *node) footprint() string {
 	var out []byte
 	err := n.do(func() (err error) {
 		out, err = exec.Command("sh", "-c", `
-			ip -o link | sed 's/@.*//; s/: <.*//; s/^[0-9]*: //'; ip route | sed 's/ linkdown//'; ip -6 route | grep -v fe80; tc qdisc | sed 's/ refcnt.*//'
+			ip -o link | sed 's/@.*//; s/: <.*//; s/^[0-9]*: //'; (ip route; ip -6 route | grep -v fe80) | sed 's/ linkdown//'; tc qdisc | sed 's/ refcnt.*//'
 			iptables-save; ip6tables-save; nft list ruleset`).Output()
 		return err
 	})
