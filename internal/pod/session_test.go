@@ -26,12 +26,8 @@ func onTheNode() *Sandbox {
 
 func TestDial(t *testing.T) {
 	t.Parallel()
-	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		l := refusing.Listen(t, address)
 		conn, err := onTheNode().dial(t.Context(), uint16(l.Addr().(*net.TCPAddr).Port))
 		if err != nil {
 			t.Fatalf("%s: %v", address, err)

@@ -21,3 +21,17 @@ func TestPort(t *testing.T) {
 		}
 	}
 }
+
+func TestListen(t *testing.T) {
+	for host, other := range map[string]string{"127.0.0.1": "::1", "::1": "127.0.0.1"} {
+		port := strconv.Itoa(Listen(t, host).Addr().(*net.TCPAddr).Port)
+		conn, err := net.Dial("tcp", net.JoinHostPort(host, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if _, err := net.Dial("tcp", net.JoinHostPort(other, port)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s beside %s: %v", other, host, err)
+		}
+	}
+}
