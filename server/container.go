@@ -5,6 +5,8 @@ import (
 
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
 )
 
 // containerAPI is the part of RuntimeService that deals with containers.
@@ -80,7 +82,7 @@ func (s *containerAPI) ContainerStatus(_ context.Context, req *cri.ContainerStat
 
 func (s *containerAPI) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
 	containers, err := s.list(req.GetFilter())
-	return &cri.ListContainersResponse{Containers: containers}, err
+	return listed(&cri.ListContainersResponse{}, containers), err
 }
 
 func (s *containerAPI) StreamContainers(req *cri.StreamContainersRequest, out grpc.ServerStreamingServer[cri.StreamContainersResponse]) error {
@@ -88,17 +90,17 @@ func (s *containerAPI) StreamContainers(req *cri.StreamContainersRequest, out gr
 	if err != nil {
 		return err
 	}
-	return inChunks(containers, func(chunk []*cri.Container) error {
-		return out.Send(&cri.StreamContainersResponse{Containers: chunk})
+	return inChunks(containers, entry.size, func(chunk []entry) error {
+		return out.Send(listed(&cri.StreamContainersResponse{}, chunk))
 	})
 }
 
-func (s *containerAPI) list(filter *cri.ContainerFilter) ([]*cri.Container, error) {
+func (s *containerAPI) list(filter *cri.ContainerFilter) ([]entry, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
 	views := matching(s.engine.Containers(), filter, containerMatches)
-	return translated(views, fillContainer), nil
+	return entriesOf(views, func(v *pod.ContainerView) *pod.Memo { return v.Memo }, fillContainer)
 }
 
 func (s *containerAPI) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {

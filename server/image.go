@@ -27,7 +27,7 @@ func (s *imageAPI) StreamImages(req *cri.StreamImagesRequest, out grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	return inChunks(images, func(chunk []*cri.Image) error {
+	return inChunks(images, messageSize, func(chunk []*cri.Image) error {
 		return out.Send(&cri.StreamImagesResponse{Images: chunk})
 	})
 }

@@ -121,7 +121,7 @@ func (a *metricsAPI) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxM
 }
 
 func (a *metricsAPI) StreamPodSandboxMetrics(_ *cri.StreamPodSandboxMetricsRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxMetricsResponse]) error {
-	return inChunks(a.list(), func(chunk []*cri.PodSandboxMetrics) error {
+	return inChunks(a.list(), messageSize, func(chunk []*cri.PodSandboxMetrics) error {
 		return out.Send(&cri.StreamPodSandboxMetricsResponse{PodSandboxMetrics: chunk})
 	})
 }

@@ -6,6 +6,8 @@ import (
 
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
 )
 
 // sandboxAPI is the part of RuntimeService that deals with pods.
@@ -82,7 +84,7 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 
 func (s *sandboxAPI) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	items, err := s.list(req.GetFilter())
-	return &cri.ListPodSandboxResponse{Items: items}, err
+	return listed(&cri.ListPodSandboxResponse{}, items), err
 }
 
 func (s *sandboxAPI) StreamPodSandboxes(req *cri.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxesResponse]) error {
@@ -90,15 +92,15 @@ func (s *sandboxAPI) StreamPodSandboxes(req *cri.StreamPodSandboxesRequest, out 
 	if err != nil {
 		return err
 	}
-	return inChunks(items, func(chunk []*cri.PodSandbox) error {
-		return out.Send(&cri.StreamPodSandboxesResponse{PodSandboxes: chunk})
+	return inChunks(items, entry.size, func(chunk []entry) error {
+		return out.Send(listed(&cri.StreamPodSandboxesResponse{}, chunk))
 	})
 }
 
-func (s *sandboxAPI) list(filter *cri.PodSandboxFilter) ([]*cri.PodSandbox, error) {
+func (s *sandboxAPI) list(filter *cri.PodSandboxFilter) ([]entry, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
 	views := matching(s.engine.Sandboxes(), filter, sandboxMatches)
-	return translated(views, fillSandbox), nil
+	return entriesOf(views, func(v *pod.SandboxView) *pod.Memo { return v.Memo }, fillSandbox)
 }

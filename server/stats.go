@@ -46,7 +46,7 @@ func (s *statsAPI) StreamContainerStats(req *cri.StreamContainerStatsRequest, ou
 	if err != nil {
 		return err
 	}
-	return inChunks(stats, func(chunk []*cri.ContainerStats) error {
+	return inChunks(stats, messageSize, func(chunk []*cri.ContainerStats) error {
 		return out.Send(&cri.StreamContainerStatsResponse{ContainerStats: chunk})
 	})
 }
@@ -87,7 +87,7 @@ func (s *statsAPI) StreamPodSandboxStats(req *cri.StreamPodSandboxStatsRequest, 
 	if err != nil {
 		return err
 	}
-	return inChunks(stats, func(chunk []*cri.PodSandboxStats) error {
+	return inChunks(stats, messageSize, func(chunk []*cri.PodSandboxStats) error {
 		return out.Send(&cri.StreamPodSandboxStatsResponse{PodSandboxStats: chunk})
 	})
 }

@@ -17,10 +17,10 @@ const (
 
 // inChunks hands items to send in order, in slices of about chunkSize bytes
 // and of at least one item; never an empty one.
-func inChunks[M proto.Message](items []M, send func([]M) error) error {
+func inChunks[T any](items []T, sizeOf func(T) int, send func([]T) error) error {
 	start, size := 0, 0
 	for i, item := range items {
-		n := proto.Size(item)
+		n := sizeOf(item)
 		if i > start && size+n > chunkSize {
 			if err := send(items[start:i]); err != nil {
 				return err
@@ -34,6 +34,8 @@ func inChunks[M proto.Message](items []M, send func([]M) error) error {
 	}
 	return send(items[start:])
 }
+
+func messageSize[M proto.Message](m M) int { return proto.Size(m) }
 
 // matching is those of views that filter lets pass.
 func matching[V, F any](views []*V, filter F, matches func(F, *V) bool) []*V {

@@ -22,7 +22,8 @@ func manySandboxes(n int) []*pod.SandboxView {
 	views := make([]*pod.SandboxView, n)
 	for i := range views {
 		views[i] = &pod.SandboxView{
-			ID: idOf(i), Handler: "runc", State: cri.PodSandboxState(i % 2), CreatedAt: time.Unix(int64(i), 0),
+			Memo: new(pod.Memo),
+			ID:   idOf(i), Handler: "runc", State: cri.PodSandboxState(i % 2), CreatedAt: time.Unix(int64(i), 0),
 			Config: &cri.PodSandboxConfig{
 				Metadata:    &cri.PodSandboxMetadata{Name: fmt.Sprint("pod", i), Namespace: "default", Uid: fmt.Sprint(i)},
 				Labels:      map[string]string{"app": fmt.Sprint("app", i%10), "tier": "web"},
@@ -37,7 +38,8 @@ func manyContainers(n int) []*pod.ContainerView {
 	views := make([]*pod.ContainerView, n)
 	for i := range views {
 		views[i] = &pod.ContainerView{
-			ID: idOf(i), SandboxID: idOf(i / 10), Handler: "runc", ImageID: idOf(i % 7), State: cri.ContainerState(i % 4),
+			Memo: new(pod.Memo),
+			ID:   idOf(i), SandboxID: idOf(i / 10), Handler: "runc", ImageID: idOf(i % 7), State: cri.ContainerState(i % 4),
 			CreatedAt: time.Unix(int64(i), 0),
 			Config: &cri.ContainerConfig{
 				Metadata:    &cri.ContainerMetadata{Name: fmt.Sprint("c", i)},
@@ -142,7 +144,7 @@ func TestInChunks(t *testing.T) {
 	} {
 		var sizes []int
 		var sent []*cri.PodSandbox
-		err := inChunks(c.items, func(chunk []*cri.PodSandbox) error {
+		err := inChunks(c.items, messageSize, func(chunk []*cri.PodSandbox) error {
 			sizes, sent = append(sizes, len(chunk)), append(sent, chunk...)
 			return nil
 		})
@@ -152,7 +154,7 @@ func TestInChunks(t *testing.T) {
 	}
 	broken := errors.New("client gone")
 	calls := 0
-	err := inChunks([]*cri.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, func([]*cri.PodSandbox) error { calls++; return broken })
+	err := inChunks([]*cri.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, messageSize, func([]*cri.PodSandbox) error { calls++; return broken })
 	if !errors.Is(err, broken) || calls != 1 {
 		t.Errorf("%d sends after a failed one: %v", calls, err)
 	}
@@ -245,7 +247,7 @@ func BenchmarkListContainers(b *testing.B) {
 	req := &cri.ListContainersRequest{}
 	b.ReportAllocs()
 	for b.Loop() {
-		if resp, err := api.ListContainers(b.Context(), req); err != nil || len(resp.Containers) != 2000 {
+		if resp, err := api.ListContainers(b.Context(), req); err != nil || proto.Size(resp) < 2000*64 {
 			b.Fatal(err)
 		}
 	}

@@ -127,6 +127,7 @@ func (s *Sandbox) publish() {
 		Config:    s.rec.config(),
 		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
 		CreatedAt: s.rec.CreatedAt,
+		Memo:      new(Memo),
 	}
 	if s.rec.Phase == phaseReady && !s.ended {
 		v.State = cri.PodSandboxState_SANDBOX_READY
@@ -266,6 +267,7 @@ func (c *Container) publish() {
 		User:       rec.User.M,
 		StopSignal: rec.StopSignal,
 		Bundle:     c.ref.Dir,
+		Memo:       new(Memo),
 	}
 	if rec.Resources.M != nil {
 		v.Resources = &cri.ContainerResources{Linux: rec.Resources.M}

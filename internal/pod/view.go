@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"sync/atomic"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -18,6 +19,7 @@ type SandboxView struct {
 	NetNS     string   // pinned network namespace; empty for host network
 	Interface string   // that CNI made in NetNS
 	PID       int      // infra container's init, 0 where there is none
+	Memo      *Memo
 }
 
 // ContainerView is what readers see of a container; immutable as SandboxView.
@@ -42,6 +44,28 @@ type ContainerView struct {
 	User       *cri.ContainerUser
 	StopSignal cri.Signal
 	Bundle     string // OCI bundle directory
+	Memo       *Memo
+}
+
+// Memo keeps what a reader has made of a view, which stays true for as long as the
+// view is shown. A nil one keeps nothing.
+type Memo struct{ made atomic.Pointer[[]byte] }
+
+// Get is what produce has returned the first time that it did not fail. The
+// caller must not modify it.
+func (m *Memo) Get(produce func() ([]byte, error)) ([]byte, error) {
+	if m == nil {
+		return produce()
+	}
+	if made := m.made.Load(); made != nil {
+		return *made, nil
+	}
+	made, err := produce()
+	if err != nil {
+		return nil, err
+	}
+	m.made.Store(&made) // readers at the same moment have made the same
+	return made, nil
 }
 
 // ExecResult is what a finished ExecSync gives back. Each stream is cut at

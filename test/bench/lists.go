@@ -136,7 +136,7 @@ func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, er
 		}()
 	}
 	p := s.pod(podName(listPods / 2))
-	for _, call := range s.calls(p, count) {
+	for _, call := range append(s.calls(p, count), s.arrival(count)) {
 		a := asked{call: call.name}
 		for range listCalls {
 			began := time.Now()
