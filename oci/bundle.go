@@ -49,3 +49,40 @@ func ReadSpec[T any](dir string) (*T, error) {
 	part := new(T)
 	return part, json.Unmarshal(text, part)
 }
+
+// readProcess reads the process of a bundle, or a part of it, as ReadSpec does, but
+// no further than to its end: it is near the beginning of a document that is mostly
+// the seccomp profile.
+func readProcess[T any](dir string) (*T, error) {
+	f, err := os.Open(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	defer f.Close()
+	process := new(T)
+	if err := decodeField(json.NewDecoder(f), "process", process); err != nil {
+		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
+	}
+	return process, nil
+}
+
+// decodeField decodes one field of the object that is next.
+func decodeField(d *json.Decoder, name string, into any) error {
+	if _, err := d.Token(); err != nil { // {
+		return err
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if key == name {
+			return d.Decode(into)
+		}
+		var other json.RawMessage
+		if err := d.Decode(&other); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("it has no %q", name)
+}

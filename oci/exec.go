@@ -149,12 +149,10 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 
 // execProcess is the container's own process with another command.
 func execProcess(bundle string, c Command) (*specs.Process, error) {
-	// Most of a bundle is its seccomp profile, which is not wanted here.
-	spec, err := ReadSpec[struct{ Process *specs.Process }](bundle)
+	process, err := readProcess[specs.Process](bundle)
 	if err != nil {
-		return nil, fmt.Errorf("read bundle: %w", err)
+		return nil, err
 	}
-	process := spec.Process
 	process.Args = c.Args
 	process.Terminal, process.ConsoleSize = c.Terminal, nil
 	hasTerm := slices.ContainsFunc(process.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") })

@@ -124,7 +124,8 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 		case <-done:
 		}
 	}()
-	buf := make([]byte, 32<<10)
+	const most = 32 << 10
+	buf := make([]byte, most/16) // a probe has little to say, and there are many probes
 	var end time.Time
 	for {
 		n, err := src.Read(buf)
@@ -132,6 +133,9 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 			if _, err := dst.Write(buf[:n]); err != nil {
 				return err
 			}
+		}
+		if n == len(buf) && n < most {
+			buf = make([]byte, most)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			<-limited
@@ -322,9 +326,9 @@ func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, 
 
 // terminal reports whether the container's own process has one.
 func (t *watched) terminal() (bool, error) {
-	spec, err := ReadSpec[struct{ Process struct{ Terminal bool } }](t.ref.Dir)
+	process, err := readProcess[struct{ Terminal bool }](t.ref.Dir)
 	if err != nil {
-		return false, fmt.Errorf("read bundle: %w", err)
+		return false, err
 	}
-	return spec.Process.Terminal, nil
+	return process.Terminal, nil
 }

@@ -1,0 +1,51 @@
+package oci
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// The process is found wherever it stands, and what follows is not even looked at.
+func TestReadProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := &specs.Process{Args: []string{"a", `b"}`}, Env: []string{"A=" + strings.Repeat("x", 5000)}, Cwd: "/"}
+	if err := writeSpec(dir, &specs.Spec{Version: "1.0", Process: want, Linux: &specs.Linux{}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readProcess[specs.Process](dir); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("of a bundle as we write it: %v, %v", got, err)
+	}
+	for _, text := range []string{
+		`{"process": {"terminal": true}, "linux": broken`,
+		`{"linux": {"process": {"terminal": false}, "list": [1, {"process": 2}]}, "process": {"terminal": true}}`,
+	} {
+		write(text)
+		if got, err := readProcess[struct{ Terminal bool }](dir); err != nil || !got.Terminal {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "{", `{}`, `{"linux": {"process": {}}}`, `{"linux": }`, `{"process": 3}`, `{"process": {"terminal"`, `[]`} {
+		write(text)
+		if got, err := readProcess[specs.Process](dir); err == nil || !strings.Contains(err.Error(), "config.json") {
+			t.Errorf("%q: %v, %v", text, got, err)
+		} else if text == "" && !errors.Is(err, io.EOF) {
+			t.Errorf("of an empty file: %v", err)
+		}
+	}
+	if _, err := readProcess[specs.Process](t.TempDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a bundle: %v", err)
+	}
+}
