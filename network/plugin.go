@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -79,8 +80,8 @@ func deathSignal(env []string) syscall.Signal {
 func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	stdout := &head{full: func() { stop(errTalkative) }}
-	stderr := &tail{}
+	stdout := &capture.Head{Max: maxOutput, Full: func() error { stop(errTalkative); return errTalkative }}
+	stderr := &capture.Tail{Max: maxTail}
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Dir, cmd.Env = "/", env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), stdout, stderr
@@ -101,57 +102,30 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	name := filepath.Base(path)
 	switch {
 	case killed:
-		return nil, fmt.Errorf("%s was killed: %w%s", name, context.Cause(ctx), stderr)
+		return nil, fmt.Errorf("%s was killed: %w%s", name, context.Cause(ctx), said(stderr))
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
-		if slices.Contains(env, "CNI_COMMAND=ADD") && !json.Valid(stdout.text) {
-			return nil, fmt.Errorf("%s did not print a CNI result but %q%s", name, clip(string(stdout.text)), stderr)
+		if slices.Contains(env, "CNI_COMMAND=ADD") && !json.Valid(stdout.Bytes()) {
+			return nil, fmt.Errorf("%s did not print a CNI result but %q%s", name, clip(string(stdout.Bytes())), said(stderr))
 		}
-		return stdout.text, nil
+		return stdout.Bytes(), nil
 	}
 	var status *exec.ExitError
 	if !errors.As(err, &status) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	told := &types.Error{}
-	if json.Unmarshal(stdout.text, told) != nil || told.Msg == "" {
-		return nil, fmt.Errorf("%s: %w, without a CNI error but %q%s", name, err, clip(string(stdout.text)), stderr)
+	if json.Unmarshal(stdout.Bytes(), told) != nil || told.Msg == "" {
+		return nil, fmt.Errorf("%s: %w, without a CNI error but %q%s", name, err, clip(string(stdout.Bytes())), said(stderr))
 	}
 	told.Msg, told.Details = clip(told.Msg), clip(told.Details)
-	return nil, fmt.Errorf("%s: %w (CNI error %d)%s", name, told, told.Code, stderr)
+	return nil, fmt.Errorf("%s: %w (CNI error %d)%s", name, told, told.Code, said(stderr))
 }
 
 var errTalkative = fmt.Errorf("it printed more than %d bytes", maxOutput)
 
-// head keeps the first bytes that are written to it, and calls full if they are
-// too many.
-type head struct {
-	text []byte
-	full func()
-}
-
-func (h *head) Write(p []byte) (int, error) {
-	if len(h.text)+len(p) > maxOutput {
-		h.full()
-		return 0, errTalkative
-	}
-	h.text = append(h.text, p...)
-	return len(p), nil
-}
-
-// tail keeps the last bytes that are written to it.
-type tail struct{ text []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.text = append(t.text, p[max(0, len(p)-maxTail):]...)
-	if over := len(t.text) - maxTail; over > 0 {
-		t.text = append(t.text[:0], t.text[over:]...)
-	}
-	return len(p), nil
-}
-
-// String is the end of an error message: what the plugin said, if anything.
-func (t *tail) String() string {
-	if text := strings.TrimSpace(string(t.text)); text != "" {
+// said is the end of an error message: what the plugin said, if anything.
+func said(stderr *capture.Tail) string {
+	if text := stderr.String(); text != "" {
 		return fmt.Sprintf("; it said %q", text)
 	}
 	return ""

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -285,20 +284,6 @@ func TestTextFileBusy(t *testing.T) {
 	_, err = n.tryAttach(p, n.plan(p))
 	if err == nil || errors.Is(err, unix.ETXTBSY) || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("error %v", err)
-	}
-}
-
-func TestTail(t *testing.T) {
-	t.Parallel()
-	var one, many tail
-	text := bytes.Repeat([]byte("0123456789"), 1000)
-	one.Write(text)
-	for chunk := range slices.Chunk(text, 7) {
-		many.Write(chunk)
-	}
-	want := text[len(text)-maxTail:]
-	if !bytes.Equal(one.text, want) || !bytes.Equal(many.text, want) {
-		t.Errorf("kept %d and %d bytes, or the wrong ones", len(one.text), len(many.text))
 	}
 }
 

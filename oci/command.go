@@ -8,10 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -32,15 +32,17 @@ type command struct {
 // itself.)
 func mountItselfIn(dir string) []string { return []string{"_LIBCONTAINER_STATEDIR=" + dir} }
 
-// maxOutput is far above what any verb of a runtime has to say.
-const maxOutput = 1 << 20
+const (
+	maxOutput    = 1 << 20 // far above what any verb of a runtime has to say
+	maxDiagnosis = 4 << 10 // kept of what it says of an error
+)
 
 func (c command) run(ctx context.Context) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	killGroup(cmd)
 	cmd.Env = append(os.Environ(), c.env...)
 	cmd.ExtraFiles = c.files
-	out, diag := &bounded{max: maxOutput}, &tail{max: 4096}
+	out, diag := &capture.Head{Max: maxOutput}, &capture.Tail{Max: maxDiagnosis}
 	cmd.Stdout, cmd.Stderr = out, diag
 	if len(c.stdin) > 0 { // else no pipe is needed
 		cmd.Stdin = bytes.NewReader(c.stdin)
@@ -75,44 +77,11 @@ func timeoutError(cause error) error {
 }
 
 func describe(err error, diagnosis string) error {
-	if diagnosis = strings.TrimSpace(diagnosis); diagnosis != "" {
+	if diagnosis != "" {
 		return fmt.Errorf("%w: %s", err, diagnosis)
 	}
 	return err
 }
-
-// bounded keeps the first max bytes and swallows the rest, so that a flood
-// neither fills the memory nor blocks its writer. It does not embed the buffer,
-// whose ReadFrom would let io.Copy go round the bound.
-type bounded struct {
-	buf bytes.Buffer
-	max int
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if room := b.max - b.buf.Len(); room > 0 {
-		b.buf.Write(p[:min(room, len(p))])
-	}
-	return len(p), nil
-}
-
-func (b *bounded) Bytes() []byte { return b.buf.Bytes() }
-
-// tail keeps the last max bytes: the end of a diagnosis is what matters.
-type tail struct {
-	max  int
-	kept []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.kept = append(t.kept, p...)
-	if over := len(t.kept) - t.max; over > 0 {
-		t.kept = append(t.kept[:0], t.kept[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string { return strings.ToValidUTF8(string(t.kept), "?") }
 
 // findMonitor locates crius-conmon: where the configuration says, else beside
 // this program, else in PATH.

@@ -27,25 +27,6 @@ func script(t *testing.T, text string) string {
 	return path
 }
 
-// TestBoundedThroughCopy: io.Copy must not find a way round the bound.
-func TestBoundedThroughCopy(t *testing.T) {
-	b := &bounded{max: 10}
-	n, err := io.Copy(b, strings.NewReader(strings.Repeat("x", 1<<20)))
-	if n != 1<<20 || err != nil || len(b.Bytes()) != 10 {
-		t.Errorf("copied %d, kept %d, %v", n, len(b.Bytes()), err)
-	}
-}
-
-func TestTail(t *testing.T) {
-	end := &tail{max: 5}
-	for _, part := range []string{"ab", "cdefgh", "", "\xff"} {
-		fmt.Fprint(end, part)
-	}
-	if got := end.String(); got != "efgh?" {
-		t.Errorf("kept %q", got)
-	}
-}
-
 func TestCommand(t *testing.T) {
 	out, err := command{argv: []string{"/bin/cat"}, stdin: []byte("text")}.run(t.Context())
 	if string(out) != "text" || err != nil {

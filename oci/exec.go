@@ -17,6 +17,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -51,7 +52,7 @@ func execSync(ctx context.Context, t execer, args []string, timeout time.Duratio
 		return nil, err
 	}
 	trace.Leave(ctx) // the command may take as long as it likes
-	stdout, stderr := bounded{max: MaxExecOutput}, bounded{max: MaxExecOutput}
+	stdout, stderr := capture.Head{Max: MaxExecOutput}, capture.Head{Max: MaxExecOutput}
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)

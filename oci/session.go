@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/capture"
 )
 
 // Size is that of a terminal, in characters.
@@ -239,7 +240,7 @@ func (s *Session) open(c Command) (theirs stdio, err error) {
 // lastWords is the end of what has been written to f, and of what is written
 // within quietTime by whoever still has it.
 func lastWords(f *os.File) string {
-	last := tail{max: 4096}
+	last := capture.Tail{Max: maxDiagnosis}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)
 	_ = leftover(&last, f, make([]byte, 4096))

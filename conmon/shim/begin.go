@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -128,7 +129,7 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	answer := new(limited)
+	answer := &capture.Head{Max: maxAnswer}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), answer, words
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
@@ -138,16 +139,6 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	}
 	return answer.Bytes(), nil
 }
-
-// limited keeps the beginning of what is written to it.
-type limited struct{ buf bytes.Buffer }
-
-func (l *limited) Write(p []byte) (int, error) {
-	l.buf.Write(p[:min(len(p), max(maxAnswer-l.buf.Len(), 0))])
-	return len(p), nil
-}
-
-func (l *limited) Bytes() []byte { return l.buf.Bytes() }
 
 // explained adds the end of what a program has written to a file.
 func explained(err error, file string) error {
