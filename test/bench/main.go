@@ -39,7 +39,7 @@ type row struct {
 var rows = []row{
 	{"pods", "What a pod with one container costs from its start to its end, alone and 8 at once.", podsRow},
 	{"exec", "What an exec probe costs.", execRow},
-	{"node", "A node is filled with 100 pods, weighed and emptied.", nodeRow},
+	{"node", "A node is filled with 100 pods and weighed, then filled and emptied some times.", nodeRow},
 	{"flat", "Whether the 500th pod costs more than the first.", flatRow},
 	{"lists", "What a kubelet asks all the time, of 100 and of 2000 containers.", listsRow},
 	{"stats", "Stats of 100 pods, by crius alone.", statsRow},

@@ -17,11 +17,13 @@ const (
 	nodePods = 100
 	// nodeAtOnce is how many of them come and go at once.
 	nodeAtOnce = 8
+	// nodeRounds is how often each node is filled and emptied for its speed.
+	nodeRounds = 3
 	// idleTime is how long a node is left alone to see what it uses.
 	idleTime = 10 * time.Second
 )
 
-// nodeRow fills nodes with pods, weighs them, and empties them.
+// nodeRow weighs nodes full of pods, and then fills and empties them in turn.
 func nodeRow(ctx context.Context) (tables []table, err error) {
 	const handler = "runc"
 	pods, err := amount("PODS", nodePods)
@@ -36,54 +38,80 @@ func nodeRow(ctx context.Context) (tables []table, err error) {
 	if err := c.settle(ctx); err != nil {
 		return nil, err
 	}
-	var servers []filled
+	var idle []burden
 	for _, s := range []*server{us, them} {
-		f, err := nodeOf(ctx, s, pods)
+		b, err := burdenOf(ctx, s, pods)
 		if err != nil {
 			return nil, err
 		}
-		servers = append(servers, f)
+		idle = append(idle, b)
 	}
-	idle := idleTable(c.names(), pods, servers)
+	weights := idleTable(c.names(), pods, idle)
 	if err := c.bare(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.addFloor(ctx, us); err != nil { // only now, since its pod would weigh, too
 		return nil, err
 	}
-	ground, err := nodeOf(ctx, c.targets[0], pods)
+	speed, err := speedOf(ctx, c.targets, pods)
 	if err != nil {
 		return nil, err
 	}
-	speed := compare(fmt.Sprintf("%d pods with %s, %d at once: pods per second", pods, handler, nodeAtOnce), 0, c.names()...)
-	speed.line("up", []float64{ground.up.rate()}, []float64{servers[0].up.rate()}, []float64{servers[1].up.rate()})
-	speed.line("down", []float64{ground.down.rate()}, []float64{servers[0].down.rate()}, []float64{servers[1].down.rate()})
-	return []table{speed.table, idle}, nil
+	t := compare(fmt.Sprintf("%d pods with %s, %d at once", pods, handler, nodeAtOnce), 0, c.names()...)
+	t.line("up: pods per second", measured(speed, func(s speeds) outcome { return s.up }, outcome.rate)...)
+	t.line("down: pods per second", measured(speed, func(s speeds) outcome { return s.down }, outcome.rate)...)
+	t.line("up: CPU ms a pod", measured(speed, func(s speeds) outcome { return s.up }, outcome.each)...)
+	t.line("down: CPU ms a pod", measured(speed, func(s speeds) outcome { return s.down }, outcome.each)...)
+	return []table{t.table, weights}, nil
 }
 
-// filled is how a node was filled and emptied, and its weight before and between.
-type filled struct {
-	up, down    outcome
-	empty, full weight
+// speeds are how a node was filled and emptied.
+type speeds struct{ up, down outcome }
+
+// speedOf fills and empties nodes in turn, some rounds.
+func speedOf(ctx context.Context, targets []target, pods int) (all [][]speeds, err error) {
+	all = make([][]speeds, len(targets))
+	for range nodeRounds {
+		for i, t := range targets {
+			var s speeds
+			if s.up, err = fill(ctx, t, 0, pods, nodeAtOnce); err != nil {
+				return nil, err
+			}
+			if s.down, err = drain(ctx, t, pods, nodeAtOnce); err != nil {
+				return nil, err
+			}
+			all[i] = append(all[i], s)
+		}
+	}
+	return all, nil
 }
 
-func nodeOf(ctx context.Context, t target, pods int) (f filled, err error) {
-	s, serves := t.(*server)
-	if serves {
-		if f.empty, err = weigh(ctx, s); err != nil {
-			return f, err
+// measured is one figure of each round, for each target.
+func measured(all [][]speeds, part func(speeds) outcome, figure func(outcome) float64) [][]float64 {
+	samples := make([][]float64, len(all))
+	for i, rounds := range all {
+		for _, s := range rounds {
+			samples[i] = append(samples[i], figure(part(s)))
 		}
 	}
-	if f.up, err = fill(ctx, t, 0, pods, nodeAtOnce); err != nil {
-		return f, err
+	return samples
+}
+
+// burden is what a node carries without pods, and with them.
+type burden struct{ empty, full weight }
+
+func burdenOf(ctx context.Context, s *server, pods int) (b burden, err error) {
+	if b.empty, err = weigh(ctx, s); err != nil {
+		return b, err
 	}
-	if serves {
-		if f.full, err = weigh(ctx, s); err != nil {
-			return f, err
-		}
+	if _, err = fill(ctx, s, 0, pods, nodeAtOnce); err != nil {
+		return b, err
 	}
-	f.down, err = drain(ctx, t, pods, nodeAtOnce)
-	return f, err
+	if b.full, err = weigh(ctx, s); err != nil {
+		return b, err
+	}
+	_, err = drain(ctx, s, pods, nodeAtOnce)
+	return b, err
 }
 
 // pods are named by number.
@@ -156,21 +184,21 @@ func weigh(ctx context.Context, s *server) (w weight, err error) {
 	return w, nil
 }
 
-func idleTable(names []string, pods int, all []filled) table {
+func idleTable(names []string, pods int, all []burden) table {
 	t := compare(fmt.Sprintf("Idle nodes: memory (Pss) and CPU in %v; the containers are not in it", idleTime), 0, names...)
-	line := func(name string, of func(f filled) float64) {
+	line := func(name string, of func(b burden) float64) {
 		var samples [][]float64
-		for _, f := range all {
-			samples = append(samples, []float64{of(f)})
+		for _, b := range all {
+			samples = append(samples, []float64{of(b)})
 		}
 		t.line(name, samples...)
 	}
-	line("server MiB without pods", func(f filled) float64 { return f.empty.server / 1024 })
-	line(fmt.Sprintf("server MiB with %d pods", pods), func(f filled) float64 { return f.full.server / 1024 })
-	line("KiB a pod: monitor or shim", func(f filled) float64 { return f.full.helpers / float64(pods) })
-	line("KiB a pod: pause", func(f filled) float64 { return f.full.pauses / float64(pods) })
-	line("MiB in all", func(f filled) float64 { return (f.full.server + f.full.helpers + f.full.pauses) / 1024 })
-	line("CPU ms a second without pods", func(f filled) float64 { return f.empty.cpu })
-	line(fmt.Sprintf("CPU ms a second with %d pods", pods), func(f filled) float64 { return f.full.cpu })
+	line("server MiB without pods", func(b burden) float64 { return b.empty.server / 1024 })
+	line(fmt.Sprintf("server MiB with %d pods", pods), func(b burden) float64 { return b.full.server / 1024 })
+	line("KiB a pod: monitor or shim", func(b burden) float64 { return b.full.helpers / float64(pods) })
+	line("KiB a pod: pause", func(b burden) float64 { return b.full.pauses / float64(pods) })
+	line("MiB in all", func(b burden) float64 { return (b.full.server + b.full.helpers + b.full.pauses) / 1024 })
+	line("CPU ms a second without pods", func(b burden) float64 { return b.empty.cpu })
+	line(fmt.Sprintf("CPU ms a second with %d pods", pods), func(b burden) float64 { return b.full.cpu })
 	return t.table
 }
