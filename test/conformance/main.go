@@ -146,7 +146,7 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 	if err := settle(ctx, *suite, target); err != nil {
 		return nil, err
 	}
-	empty, err := n.Inventory()
+	empty, err := n.Stock(ctx)
 	if err != nil {
 		return nil, err
 	}

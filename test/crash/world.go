@@ -127,7 +127,7 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		w.bystanders = append(w.bystanders, b)
 	}
 	w.layers = w.layerFiles()
-	w.base, err = w.Inventory()
+	w.base, err = w.Stock(ctx)
 	return err
 }
 

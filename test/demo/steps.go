@@ -73,7 +73,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 			return said, fmt.Errorf("%s is false: %s", c.Type, c.Message)
 		}
 	}
-	d.empty, err = d.node.Inventory()
+	d.empty, err = d.node.Stock(ctx)
 	return said, err
 }
 
@@ -142,7 +142,7 @@ func (d *demo) logs(ctx context.Context) (string, error) {
 	file := filepath.Join(d.pod.LogDirectory, "client", "0.log")
 	for { // the client may still be waiting for the web server
 		records, err := kubelet.ReadLog(file)
-		if err != nil {
+		if err != nil && !errors.Is(err, kubelet.ErrUnfinished) {
 			return "", err
 		}
 		if strings.Contains(kubelet.Text(records, "stdout"), greeting) {

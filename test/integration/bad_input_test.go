@@ -114,10 +114,7 @@ func TestBadContainersAreRefused(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	p := w.run(t, "runc")
-	before, err := w.Inventory()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := mustInventory(t, w)
 	security := func(f func(*cri.LinuxContainerSecurityContext)) containerChange {
 		return func(c *cri.ContainerConfig) { f(c.Linux.SecurityContext) }
 	}
@@ -196,7 +193,7 @@ func TestBadContainersAreRefused(t *testing.T) {
 			bounded(t, err)
 		})
 	}
-	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id})
+	_, err := w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id})
 	wantCode(t, err, codes.InvalidArgument, "config")
 	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{
 		PodSandboxId: unknownID, Config: p.create(t, "sleep").config, SandboxConfig: p.config,
@@ -204,12 +201,8 @@ func TestBadContainersAreRefused(t *testing.T) {
 	wantCode(t, err, codes.NotFound, unknownID)
 
 	(&container{pod: p, id: p.made[1]}).remove(t)
-	now, err := w.Inventory()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := inventory.Diff(before, now); !d.Empty() {
-		t.Errorf("refused requests left something:\n%s", d)
+	if err := w.Clean(t.Context(), before, patience); err != nil {
+		t.Errorf("refused requests left something: %v", err)
 	}
 }
 
@@ -308,7 +301,7 @@ func TestAnnotationsDoNotReachTheRuntime_CVE_2024_3154(t *testing.T) {
 
 func mustInventory(t *testing.T, w *world) *inventory.Snapshot {
 	t.Helper()
-	s, err := w.Inventory()
+	s, err := w.Stock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -234,11 +234,7 @@ func (c *container) logFile() string {
 
 func (c *container) log(t *testing.T) []kubelet.LogRecord {
 	t.Helper()
-	records, err := kubelet.ReadLog(c.logFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return records
+	return scene.ReadLog(t, c.logFile())
 }
 
 func (c *container) output(t *testing.T) string {

@@ -2,10 +2,10 @@ package scene
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -130,7 +130,7 @@ func (p *Pod) NothingBut(t *testing.T, before []string) {
 	t.Helper()
 	var left []string
 	clean := Eventually(func() bool {
-		left = slices.DeleteFunc(p.Traces(t), func(line string) bool { return slices.Contains(before, line) })
+		left = inventory.Beyond(before, p.Traces(t))
 		return len(left) == 0
 	})
 	if !clean {
@@ -286,7 +286,15 @@ func (c *Container) Says(t *testing.T, text string) {
 // Log is the container's log file.
 func (c *Container) Log(t *testing.T) []kubelet.LogRecord {
 	t.Helper()
-	records, err := kubelet.ReadLog(filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath))
+	return ReadLog(t, filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath))
+}
+
+// ReadLog reads a log to which a container may write meanwhile: of a record that
+// reaches over the end of a page the kernel shows the beginning first.
+func ReadLog(t *testing.T, file string) (records []kubelet.LogRecord) {
+	t.Helper()
+	var err error
+	Eventually(func() bool { records, err = kubelet.ReadLog(file); return !errors.Is(err, kubelet.ErrUnfinished) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -189,9 +189,14 @@ func (w *World) Settle(ctx context.Context, handlers ...string) error {
 			return fmt.Errorf("first pod: %w\n%s", err, w.LogTail(20))
 		}
 	}
-	var err error
-	if w.Empty, err = w.Inventory(); err == nil {
-		w.Empty.Drop(w.Empty.About("] Z ")...) // orphans that have ended are buried some time
+	return w.TakeStock(ctx)
+}
+
+// TakeStock is for a node without pods: what it has now is what it has without
+// any. No process is among it, though one may still be on its way out.
+func (w *World) TakeStock(ctx context.Context) (err error) {
+	if w.Empty, err = w.Stock(ctx); err == nil {
+		w.Empty.Drop(w.Empty.About("process: ")...)
 	}
 	return err
 }

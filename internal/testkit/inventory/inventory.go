@@ -42,7 +42,9 @@ type Difference struct{ Added, Gone []string }
 func Take(s Scope) (*Snapshot, error) {
 	out := &Snapshot{lines: map[string]bool{}}
 	for _, pid := range Processes(s) {
-		out.add("process", describe(pid))
+		if what, alive := describe(pid); alive {
+			out.add(kindProcess, what)
+		}
 	}
 	for _, dir := range Cgroups(s.Cgroup) {
 		out.add("cgroup", dir)
@@ -86,18 +88,28 @@ func (s *Snapshot) About(ids ...string) []string {
 
 // Diff compares two snapshots.
 func Diff(before, after *Snapshot) Difference {
-	var d Difference
-	for _, line := range after.Lines() {
-		if !before.lines[line] {
-			d.Added = append(d.Added, line)
-		}
+	return Difference{Added: Beyond(before.Lines(), after.Lines()), Gone: Beyond(after.Lines(), before.Lines())}
+}
+
+// Beyond are the lines that tell of something of which none of the known ones
+// tells. A process is the same one when it has become another program, as
+// containers do a moment after they have been started.
+func Beyond(known, lines []string) []string {
+	seen := map[string]bool{}
+	for _, line := range known {
+		seen[identity(line)] = true
 	}
-	for _, line := range before.Lines() {
-		if !after.lines[line] {
-			d.Gone = append(d.Gone, line)
-		}
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return seen[identity(line)] })
+}
+
+const kindProcess = "process"
+
+func identity(line string) string {
+	if kind, what, _ := strings.Cut(line, ": "); kind == kindProcess {
+		pid, _, _ := strings.Cut(what, " ")
+		return kind + ": " + pid
 	}
-	return d
+	return line
 }
 
 // Empty tells that nothing changed.

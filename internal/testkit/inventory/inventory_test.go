@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,7 +32,11 @@ func finds(t *testing.T, s Scope, make func() (undo func()), words ...string) {
 	t.Helper()
 	before := take(t, s)
 	undo := make()
-	added := Diff(before, take(t, s)).Added
+	var added []string
+	// A process is there before it has its command line.
+	for deadline := time.Now().Add(time.Minute); len(added) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		added = Diff(before, take(t, s)).Added
+	}
 	undo()
 	if len(added) != 1 {
 		t.Fatalf("added %q, want one line", added)
@@ -132,6 +137,40 @@ func TestFindsACgroupAndTheProcessesInIt(t *testing.T) {
 		}
 		return func() { cmd.Process.Kill(); cmd.Wait() }
 	}, "process: ", "sleep 100")
+}
+
+// What a runtime has made is its init at first and the container's program a moment
+// later: who took stock in between finds nothing new and misses nothing.
+func TestAProcessIsTheSameAfterExec(t *testing.T) {
+	dir := t.TempDir()
+	scope := Scope{Dir: dir}
+	cmd := exec.Command("sh", "-c", `read line; exec tail -f /dev/null "$0"`, filepath.Join(dir, "x"))
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	awaits := func(words string) (s *Snapshot) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if s = take(t, scope); len(s.About(words)) == 1 {
+				return s
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("there are %q, want %q", s.Lines(), words)
+			}
+		}
+	}
+	early := awaits(" sh -c ")
+	if _, err := input.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	if d := Diff(early, awaits(" tail -f ")); !d.Empty() {
+		t.Errorf("one process is told as\n%s", d)
+	}
 }
 
 func TestFindsLeasesWithTheirOwner(t *testing.T) {

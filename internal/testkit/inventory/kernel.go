@@ -64,13 +64,16 @@ func stateAndParent(proc string) (state, parent string) {
 	return "", ""
 }
 
-// describe is what a process is, by everything that may tell whose it was.
-func describe(pid int) string {
+// describe is what a process is, by everything that may tell whose it was, unless
+// it has ended by then.
+func describe(pid int) (what string, alive bool) {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	cgroups, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
 	_, cgroup, _ := strings.Cut(string(cgroups), ":/")
 	cgroup, _, _ = strings.Cut(cgroup, "\n")
-	return fmt.Sprintf("%d %.300s in cgroup /%s", pid, commandLine(proc), cgroup)
+	what = fmt.Sprintf("%d %.300s in cgroup /%s", pid, commandLine(proc), cgroup)
+	state, _ := stateAndParent(proc)
+	return what, state != ""
 }
 
 // commandLine is name and state where there is none, as a zombie has none, and for

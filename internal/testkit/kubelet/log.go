@@ -20,8 +20,12 @@ type LogRecord struct {
 	Content string // without the newline that ends the record
 }
 
+// ErrUnfinished says that a log ends in the middle of a record: it is still being
+// written, of which a reader may see a part, or something is lost.
+var ErrUnfinished = errors.New("no complete record")
+
 // ReadLog parses a log file and refuses anything that is not the format to the
-// letter. A missing newline at the end is a record that is still being written.
+// letter.
 func ReadLog(file string) ([]LogRecord, error) {
 	var out []LogRecord
 	err := ScanLog(file, func(r LogRecord) error {
@@ -61,8 +65,11 @@ func ScanLog(file string, record func(LogRecord) error) error {
 func parseRecord(line string) (r LogRecord, err error) {
 	line, ended := strings.CutSuffix(line, "\n")
 	f := strings.SplitN(line, " ", 4)
-	if !ended || len(f) != 4 {
-		return r, errors.New("no complete record")
+	if !ended {
+		return r, ErrUnfinished
+	}
+	if len(f) != 4 {
+		return r, errors.New("no record")
 	}
 	if r.Time, err = time.Parse(time.RFC3339Nano, f[0]); err != nil {
 		return r, err

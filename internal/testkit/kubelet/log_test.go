@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -44,8 +45,12 @@ func TestReadLogRefusesWhatIsNoLog(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if records, err := ReadLog(file); err == nil {
+		records, err := ReadLog(file)
+		if err == nil {
 			t.Errorf("%s: read as %v", name, records)
+		}
+		if errors.Is(err, ErrUnfinished) != (name == "no newline") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

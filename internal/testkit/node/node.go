@@ -168,6 +168,34 @@ func (n *Node) Inventory() (*inventory.Snapshot, error) {
 	return inventory.Take(scope)
 }
 
+// restPatience is how long what is on its way out may take to be gone.
+const restPatience = time.Minute
+
+// Stock is an inventory to compare later ones with: it has nothing that goes by
+// itself, such as a program that ends at this moment, a file that is only on its
+// way to its name, and the dead that wait to be buried.
+func (n *Node) Stock(ctx context.Context) (*inventory.Snapshot, error) {
+	last, err := n.Inventory()
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(restPatience); ; time.Sleep(20 * time.Millisecond) {
+		now, err := n.Inventory()
+		if err != nil {
+			return nil, err
+		}
+		now.Drop(now.About("] Z ")...)
+		moves := inventory.Diff(last, now)
+		if moves.Empty() {
+			return now, nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return nil, fmt.Errorf("the node does not come to rest:\n%s", moves)
+		}
+		last = now
+	}
+}
+
 // Clean waits until the node has nothing that it did not have in before, or
 // reports what is left.
 func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience time.Duration) error {

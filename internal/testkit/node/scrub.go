@@ -94,10 +94,18 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
+// removeCgroups takes its time over each: a process that is told to be in no cgroup
+// any more, since it is ending, still keeps its own for a moment.
 func removeCgroups(id string) error {
 	var errs []error
+	deadline := time.Now().Add(10 * time.Second)
 	for _, dir := range slices.Backward(inventory.Cgroups("/" + id)) {
-		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+		err := os.Remove(dir)
+		for errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond)
+			err = os.Remove(dir)
+		}
+		if err != nil && !os.IsNotExist(err) {
 			errs = append(errs, err)
 		}
 	}
