@@ -30,10 +30,10 @@ func toolbox(t *testing.T, w *scene.World) string {
 		t.Fatal(err)
 	}
 	dir := w.Dir(t)
+	scene.WriteProgram(t, filepath.Join(dir, "probe"), probe.Data)
+	scene.WriteProgram(t, filepath.Join(dir, "setuid"), probe.Data)
 	for _, err := range []error{
 		os.Chmod(dir, 0o755),
-		os.WriteFile(filepath.Join(dir, "probe"), probe.Data, 0o755),
-		os.WriteFile(filepath.Join(dir, "setuid"), probe.Data, 0o755),
 		os.Chmod(filepath.Join(dir, "setuid"), 0o755|os.ModeSetuid),
 		unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))),
 		os.Chmod(filepath.Join(dir, "null"), 0o666),

@@ -27,8 +27,8 @@ func TestOOMKilled(t *testing.T) {
 		reason string
 	}{
 		"the main process":                      {"alloc 200", 137, "OOMKilled"},
-		"a child, then a failure":               {"fork 1 alloc 200 ; sleep 500ms ; exit 3", 3, "OOMKilled"},
-		"a child, then success":                 {"fork 1 alloc 200 ; sleep 500ms ; exit 0", 0, "Completed"},
+		"a child, then a failure":               {"outlive alloc 200 ; exit 3", 3, "OOMKilled"},
+		"a child, then success":                 {"outlive alloc 200 ; exit 0", 0, "Completed"},
 		"a child, and its code passed on":       {"run /probe alloc 200", 1, "OOMKilled"},
 		"nobody, and the code of one killed":    {"exit 137", 137, "Error"},
 		"nobody, though it comes near":          {"alloc 8 ; exit 1", 1, "Error"},

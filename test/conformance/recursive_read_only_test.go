@@ -95,9 +95,7 @@ func TestRecursiveReadOnlyWithARuntimeThatCannot(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := "#!/bin/sh\nfor a; do [ \"$a\" != features ] || { " + runc + ` features | sed 's/"rro"/"none"/'; exit; }; done` + "\nexec " + runc + " \"$@\"\n"
-	if err := os.WriteFile(old, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	scene.WriteProgram(t, old, []byte(script))
 	w := scene.Private(t, node.Options{Config: "[runtime.handlers.old]\npath = \"" + old + "\"\n"})
 	scene.Equal(t, "recursive_read_only_mounts of the old runtime", features(t, w, "old").GetRecursiveReadOnlyMounts(), false)
 	scene.Equal(t, "recursive_read_only_mounts of runc", features(t, w, "runc").GetRecursiveReadOnlyMounts(), true)

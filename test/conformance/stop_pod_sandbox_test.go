@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,8 +52,9 @@ func TestAfterStopPodSandbox(t *testing.T) {
 		// One that never ran has nothing left either, and can't be started.
 		scene.Equal(t, "state of the container that never ran", all[3].Status(t).State, cri.ContainerState_CONTAINER_EXITED)
 		scene.WantCode(t, all[3].TryStart(t.Context()), codes.FailedPrecondition)
+		noProcess(t, p)
 		for _, line := range p.Traces(t) {
-			for _, kind := range []string{"process:", "lease:", "link:", "rule:"} {
+			for _, kind := range []string{"lease:", "link:", "rule:"} {
 				if strings.HasPrefix(line, kind) {
 					t.Errorf("after the stop: %s", line)
 				}
@@ -66,6 +68,19 @@ func TestAfterStopPodSandbox(t *testing.T) {
 		p.Stop(t) // one that is gone is stopped
 		p.Remove(t)
 	})
+}
+
+// noProcess checks that of a stopped pod there is none, monitors included: these
+// leave when they have told what they know.
+func noProcess(t *testing.T, p *scene.Pod) {
+	t.Helper()
+	var left []string
+	if !scene.Eventually(func() bool {
+		left = slices.DeleteFunc(p.Traces(t), func(line string) bool { return !strings.HasPrefix(line, "process:") })
+		return len(left) == 0
+	}) {
+		t.Errorf("after the stop: %q", left)
+	}
 }
 
 func TestStopPodSandboxManyAtOnce(t *testing.T) {

@@ -20,10 +20,28 @@ import (
 // list as strace wants it. failed is how many have, which is final after stop.
 func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), failed func() int) {
 	t.Helper()
-	var said buffer
+	// A thread that one makes which strace has not come to yet, when it has looked at
+	// all of them, is never traced.
+	const attempts = 4
+	for attempt := 1; ; attempt++ {
+		said, traced, stop := trace(t, w, calls, failure)
+		if traced {
+			return stop, func() int { return strings.Count(said.String(), "(INJECTED)") }
+		}
+		stop()
+		if attempt == attempts {
+			t.Fatalf("strace does not attach: %s", said.String())
+		}
+	}
+}
+
+// trace begins to inject, and tells whether it meets every thread of the server.
+func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, traced bool, stop func()) {
+	t.Helper()
+	said = new(buffer)
 	cmd := exec.Command("strace", "-f", "-qq", "-p", strconv.Itoa(w.PID()), "-e", "trace="+calls, "-e", "signal=none",
 		"-e", fmt.Sprintf("inject=%s:error=%s", calls, failure))
-	cmd.Stderr = &said
+	cmd.Stderr = said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +54,7 @@ func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), f
 	}
 	t.Cleanup(end)
 	tracer := fmt.Sprintf("TracerPid:\t%d\n", cmd.Process.Pid)
-	traced := func() bool {
+	all := func() bool {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", w.PID()))
 		for _, task := range tasks {
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", w.PID(), task.Name()))
@@ -46,10 +64,7 @@ func inject(t *testing.T, w *scene.World, calls, failure string) (stop func(), f
 		}
 		return err == nil
 	}
-	if !scene.Eventually(traced) {
-		t.Fatalf("strace does not attach: %s", said.String())
-	}
-	return end, func() int { return strings.Count(said.String(), "(INJECTED)") }
+	return said, scene.Eventually(all), end
 }
 
 // buffer is a bytes.Buffer that may be read meanwhile.

@@ -111,7 +111,12 @@ func harms() []harm {
 			return []string{"pod " + c.pod.id, "not reserved any more", lease}
 		}, true},
 		{"record lost", true, false, func(t *testing.T, w *world, c victim) []string {
-			must(t, os.Remove(filepath.Join(w.StateRoot(), "containers", c.id, "container.json")))
+			record := filepath.Join(w.StateRoot(), "containers", c.id, "container.json")
+			// Until it is on the disk the one before stands beside it, and then goes.
+			if !eventually(func() bool { _, err := os.Stat(record + ".last"); return errors.Is(err, os.ErrNotExist) }) {
+				t.Fatalf("%s never reaches the disk", record)
+			}
+			must(t, os.Remove(record))
 			return []string{"container " + c.id, "record on disk", "written again"}
 		}, false},
 		{"record damaged", false, true, func(t *testing.T, w *world, c victim) []string {
@@ -126,6 +131,9 @@ func harms() []harm {
 		{"monitor killed", false, true, func(t *testing.T, w *world, c victim) []string {
 			for _, pid := range w.monitors(t, c.id) {
 				must(t, unix.Kill(pid, unix.SIGKILL))
+			}
+			if !eventually(func() bool { return len(w.monitors(t, c.id)) == 0 }) {
+				t.Fatalf("the monitor of %s survives SIGKILL", c.id)
 			}
 			return []string{"container " + c.id, "monitor is gone"}
 		}, true},

@@ -113,8 +113,9 @@ func (c *torrential) dead(t *testing.T) bool {
 			t.Fatal(err)
 		}
 		for _, file := range files {
-			for _, pid := range strings.Fields(read(t, file)) {
-				if strings.Contains(read(t, "/proc/"+pid+"/stat"), ") Z ") {
+			children, _ := os.ReadFile(file) // the thread may have ended, and below the child
+			for _, pid := range strings.Fields(string(children)) {
+				if stat, _ := os.ReadFile("/proc/" + pid + "/stat"); strings.Contains(string(stat), ") Z ") {
 					return true
 				}
 			}
@@ -128,10 +129,17 @@ func (c *torrential) dead(t *testing.T) bool {
 func (c *torrential) reopen(t *testing.T) bool {
 	t.Helper()
 	_, err := c.pod.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
-	if err != nil && c.status(t).State == cri.ContainerState_CONTAINER_RUNNING {
+	if err != nil && !c.hasEnded(t) {
 		t.Errorf("ReopenContainerLog: %v", err)
 	}
 	return err == nil
+}
+
+// hasEnded waits for the server to hear what the container's monitor knew when it
+// refused a request.
+func (c *container) hasEnded(t *testing.T) bool {
+	t.Helper()
+	return eventually(func() bool { return c.status(t).State == cri.ContainerState_CONTAINER_EXITED })
 }
 
 // rotate does what a kubelet does to a log that is large: rename it, ask for a
@@ -228,7 +236,8 @@ func (w *world) disk(t *testing.T, size int64) string {
 		}
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(mountpoint, 0); err != nil {
+		var err error // a runtime that makes a container beside this one looks at all mounts
+		if !eventually(func() bool { err = unix.Unmount(mountpoint, 0); return err != unix.EBUSY }) || err != nil {
 			t.Errorf("unmount %s: %v", mountpoint, err)
 		}
 	})

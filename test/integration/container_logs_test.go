@@ -118,7 +118,7 @@ func TestReopenLosesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id}); err != nil {
-				if c.status(t).State == cri.ContainerState_CONTAINER_EXITED {
+				if c.hasEnded(t) {
 					os.Rename(old, c.logFile())
 					break
 				}

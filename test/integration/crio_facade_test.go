@@ -46,16 +46,22 @@ func compareUsage(t *testing.T, theirs usage, before, after *cri.ContainerStats)
 	near(t, "cAdvisor's swap", is(theirs.Swap), after.Swap.SwapUsageBytes.Value, 0)
 }
 
-// cadvisor has its own code look at cgroups, on a machine where socket is that
-// of CRI-O.
-func cadvisor(t *testing.T, socket string, cgroups ...string) map[string]sight {
+// buildCAdvisor builds the program that looks at cgroups with cAdvisor's code.
+func buildCAdvisor(t *testing.T) (program string) {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "cadvisor")
+	program = filepath.Join(t.TempDir(), "cadvisor")
 	build := exec.CommandContext(t.Context(), "go", "build", "-C", "../cadvisor", "-o", program, ".")
 	build.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
 	if said, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v:\n%s", err, said)
 	}
+	return program
+}
+
+// cadvisor has cAdvisor's own code look at cgroups, on a machine where socket is
+// that of CRI-O.
+func cadvisor(t *testing.T, program, socket string, cgroups ...string) map[string]sight {
+	t.Helper()
 	script := `mount -t tmpfs crio /run; mkdir /run/crio; ln -s "$1" /run/crio/crio.sock; shift; exec "$@"`
 	args := append([]string{"-m", "--propagation", "private", "sh", "-ec", script, "sh", socket, program, "crio"}, cgroups...)
 	out, err := exec.CommandContext(t.Context(), "unshare", args...).Output()
@@ -75,6 +81,7 @@ func cadvisor(t *testing.T, socket string, cgroups ...string) map[string]sight {
 
 func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 	t.Parallel()
+	program := buildCAdvisor(t) // before anything is measured: it may take minutes
 	dir, err := os.MkdirTemp("", "crio")
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +102,7 @@ func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 	c.says(t, "allocated")
 	inShared := shared.start(t, "sleep", forContainer)
 	before, beforeOfPod := c.stats(t), p.stats(t)
-	seen := cadvisor(t, socket, parent, parent+"/crio-"+c.id, parent+"/crio-"+p.id,
+	seen := cadvisor(t, program, socket, parent, parent+"/crio-"+c.id, parent+"/crio-"+p.id,
 		w.CgroupParent()+"/crio-"+shared.id, w.CgroupParent()+"/crio-"+inShared.id)
 	after, afterOfPod := c.stats(t), p.stats(t)
 	for cgroup, s := range seen {

@@ -6,11 +6,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // failing is the program of test/failing, built once.
@@ -36,23 +36,11 @@ func install(t *testing.T, dir, name, real string) *faulty {
 	if err := os.MkdirAll(filepath.Join(dir, "faults"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	writeProgram(t, filepath.Join(dir, name), program)
+	scene.WriteProgram(t, filepath.Join(dir, name), program)
 	if err := os.Symlink(real, filepath.Join(dir, "real")); err != nil {
 		t.Fatal(err)
 	}
 	return &faulty{dir}
-}
-
-// writeProgram writes an executable while no other goroutine forks: a child
-// would hold the file open for writing for a moment, and it could not be run
-// (ETXTBSY).
-func writeProgram(t *testing.T, file string, program []byte) {
-	t.Helper()
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(file, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // cni is the node's bridge plugin, which may be told to fail.

@@ -245,7 +245,16 @@ func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	w := store(t)
 	w.Registry.Push("app", "latest", unusual(t, ""))
-	w.Registry.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: registry.Slow(200)})
+	gone := make(chan struct{})
+	w.Registry.Inject(registry.Fault{Path: "/manifests/", Times: 1, Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			select {
+			case <-gone: // the caller
+			case <-stop:
+			}
+			answer.ServeHTTP(w, req)
+		})
+	}})
 	w.Registry.Forget()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -259,6 +268,7 @@ func TestPullGoesOnWithoutItsCaller(t *testing.T) {
 	}
 	cancel()
 	wantCode(t, <-pulled, codes.Canceled)
+	close(gone)
 	if !eventually(func() bool { return w.imageStatus(t, app) != nil }) {
 		t.Error("the image never came")
 	}

@@ -97,12 +97,13 @@ func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
 	churn(4, 4) // what a busy server keeps anyway: threads, connections, caches
 	stacks := w.goroutines(t)
 	churn(4, 4) // once more, for the server that the dump has made necessary
-	before := w.load(t)
+	before, working := w.load(t), w.metric(t, "go_goroutines")
 	churn(200, 30)
 	settled := eventually(func() bool {
 		now := w.load(t)
 		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+40
 	})
+	eventually(func() bool { return w.metric(t, "go_goroutines") <= working+2 }) // those that end have ended
 	if !settled {
 		now := w.load(t)
 		t.Errorf("file descriptors went from %d to %d, threads from %d to %d\nbefore: %v\n after: %v",

@@ -166,6 +166,7 @@ func leavesNothing(t *testing.T, n int, line string, visit func(c *container, i 
 	few()
 	quiet()
 	before, monitor := w.still(t), monitorLoad(t, c)
+	working := w.metric(t, "go_goroutines")
 
 	began := time.Now()
 	crowd(t, n, func(i int) error { return visit(c, i) })
@@ -193,6 +194,7 @@ func leavesNothing(t *testing.T, n int, line string, visit func(c *container, i 
 	if after.RSSKiB > monitor.RSSKiB+8<<10 {
 		t.Errorf("the monitor's resident memory went from %d to %d KiB", monitor.RSSKiB, after.RSSKiB)
 	}
+	eventually(func() bool { return w.metric(t, "go_goroutines") <= working+2 }) // those that end have ended
 	for kind, n := range w.goroutines(t) {
 		if n > stacks[kind]+2 {
 			t.Errorf("%d goroutines, before %d, made at %s", n, stacks[kind], kind)

@@ -3,6 +3,7 @@ package scene
 import (
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +80,18 @@ func Read(t *testing.T, file string) string {
 func Write(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WriteProgram writes an executable while no other goroutine forks: a child
+// would hold the file open for writing for a moment, and it could not be run
+// (ETXTBSY).
+func WriteProgram(t *testing.T, file string, program []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(file, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -215,9 +215,7 @@ func (s *shell) execs(t *testing.T, id, transport string) {
 	x := openTerminal(t, 101, 41)
 	c = s.start(t, x, nil, fmt.Sprintf("exec -i -t -r %s %s /probe sizes", transport, id))
 	x.shows(t, "size 101x41")
-	x.resize(t, 77, 33)
-	c.cmd.Process.Signal(syscall.SIGWINCH) // which a terminal's owner gets
-	x.shows(t, "size 77x33")
+	s.resizes(t, x, c, id, 77, 33)
 	x.types(t, "\x03")
 	if err := c.wait(t); err == nil {
 		t.Errorf("exec -it after ^C ended well:\n%s", x.text())

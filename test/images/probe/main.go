@@ -44,6 +44,7 @@ func verbs() map[string]verb {
 		"burn":    {"[DURATION]: keep one CPU busy, for ever when none is given", burn},
 		"fork":    {"N STEP: start N children that run one step each", fork},
 		"orphan":  {"STEP: start one grandchild whose parent is gone", orphan},
+		"outlive": {"STEP: run a child with one step and wait for its end, however it ends", outlive},
 		"suicide": {"SIGNAL: kill this process", suicide},
 		"run":     {"PROGRAM [ARG...]: run a program and wait for it", runProgram},
 
