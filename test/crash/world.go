@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/program"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -141,19 +141,10 @@ func standIn(path, real string, failing []byte) error {
 	if err := os.MkdirAll(filepath.Join(dir, "faults"), 0o755); err != nil {
 		return err
 	}
-	if err := writeProgram(path, failing); err != nil {
+	if err := program.Write(path, failing); err != nil {
 		return err
 	}
 	return os.Symlink(real, filepath.Join(dir, "real"))
-}
-
-// writeProgram writes an executable while no other goroutine forks: a child
-// would hold the file open for writing for a moment, and it could not be run
-// (ETXTBSY).
-func writeProgram(file string, program []byte) error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	return os.WriteFile(file, program, 0o755)
 }
 
 // extraImage is an image that no container of the node uses.

@@ -3,12 +3,13 @@ package scene
 import (
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 // Each runs a test once per handler, as subtests that run side by side.
@@ -84,14 +85,10 @@ func Write(t *testing.T, file, text string) {
 	}
 }
 
-// WriteProgram writes an executable while no other goroutine forks: a child
-// would hold the file open for writing for a moment, and it could not be run
-// (ETXTBSY).
-func WriteProgram(t *testing.T, file string, program []byte) {
+// WriteProgram makes or overwrites an executable that can be run at once.
+func WriteProgram(t *testing.T, file string, text []byte) {
 	t.Helper()
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(file, program, 0o755); err != nil {
+	if err := program.Write(file, text); err != nil {
 		t.Fatal(err)
 	}
 }
