@@ -33,7 +33,7 @@ func Each(f func(Info) bool) error {
 	}
 	defer table.Close()
 	lines := bufio.NewScanner(table)
-	lines.Buffer(make([]byte, 0, 16<<10), 1<<20)
+	lines.Buffer(make([]byte, 0, 4<<10), 1<<20) // the kernel gives a page at a time
 	for lines.Scan() {
 		if m, ok := parse(lines.Text()); ok && !f(m) {
 			return nil
