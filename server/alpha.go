@@ -23,10 +23,11 @@ func alphaDesc(v1 grpc.ServiceDesc) *grpc.ServiceDesc {
 }
 
 // registerCRI serves both objects under both names.
-func registerCRI(r grpc.ServiceRegistrar, runtime cri.RuntimeServiceServer, images cri.ImageServiceServer) {
-	r.RegisterService(&cri.RuntimeService_ServiceDesc, runtime)
+func registerCRI(r grpc.ServiceRegistrar, runtime *runtimeService, images *imageService) {
+	runtimeDesc := withListings(cri.RuntimeService_ServiceDesc)
+	r.RegisterService(&runtimeDesc, runtime)
 	r.RegisterService(&cri.ImageService_ServiceDesc, images)
-	r.RegisterService(alphaDesc(cri.RuntimeService_ServiceDesc), runtime)
+	r.RegisterService(alphaDesc(runtimeDesc), runtime)
 	r.RegisterService(alphaDesc(cri.ImageService_ServiceDesc), images)
 }
 

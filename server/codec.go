@@ -13,12 +13,16 @@ import (
 // the next list of them.
 const pooledSize = 32 << 10
 
-// codec is gRPC's own, but gives a large message the memory it needs.
+// codec is gRPC's own, but gives a large message the memory it needs, and a listing
+// none.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(protocodec.Name)} }
 
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if l, ok := v.(listing); ok {
+		return l.encoded(), nil
+	}
 	message, ok := v.(proto.Message)
 	if !ok || proto.Size(message) <= pooledSize {
 		return c.CodecV2.Marshal(v)

@@ -80,27 +80,20 @@ func (s *containerAPI) ContainerStatus(_ context.Context, req *cri.ContainerStat
 	return resp, err
 }
 
-func (s *containerAPI) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
-	containers, err := s.list(req.GetFilter())
-	return listed(&cri.ListContainersResponse{}, containers), err
-}
-
 func (s *containerAPI) StreamContainers(req *cri.StreamContainersRequest, out grpc.ServerStreamingServer[cri.StreamContainersResponse]) error {
-	containers, err := s.list(req.GetFilter())
+	containers, err := s.containerList(req.GetFilter())
 	if err != nil {
 		return err
 	}
-	return inChunks(containers, entry.size, func(chunk []entry) error {
-		return out.Send(listed(&cri.StreamContainersResponse{}, chunk))
-	})
+	return containers.send(out)
 }
 
-func (s *containerAPI) list(filter *cri.ContainerFilter) ([]entry, error) {
+func (s *containerAPI) containerList(filter *cri.ContainerFilter) (listing, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
 	views := matching(s.engine.Containers(), filter, containerMatches)
-	return entriesOf(views, func(v *pod.ContainerView) *pod.Memo { return v.Memo }, fillContainer)
+	return listingOf(views, func(v *pod.ContainerView) *pod.Memo { return v.Memo }, fillContainer)
 }
 
 func (s *containerAPI) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {

@@ -82,25 +82,18 @@ func (s *sandboxAPI) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStat
 	return resp, err
 }
 
-func (s *sandboxAPI) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
-	items, err := s.list(req.GetFilter())
-	return listed(&cri.ListPodSandboxResponse{}, items), err
-}
-
 func (s *sandboxAPI) StreamPodSandboxes(req *cri.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxesResponse]) error {
-	items, err := s.list(req.GetFilter())
+	sandboxes, err := s.sandboxList(req.GetFilter())
 	if err != nil {
 		return err
 	}
-	return inChunks(items, entry.size, func(chunk []entry) error {
-		return out.Send(listed(&cri.StreamPodSandboxesResponse{}, chunk))
-	})
+	return sandboxes.send(out)
 }
 
-func (s *sandboxAPI) list(filter *cri.PodSandboxFilter) ([]entry, error) {
+func (s *sandboxAPI) sandboxList(filter *cri.PodSandboxFilter) (listing, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
 	views := matching(s.engine.Sandboxes(), filter, sandboxMatches)
-	return entriesOf(views, func(v *pod.SandboxView) *pod.Memo { return v.Memo }, fillSandbox)
+	return listingOf(views, func(v *pod.SandboxView) *pod.Memo { return v.Memo }, fillSandbox)
 }

@@ -240,27 +240,3 @@ func TestReadersShareViews(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// The kubelet lists twice a second for as long as the node lives.
-func BenchmarkListContainers(b *testing.B) {
-	api := &containerAPI{engine: &fakeEngine{containers: manyContainers(2000)}}
-	req := &cri.ListContainersRequest{}
-	b.ReportAllocs()
-	for b.Loop() {
-		if resp, err := api.ListContainers(b.Context(), req); err != nil || proto.Size(resp) < 2000*64 {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkListContainersOverSocket(b *testing.B) {
-	n := start(b)
-	n.engine.containers = manyContainers(2000)
-	req := &cri.ListContainersRequest{}
-	b.ReportAllocs()
-	for b.Loop() {
-		if resp, err := n.runtime.ListContainers(b.Context(), req); err != nil || len(resp.Containers) != 2000 {
-			b.Fatal(err)
-		}
-	}
-}
