@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -25,8 +26,11 @@ func TestListsShowTheLatestView(t *testing.T) {
 		sandbox := *n.engine.sandboxes[1]
 		sandbox.State, sandbox.Memo = cri.PodSandboxState(state%2), new(pod.Memo)
 		n.engine.sandboxes[1] = &sandbox
-		for range 2 { // encoded, and remembered
-			containers, err := n.runtime.ListContainers(t.Context(), &cri.ListContainersRequest{})
+		for _, api := range []string{packageV1, packageAlpha} { // encoded, and remembered
+			containers, sandboxes := &cri.ListContainersResponse{}, &cri.ListPodSandboxResponse{}
+			err := errors.Join(
+				n.conn.Invoke(t.Context(), "/"+api+"RuntimeService/ListContainers", &cri.ListContainersRequest{}, containers),
+				n.conn.Invoke(t.Context(), "/"+api+"RuntimeService/ListPodSandbox", &cri.ListPodSandboxRequest{}, sandboxes))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -36,10 +40,6 @@ func TestListsShowTheLatestView(t *testing.T) {
 				if !proto.Equal(got, want) {
 					t.Errorf("container %d is %v, want %v", i, got, want)
 				}
-			}
-			sandboxes, err := n.runtime.ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
-			if err != nil {
-				t.Fatal(err)
 			}
 			for i, got := range sandboxes.Items {
 				want := &cri.PodSandbox{}
