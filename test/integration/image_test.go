@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/registry"
 	"github.com/crius-run/crius/test/images"
 )
 
@@ -305,6 +306,8 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	w := store(t)
 	built := unusual(t, "")
 	w.Registry.Push("popular", "latest", built)
+	// The first pull takes seconds, so that the others ask while it runs.
+	w.Registry.Inject(registry.Fault{Path: "/popular/manifests/", Times: 1, Do: registry.Slow(400)})
 	w.Registry.Forget()
 	var group sync.WaitGroup
 	for range 8 {
