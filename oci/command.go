@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -77,7 +78,7 @@ func timeoutError(cause error) error {
 }
 
 func describe(err error, diagnosis string) error {
-	if diagnosis != "" {
+	if diagnosis = strings.TrimSpace(diagnosis); diagnosis != "" {
 		return fmt.Errorf("%w: %s", err, diagnosis)
 	}
 	return err

@@ -133,7 +133,7 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 	})
 	if err != nil {
 		stdio.close()
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+console.lastWords()))
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+"\n"+console.lastWords()))
 	}
 	if e.leader, err = unix.Getsid(e.pid); err == nil && console != nil {
 		err = s.useTerminal(console)
