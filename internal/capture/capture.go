@@ -13,6 +13,10 @@ type Head struct {
 	// Full is called when there are more, and what it returns ends the writing.
 	// Nil: they are swallowed, so that their writer is not blocked.
 	Full func() error
+	// Budget is asked for what goes beyond the first Free bytes; what it does not
+	// grant is more than Max. Nil: all of Max is free.
+	Budget *Budget
+	Free   int
 
 	kept []byte
 }
@@ -20,6 +24,9 @@ type Head struct {
 // Write always takes all of p, unless Full refuses it.
 func (h *Head) Write(p []byte) (int, error) {
 	room := min(h.Max-len(h.kept), len(p))
+	if room = h.granted(room); room < len(p) {
+		h.Max = len(h.kept) + room // nothing is kept after a gap
+	}
 	h.kept = append(h.kept, p[:room]...)
 	if room < len(p) && h.Full != nil {
 		if err := h.Full(); err != nil {
@@ -27,6 +34,15 @@ func (h *Head) Write(p []byte) (int, error) {
 		}
 	}
 	return len(p), nil
+}
+
+// granted is how many of n further bytes may be kept.
+func (h *Head) granted(n int) int {
+	if h.Budget == nil {
+		return n
+	}
+	free := min(n, max(0, h.Free-len(h.kept)))
+	return free + h.Budget.take(n-free)
 }
 
 // ReadFrom spares io.Copy its 32 KiB.

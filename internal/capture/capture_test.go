@@ -34,6 +34,48 @@ func TestHead(t *testing.T) {
 	}
 }
 
+// What writers share is never exceeded, what is kept has no gap, and all comes
+// back.
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	const size, limit = 100, 70
+	whole := NewBudget(size)
+	part := whole.Part(limit)
+	first, second := &Head{Max: 1000, Budget: part, Free: 10}, &Head{Max: 1000, Budget: part, Free: 10}
+	other := &Head{Max: 1000, Budget: whole.Part(limit), Free: 10}
+	steps := []struct {
+		head            *Head
+		add, kept, left int
+	}{
+		{first, 8, 8, 100},   // free
+		{first, 4, 12, 98},   // two of them are not
+		{second, 48, 48, 60}, // of the same part
+		{first, 40, 42, 30},  // which is used up
+		{second, 1, 48, 30},
+		{other, 9, 9, 30}, // another one has its own free bytes
+		{other, 40, 40, 0},
+		{other, 1, 40, 0},
+	}
+	for i, step := range steps {
+		if n, err := step.head.Write(make([]byte, step.add)); n != step.add || err != nil {
+			t.Errorf("step %d: took %d, %v", i, n, err)
+		}
+		if kept := len(step.head.Bytes()); kept != step.kept || whole.Left() != step.left {
+			t.Errorf("step %d: kept %d, want %d; left %d, want %d", i, kept, step.kept, whole.Left(), step.left)
+		}
+	}
+	part.Return()
+	other.Budget.Return()
+	if whole.Left() != size {
+		t.Errorf("%d of %d came back", whole.Left(), size)
+	}
+	for _, h := range []*Head{first, other} {
+		if h.Write([]byte("x")); len(h.Bytes()) > 42 {
+			t.Error("kept more after a gap")
+		}
+	}
+}
+
 func TestTail(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -59,22 +101,5 @@ func TestTail(t *testing.T) {
 	flood := &Tail{Max: 2000}
 	if _, err := io.Copy(flood, strings.NewReader(strings.Repeat("x", 1<<20)+"the end")); err != nil || cap(flood.kept) > 8000 || !strings.HasSuffix(flood.String(), "xthe end") {
 		t.Errorf("%d bytes for %d, %v", cap(flood.kept), flood.Max, err)
-	}
-}
-
-// Many programs print little, and each of them is listened to.
-func TestLittleCostsLittle(t *testing.T) {
-	for what, keep := range map[string]func() io.Writer{
-		"head": func() io.Writer { return &Head{Max: 1 << 20} },
-		"tail": func() io.Writer { return &Tail{Max: 4 << 10} },
-	} {
-		allocated := testing.Benchmark(func(b *testing.B) {
-			for b.Loop() {
-				_, _ = io.Copy(keep(), struct{ io.Reader }{strings.NewReader("little")}) // as a pipe: it can do no more than be read
-			}
-		}).AllocedBytesPerOp()
-		if allocated > 2<<10 {
-			t.Errorf("%s: %d bytes to keep 6", what, allocated)
-		}
 	}
 }

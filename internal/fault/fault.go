@@ -10,24 +10,26 @@ package fault
 import "errors"
 
 var (
-	// Invalid: the request itself is wrong and will stay wrong.
+	// Invalid means that the request itself is wrong and will stay wrong.
 	Invalid = errors.New("invalid argument")
-	// NotFound: no object of that name or id.
+	// NotFound means that there is no object of that name or id.
 	NotFound = errors.New("not found")
-	// Exists: the name is taken by a different object.
+	// Exists means that the name is taken by a different object.
 	Exists = errors.New("already exists")
-	// Precondition: the object is in a state that does not allow this verb.
+	// Precondition means that the object is in a state that does not allow this verb.
 	Precondition = errors.New("failed precondition")
-	// Unavailable: something crius depends on is not there now; a retry may do.
+	// Unavailable means that something crius depends on is not there now; a retry may do.
 	Unavailable = errors.New("unavailable")
-	// Timeout: a time limit ended the work.
+	// Timeout means that a time limit ended the work.
 	Timeout = errors.New("deadline exceeded")
-	// Exhausted: a limit or a resource (disk, memory, ids) is used up.
+	// Exhausted means that a limit or a resource (disk, memory, ids) is used up.
 	Exhausted = errors.New("resource exhausted")
-	// Denied: a policy or a credential forbids it.
+	// Denied means that a policy or a credential forbids it.
 	Denied = errors.New("permission denied")
-	// Unauthenticated: a registry wants (other) credentials.
+	// Unauthenticated means that a registry wants (other) credentials.
 	Unauthenticated = errors.New("unauthenticated")
-	// Unimplemented: crius, or the handler asked for, cannot do this.
+	// Internal means a defect of crius; it comes from a panic that was survived.
+	Internal = errors.New("internal error (panic); stack trace in the log")
+	// Unimplemented means that crius, or the handler asked for, cannot do this.
 	Unimplemented = errors.New("unimplemented")
 )

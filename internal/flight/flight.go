@@ -9,9 +9,9 @@ package flight
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"sync"
+
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // Group is a set of running works, by key. The zero value is ready.
@@ -30,8 +30,8 @@ type call[V any] struct {
 // Do starts work under key, or joins the one already running, and waits for its
 // end or the caller's. Work gets the values of the first caller's context but
 // neither its deadline nor its cancellation: it sets its own limits.
-// A panic in work becomes its error, so that one bad request cannot take the
-// node's runtime down.
+// A panic in work becomes its error (fault.Internal), so that one bad request
+// cannot take the node's runtime down.
 func (g *Group[K, V]) Do(ctx context.Context, key K, work func(context.Context) (V, error)) (V, error) {
 	g.mu.Lock()
 	c, ok := g.running[key]
@@ -58,14 +58,12 @@ func (g *Group[K, V]) Do(ctx context.Context, key K, work func(context.Context) 
 func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(context.Context) (V, error)) {
 	defer g.all.Done()
 	defer func() {
-		if p := recover(); p != nil {
-			c.err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
 		g.mu.Lock()
 		delete(g.running, key)
 		g.mu.Unlock()
 		close(c.done)
 	}()
+	defer panics.Recover(ctx, "work under way", &c.err)
 	c.value, c.err = work(ctx)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // TestJoin: any number of callers of one key share one run and its result.
@@ -70,7 +72,7 @@ func TestCallerGone(t *testing.T) {
 func TestPanic(t *testing.T) {
 	var g Group[int, int]
 	_, err := g.Do(context.Background(), 1, func(context.Context) (int, error) { panic("boom") })
-	if err == nil || !strings.Contains(err.Error(), "boom") {
+	if !errors.Is(err, fault.Internal) || strings.Contains(err.Error(), "boom") || strings.Contains(err.Error(), ".go:") {
 		t.Fatalf("got %v", err)
 	}
 	v, err := g.Do(context.Background(), 1, func(context.Context) (int, error) { return 7, nil })

@@ -95,10 +95,20 @@ func Shm(path string, size int64, label string) error {
 	if size <= 0 {
 		return &os.PathError{Op: "mount shm", Path: path, Err: invalid("size " + strconv.FormatInt(size, 10) + " is not positive")}
 	}
-	options := "mode=1777,size=" + strconv.FormatInt(size, 10)
+	return mountTmpfs("shm", path, "mode=1777,size="+strconv.FormatInt(size, 10), label)
+}
+
+// Files mounts at path, as Shm does, a tmpfs for a handful of small files, 1 MiB
+// in all. Only root may look into it until its mode is changed.
+func Files(path, label string) error {
+	return mountTmpfs("files", path, "mode=0700,size=1m,nr_inodes=16", label)
+}
+
+func mountTmpfs(name, path, options, label string) error {
+	failed := func(err error) error { return &os.PathError{Op: "mount " + name, Path: path, Err: err} }
 	if label != "" {
 		if strings.ContainsAny(label, "\"\\\n\x00") {
-			return &os.PathError{Op: "mount shm", Path: path, Err: invalid("SELinux label " + strconv.Quote(label) + " cannot be a mount option")}
+			return failed(invalid("SELinux label " + strconv.Quote(label) + " cannot be a mount option"))
 		}
 		options += `,context="` + label + `"` // quoted: categories contain commas
 	}
@@ -109,8 +119,8 @@ func Shm(path string, size int64, label string) error {
 		return err
 	}
 	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
-	if err := unix.Mount("shm", path, "tmpfs", flags, options); err != nil {
-		return &os.PathError{Op: "mount shm", Path: path, Err: err}
+	if err := unix.Mount(name, path, "tmpfs", flags, options); err != nil {
+		return failed(err)
 	}
 	return nil
 }

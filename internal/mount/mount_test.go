@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -197,6 +198,40 @@ func TestShm(t *testing.T) {
 	}
 	if err := os.WriteFile(filepath.Join(path, "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("writing more than the size: %v, want ENOSPC", err)
+	}
+	if err := Unmount(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(scratch(t), "files")
+	for range 2 { // a repetition must not stack a second one
+		if err := Files(path, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if points, err := Under(path); err != nil || len(points) != 1 {
+		t.Fatalf("mounts: %q, %v", points, err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode() != os.ModeDir|0o700 {
+		t.Errorf("mode %v, %v; want 0700", info.Mode(), err)
+	}
+	for _, name := range []string{"one", "two"} { // of which the first leaves nothing to the second
+		err := os.WriteFile(filepath.Join(path, name), make([]byte, 1<<20), 0o600)
+		if full := errors.Is(err, unix.ENOSPC); full != (name == "two") {
+			t.Errorf("1 MiB into file %s: %v", name, err)
+		}
+	}
+	for i := 0; ; i++ {
+		err := os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600)
+		if errors.Is(err, unix.ENOSPC) {
+			break
+		}
+		if err != nil || i > 16 {
+			t.Fatalf("file %d: %v", i, err)
+		}
 	}
 	if err := Unmount(path); err != nil {
 		t.Error(err)

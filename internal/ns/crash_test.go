@@ -7,11 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Threads and files must be given back. Not parallel: it counts those of the
@@ -33,20 +36,14 @@ func TestNoLeak(t *testing.T) {
 	}
 	cycle()
 	files, threads := count("/proc/self/fd"), count("/proc/self/task")
-	for range 100 {
+	for range 30 {
 		cycle()
 	}
 	if now := count("/proc/self/fd"); now > files {
 		t.Errorf("%d open files, then %d", files, now)
 	}
 	const slack = 8 // the Go runtime's own
-	deadline := time.Now().Add(time.Minute)
-	for count("/proc/self/task") > threads+slack && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond) // a thread's end is not announced
-	}
-	if now := count("/proc/self/task"); now > threads+slack {
-		t.Errorf("%d threads, then %d", threads, now)
-	}
+	wait.For(t, "the threads to end", func() bool { return count("/proc/self/task") <= threads+slack })
 }
 
 func crashSpec(dir string) Spec {
@@ -80,7 +77,7 @@ func TestCrash(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	halves := 0
-	for range 60 {
+	for range 25 {
 		victim := exec.Command("/proc/self/exe")
 		victim.Env = append(os.Environ(), crashDir+"="+dir)
 		victim.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -108,33 +105,20 @@ func TestCrash(t *testing.T) {
 		if left := remains(t, dir); len(left) > 0 {
 			t.Fatalf("left %q", left)
 		}
-		waitForSession(t, victim.Process.Pid)
+		// The kernel kills the orphans by itself, but not before the parent is gone.
+		wait.For(t, "the victim's session to end", func() bool { return !hasSession(victim.Process.Pid) })
 	}
 	if halves == 0 {
 		t.Error("no kill ever hit a half-made set: the test proves nothing")
 	}
 }
 
-// waitForSession waits until no process of a session is left; the kernel kills
-// the orphans on its own, but not before the parent is gone.
-func waitForSession(t *testing.T, id int) {
-	deadline := time.Now().Add(time.Minute)
-	for {
-		var alive []string
-		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, stat := range stats {
-			text, _ := os.ReadFile(stat)
-			fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-			if len(fields) > 3 && fields[3] == strconv.Itoa(id) && fields[0] != "Z" {
-				alive = append(alive, stat)
-			}
-		}
-		if len(alive) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("processes of the killed one live on: %q", alive)
-		}
-		time.Sleep(time.Millisecond)
-	}
+// hasSession reports whether a process of the session is alive.
+func hasSession(id int) bool {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	return slices.ContainsFunc(stats, func(stat string) bool {
+		text, _ := os.ReadFile(stat)
+		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		return len(fields) > 3 && fields[3] == strconv.Itoa(id) && fields[0] != "Z"
+	})
 }

@@ -280,7 +280,7 @@ func enterPinned(path string) error {
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", path, err)
 	}
-	defer handle.Close()
+	defer func() { _ = handle.Close() }()
 	err = netns.Set(handle)
 	if errors.Is(err, unix.EINVAL) { // a pin without a mount on it
 		return fmt.Errorf("network namespace %s: none is pinned there: %w", path, fault.NotFound)

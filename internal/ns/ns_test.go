@@ -264,7 +264,7 @@ func TestDo(t *testing.T) {
 		}
 		return failure
 	})
-	if err != failure {
+	if !errors.Is(err, failure) {
 		t.Errorf("Do returned %v", err)
 	}
 	if err := Do(filepath.Join(s.Dir, "none"), func() error { return nil }); !errors.Is(err, fault.NotFound) {
@@ -303,7 +303,7 @@ func TestEach(t *testing.T) {
 			t.Errorf("call %d was in %d, want %d, %v", i, seen[i], want, err)
 		}
 	}
-	if len(seen) != 3 || len(errs) != 3 || !errors.Is(errs[1], fault.NotFound) || !errors.Is(errs[3], fault.NotFound) || errs[4] != failure {
+	if len(seen) != 3 || len(errs) != 3 || !errors.Is(errs[1], fault.NotFound) || !errors.Is(errs[3], fault.NotFound) || !errors.Is(errs[4], failure) {
 		t.Errorf("calls %v, errors %v", seen, errs)
 	}
 	if errs := Each(paths[:1], func(int) error { return nil }); errs != nil {

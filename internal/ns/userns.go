@@ -39,8 +39,8 @@ func (s Spec) enterMapped(wanted []kind) (source string, release func(), err err
 		return "", nil, limit(fmt.Errorf("start a process in a new user namespace (see sysctls user.max_user_namespaces and kernel.yama.ptrace_scope): %w", err))
 	}
 	release = func() {
-		child.Kill()
-		child.Wait()
+		_ = child.Kill()
+		_, _ = child.Wait()
 	}
 	source = fmt.Sprintf("/proc/%d/ns/", child.Pid)
 	for _, k := range wanted {

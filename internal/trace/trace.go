@@ -10,11 +10,14 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // Kind says what is observed.
 type Kind int
 
+// What is observed.
 const (
 	RPC       Kind = iota // a call of CRI, for as long as its caller is served
 	Operation             // work on one object, whether or not anybody waits for it
@@ -75,7 +78,8 @@ type stepped struct {
 type operationKey struct{}
 
 // Do runs f as an operation on an object, such as a pod's name. It costs little
-// enough for every call of every verb.
+// enough for every call of every verb. A panic in f, or in a step, becomes its
+// error (fault.Internal): what was to be undone after an error is undone.
 func (t *Tracer) Do(ctx context.Context, name, object string, f func(context.Context) error) error {
 	if t == nil {
 		return f(ctx)
@@ -162,10 +166,10 @@ func Call(ctx context.Context, name string, f func() error) error {
 func (t *Tracer) observed(ctx context.Context, kind Kind, name, object string, f func(context.Context) error) (err error) {
 	for _, observer := range t.observers {
 		inner, end := observer.Begin(ctx, kind, name, object)
-		ctx = inner
+		ctx = inner //nolint:fatcontext // an observer finds what those before it have added
 		defer func() { end(err) }()
 	}
-	return f(ctx)
+	return panics.Do(ctx, name, func() error { return f(ctx) })
 }
 
 // Work is an operation under way.

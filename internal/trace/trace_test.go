@@ -51,7 +51,7 @@ func TestOperation(t *testing.T) {
 		})
 	}
 	err := tracer.Call(t.Context(), "Run", func(ctx context.Context) error { return tracer.Do(ctx, "run", "a", run) })
-	if err != errBroken {
+	if !errors.Is(err, errBroken) {
 		t.Errorf("got %v", err)
 	}
 	want := []string{
@@ -98,7 +98,7 @@ func TestNoTracer(t *testing.T) {
 			return Do(ctx, "step", func(context.Context) error { return errBroken })
 		})
 	})
-	if err != errBroken || tracer.Active() != nil {
+	if !errors.Is(err, errBroken) || tracer.Active() != nil {
 		t.Errorf("got %v", err)
 	}
 }
@@ -152,7 +152,7 @@ func TestHook(t *testing.T) {
 // A step's result is there also if the step has failed.
 func TestGet(t *testing.T) {
 	n, err := Get(t.Context(), "step", func(context.Context) (int, error) { return 3, errBroken })
-	if n != 3 || err != errBroken {
+	if n != 3 || !errors.Is(err, errBroken) {
 		t.Errorf("got %d, %v", n, err)
 	}
 }

@@ -1,0 +1,47 @@
+package capture
+
+import "sync"
+
+// Budget is an amount of memory, in bytes, that several writers share.
+type Budget struct {
+	whole *Budget // nil: it is no part of one
+
+	mu    sync.Mutex
+	left  int
+	taken int
+}
+
+// NewBudget makes a budget of size bytes.
+func NewBudget(size int) *Budget { return &Budget{left: size} }
+
+// Part is a budget of at most size bytes, each of which the whole one must have.
+func (b *Budget) Part(size int) *Budget { return &Budget{whole: b, left: size} }
+
+// Left is how much has not been taken.
+func (b *Budget) Left() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left
+}
+
+// Return gives back to the whole what has been taken from this part, of which
+// nothing may be taken any more.
+func (b *Budget) Return() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.whole.take(-b.taken)
+	b.left, b.taken = 0, 0
+}
+
+// take takes n bytes, or as many as there are.
+func (b *Budget) take(n int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n = min(n, b.left)
+	if b.whole != nil {
+		n = b.whole.take(n)
+	}
+	b.left -= n
+	b.taken += n
+	return n
+}

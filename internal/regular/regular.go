@@ -1,0 +1,113 @@
+// Package regular reads files whose name or content was somebody else's choice.
+//
+// Such a file is read only if it is a regular one of at most a given size, and
+// it is looked at before it is opened: opening a device has effects, opening a
+// named pipe waits for its other end, and reading a file to its end takes as much
+// memory as it claims to have bytes.
+package regular
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Read reads the file at path, of at most limit bytes. Links are followed. A file
+// that is not there is fs.ErrNotExist, one that is not regular or too large is
+// fault.Invalid.
+func Read(path string, limit int64) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	return ReadFD(fd, path, limit)
+}
+
+// ReadIn is Read for the file called name in dir, as OpenIn has it.
+func ReadIn(dir, name string, limit int64) ([]byte, error) {
+	f, err := OpenIn(dir, name, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, f.Name(), limit)
+}
+
+// OpenIn opens the file called name in dir for reading. A link in its place is
+// not followed, and dir must belong to this process's user and be writable by
+// nobody else: else fault.Invalid, as for a file that Read refuses.
+func OpenIn(dir, name string, limit int64) (*os.File, error) {
+	path := filepath.Join(dir, name)
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return nil, fmt.Errorf("%s: others than user %d can write its directory: %w", path, os.Geteuid(), fault.Invalid)
+	}
+	fd, err := unix.Openat2(at, name, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%s is a link: %w", path, fault.Invalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	return open(fd, path, limit)
+}
+
+// ReadFD is Read for the file of a descriptor that was opened with O_PATH, which
+// errors call name.
+func ReadFD(fd int, name string, limit int64) ([]byte, error) {
+	f, err := open(fd, name, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, name, limit)
+}
+
+func open(fd int, name string, limit int64) (*os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
+	}
+	if st.Size > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
+	}
+	// Its owner may hold a lease on it, for which an open would wait.
+	real, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return os.NewFile(uintptr(real), name), nil
+}
+
+func readAll(f *os.File, name string, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("grew beyond %d bytes while being read: %w", limit, fault.Invalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return data, nil
+}

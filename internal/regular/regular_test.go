@@ -1,0 +1,111 @@
+package regular
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+const limit = 100
+
+// readers are the two ways to a file of a directory.
+var readers = map[string]func(dir, name string) ([]byte, error){
+	"Read":   func(dir, name string) ([]byte, error) { return Read(filepath.Join(dir, name), limit) },
+	"ReadIn": func(dir, name string) ([]byte, error) { return ReadIn(dir, name, limit) },
+}
+
+func TestReadRefusesWhatIsNotAnOrdinaryFile(t *testing.T) {
+	t.Parallel()
+	for what, make := range map[string]func(path string) error{
+		"named pipe":        func(p string) error { return unix.Mkfifo(p, 0o666) },
+		"device":            func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) },
+		"socket":            func(p string) error { return unix.Mknod(p, unix.S_IFSOCK|0o666, 0) },
+		"directory":         func(p string) error { return os.Mkdir(p, 0o755) },
+		"link to a pipe":    func(p string) error { return errors.Join(unix.Mkfifo(p+"2", 0o666), os.Symlink(p+"2", p)) },
+		"loop":              func(p string) error { return os.Symlink(p, p) },
+		"sparse file":       func(p string) error { return errors.Join(os.WriteFile(p, nil, 0o644), os.Truncate(p, 10<<40)) },
+		"one byte too many": func(p string) error { return os.WriteFile(p, []byte(strings.Repeat("x", limit+1)), 0o644) },
+	} {
+		for how, read := range readers {
+			dir := t.TempDir()
+			if err := make(filepath.Join(dir, "file")); err != nil {
+				t.Fatal(err)
+			}
+			_, err := read(dir, "file")
+			if refused := errors.Is(err, fault.Invalid) || what == "loop" && errors.Is(err, unix.ELOOP); !refused {
+				t.Errorf("%s of a %s: %v, want fault.Invalid", how, what, err)
+			}
+		}
+	}
+}
+
+func TestReadFollowsLinksAndReadInDoesNot(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	err := errors.Join(
+		os.Mkdir(filepath.Join(dir, "sub"), 0o755), os.WriteFile(filepath.Join(dir, "sub", "file"), []byte("text"), 0o644),
+		os.Symlink("sub/file", filepath.Join(dir, "link")), os.Symlink("sub", filepath.Join(dir, "dirlink")),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, direct := range map[string]bool{"sub/file": true, "link": false, "dirlink/file": false} {
+		if data, err := Read(filepath.Join(dir, name), limit); err != nil || string(data) != "text" {
+			t.Errorf("Read of %s: %q, %v", name, data, err)
+		}
+		data, err := ReadIn(dir, name, limit)
+		if direct && (err != nil || string(data) != "text") || !direct && !errors.Is(err, fault.Invalid) {
+			t.Errorf("ReadIn of %s: %q, %v", name, data, err)
+		}
+	}
+	if data, err := ReadIn(filepath.Join(dir, "dirlink"), "file", limit); err != nil || string(data) != "text" {
+		t.Errorf("a link to the directory itself: %q, %v", data, err)
+	}
+	if _, err := ReadIn(dir, "../"+filepath.Base(dir)+"/sub/file", limit); err == nil {
+		t.Error("ReadIn leaves its directory")
+	}
+}
+
+func TestReadInWantsADirectoryOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]func(dir string) error{
+		"another user's":    func(dir string) error { return os.Chown(dir, 1001, 0) },
+		"writable by group": func(dir string) error { return os.Chmod(dir, 0o770) },
+		"writable by all":   func(dir string) error { return os.Chmod(dir, 0o703) },
+	} {
+		dir := t.TempDir()
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o644), change(dir)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadIn(dir, "file", limit); !errors.Is(err, fault.Invalid) {
+			t.Errorf("a directory that is %s: %v", what, err)
+		}
+	}
+}
+
+func TestReadOfWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	for how, read := range readers {
+		for _, dir := range []string{t.TempDir(), "/nothing"} {
+			if _, err := read(dir, "file"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s in %s: %v", how, dir, err)
+			}
+		}
+	}
+}
+
+// The size of a file in /proc says 0, as that of a file which grows after it was
+// looked at.
+func TestReadIsBoundedWhateverTheSizeSays(t *testing.T) {
+	t.Parallel()
+	if _, err := Read("/proc/self/status", 10); !errors.Is(err, fault.Invalid) {
+		t.Errorf("more than the size promised: %v", err)
+	}
+}
