@@ -100,7 +100,8 @@ func (b blockIO) v1(set func(*Operation, uint64)) func([2]uint64, [][]byte) erro
 func (b blockIO) v2(device [2]uint64, words [][]byte) error {
 	for _, word := range words {
 		key, value, _ := bytes.Cut(word, []byte("="))
-		name, bytes := "", true
+		var name string
+		bytes := true
 		switch string(key) {
 		case "rbytes":
 			name = "Read"

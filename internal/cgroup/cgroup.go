@@ -12,6 +12,7 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path"
 	"slices"
@@ -26,6 +27,7 @@ import (
 // Mode is the layout of the node's cgroups.
 type Mode int
 
+// The layouts.
 const (
 	None   Mode = iota // no cgroup file system is mounted
 	V1                 // every resource controller has a v1 hierarchy
@@ -157,12 +159,9 @@ func Procs(cgroup string) ([]int, error) {
 func members(all []hierarchy, cgroup string) ([]int, error) {
 	var pids []int
 	for _, h := range all {
-		err := walk(unix.AT_FDCWD, h.dir(cgroup), func(_ int, _ string, dir int) error {
+		err := walk(h.dir(cgroup), nil, func(_ int, _ string, dir int) error {
 			list, err := read(dir, "cgroup.procs")
-			switch err {
-			case nil, unix.ENOENT, unix.ENODEV: // removed meanwhile
-			case unix.EOPNOTSUPP: // of a threaded cgroup, whose domain lists them
-			default:
+			if err != nil && !gone(err) && !errors.Is(err, unix.EOPNOTSUPP) { // of a threaded cgroup, whose domain lists them
 				return err
 			}
 			for line := range strings.Lines(list) {
@@ -212,7 +211,7 @@ func (p problem) Error() string { return p.text }
 func (p problem) Unwrap() error { return p.fault }
 
 func failed(verb, path string, err error) error {
-	if inner, ok := err.(*os.PathError); ok {
+	if inner, ok := errors.AsType[*os.PathError](err); ok {
 		path, err = inner.Path, inner.Err
 	}
 	return &os.PathError{Op: verb, Path: path, Err: err}

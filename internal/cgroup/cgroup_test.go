@@ -14,16 +14,18 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 const (
 	joinEnv = "CGROUP_TEST_JOIN" // cgroup that the process is to join
 	modeEnv = "CGROUP_TEST_MODE" // layout that the process is to make for itself
+	deepEnv = "CGROUP_TEST_DEEP" // cgroup that the process is to go through with few descriptors
 )
 
 // The test program is also what the tests put into cgroups: it joins, says so,
@@ -42,15 +44,28 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(1)
 	}
+	if cgroup := os.Getenv(deepEnv); cgroup != "" {
+		if err := goDeep(cgroup); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if mode := os.Getenv(modeEnv); mode != "" {
 		if err := pretend(mode); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
 	}
+	owned, err := claim.New()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	scratchTop = "/" + owned.ID
 	code := m.Run()
 	// Not before: a test that makes a cgroup in it would find it gone.
-	if err := Remove(scratchTop); err != nil {
+	if err := errors.Join(Remove(scratchTop), owned.Release()); err != nil {
 		fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		code = 1
 	}
@@ -58,7 +73,7 @@ func TestMain(m *testing.M) {
 }
 
 // scratchTop holds the cgroups of this process's tests.
-var scratchTop = fmt.Sprintf("/crius-cgroup-test-%d", os.Getpid())
+var scratchTop string
 
 // pretend hides mounts in the process's own mount namespace, so that the node
 // looks as one of another layout.
@@ -110,7 +125,7 @@ func scratch(t testing.TB) string {
 				t.Errorf("left behind: %s", h.dir(cgroup))
 			}
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 		defer cancel()
 		if err := Kill(ctx, cgroup); err != nil {
 			t.Error(err)
@@ -143,7 +158,11 @@ func start(t testing.TB, cgroup, script string, names ...string) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		thaw(hierarchies(t), cgroup) // a test that failed may have left it frozen, and then it cannot die
+		cmd.Wait()
+	})
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "joined" {
 		t.Fatalf("child said %q", lines.Text())
@@ -153,7 +172,7 @@ func start(t testing.TB, cgroup, script string, names ...string) *exec.Cmd {
 
 func kill(t testing.TB, cgroup string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	if err := Kill(ctx, cgroup); err != nil {
 		t.Fatal(err)
@@ -233,7 +252,7 @@ func TestStart(t *testing.T) {
 		remove(t, path.Dir(cgroup))
 	}
 	failure := errors.New("told")
-	if err := Start(one.own, func(*syscall.SysProcAttr) error { return failure }); err != failure {
+	if err := Start(one.own, func(*syscall.SysProcAttr) error { return failure }); !errors.Is(err, failure) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"os"
 	"strconv"
@@ -29,11 +30,10 @@ func (r *reader) text(at place, name string) (text []byte, ok bool) {
 		return nil, false
 	}
 	text, err := r.slurp(at.dir, name)
-	switch err {
-	case nil:
+	if err == nil {
 		return text, true
-	case unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP:
-	default:
+	}
+	if !gone(err) && !errors.Is(err, unix.EOPNOTSUPP) {
 		r.fail(at, name, err)
 	}
 	return nil, false

@@ -8,6 +8,7 @@ import (
 // Parts says what Details reads; each part is a file or a few.
 type Parts uint
 
+// The parts of Details.
 const (
 	CPUPart       Parts = 1 << iota // Details.CPU
 	MemoryPart                      // Details.Memory

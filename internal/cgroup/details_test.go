@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 
 	"golang.org/x/sys/unix"
 )
@@ -269,18 +269,16 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-func TestPageSizes(t *testing.T) {
+func TestHugePageSizes(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	root := fstest.MapFS{}
 	for _, name := range []string{"hugepages-1048576kB", "hugepages-2048kB", "hugepages-64kB", "nonsense"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		root["sys/kernel/mm/hugepages/"+name+"/nr_hugepages"] = &fstest.MapFile{}
 	}
-	if got := strings.Join(pageSizes(dir), " "); got != "1GB 2MB 64KB" {
+	if got := strings.Join(HugePageSizes(root), " "); got != "1GB 2MB 64KB" {
 		t.Errorf("sizes are %s", got)
 	}
-	if got := pageSizes(filepath.Join(dir, "none")); got != nil {
+	if got := HugePageSizes(fstest.MapFS{}); got != nil {
 		t.Errorf("sizes without huge pages are %v", got)
 	}
 }

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"sync"
 
@@ -25,7 +26,7 @@ type directory struct {
 // read reads a file of the cgroup, in one go. One that is read again and again is
 // kept open.
 func (d *directory) read(name string, buffer []byte, again bool) (int, error) {
-	if n, err, known := d.readKept(name, buffer); known {
+	if n, known, err := d.readKept(name, buffer); known {
 		return n, err
 	}
 	fd, err := d.open(name)
@@ -41,15 +42,15 @@ func (d *directory) read(name string, buffer []byte, again bool) (int, error) {
 
 // readKept knows nothing if the file is not open, or is of a cgroup that was
 // removed: another one may have its name by now.
-func (d *directory) readKept(name string, buffer []byte) (n int, err error, known bool) {
+func (d *directory) readKept(name string, buffer []byte) (n int, known bool, err error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	fd, open := d.files[name]
 	if !open {
-		return 0, nil, false
+		return 0, false, nil
 	}
 	n, err = pread(fd, buffer)
-	return n, err, err != unix.ENODEV
+	return n, !errors.Is(err, unix.ENODEV), err
 }
 
 // keepOpen reports whether it takes the descriptor.
@@ -76,11 +77,11 @@ func pread(fd int, buffer []byte) (n int, err error) {
 
 // open opens a file of the cgroup for reading.
 func (d *directory) open(name string) (int, error) {
-	if fd, err, known := d.openKept(name); known {
+	if fd, known, err := d.openKept(name); known {
 		return fd, err
 	}
 	if d.keep() {
-		if fd, err, known := d.openKept(name); known {
+		if fd, known, err := d.openKept(name); known {
 			return fd, err
 		}
 	}
@@ -89,18 +90,18 @@ func (d *directory) open(name string) (int, error) {
 
 // openKept knows nothing if the directory is not open, or is of a cgroup that
 // was removed: another one may have its name by now.
-func (d *directory) openKept(name string) (fd int, err error, known bool) {
+func (d *directory) openKept(name string) (fd int, known bool, err error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if d.kept == nil {
-		return -1, nil, false
+		return -1, false, nil
 	}
 	at := int(d.kept.Fd())
 	fd, err = unix.Openat(at, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT && unix.Faccessat(at, "cgroup.procs", unix.F_OK, 0) != nil {
-		return -1, nil, false
+		return -1, false, nil
 	}
-	return fd, err, true
+	return fd, true, err
 }
 
 // keep opens the directory anew. It reports whether it is kept.

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ func ReadFile(cgroup, name string) (string, error) {
 		return "", failed("read cgroup file", name, err)
 	}
 	text, err := read(unix.AT_FDCWD, path)
-	if err == unix.ENOENT {
+	if errors.Is(err, unix.ENOENT) {
 		err = problem{fault.NotFound, "no such file"}
 	}
 	if err != nil {
@@ -35,7 +36,7 @@ func WriteFile(cgroup, name, value string) error {
 		return failed("write cgroup file", name, err)
 	}
 	err = write(path, value+"\n") // the line's end, for an empty value is no write at all
-	if err == unix.ENOENT {
+	if errors.Is(err, unix.ENOENT) {
 		err = problem{fault.NotFound, "no such file"}
 	}
 	if err != nil {

@@ -1,9 +1,7 @@
 package cgroup
 
 import (
-	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -27,48 +25,19 @@ func Below(top string, fits func(name string) bool) ([]string, error) {
 	}
 	var found []string
 	for _, h := range all {
-		err := search(unix.AT_FDCWD, h.dir(top), func(below string) bool {
-			name := below[strings.LastIndexByte(below, '/')+1:]
+		err := walk(h.dir(top), func(way []byte, name string) bool {
 			if !fits(name) {
-				return false
+				return true
 			}
-			found = append(found, strings.TrimSuffix(top, "/")+below)
-			return true
-		})
+			found = append(found, top+string(way)+"/"+name)
+			return false
+		}, nil)
 		if err != nil {
 			return nil, failed("search cgroup", h.dir(top), err)
 		}
 	}
 	slices.Sort(found)
 	return slices.Compact(found), nil
-}
-
-// search calls stop for each cgroup below the one called name in the directory
-// parent, by its path from there, and goes on into those for which it is false.
-func search(parent int, name string, stop func(below string) bool) error {
-	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == unix.ENOENT || err == unix.ENODEV {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	dir := os.NewFile(uintptr(fd), name)
-	defer dir.Close()
-	entries, err := dir.ReadDir(-1)
-	if err != nil && !gone(err) {
-		return err
-	}
-	for _, e := range entries {
-		if !e.IsDir() || stop("/"+e.Name()) {
-			continue
-		}
-		err := search(fd, e.Name(), func(below string) bool { return stop("/" + e.Name() + below) })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Exists tells whether there is a cgroup path, in any hierarchy.

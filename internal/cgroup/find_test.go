@@ -2,10 +2,8 @@ package cgroup
 
 import (
 	"errors"
-	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -17,9 +15,14 @@ func TestBelow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	top := path.Join(own, "crius-find-"+strconv.Itoa(os.Getpid()))
+	parent := path.Join(own, scratchTop)
+	top := parent + "/find"
 	t.Cleanup(func() {
-		if err := Remove(top); err != nil {
+		err := Remove(top)
+		if parent != scratchTop { // which others use, too
+			err = errors.Join(err, Remove(parent))
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})

@@ -51,7 +51,7 @@ func Kill(ctx context.Context, cgroup string) error {
 func strike(all []hierarchy, cgroup string) ([]int, error) {
 	for _, h := range all {
 		if h.v2() {
-			write(h.dir(cgroup)+"/cgroup.kill", "1") // since Linux 5.14
+			_ = write(h.dir(cgroup)+"/cgroup.kill", "1") // since Linux 5.14
 		}
 	}
 	defer thaw(all, cgroup)
@@ -89,8 +89,8 @@ func thaw(all []hierarchy, cgroup string) {
 		if !h.has("freezer") {
 			continue
 		}
-		walk(unix.AT_FDCWD, h.dir(cgroup), func(_ int, _ string, dir int) error {
-			writeAt(dir, "freezer.state", "THAWED")
+		_ = walk(h.dir(cgroup), nil, func(_ int, _ string, dir int) error {
+			_ = writeAt(dir, "freezer.state", "THAWED")
 			return nil
 		})
 	}
@@ -109,9 +109,9 @@ func signal(all []hierarchy, cgroup string, pid int) {
 	}
 	switch err {
 	case nil:
-		unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
+		_ = unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
 	case unix.ENOSYS: // Linux before 5.3
-		unix.Kill(pid, unix.SIGKILL)
+		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 }
 

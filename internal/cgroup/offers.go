@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -37,9 +38,10 @@ func (ms *Meters) Offers() Offers {
 	return o
 }
 
-// pageSizes are the sizes of huge pages as hugetlb's files name them.
-func pageSizes(dir string) []string {
-	entries, _ := os.ReadDir(dir) // a kernel without huge pages has no such directory
+// HugePageSizes are the sizes of huge pages that the kernel of root offers, as
+// hugetlb's files name them: 2MB. They depend on the processor.
+func HugePageSizes(root fs.FS) []string {
+	entries, _ := fs.ReadDir(root, "sys/kernel/mm/hugepages") // a kernel without huge pages has no such directory
 	var sizes []string
 	for _, e := range entries {
 		kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(e.Name(), "hugepages-"), "kB"), 10, 64)

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -40,16 +41,15 @@ func (m *Meter) Processes(init int) (*Processes, error) {
 	var p *Processes
 	var files, sockets uint64
 	self := os.Getpid()
-	err := walk(unix.AT_FDCWD, at.dir.path, func(_ int, _ string, dir int) error {
+	err := walk(at.dir.path, nil, func(_ int, _ string, dir int) error {
 		if p == nil {
 			p = &Processes{}
 		}
 		list, err := read(dir, "cgroup.procs")
-		switch err {
-		case nil:
-		case unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP: // removed meanwhile, or threaded
+		if gone(err) || errors.Is(err, unix.EOPNOTSUPP) { // removed meanwhile, or threaded
 			return nil
-		default:
+		}
+		if err != nil {
 			return err
 		}
 		for line := range strings.Lines(list) {

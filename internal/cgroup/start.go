@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"slices"
 	"syscall"
 
@@ -59,7 +60,7 @@ func moves(all []hierarchy, cgroup string, names []string) []hierarchy {
 // cgroup.procs, its thread alone by way of tasks.
 func (h hierarchy) attach(cgroup, file string) error {
 	err := write(h.dir(cgroup)+"/"+file, "0")
-	if err == unix.ENOENT || err == unix.ENOSPC { // not made yet, or an empty cpuset
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOSPC) { // not made yet, or an empty cpuset
 		if err := h.make(cgroup); err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 package cgroup
 
 import (
-	"io/fs"
+	"errors"
 	"os"
 	"time"
 
@@ -37,14 +37,14 @@ func Remove(cgroup string) error {
 
 func (h hierarchy) remove(cgroup string, deadline time.Time) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := walk(unix.AT_FDCWD, h.dir(cgroup), func(parent int, name string, _ int) error {
+		err := walk(h.dir(cgroup), nil, func(parent int, name string, _ int) error {
 			err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
 			if err == unix.ENOENT {
 				return nil
 			}
 			return err
 		})
-		if err != unix.EBUSY {
+		if !errors.Is(err, unix.EBUSY) {
 			return err
 		}
 		if time.Now().After(deadline) {
@@ -54,40 +54,125 @@ func (h hierarchy) remove(cgroup string, deadline time.Time) error {
 	}
 }
 
-// walk calls visit for the cgroup name in the directory parent and for each
-// below it, the lowest first: with the directory it is in, its name there, and
-// the directory that it is itself. It goes by open directories, as who may make
-// cgroups may make paths longer than the kernel takes. What is gone is passed
-// over.
-func walk(parent int, name string, visit func(parent int, name string, dir int) error) error {
-	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == unix.ENOENT || err == unix.ENODEV {
-		return nil
+// inode identifies a directory.
+type inode struct{ dev, ino uint64 }
+
+// level is a cgroup on the way down.
+type level struct {
+	self  inode
+	name  string
+	below []string // in it, still to be visited
+}
+
+// errMoved cannot happen: the kernel moves no cgroup to another one.
+var errMoved = problem{fault.Precondition, "it was moved meanwhile"}
+
+// walk goes through the cgroup at path and those below it. It calls enter, if any,
+// for each of those below before all that is in it, with the way from path to the
+// one it is in and its name, and passes over those for which that is false. It
+// calls leave, if any, for each after all that is in it: with the directory it is
+// in, its name there and its own directory. What is gone is passed over.
+//
+// It goes by directories, since who may make cgroups may make paths longer than
+// the kernel takes, and has no more than two of them open, however deep they go.
+func walk(path string, enter func(way []byte, name string) bool, leave func(parent int, name string, dir int) error) error {
+	at, self, err := openDir(unix.AT_FDCWD, path)
+	if at == nil {
+		return err
 	}
+	defer func() { at.Close() }()
+	names, err := children(at)
 	if err != nil {
 		return err
 	}
-	dir := os.NewFile(uintptr(fd), name)
-	defer dir.Close()
-	entries, err := dir.ReadDir(-1)
-	if err != nil && !gone(err) {
-		return err
-	}
-	for _, e := range entries {
-		if e.Type() != fs.ModeDir {
+	down, way := []level{{self, path, names}}, []byte(nil)
+	for {
+		last := &down[len(down)-1]
+		if n := len(last.below); n > 0 {
+			name := last.below[n-1]
+			last.below = last.below[:n-1]
+			if enter != nil && !enter(way, name) {
+				continue
+			}
+			next, self, err := openDir(int(at.Fd()), name)
+			if err != nil {
+				return err
+			}
+			if next == nil {
+				continue
+			}
+			at.Close()
+			at = next
+			if names, err = children(at); err != nil {
+				return err
+			}
+			down, way = append(down, level{self, name, names}), append(append(way, '/'), name...)
 			continue
 		}
-		if err := walk(fd, e.Name(), visit); err != nil {
+		if len(down) == 1 {
+			return leaving(leave, unix.AT_FDCWD, path, at)
+		}
+		up, self, err := openDir(int(at.Fd()), "..")
+		if err == nil && (up == nil || self != down[len(down)-2].self) {
+			err = errMoved
+		}
+		if err == nil {
+			err = leaving(leave, int(up.Fd()), last.name, at)
+		}
+		if up != nil {
+			at.Close()
+			at = up
+		}
+		if err != nil {
 			return err
 		}
+		way = way[:len(way)-len(last.name)-1]
+		down = down[:len(down)-1]
 	}
-	return visit(parent, name, fd)
 }
 
-func gone(err error) bool {
-	inner, ok := err.(*os.PathError)
-	return ok && (inner.Err == unix.ENOENT || inner.Err == unix.ENODEV)
+func leaving(leave func(parent int, name string, dir int) error, parent int, name string, dir *os.File) error {
+	if leave == nil {
+		return nil
+	}
+	return leave(parent, name, int(dir.Fd()))
 }
+
+// openDir opens a directory; nil if that is gone.
+func openDir(dir int, name string) (*os.File, inode, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if gone(err) {
+		return nil, inode{}, nil
+	}
+	if err != nil {
+		return nil, inode{}, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		f.Close()
+		return nil, inode{}, err
+	}
+	return f, inode{st.Dev, st.Ino}, nil
+}
+
+// children are the names of the cgroups in one; none if that is gone.
+func children(dir *os.File) ([]string, error) {
+	entries, err := dir.ReadDir(-1)
+	if err != nil && !gone(err) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// gone tells whether err is of a cgroup that has been removed.
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
 // read reads a file of the cgroup that dir is.
 func read(dir int, name string) (string, error) {

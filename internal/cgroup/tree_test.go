@@ -2,7 +2,11 @@ package cgroup
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +58,38 @@ func TestRemoveDeep(t *testing.T) {
 	}
 	unix.Close(dir)
 	remove(t, cgroup)
+}
+
+// However deep cgroups go, those who go through them have a few descriptors.
+func TestDeepCgroupsTakeFewDescriptors(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	for _, leaf := range []string{"leaf-1", "leaf-2"} {
+		if err := Make(cgroup + strings.Repeat("/d", deep) + "/" + leaf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), deepEnv+"="+cgroup)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+const deep = 100
+
+func goDeep(cgroup string) error {
+	const few = 20 // of which the Go runtime and the standard streams have a handful
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: few, Max: few}); err != nil {
+		return err
+	}
+	found, err := Below(cgroup, func(name string) bool { return strings.HasPrefix(name, "leaf") })
+	leaf := cgroup + strings.Repeat("/d", deep) + "/leaf-"
+	if want := []string{leaf + "1", leaf + "2"}; err == nil && !slices.Equal(found, want) {
+		err = fmt.Errorf("Below finds %q, want %q", found, want)
+	}
+	_, procs := Procs(cgroup)
+	return errors.Join(err, procs, Remove(cgroup))
 }
 
 func TestPaths(t *testing.T) {

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"os"
 	"sync"
 	"time"
 )
@@ -69,7 +70,7 @@ func NewMeters() (*Meters, error) {
 	}
 	ms := newMeters(all)
 	ms.files = true
-	ms.sizes = pageSizes("/sys/kernel/mm/hugepages")
+	ms.sizes = HugePageSizes(os.DirFS("/"))
 	return ms, nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Nobody is moved by it: not this process, and not the threads with which Start
@@ -33,7 +35,7 @@ func TestWarm(t *testing.T) {
 			}
 		}
 	}()
-	for range 50 {
+	for range 15 {
 		cmd := exec.Command("/bin/cat", "/proc/self/cgroup")
 		var out bytes.Buffer
 		cmd.Stdout = &out
@@ -67,11 +69,7 @@ func TestWarm(t *testing.T) {
 // One is warned for all: whoever comes while others are at it only counts.
 func TestWarmOnce(t *testing.T) {
 	first := Warm()
-	for deadline := time.Now().Add(time.Minute); warming.Load(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the kernel takes too long")
-		}
-	}
+	wait.For(t, "the kernel to be warned", func() bool { return !warming.Load() })
 	second := Warm()
 	if warming.Load() {
 		t.Error("it is done again for the second")
