@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -21,8 +22,8 @@ type Streams struct{ Stdin, Stdout, Stderr bool }
 // it writes from now on, and its input. Each stream is nil if it was not asked
 // for; Stdin also if the container has none, or none any more.
 //
-// Output that is not read makes the container wait, but not for long: then the
-// monitor ends the attachment, and the output with it.
+// Nobody waits for a client that does not read: one that leaves more than
+// wire.MostBehind bytes of a stream unread is dropped, and its output ends.
 type Attachment struct {
 	Stdin, Stdout, Stderr *os.File
 
@@ -103,7 +104,7 @@ func (a *Attachment) answer(ctx context.Context) error {
 		var n, controlled int
 		waited := raw.Read(func(fd uintptr) bool {
 			n, controlled, _, _, err = unix.Recvmsg(int(fd), packet[:], control[:], unix.MSG_CMSG_CLOEXEC)
-			return err != unix.EAGAIN && err != unix.EINTR
+			return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 		})
 		switch { // an answer that has come is taken in any case: it may bring a descriptor
 		case errors.Is(err, unix.ECONNRESET): // our request was not read; what it said comes next
@@ -164,17 +165,34 @@ func (a *Attachment) Close() {
 	}
 }
 
-// Dropped reports whether the monitor has ended the attachment.
-func (a *Attachment) Dropped() bool {
+// Dropped is why the monitor has ended the attachment while the container ran;
+// nil: it has not. The monitor says so once, and so does Dropped.
+func (a *Attachment) Dropped() (dropped error) {
 	raw, err := a.conn.SyscallConn()
 	if err != nil {
-		return false
+		return nil
 	}
-	hung := false
-	_ = raw.Control(func(fd uintptr) {
-		watched := []unix.PollFd{{Fd: int32(fd)}}
-		n, err := unix.Poll(watched, 0)
-		hung = err == nil && n > 0 && watched[0].Revents&unix.POLLHUP != 0
-	})
-	return hung
+	_ = raw.Control(func(fd uintptr) { dropped = droppedBy(int(fd)) })
+	return dropped
+}
+
+// droppedBy reads what the monitor has told since the client attached.
+func droppedBy(fd int) error {
+	for {
+		packet, err := next(fd)
+		switch {
+		case errors.Is(err, unix.ECONNRESET): // what the monitor has said before comes next
+			continue
+		case errors.Is(err, io.EOF):
+			return absence()
+		case err != nil:
+			return nil //nolint:nilerr // EAGAIN: it has not said anything more
+		}
+		switch m, _ := wire.Parse(packet); m.Verb {
+		case wire.Dropped:
+			return fmt.Errorf("the container's monitor has dropped this client: %s: %w", m.Text, fault.Unavailable)
+		case wire.Exited:
+			return nil
+		}
+	}
 }

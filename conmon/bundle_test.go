@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // runtimes are those that the tests run against.
@@ -41,7 +42,6 @@ type container struct {
 	testing.TB
 	conmon.Spec
 	runtime string
-	process []string
 	config  map[string]any
 	cgroup  string
 
@@ -113,7 +113,7 @@ func (c *container) writeConfig() {
 // launch creates the container.
 func (c *container) launch() *conmon.Client {
 	c.Helper()
-	client, err := c.tryLaunch(limit(c.TB, time.Minute))
+	client, err := c.tryLaunch(limit(c.TB))
 	if err != nil {
 		c.Fatalf("launch: %v", err)
 	}
@@ -153,7 +153,7 @@ func (c *container) command(args ...string) (string, error) {
 		c.Fatal(err)
 	}
 	defer out.Close()
-	cmd := exec.CommandContext(limit(c.TB, time.Minute), c.runtime, append([]string{"--root", filepath.Join(c.Dir, "root")}, args...)...)
+	cmd := exec.CommandContext(limit(c.TB), c.runtime, append([]string{"--root", filepath.Join(c.Dir, "root")}, args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Second
 	err = cmd.Run()
 	text, _ := os.ReadFile(out.Name())
@@ -163,11 +163,14 @@ func (c *container) command(args ...string) (string, error) {
 // exit waits for the end of the container.
 func exit(t *testing.T, client *conmon.Client) conmon.Exit {
 	t.Helper()
-	select {
-	case <-client.Exited():
-	case <-time.After(time.Minute):
-		t.Fatal("the container has not exited within a minute")
-	}
+	wait.For(t, "the container to exit", func() bool {
+		select {
+		case <-client.Exited():
+			return true
+		default:
+			return false
+		}
+	})
 	e, err := client.Exit()
 	if err != nil {
 		t.Fatalf("exit: %v", err)
@@ -183,18 +186,17 @@ func (c *container) log() (stdout, stderr string) {
 }
 
 // awaitLog waits until stdout contains text.
-func (c *container) awaitLog(text string) string {
+func (c *container) awaitLog(text string) {
 	c.Helper()
 	var stdout string
-	eventually(c.TB, fmt.Sprintf("%q in the log", text), func() bool {
+	wait.For(c.TB, fmt.Sprintf("%q in the log", text), func() bool {
 		stdout, _ = c.log()
 		return strings.Contains(stdout, text)
 	})
-	return stdout
 }
 
 func (c *container) destroy() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	processes, _ := conmon.ReadProcesses(c.Dir)
 	if err := conmon.Terminate(ctx, c.Dir); err != nil {
@@ -222,28 +224,17 @@ func (c *container) destroy() {
 	os.RemoveAll(c.Dir)
 }
 
-func limit(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), d)
+// limit returns a context for a request that is expected to be answered.
+func limit(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), wait.Limit)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// eventually waits for what the kernel or another process brings about.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for pause := time.Millisecond; !condition(); pause = min(2*pause, 50*time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(pause)
-	}
 }
 
 // gone waits for the end of a process that nobody here is the parent of.
 func gone(t *testing.T, p conmon.Process) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("the end of process %d", p.PID), func() bool { return !conmon.Alive(p) })
+	wait.For(t, fmt.Sprintf("the end of process %d", p.PID), func() bool { return !conmon.Alive(p) })
 }
 
 // processes are those the monitor has recorded.

@@ -179,7 +179,7 @@ func (c *Client) read() {
 func (c *Client) receive() (packet []byte, err error) {
 	waited := c.raw.Read(func(fd uintptr) bool {
 		packet, err = next(int(fd))
-		return err != unix.EAGAIN
+		return !errors.Is(err, unix.EAGAIN)
 	})
 	return packet, errors.Join(waited, err)
 }
@@ -453,7 +453,7 @@ func Terminate(ctx context.Context, dir string) error {
 	c, err := open(dir, "")
 	switch {
 	case err == nil:
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		err = c.terminate(ctx)
 	case nobodyListens(err), errors.Is(err, unix.EAGAIN): // or it does not accept
 		err = bury(ctx, dir)

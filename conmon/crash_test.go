@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // serverRole makes this test program a server that can be killed: it launches
@@ -74,12 +75,12 @@ func TestServerDies(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "tick", "1")
 		server := c.serve()
-		eventually(t, "launch", c.launched)
+		wait.For(t, "the launch", c.launched)
 		crash(server)
 		c.start()
 		c.awaitLog("tick 50")
 		for range 3 { // servers come and go
-			client, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+			client, err := conmon.Dial(limit(t), c.Dir, c.ExitFile)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,7 +94,7 @@ func TestServerDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone(t, c.processes().Monitor)
-		client, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+		client, err := conmon.Dial(limit(t), c.Dir, c.ExitFile)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,13 +109,13 @@ func TestServerDies(t *testing.T) {
 func TestServerDiesInCreate(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		outcomes := map[string]int{}
-		for range 40 {
+		for range 15 {
 			c := newContainer(t, runtime, "exit", "9", "0")
 			server := c.serve()
 			time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
 			crash(server)
 
-			client, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+			client, err := conmon.Dial(limit(t), c.Dir, c.ExitFile)
 			switch {
 			case errors.Is(err, conmon.ErrLost):
 				outcomes["not begun"]++
@@ -125,7 +126,7 @@ func TestServerDiesInCreate(t *testing.T) {
 				client.Close()
 			default:
 				outcomes[fmt.Sprintf("went on, had pid: %v", client.PID() != 0)]++
-				eventually(t, "the container", func() bool { return client.PID() != 0 })
+				wait.For(t, "the container to be created", func() bool { return client.PID() != 0 })
 				c.start()
 				if e := exit(t, client); e.Code != 9 {
 					t.Errorf("exit %+v", e)

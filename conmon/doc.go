@@ -17,7 +17,7 @@
 // Go runtime copies its own; all else it has to know stands on its command line:
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
-//	    [--log-file=FILE] [--terminal] [--stdin] [--stdin-once]
+//	    [--log-file=FILE [--log-dir=DIR]] [--terminal] [--stdin] [--stdin-once]
 //	    [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
@@ -74,6 +74,7 @@
 //	                                         (0: not its fault, 256: a host path is
 //	                                         silent) and last words
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
+//	dropped TEXT                             the monitor closes this connection, and why
 //	logged BYTES                             the log has grown by so much: told to who connects
 //	                                         once there is a container, when asked, and at the end
 //
@@ -101,8 +102,8 @@
 // A packet never changes its form. New versions add packets; a client ignores
 // and a monitor refuses what it does not know. No client can hurt the
 // container: there are at most 32, one that does not read its packets is dropped,
-// and so is one that leaves its output unread for two seconds, in which the
-// container waits for it.
+// and so is one that leaves more than 4 MiB of an output stream unread. Neither the
+// container nor its log nor another client ever waits for one.
 //
 // End of the stream without exited means that the monitor is lost, unless the
 // exit file says that it had done its work.
@@ -114,6 +115,10 @@
 // dropped or garbled: what the file system refuses (it is full, for instance) is
 // kept and tried again, and meanwhile the container, and only it, waits in its
 // write. Rotation never splits a record over two files.
+//
+// Pods may write where logs are. The log is opened and opened again without
+// following a link in the pod's log directory (--log-dir) or below it, or in its
+// own place, and only if it is a regular file with one name.
 //
 // # Packages
 //

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 )
 
 // Exit is how a container's init ended.
@@ -28,19 +29,20 @@ type exitDocument struct {
 	Exit
 }
 
-// maxExitFile is far above what anybody writes into one.
-const maxExitFile = 16 << 10
+// maxDocument is far above what anybody writes into a document of a monitor.
+const maxDocument = 16 << 10
 
 // ReadExit reads an exit file. The error is fault.NotFound if there is none.
 func ReadExit(file string) (Exit, error) {
-	text, err := wire.ReadFile(make([]byte, maxExitFile), file)
+	text, err := regular.ReadIn(filepath.Dir(file), filepath.Base(file), maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Exit{}, fmt.Errorf("exit file %s: %w", file, fault.NotFound)
 	}
-	var doc exitDocument
-	if err == nil {
-		err = json.Unmarshal(text, &doc)
+	if err != nil {
+		return Exit{}, fmt.Errorf("exit file %w", err)
 	}
+	var doc exitDocument
+	err = json.Unmarshal(text, &doc)
 	if err == nil && doc.Version != wire.Version {
 		err = fmt.Errorf("version %d, want %d", doc.Version, wire.Version)
 	}
@@ -72,15 +74,15 @@ type Processes struct {
 // alive. The error is fault.NotFound if it never came that far.
 func ReadProcesses(dir string) (Processes, error) {
 	file := dir + "/" + wire.Processes
-	text, err := os.ReadFile(file)
+	text, err := regular.ReadIn(dir, wire.Processes, maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Processes{}, fmt.Errorf("%s: %w", file, fault.NotFound)
 	}
-	var p Processes
-	if err == nil {
-		err = json.Unmarshal(text, &p)
-	}
 	if err != nil {
+		return Processes{}, err
+	}
+	var p Processes
+	if err := json.Unmarshal(text, &p); err != nil {
 		return Processes{}, fmt.Errorf("%s: %w", file, err)
 	}
 	return p, nil

@@ -5,12 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // newNamed has a runtime that takes the container's streams by name.
@@ -102,7 +102,7 @@ func TestFifoInputEnds(t *testing.T) {
 	t.Parallel()
 	i := newNamed(t, fmt.Sprintf("[ -e second ] || { touch second; kill -9 $$; }\ncat; head -c 6 <>%s >got\necho '{\"exitStatus\":137,\"oom\":true}'", wire.StdinFifo))
 	client := i.launch()
-	a, err := conmon.Attach(limit(t, time.Minute), i.Dir, everything)
+	a, err := conmon.Attach(limit(t), i.Dir, everything)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestFifoInputEnds(t *testing.T) {
 	write(t, out, "seen\n")
 	expect(t, a.Stdout, "seen\n")
 	typeIn(t, a.Stdin, "typed\n")
-	eventually(t, "another to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "second")); return err == nil })
+	wait.For(t, "the second command to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "second")); return err == nil })
 	a.CloseStdin()
 	out.Close()
 	if e := exit(t, client); e.Code != 137 || e.OOMKills == 0 {

@@ -1,17 +1,96 @@
 package conmon_test
 
 import (
+	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
-// Monitors are found by name and command line, and what only looks like one is
-// none.
+// poserRole makes this test program one that says all that a monitor says of
+// itself, and more than that of its user ids.
+const poserRole = "CONMON_TEST_POSER"
+
+func actAsPoser() {
+	must(os.WriteFile("/proc/self/comm", []byte("\nUid:\t0\t0\t0\t0\n"), 0))
+	fmt.Println("ready")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test ends
+}
+
+// Whoever says of itself what a monitor says is one only if root of the node has
+// started it outside of a container, whatever has become of its file since.
+func TestPosersAreNoMonitors(t *testing.T) {
+	t.Parallel()
+	const uid = 1001
+	mapped := []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
+	for name, c := range map[string]struct {
+		attr    syscall.SysProcAttr
+		mode    os.FileMode
+		gone    bool // its file, as after an upgrade
+		monitor bool
+	}{
+		"root":                   {mode: 0o755, monitor: true},
+		"root, after an upgrade": {mode: 0o755, gone: true, monitor: true},
+		"root in a container":    {mode: 0o755, attr: syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}},
+		"root of a user namespace": {mode: 0o755, attr: syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped, GidMappings: mapped, Credential: &syscall.Credential{},
+		}},
+		"user":                        {mode: 0o755, attr: syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}},
+		"user of a program of root's": {mode: 0o755 | os.ModeSetuid, attr: syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := os.MkdirTemp("", "c")
+			must(err)
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			program := filepath.Join(dir, "crius-conmon")
+			self, err := os.ReadFile("/proc/self/exe")
+			must(err)
+			must(os.WriteFile(program, self, 0o755))
+			must(os.Chmod(program, c.mode))
+			must(os.Chmod(dir, 0o755))
+
+			cmd := exec.Command(program, "--id=posed", "--dir="+dir, "--pid-file=/pid", "--exit-file=/exit", "--", "runc")
+			cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", append(os.Environ(), poserRole+"=yes"), &c.attr
+			stdin, err := cmd.StdinPipe()
+			must(err)
+			stdout, err := cmd.StdoutPipe()
+			must(err)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				stdin.Close()
+				cmd.Wait()
+			})
+			if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+				t.Fatalf("it says %q, %v", line, err)
+			}
+			if c.gone {
+				must(os.Remove(program))
+			}
+			found, err := conmon.Monitors()
+			if err != nil {
+				t.Fatal(err)
+			}
+			mine := func(m conmon.Monitor) bool { return m.PID == cmd.Process.Pid && m.ID == "posed" && m.Dir == dir }
+			if believed := slices.ContainsFunc(found, mine); believed != c.monitor {
+				t.Errorf("among the monitors: %t, want %t: %+v", believed, c.monitor, found)
+			}
+		})
+	}
+}
+
+// A program by another name is none, whatever link has led to it.
 func TestMonitorsAreFound(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "crius-conmon")
@@ -45,5 +124,5 @@ func TestMonitorsAreFound(t *testing.T) {
 	if err := client.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a dead one not to be found", func() bool { return !slices.Contains(list(), want) })
+	wait.For(t, "the dead monitor to be missing from the list", func() bool { return !slices.Contains(list(), want) })
 }

@@ -1,6 +1,7 @@
 package conmon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,7 @@ type Spec struct {
 	Dir      string
 	ExitFile string // in a directory that exists
 	LogFile  string // CRI log; empty: output is discarded
+	LogDir   string // of the pod, at or above that of LogFile; in it and below it no link is followed; empty: that of LogFile
 
 	// Runtime is the command that creates the container, complete but for what
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
@@ -134,7 +136,7 @@ func (s Spec) options() (*wire.Options, error) {
 	}
 	paths := []string{s.Dir, s.ExitFile, s.PidFile, s.Monitor}
 	if s.LogFile != "" {
-		paths = append(paths, s.LogFile)
+		paths = append(paths, s.LogFile, cmp.Or(s.LogDir, s.LogFile))
 	}
 	for _, path := range paths {
 		if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
@@ -160,7 +162,7 @@ func (s Spec) options() (*wire.Options, error) {
 	}
 	return &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
-		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile,
+		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
 		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
 	}, nil

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/torrent"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 var buildPour = sync.OnceFunc(func() {
@@ -73,7 +73,7 @@ func (c *torrential) total() int64 {
 // reaches waits until the container has written so many bytes in all.
 func (c *torrential) reaches(bytes int64) {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprint(bytes, " bytes to be written"), func() bool { return c.total() >= bytes })
+	wait.For(c.t, fmt.Sprint(bytes, " bytes to be written"), func() bool { return c.total() >= bytes })
 }
 
 // pours waits until it has written so many bytes more.
@@ -126,7 +126,7 @@ func (c *torrential) check() {
 // in the log, once and in its place, and no line is without its end.
 func TestEndAtFullSpeed(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		for range 4 {
+		for range 2 {
 			limit := 1 + rand.IntN(1<<rand.IntN(21))
 			c := newTorrential(t, runtime, 100, fmt.Sprint(limit))
 			client := c.run()
@@ -135,13 +135,13 @@ func TestEndAtFullSpeed(t *testing.T) {
 			if e := exit(t, client); e.Code != 0 {
 				t.Errorf("exit %+v", e)
 			}
-			eventually(t, "the monitor to leave", c.refuses)
+			wait.For(t, "the monitor to leave", c.refuses)
 			if got, want := c.written(), int64(limit); got != [2]int64{want, want} {
 				t.Errorf("%d bytes were written, want %d on both streams", got, want)
 			}
 			c.check()
 		}
-		for range 4 {
+		for range 2 {
 			c := newTorrential(t, runtime, 100, fmt.Sprint(16<<20), "hold")
 			client := c.run()
 			c.reaches(rand.Int64N(1 << 21))
@@ -157,7 +157,7 @@ func TestEndAtFullSpeed(t *testing.T) {
 			if e := exit(t, client); e.Signal != int32(unix.SIGKILL) {
 				t.Errorf("exit %+v", e)
 			}
-			eventually(t, "the monitor to leave", c.refuses)
+			wait.For(t, "the monitor to leave", c.refuses)
 			c.check()
 		}
 	})
@@ -166,7 +166,7 @@ func TestEndAtFullSpeed(t *testing.T) {
 // reopen may come too late.
 func reopen(t *testing.T, client *conmon.Client) {
 	t.Helper()
-	if err := client.ReopenLog(limit(t, time.Minute)); err != nil && !errors.Is(err, fault.Precondition) {
+	if err := client.ReopenLog(limit(t)); err != nil && !errors.Is(err, fault.Precondition) {
 		t.Error(err)
 	}
 }
@@ -245,12 +245,12 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 			c.pours(1 << 20)
 			test.refuse(t, c)
 			// The text of the system's error is all that the monitor's socket conveys.
-			if err := client.ReopenLog(limit(t, time.Minute)); err == nil || !strings.Contains(err.Error(), test.want.Error()) {
+			if err := client.ReopenLog(limit(t)); err == nil || !strings.Contains(err.Error(), test.want.Error()) {
 				t.Errorf("reopen: %v, want %v", err, test.want)
 			}
 			c.pours(2 << 20) // more than pipes and buffers hold
 			test.heal(t, c)
-			if err := client.ReopenLog(limit(t, time.Minute)); err != nil {
+			if err := client.ReopenLog(limit(t)); err != nil {
 				t.Error(err)
 			}
 			before := size(t, c.files[0])
@@ -259,7 +259,7 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 				t.Fatal(err)
 			}
 			exit(t, client)
-			eventually(t, "the monitor to leave", c.refuses)
+			wait.For(t, "the monitor to leave", c.refuses)
 			if size(t, c.files[0]) != before {
 				t.Error("the old file was written to after its rotation")
 			}

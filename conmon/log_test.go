@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // record is one line of a CRI log.
@@ -112,7 +113,7 @@ func same(t *testing.T, what, got, want string) {
 // doubled, reordered or in a broken record.
 func TestRotation(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		const lines, every = 300_000, 3
+		const lines, every = 80_000, 3
 		c := newContainer(t, runtime, "number", fmt.Sprint(lines), fmt.Sprint(every))
 		client := c.run()
 		files := []string{}
@@ -127,7 +128,7 @@ func TestRotation(t *testing.T) {
 				t.Fatal(err)
 			}
 			files = append(files, old)
-			if err := client.ReopenLog(limit(t, time.Minute)); errors.Is(err, fault.Precondition) {
+			if err := client.ReopenLog(limit(t)); errors.Is(err, fault.Precondition) {
 				break // all was written, and the monitor has left
 			} else if err != nil {
 				t.Fatal(err)
@@ -151,7 +152,7 @@ func TestRotation(t *testing.T) {
 		for _, file := range files {
 			total += size(t, file)
 		}
-		if logged := client.Logged(limit(t, time.Minute)); logged != uint64(total) {
+		if logged := client.Logged(limit(t)); logged != uint64(total) {
 			t.Errorf("the monitor counts %d bytes, the files have %d", logged, total)
 		}
 		stdout, stderr := joinLogs(t, files...)
@@ -174,7 +175,7 @@ func size(t *testing.T, file string) int64 {
 // length, and the log is complete when the exit is known.
 func TestUnendedLines(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		for _, n := range []int{1, 15, 16383, 16384, 16385, 32768, 100_000, 1 << 20} {
+		for _, n := range []int{1, 16384, 16385, 100_000} {
 			c := newContainer(t, runtime, "bytes", fmt.Sprint(n))
 			exit(t, c.run())
 			stdout, _ := c.log()
@@ -184,23 +185,19 @@ func TestUnendedLines(t *testing.T) {
 	})
 }
 
-// A prompt is not shown before its line ends, but it is there when it does, and
-// holding it costs no time.
+// A prompt is not in the log before its line ends, but it is there when it does.
 func TestHeldBackLine(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "prompt")
 	c.Stdin = true
-	client := c.run()
-	monitor := c.processes().Monitor.PID
-	atMost(t, "turns of the loop for a held-back line", 0, func() int { // when the buffers have been given back
-		busy := switches(t, monitor)
-		time.Sleep(1500 * time.Millisecond)
-		return switches(t, monitor) - busy
-	})
+	client := c.launch()
+	a := c.attach(conmon.Streams{Stdout: true})
+	c.start()
+	expect(t, a.Stdout, "password: ")
 	if stdout, _ := c.log(); stdout != "" {
 		t.Errorf("stdout %q", stdout)
 	}
-	if err := client.CloseStdin(limit(t, time.Minute)); err != nil {
+	if err := client.CloseStdin(limit(t)); err != nil {
 		t.Fatal(err)
 	}
 	exit(t, client)
@@ -214,13 +211,13 @@ func TestDiscardedLog(t *testing.T) {
 		c := newContainer(t, runtime, "number", "20000", "2")
 		c.LogFile = ""
 		client := c.run()
-		if err := client.ReopenLog(limit(t, time.Minute)); err != nil && !errors.Is(err, fault.Precondition) {
+		if err := client.ReopenLog(limit(t)); err != nil && !errors.Is(err, fault.Precondition) {
 			t.Error(err)
 		}
 		if e := exit(t, client); e.Code != 0 {
 			t.Errorf("exit %+v", e)
 		}
-		if logged := client.Logged(limit(t, time.Minute)); logged != 0 {
+		if logged := client.Logged(limit(t)); logged != 0 {
 			t.Errorf("of a discarded log %d bytes are counted", logged)
 		}
 	})
@@ -232,24 +229,24 @@ func TestLoggedSinceTheClientCame(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "tick", "5")
 	first := c.run()
-	eventually(t, "output", func() bool { return size(t, c.LogFile) > 0 })
+	wait.For(t, "output", func() bool { return size(t, c.LogFile) > 0 })
 	before := size(t, c.LogFile)
-	second, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+	second, err := conmon.Dial(limit(t), c.Dir, c.ExitFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer second.Close()
 	at := size(t, c.LogFile)
-	eventually(t, "more output", func() bool { return size(t, c.LogFile) > at })
+	wait.For(t, "more output", func() bool { return size(t, c.LogFile) > at })
 	if err := first.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	exit(t, first)
 	total := size(t, c.LogFile)
-	if logged := first.Logged(limit(t, time.Minute)); logged != uint64(total) {
+	if logged := first.Logged(limit(t)); logged != uint64(total) {
 		t.Errorf("the first client counts %d bytes of %d", logged, total)
 	}
-	if logged := int64(second.Logged(limit(t, time.Minute))); logged < total-at || logged > total-before {
+	if logged := int64(second.Logged(limit(t))); logged < total-at || logged > total-before {
 		t.Errorf("the second client counts %d bytes, of %d that came after %d to %d", logged, total, before, at)
 	}
 }
@@ -266,7 +263,7 @@ func TestReopenFails(t *testing.T) {
 	c.LogFile = filepath.Join(dir, "log")
 	client := c.run()
 	c.awaitLog("tick 3")
-	ctx := limit(t, time.Minute)
+	ctx := limit(t)
 
 	// The whole directory is gone, as after the deletion of a pod.
 	moved := dir + ".moved"
@@ -277,7 +274,7 @@ func TestReopenFails(t *testing.T) {
 		t.Errorf("reopen without a directory: %v", err)
 	}
 	grown := size(t, moved+"/log")
-	eventually(t, "the old file to grow", func() bool { return size(t, moved+"/log") > grown })
+	wait.For(t, "the old file to grow", func() bool { return size(t, moved+"/log") > grown })
 
 	// Somebody has put a link in its place.
 	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink("/etc/passwd", c.LogFile)); err != nil {
@@ -308,7 +305,7 @@ func TestReopenFails(t *testing.T) {
 func tinyDisk(t *testing.T, kib int) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dk", kib)); err != nil {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("mode=0700,size=%dk", kib)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -337,12 +334,12 @@ func TestFullDisk(t *testing.T) {
 				}
 				return st.Bavail == 0
 			}
-			eventually(t, "a full disk", func() bool { return full() || c.refuses() })
+			wait.For(t, "a full disk", func() bool { return full() || c.refuses() })
 			// Make room: by rotation to a file elsewhere, or, every other time,
 			// by telling that there is nothing but the full disk.
 			old := fmt.Sprintf("%s/log.%d", c.Dir, len(files))
 			if len(files)%2 == 1 {
-				if err := client.ReopenLog(limit(t, time.Minute)); err != nil && !errors.Is(err, fault.Precondition) {
+				if err := client.ReopenLog(limit(t)); err != nil && !errors.Is(err, fault.Precondition) {
 					t.Fatal(err)
 				}
 			}
@@ -350,7 +347,7 @@ func TestFullDisk(t *testing.T) {
 			if err := os.Rename(c.LogFile, hold); err != nil {
 				t.Fatal(err)
 			}
-			reopened := client.ReopenLog(limit(t, time.Minute))
+			reopened := client.ReopenLog(limit(t))
 			if reopened != nil && !errors.Is(reopened, fault.Precondition) {
 				t.Fatal(reopened)
 			}
@@ -407,14 +404,14 @@ func TestExitOnFullDisk(t *testing.T) {
 				t.Errorf("the monitor's own log: %q", complaints)
 			}
 			if way == "release" {
-				if err := client.Release(limit(t, time.Minute)); err != nil {
+				if err := client.Release(limit(t)); err != nil {
 					t.Fatal(err)
 				}
 			} else {
 				if err := unix.Mount("", disk, "", unix.MS_REMOUNT, "size=1m"); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "the monitor to leave", c.refuses)
+				wait.For(t, "the monitor to leave", c.refuses)
 				stdout, _ := c.log()
 				same(t, "stdout", stdout, strings.Repeat("0123456789abcde\x00", 2000)[:30000]+"\n")
 			}
@@ -444,7 +441,7 @@ func TestExitFileOnFullDisk(t *testing.T) {
 	if _, err := conmon.ReadExit(c.ExitFile); !errors.Is(err, fault.NotFound) {
 		t.Errorf("exit file: %v", err)
 	}
-	again, err := conmon.Dial(limit(t, time.Minute), c.Dir, c.ExitFile)
+	again, err := conmon.Dial(limit(t), c.Dir, c.ExitFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +452,7 @@ func TestExitFileOnFullDisk(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the monitor to leave", c.refuses)
+	wait.For(t, "the monitor to leave", c.refuses)
 	c.checkGone(client, e)
 }
 

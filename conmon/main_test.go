@@ -1,6 +1,7 @@
 package conmon_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,24 +9,29 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	_ "github.com/crius-run/crius/conmon/monitor" // so that a cached result is not that of another monitor
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Built once for all tests.
 var (
 	monitorPath string // crius-conmon
 	rootfs      string // of every container: /probe and some empty directories
-	cgroupRoot  = fmt.Sprintf("/crius-test-conmon-%d", os.Getpid())
+	cgroupRoot  string // of every test
 )
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(serverRole); dir != "" {
 		actAsServer(dir)
+		return
+	}
+	if os.Getenv(poserRole) != "" {
+		actAsPoser()
 		return
 	}
 	os.Exit(run(m))
@@ -46,8 +52,11 @@ func run(m *testing.M) int {
 	build(monitorPath, "github.com/crius-run/crius/cmd/crius-conmon")
 	build(filepath.Join(rootfs, "probe"), "./testdata/probe")
 	must(mountHugetlb())
+	owned, err := claim.New()
+	must(err)
+	cgroupRoot = "/" + owned.ID
 	defer func() {
-		if err := cgroup.Remove(cgroupRoot); err != nil {
+		if err := errors.Join(cgroup.Remove(cgroupRoot), owned.Release()); err != nil {
 			fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		}
 	}()
@@ -64,16 +73,10 @@ func run(m *testing.M) int {
 // reapAll waits for the orphans and reports whether all have ended. One that was
 // killed has left its cgroup, and has no command line, before it can be reaped.
 func reapAll() bool {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		switch {
-		case errors.Is(err, unix.ECHILD):
-			return true
-		case pid == 0:
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	return false
+	return wait.Until(context.Background(), func() bool {
+		_, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		return errors.Is(err, unix.ECHILD)
+	})
 }
 
 func must(err error) {
@@ -95,7 +98,7 @@ func build(output, pkg string) {
 func mountHugetlb() error {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers")
 	if err != nil || !strings.Contains(string(controllers), "hugetlb") {
-		return nil
+		return nil //nolint:nilerr // there is none to mount
 	}
 	if err := os.MkdirAll("/sys/fs/cgroup/hugetlb", 0o755); err != nil {
 		return err

@@ -1,18 +1,19 @@
 package conmon_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // inmate is a container in somebody else's sandbox, which is a process that
@@ -47,7 +48,7 @@ func newInmate(t *testing.T, start, wait string) *inmate {
 	t.Cleanup(func() {
 		_ = i.sandbox.Process.Kill()
 		_ = i.sandbox.Wait()
-		if err := conmon.Terminate(limit(t, time.Minute), dir); err != nil {
+		if err := conmon.Terminate(limit(t), dir); err != nil {
 			t.Error(err)
 		}
 		os.RemoveAll(dir)
@@ -57,7 +58,7 @@ func newInmate(t *testing.T, start, wait string) *inmate {
 
 func (i *inmate) launch() *conmon.Client {
 	i.Helper()
-	client, err := conmon.Launch(limit(i, time.Minute), i.Spec)
+	client, err := conmon.Launch(limit(i), i.Spec)
 	if err != nil {
 		i.Fatal(err)
 	}
@@ -106,7 +107,7 @@ func TestInmate(t *testing.T) {
 		t.Error("it runs before it is started")
 	}
 	for range 2 { // whoever asks again, after a restart of his own, is told the same
-		if err := client.Start(limit(t, time.Minute)); err != nil {
+		if err := client.Start(limit(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,10 +126,10 @@ func TestInmateWaitedForAgain(t *testing.T) {
 	t.Parallel()
 	i := newInmate(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
 	client := i.launch()
-	if err := client.Start(limit(t, time.Minute)); err != nil {
+	if err := client.Start(limit(t)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the third to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "third")); return err == nil })
+	wait.For(t, "the third command to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "third")); return err == nil })
 	i.write("end")
 	i.wants(client, 5)
 }
@@ -138,7 +139,7 @@ func TestInmateNobodyKnowsOf(t *testing.T) {
 	t.Parallel()
 	i := newInmate(t, starts, "exit 1")
 	client := i.launch()
-	if err := client.Start(limit(t, time.Minute)); err != nil {
+	if err := client.Start(limit(t)); err != nil {
 		t.Fatal(err)
 	}
 	i.wants(client, 137)
@@ -154,7 +155,7 @@ func TestSandboxKilled(t *testing.T) {
 			i := newInmate(t, starts, wait)
 			client := i.launch()
 			if wait != "" {
-				if err := client.Start(limit(t, time.Minute)); err != nil {
+				if err := client.Start(limit(t)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -172,10 +173,10 @@ func TestInmateNotStarted(t *testing.T) {
 	t.Parallel()
 	i := newInmate(t, "exit 9", waits)
 	client := i.launch()
-	if err := client.Start(limit(t, time.Minute)); err == nil || !strings.Contains(err.Error(), "exit code 9") {
+	if err := client.Start(limit(t)); err == nil || !strings.Contains(err.Error(), "exit code 9") {
 		t.Errorf("start: %v", err)
 	}
-	if err := client.Release(limit(t, time.Minute)); err != nil {
+	if err := client.Release(limit(t)); err != nil {
 		t.Fatal(err)
 	}
 	i.wants(client, 137)
@@ -188,17 +189,17 @@ func TestSlowStart(t *testing.T) {
 	i := newInmate(t, "while [ ! -e go ]; do sleep 0.02; done\n"+starts, waits)
 	client := i.launch()
 	started := make(chan error, 1)
-	go func() { started <- client.Start(limit(t, time.Minute)) }()
-	other, err := conmon.Dial(limit(t, time.Minute), i.Dir, i.ExitFile)
+	go func() { started <- client.Start(limit(t)) }()
+	other, err := conmon.Dial(limit(t), i.Dir, i.ExitFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := other.ReopenLog(limit(t, time.Minute)); err != nil {
+	if err := other.ReopenLog(limit(t)); err != nil {
 		t.Errorf("another client: %v", err)
 	}
 	reopened := make(chan error, 1)
-	go func() { reopened <- client.ReopenLog(limit(t, time.Minute)) }()
+	go func() { reopened <- client.ReopenLog(limit(t)) }()
 	select {
 	case err := <-started:
 		t.Fatalf("started before it was: %v", err)
@@ -219,9 +220,9 @@ func TestReleasedWhileItStarts(t *testing.T) {
 	t.Parallel()
 	i := newInmate(t, "echo $$ >starting; exec sleep 1000", waits)
 	client := i.launch()
-	go func() { _ = client.Start(limit(t, time.Minute)) }()
-	eventually(t, "the start", func() bool { text, _ := os.ReadFile(filepath.Join(i.Dir, "starting")); return len(text) > 0 })
-	if err := conmon.Terminate(limit(t, time.Minute), i.Dir); err != nil {
+	go func() { _ = client.Start(limit(t)) }()
+	wait.For(t, "the start", func() bool { text, _ := os.ReadFile(filepath.Join(i.Dir, "starting")); return len(text) > 0 })
+	if err := conmon.Terminate(limit(t), i.Dir); err != nil {
 		t.Fatal(err)
 	}
 	i.wants(client, 137)
@@ -242,23 +243,23 @@ func TestInmateStartIsLocked(t *testing.T) {
 	if err := take(); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Start(limit(t, time.Minute)); err == nil || !strings.Contains(err.Error(), wire.StartLock) {
+	if err := client.Start(limit(t)); err == nil || !strings.Contains(err.Error(), wire.StartLock) {
 		t.Errorf("while a server looks: %v", err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
 	started := make(chan error, 1)
-	go func() { started <- client.Start(limit(t, time.Minute)) }()
-	eventually(t, "the start to begin", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "begun")); return err == nil })
-	if err := take(); err != unix.EWOULDBLOCK {
+	go func() { started <- client.Start(limit(t)) }()
+	wait.For(t, "the start to begin", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "begun")); return err == nil })
+	if err := take(); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("the lock of a start under way: %v", err)
 	}
 	i.write("go")
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the lock to be free", func() bool { return take() == nil })
+	wait.For(t, "the lock to be free", func() bool { return take() == nil })
 	i.write("end")
 	i.wants(client, 5)
 }

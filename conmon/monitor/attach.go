@@ -1,22 +1,11 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
 )
-
-// lagTime is how many milliseconds an attached client may leave its pipe full
-// before it is dropped. Until then the container waits for it, as a program
-// waits for its terminal; a client that takes a little all the time may slow it.
-// Of a container that has ended nobody may hold up the news for longer.
-const lagTime = 2000
-
-// tap is where a copy of a stream goes, besides the log.
-type tap struct {
-	fd   int    // a pipe of the client; -1: none
-	rest []byte // of the stream's last read: what the pipe had no room for
-}
 
 // attach gives a client its share in the container's streams from now on: it
 // has sent the descriptors to which its stdout and stderr are to be written.
@@ -83,15 +72,11 @@ func (m *monitor) attached() (n int) {
 // tap begins to copy a stream to fd. One that has ended, as the standard error
 // of a container with a terminal has, ends at once.
 func (m *monitor) tap(s *stream, i, fd int) {
-	err := syscall.SetNonblock(fd, true)
-	if err == nil {
-		err = m.listenTo(fd, syscall.EPOLLOUT|edgeTriggered, drained, 2*i+s.number()-1)
-	}
-	if err != nil || s.fd < 0 {
+	if s.fd < 0 || syscall.SetNonblock(fd, true) != nil {
 		syscall.Close(fd)
 		return
 	}
-	s.taps[i].fd = fd
+	s.taps[i] = fd
 	s.tapped++
 }
 
@@ -113,68 +98,58 @@ func (m *monitor) lend(i int) {
 	}
 }
 
-// share offers what has just been read to all who have attached.
+// share gives what has just been read to all who have attached. It never waits:
+// a client that is too far behind is dropped.
 func (s *stream) share(chunk []byte) {
 	if s.tapped == 0 || len(chunk) == 0 {
 		return
 	}
-	for i := range s.taps {
-		t := &s.taps[i]
-		if t.fd < 0 {
+	for i, fd := range s.taps {
+		if fd < 0 {
 			continue
 		}
-		t.rest = chunk
-		if s.lagging == 0 && !s.last {
-			s.deadline = uptime() + lagTime
-		}
-		s.lagging++
-		s.push(i)
-	}
-}
-
-// push writes to a tap what it still lacks.
-func (s *stream) push(i int) {
-	t := &s.taps[i]
-	for len(t.rest) > 0 {
-		n, err := syscall.Write(t.fd, t.rest)
-		switch {
-		case err == syscall.EINTR:
-			continue
-		case err == syscall.EAGAIN:
-			return
-		case err != nil: // nobody reads it any more
+		switch err := writeAhead(fd, chunk); {
+		case err == nil:
+		case errors.Is(err, syscall.EAGAIN):
+			s.tooSlow(i)
+		default: // nobody reads it any more
 			s.detach(i)
-			return
-		}
-		t.rest = t.rest[n:]
-		if !s.last {
-			s.deadline = uptime() + lagTime
 		}
 	}
-	s.lagging--
 }
 
-// feed goes on where push has stopped.
-func (m *monitor) feed(number int) {
-	s := &m.stdout
-	if number%2 == 1 {
-		s = &m.stderr
+// writeAhead writes to a pipe, which grows up to MostBehind as it fills.
+func writeAhead(fd int, chunk []byte) error {
+	for len(chunk) > 0 {
+		n, err := syscall.Write(fd, chunk)
+		switch {
+		case err == nil:
+			chunk = chunk[n:]
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			size := capacity(fd)
+			if size <= 0 || size >= wire.MostBehind || growPipe(fd, 2*size) != nil {
+				return err
+			}
+		default:
+			return err
+		}
 	}
-	if i := number / 2; len(s.taps[i].rest) > 0 {
-		s.push(i)
-	}
+	return nil
+}
+
+// dropLaggard ends the connection of a client that does not keep up.
+func (m *monitor) dropLaggard(i int) {
+	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it does not keep up with the container's output, which goes on in the log"})
+	m.drop(i)
 }
 
 func (s *stream) detach(i int) {
-	t := &s.taps[i]
-	if t.fd < 0 {
+	if s.taps[i] < 0 {
 		return
 	}
-	syscall.Close(t.fd)
-	if len(t.rest) > 0 {
-		s.lagging--
-	}
-	*t = tap{fd: -1}
+	syscall.Close(s.taps[i])
+	s.taps[i] = -1
 	s.tapped--
 }
 
@@ -182,20 +157,6 @@ func (s *stream) detach(i int) {
 func (s *stream) untap() {
 	for i := range s.taps {
 		s.detach(i)
-	}
-}
-
-// dropLaggards ends the attachment of who does not keep up.
-func (m *monitor) dropLaggards() {
-	for _, s := range []*stream{&m.stdout, &m.stderr} {
-		if s.lagging == 0 || uptime() < s.deadline {
-			continue
-		}
-		for i := range s.taps {
-			if len(s.taps[i].rest) > 0 {
-				m.drop(i)
-			}
-		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 	"unicode/utf8"
 
@@ -10,7 +11,7 @@ import (
 // spawn starts the runtime. Should the monitor be killed, the kernel kills the
 // runtime, but nothing that the runtime has begun.
 func (m *monitor) spawn(child stdio) error {
-	if err := wire.Unlink(m.opt.PidFile); err != nil && err != syscall.ENOENT {
+	if err := wire.Unlink(m.opt.PidFile); err != nil && !errors.Is(err, syscall.ENOENT) {
 		return wire.Fail("remove stale "+m.opt.PidFile, err)
 	}
 	argv := m.opt.Runtime

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -114,7 +115,7 @@ func (m *monitor) serve(i int) {
 	var buf [256]byte    // far longer than any request
 	var control [64]byte // of which the kernel discards what does not fit
 	n, controlled, err := receive(fd, buf[:], control[:])
-	if err == syscall.EAGAIN || err == syscall.EINTR {
+	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR) {
 		return
 	}
 	if err != nil || n == 0 {

@@ -12,6 +12,7 @@ import (
 func (m *monitor) conclude(exit wire.Exit) {
 	m.state = exited
 	m.exit = exit
+	m.lastOutput = uptime() + outputTime
 	m.exit.Sec, m.exit.Nsec = now()
 	if m.watched >= 0 {
 		syscall.Close(m.watched)
@@ -26,7 +27,6 @@ func (m *monitor) conclude(exit wire.Exit) {
 	m.fifos.close()
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
 		s.last = true
-		s.deadline = uptime() + lagTime
 		if s.fd >= 0 {
 			s.ready = true
 			s.pump(&m.log, unread(s.fd))

@@ -20,7 +20,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Close(m.epoll)
-	if err := m.log.open(m.opt.LogFile); err != nil {
+	if err := m.log.open("", m.opt.LogFile); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { syscall.Close(m.log.fd) }()
@@ -28,7 +28,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	growPipe(p[0], 1<<20)
+	_ = growPipe(p[0], 1<<20)
 	m.stdout.fd, m.state = p[0], running
 	if err := m.watch(&m.stdout); err != nil {
 		t.Fatal(err)

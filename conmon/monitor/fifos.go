@@ -51,7 +51,7 @@ func (m *monitor) connectFifos() error {
 		s.close()
 		s.fd = m.fifos.read[s.number()]
 		m.fifos.read[s.number()] = -1
-		growPipe(s.fd, pipeSize)
+		_ = growPipe(s.fd, pipeSize)
 		if err := m.watch(s); err != nil {
 			return wire.Fail("watch fifo", err)
 		}
@@ -78,8 +78,12 @@ func (f *fifos) endInput() {
 	}
 }
 
+// outputTime is for how many milliseconds after a container's end its runtime may
+// pass on what the container has written.
+const outputTime = 2000
+
 // underway reports whether output of a container that has ended is still to come:
 // it goes through a process of the runtime's, which is given some time for that.
 func (m *monitor) underway() bool {
-	return m.opt.Fifos && !m.released && (m.stdout.fd >= 0 || m.stderr.fd >= 0) && uptime() < m.stdout.deadline
+	return m.opt.Fifos && !m.released && (m.stdout.fd >= 0 || m.stderr.fd >= 0) && uptime() < m.lastOutput
 }

@@ -11,6 +11,7 @@ import (
 // more is read from the container, which then waits in its own write(2).
 type logFile struct {
 	path    string // empty: everything is thrown away
+	base    string // the directory above the pod's; below it no link is followed
 	fd      int
 	records []byte // whole records, written up to done
 	done    int
@@ -18,16 +19,24 @@ type logFile struct {
 	err     error  // why the last write was refused; nil: all is well
 }
 
-func openLog(path string) (int, error) {
-	const flags = syscall.O_WRONLY | syscall.O_APPEND | syscall.O_CREAT | syscall.O_NOFOLLOW |
+// openLog opens the log and makes it where there is none. Pods may write where
+// logs are, so it must be what it seems: a regular file at its path and at no
+// other, with no link on the way (CVE-2025-0750).
+func openLog(base, path string) (int, error) {
+	const flags = syscall.O_WRONLY | syscall.O_APPEND | syscall.O_CREAT |
 		syscall.O_NONBLOCK // a FIFO would block, and is refused below
-	fd, err := wire.Open(flags, 0o640, path)
+	fd, err := wire.OpenBelow(base, path, flags, 0o640)
 	if err != nil {
 		return -1, wire.Fail("open log "+path, err)
 	}
 	var st syscall.Stat_t
-	if err = syscall.Fstat(fd, &st); err == nil && st.Mode&syscall.S_IFMT != syscall.S_IFREG {
+	err = syscall.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&syscall.S_IFMT != syscall.S_IFREG:
 		err = wire.Text("not a regular file")
+	case st.Nlink != 1:
+		err = wire.Text("the file has other names as well")
 	}
 	if err != nil {
 		syscall.Close(fd)
@@ -36,11 +45,21 @@ func openLog(path string) (int, error) {
 	return fd, nil
 }
 
-func (l *logFile) open(path string) (err error) {
+// open opens the log of a container whose pod has its logs in dir; empty: in that
+// of the log itself.
+func (l *logFile) open(dir, path string) (err error) {
 	l.path = path
-	if path != "" {
-		l.fd, err = openLog(path)
+	if path == "" {
+		return nil
 	}
+	if dir == "" || dir == "/" {
+		dir = wire.Parent(path)
+	}
+	l.base = wire.Parent(dir)
+	if len(path) <= len(dir) || path[:len(dir)] != dir || path[len(dir)] != '/' {
+		return wire.Text("log " + path + " is not below " + dir)
+	}
+	l.fd, err = openLog(l.base, path)
 	return err
 }
 
@@ -90,7 +109,7 @@ func (l *logFile) reopen() error {
 	if err := l.takeBack(); err != nil {
 		return err
 	}
-	fd, err := openLog(l.path)
+	fd, err := openLog(l.base, l.path)
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,6 @@ const (
 	ended                  // the runtime, or the container's init, is dead
 	spoken                 // there is output of the container, or of the runtime
 	starved                // the kernel has counted an OOM kill
-	drained                // an attached client has taken some of its output
 	helped                 // a command of the runtime that acts for a remote container has ended
 	events
 )
@@ -35,8 +34,8 @@ const (
 func (s state) reaction(e event) func(*monitor, int) {
 	return [states][events]func(*monitor, int){
 		creating: {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).runtimeEnded},
-		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills, drained: (*monitor).feed, helped: (*monitor).helperEnded},
-		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, drained: (*monitor).feed},
+		running:  {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready, ended: (*monitor).initEnded, starved: (*monitor).countKills, helped: (*monitor).helperEnded},
+		exited:   {connected: (*monitor).accept, asked: (*monitor).serve, spoken: (*monitor).ready},
 	}[s][e]
 }
 
@@ -64,12 +63,13 @@ type monitor struct {
 	log            logFile
 	oom            oomCounter
 
-	exit     wire.Exit
-	recorded bool // in the exit file
-	told     bool // to the clients
-	attempts int  // to write the exit file
-	released bool // nobody is interested any more
-	left     bool
+	exit       wire.Exit
+	lastOutput int64 // uptime until which output of the dead container may come through its runtime
+	recorded   bool  // in the exit file
+	told       bool  // to the clients
+	attempts   int   // to write the exit file
+	released   bool  // nobody is interested any more
+	left       bool
 
 	stuck      bool // it has been complained that the log is blocked
 	complaints int
@@ -89,9 +89,10 @@ func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 	for i := range m.clients {
 		m.clients[i].fd = -1
 	}
-	for i := range m.stdout.taps {
-		m.stdout.taps[i].fd, m.stderr.taps[i].fd = -1, -1
+	for i := range m.clients {
+		m.stdout.taps[i], m.stderr.taps[i] = -1, -1
 	}
+	m.stdout.tooSlow, m.stderr.tooSlow = m.dropLaggard, m.dropLaggard
 	m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	return m, wire.Fail("open epoll", err)
 }
@@ -122,7 +123,6 @@ func (m *monitor) loop() {
 func (m *monitor) patience() int {
 	const (
 		retry   = 200   // what the file system has refused
-		lagging = 100   // somebody has not taken the container's output
 		silence = 1000  // then the buffers are not needed for now
 		burial  = 10    // helpers of the runtime are dying
 		undead  = 10000 // nothing tells of the death of an orphan
@@ -130,10 +130,8 @@ func (m *monitor) patience() int {
 	)
 	moving := !m.log.blocked() || m.state == creating
 	switch {
-	case moving && (m.stdout.willing() || m.stderr.willing()):
+	case moving && (m.stdout.ready || m.stderr.ready):
 		return 0
-	case m.stdout.lagging > 0, m.stderr.lagging > 0:
-		return lagging
 	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:
 		return retry
 	case m.state == exited && m.opt.Helpers:
@@ -158,10 +156,9 @@ func (m *monitor) proceed(quiet bool) {
 	if m.opt.Remote() && m.state == running {
 		m.persist()
 	}
-	m.dropLaggards()
 	m.pump()
 	if m.state == exited {
-		if m.stdout.lagging+m.stderr.lagging == 0 && !m.underway() { // the log is complete
+		if !m.underway() { // the log is complete
 			m.record()
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -28,7 +29,7 @@ func answer(paths []string, do func(path string) error) int {
 		code := byte(0)
 		if err := do(path); err != nil {
 			code = byte(syscall.EIO)
-			if errno, ok := err.(syscall.Errno); ok {
+			if errno, ok := errors.AsType[syscall.Errno](err); ok {
 				code = byte(errno)
 			}
 		}
@@ -45,7 +46,7 @@ func stat(path string) error {
 // makeDir makes a directory and its parents where there is nothing yet.
 // Whatever exists is good: the source of a mount may be a file.
 func makeDir(path string) error {
-	if err := stat(path); err != syscall.ENOENT {
+	if err := stat(path); !errors.Is(err, syscall.ENOENT) {
 		return err
 	}
 	for i := 1; i <= len(path); i++ {

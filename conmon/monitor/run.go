@@ -76,7 +76,7 @@ func (m *monitor) begin() (err error) {
 			return wire.Fail("become subreaper", err)
 		}
 	}
-	if err := m.log.open(m.opt.LogFile); err != nil {
+	if err := m.log.open(m.opt.LogDir, m.opt.LogFile); err != nil {
 		return err
 	}
 	return m.start()
@@ -199,12 +199,11 @@ const stackRoom = 20 << 10
 // would leave behind a pool of stacks of each size on the way, some 50 KiB.
 //
 //go:noinline
-func growStack(never bool) (n int) {
+func growStack(never bool) {
 	if never {
 		var room [stackRoom]byte
-		n, _ = syscall.Read(-1, room[:])
+		_, _ = syscall.Read(-1, room[:])
 	}
-	return n
 }
 
 // trimStack gives back what lies beneath the caller in its stack: the start of a
@@ -216,7 +215,7 @@ func trimStack() {
 	here, page := uintptr(unsafe.Pointer(&mark)), uintptr(syscall.Getpagesize())
 	low, high := (here-stackRoom+page-1)/page*page, (here-near)/page*page
 	if low < high { // not where pages are large
-		syscall.RawSyscall(syscall.SYS_MADVISE, low, high-low, syscall.MADV_DONTNEED)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, low, high-low, syscall.MADV_DONTNEED)
 	}
 }
 

@@ -78,7 +78,7 @@ func TestMakeDir(t *testing.T) {
 		"/proc/no/such":  syscall.ENOENT,
 	} {
 		for range 2 {
-			if err := makeDir(path); err != want {
+			if err := makeDir(path); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", path, err, want)
 			}
 		}

@@ -31,16 +31,12 @@ type stream struct {
 	buf      []byte
 	pos, n   int // buf[pos:n] is not in the log yet
 
-	taps     [maxClients]tap
-	tapped   int   // taps in use
-	lagging  int   // taps that have not taken all of the last read
-	deadline int64 // uptime at which those are given up
+	taps    [maxClients]int // pipes of clients, to which the stream is copied; -1: none
+	tapped  int             // of them that are in use
+	tooSlow func(client int)
 }
 
 func (s *stream) ended() bool { return s.fd < 0 && s.pos == s.n }
-
-// willing reports whether reading is worth a try and has nobody to wait for.
-func (s *stream) willing() bool { return s.ready && s.lagging == 0 }
 
 func (s *stream) close() {
 	if s.fd >= 0 {
@@ -72,8 +68,7 @@ func (s *stream) fill() int {
 }
 
 // pump moves bytes from the stream into the log, and to those who have attached,
-// until there are none, the log refuses, somebody attached does not keep up, or
-// about budget bytes have been moved.
+// until there are none, the log refuses, or about budget bytes have been moved.
 //
 // Who writes a line at a time, and fast, would be read a line at a time, each for
 // the price of several system calls. After two reads that brought little the
@@ -87,7 +82,7 @@ func (s *stream) pump(log *logFile, budget int) {
 			log.flush()
 			continue
 		}
-		if !s.willing() || budget <= 0 {
+		if !s.ready || budget <= 0 {
 			log.flush()
 			return
 		}
@@ -155,7 +150,7 @@ func (m *monitor) openStdio() (child stdio, err error) {
 			break
 		}
 		s.fd, child[s.number()] = p[0], p[1]
-		growPipe(p[0], pipeSize)
+		_ = growPipe(p[0], pipeSize)
 		if err = m.watch(s); err != nil {
 			break
 		}
@@ -185,9 +180,6 @@ func (m *monitor) watch(s *stream) error {
 // stack has grown into.
 func (m *monitor) trim() {
 	for _, s := range []*stream{&m.stdout, &m.stderr} {
-		if s.lagging > 0 {
-			continue
-		}
 		if s.pos == s.n {
 			s.pos, s.n = 0, 0
 		}

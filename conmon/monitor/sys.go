@@ -17,6 +17,7 @@ const (
 
 	prSetChildSubreaper = 36
 	setPipeSize         = 1031
+	getPipeSize         = 1032
 	waitNoReap          = 0x1000000
 	clockRealtime       = 0
 	clockMonotonic      = 1
@@ -82,7 +83,7 @@ func hearSignals() {
 }
 
 func setSignal(s syscall.Signal, action, old *sigaction) {
-	syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s),
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s),
 		uintptr(unsafe.Pointer(action)), uintptr(unsafe.Pointer(old)), 8, 0, 0)
 }
 
@@ -92,7 +93,7 @@ func pidfdOpen(pid int) (int, error) {
 }
 
 func pidfdSignal(pidfd int, s syscall.Signal) {
-	syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(s), 0, 0, 0, 0)
+	_, _, _ = syscall.RawSyscall6(sysPidfdSendSignal, uintptr(pidfd), uintptr(s), 0, 0, 0, 0)
 }
 
 // readableWithin waits some seconds for a descriptor to become readable, as a
@@ -144,27 +145,28 @@ func inode(parts ...string) uint64 {
 
 func now() (sec int64, nsec int) {
 	var t syscall.Timespec
-	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&t)), 0)
-	return int64(t.Sec), int(t.Nsec)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockRealtime, uintptr(unsafe.Pointer(&t)), 0)
+	s, n := t.Unix()
+	return s, int(n)
 }
 
 // uptime is a clock in milliseconds that nobody sets.
 func uptime() int64 {
 	var t syscall.Timespec
-	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0)
-	return int64(t.Sec)*1000 + int64(t.Nsec)/1e6
+	_, _, _ = syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0)
+	return t.Nano() / 1e6
 }
 
 // rest lets others run for a moment.
 func rest() {
 	moment := syscall.Timespec{Nsec: 200_000}
-	syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&moment)), 0, 0)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&moment)), 0, 0)
 }
 
 // unread is how many bytes a pipe or terminal holds.
 func unread(fd int) int {
 	var n int32
-	syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCINQ, uintptr(unsafe.Pointer(&n)))
+	_, _, _ = syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(fd), syscall.TIOCINQ, uintptr(unsafe.Pointer(&n)))
 	return int(n)
 }
 
@@ -180,8 +182,18 @@ func setWindow(fd int, width, height uint16) error {
 	return failed(errno)
 }
 
-func growPipe(fd, size int) {
-	syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), setPipeSize, uintptr(size))
+func growPipe(fd, size int) error {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), setPipeSize, uintptr(size))
+	return failed(errno)
+}
+
+// capacity is the room in a pipe, used or not; -1: it is no pipe.
+func capacity(fd int) int {
+	size, _, errno := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), getPipeSize, 0)
+	if errno != 0 {
+		return -1
+	}
+	return int(size)
 }
 
 func accept(listener int) (int, error) {

@@ -88,7 +88,7 @@ func (p Program) Bury(ctx context.Context) (exitStatus int, err error) {
 		if err := os.Symlink(p.Dir, name); err != nil && !errors.Is(err, os.ErrExist) {
 			return 0, err
 		}
-		defer os.Remove(name)
+		defer func() { _ = os.Remove(name) }()
 	}
 	answer, err := p.run(ctx, nil, "-bundle", p.Dir, "delete")
 	if err != nil {
@@ -121,7 +121,7 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 		return nil, err
 	}
 	defer words.Close()
-	defer os.Remove(words.Name())
+	defer func() { _ = os.Remove(words.Name()) }()
 	args := append([]string{"-namespace", Namespace, "-id", p.ID, "-address", p.Server, "-publish-binary", p.Publisher}, verb...)
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Dir = p.Dir

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"errors"
 	"syscall"
 	"unsafe"
 )
@@ -9,6 +10,39 @@ import (
 // no memory but the stack's.
 func Open(flags int, mode uint32, parts ...string) (fd int, err error) {
 	return at(syscall.SYS_OPENAT, flags|syscall.O_CLOEXEC|syscall.O_LARGEFILE, mode, parts)
+}
+
+// OpenBelow opens the file at path, which begins with the directory base. Links
+// are followed on the way to base, and none after that. Errors say what is wrong.
+func OpenBelow(base, path string, flags int, mode uint32) (fd int, err error) {
+	name := path[len(base):]
+	for len(name) > 0 && name[0] == '/' {
+		name = name[1:]
+	}
+	const opath = 0x200000 // O_PATH
+	dir, err := Open(opath|syscall.O_DIRECTORY, 0, base, "/")
+	if err != nil {
+		return -1, err
+	}
+	defer syscall.Close(dir)
+	var text [4096]byte
+	if copy(text[:], name) == len(text) {
+		return -1, syscall.ENAMETOOLONG
+	}
+	const openat2, noSymlinks, beneath = 437, 0x04, 0x08 // on every architecture
+	how := [3]uint64{uint64(flags | syscall.O_CLOEXEC | syscall.O_LARGEFILE), uint64(mode), noSymlinks | beneath}
+	for {
+		result, _, errno := syscall.Syscall6(openat2, uintptr(dir), uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&how)), unsafe.Sizeof(how), 0, 0)
+		switch errno {
+		case 0:
+			return int(result), nil
+		case syscall.EINTR:
+		case syscall.ELOOP:
+			return -1, Text("there is a symbolic link below " + base)
+		default:
+			return -1, errno
+		}
+	}
 }
 
 // Unlink removes a file, in the same way.
@@ -75,7 +109,7 @@ func WriteFile(path string, content []byte, durable bool) error {
 		return Fail("write "+path, err)
 	}
 	if durable {
-		err = syncDir(parent(path))
+		err = syncDir(Parent(path))
 	}
 	if err != nil {
 		return Fail("sync directory of "+path, err)
@@ -90,7 +124,7 @@ func writeNew(path string, content []byte, durable bool) error {
 	}
 	for err == nil && len(content) > 0 {
 		var n int
-		if n, err = syscall.Write(fd, content); err == syscall.EINTR {
+		if n, err = syscall.Write(fd, content); errors.Is(err, syscall.EINTR) {
 			err = nil
 		}
 		content = content[max(n, 0):]
@@ -114,7 +148,8 @@ func syncDir(path string) error {
 	return err
 }
 
-func parent(path string) string {
+// Parent is the directory that path is in, whose end is no slash.
+func Parent(path string) string {
 	for i := len(path) - 1; i > 0; i-- {
 		if path[i] == '/' {
 			return path[:i]

@@ -63,7 +63,7 @@ func TestWriteFileFails(t *testing.T) {
 	if entries, _ := filepath.Glob(dir + "/*.tmp"); entries != nil {
 		t.Errorf("left over: %v", entries)
 	}
-	if got := parent("file") + parent("/file") + parent("/a/file") + parent("a/b/file"); got != "."+"/"+"/a"+"a/b" {
+	if got := Parent("file") + Parent("/file") + Parent("/a/file") + Parent("a/b/file"); got != "."+"/"+"/a"+"a/b" {
 		t.Error(got)
 	}
 }
@@ -80,13 +80,13 @@ func TestReadFile(t *testing.T) {
 			t.Errorf("%d bytes of %d, %v", len(got), room, err)
 		}
 	}
-	if _, err := ReadFile(make([]byte, 1), dir, "/missing"); err != syscall.ENOENT {
+	if _, err := ReadFile(make([]byte, 1), dir, "/missing"); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("missing: %v", err)
 	}
-	if _, err := ReadFile(make([]byte, 1), dir); err != syscall.EISDIR {
+	if _, err := ReadFile(make([]byte, 1), dir); !errors.Is(err, syscall.EISDIR) {
 		t.Errorf("directory: %v", err)
 	}
-	if _, err := Open(0, 0, strings.Repeat("/x", 3000)); err != syscall.ENAMETOOLONG {
+	if _, err := Open(0, 0, strings.Repeat("/x", 3000)); !errors.Is(err, syscall.ENAMETOOLONG) {
 		t.Errorf("long path: %v", err)
 	}
 	fd, err := Open(syscall.O_RDONLY, 0, dir, "/file")

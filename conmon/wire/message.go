@@ -14,6 +14,11 @@ const (
 	MaxText   = 8 << 10
 )
 
+// MostBehind is how many bytes of one output stream an attached client may leave
+// unread in its pipe; less where the kernel does not let the pipe grow that far:
+// beyond fs.pipe-max-size it wants CAP_SYS_RESOURCE.
+const MostBehind = 4 << 20
+
 // Verb is the first word of a packet.
 type Verb uint8
 
@@ -28,6 +33,8 @@ const (
 
 	OK    // ok: the oldest unanswered request is done
 	Error // error TEXT: the oldest unanswered request has failed
+
+	Dropped // dropped TEXT: the monitor closes this connection, and why
 
 	// From the client: requests, each answered once, in order.
 	ReopenLog  // reopen-log
@@ -62,6 +69,7 @@ var forms = [...]form{
 	Logged:     {"logged", 1, false},
 	OK:         {"ok", 0, false},
 	Error:      {"error", 0, true},
+	Dropped:    {"dropped", 0, true},
 	ReopenLog:  {"reopen-log", 0, false},
 	Resize:     {"resize", 2, false},
 	CloseStdin: {"close-stdin", 0, false},

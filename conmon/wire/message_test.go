@@ -20,6 +20,7 @@ func TestMessages(t *testing.T) {
 		"count-log":           {Verb: CountLog},
 		"ok":                  {Verb: OK},
 		"error \x00\xff":      {Verb: Error, Text: "\x00\xff"},
+		"dropped too slow":    {Verb: Dropped, Text: "too slow"},
 		"reopen-log":          {Verb: ReopenLog},
 		"resize 80 25":        {Verb: Resize, Num: [4]uint64{80, 25}},
 		"close-stdin":         {Verb: CloseStdin},

@@ -8,6 +8,7 @@ type Options struct {
 	PidFile  string // where the runtime writes the pid of the container's init
 	ExitFile string
 	LogFile  string // empty: output is discarded
+	LogDir   string // of the pod, at or above that of LogFile; empty: that one
 
 	Terminal  bool
 	Stdin     bool
@@ -42,13 +43,14 @@ type listFlag struct {
 const required = 4
 
 // strings lists the flags with a value, those that must have one first.
-func (o *Options) strings() [5]stringFlag {
+func (o *Options) strings() [6]stringFlag {
 	return [...]stringFlag{
 		{"--id", &o.ID},
 		{"--dir", &o.Dir},
 		{"--pid-file", &o.PidFile},
 		{"--exit-file", &o.ExitFile},
 		{"--log-file", &o.LogFile},
+		{"--log-dir", &o.LogDir},
 	}
 }
 

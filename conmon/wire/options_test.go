@@ -8,10 +8,10 @@ import (
 
 func TestArgs(t *testing.T) {
 	o := Options{
-		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
+		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l/c/f", LogDir: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
 		Start: []string{"/r", "start now"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
-	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l --terminal --stdin --stdin-once --helpers " +
+	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l/c/f --log-dir=/l --terminal --stdin --stdin-once --helpers " +
 		"--start=/r --start=start now --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
 	if got := strings.Join(o.Args(), " "); got != want {
 		t.Errorf("%s, want\n%s", got, want)

@@ -1,18 +1,28 @@
+//go:build budgets
+
 package conmon_test
 
 import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
-// Not parallel: it measures.
-func TestIdleMonitorCost(t *testing.T) {
+// An idle monitor has hardly more private memory than a Go program that only
+// sleeps, and sleeps as well as it does.
+func TestBudgetIdleMonitor(t *testing.T) {
 	const monitors = 20
+	yardstick := idle(t)
 	var pids []int
 	for range monitors {
 		c := newContainer(t, "crun", "sleep")
@@ -25,9 +35,9 @@ func TestIdleMonitorCost(t *testing.T) {
 		}
 		return n
 	}
-	time.Sleep(1500 * time.Millisecond) // the buffers are given back after a second of silence
-	const usual = 490
-	private := atMost(t, "KiB of private memory in an idle monitor", usual+20, func() int {
+	time.Sleep(silence)
+	least := rollup(t, yardstick, "Anonymous:")
+	private := atMost(t, "KiB of private memory in an idle monitor", least*115/100, func() int {
 		return sum(func(pid int) int { return rollup(t, pid, "Anonymous:") }) / monitors
 	})
 	const seconds = 5
@@ -36,35 +46,79 @@ func TestIdleMonitorCost(t *testing.T) {
 		time.Sleep(seconds * time.Second)
 		return sum(func(pid int) int { return switches(t, pid) }) - before
 	})
-	t.Logf("per monitor: Pss %d KiB, private dirty %d KiB, %.1f threads; %.2f wake-ups a second",
-		sum(func(pid int) int { return rollup(t, pid, "Pss:") })/monitors, private,
+	t.Logf("per monitor: Pss %d KiB, private dirty %d KiB, %d%% of the yardstick's, %.1f threads; %.2f wake-ups a second",
+		sum(func(pid int) int { return rollup(t, pid, "Pss:") })/monitors, private, 100*private/least,
 		float64(sum(func(pid int) int { return len(tasks(t, pid)) }))/monitors, float64(wakeups)/monitors/seconds)
 }
 
-// atMost measures again until there are no more than most: what comes to rest does
-// so later on a machine that is busy. It returns the last measure.
+// silence is how long a monitor must have nothing to do before it has given its
+// buffers back.
+const silence = 1500 * time.Millisecond
+
+// idle runs the yardstick, in a monitor's environment.
+func idle(t *testing.T) (pid int) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "idle")
+	build(path, "./testdata/idle")
+	cmd := exec.Command(path)
+	environ := wire.Environ()
+	cmd.Env = environ[:]
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// atMost measures until there are no more than most: what comes to rest does so
+// later on a busy machine. It returns the last measure.
 func atMost(t *testing.T, what string, most int, measure func() int) (n int) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if n = measure(); n <= most {
-			return n
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("%d %s, want %d at most", n, what, most)
-			return n
-		}
+	if !wait.Until(t.Context(), func() bool { n = measure(); return n <= most }) {
+		t.Errorf("%d %s, want %d at most", n, what, most)
 	}
+	return n
+}
+
+// rests checks that a process is not scheduled for a while.
+func rests(t *testing.T, pid int) {
+	t.Helper()
+	atMost(t, "wake-ups of an idle monitor", 0, func() int {
+		before := switches(t, pid)
+		time.Sleep(silence)
+		return switches(t, pid) - before
+	})
+}
+
+func TestBudgetHeldBackLine(t *testing.T) {
+	c := newContainer(t, "crun", "prompt")
+	c.Stdin = true
+	client := c.launch()
+	a := c.attach(conmon.Streams{Stdout: true})
+	c.start()
+	expect(t, a.Stdout, "password: ")
+	rests(t, c.processes().Monitor.PID)
+	if err := client.CloseStdin(limit(t)); err != nil {
+		t.Fatal(err)
+	}
+	exit(t, client)
+}
+
+func TestBudgetTerminalLetGo(t *testing.T) {
+	c := newContainer(t, "crun", "letgo")
+	c.Terminal = true
+	c.awaitHangUp(c.run())
+	rests(t, c.processes().Monitor.PID)
 }
 
 // cri-o#6403: what grows with every request will be large one day.
-func TestRequestsCostNothing(t *testing.T) {
+func TestBudgetRequests(t *testing.T) {
 	c := newContainer(t, "crun", "sleep")
 	client := c.run()
 	const requests = 30_000
-	ctx := limit(t, 10*time.Minute)
 	reopen := func(n int) {
 		for range n {
-			if err := client.ReopenLog(ctx); err != nil {
+			if err := client.ReopenLog(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -80,23 +134,23 @@ func TestRequestsCostNothing(t *testing.T) {
 
 // A container that has written a lot, and then falls silent, leaves its monitor
 // no larger than it was.
-func TestMemoryIsGivenBack(t *testing.T) {
+func TestBudgetBurst(t *testing.T) {
 	c := newContainer(t, "crun", "burst", "50000000")
 	c.Stdin = true
 	client := c.run()
 	monitor := c.processes().Monitor.PID
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(silence)
 	before := rollup(t, monitor, "Anonymous:")
-	if err := client.CloseStdin(limit(t, time.Minute)); err != nil {
+	if err := client.CloseStdin(limit(t)); err != nil {
 		t.Fatal(err)
 	}
 	var during int
-	eventually(t, "the burst", func() bool {
+	wait.For(t, "the burst", func() bool {
 		during = max(during, rollup(t, monitor, "Anonymous:"))
 		return size(t, c.LogFile) > 50_000_000
 	})
 	// What it has while it writes says nothing: it may have fallen silent by then.
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(silence)
 	after := atMost(t, "KiB of private memory after a burst", before+32, func() int { return rollup(t, monitor, "Anonymous:") })
 	t.Logf("%d KiB, while it wrote %d, afterwards %d", before, during, after)
 }
@@ -113,15 +167,6 @@ func rollup(t *testing.T, pid int, field string) int {
 		t.Fatal(err)
 	}
 	return kib
-}
-
-func tasks(t *testing.T, pid int) []os.DirEntry {
-	t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return entries
 }
 
 // switches counts how often the threads of a process have been scheduled.

@@ -1,0 +1,6 @@
+// Command idle is the yardstick of the budgets: a Go program that only sleeps.
+package main
+
+import "time"
+
+func main() { time.Sleep(1<<63 - 1) }
