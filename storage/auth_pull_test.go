@@ -177,6 +177,23 @@ func TestForeignLayerIsRefused(t *testing.T) {
 	n.empty()
 }
 
+// So is a config that is to be fetched from there.
+func TestForeignConfigIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	elsewhere := registrytest.StartAt(t, "127.0.0.3:0")
+	a := motd(t, "hostile")
+	elsewhere.Push("app", "1", a)
+	r := serve(t, "app", "1", manifestOf(t, func(m map[string]any) {
+		m["config"].(map[string]any)["urls"] = []string{"http://" + elsewhere.Addr() + "/v2/app/blobs/" + a.Config.String()}
+	}))
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+	if !errors.Is(err, fault.Invalid) || len(elsewhere.Requests()) > 0 {
+		t.Errorf("%v, %d requests", err, len(elsewhere.Requests()))
+	}
+	n.empty()
+}
+
 func passwordOf(user, password string) *cri.AuthConfig {
 	return &cri.AuthConfig{Username: user, Password: password}
 }

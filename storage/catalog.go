@@ -28,6 +28,7 @@ type catalog struct {
 
 	mu      sync.Mutex
 	entries map[string]entry
+	limit   int // of the bytes of all configs that are kept
 }
 
 // entry is a record of containers/storage and what it was found to be.
@@ -35,10 +36,11 @@ type entry struct {
 	record cstorage.Image
 	image  *Image // nil: unusable
 	lost   bool   // unusable because layers are missing
+	kept   int    // bytes of the image's config
 }
 
 func newCatalog(store cstorage.Store, locks *locks, pinned func(*Image) bool, hidden func(string) bool) *catalog {
-	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}}
+	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}, limit: maxKeptSum}
 }
 
 // list returns the images by id. An image that nobody could start, because
@@ -92,15 +94,20 @@ func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	left := c.limit
+	for _, e := range c.entries {
+		left -= e.kept
+	}
 	entries := make(map[string]entry, len(records))
 	for _, record := range records {
 		known, ok := c.entries[record.ID]
 		same := ok && sameRecord(&known.record, &record)
 		if !same || known.image == nil { // what was unusable may have been mended
 			var err error
-			if known, err = c.read(ctx, record); err != nil && !same {
+			if known, err = c.read(ctx, record, left); err != nil && !same {
 				slog.WarnContext(ctx, "image cannot be used and is not listed", "image", record.ID, "err", err)
 			}
+			left -= known.kept
 		}
 		entries[record.ID] = known
 	}
@@ -117,13 +124,14 @@ func (c *catalog) known() map[string]entry {
 	return c.entries
 }
 
-func (c *catalog) read(ctx context.Context, record cstorage.Image) (entry, error) {
+// read makes the entry of a record and keeps up to left bytes of its config.
+func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (entry, error) {
 	image, err := load(ctx, c.store, &record)
 	if err != nil {
 		return entry{record: record, lost: errors.Is(err, errLayersLost)}, err
 	}
 	image.Pinned = c.pinned(image) || record.ReadOnly // which nobody can remove
-	return entry{record: record, image: image}, nil
+	return entry{record: record, image: image, kept: image.trim(left)}, nil
 }
 
 // forget makes the next list look at an image anew.

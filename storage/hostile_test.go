@@ -149,8 +149,12 @@ func TestHostileConfigs(t *testing.T) {
 	r.Push("app", "odd", withConfig([]byte(odd)))
 	img := n.pull(r.Addr() + "/app:odd")
 	uid, user := img.User()
+	spec, err := n.Spec(testContext(t), img)
+	if err != nil {
+		t.Fatal(err)
+	}
 	texts := []string{user, img.Config.Env[0], img.Config.WorkingDir}
-	for key, value := range img.Config.Labels {
+	for key, value := range spec.Config.Labels {
 		texts = append(texts, key, value)
 	}
 	for _, text := range texts {

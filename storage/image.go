@@ -10,7 +10,6 @@ import (
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/reference"
-	imagetransport "go.podman.io/image/v5/storage"
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -30,16 +29,17 @@ type Image struct {
 	RepoDigests []string
 	// Size in bytes of the unpacked layers, the config and the manifests.
 	Size uint64
-	// Config is what the image says about its containers. It comes from
-	// whoever made the image and is to be trusted no further than that.
+	// Config is what the image says about its containers: User, Env, Entrypoint,
+	// Cmd, WorkingDir and StopSignal. It comes from whoever made the image and is
+	// to be trusted no further than that. A large one has its User alone but in the
+	// answer of Image.
 	Config *imagespec.ImageConfig
-	// Spec is the whole image config, of which Config is a part.
-	Spec *imagespec.Image
 	// Pinned asks the kubelet never to collect the image: the configuration
 	// says so, or it lies in a read-only store.
 	Pinned bool
 
 	topLayer string
+	trimmed  bool // Config has the User alone
 }
 
 // User is the numeric user that the image wants, or the name of one that is
@@ -67,7 +67,7 @@ var (
 // tool may have stored; the library bounds those that are pulled.
 const maxDocument = 4 << 20
 
-// load reads an image's config and checks that its layers are there.
+// load makes the Image of a record and checks that its layers are there.
 func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
 	for name, size := range record.BigDataSizes {
 		if size > maxDocument {
@@ -77,23 +77,7 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 	if _, err := usableLayers(store, record.TopLayer); err != nil {
 		return nil, err
 	}
-	ref, err := imagetransport.Transport.NewStoreReference(store, nil, record.ID)
-	if err != nil {
-		return nil, err
-	}
-	stored, err := ref.NewImage(ctx, nil)
-	if errors.Is(err, cstorage.ErrLayerUnknown) {
-		err = fmt.Errorf("%w: %w", errLayersLost, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer stored.Close()
-	spec, err := stored.OCIConfig(ctx)
-	if err != nil {
-		return nil, err
-	}
-	size, err := stored.Size()
+	spec, size, err := readSpec(ctx, store, record.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -102,8 +86,7 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 		RepoTags:    repoTags(record),
 		RepoDigests: repoDigests(record),
 		Size:        uint64(max(size, 1)), // CRI wants more than zero
-		Config:      &spec.Config,
-		Spec:        spec,
+		Config:      runConfig(&spec.Config),
 		topLayer:    record.TopLayer,
 	}, nil
 }
@@ -168,9 +151,13 @@ func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return find(images, ref, func(name string) ([]reference.Named, error) {
+	image, err := find(images, ref, func(name string) ([]reference.Named, error) {
 		return localNames(s.libraryContext(), name)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return s.whole(ctx, image)
 }
 
 // Remove removes an image with all its names, whichever of them ref is (CRI

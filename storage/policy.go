@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ErrSignature: the signature policy does not accept the image. It comes
+// ErrSignature says that the signature policy does not accept the image. It comes
 // together with fault.Denied and tells this refusal from a registry's.
 var ErrSignature = errors.New("signature policy")
 
@@ -79,4 +79,12 @@ func (s *Store) signaturePolicy(sys *types.SystemContext, namespace string) (*si
 		return nil, fmt.Errorf("%w: %w: %w", ErrSignature, fault.Precondition, err)
 	}
 	return signature.NewPolicyContext(policy)
+}
+
+// acceptAnything is the policy of a copy from an inspected source, about which
+// the policy that counts has been asked. The caller must Destroy it.
+func acceptAnything() (*signature.PolicyContext, error) {
+	return signature.NewPolicyContext(&signature.Policy{
+		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
+	})
 }

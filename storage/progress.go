@@ -13,11 +13,13 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 )
 
 var (
-	errStalled = errors.New("no byte came from the registry for storage.progress_timeout")
-	errTooLong = errors.New("the pull took longer than storage.pull_timeout")
+	errStalled = errors.New("no byte came from the registry for image.progress_timeout")
+	errTooSlow = errors.New("the registry sent fewer bytes per second than image.min_pull_rate, over image.progress_timeout")
+	errTooLong = errors.New("the pull took longer than image.pull_timeout")
 )
 
 // causeOf replaces an error by the reason for which ctx ended, if it did.
@@ -25,7 +27,7 @@ func causeOf(ctx context.Context, err error) error {
 	switch cause := context.Cause(ctx); {
 	case cause == nil || err == nil:
 		return err
-	case errors.Is(cause, errStalled), errors.Is(cause, errTooLong):
+	case errors.Is(cause, errStalled), errors.Is(cause, errTooSlow), errors.Is(cause, errTooLong):
 		return fmt.Errorf("%w: %w", fault.Timeout, cause)
 	case errors.Is(cause, context.DeadlineExceeded):
 		return fmt.Errorf("%w: %w", fault.Timeout, cause)
@@ -34,28 +36,36 @@ func causeOf(ctx context.Context, err error) error {
 	}
 }
 
-// watchdog ends a pull that waits for bytes which do not come. It counts bytes
-// only while a layer is under way: unpacking may take as long as it needs.
+// watchdog ends a pull that waits for bytes which do not come, or come too slowly.
+// It counts only while a layer is under way: unpacking may take as long as it
+// needs.
 type watchdog struct {
 	counts *PullCounts
 	pull   *PullProgress
 	limit  time.Duration // 0: none
+	least  int64         // bytes that are due in limit; 0: any
 	cancel context.CancelCauseFunc
 	events chan types.ProgressProperties // as the library reports
 	end    chan struct{}
 	done   sync.WaitGroup
 }
 
-func newWatchdog(counts *PullCounts, image string, limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
+// newWatchdog watches a pull of an image: rate is in bytes per second.
+func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int64, cancel context.CancelCauseFunc) *watchdog {
 	w := &watchdog{
 		counts: counts,
 		pull:   counts.begin(image),
 		limit:  limit,
+		least:  int64(limit.Seconds() * float64(rate)),
 		cancel: cancel,
 		events: make(chan types.ProgressProperties, 64),
 		end:    make(chan struct{}),
 	}
-	w.done.Go(w.run)
+	w.done.Go(func() {
+		if panics.Do(context.Background(), "watch pull", func() error { w.run(); return nil }) != nil {
+			w.discard()
+		}
+	})
 	return w
 }
 
@@ -139,12 +149,15 @@ func (w *watchdog) stop() {
 }
 
 func (w *watchdog) run() {
-	timer := time.NewTimer(w.limit)
-	defer timer.Stop()
-	if w.limit == 0 {
-		timer.Stop() // and it is never set
+	idle, window := time.NewTimer(w.limit), time.NewTimer(w.limit)
+	defer idle.Stop()
+	defer window.Stop()
+	if w.limit == 0 { // and they are never set
+		idle.Stop()
+		window.Stop()
 	}
 	var layers downloads
+	var came int64 // in the window
 	for {
 		select {
 		case <-w.end:
@@ -154,17 +167,51 @@ func (w *watchdog) run() {
 			return
 		case event := <-w.events:
 			w.counts.note(w.pull, event)
+			waited := layers.waiting()
 			layers.note(event)
-			if w.limit > 0 {
-				timer.Reset(w.limit)
+			if w.limit == 0 {
+				continue
 			}
-		case <-timer.C:
+			idle.Reset(w.limit)
+			came += worth(event)
+			if !waited { // there was nothing that could have come
+				came = worth(event)
+				window.Reset(w.limit)
+			}
+		case <-idle.C:
 			if layers.waiting() {
 				w.cancel(errStalled)
 			}
-			timer.Reset(w.limit)
+			idle.Reset(w.limit)
+		case <-window.C:
+			if layers.waiting() && came < w.least {
+				w.cancel(errTooSlow)
+			}
+			came = 0
+			window.Reset(w.limit)
 		}
 	}
+}
+
+// discard takes events, which the library waits for.
+func (w *watchdog) discard() {
+	for {
+		select {
+		case <-w.events:
+		case <-w.end:
+			return
+		}
+	}
+}
+
+// worth is the bytes that an event counts for. A blob that is complete counts for
+// more than its own: an image of many small ones waits for answers, not for bytes.
+func worth(event types.ProgressProperties) int64 {
+	const perBlob = 64 << 10
+	if event.Event == types.ProgressEventDone || event.Event == types.ProgressEventSkipped {
+		return perBlob
+	}
+	return int64(event.OffsetUpdate)
 }
 
 // downloads keeps how many bytes of each blob are still to come.

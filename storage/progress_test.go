@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,7 +57,7 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 func watchdogLetsUnpacking(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, cancel)
+	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, cancel)
 	defer w.stop()
 	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
 	w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
@@ -79,7 +80,7 @@ func watchdogLetsUnpacking(t *testing.T) {
 // Without a limit nothing is ever called off, and it is counted all the same.
 func TestNoLimit(t *testing.T) {
 	counts := new(PullCounts)
-	w := newWatchdog(counts, "image", 0, func(cause error) { t.Error(cause) })
+	w := newWatchdog(counts, "image", 0, 1<<10, func(cause error) { t.Error(cause) })
 	for _, e := range []types.ProgressProperties{
 		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
@@ -108,4 +109,76 @@ func TestNoLimit(t *testing.T) {
 	if b, f, p := counts.Bytes.Load(), counts.Fetched.Load(), counts.Present.Load(); b != 10 || f != 1 || p != 1 {
 		t.Errorf("counted %d bytes, %d fetched, %d present", b, f, p)
 	}
+}
+
+// A registry that drips does not hold a pull for ever; a slow link does no harm,
+// nor do pauses in which nothing is due.
+func TestWatchdogWantsARate(t *testing.T) {
+	t.Parallel()
+	const rate, window = 1 << 10, 5 * time.Minute
+	blob := func(kind types.ProgressEvent, name string, read uint64) types.ProgressProperties {
+		return types.ProgressProperties{Event: kind, Artifact: types.BlobInfo{Digest: digest.Digest(name), Size: 1 << 40}, OffsetUpdate: read}
+	}
+	for name, c := range map[string]struct {
+		every time.Duration
+		event func(i int) []types.ProgressProperties
+		want  error
+	}{
+		"drips": {time.Minute, func(int) []types.ProgressProperties {
+			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 1)}
+		}, errTooSlow},
+		"too slow in sum": {time.Minute, func(i int) []types.ProgressProperties {
+			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 20*rate), blob(types.ProgressEventRead, "b", 20*rate)}
+		}, errTooSlow},
+		"slow link": {time.Minute, func(int) []types.ProgressProperties {
+			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 70*rate)}
+		}, nil},
+		"uneven link": {4 * time.Minute, func(int) []types.ProgressProperties {
+			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 600*rate)}
+		}, nil},
+		"small blobs": {time.Minute, func(i int) []types.ProgressProperties {
+			name := fmt.Sprint("small", i)
+			return []types.ProgressProperties{blob(types.ProgressEventNewArtifact, name, 0), blob(types.ProgressEventDone, name, 100)}
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				w := newWatchdog(new(PullCounts), "image", window, rate, cancel)
+				defer w.stop()
+				w.events <- blob(types.ProgressEventNewArtifact, "a", 0)
+				w.events <- blob(types.ProgressEventNewArtifact, "b", 0)
+				for i := range 60 {
+					for _, event := range c.event(i) {
+						w.events <- event
+					}
+					time.Sleep(c.every)
+				}
+				if cause := context.Cause(ctx); !errors.Is(cause, c.want) || c.want == nil && cause != nil {
+					t.Errorf("cancelled for %v, want %v", cause, c.want)
+				}
+			})
+		})
+	}
+}
+
+// Unpacking is no download: what comes afterwards has a window of its own.
+func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		w := newWatchdog(new(PullCounts), "image", time.Minute, 1<<10, cancel)
+		defer w.stop()
+		for i := range 10 {
+			name := digest.Digest(fmt.Sprint(i))
+			w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: name, Size: 100}}
+			w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: name, Size: 100}, OffsetUpdate: 100}
+			time.Sleep(time.Minute + 50*time.Second) // unpacking
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			t.Errorf("cancelled for %v", cause)
+		}
+	})
 }

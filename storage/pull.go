@@ -10,7 +10,6 @@ import (
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
-	"go.podman.io/image/v5/signature"
 	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
@@ -111,12 +110,14 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err != nil {
 		return nil, err
 	}
-	defer policy.Destroy()
-	src, err := openSource(ctx, sys, name, s.cfg.ProgressTimeout)
+	defer func() { _ = policy.Destroy() }()
+	src, err := openSource(ctx, sys, policy, name, s.cfg.ProgressTimeout)
 	if err != nil {
 		return nil, err
 	}
-	defer src.opened.Close()
+	defer func() { _ = src.opened.Close() }()
+	defer src.opened.end()
+	src.opened.largeWindows = s.largeWindows
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 		return nil, err
 	}
 	sys.BigFilesTemporaryDir = job.temporary
-	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, sys, policy, src) })
+	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, sys, src) })
 	job.end(ctx, err == nil)
 	if err != nil {
 		return nil, err
@@ -142,21 +143,26 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 }
 
 // copy brings the image into the store and returns its id.
-func (s *Store) copy(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, src *source) (string, error) {
+func (s *Store) copy(ctx context.Context, sys *types.SystemContext, src *source) (string, error) {
+	policy, err := acceptAnything()
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = policy.Destroy() }()
 	dest, err := imagetransport.Transport.NewStoreReference(s.store, src.name, "")
 	if err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, cancel)
+	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, cancel)
 	defer watch.stop()
 	var stored types.ImageReference
 	_, err = copy.Image(ctx, policy, dest, src, &copy.Options{
 		SourceCtx:               sys,
 		DestinationCtx:          sys,
 		MaxParallelDownloads:    uint(max(s.cfg.ParallelLayers, 0)),
-		PreferGzipInstances:     types.OptionalBoolFalse, // chooses as inspect did
+		PreferGzipInstances:     types.OptionalBoolFalse, // chooses as inspect did, or finds no manifest
 		Progress:                watch.events,
 		ProgressInterval:        1, // every read
 		ReportResolvedReference: &stored,

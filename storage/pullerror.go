@@ -55,7 +55,7 @@ func newPullError(name string, err error, secrets []string) error {
 // carry their own.
 var hints = map[error]string{
 	fault.NotFound:        "check the name and the tag",
-	fault.Unauthenticated: "check the pull secret of the pod or storage.auth_file",
+	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",
 	fault.Unavailable:     "check that the node reaches the registry and trusts its certificate",
 	fault.Exhausted:       "free space in the image store",
 }
@@ -64,10 +64,10 @@ var hints = map[error]string{
 // decide; only errors that already carry a fault are taken as they are.
 func kinds(err error) []error {
 	for _, known := range []error{
-		context.Canceled, ErrSignature, fault.Invalid, fault.NotFound, fault.Timeout, fault.Precondition,
+		context.Canceled, fault.Invalid, fault.NotFound, fault.Timeout, fault.Precondition,
 		fault.Denied, fault.Unavailable, fault.Exhausted,
 	} {
-		if errors.Is(err, known) && known != ErrSignature {
+		if errors.Is(err, known) {
 			return append([]error{known}, signatureKind(err)...)
 		}
 	}

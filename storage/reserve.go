@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
 )
 
 // A reserve is room on the image disk that is kept for removals alone:
@@ -27,7 +29,8 @@ func newReserve(root string) reserve { return reserve(filepath.Join(root, reserv
 func (r reserve) keep() {
 	f, err := os.OpenFile(string(r), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err == nil {
-		err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, reserveSize), f.Close())
+		err = eintr.Retry(func() error { return unix.Fallocate(int(f.Fd()), 0, 0, reserveSize) })
+		err = errors.Join(err, f.Close())
 	}
 	if err == nil {
 		return

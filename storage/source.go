@@ -1,39 +1,43 @@
 package storage
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"sync"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Limits of what a registry may hand out. The library itself bounds manifests
-// and configs to 4 MiB each.
+// Limits of what a registry may hand out; imageconfig.go has those of configs. The
+// library itself bounds manifests to 4 MiB each.
 const (
 	maxInstances = 1000 // of an index
 	maxLayers    = 500  // the most that overlay stacks
 )
 
-// source is an image in a registry, reached and looked at. It is a reference
-// whose NewImageSource gives out what is open already, so that the copy that
-// follows asks the registry nothing twice but the manifest of an index's
-// instance.
+// source is an image in a registry, reached and inspected: a reference whose
+// NewImageSource gives out what is open already.
 type source struct {
 	types.ImageReference
-	opened types.ImageSource
+	opened *inspected
 	name   reference.Named
 }
 
 // openSource reaches the first of the name's mirrors, or the registry itself,
-// that has the image, and inspects its manifest. It gives up after limit.
-func openSource(ctx context.Context, sys *types.SystemContext, name reference.Named, limit time.Duration) (*source, error) {
+// that has the image, and inspects it. It gives up after limit.
+func openSource(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, name reference.Named, limit time.Duration) (*source, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", fault.Invalid, err)
@@ -47,11 +51,12 @@ func openSource(ctx context.Context, sys *types.SystemContext, name reference.Na
 	if err != nil {
 		return nil, causeOf(ctx, err)
 	}
-	if err := inspect(ctx, sys, opened); err != nil {
-		opened.Close()
+	seen, err := inspect(ctx, sys, policy, opened)
+	if err != nil {
+		_ = opened.Close()
 		return nil, causeOf(ctx, err)
 	}
-	return &source{ImageReference: ref, opened: opened, name: name}, nil
+	return &source{ImageReference: ref, opened: seen, name: name}, nil
 }
 
 // NewImageSource implements types.ImageReference.
@@ -59,43 +64,167 @@ func (s *source) NewImageSource(context.Context, *types.SystemContext) (types.Im
 	return s.opened, nil
 }
 
-// inspect checks the manifest, and behind an index that of this platform's
-// instance, before anything is fetched on its word.
-func inspect(ctx context.Context, sys *types.SystemContext, src types.ImageSource) error {
-	raw, mediaType, err := image.UnparsedInstance(src, nil).Manifest(ctx)
+// inspected is an image source whose documents have passed inspect. The copy
+// that follows gets them from memory: the registry is asked nothing twice and
+// cannot answer differently the second time.
+//
+// The library shows only simple signatures of a source that is wrapped like this
+// one, so inspect evaluates the signature policy on the source itself.
+type inspected struct {
+	types.ImageSource
+	manifests map[digest.Digest]document // "": what the image's name refers to
+	config    []byte
+	digest    digest.Digest // of config
+
+	largeWindows chan struct{} // takes the one pull that may have large windows
+	mu           sync.Mutex
+	large        bool // that pull is this one
+}
+
+type document struct {
+	content   []byte
+	mediaType string
+}
+
+// GetManifest implements types.ImageSource.
+func (s *inspected) GetManifest(_ context.Context, instance *digest.Digest) ([]byte, string, error) {
+	var wanted digest.Digest
+	if instance != nil {
+		wanted = *instance
+	}
+	m, ok := s.manifests[wanted]
+	if !ok {
+		return nil, "", fmt.Errorf("image manifest %s: %w: it was not inspected", wanted, fault.Invalid)
+	}
+	return m.content, m.mediaType, nil
+}
+
+// GetBlob implements types.ImageSource.
+func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	if info.Digest == s.digest {
+		return io.NopCloser(bytes.NewReader(s.config)), int64(len(s.config)), nil
+	}
+	stream, size, err := s.ImageSource.GetBlob(ctx, info, cache)
 	if err != nil {
+		return nil, 0, err
+	}
+	return &layerGuard{ReadCloser: stream, layer: info.Digest, admitLarge: func() error { return s.admitLarge(ctx) }}, size, nil
+}
+
+// admitLarge waits until no other pull has layers with large windows: then all of
+// this one may have some, until it ends.
+func (s *inspected) admitLarge(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.large {
+		return nil
+	}
+	select {
+	case s.largeWindows <- struct{}{}:
+		s.large = true
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// end lets other pulls have large windows, after the copy has ended.
+func (s *inspected) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.large {
+		s.large = false
+		<-s.largeWindows
+	}
+}
+
+// readConfig fetches the image's config and checks it.
+func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
+	if info.Size > maxConfig {
+		return fmt.Errorf("image config: %w: it has %d bytes, more than %d", fault.Invalid, info.Size, maxConfig)
+	}
+	stream, _, err := s.ImageSource.GetBlob(ctx, info, none.NoCache)
+	if err != nil {
+		return fmt.Errorf("image config: %w", err)
+	}
+	defer stream.Close()
+	raw, err := io.ReadAll(io.LimitReader(stream, maxConfig+1))
+	if err != nil {
+		return fmt.Errorf("image config: %w", err)
+	}
+	if err := checkConfig(raw); err != nil {
 		return err
 	}
+	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
+		return fmt.Errorf("image config: its digest is %s, not %s", got, info.Digest)
+	}
+	s.config, s.digest = raw, info.Digest
+	return nil
+}
+
+// inspect checks the manifest, and behind an index that of this platform's
+// instance, before anything is fetched on its word; asks the signature policy; and
+// checks the config.
+func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, src types.ImageSource) (*inspected, error) {
+	seen := &inspected{ImageSource: src, manifests: map[digest.Digest]document{}}
+	unparsed := image.UnparsedInstance(src, nil)
+	raw, mediaType, err := unparsed.Manifest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	seen.manifests[""] = document{raw, mediaType}
 	if manifest.MIMETypeIsMultiImage(mediaType) {
-		list, err := manifest.ListFromBlob(raw, mediaType)
+		chosen, err := chooseInstance(sys, raw, mediaType)
 		if err != nil {
-			return fmt.Errorf("image index: %w: %w", fault.Invalid, err)
+			return nil, fmt.Errorf("image index: %w", err)
 		}
-		if n := len(list.Instances()); n > maxInstances {
-			return fmt.Errorf("image index: %w: it lists %d images, more than %d", fault.Invalid, n, maxInstances)
-		}
-		chosen, err := list.ChooseInstance(sys)
+		unparsed = image.UnparsedInstance(src, &chosen)
+		raw, mediaType, err = unparsed.Manifest(ctx)
 		if err != nil {
-			return fmt.Errorf("image index: %w: %w", fault.NotFound, err)
-		}
-		raw, mediaType, err = image.UnparsedInstance(src, &chosen).Manifest(ctx)
-		if err != nil {
-			return err
+			return nil, err
 		}
 		if manifest.MIMETypeIsMultiImage(mediaType) {
-			return fmt.Errorf("image index: %w: it leads to another index", fault.Invalid)
+			return nil, fmt.Errorf("image index: %w: it leads to another index", fault.Invalid)
 		}
+		seen.manifests[chosen] = document{raw, mediaType}
 	}
 	parsed, err := manifest.FromBlob(raw, mediaType)
 	if err != nil {
-		return fmt.Errorf("image manifest: %w: %w", fault.Invalid, err)
+		return nil, fmt.Errorf("image manifest: %w: %w", fault.Invalid, err)
 	}
-	return inspectManifest(parsed)
+	if err := inspectManifest(parsed); err != nil {
+		return nil, err
+	}
+	if allowed, err := policy.IsRunningImageAllowed(ctx, unparsed); err != nil || !allowed {
+		return nil, fmt.Errorf("image refused by the signature policy: %w", err)
+	}
+	if isSchema1(parsed) {
+		return seen, nil
+	}
+	if err := seen.readConfig(ctx, parsed.ConfigInfo()); err != nil {
+		return nil, err
+	}
+	return seen, nil
 }
 
-// inspectManifest refuses digests that are none (CVE-2024-3727), layers that
-// are to be fetched from servers of the image's choice (CVE-2020-15157), and
-// more layers than can be mounted.
+func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
+	list, err := manifest.ListFromBlob(raw, mediaType)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", fault.Invalid, err)
+	}
+	if n := len(list.Instances()); n > maxInstances {
+		return "", fmt.Errorf("%w: it lists %d images, more than %d", fault.Invalid, n, maxInstances)
+	}
+	chosen, err := list.ChooseInstance(sys)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", fault.NotFound, err)
+	}
+	return chosen, nil
+}
+
+// inspectManifest refuses digests that are none (CVE-2024-3727), blobs that are
+// to be fetched from servers of the image's choice (CVE-2020-15157), and more
+// layers than can be mounted.
 func inspectManifest(m manifest.Manifest) error {
 	layers := m.LayerInfos()
 	if len(layers) > maxLayers {
@@ -104,6 +233,10 @@ func inspectManifest(m manifest.Manifest) error {
 	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: %w: config digest %q: %w", fault.Invalid, config.Digest, err)
+		}
+		if len(config.URLs) > 0 {
+			return fmt.Errorf("image manifest: %w: the config is a foreign one, to be fetched from %q; crius fetches from the image's registry only",
+				fault.Invalid, config.URLs[0])
 		}
 	}
 	for i, layer := range layers {

@@ -78,6 +78,7 @@ type Store struct {
 	sealer       *sealer
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
+	largeWindows chan struct{} // see inspected
 
 	background sync.WaitGroup // the measuring of writable layers
 }
@@ -115,7 +116,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals}
+	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals, largeWindows: make(chan struct{}, 1)}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib, locks)
 	s.holds = newHolds(lib, locks, s.debris)

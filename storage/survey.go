@@ -76,17 +76,17 @@ func (s *sealer) settle(ctx context.Context, store cstorage.Store, last *seal) (
 	return s.survey(ctx, store, last, layers)
 }
 
-func (sealer *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, layers []cstorage.Layer) (unsure []sealedLayer, err error) {
+func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, layers []cstorage.Layer) (unsure []sealedLayer, err error) {
 	started := time.Now()
-	s := &survey{
-		sealer: sealer, last: last, store: store, sealed: last.layers(), whole: slices.Clone(last.Whole),
+	v := &survey{
+		sealer: s, last: last, store: store, sealed: last.layers(), whole: slices.Clone(last.Whole),
 		layers: map[string]*cstorage.Layer{}, damaged: map[string]error{},
 	}
-	if s.aside, err = damagedRecords(store.GraphRoot()); err != nil {
+	if v.aside, err = damagedRecords(store.GraphRoot()); err != nil {
 		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {
-		s.layers[layers[i].ID] = &layers[i]
+		v.layers[layers[i].ID] = &layers[i]
 	}
 	images, err := store.Images()
 	if err != nil {
@@ -97,7 +97,7 @@ func (sealer *sealer) survey(ctx context.Context, store cstorage.Store, last *se
 		if images[i].ReadOnly {
 			continue
 		}
-		err := s.image(ctx, &images[i])
+		err := v.image(ctx, &images[i])
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -113,16 +113,16 @@ func (sealer *sealer) survey(ctx context.Context, store cstorage.Store, last *se
 				"make it again, or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
 		default:
 			gone++
-			s.setAside(&images[i], err)
+			v.setAside(&images[i], err)
 		}
 	}
-	s.sweep()
-	if err := s.collect(); err != nil {
+	v.sweep()
+	if err := v.collect(); err != nil {
 		slog.Error("parts of layers that a power cut left cannot be removed", "err", err)
 	}
 	slog.Info("image store looked through after the boot", "images", len(images), "layers", len(layers),
-		"read", s.read, "damaged", gone, "kept", kept, "took", time.Since(started))
-	return s.unsure(), nil
+		"read", v.read, "damaged", gone, "kept", kept, "took", time.Since(started))
+	return v.unsure(), nil
 }
 
 // unsure are the layers that were not found to be whole.

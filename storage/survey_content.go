@@ -102,7 +102,7 @@ func garbled(err error) error {
 func readHeaders(all io.Reader, files map[string]*tar.Header) error {
 	for r := tar.NewReader(all); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			_, err = io.Copy(io.Discard, all) // the padding
 			return err
 		}

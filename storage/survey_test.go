@@ -71,6 +71,8 @@ func (n *node) diff(id string) string { return filepath.Join(n.cfg.Root, "overla
 // chain are the layers of an image, top first.
 func (n *node) chain(img *Image) []string {
 	n.t.Helper()
+	driverSetUp.Lock() // the store may be closed, which a look into it undoes
+	defer driverSetUp.Unlock()
 	var ids []string
 	for id := img.topLayer; id != ""; {
 		ids = append(ids, id)
@@ -670,7 +672,9 @@ func TestSurveyGoesOn(t *testing.T) {
 			}
 		}
 		ok(t, os.RemoveAll(filepath.Join(n.cfg.RunRoot, settledName)))
+		driverSetUp.Lock()
 		store, err := Open(ctx, n.cfg)
+		driverSetUp.Unlock()
 		cancel()
 		if done = err == nil; done {
 			n.Store = store

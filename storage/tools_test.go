@@ -86,7 +86,11 @@ func TestOurImageIsUsableByOtherTools(t *testing.T) {
 		if files := entriesOf(t, dir); !slices.Contains(files, img.ID) || len(files) != 5 { // config, 2 layers, manifest, version
 			t.Errorf("%s: %q", name, files)
 		}
-		if out, err := skopeo(t, "inspect", n.transport("@"+img.ID)); err != nil || !strings.Contains(out, img.Spec.RootFS.DiffIDs[0].String()[:7]) {
+		spec, err := n.Spec(testContext(t), img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := skopeo(t, "inspect", n.transport("@"+img.ID)); err != nil || !strings.Contains(out, spec.RootFS.DiffIDs[0].String()[:7]) {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 		if out, err := skopeo(t, "delete", n.transport(img.RepoTags[0])); err != nil {

@@ -1,22 +1,37 @@
 package storage
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 // tree adds up a directory tree. It goes by descriptors, since a container may
-// nest directories deeper than a path can be long, and hide files there; and it
-// has no more than two of them open at a time, however deep they go.
+// nest directories deeper than a path can be long, and hide files there. However
+// deep and wide they are, it has no more than two of them open at a time, and
+// keeps maxNames names and a few words for each level.
 type tree struct {
 	bytes, inodes uint64
 	linked        map[inode]bool
+	shared        float64     // inodes of which not all links were counted
 	stop          func() bool // asked now and then; nil: never
+	buffer        []byte
 }
+
+// Limits of what is kept while directories are gone through: names of directories
+// still to be visited, in all levels, and files with several links.
+const (
+	maxNames  = 4096
+	maxBatch  = 1024 // names of one directory
+	maxLinked = 100_000
+)
 
 type inode struct{ dev, ino uint64 }
 
@@ -29,7 +44,24 @@ var (
 type level struct {
 	self inode
 	dirs []string // in it, still to be visited
+	next int64    // where the rest of it is
+	read bool     // there is no rest
 }
+
+// pop takes a name and lets go of memory that the others do not need.
+func (l *level) pop() string {
+	n := len(l.dirs) - 1
+	name := l.dirs[n]
+	l.dirs[n] = ""
+	l.dirs = l.dirs[:n]
+	if cap(l.dirs) > 2*n+16 {
+		l.dirs = slices.Clone(l.dirs)
+	}
+	return name
+}
+
+// batch is how many names may be kept beside kept others; one at least.
+func batch(kept int) int { return max(1, min(maxBatch, maxNames-kept)) }
 
 // add counts path and everything below it.
 func (t *tree) add(path string) error {
@@ -38,40 +70,40 @@ func (t *tree) add(path string) error {
 		return err
 	}
 	defer func() { at.Close() }()
-	var way []level
+	way, kept := []level{{self: self}}, 0
 	for {
-		// at has just been entered.
-		dirs, err := t.children(at)
-		if err != nil {
-			return err
+		last := &way[len(way)-1]
+		if len(last.dirs) == 0 && !last.read {
+			if err := t.children(at, last, batch(kept)); err != nil {
+				return err
+			}
+			kept += len(last.dirs)
 		}
-		way = append(way, level{self, dirs})
-		for down := (*os.File)(nil); down == nil; {
-			last := &way[len(way)-1]
-			if n := len(last.dirs); n > 0 {
-				name := last.dirs[n-1]
-				last.dirs = last.dirs[:n-1]
-				if down, self, err = t.enter(int(at.Fd()), name); err != nil {
-					return err
-				}
-				if down != nil {
-					at.Close()
-					at = down
-				}
-				continue
-			}
-			if way = way[:len(way)-1]; len(way) == 0 {
-				return nil
-			}
-			up, above, err := open(int(at.Fd()), "..")
+		if len(last.dirs) > 0 {
+			name := last.pop()
+			kept--
+			down, self, err := t.enter(int(at.Fd()), name)
 			if err != nil {
-				return &os.PathError{Op: "measure", Path: at.Name(), Err: err}
+				return err
 			}
-			at.Close()
-			at = up
-			if above != way[len(way)-1].self {
-				return &os.PathError{Op: "measure", Path: at.Name(), Err: errMoved}
+			if down != nil {
+				at.Close()
+				at, way = down, append(way, level{self: self})
 			}
+			continue
+		}
+		if way = way[:len(way)-1]; len(way) == 0 {
+			t.inodes += uint64(math.Round(t.shared))
+			return nil
+		}
+		up, above, err := open(int(at.Fd()), "..")
+		if err != nil {
+			return &os.PathError{Op: "measure", Path: at.Name(), Err: err}
+		}
+		at.Close()
+		at = up
+		if above != way[len(way)-1].self {
+			return &os.PathError{Op: "measure", Path: at.Name(), Err: errMoved}
 		}
 	}
 }
@@ -105,48 +137,94 @@ func open(dir int, name string) (*os.File, inode, error) {
 		f.Close()
 		return nil, inode{}, err
 	}
-	return f, inode{uint64(st.Dev), st.Ino}, nil
+	return f, inode{st.Dev, st.Ino}, nil
 }
 
-// children counts what is in a directory but for its directories, whose names
-// it returns. It keeps no other names.
-func (t *tree) children(dir *os.File) (dirs []string, err error) {
-	for {
-		names, err := dir.Readdirnames(1024)
-		for _, name := range names {
-			var st unix.Stat_t
-			if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				if err := gone(name, err); err != nil {
-					return nil, err
-				}
-				continue
-			}
-			if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-				dirs = append(dirs, name)
-				continue
-			}
-			t.count(&st)
-		}
+// children counts what is in a directory from l.next on but for its directories,
+// of which l gets the names of the next most. It keeps no other names.
+func (t *tree) children(dir *os.File, l *level, most int) error {
+	fd := int(dir.Fd())
+	if _, err := unix.Seek(fd, l.next, io.SeekStart); err != nil {
+		return &os.PathError{Op: "measure", Path: dir.Name(), Err: err}
+	}
+	if t.buffer == nil {
+		t.buffer = make([]byte, 32<<10)
+	}
+	buffer := t.buffer
+	if most == 1 { // what comes after the next name is read again
+		buffer = buffer[:4<<10]
+	}
+	for len(l.dirs) < most {
+		n, err := unix.Getdents(fd, buffer)
 		if t.stop != nil && t.stop() {
-			return nil, errStopped
+			return errStopped
 		}
-		if errors.Is(err, io.EOF) {
-			return dirs, nil
+		if n <= 0 {
+			l.read = true
+			return gone(dir.Name(), err)
 		}
-		if err != nil {
-			return dirs, gone(dir.Name(), err)
+		for entries := buffer[:n]; len(entries) > 0 && len(l.dirs) < most; {
+			var e dirent
+			e, entries = nextDirent(entries)
+			l.next = e.next
+			if e.name == "." || e.name == ".." {
+				continue
+			}
+			if err := t.child(fd, e, l); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
+}
+
+func (t *tree) child(dir int, e dirent, l *level) error {
+	if e.kind == unix.DT_DIR {
+		l.dirs = append(l.dirs, e.name)
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return gone(e.name, err)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		l.dirs = append(l.dirs, e.name)
+		return nil
+	}
+	t.count(&st)
+	return nil
+}
+
+// dirent is what getdents64(2) says of a directory's entry.
+type dirent struct {
+	name string
+	kind byte  // DT_UNKNOWN on some file systems
+	next int64 // position of the entry after it
+}
+
+func nextDirent(entries []byte) (e dirent, rest []byte) {
+	const nameAt = 19
+	size := binary.NativeEndian.Uint16(entries[16:])
+	name, _, _ := bytes.Cut(entries[nameAt:size], []byte{0})
+	return dirent{string(name), entries[18], int64(binary.NativeEndian.Uint64(entries[8:]))}, entries[size:]
 }
 
 func (t *tree) count(st *unix.Stat_t) {
-	if key := (inode{uint64(st.Dev), st.Ino}); st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
+	bytes := uint64(st.Blocks) * 512
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
+		key := inode{st.Dev, st.Ino}
 		if t.linked[key] {
+			return
+		}
+		if len(t.linked) >= maxLinked { // each link counts its part
+			links := uint64(st.Nlink) //nolint:unconvert // it has 32 bits on arm64
+			t.bytes += bytes / links
+			t.shared += 1 / float64(links)
 			return
 		}
 		t.linked[key] = true
 	}
-	t.bytes += uint64(st.Blocks) * 512
+	t.bytes += bytes
 	t.inodes++
 }
 
@@ -159,7 +237,9 @@ func gone(name string, err error) error {
 }
 
 // removeTree is os.RemoveAll for what a container has made: it has two
-// descriptors open however deep that is. Nobody else may be at work in it.
+// descriptors open however deep that is, and keeps as little as tree does. Nobody
+// else may be at work in it. What it empties it removes when it comes across it
+// again, in the directory above.
 func removeTree(path string) error {
 	switch err := os.Remove(path); {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
@@ -172,18 +252,21 @@ func removeTree(path string) error {
 		return err
 	}
 	defer func() { at.Close() }()
-	way := []level{{self: self}}
+	way, kept := []level{{self: self}}, 0
 	for {
 		last := &way[len(way)-1]
 		if len(last.dirs) == 0 {
-			if last.dirs, err = emptied(at); err != nil {
+			if last.dirs, err = emptied(at, batch(kept)); err != nil {
 				return err
 			}
+			kept += len(last.dirs)
 		}
-		if n := len(last.dirs); n > 0 { // down into one that is not empty
-			down, self, err := open(int(at.Fd()), last.dirs[n-1])
+		if len(last.dirs) > 0 { // down into one that is not empty
+			name := last.pop()
+			kept--
+			down, self, err := open(int(at.Fd()), name)
 			if err != nil {
-				return &os.PathError{Op: "remove", Path: last.dirs[n-1], Err: err}
+				return &os.PathError{Op: "remove", Path: name, Err: err}
 			}
 			at.Close()
 			at, way = down, append(way, level{self: self})
@@ -198,44 +281,32 @@ func removeTree(path string) error {
 		}
 		at.Close()
 		at = up
-		last = &way[len(way)-1]
-		if above != last.self {
+		if above != way[len(way)-1].self {
 			return &os.PathError{Op: "remove", Path: at.Name(), Err: errMoved}
 		}
-		n := len(last.dirs) - 1
-		if err := unix.Unlinkat(int(at.Fd()), last.dirs[n], unix.AT_REMOVEDIR); err != nil {
-			return &os.PathError{Op: "remove", Path: last.dirs[n], Err: err}
-		}
-		last.dirs = last.dirs[:n]
 	}
 }
 
 // emptied removes what is in a directory but for directories that are not empty
-// themselves, some of which it returns; none means that nothing is left.
-func emptied(dir *os.File) (dirs []string, err error) {
+// themselves, of which it returns up to most; none means that nothing is left.
+func emptied(dir *os.File, most int) (dirs []string, err error) {
 	for {
 		if _, err := dir.Seek(0, io.SeekStart); err != nil {
 			return nil, err
 		}
 		removed := false
 		for {
-			names, err := dir.Readdirnames(1024)
+			names, err := dir.Readdirnames(maxBatch)
 			for _, name := range names {
-				err := unix.Unlinkat(int(dir.Fd()), name, 0)
-				if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
-					asDir := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
-					if errors.Is(asDir, unix.ENOTEMPTY) {
-						dirs = append(dirs, name)
-						continue
-					}
-					if !errors.Is(asDir, unix.ENOTDIR) {
-						err = asDir
-					}
-				}
-				if err != nil && !errors.Is(err, unix.ENOENT) {
+				full, err := removeEntry(dir, name)
+				if err != nil {
 					return nil, &os.PathError{Op: "remove", Path: name, Err: err}
 				}
-				removed = true
+				if !full {
+					removed = true
+				} else if dirs = append(dirs, name); len(dirs) == most {
+					return dirs, nil
+				}
 			}
 			if len(dirs) > 0 {
 				return dirs, nil
@@ -251,4 +322,23 @@ func emptied(dir *os.File) (dirs []string, err error) {
 			return nil, nil
 		}
 	}
+}
+
+// removeEntry removes name unless it is a directory that is not empty: then it says
+// full.
+func removeEntry(dir *os.File, name string) (full bool, err error) {
+	err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
+		asDir := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+		if errors.Is(asDir, unix.ENOTEMPTY) {
+			return true, nil
+		}
+		if !errors.Is(asDir, unix.ENOTDIR) {
+			err = asDir
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return false, err
 }

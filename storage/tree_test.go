@@ -125,3 +125,107 @@ func TestTreeGone(t *testing.T) {
 		t.Errorf("%v, %d", err, tree.inodes)
 	}
 }
+
+// widen makes directories in dir, whose names have 250 bytes.
+func widen(t *testing.T, dir string, count int) {
+	t.Helper()
+	for i := range count {
+		if err := os.Mkdir(filepath.Join(dir, fmt.Sprintf("%0250d", i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What is kept while directories are gone through does not grow with their number.
+func TestTreeKeepsLittle(t *testing.T) { // alone in the process: it measures the heap
+	dir := t.TempDir()
+	const width, files = 20_000, 3
+	widen(t, dir, width)
+	for i := range files {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, most, looks := heap(), uint64(0), 0
+	tree := tree{linked: map[inode]bool{}, stop: func() bool {
+		if looks++; looks%200 == 199 {
+			most = max(most, heap())
+		}
+		return false
+	}}
+	if err := tree.add(dir); err != nil {
+		t.Fatal(err)
+	}
+	if want := uint64(1 + width + files); tree.inodes != want {
+		t.Errorf("counted %d, want %d", tree.inodes, want)
+	}
+	if grown := int64(most) - int64(before); looks < 200 || grown > 2<<20 {
+		t.Errorf("%d bytes in %d looks", grown, looks)
+	}
+}
+
+// However few names may be kept, everything is counted once, and removed.
+func TestTreeInBatches(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "upper")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const levels, width = 6, 1100
+	at, want := dir, uint64(1)
+	for range levels { // more names than may be kept
+		widen(t, at, width)
+		for i := range 40 {
+			if err := os.WriteFile(filepath.Join(at, fmt.Sprint(i)), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want += width + 40
+		at = filepath.Join(at, fmt.Sprintf("%0250d", 0))
+	}
+	for _, width := range []int{1, 2, 3} { // and narrow ones
+		widen(t, at, width)
+		want += uint64(width)
+		at = filepath.Join(at, fmt.Sprintf("%0250d", 0))
+	}
+	tree := tree{linked: map[inode]bool{}}
+	if err := tree.add(dir); err != nil || tree.inodes != want {
+		t.Errorf("counted %d, want %d, %v", tree.inodes, want, err)
+	}
+	if err := removeTree(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// Files with several links count once, also when there are too many of them to
+// be remembered.
+func TestTreeWithLinks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "0")
+	if err := os.WriteFile(file, make([]byte, 60<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		if err := os.Link(file, filepath.Join(dir, fmt.Sprint(1+i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	few := tree{linked: map[inode]bool{}}
+	many := tree{linked: map[inode]bool{}}
+	for i := range uint64(maxLinked) {
+		many.linked[inode{dev: 1 << 60, ino: i}] = true
+	}
+	if err := errors.Join(few.add(dir), many.add(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if few.inodes != 2 || many.inodes != 2 || len(many.linked) > maxLinked {
+		t.Errorf("counted %d and %d files, %d are remembered", few.inodes, many.inodes, len(many.linked))
+	}
+	if few.bytes < 60<<10 || many.bytes > few.bytes || many.bytes+7 < few.bytes {
+		t.Errorf("counted %d and %d bytes", few.bytes, many.bytes)
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // FsUsage is what something occupies on a file system.
@@ -109,27 +110,29 @@ func (s *Store) refreshUsage() {
 	if !s.usage.begin() {
 		return
 	}
-	s.background.Go(func() {
-		began := time.Now()
-		defer func() { s.usage.end(began) }()
-		layers, err := os.ReadDir(s.containersDir())
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			slog.Warn("writable layers cannot be measured", "err", err)
+	s.background.Go(func() { panics.Run("measure writable layers", s.measureAll) })
+}
+
+func (s *Store) measureAll() {
+	began := time.Now()
+	defer func() { s.usage.end(began) }()
+	layers, err := os.ReadDir(s.containersDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		slog.Warn("writable layers cannot be measured", "err", err)
+	}
+	for _, layer := range layers {
+		r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
+		usage, err := s.RootfsUsage(r)
+		switch {
+		case errors.Is(err, errStopped):
+			return
+		case err != nil: // what was known of it is better than nothing
+			slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
+			s.usage.keep(r.ID)
+		case usage.InodesUsed == 0: // removed meanwhile
+			s.usage.forget(r.ID)
 		}
-		for _, layer := range layers {
-			r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
-			usage, err := s.RootfsUsage(r)
-			switch {
-			case errors.Is(err, errStopped):
-				return
-			case err != nil: // what was known of it is better than nothing
-				slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
-				s.usage.keep(r.ID)
-			case usage.InodesUsed == 0: // removed meanwhile
-				s.usage.forget(r.ID)
-			}
-		}
-	})
+	}
 }
 
 // containersDir is the directory in which all writable layers are.

@@ -1,0 +1,175 @@
+package storage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Limits of the memory that decompressing a layer takes: the window of a zstd
+// frame. The library knows none below 512 MiB.
+const (
+	maxWindow   = 128 << 20 // bytes; the zstd program takes no more by itself either
+	smallWindow = 8 << 20   // bytes, that every decoder should take (RFC 8878); larger ones are rare
+)
+
+// layerGuard passes on a layer as it comes from a registry, up to the point
+// where its decompression would take more memory than it may. Its first bytes
+// decide how the library decompresses it, whatever its media type says.
+//
+// Refused are xz, whose reader allocates the up to 4 GiB that the stream asks
+// for, and with it bzip2: OCI and Docker have media types for neither. Refused
+// is also each frame of a zstd layer whose window is too large.
+type layerGuard struct {
+	io.ReadCloser
+	layer      digest.Digest
+	admitLarge func() error // waits until a window above smallWindow may be used
+
+	step func(*layerGuard) error // is given head; nil: at the beginning
+	head []byte                  // of what step looks at, as far as it has come
+	skip uint64                  // bytes that come before it
+	rest bool                    // the rest of the layer does not matter
+	sum  uint64                  // bytes of checksum after the frame
+	err  error
+}
+
+// Read implements io.Reader.
+func (g *layerGuard) Read(p []byte) (int, error) {
+	if g.err != nil {
+		return 0, g.err
+	}
+	n, err := g.ReadCloser.Read(p)
+	if g.err = g.check(p[:n]); g.err != nil {
+		return 0, g.err
+	}
+	return n, err
+}
+
+func (g *layerGuard) check(p []byte) error {
+	if g.step == nil {
+		g.step = (*layerGuard).format
+	}
+	for len(p) > 0 && !g.rest {
+		if passed := min(g.skip, uint64(len(p))); passed > 0 {
+			g.skip -= passed
+			p = p[passed:]
+			continue
+		}
+		g.head = append(g.head, p[0])
+		p = p[1:]
+		if err := g.step(g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// next makes step look at what comes after skip bytes.
+func (g *layerGuard) next(step func(*layerGuard) error, skip uint64) error {
+	g.step, g.skip, g.head = step, skip, g.head[:0]
+	return nil
+}
+
+func (g *layerGuard) refuse(format string, args ...any) error {
+	return fmt.Errorf("layer %s: %w: %s; build the image with gzip or ordinary zstd layers", g.layer, fault.Invalid, fmt.Sprintf(format, args...))
+}
+
+var (
+	xzMagic    = []byte("\xfd7zXZ\x00")
+	bzip2Magic = []byte("BZh")
+	zstdMagic  = []byte("\x28\xb5\x2f\xfd")
+	skipMagic  = []byte("\x2a\x4d\x18") // after a byte of 0x50 to 0x5f
+)
+
+// format looks at the first bytes of a layer.
+func (g *layerGuard) format() error {
+	switch {
+	case bytes.Equal(g.head, zstdMagic):
+		return g.next((*layerGuard).frameHeader, 0)
+	case bytes.Equal(g.head, xzMagic):
+		return g.refuse("it is compressed with xz")
+	case bytes.Equal(g.head, bzip2Magic):
+		return g.refuse("it is compressed with bzip2")
+	}
+	for _, magic := range [][]byte{zstdMagic, xzMagic, bzip2Magic} {
+		if bytes.HasPrefix(magic, g.head) {
+			return nil // it may become that
+		}
+	}
+	g.rest = true
+	return nil
+}
+
+// frame looks at the first bytes after a zstd frame.
+func (g *layerGuard) frame() error {
+	switch {
+	case len(g.head) < len(zstdMagic):
+		return nil
+	case bytes.HasPrefix(g.head, zstdMagic):
+		return g.next((*layerGuard).frameHeader, 0)
+	case g.head[0]&0xf0 != 0x50 || !bytes.HasPrefix(g.head[1:], skipMagic):
+		return g.refuse("what follows a zstd frame is no frame")
+	case len(g.head) < 8:
+		return nil
+	}
+	return g.next((*layerGuard).frame, uint64(binary.LittleEndian.Uint32(g.head[4:])))
+}
+
+// frameHeader looks at the header of a zstd frame (RFC 8878, 3.1.1.1).
+func (g *layerGuard) frameHeader() error {
+	descriptor := g.head[0]
+	single := descriptor&(1<<5) != 0
+	sizes := struct{ window, dictionary, content int }{1, []int{0, 1, 2, 4}[descriptor&3], []int{0, 2, 4, 8}[descriptor>>6]}
+	if single {
+		sizes.window, sizes.content = 0, max(sizes.content, 1)
+	}
+	if len(g.head) < 1+sizes.window+sizes.dictionary+sizes.content {
+		return nil
+	}
+	var window uint64
+	if single {
+		field := make([]byte, 8)
+		copy(field, g.head[1+sizes.dictionary:])
+		window = binary.LittleEndian.Uint64(field)
+	} else {
+		base := uint64(1) << (10 + g.head[1]>>3)
+		window = base + base/8*uint64(g.head[1]&7)
+	}
+	if window > maxWindow {
+		return g.refuse("a zstd frame in it has a window of %d bytes, more than %d", window, maxWindow)
+	}
+	if window > smallWindow {
+		if err := g.admitLarge(); err != nil {
+			return err
+		}
+	}
+	g.sum = 0
+	if descriptor&(1<<2) != 0 {
+		g.sum = 4
+	}
+	return g.next((*layerGuard).block, 0)
+}
+
+// block looks at the header of a zstd block (RFC 8878, 3.1.1.2).
+func (g *layerGuard) block() error {
+	if len(g.head) < 3 {
+		return nil
+	}
+	header := uint64(g.head[0]) | uint64(g.head[1])<<8 | uint64(g.head[2])<<16
+	size := header >> 3
+	switch header >> 1 & 3 {
+	case 1:
+		size = 1 // a byte that is repeated
+	case 3:
+		return g.refuse("a zstd block in it is of no known type")
+	}
+	if header&1 != 0 { // the last one
+		return g.next((*layerGuard).frame, size+g.sum)
+	}
+	return g.next((*layerGuard).block, size)
+}

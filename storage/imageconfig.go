@@ -1,0 +1,154 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	imagetransport "go.podman.io/image/v5/storage"
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Limits of an image's config, far beyond those of real images: the largest
+// have a bill of materials of some hundred kilobytes in a label, and some
+// thousand tokens of history.
+const (
+	maxConfig       = 4 << 20 // bytes; the library takes no more either
+	maxConfigTokens = 100_000 // JSON tokens: 4 MiB of {} take 170 MiB when parsed
+	maxUser         = 1 << 10 // bytes of its User, which every list of images shows
+)
+
+// Limits of what is kept in memory of configs; larger ones, and those of more
+// images, are read when they are asked for.
+const (
+	maxKept    = 16 << 10 // bytes, of one image
+	maxKeptSum = 32 << 20 // bytes, of all
+)
+
+// checkConfig refuses a config that takes much memory. That it is nonsense is
+// for others to find.
+func checkConfig(raw []byte) error {
+	if len(raw) > maxConfig {
+		return fmt.Errorf("image config: %w: it has more than %d bytes", fault.Invalid, maxConfig)
+	}
+	tokens := json.NewDecoder(bytes.NewReader(raw))
+	for count := 1; ; count++ {
+		if _, err := tokens.Token(); err != nil {
+			break
+		}
+		if count > maxConfigTokens {
+			return fmt.Errorf("image config: %w: it has more than %d JSON tokens", fault.Invalid, maxConfigTokens)
+		}
+	}
+	var spec imagespec.Image
+	_ = json.Unmarshal(raw, &spec) // nonsense has no user
+	return checkUser(spec.Config.User)
+}
+
+func checkUser(user string) error {
+	if len(user) > maxUser {
+		return fmt.Errorf("image config: %w: its user has %d bytes, more than %d", fault.Invalid, len(user), maxUser)
+	}
+	return nil
+}
+
+// readSpec reads the whole config of a stored image, and the image's size.
+func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.Image, int64, error) {
+	ref, err := imagetransport.Transport.NewStoreReference(store, nil, id)
+	if err != nil {
+		return nil, 0, err
+	}
+	stored, err := ref.NewImage(ctx, nil)
+	if errors.Is(err, cstorage.ErrLayerUnknown) {
+		err = fmt.Errorf("%w: %w", errLayersLost, err)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = stored.Close() }()
+	raw, err := stored.ConfigBlob(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := checkConfig(raw); err != nil {
+		return nil, 0, err
+	}
+	spec, err := stored.OCIConfig(ctx)
+	if err == nil {
+		err = checkUser(spec.Config.User) // Docker's oldest format has no config, but users
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	size, err := stored.Size()
+	return spec, size, err
+}
+
+// runConfig is the part of a config that containers are made from.
+func runConfig(c *imagespec.ImageConfig) *imagespec.ImageConfig {
+	return &imagespec.ImageConfig{
+		User:       c.User,
+		Env:        c.Env,
+		Entrypoint: c.Entrypoint,
+		Cmd:        c.Cmd,
+		WorkingDir: c.WorkingDir,
+		StopSignal: c.StopSignal,
+	}
+}
+
+// keptBytes is about the memory that a run config takes.
+func keptBytes(c *imagespec.ImageConfig) int {
+	sum := len(c.User) + len(c.WorkingDir) + len(c.StopSignal)
+	for _, list := range [][]string{c.Env, c.Entrypoint, c.Cmd} {
+		for _, text := range list {
+			sum += len(text) + 16
+		}
+	}
+	return sum
+}
+
+// trim takes from the image's config what is not kept, given that left bytes may
+// be, and returns how many are.
+func (i *Image) trim(left int) int {
+	kept := keptBytes(i.Config)
+	if kept > min(maxKept, left) {
+		i.Config, i.trimmed = &imagespec.ImageConfig{User: i.Config.User}, true
+		return len(i.Config.User)
+	}
+	return kept
+}
+
+// whole is the image with its whole run config.
+func (s *Store) whole(ctx context.Context, image *Image) (*Image, error) {
+	if !image.trimmed {
+		return image, nil
+	}
+	spec, err := s.Spec(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	whole := *image
+	whole.Config, whole.trimmed = runConfig(&spec.Config), false
+	return &whole, nil
+}
+
+// Spec reads the whole config of an image, up to 4 MiB of it. It says
+// fault.NotFound of an image that was removed meanwhile.
+func (s *Store) Spec(ctx context.Context, image *Image) (*imagespec.Image, error) {
+	if err := s.locks.await(ctx, toRead); err != nil {
+		return nil, fmt.Errorf("read image config: %w", err)
+	}
+	spec, _, err := readSpec(ctx, s.store, image.ID)
+	if errors.Is(err, imagetransport.ErrNoSuchImage) || errors.Is(err, cstorage.ErrImageUnknown) {
+		err = fmt.Errorf("image %s: %w", image.ID, fault.NotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read image config: %w", err)
+	}
+	return spec, nil
+}
