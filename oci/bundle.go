@@ -9,6 +9,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -39,10 +40,13 @@ func ReadOnlyFile(source, destination string) specs.Mount {
 	return specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"bind", "ro", "nosuid", "nodev"}}
 }
 
+// maxSpec is far above what becomes of the largest request.
+const maxSpec = 64 << 20
+
 // ReadSpec reads the config.json of a bundle, or a part of it: T may be any
-// type that the document decodes into.
+// type that the document decodes into. The bundle may be another server's.
 func ReadSpec[T any](dir string) (*T, error) {
-	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	text, err := regular.ReadIn(dir, "config.json", maxSpec)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +58,7 @@ func ReadSpec[T any](dir string) (*T, error) {
 // no further than to its end: it is near the beginning of a document that is mostly
 // the seccomp profile.
 func readProcess[T any](dir string) (*T, error) {
-	f, err := os.Open(filepath.Join(dir, "config.json"))
+	f, err := regular.OpenIn(dir, "config.json", maxSpec)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // The process is found wherever it stands, and what follows is not even looked at.
@@ -43,6 +46,21 @@ func TestReadProcess(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		} else if text == "" && !errors.Is(err, io.EOF) {
 			t.Errorf("of an empty file: %v", err)
+		}
+	}
+	for what, make := range map[string]func(config string) error{
+		"named pipe":     func(p string) error { return unix.Mkfifo(p, 0o600) },
+		"link":           func(p string) error { return os.Symlink("/dev/zero", p) },
+		"file of 10 TiB": func(p string) error { return errors.Join(os.WriteFile(p, nil, 0o600), os.Truncate(p, 10<<40)) },
+	} {
+		dir := t.TempDir()
+		if err := make(filepath.Join(dir, "config.json")); err != nil {
+			t.Fatal(err)
+		}
+		_, one := readProcess[specs.Process](dir)
+		_, all := ReadSpec[specs.Spec](dir)
+		if !errors.Is(one, fault.Invalid) || !errors.Is(all, fault.Invalid) {
+			t.Errorf("of a %s: %v, and of all: %v", what, one, all)
 		}
 	}
 	if _, err := readProcess[specs.Process](t.TempDir()); !errors.Is(err, os.ErrNotExist) {

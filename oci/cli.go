@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
@@ -35,6 +36,7 @@ type cli struct {
 	systemd       bool
 	monitor       string
 	monitorCgroup string
+	output        *capture.Budget
 	prober        prober
 }
 
@@ -53,6 +55,8 @@ func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
 	}
 	return a, nil
 }
+
+func (r *cli) lastProbe() *Abilities { return r.prober.last.Load() }
 
 // argv is a complete command line of the runtime.
 func (r *cli) argv(a *Abilities, args ...string) []string {
@@ -115,6 +119,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		Dir:       ref.Dir,
 		ExitFile:  ref.ExitFile,
 		LogFile:   io.LogFile,
+		LogDir:    io.LogDir,
 		Monitor:   r.monitor,
 		Cgroup:    r.monitorCgroup,
 		Runtime:   r.argv(a, r.createArgs(a, ref, spec)...),
@@ -228,7 +233,7 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is to remove its books.
 	if unusable == nil {
-		reap := reapHelpers(a.traits.helper, ref.ID)
+		reap := reapHelpers(a.traits.helper, ref)
 		buried := make(chan struct{})
 		go func() { reap(); close(buried) }() // for which delete waits
 		_, err := r.run(ctx, ref, nil, "delete", "--force")

@@ -8,6 +8,7 @@ type Config struct {
 	CgroupDriver   string             `toml:"cgroup_driver" help:"who makes container cgroups: cgroupfs or systemd; must match the kubelet's"`
 	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: beside the crius program, else searched in PATH"`
 	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup in which the monitors live; empty: a child of the service's own"`
+	BackportedCVEs []string           `toml:"backported_cves" help:"CVEs whose fixes the distribution has backported to the runtimes of this node, whose versions crius takes for vulnerable"`
 	Handlers       map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
 }
 

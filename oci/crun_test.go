@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/testkit/claim"
 )
 
 // crun below 1.9 mounts itself somewhere at each call. Killed just then it
@@ -40,9 +41,13 @@ func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
 func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	r := &cli{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}
 	ref := Ref{ID: strings.ToLower(rand.Text()), Dir: t.TempDir()}
-	cgroupPath := "/crius-oci-test-" + ref.ID
+	owned, err := claim.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroupPath := "/" + owned.ID
 	t.Cleanup(func() {
-		if err := cgroup.Remove(cgroupPath); err != nil {
+		if err := errors.Join(cgroup.Remove(cgroupPath), owned.Release()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -28,8 +28,14 @@ import (
 // uninterruptibly dies when it can.
 const buryTime = 300 * time.Millisecond
 
+// Limits of what is kept of the output of Execs besides MaxExecOutput.
+const (
+	freeOutput     = 64 << 10 // bytes of each stream that are kept in any case
+	maxOutputInSum = 32 << 20 // bytes beyond these, of all calls at once
+)
+
 func (t *cliTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
-	return execSync(ctx, t, args, timeout)
+	return execSync(ctx, t, t.runtime.output, args, timeout)
 }
 
 // execer starts commands in a container, and kills them.
@@ -38,8 +44,12 @@ type execer interface {
 	killExec(ctx context.Context, e *execution)
 }
 
-// execSync is Open with somebody who reads the output and waits for the end.
-func execSync(ctx context.Context, t execer, args []string, timeout time.Duration) (*ExecResult, error) {
+// execSync is Open with somebody who reads the output and waits for the end. What
+// is kept of the output is taken from budget until ctx ends: an RPC's ends when
+// its answer has been sent.
+func execSync(ctx context.Context, t execer, budget *capture.Budget, args []string, timeout time.Duration) (*ExecResult, error) {
+	kept := budget.Part(MaxExecOutput - 2*freeOutput)
+	defer func() { context.AfterFunc(ctx, kept.Return) }()
 	// The time counts from the request, not from when the process runs.
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -52,7 +62,8 @@ func execSync(ctx context.Context, t execer, args []string, timeout time.Duratio
 		return nil, err
 	}
 	trace.Leave(ctx) // the command may take as long as it likes
-	stdout, stderr := capture.Head{Max: MaxExecOutput}, capture.Head{Max: MaxExecOutput}
+	stdout := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
+	stderr := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
@@ -95,6 +106,49 @@ func (t *cliTask) Open(ctx context.Context, c Command) (*Session, error) {
 	return child.Session, nil
 }
 
+// exec: a sandbox's command has no process here that dies with the runtime, and no
+// name until the runtime has told its pid.
+func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if a.traits.guestPID == "" {
+		return t.begin(ctx, c)
+	}
+	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) }, t.killLate)
+}
+
+// beginWhole has begin do its work to the end although ctx ends, within
+// verbTimeout: if it were stopped half-way, it might leave a command that nobody
+// can kill because nobody knows it. One that comes too late is killed and let go of.
+func beginWhole(ctx context.Context, begin func(context.Context) (*execution, error), kill func(*execution)) (*execution, error) {
+	type result struct {
+		e   *execution
+		err error
+	}
+	begun := make(chan result, 1)
+	go func() {
+		whole, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), verbTimeout,
+			fmt.Errorf("command was not started within %s: %w", verbTimeout, fault.Timeout))
+		defer cancel()
+		e, err := begin(whole)
+		begun <- result{e, err}
+	}()
+	select {
+	case r := <-begun:
+		return r.e, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-begun; r.err == nil {
+				kill(r.e)
+				r.e.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
 // execution is a command that runs.
 type execution struct {
 	*Session
@@ -103,7 +157,15 @@ type execution struct {
 	guest  int // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
 }
 
-func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
+// noteLeader must come before the process is reaped: a zombie is still in its session.
+func (e *execution) noteLeader() {
+	var err error
+	if e.leader, err = unix.Getsid(e.pid); err != nil {
+		e.leader = e.pid
+	}
+}
+
+func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
 	defer cgroup.Warm()()
 	process, err := execProcess(t.ref.Dir, c)
 	if err != nil {
@@ -135,7 +197,8 @@ func (t *cliTask) exec(ctx context.Context, c Command) (_ *execution, err error)
 		stdio.close()
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+"\n"+console.lastWords()))
 	}
-	if e.leader, err = unix.Getsid(e.pid); err == nil && console != nil {
+	e.noteLeader()
+	if console != nil {
 		err = s.useTerminal(console)
 	}
 	if err == nil {
@@ -232,14 +295,15 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	return err
 }
 
-// killLate kills a command that nobody waits for any more.
+// killLate kills a command that nobody waits for any more. It may have ended
+// already and left others.
 func (t *cliTask) killLate(e *execution) {
-	if e.guest != 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
-		defer cancel()
-		t.killGuest(ctx, e.guest)
+	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	defer cancel()
+	if e.leader == 0 {
+		e.noteLeader()
 	}
-	killTree(e.pid)
+	t.killExec(ctx, e)
 }
 
 // shareOOMScore gives a process the container's score for the OOM killer, as far
@@ -286,16 +350,22 @@ func (t *cliTask) killExec(ctx context.Context, e *execution) {
 	killCommand(ctx, t.ref, e)
 }
 
-// killCommand is that for a command which is a process of this machine.
+// killCommand is that for a command which is a process of this machine. It looks
+// for its orphans until there are no new ones.
 func killCommand(ctx context.Context, ref Ref, e *execution) {
 	killTree(e.pid)
-	pids, err := cgroup.Procs(ref.Cgroup)
-	if err != nil {
-		slog.WarnContext(ctx, "orphans of a command cannot be found", "container", ref.ID, "err", err)
-	}
-	for _, pid := range pids {
-		if sid, err := unix.Getsid(pid); err == nil && sid == e.leader {
-			killTree(pid)
+	killed := map[int]bool{}
+	for before := -1; len(killed) > before; {
+		before = len(killed)
+		pids, err := cgroup.Procs(ref.Cgroup)
+		if err != nil {
+			slog.WarnContext(ctx, "orphans of a command cannot be found", "container", ref.ID, "err", err)
+		}
+		for _, pid := range pids {
+			if sid, err := unix.Getsid(pid); err == nil && sid == e.leader && !killed[pid] {
+				killTree(pid)
+				killed[pid] = true
+			}
 		}
 	}
 }

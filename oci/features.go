@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -34,6 +35,7 @@ type Abilities struct {
 	Sandboxed bool
 
 	traits traits
+	behind string // version of the runtime that a shim runs
 }
 
 // ErrNotInstalled is a runtime that the configuration names without a path and
@@ -47,6 +49,7 @@ type prober struct {
 	mu       sync.Mutex
 	identity fileIdentity
 	answer   *Abilities
+	last     atomic.Pointer[Abilities] // answer, for who does not wait
 }
 
 type fileIdentity struct {
@@ -80,6 +83,7 @@ func (p *prober) probe(ctx context.Context, binary string, asked func(ctx contex
 		return nil, err
 	}
 	p.identity, p.answer = identity, answer
+	p.last.Store(answer)
 	return answer, nil
 }
 

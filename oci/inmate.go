@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -130,7 +132,7 @@ func (t *inmate) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reap := reapHelpers(a.traits.helper, t.ref.ID)
+	reap := reapHelpers(a.traits.helper, t.ref)
 	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 	if err == nil {
 		reap()
@@ -171,25 +173,41 @@ func (t *inmate) Attach(ctx context.Context, wanted conmon.Streams) (*Session, e
 	return s, nil
 }
 
-// killGuest kills a command in a sandbox and its descendants.
+// killGuest kills a command in a sandbox and its descendants. Each is stopped
+// before its children are listed, so that none is born behind our back.
 func (t *cliTask) killGuest(ctx context.Context, pid int) {
+	signal := func(pid int, sig unix.Signal) error {
+		_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(sig)))
+		return err
+	}
 	tree := []int{pid}
-	table, err := t.runtime.run(ctx, t.ref, nil, "ps", t.ref.ID)
-	parents := parentsIn(string(table))
-	for i := 0; i < len(tree); i++ {
-		for child, parent := range parents {
-			if parent == tree[i] {
-				tree = append(tree, child)
-			}
+	var err error
+	for stopped := 0; stopped < len(tree); {
+		for ; stopped < len(tree); stopped++ {
+			err = errors.Join(err, signal(tree[stopped], unix.SIGSTOP))
 		}
+		table, failed := t.runtime.run(ctx, t.ref, nil, "ps", t.ref.ID)
+		err = errors.Join(err, failed)
+		tree = withDescendants(tree, parentsIn(string(table)))
 	}
 	for _, pid := range tree {
-		_, failed := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
-		err = errors.Join(err, failed)
+		err = errors.Join(err, signal(pid, unix.SIGKILL))
 	}
 	if err != nil {
 		slog.DebugContext(ctx, "some processes of a command were gone already", "container", t.ref.ID, "err", err)
 	}
+}
+
+// withDescendants appends the descendants of those in tree that are not in it.
+func withDescendants(tree []int, parents map[int]int) []int {
+	for i := 0; i < len(tree); i++ {
+		for child, parent := range parents {
+			if parent == tree[i] && !slices.Contains(tree, child) {
+				tree = append(tree, child)
+			}
+		}
+	}
+	return tree
 }
 
 // parentsIn reads the parent of each process from a table with headings, of which
@@ -312,14 +330,24 @@ func (s *wholeStream) Read(p []byte) (int, error) {
 // come to this process since the container's monitor is lost. They live until the
 // container is killed: the function that it returns waits for their end, but not
 // for long.
-func reapHelpers(word, id string) (reap func()) {
+//
+// Only who is in the sandbox's cgroup is asked for its arguments, which are the
+// runtime's own processes. The other children of this process are commands in
+// containers: their arguments say what they like, and may keep who reads them.
+func reapHelpers(word string, ref Ref) (reap func()) {
 	const patience = time.Second
 	if word == "" {
 		return func() {}
 	}
+	sandbox := cmp.Or(ref.Sandbox, ref.ID)
 	pids := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool {
-		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), id)
+		proc := filepath.Join("/proc", strconv.Itoa(pid))
+		where, _ := os.ReadFile(proc + "/cgroup")
+		if !strings.Contains(string(where), sandbox) {
+			return true
+		}
+		line, _ := os.ReadFile(proc + "/cmdline")
+		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), ref.ID)
 	})
 	return func() {
 		end := time.Now().Add(patience)
@@ -328,7 +356,10 @@ func reapHelpers(word, id string) (reap func()) {
 			if err != nil {
 				continue // somebody else has reaped it
 			}
-			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
+			_ = eintr.Retry(func() error {
+				_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
+				return err
+			})
 			_ = unix.Close(fd)
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		}

@@ -64,7 +64,8 @@ type Task interface {
 	Kill(ctx context.Context) error
 	// Exec runs a command in the container, as its own process runs but for the
 	// terminal, until it ends. Timeout 0 is no limit; what ran into it has been
-	// killed, with its children, and the error is fault.Timeout.
+	// killed, with its children, and the error is fault.Timeout. The result counts
+	// as memory of Execs until ctx ends.
 	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
 	// Open starts a command in the container like Exec, for somebody who talks to
 	// it. ctx is about the start only; the command runs on when the Session is
@@ -111,6 +112,7 @@ func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
 // IO says where a container's output goes and what its input is.
 type IO struct {
 	LogFile   string // CRI log file; empty: discard
+	LogDir    string // the pod's, in which that is; empty: its own
 	Terminal  bool
 	Stdin     bool
 	StdinOnce bool
@@ -129,11 +131,13 @@ type Stream interface {
 	CloseWrite() error
 }
 
-// ExecResult is what Exec collected, each stream cut at MaxExecOutput.
+// ExecResult is what Exec collected: the beginning of each stream, MaxExecOutput
+// in all, and less while other calls use up the memory that all of them share.
 type ExecResult struct {
 	Stdout, Stderr []byte
 	ExitCode       int32
 }
 
-// MaxExecOutput bounds each stream of an Exec (CVE-2022-1708).
+// MaxExecOutput bounds what is kept of both streams of an Exec (CVE-2022-1708): CRI
+// has what goes beyond it discarded.
 const MaxExecOutput = 16 << 20

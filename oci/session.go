@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // Size is that of a terminal, in characters.
@@ -98,8 +100,11 @@ const (
 // process does.
 func (s *Session) Output(stdout, stderr io.Writer) error {
 	copied := make(chan error, 2)
-	go func() { copied <- s.copy(stdout, s.stdout) }()
-	go func() { copied <- s.copy(stderr, s.stderr) }()
+	copying := func(dst io.Writer, src *os.File) {
+		copied <- panics.Do(context.Background(), "copy output", func() error { return s.copy(dst, src) })
+	}
+	go copying(stdout, s.stdout)
+	go copying(stderr, s.stderr)
 	return errors.Join(<-copied, <-copied)
 }
 
@@ -168,11 +173,11 @@ func earlier(a, b time.Time) time.Time {
 // while a slow writer is waited for must not cost a byte. Who goes on writing
 // gets no further than one full pipe.
 func leftover(dst io.Writer, src *os.File, buf []byte) error {
-	const fullPipe = 1 << 20
+	const fullPipe = wire.MostBehind
 	_ = src.SetReadDeadline(time.Time{})
 	raw, err := src.SyscallConn()
 	if err != nil {
-		return nil // closed
+		return nil //nolint:nilerr // closed
 	}
 	for moved := 0; moved < fullPipe; {
 		n := 0
@@ -181,7 +186,7 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 			return true
 		})
 		if closed != nil || n <= 0 {
-			return nil
+			return nil //nolint:nilerr // all is read
 		}
 		moved += n
 		if _, err := dst.Write(buf[:n]); err != nil {
@@ -191,9 +196,14 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 	return nil
 }
 
-// Dropped reports whether the monitor has ended an attachment whose output was
-// not read.
-func (s *Session) Dropped() bool { return s.attachment != nil && s.attachment.Dropped() }
+// Dropped is why the monitor has ended an attachment while the container ran:
+// its output was not read, for instance.
+func (s *Session) Dropped() error {
+	if s.attachment == nil {
+		return nil
+	}
+	return s.attachment.Dropped()
+}
 
 // Close lets go of the process: its terminal is hung up, its input ends, its
 // output has no reader. Input and Output return.
@@ -260,7 +270,7 @@ func (s *Session) useTerminal(c *console) error {
 	s.resize = func(_ context.Context, size Size) error {
 		raw, err := master.SyscallConn()
 		if err != nil {
-			return nil // hung up
+			return nil //nolint:nilerr // hung up
 		}
 		failed := raw.Control(func(fd uintptr) {
 			err = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
@@ -36,6 +37,7 @@ type shimmed struct {
 	client        string // crius-conmon-shim
 	monitorCgroup string
 	server        string // of this server, as shims are to call it
+	output        *capture.Budget
 	prober        prober
 }
 
@@ -92,9 +94,11 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.Sandboxed = false
+	a.Sandboxed, a.behind = false, a.Version
 	return a, nil
 }
+
+func (r *shimmed) lastProbe() *Abilities { return r.prober.last.Load() }
 
 // ofRunc tells from the first line of what a shim says of itself, which is what it
 // was called.
@@ -148,6 +152,7 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		Dir:       ref.Dir,
 		ExitFile:  ref.ExitFile,
 		LogFile:   io.LogFile,
+		LogDir:    io.LogDir,
 		Monitor:   r.monitor,
 		Cgroup:    r.monitorCgroup,
 		Runtime:   r.argv(a, ref, "create", io),

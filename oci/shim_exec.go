@@ -21,7 +21,7 @@ import (
 )
 
 func (t *shimTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
-	return execSync(ctx, t, args, timeout)
+	return execSync(ctx, t, t.runtime.output, args, timeout)
 }
 
 func (t *shimTask) Open(ctx context.Context, c Command) (*Session, error) {
@@ -41,8 +41,14 @@ type errand struct {
 	client  *shim.Client // by which its end is waited for
 }
 
-// exec has the shim run a command, with FIFOs of ours as its stdio.
-func (t *shimTask) exec(ctx context.Context, c Command) (_ *execution, err error) {
+// exec: a shim that is no longer listened to starts the command nevertheless.
+func (t *shimTask) exec(ctx context.Context, c Command) (*execution, error) {
+	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
+		func(e *execution) { t.killExec(context.WithoutCancel(ctx), e) })
+}
+
+// begin has the shim run a command, with FIFOs of ours as its stdio.
+func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
 	process, err := execProcess(t.ref.Dir, c)
 	if err != nil {
 		return nil, err
@@ -176,7 +182,7 @@ func (x *errand) session(c Command, pid int) *execution {
 	}
 	e := &execution{Session: s, pid: pid}
 	if !x.task.record.Guest {
-		e.leader, _ = unix.Getsid(pid)
+		e.noteLeader()
 		x.task.shareOOMScore(pid)
 	}
 	return e

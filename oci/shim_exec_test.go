@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -9,20 +10,24 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // answering is a shim that answers each start of a command with the same pid. What
 // it runs ends when it is killed.
 type answering struct {
-	pid int
+	pid  int
+	hold chan struct{} // unless nil, until it is closed no command is started
+
+	started atomic.Bool
 
 	mu    sync.Mutex
 	calls []string
@@ -56,8 +61,19 @@ func (a *answering) serve(t *testing.T, path string) {
 	methods := map[string]ttrpc.Method{}
 	add := func(name string, m ttrpc.Method) { methods[name] = m }
 	add(method("Exec", new(task.ExecProcessRequest), empty))
-	add(method("Start", new(task.StartRequest), func() any { return &task.StartResponse{Pid: uint32(a.pid)} }))
-	add(method("Kill", new(task.KillRequest), func() any { close(a.ended); return empty() }))
+	add(method("Start", new(task.StartRequest), func() any {
+		if a.hold != nil {
+			<-a.hold
+		}
+		a.started.Store(true)
+		return &task.StartResponse{Pid: uint32(a.pid)}
+	}))
+	add(method("Kill", new(task.KillRequest), func() any {
+		if a.started.Load() { // before, there is nothing to kill
+			close(a.ended)
+		}
+		return empty()
+	}))
 	add(method("Wait", new(task.WaitRequest), func() any { <-a.ended; return &task.WaitResponse{ExitStatus: 137} }))
 	add(method("Delete", new(task.DeleteRequest), func() any { return new(task.DeleteResponse) }))
 	server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: methods})
@@ -82,10 +98,60 @@ func (a *answering) called(t *testing.T) []string {
 		name, id, _ := strings.Cut(call, " ")
 		names, ids = append(names, name), append(ids, id)
 	}
-	if ids = slices.Compact(ids); len(ids) != 1 || ids[0] == "" {
+	if ids = slices.Compact(ids); len(ids) > 1 || slices.Contains(ids, "") {
 		t.Errorf("asked about the commands %q", ids)
 	}
 	return names
+}
+
+// taskOf is the task of a container that a runs.
+func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"process":{"cwd":"/"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.serve(t, filepath.Join(dir, "s"))
+	return &shimTask{
+		runtime: &shimmed{name: "h"},
+		record:  shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/s", Version: 2}, Guest: guest},
+		watched: watched{ref: Ref{ID: "c1", Dir: dir}},
+	}
+}
+
+// A shim that starts a command when nobody waits for it any more has to end it.
+func TestCommandThatStartsTooLate(t *testing.T) {
+	a := &answering{hold: make(chan struct{})}
+	task := taskOf(t, a, true)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	impatient := errors.New("impatient")
+	refused := make(chan error)
+	go func() {
+		_, err := task.exec(ctx, Command{Args: []string{"true"}})
+		refused <- err
+	}()
+	wait.For(t, "the shim to be asked", func() bool { return len(a.called(t)) == 2 })
+	cancel(impatient)
+	if err := <-refused; !errors.Is(err, impatient) {
+		t.Errorf("exec: %v", err)
+	}
+	if got := a.called(t); !slices.Equal(got, []string{"Exec", "Start"}) {
+		t.Errorf("the shim was asked for %q before it had started the command", got)
+	}
+	close(a.hold)
+	wait.For(t, "the command to be killed", func() bool {
+		select {
+		case <-a.ended:
+			return true
+		default:
+			return false
+		}
+	})
+	wait.For(t, "the shim to forget the command", func() bool { return slices.Contains(a.called(t), "Delete") })
+	wait.For(t, "the FIFOs to go", func() bool {
+		left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "exec-*"))
+		return len(left) == 0
+	})
 }
 
 // A shim that answers with a pid which cannot be that of a command is not believed,
@@ -105,17 +171,9 @@ func TestPIDsOfCommands(t *testing.T) {
 		{false, 0, false}, {false, 1, false}, {false, 1<<22 + 1, false}, {false, 1<<32 - 1, false},
 		{true, 0, true}, {true, 1, true}, {true, sleeper.Process.Pid, true},
 	} {
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"process":{"cwd":"/"}}`), 0o600); err != nil {
-			t.Fatal(err)
-		}
 		a := &answering{pid: c.pid}
-		a.serve(t, filepath.Join(dir, "s"))
-		st := &shimTask{
-			runtime: &shimmed{name: "h"},
-			record:  shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/s", Version: 2}, Guest: c.guest},
-			watched: watched{ref: Ref{ID: "c1", Dir: dir}},
-		}
+		st := taskOf(t, a, c.guest)
+		dir := st.ref.Dir
 		e, err := st.exec(t.Context(), Command{Args: []string{"true"}})
 		if (err == nil) != c.right || err != nil && !strings.Contains(err.Error(), "which cannot be") {
 			t.Errorf("%+v: %v", c, err)
@@ -128,21 +186,14 @@ func TestPIDsOfCommands(t *testing.T) {
 			want = []string{"Exec", "Start", "Wait", "Kill", "Delete"}
 		}
 		var got []string
-		for end := time.Now().Add(time.Minute); len(got) < len(want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-			got = a.called(t)
-		}
+		wait.For(t, "the shim to be asked", func() bool { got = a.called(t); return len(got) >= len(want) })
 		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
 			t.Errorf("%+v: the shim was asked for %q, want %q", c, got, want)
 		}
-		var left []string
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if left, _ = filepath.Glob(filepath.Join(dir, "exec-*")); len(left) == 0 {
-				break
-			}
-		}
-		if len(left) > 0 {
-			t.Errorf("%+v: FIFOs are left: %q", c, left)
-		}
+		wait.For(t, "the FIFOs to go", func() bool {
+			left, _ := filepath.Glob(filepath.Join(dir, "exec-*"))
+			return len(left) == 0
+		})
 	}
 	if !alive(sleeper.Process.Pid) {
 		t.Error("the command that was ended by its shim was killed by its pid")

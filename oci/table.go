@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -8,18 +9,20 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 
+	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // Table holds the handlers that the configuration names.
 type Table struct {
 	monitor string
 	runDir  string
+	output  *capture.Budget // of the Execs of all handlers
 	now     atomic.Pointer[handlers]
 }
 
@@ -27,12 +30,15 @@ type Table struct {
 type handlers struct {
 	defaultName string
 	byName      map[string]driver
+	backported  []string // CVEs
 }
 
 // driver is a Runtime that knows whether it is configured like another one.
 type driver interface {
 	Runtime
 	sameAs(driver) bool
+	// lastProbe is what Probe has found last; nil if it has found nothing yet.
+	lastProbe() *Abilities
 }
 
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
@@ -43,7 +49,7 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{monitor: monitor, runDir: runDir}
+	t := &Table{monitor: monitor, runDir: runDir, output: capture.NewBudget(maxOutputInSum)}
 	t.now.Store(&handlers{})
 	return t, t.Reload(cfg)
 }
@@ -52,7 +58,7 @@ func NewTable(cfg Config, runDir string) (*Table, error) {
 // or, with an error, none. Pods keep the handler that they were made with.
 func (t *Table) Reload(cfg Config) error {
 	before := t.now.Load()
-	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]driver)}
+	next := &handlers{defaultName: cfg.DefaultHandler, byName: make(map[string]driver), backported: cfg.BackportedCVEs}
 	for name, handler := range cfg.Handlers {
 		runtime, err := t.runtime(cfg, name, handler)
 		if err != nil {
@@ -91,7 +97,7 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 		}
 	}
 	if handler.Type == "shim" {
-		return t.shim(&shimmed{name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup})
+		return t.shim(&shimmed{name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup, output: t.output})
 	}
 	return &cli{
 		name:          name,
@@ -100,6 +106,7 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 		systemd:       cfg.CgroupDriver == "systemd",
 		monitor:       t.monitor,
 		monitorCgroup: monitorCgroup,
+		output:        t.output,
 	}, nil
 }
 
@@ -160,6 +167,8 @@ type Report struct {
 	RecursiveReadOnly bool               `json:"recursiveReadOnlyMounts"`
 	Features          *features.Features `json:"features,omitempty"`     // what the runtime says of itself,
 	FeaturesFile      string             `json:"featuresFile,omitempty"` // or this file for it
+
+	Vulnerabilities []Vulnerability `json:"vulnerabilities,omitempty"` // known by its version
 }
 
 // Report tells of each handler, in alphabetical order, as it is now. The error is
@@ -168,7 +177,7 @@ func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 	now := t.now.Load()
 	names := now.names()
 	reports, errs = make([]Report, len(names)), make([]error, len(names))
-	var group sync.WaitGroup // side by side: a runtime may hang
+	var group panics.Group // side by side: a runtime may hang
 	for i, name := range names {
 		group.Go(func() { reports[i], errs[i] = now.report(ctx, name) })
 	}
@@ -186,5 +195,25 @@ func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	}
 	report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed
 	report.UserNamespaces, report.RecursiveReadOnly, report.Features = a.IDMap, a.RecursiveReadOnly, a.Features
+	report.Vulnerabilities = h.vulnerabilities(a)
 	return report, nil
+}
+
+func (h *handlers) vulnerabilities(a *Abilities) []Vulnerability {
+	return vulnerabilities(cmp.Or(a.behind, a.Version), h.backported)
+}
+
+// Vulnerable are the CVEs of the handlers' runtimes, as far as they have been
+// asked for their versions. It runs nothing.
+func (t *Table) Vulnerable() map[string][]string {
+	now := t.now.Load()
+	known := make(map[string][]string)
+	for name, r := range now.byName {
+		if a := r.lastProbe(); a != nil {
+			for _, v := range now.vulnerabilities(a) {
+				known[name] = append(known[name], v.CVE)
+			}
+		}
+	}
+	return known
 }

@@ -86,7 +86,7 @@ func (t *watched) setHugepages(r *specs.LinuxResources) error {
 			err = cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "max"), value)
 		}
 		if errors.Is(err, fault.NotFound) {
-			return fmt.Errorf("the node has no huge pages of %s: %w", limit.Pagesize, fault.Invalid)
+			return fmt.Errorf("cgroup %s has no limit for huge pages of %s: %w", t.ref.Cgroup, limit.Pagesize, fault.Invalid)
 		}
 		if err != nil {
 			return err

@@ -20,6 +20,7 @@ type Host struct {
 	CgroupV2       bool // resources are in the unified hierarchy; false on v1 and hybrid nodes
 	SwapAccounting bool // memory and swap can be limited together
 	HugeTLB        bool // the hugetlb controller is there
+	HugePageSizes  []string
 	PidsController bool
 
 	Seccomp, AppArmor, SELinux bool // the kernel has it, switched on

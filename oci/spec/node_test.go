@@ -24,6 +24,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/claim"
 	"github.com/crius-run/crius/internal/testkit/program"
 )
 
@@ -119,9 +120,18 @@ func probePath(t *testing.T) string {
 	return path
 }
 
+// cgroupTop is the cgroup that all tests of this process share.
+var cgroupTop string
+
 func TestMain(m *testing.M) {
+	owned, err := claim.New()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	cgroupTop = "/" + owned.ID
 	code := m.Run()
-	if err := removeCgroupTop(); err != nil {
+	if err := errors.Join(removeCgroupTop(), owned.Release()); err != nil {
 		fmt.Fprintln(os.Stderr, "left over:", err)
 		code = 1
 	}
@@ -203,7 +213,7 @@ func (n node) realize(t *testing.T, in Input, rt ociRuntime) Input {
 	in.Facts.Rootfs = n.rootfs
 	in.Facts.Host = n.host
 	in.Facts.Features, in.Facts.MountOptions = rt.features, rt.mountOptions
-	in.Facts.CgroupsPath = fmt.Sprintf("/crius-test-spec-%d/%s/c", os.Getpid(), filepath.Base(filepath.Dir(n.dir)))
+	in.Facts.CgroupsPath = fmt.Sprintf("%s/%s/c", cgroupTop, filepath.Base(filepath.Dir(n.dir)))
 	in.Facts.Files = Files{
 		ResolvConf: filepath.Join(n.dir, "resolv.conf"),
 		Hostname:   filepath.Join(n.dir, "hostname"),
@@ -394,10 +404,10 @@ func removeCgroup(t *testing.T, cgroup string) {
 	}
 }
 
-// removeCgroupTop removes the cgroup that all tests of this process share.
+// removeCgroupTop removes cgroupTop, which must have no cgroup below it any more.
 func removeCgroupTop() error {
-	dirs, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/crius-test-spec-%d", os.Getpid()))
-	for _, dir := range append(dirs, fmt.Sprintf("/sys/fs/cgroup/crius-test-spec-%d", os.Getpid())) {
+	dirs, err := filepath.Glob("/sys/fs/cgroup/*" + cgroupTop)
+	for _, dir := range append(dirs, "/sys/fs/cgroup"+cgroupTop) {
 		if e := os.Remove(dir); !errors.Is(e, unix.ENOENT) {
 			err = errors.Join(err, e)
 		}

@@ -3,7 +3,6 @@ package spec
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 )
 
 // ReadRootfsFile reads a file of a container's root file system. Every link on
@@ -24,7 +24,7 @@ func ReadRootfsFile(rootfs, name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	return readRegular("/proc/self/fd/"+strconv.Itoa(fd), "the image's "+name, limit)
+	return regular.ReadFD(fd, "the image's "+name, limit)
 }
 
 // ResolveBelow is the path of a directory or regular file that name leads to in
@@ -76,31 +76,4 @@ func openBelow(rootfs, name string) (fd int, err error) {
 		return -1, fmt.Errorf("open the image's %s: %w", name, err)
 	}
 	return fd, nil
-}
-
-// readRegular reads the regular file at path, which errors call name.
-func readRegular(path, name string, limit int64) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file: %w", name, fault.Invalid)
-	}
-	if info.Size() > limit {
-		return nil, fmt.Errorf("%s is larger than %d bytes: %w", name, limit, fault.Invalid)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("grew beyond %d bytes while being read: %w", limit, fault.Invalid)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return data, nil
 }

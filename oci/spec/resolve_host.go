@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/crius-run/crius/internal/cgroup"
 )
 
 // ResolveHost reads the facts about the node and this process that specs
@@ -49,6 +51,7 @@ func hostFrom(root fs.FS) (Host, error) {
 	host.Seccomp = exists(root, "proc/sys/kernel/seccomp/actions_avail")
 	host.AppArmor = first(root, "sys/module/apparmor/parameters/enabled") == 'Y'
 	host.SELinux = exists(root, "sys/fs/selinux/enforce") && policyLoaded(root)
+	host.HugePageSizes = cgroup.HugePageSizes(root)
 	err = cgroupFacts(root, &host)
 	return host, err
 }

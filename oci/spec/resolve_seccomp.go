@@ -8,6 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 )
 
 const maxProfileFile = 4 << 20
@@ -40,12 +41,12 @@ func CheckPodSeccomp(sc *cri.LinuxSandboxSecurityContext) error {
 
 // LoadProfile reads a seccomp profile from the node.
 func LoadProfile(path string) (*Profile, error) {
-	data, err := readRegular(path, "seccomp profile "+path, maxProfileFile)
+	data, err := regular.Read(path, maxProfileFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("seccomp profile %s does not exist on this node: %w", path, fault.Invalid)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("seccomp profile %w", err)
 	}
 	profile, err := ParseProfile(data)
 	if err != nil {

@@ -1,7 +1,9 @@
 package spec
 
 import (
+	"cmp"
 	"regexp"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -109,12 +111,20 @@ func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, erro
 var pageSize = regexp.MustCompile(`^[1-9][0-9]{0,5}[KMG]B$`)
 
 // hugepages are left out where the node has no controller for them: the
-// kubelet sends them to every container.
+// kubelet sends a limit for each size to every container. A container cannot
+// exceed a limit of 0 for a size that the node lacks, so that is left out as well.
 func hugepages(r *cri.LinuxContainerResources, host Host) ([]specs.LinuxHugepageLimit, error) {
 	var out []specs.LinuxHugepageLimit
 	for _, l := range r.GetHugepageLimits() {
 		if !pageSize.MatchString(l.GetPageSize()) {
 			return nil, invalid("hugepage_limits: page size %.20q is not of the form 2MB", l.GetPageSize())
+		}
+		if !slices.Contains(host.HugePageSizes, l.GetPageSize()) {
+			if l.GetLimit() != 0 {
+				return nil, invalid("hugepage_limits: this node has no huge pages of %s; it has: %s",
+					l.GetPageSize(), cmp.Or(strings.Join(host.HugePageSizes, ", "), "none"))
+			}
+			continue
 		}
 		if host.HugeTLB {
 			out = append(out, specs.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -11,7 +12,7 @@ import (
 
 func TestResources(t *testing.T) {
 	type limits = cri.LinuxContainerResources
-	full := Host{SwapAccounting: true, HugeTLB: true, PidsController: true}
+	full := Host{SwapAccounting: true, HugeTLB: true, HugePageSizes: []string{"1GB", "2MB"}, PidsController: true}
 	for _, c := range []struct {
 		name string
 		r    *limits
@@ -31,7 +32,10 @@ func TestResources(t *testing.T) {
 		{"swap alone", &limits{MemorySwapLimitInBytes: 300}, full, `{"memory":{"swap":300}}`},
 		{"huge pages", &limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 0}, {PageSize: "1GB", Limit: 1 << 30}}}, full,
 			`{"hugepageLimits":[{"pageSize":"2MB","limit":0},{"pageSize":"1GB","limit":1073741824}]}`},
-		{"huge pages without a controller", &limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB"}}}, Host{}, `{}`},
+		{"huge pages without a controller", &limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 << 20}}}, Host{HugePageSizes: []string{"2MB"}}, `{}`},
+		{"no huge pages of a size that the node lacks", &limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 << 20}, {PageSize: "1GB"}}},
+			Host{HugeTLB: true, HugePageSizes: []string{"2MB"}}, `{"hugepageLimits":[{"pageSize":"2MB","limit":2097152}]}`},
+		{"no huge pages", &limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB"}}}, Host{HugeTLB: true}, `{}`},
 		{"unified", &limits{Unified: map[string]string{"memory.high": "5", "io.weight": "default 100", "hugetlb.2MB.max": "0"}}, Host{CgroupV2: true},
 			`{"unified":{"hugetlb.2MB.max":"0","io.weight":"default 100","memory.high":"5"}}`},
 	} {
@@ -69,6 +73,19 @@ func TestResourcesRefused(t *testing.T) {
 	} {
 		if got, err := Resources(c.r, c.host); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: %s, %v", name, compact(t, got), err)
+		}
+	}
+}
+
+func TestHugePagesOfASizeThatTheNodeLacks(t *testing.T) {
+	for want, sizes := range map[string][]string{
+		"hugepage_limits: this node has no huge pages of 1GB; it has: 2MB, 64KB": {"2MB", "64KB"},
+		"hugepage_limits: this node has no huge pages of 1GB; it has: none":      nil,
+	} {
+		_, err := Resources(&cri.LinuxContainerResources{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB"}, {PageSize: "1GB", Limit: 1 << 30}}},
+			Host{HugeTLB: true, HugePageSizes: sizes})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func TestRuntimes(t *testing.T) {
 				})
 				checkProcess(t, s, r)
 				checkMounts(t, s, r)
-				checkAttempts(t, a.name, rt, r)
+				checkAttempts(t, a.name, r)
 			})
 		}
 	}
@@ -227,7 +227,7 @@ func checkCgroup(t *testing.T, s *specs.Spec, v2 bool) {
 
 // checkAttempts compares what the program could do with what such a container
 // may do.
-func checkAttempts(t *testing.T, animal string, rt ociRuntime, r report) {
+func checkAttempts(t *testing.T, animal string, r report) {
 	t.Helper()
 	const readOnly, denied, notPermitted = "read-only file system", "permission denied", "operation not permitted"
 	want := map[string]string{

@@ -96,7 +96,7 @@ func typicalFacts() Facts {
 		},
 		Host: Host{
 			Arch: "amd64", Kernel: "6.1.0-13-amd64", Bounding: allCapabilities, OOMScoreAdjMin: -1000,
-			SwapAccounting: true, HugeTLB: true, PidsController: true, Seccomp: true,
+			SwapAccounting: true, HugeTLB: true, HugePageSizes: []string{"2MB"}, PidsController: true, Seccomp: true,
 		},
 	}
 }

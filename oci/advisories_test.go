@@ -1,0 +1,137 @@
+package oci
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The versions of the advisories, and those of distributions.
+func TestVulnerabilities(t *testing.T) {
+	t.Parallel()
+	const leak, masks, links = "CVE-2024-21626", "CVE-2025-31133 CVE-2025-52565 CVE-2025-52881", "CVE-2026-41579"
+	for answer, want := range map[string]string{
+		"runc version 1.0.0-rc95":      leak + " " + masks + " " + links,
+		"runc version 1.0.0~rc93+ds1":  leak + " " + masks + " " + links,
+		"runc version 1.1.5+ds1":       leak + " " + masks + " " + links,
+		"runc version 1.1.11":          leak + " " + masks + " " + links,
+		"runc version 1.1.12":          masks + " " + links,
+		"runc version 1.1.15":          masks + " " + links,
+		"runc version 1.2.0-rc.1":      masks + " " + links,
+		"runc version 1.2.7":           masks + " " + links,
+		"runc version 1.2.8":           links,
+		"runc version 1.2.10":          links,
+		"runc version 1.3.0":           masks + " " + links,
+		"runc version 1.3.3-0ubuntu1":  links,
+		"runc version 1.3.6":           "",
+		"runc version 1.4.0-rc.2":      masks + " " + links,
+		"runc version 1.4.0-rc.3":      links,
+		"runc version 1.4.0":           links,
+		"runc version 1.4.3":           "",
+		"runc version 1.5.0-rc.1":      links,
+		"runc version 1.5.0":           "",
+		"runc version 2.0.0":           "",
+		"crun version 1.4.3":           "CVE-2022-27650 CVE-2025-24965 CVE-2026-47766",
+		"crun version 1.8.1":           "CVE-2025-24965 CVE-2026-47766",
+		"crun version 1.20":            "CVE-2026-47766",
+		"crun version 1.28":            "",
+		"runsc version release-2024.1": "",
+		`Kata Containers containerd shim (Golang): id: "io.containerd.kata.v2", version: 3.2.0, commit: x`:    "CVE-2026-24054 CVE-2026-24834",
+		`Kata Containers containerd shim (Rust): id: io.containerd.kata.v2, version: 3.26.0-alpha, commit: x`: "CVE-2026-24834",
+		"Kata Containers containerd shim (Golang): version: 3.27.0":                                           "",
+		"other version 1.0.0":  "",
+		"runc":                 "",
+		"runc version unknown": "",
+		"":                     "",
+	} {
+		var got []string
+		for _, v := range vulnerabilities(answer, nil) {
+			got = append(got, v.CVE)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %q", answer, got, want)
+		}
+	}
+	left := vulnerabilities("runc version 1.2.7", []string{"CVE-2025-31133", links})
+	if len(left) != 2 || left[0].CVE != "CVE-2025-52565" || !slices.Contains(left[0].Fixed, "1.2.8") {
+		t.Errorf("beside what was backported: %+v", left)
+	}
+}
+
+// What the table says can be compared, and each row says where it comes from.
+func TestAdvisoriesAreComplete(t *testing.T) {
+	t.Parallel()
+	number := regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
+	for _, a := range advisories {
+		var last version
+		for _, text := range a.fixed {
+			v, ok := parsed(text)
+			if !ok || v.compare(last) <= 0 {
+				t.Errorf("%s: version %s", a.cve, text)
+			}
+			last = v
+		}
+		if !number.MatchString(a.cve) || a.what == "" || a.source == "" || a.program == "" || len(a.fixed) == 0 {
+			t.Errorf("%+v", a)
+		}
+	}
+}
+
+// program is a shell script.
+func program(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A table reports what its runtimes have, that of runc behind a shim too, and not
+// what is said to be backported.
+func TestReportNamesVulnerabilities(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := program(t, dir, "runc", `case $1 in --version) echo "runc version 1.1.5";; *) exit 1;; esac`)
+	shim := program(t, dir, "containerd-shim-runc-v2", `echo "containerd-shim-runc-v2:"; echo "  Version:  2.0.0"`)
+	program(t, dir, "crius-conmon", "exit 0")
+	program(t, dir, "crius-conmon-shim", "exit 0")
+	cfg := Config{DefaultHandler: "old", CgroupDriver: "cgroupfs", Monitor: filepath.Join(dir, "crius-conmon"), MonitorCgroup: "/x", Handlers: map[string]Handler{
+		"old":  {Type: "oci", Path: old},
+		"shim": {Type: "shim", Path: shim, Options: []string{"--BinaryName=" + old}},
+	}}
+	table, err := NewTable(cfg, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if known := table.Vulnerable(); len(known) != 0 {
+		t.Errorf("before anybody has asked: %v", known)
+	}
+	count := func() (counts []int) {
+		reports, errs := table.Report(context.Background())
+		for i, r := range reports {
+			if errs[i] != nil {
+				t.Error(errs[i])
+			}
+			counts = append(counts, len(r.Vulnerabilities))
+		}
+		return counts
+	}
+	if got := count(); !slices.Equal(got, []int{5, 5}) {
+		t.Errorf("vulnerabilities: %v", got)
+	}
+	cfg.BackportedCVEs = []string{"CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}
+	if err := table.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := count(); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("vulnerabilities that are not backported: %v", got)
+	}
+	if known := table.Vulnerable(); len(known) != 2 || !slices.Equal(known["shim"], []string{"CVE-2026-41579"}) {
+		t.Errorf("by handler: %v", known)
+	}
+}

@@ -1,0 +1,114 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/testkit/wait"
+)
+
+// flood is what commands print that do not end.
+var flood = bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
+
+// talker is a container whose commands print to both streams, as much as is
+// asked for, and end once all commands have.
+type talker struct {
+	t       *testing.T
+	floods  int // of each stream
+	running sync.WaitGroup
+}
+
+func (f *talker) exec(context.Context, Command) (*execution, error) {
+	s := &Session{over: make(chan struct{})}
+	ended := make(chan struct{})
+	s.ended = ended
+	var streams sync.WaitGroup
+	for _, stream := range []**os.File{&s.stdout, &s.stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		*stream = r
+		streams.Go(func() {
+			defer w.Close()
+			for range f.floods {
+				if _, err := w.Write(flood); err != nil {
+					f.t.Error(err)
+				}
+			}
+		})
+	}
+	go func() {
+		streams.Wait()
+		f.running.Done()
+		f.running.Wait()
+		close(ended)
+	}()
+	return &execution{Session: s}, nil
+}
+
+func (*talker) killExec(context.Context, *execution) {}
+
+// What commands print is bounded per call, both streams together, and over all
+// calls, and no command is kept from printing more (CVE-2022-1708, CVE-2022-31030).
+func TestExecOutputIsBoundedInSum(t *testing.T) {
+	t.Parallel()
+	const calls, all = 6, 20 << 20
+	budget := capture.NewBudget(all)
+	ctx, answered := context.WithCancel(t.Context())
+	f := &talker{t: t, floods: 10}
+	f.running.Add(calls)
+	results := make([]*ExecResult, calls)
+	var group sync.WaitGroup
+	for i := range results {
+		group.Go(func() {
+			var err error
+			if results[i], err = execSync(ctx, f, budget, []string{"flood"}, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	sum := 0
+	endless := strings.Repeat(string(flood), f.floods)
+	for i, r := range results {
+		if r == nil {
+			continue
+		}
+		sum += len(r.Stdout) + len(r.Stderr)
+		if n := len(r.Stdout) + len(r.Stderr); n > MaxExecOutput {
+			t.Errorf("call %d: %d bytes", i, n)
+		}
+		for _, stream := range [][]byte{r.Stdout, r.Stderr} {
+			if len(stream) < freeOutput || !strings.HasPrefix(endless, string(stream)) {
+				t.Errorf("call %d: %d bytes that are not the first of the output", i, len(stream))
+			}
+		}
+	}
+	if most := all + calls*2*freeOutput; sum > most || sum < all {
+		t.Errorf("%d bytes in all, want %d to %d", sum, all, most)
+	}
+	if left := budget.Left(); left != 0 {
+		t.Errorf("%d bytes are left while the answers are being sent", left)
+	}
+	answered()
+	wait.For(t, "the memory to be given back", func() bool { return budget.Left() == all })
+}
+
+// One stream may have what the other one does not use.
+func TestExecOutputOfOneCall(t *testing.T) {
+	t.Parallel()
+	budget := capture.NewBudget(maxOutputInSum)
+	f := &talker{t: t, floods: 10}
+	f.running.Add(1)
+	r, err := execSync(t.Context(), f, budget, []string{"flood"}, time.Hour)
+	if err != nil || len(r.Stdout)+len(r.Stderr) != MaxExecOutput {
+		t.Errorf("%d and %d bytes, %v", len(r.Stdout), len(r.Stderr), err)
+	}
+}
