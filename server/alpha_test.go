@@ -115,7 +115,7 @@ func TestOldClientOnTheWire(t *testing.T) {
 	}
 	got := n.engine.last().args[1].(*cri.ContainerConfig)
 	sc := got.GetLinux().GetSecurityContext()
-	if string(got.Envs[0].Value) != "värde" || sc.GetApparmorProfile() != "runtime/default" || sc.GetSeccompProfilePath() != "unconfined" { //nolint:staticcheck // old kubelets send these
+	if string(got.Envs[0].Value) != "värde" || sc.GetApparmorProfile() != "runtime/default" || sc.GetSeccompProfilePath() != "unconfined" {
 		t.Errorf("the engine got %v", got)
 	}
 	if resp.ContainerId != idOf(2) {

@@ -20,6 +20,8 @@ type Config struct {
 
 	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT at which exec, attach and port-forward are served to the kubelet; port 0 is any free one"`
 	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long such a session may be silent"`
+	StreamMaxSessions     int           `toml:"stream_max_sessions" help:"exec, attach and port-forward sessions that the node may have at once; 0: any number"`
+	StreamMaxSessionsEach int           `toml:"stream_max_sessions_per_container" help:"exec and attach sessions that one container may have at once, and port-forward sessions that one pod may have; 0: any number"`
 	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"certificate for sessions over TLS, in PEM; noticed when it is replaced"`
 	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"key of that certificate"`
 	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"authorities whose certificate a client must have, in PEM; empty: none is asked for"`
@@ -35,14 +37,21 @@ func DefaultConfig() Config {
 
 		StreamAddress:     "127.0.0.1:0",
 		StreamIdleTimeout: 4 * time.Hour,
+
+		StreamMaxSessions:     512,
+		StreamMaxSessionsEach: 128,
 	}
 }
 
 // Stream is the part that is about sessions.
 func (c Config) Stream() stream.Config {
 	return stream.Config{
-		Address:         c.StreamAddress,
-		IdleTimeout:     c.StreamIdleTimeout,
+		Address:     c.StreamAddress,
+		IdleTimeout: c.StreamIdleTimeout,
+
+		MaxSessions:             c.StreamMaxSessions,
+		MaxSessionsPerContainer: c.StreamMaxSessionsEach,
+
 		TLSCertFile:     c.StreamTLSCertFile,
 		TLSKeyFile:      c.StreamTLSKeyFile,
 		TLSClientCAFile: c.StreamTLSClientCAFile,

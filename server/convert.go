@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -216,8 +217,8 @@ func containerInfo(v *pod.ContainerView, spec json.RawMessage) (map[string]strin
 	}{v.SandboxID, v.PID, v.Handler, v.Bundle, v.Config, spec})
 }
 
-func imageInfo(i *storage.Image) (map[string]string, error) {
-	return verbose(map[string]any{"imageSpec": i.Spec})
+func imageInfo(spec *imagespec.Image) (map[string]string, error) {
+	return verbose(map[string]any{"imageSpec": spec})
 }
 
 func verbose(document any) (map[string]string, error) {

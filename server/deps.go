@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
@@ -84,6 +85,8 @@ type Images interface {
 	// Image is fault.NotFound where there is none and fault.Invalid where ref
 	// is no reference at all.
 	Image(ctx context.Context, ref string) (*storage.Image, error)
+	// Spec is the whole config of an image, fault.NotFound of one that is gone.
+	Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error)
 	// Pull reports a registry that cannot be reached as fault.Unavailable and
 	// an image that the policy does not trust as storage.ErrSignature: the
 	// kubelet tells users of both in words of its own.

@@ -276,6 +276,10 @@ func (f *fakeImages) Image(ctx context.Context, ref string) (*storage.Image, err
 	return nil, fmt.Errorf("image %s: %w", ref, fault.NotFound)
 }
 
+func (f *fakeImages) Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error) {
+	return &imagespec.Image{Config: *image.Config, Author: "me"}, f.did(ctx, "Spec", image.ID)
+}
+
 func (f *fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
 	if err := f.did(ctx, "Pull", req); err != nil {
 		return nil, err
@@ -370,14 +374,12 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 }
 
 func someImage() *storage.Image {
-	config := imagespec.ImageConfig{User: "1000", Env: []string{"A=b"}}
 	return &storage.Image{
 		ID:          idOf(9),
 		RepoTags:    []string{"registry.example/web:1"},
 		RepoDigests: []string{"registry.example/web@sha256:" + idOf(8)},
 		Size:        7,
-		Config:      &config,
-		Spec:        &imagespec.Image{Config: config, Author: "me"},
+		Config:      &imagespec.ImageConfig{User: "1000", Env: []string{"A=b"}},
 		Pinned:      true,
 	}
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// errPanic is a handler's panic as its caller sees it.
-var errPanic = errors.New("crius failed inside; its log has the stack trace, please report it")
-
 // faultCodes says which status code an error becomes: that of the first cause
 // found in it. Sentinels come before errnos, since they are the judgement of
 // the code that knew what it was doing.
@@ -26,8 +23,7 @@ var faultCodes = []struct {
 	cause error
 	code  codes.Code
 }{
-	{errPanic, codes.Internal},
-
+	{fault.Internal, codes.Internal},
 	{fault.Invalid, codes.InvalidArgument},
 	{fault.NotFound, codes.NotFound},
 	{fault.Exists, codes.AlreadyExists},

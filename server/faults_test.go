@@ -41,7 +41,7 @@ func TestCodes(t *testing.T) {
 		{syscall.ENOMEM, codes.ResourceExhausted},
 		{syscall.EMFILE, codes.ResourceExhausted},
 		{syscall.ENFILE, codes.ResourceExhausted},
-		{errPanic, codes.Internal},
+		{fault.Internal, codes.Internal},
 		{errors.New("unheard of"), codes.Unknown},
 		{syscall.EIO, codes.Unknown},
 		{&badField{"config", "is missing"}, codes.InvalidArgument},
@@ -52,8 +52,8 @@ func TestCodes(t *testing.T) {
 		{errors.Join(errors.New("first"), fmt.Errorf("second: %w", fault.Denied)), codes.PermissionDenied},
 		{status.Error(codes.Aborted, "as it is"), codes.Aborted},
 	} {
-		for _, err := range []error{c.err, wrapped(c.err)} {
-			if _, isStatus := c.err.(interface{ GRPCStatus() *status.Status }); isStatus && err != c.err {
+		for i, err := range []error{c.err, wrapped(c.err)} {
+			if _, isStatus := c.err.(interface{ GRPCStatus() *status.Status }); isStatus && i > 0 {
 				continue
 			}
 			if got := status.Code(statusOf(err)); got != c.want {

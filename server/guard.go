@@ -4,13 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"path"
-	"runtime/debug"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -34,22 +34,10 @@ func guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handle
 // guard surrounds every RPC: log(translate(recover(call))).
 func guard(ctx context.Context, req any, call func() error) error {
 	start := time.Now()
-	err := statusOf(recovered(ctx, call))
+	method, _ := grpc.Method(ctx)
+	err := statusOf(panics.Do(ctx, path.Base(method), call))
 	logCall(ctx, req, time.Since(start), err)
 	return err
-}
-
-// recovered runs call; a panic in it is logged with its stack and returned as
-// errPanic.
-func recovered(ctx context.Context, call func() error) (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			method, _ := grpc.Method(ctx)
-			slog.ErrorContext(ctx, "panic in an RPC", "method", method, "cause", cause, "stack", string(debug.Stack()))
-			err = errPanic
-		}
-	}()
-	return call()
 }
 
 func logCall(ctx context.Context, req any, took time.Duration, err error) {

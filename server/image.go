@@ -71,9 +71,17 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 		return &cri.ImageStatusResponse{}, err
 	}
 	resp := &cri.ImageStatusResponse{Image: toImage(image)}
-	if req.GetVerbose() {
-		resp.Info, err = imageInfo(image)
+	if !req.GetVerbose() {
+		return resp, nil
 	}
+	spec, err := s.images.Spec(ctx, image)
+	if errors.Is(err, fault.NotFound) { // removed since
+		return &cri.ImageStatusResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	resp.Info, err = imageInfo(spec)
 	return resp, err
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -68,7 +69,7 @@ func TestStatusOfImpatientCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	api := &nodeAPI{engine: &fakeEngine{runtimeErr: ctx.Err()}}
-	if resp, err := api.Status(ctx, &cri.StatusRequest{}); err != context.Canceled {
+	if resp, err := api.Status(ctx, &cri.StatusRequest{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, %v", resp, err)
 	}
 }
@@ -190,6 +191,20 @@ func TestImageRPCs(t *testing.T) {
 	present, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}, Verbose: true})
 	if err != nil || !proto.Equal(present.Image, toImage(someImage())) || !strings.Contains(present.Info["info"], `"imageSpec"`) {
 		t.Errorf("image: %v, %v", present, err)
+	}
+	short, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}})
+	if err != nil || !proto.Equal(short.Image, present.Image) || len(short.Info) != 0 {
+		t.Errorf("not verbose: %v, %v", short, err)
+	}
+	n.images.hook = func(_ context.Context, verb string) error {
+		if verb == "Spec" { // removed after it was found
+			return fault.NotFound
+		}
+		return nil
+	}
+	gone, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}, Verbose: true})
+	if err != nil || gone.Image != nil || len(gone.Info) != 0 {
+		t.Errorf("image removed meanwhile: %v, %v", gone, err)
 	}
 	info, err := n.image.ImageFsInfo(ctx, &cri.ImageFsInfoRequest{})
 	if err != nil || len(info.ImageFilesystems) != 1 || len(info.ContainerFilesystems) != 1 {

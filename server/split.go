@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/crius-run/crius/internal/panics"
 )
 
 const (
@@ -61,7 +63,7 @@ func (s *splitter) run() error {
 			continue
 		}
 		if err != nil {
-			s.grpc.Close()
+			_ = s.grpc.Close()
 			if errors.Is(err, net.ErrClosed) {
 				return nil
 			}
@@ -75,7 +77,7 @@ func (s *splitter) run() error {
 		}
 		group.Go(func() {
 			defer func() { <-s.silent }()
-			s.route(conn)
+			panics.Run("route connection", func() { s.route(conn) })
 		})
 	}
 }
@@ -94,14 +96,14 @@ func (s *splitter) route(conn net.Conn) {
 		return
 	}
 	defer s.drop(conn)
-	conn.SetReadDeadline(time.Now().Add(firstWords))
+	_ = conn.SetReadDeadline(time.Now().Add(firstWords))
 	reader := bufio.NewReaderSize(conn, 16)
 	first, err := reader.Peek(len("PRI"))
 	if err != nil {
 		conn.Close()
 		return
 	}
-	conn.SetReadDeadline(time.Time{})
+	_ = conn.SetReadDeadline(time.Time{})
 	to := s.http
 	if string(first) == "PRI" {
 		to = s.grpc

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc/status"
 
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage"
@@ -35,6 +36,8 @@ type Sources struct {
 	Logged  func(context.Context) uint64 // bytes
 	Pulls   *storage.PullCounts
 	Version string
+	// Vulnerable are the CVEs of the handlers' runtimes.
+	Vulnerable func() map[string][]string
 }
 
 // durations reach from what needs no I/O to what only hangs.
@@ -90,8 +93,9 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 // Register adds what is asked of sources.
 func (m *Metrics) Register(s Sources) {
 	m.registry.MustRegister(
-		&nodeCollector{s.Node},
+		&nodeCollector{s.Node}, vulnerable(s.Vulnerable),
 		counter("crius_container_log_bytes_total", "Bytes that were written to the logs of containers.", func() float64 { return float64(s.Logged(context.Background())) }),
+		counter("crius_panics_total", "Panics that were recovered: defects of crius whose stack traces are in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations that came from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Blobs of images that were fetched.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
 		counter("crius_image_blobs_present_total", "Blobs of images that need not be fetched, for they were there.", func() float64 { return float64(s.Pulls.Present.Load()) }),

@@ -42,7 +42,8 @@ func full(t *testing.T) *Metrics {
 	m := New()
 	pulls := new(storage.PullCounts)
 	pulls.Bytes.Store(7)
-	m.Register(Sources{Version: "1.2.3", Pulls: pulls, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
+	vulnerable := func() map[string][]string { return map[string][]string{"runc": {"CVE-2024-21626", "CVE-2025-31133"}} }
+	m.Register(Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
 		return pod.Summary{
 			Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
 			Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
@@ -66,6 +67,7 @@ func TestMetrics(t *testing.T) {
 		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_debts 4`,
 		`crius_operations_active{operation="run pod"} 2`, `crius_operation_longest_seconds 5`, `crius_containers_oom_total 6`,
 		`crius_image_pull_bytes_total 7`, `crius_container_log_bytes_total 8`, `crius_build_info{version="1.2.3"} 1`,
+		`crius_runtime_vulnerability{cve="CVE-2025-31133",handler="runc"} 1`, "\ncrius_panics_total ",
 		`crius_operation_duration_seconds_count{operation="run pod",outcome="error"} 1`,
 		`crius_step_duration_seconds_count{step="attach network"} 1`,
 		`crius_rpc_duration_seconds_count{method="RunPodSandbox"} 1`, `crius_rpc_duration_seconds_count{method="Version"} 1`,

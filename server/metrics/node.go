@@ -72,3 +72,20 @@ func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 func lastWord(name string) string {
 	return strings.ToLower(name[strings.LastIndex(name, "_")+1:])
 }
+
+// vulnerable makes a metric of each vulnerability of a handler's runtime.
+type vulnerable func() map[string][]string
+
+var vulnerability = describe("crius_runtime_vulnerability", "1 for each known vulnerability that the runtime of a handler has, going by its version.", "handler", "cve")
+
+// Describe is the prometheus.Collector's.
+func (vulnerable) Describe(out chan<- *prometheus.Desc) { out <- vulnerability }
+
+// Collect is the prometheus.Collector's.
+func (v vulnerable) Collect(out chan<- prometheus.Metric) {
+	for handler, cves := range v() {
+		for _, cve := range cves {
+			out <- prometheus.MustNewConstMetric(vulnerability, prometheus.GaugeValue, 1, handler, cve)
+		}
+	}
+}

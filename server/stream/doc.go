@@ -6,7 +6,8 @@
 //
 // A token has 130 random bits, is good for one connection and for a minute, and
 // only for the kind of session that it was given for. Without one there is
-// nothing to be had here. At most a thousand wait at any time.
+// nothing to be had here. At most a thousand wait at any time, and with the
+// sessions that run they are bounded for each container or pod and for the node.
 //
 // # Protocols
 //
@@ -16,7 +17,7 @@
 // current clients of port-forward speak SPDY inside. The frames are the business of
 // moby/spdystream and of k8s.io/streaming's WebSockets, the rest stands here;
 // docs/decisions/0003 says why. What a hostile client could make those libraries
-// hold is bounded by guard.
+// hold is bounded by guard and frameGuard.
 //
 // # Sessions
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // forwardProtocol is port-forward over SPDY: for each connection the client opens
@@ -23,8 +25,11 @@ import (
 // are several at once, the connection.
 const forwardProtocol = "portforward.k8s.io"
 
-// maxForwards bounds the connections into a pod over one session.
-const maxForwards = 1000
+// Limits of the connections into pods, each of which takes some 100 KiB.
+const (
+	maxForwards      = 1000 // over one session, those that lack a stream included
+	maxForwardsInSum = 4000 // over all sessions
+)
 
 // forwarder is a port-forward session.
 type forwarder struct {
@@ -84,7 +89,7 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 	defer f.mu.Unlock()
 	p := f.pairs[id]
 	if p == nil {
-		if f.closed || f.open >= maxForwards {
+		if f.closed || f.open >= maxForwards || !f.session.server.forwards.TryAcquire(1) {
 			return false
 		}
 		f.open++
@@ -100,12 +105,13 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 		return false
 	}
 	*half = s
+	clear(s.Headers()) // the client may have sent more of them than anybody needs
 	if p.data == nil || p.error == nil {
 		return true
 	}
 	p.late.Stop()
 	delete(f.pairs, id)
-	f.session.work.Go(func() {
+	f.session.do(func() {
 		defer f.release()
 		f.connect(p)
 	})
@@ -118,7 +124,7 @@ func (f *forwarder) forget(id string, p *pair) {
 	known := f.pairs[id] == p
 	if known {
 		delete(f.pairs, id)
-		f.open--
+		f.releaseLocked()
 	}
 	f.mu.Unlock()
 	if known {
@@ -129,7 +135,12 @@ func (f *forwarder) forget(id string, p *pair) {
 func (f *forwarder) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.releaseLocked()
+}
+
+func (f *forwarder) releaseLocked() {
 	f.open--
+	f.session.server.forwards.Release(1)
 }
 
 // close ends the session: no connection begins any more.
@@ -139,6 +150,9 @@ func (f *forwarder) close() {
 	f.closed = true
 	pairs := f.pairs
 	f.pairs = nil
+	for range pairs {
+		f.releaseLocked()
+	}
 	f.mu.Unlock()
 	for _, p := range pairs {
 		p.late.Stop()
@@ -149,7 +163,7 @@ func (f *forwarder) close() {
 // connect serves one connection over SPDY.
 func (f *forwarder) connect(p *pair) {
 	defer p.reset()
-	f.session.work.Go(func() { _, _ = io.Copy(io.Discard, p.error) })
+	f.session.do(func() { _, _ = io.Copy(io.Discard, p.error) })
 	if err := f.forward(p.port, p.data); err != nil {
 		if errors.Is(err, fault.Precondition) { // the pod runs no more: nothing else can be forwarded
 			f.session.partFrom()
@@ -178,14 +192,20 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 	for _, name := range []string{"", "v4.channel.k8s.io", "v4.base64.channel.k8s.io"} {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: name != "v4.base64.channel.k8s.io", Channels: channels}
 	}
+	connected := int64(len(ports))
+	if !f.session.server.forwards.TryAcquire(connected) {
+		http.Error(f.session.w, fmt.Sprintf("too many connections into pods of this node (%d)", maxForwardsInSum), http.StatusServiceUnavailable)
+		return
+	}
+	defer f.session.server.forwards.Release(connected)
 	ws := wsstream.NewConn(offer)
-	_, c, err := ws.Open(f.session.w, f.session.r)
+	_, c, err := ws.Open(inParts{f.session.w}, f.session.r)
 	if err != nil {
 		slog.DebugContext(f.session.ctx, "client gets no WebSocket", "err", err)
 		return
 	}
-	defer ws.Close()
-	var connections sync.WaitGroup
+	defer func() { _ = ws.Close() }()
+	var connections panics.Group
 	for i, port := range ports {
 		connections.Go(func() {
 			data, status := c[2*i], c[2*i+1]

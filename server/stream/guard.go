@@ -11,13 +11,15 @@ const (
 	frameHeader = 8
 	synStream   = 1
 
-	// largestPart is how much of a client's data frame spdystream gets at once. It
-	// queues up to fifty frames of a stream that nobody reads.
-	largestPart = 64 << 10
-	// largestControl is far more than the headers of any stream need.
-	largestControl = 64 << 10
-	largestField   = 4 << 10
-	mostFields     = 32
+	// largestPart is how much of a client's data frame the libraries get at once.
+	// spdystream queues up to fifty frames of streams that nobody reads, in each of
+	// five queues: 4 MiB of a connection.
+	largestPart = 16 << 10
+	// largestControl is far more than the headers of any stream need, and these are
+	// queued likewise.
+	largestControl = 16 << 10
+	largestField   = 1 << 10
+	mostFields     = 8
 )
 
 // guard reads what a client says in SPDY and keeps from spdystream what would cost

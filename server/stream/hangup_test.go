@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -57,7 +58,7 @@ func TestCloseWaitsForWhoReads(t *testing.T) {
 		n, err = slow.Read(piece)
 		got = append(got, piece[:n]...)
 	}
-	if took := time.Since(began); err != io.EOF || !bytes.Equal(got, last) || took < 2*moment {
+	if took := time.Since(began); !errors.Is(err, io.EOF) || !bytes.Equal(got, last) || took < 2*moment {
 		t.Errorf("%d of %d bytes after %v, then %v", len(got), len(last), took, err)
 	}
 	slow.Close()

@@ -17,11 +17,11 @@ import (
 
 	"github.com/moby/spdystream"
 	frames "github.com/moby/spdystream/spdy"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/pod"
@@ -261,10 +261,10 @@ func TestPortForwardWithRealClients(t *testing.T) {
 	dialers := map[string]func(*url.URL) (httpstream.Dialer, error){
 		"SPDY": func(u *url.URL) (httpstream.Dialer, error) {
 			transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
-			return spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), err
+			return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), err
 		},
 		"WebSocket": func(u *url.URL) (httpstream.Dialer, error) {
-			return portforward.NewSPDYOverWebsocketDialer(u, &rest.Config{})
+			return portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
 		},
 	}
 	s := serveFake(t, &fakeEngine{forward: upper})

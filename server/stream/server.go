@@ -14,9 +14,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/server/tlsfile"
@@ -26,6 +28,10 @@ import (
 type Config struct {
 	Address     string        // HOST:PORT; port 0: any
 	IdleTimeout time.Duration // of a session in which nothing is said
+
+	// MaxSessions and MaxSessionsPerContainer bound the sessions of the node, and
+	// those of a container, or port-forwards of a pod; 0: any number.
+	MaxSessions, MaxSessionsPerContainer int
 
 	// TLS, if the first two are given; with the third, clients must have a
 	// certificate of that authority. New files are noticed.
@@ -51,6 +57,7 @@ type Server struct {
 	hangups  *hangups
 	http     *http.Server
 	tickets  tickets
+	forwards *semaphore.Weighted // connections into pods
 	sessions sync.WaitGroup
 }
 
@@ -79,6 +86,8 @@ func New(cfg Config, engine Engine) (*Server, error) {
 		cfg: cfg, engine: engine, hangups: hangups,
 		base:     url.URL{Scheme: "http", Host: l.Addr().String()},
 		listener: watched{l, hangups},
+		tickets:  tickets{most: cfg.MaxSessions, mostEach: cfg.MaxSessionsPerContainer},
+		forwards: semaphore.NewWeighted(maxForwardsInSum),
 	}
 	if secure != nil {
 		s.base.Scheme = "https"
@@ -155,27 +164,36 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 }
 
-// Exec, Attach and PortForward give the URL of a session. The request must have
-// been checked.
-func (s *Server) Exec(r *cri.ExecRequest) (string, error)     { return s.url("exec", r) }
-func (s *Server) Attach(r *cri.AttachRequest) (string, error) { return s.url("attach", r) }
-func (s *Server) PortForward(r *cri.PortForwardRequest) (string, error) {
-	return s.url("portforward", r)
+// Exec returns the URL of a session. The request must have been checked. It says
+// fault.Exhausted where there are too many sessions.
+func (s *Server) Exec(r *cri.ExecRequest) (string, error) {
+	return s.url("exec", r.GetContainerId(), r)
 }
 
-func (s *Server) url(kind string, session any) (string, error) {
-	token, err := s.tickets.issue(session)
+// Attach is the same for the container's own process.
+func (s *Server) Attach(r *cri.AttachRequest) (string, error) {
+	return s.url("attach", r.GetContainerId(), r)
+}
+
+// PortForward is the same for connections to the pod's ports.
+func (s *Server) PortForward(r *cri.PortForwardRequest) (string, error) {
+	return s.url("portforward", r.GetPodSandboxId(), r)
+}
+
+func (s *Server) url(kind, target string, session any) (string, error) {
+	token, err := s.tickets.issue(target, session)
 	return s.base.JoinPath(kind, token).String(), err
 }
 
 // serve makes a handler of one for a kind of session.
 func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		request, ok := redeem[T](&s.tickets, r.PathValue("token"))
+		request, ended, ok := redeem[T](&s.tickets, r.PathValue("token"))
 		if !ok {
 			http.NotFound(w, r)
 			return
 		}
+		defer ended()
 		s.sessions.Add(1)
 		defer s.sessions.Done()
 		c := r.Context().Value(connKey{}).(*conn)
@@ -189,7 +207,10 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 			}
 		})
 		began := time.Now()
-		handle(v, request)
+		err := panics.Do(ctx, "serve session", func() error { handle(v, request); return nil })
+		if err != nil && !answer.hijacked {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
 		if answer.hijacked {
 			_ = c.Close()
 		}

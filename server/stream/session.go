@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/oci"
 )
@@ -30,6 +31,15 @@ type session struct {
 }
 
 func (v *session) atEnd(f func()) { v.ends = append(v.ends, f) }
+
+// do runs f beside the session, which a panic in it ends.
+func (v *session) do(f func()) {
+	v.work.Go(func() {
+		if panics.Do(v.ctx, "serve session", func() error { f(); return nil }) != nil {
+			_ = v.conn.Close()
+		}
+	})
+}
 
 const (
 	// creationTime is what a client has to open its streams.
@@ -103,7 +113,7 @@ func (v *session) converse(w wanted, run run) {
 
 // partFrom closes the connection soon, if nobody else does.
 func (v *session) partFrom() {
-	v.work.Go(func() {
+	v.do(func() {
 		select {
 		case <-v.conn.gone:
 		case <-time.After(farewellTime):
@@ -119,7 +129,7 @@ func (v *session) interruptible(in io.Reader) io.ReadCloser {
 		return nil
 	}
 	r, w := io.Pipe()
-	v.work.Go(func() {
+	v.do(func() {
 		_, err := io.Copy(w, in)
 		_ = w.CloseWithError(err)
 		_, _ = io.Copy(io.Discard, in)
@@ -134,7 +144,7 @@ func (v *session) sizes(r io.Reader) <-chan pod.Size {
 		return nil
 	}
 	newest := make(chan pod.Size, 1)
-	v.work.Go(func() {
+	v.do(func() {
 		defer close(newest)
 		limited := &io.LimitedReader{R: r}
 		decoder := json.NewDecoder(limited)

@@ -14,6 +14,8 @@ import (
 	"github.com/moby/spdystream"
 	"github.com/moby/spdystream/spdy"
 	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // The subprotocols of exec and attach over SPDY, the best first. From v3 on a
@@ -57,9 +59,11 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 		return nil, "", fmt.Errorf("upgrade: %w", err)
 	}
 	go conn.Serve(func(s *spdystream.Stream) {
-		if !take(s) {
-			_ = s.Reset()
-		}
+		panics.Run("open stream of session", func() {
+			if !take(s) {
+				_ = s.Reset()
+			}
+		})
 	})
 	return conn, protocol, nil
 }
@@ -134,7 +138,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 	for kind, w := range map[string]*io.WriteCloser{"error": &d.status, "stdout": &d.out, "stderr": &d.err} {
 		if s, ok := streams[kind]; ok {
 			*w = s
-			v.work.Go(func() { _, _ = io.Copy(io.Discard, s) })
+			v.do(func() { _, _ = io.Copy(io.Discard, s) })
 		}
 	}
 	return d, nil

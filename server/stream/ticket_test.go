@@ -2,6 +2,7 @@ package stream
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,7 @@ func TestTickets(t *testing.T) {
 	t.Parallel()
 	var box tickets
 	request := &cri.ExecRequest{ContainerId: "x"}
-	token, err := box.issue(request)
+	token, err := box.issue("x", request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,16 +24,16 @@ func TestTickets(t *testing.T) {
 	if len(token)*each < bits {
 		t.Errorf("token %q has %d bits", token, len(token)*each)
 	}
-	if _, ok := redeem[*cri.AttachRequest](&box, token); ok {
+	if _, _, ok := redeem[*cri.AttachRequest](&box, token); ok {
 		t.Error("exec's token is good for attach")
 	}
-	if _, ok := redeem[*cri.ExecRequest](&box, token+"A"); ok {
+	if _, _, ok := redeem[*cri.ExecRequest](&box, token+"A"); ok {
 		t.Error("another token is good")
 	}
-	if got, ok := redeem[*cri.ExecRequest](&box, token); !ok || got != request {
+	if got, _, ok := redeem[*cri.ExecRequest](&box, token); !ok || got != request {
 		t.Errorf("redeemed %v, %v", got, ok)
 	}
-	if _, ok := redeem[*cri.ExecRequest](&box, token); ok {
+	if _, _, ok := redeem[*cri.ExecRequest](&box, token); ok {
 		t.Error("a token is good twice")
 	}
 }
@@ -42,7 +43,7 @@ func TestTicketsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var box tickets
 		issue := func() string {
-			token, err := box.issue(&cri.ExecRequest{})
+			token, err := box.issue("x", &cri.ExecRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,23 +51,75 @@ func TestTicketsExpire(t *testing.T) {
 		}
 		good, stale := issue(), issue()
 		time.Sleep(ticketLife - time.Second)
-		if _, ok := redeem[*cri.ExecRequest](&box, good); !ok {
+		if _, _, ok := redeem[*cri.ExecRequest](&box, good); !ok {
 			t.Error("not good for a minute")
 		}
 		time.Sleep(2 * time.Second)
-		if _, ok := redeem[*cri.ExecRequest](&box, stale); ok {
+		if _, _, ok := redeem[*cri.ExecRequest](&box, stale); ok {
 			t.Error("good for more than a minute")
 		}
 		for range maxTickets {
 			issue()
 		}
-		if _, err := box.issue(&cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
+		if _, err := box.issue("x", &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
 			t.Errorf("one too many: %v", err)
 		}
 		time.Sleep(ticketLife + time.Second)
 		issue() // there is room again
 		if n := len(box.waiting); n != 1 {
 			t.Errorf("%d tickets are kept, want 1", n)
+		}
+	})
+}
+
+// Sessions that wait for their client and sessions that run count alike, until
+// they end or expire.
+func TestSessionsAreCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		box := tickets{most: 5, mostEach: 3}
+		issue := func(target string) (string, error) { return box.issue(target, &cri.ExecRequest{}) }
+		var ends []func()
+		begin := func(target string) {
+			t.Helper()
+			token, err := issue(target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, end, ok := redeem[*cri.ExecRequest](&box, token)
+			if !ok {
+				t.Fatal("the token is not good")
+			}
+			ends = append(ends, end)
+		}
+		refused := func(target, why string) {
+			t.Helper()
+			if _, err := issue(target); !errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), why) {
+				t.Errorf("one too many for %s: %v", target, err)
+			}
+		}
+		begin("a")
+		begin("a")
+		if _, err := issue("a"); err != nil { // and nobody comes
+			t.Fatal(err)
+		}
+		refused("a", "api.stream_max_sessions_per_container")
+		begin("b")
+		begin("b")
+		refused("c", "api.stream_max_sessions:")
+		ends[3]()
+		begin("c")
+		refused("b", "api.stream_max_sessions:")
+		time.Sleep(ticketLife + time.Second)
+		begin("a") // in the place of what has expired
+		refused("a", "api.stream_max_sessions_per_container")
+		for i, end := range ends {
+			if i != 3 {
+				end()
+			}
+		}
+		if box.sum != 0 || len(box.open) != 0 {
+			t.Errorf("%d sessions are left: %v", box.sum, box.open)
 		}
 	})
 }

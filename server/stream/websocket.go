@@ -41,7 +41,7 @@ func (v *session) webSocketStreams(w wanted) (*dialogue, error) {
 		offer[name] = wsstream.ChannelProtocolConfig{Binary: !strings.Contains(name, "base64"), Channels: channels}
 	}
 	ws := wsstream.NewConn(offer)
-	protocol, c, err := ws.Open(v.w, v.r)
+	protocol, c, err := ws.Open(inParts{v.w}, v.r)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,279 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/moby/spdystream"
+	"golang.org/x/sync/semaphore"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/oci"
+)
+
+// webFrame is a frame of a client, of which the payload's end may be missing.
+func webFrame(first byte, size int, payload []byte) []byte {
+	frame := []byte{first}
+	switch {
+	case size < 126:
+		frame = append(frame, 0x80|byte(size))
+	case size < 1<<16:
+		frame = binary.BigEndian.AppendUint16(append(frame, 0x80|126), uint16(size))
+	default:
+		frame = binary.BigEndian.AppendUint64(append(frame, 0x80|127), uint64(size))
+	}
+	key := [4]byte{1, 2, 4, 200}
+	frame = append(frame, key[:]...)
+	for i, b := range payload {
+		frame = append(frame, b^key[i%len(key)])
+	}
+	return frame
+}
+
+// message is what a frame has said.
+type message struct {
+	first   byte
+	payload string
+}
+
+// unframed are the messages in what has come through a guard.
+func unframed(t *testing.T, text []byte) (list []message) {
+	t.Helper()
+	for len(text) > 0 {
+		first, size := text[0], uint64(text[1]&0x7f)
+		text = text[2:]
+		switch size {
+		case 126:
+			size, text = uint64(binary.BigEndian.Uint16(text)), text[2:]
+		case 127:
+			size, text = binary.BigEndian.Uint64(text), text[8:]
+		}
+		key, payload := text[:4], text[4:4+size]
+		plain := make([]byte, size)
+		for i := range plain {
+			plain[i] = payload[i] ^ key[i%4]
+		}
+		list = append(list, message{first, string(plain)})
+		text = text[4+size:]
+	}
+	return list
+}
+
+// What goes in comes out, in parts that all name their channel.
+func TestFrameGuardPassesOn(t *testing.T) {
+	t.Parallel()
+	const text, ping = 0x81, 0x89
+	for _, size := range []int{0, 1, 2, 125, 126, largestPart - 1, largestPart, largestPart + 1, largestPart + 2, 3*largestPart + 7, 1 << 20} {
+		content := strings.Repeat("0123456789", size/10+1)
+		payload := ("7" + content)[:size]
+		in := bytes.Join([][]byte{webFrame(ping, 2, []byte("hi")), webFrame(text, size, []byte(payload)), webFrame(text, 2, []byte("8x"))}, nil)
+		for how, r := range map[string]io.Reader{"at once": bytes.NewReader(in), "by bytes": iotest.OneByteReader(bytes.NewReader(in))} {
+			out, err := io.ReadAll(&frameGuard{r: r})
+			if err != nil {
+				t.Fatal(err)
+			}
+			list := unframed(t, out)
+			if first, last := list[0], list[len(list)-1]; first != (message{ping, "hi"}) || last != (message{text, "8x"}) {
+				t.Errorf("%d bytes %s: between %v and %v", size, how, first, last)
+			}
+			got := ""
+			parts := list[1 : len(list)-1]
+			for i, part := range parts {
+				if part.first != text || len(part.payload) > 1+largestPart {
+					t.Errorf("%d bytes %s, part %d: %x, %d bytes", size, how, i, part.first, len(part.payload))
+				}
+				if i > 0 {
+					if part.payload[0] != '7' || (len(got)-1)%4 != 0 {
+						t.Errorf("%d bytes %s, part %d: for channel %q, after %d bytes", size, how, i, part.payload[0], len(got))
+					}
+					part.payload = part.payload[1:]
+				}
+				got += part.payload
+			}
+			if got != payload {
+				t.Errorf("%d bytes %s: %d came through, or others", size, how, len(got))
+			}
+		}
+	}
+}
+
+// What the library is to refuse, it gets as it is.
+func TestFrameGuardLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	for what, in := range map[string][]byte{
+		"without mask":   append([]byte{0x82, 126, 0xff, 0xff}, make([]byte, 1<<16-1)...),
+		"large control":  webFrame(0x89, 1<<17, make([]byte, 1<<17)),
+		"half a header":  {0x82, 0xff, 0, 0},
+		"without length": {0x82},
+		"without key":    {0x82, 0x81, 1, 2},
+	} {
+		out, _ := io.ReadAll(&frameGuard{r: bytes.NewReader(in)})
+		if !bytes.HasPrefix(in, out) || len(in) > 100 && len(out) != len(in) {
+			t.Errorf("%s: %d bytes of %d came through, or others", what, len(out), len(in))
+		}
+	}
+}
+
+func FuzzFrameGuard(f *testing.F) {
+	f.Add(webFrame(0x82, 5, []byte("12345")))
+	f.Add(webFrame(0x82, 1<<62, []byte("the beginning")))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		n, err := io.Copy(io.Discard, io.LimitReader(&frameGuard{r: bytes.NewReader(text)}, 1<<20))
+		if parts := int64(len(text))/largestPart + 1; n > int64(len(text))+9*parts {
+			t.Errorf("%d bytes made of %d (%v)", n, len(text), err)
+		}
+	})
+}
+
+// openWebSocket is a connection on which frames are exchanged from now on.
+func openWebSocket(t *testing.T, address, protocol string) net.Conn {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nOrigin: http://x\r\n"+
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: %s\r\n\r\n", u.Path, protocol)
+	answer := ""
+	for one := make([]byte, 1); !strings.HasSuffix(answer, "\r\n\r\n"); answer += string(one) {
+		if _, err := io.ReadFull(c, one); err != nil {
+			t.Fatalf("%v after %q", err, answer)
+		}
+	}
+	if !strings.HasPrefix(answer, "HTTP/1.1 101 ") {
+		t.Fatalf("answer %q", answer)
+	}
+	return c
+}
+
+// A large frame is not taken into memory: its beginning is there before its end is.
+func TestLargeFramesArePassedOn(t *testing.T) {
+	const announced, sent = 30 << 20, 4 * largestPart
+	content := strings.Repeat("abcdefgh", sent/8)
+	for _, protocol := range []string{"v4.channel.k8s.io", "v5.channel.k8s.io", "v4.base64.channel.k8s.io"} {
+		heard := make(chan string, 1)
+		s := serveFake(t, &fakeEngine{exec: func(_ context.Context, _ oci.Command, client pod.Client) (int32, error) {
+			text := make([]byte, sent)
+			_, err := io.ReadFull(client.Stdin, text)
+			heard <- string(text)
+			return 0, err
+		}})
+		address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"x"}, Stdin: true, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := openWebSocket(t, address, protocol)
+		payload := append([]byte{0}, content...)
+		if strings.Contains(protocol, "base64") {
+			payload = append([]byte("0"), base64.StdEncoding.EncodeToString([]byte(content+content[:largestPart]+"x"))...)
+		}
+		if _, err := c.Write(webFrame(0x82, announced, payload)); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "the beginning of a frame", func() {
+			if got := <-heard; got != content {
+				t.Errorf("%s: %d bytes arrived, or others", protocol, len(got))
+			}
+		})
+		c.Close()
+	}
+}
+
+// Connections into pods are counted over all sessions, and given back.
+func TestForwardsAreBoundedInSum(t *testing.T) {
+	s := serveFake(t, &fakeEngine{forward: upper})
+	if !s.forwards.TryAcquire(maxForwardsInSum - 2) {
+		t.Fatal("connections are counted already")
+	}
+	forward := func(ports ...int32) string {
+		address, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "x", Port: ports})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return address
+	}
+	conn := speakSPDY(t, forward(), forwardProtocol)
+	half := func(id string) error {
+		return openStream(t, conn, http.Header{"Streamtype": {"data"}, "Port": {"80"}, "Requestid": {id}}).WaitTimeout(patience)
+	}
+	if err := half("1"); err != nil {
+		t.Error(err)
+	}
+	answer, err := http.DefaultTransport.RoundTrip(webSocketRequest(t, forward(80, 81)))
+	if err != nil || answer.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("two connections where one is left: %v, %v", answer, err)
+	} else {
+		answer.Body.Close()
+	}
+	if err := half("2"); err != nil {
+		t.Error(err)
+	}
+	if err := half("3"); err == nil {
+		t.Error("one too many is accepted")
+	}
+	conn.Close()
+	wait.For(t, "the connections of the session to be given back", func() bool { return s.forwards.TryAcquire(2) })
+}
+
+func webSocketRequest(t *testing.T, address string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range map[string]string{
+		"Connection": "Upgrade", "Upgrade": "websocket", "Origin": "http://x", "Sec-WebSocket-Version": "13",
+		"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "v4.channel.k8s.io",
+	} {
+		r.Header.Set(key, value)
+	}
+	return r
+}
+
+// Half of a connection keeps nothing of what its headers held.
+func TestHalfConnectionsKeepNoHeaders(t *testing.T) {
+	f := &forwarder{session: &session{server: &Server{forwards: semaphore.NewWeighted(1)}, conn: &conn{}}, pairs: map[string]*pair{}}
+	ours, theirs := net.Pipe()
+	server, err := spdystream.NewConnection(ours, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan *spdystream.Stream)
+	go server.Serve(func(s *spdystream.Stream) {
+		if !f.take(s) {
+			t.Error("half a connection is refused")
+		}
+		taken <- s
+	})
+	client, err := spdystream.NewConnection(theirs, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go client.Serve(spdystream.NoOpStreamHandler)
+	openStream(t, client, http.Header{"Streamtype": {"data"}, "Port": {"80"}, "Requestid": {"1"}, "Other": {strings.Repeat("x", largestField)}})
+	if left := (<-taken).Headers(); len(left) != 0 {
+		t.Errorf("%d headers are kept", len(left))
+	}
+	f.pairs["1"].late.Stop()
+	client.Close()
+	server.Close()
+}
