@@ -189,7 +189,7 @@ func decodeSingle(text []byte) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := libcni.ConfListFromConf(plugin)
+	list, err := libcni.ConfListFromConf(plugin) //nolint:staticcheck // a directory may hold files of this form
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func (n *Network) ownPorts(list *libcni.NetworkConfigList) bool {
 func (n *Network) HostPortsReady() error {
 	chosen, err := n.choose()
 	if err != nil || !n.ownPorts(chosen.list) {
-		return nil // Ready tells
+		return nil //nolint:nilerr // Ready tells
 	}
 	return hostport.Installed()
 }

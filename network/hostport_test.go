@@ -284,8 +284,8 @@ func TestCVE20208558(t *testing.T) {
 	n.run(evil.NetNS, `ip addr flush dev lo; echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet
 		ip route add 127.0.0.1 via 10.7.0.1 src `+b.IPs[0])
 	attack := func(limit time.Duration) (string, error) {
-		answer, err := "", error(nil)
-		err = ns.Do(evil.NetNS, func() error {
+		answer := ""
+		err := ns.Do(evil.NetNS, func() error {
 			conn, err := net.DialTimeout("tcp", "127.0.0.1:9999", limit)
 			if err != nil {
 				return err

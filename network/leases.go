@@ -20,7 +20,7 @@ import (
 func (n *Network) dropLostLeases(ctx context.Context) error {
 	chosen, err := n.choose()
 	if err != nil {
-		return nil // no network, no leases; Ready tells why
+		return nil //nolint:nilerr // no network, no leases; Ready tells why
 	}
 	var errs []error
 	for _, dir := range leaseDirs(chosen.list) {

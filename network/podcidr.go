@@ -129,7 +129,7 @@ func replace(file string, text []byte, perm os.FileMode) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			os.Remove(fresh.Name())
+			_ = os.Remove(fresh.Name())
 		}
 	}()
 	_, err = fresh.Write(text)

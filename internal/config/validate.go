@@ -49,6 +49,8 @@ func wanted(model string) string {
 		return anAbsolutePathOrNone
 	case "tracing.endpoint":
 		return aCollectorOrNone
+	case "runtime.backported_cves":
+		return aCVE
 	case "runtime.handlers.NAME.path":
 		return aProgram
 	case "runtime.handlers.NAME.default_annotations":
@@ -68,10 +70,13 @@ const (
 	anAbsolutePathOrNone = "an absolute path or an empty string"
 	aCollectorOrNone     = "http://HOST:PORT, https://HOST:PORT or an empty string"
 	aProgram             = "an absolute path or a bare name to search in PATH"
+	aCVE                 = "a CVE, such as CVE-2024-21626"
 	aKeyAndValue         = "a key, an equals sign and a value"
 	aFlag                = "a flag with its value behind an equals sign, and none that crius itself sets"
 	aboveZero            = "more than 0"
 )
+
+var cveNumber = regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
 
 // validator collects what is wrong with the values of a configuration.
 type validator struct {
@@ -130,6 +135,8 @@ func (v *validator) text(k Key, text string) {
 		ok = ok || text == ""
 	case aProgram:
 		ok = filepath.IsAbs(text) || text != "" && !strings.Contains(text, "/")
+	case aCVE:
+		ok = cveNumber.MatchString(text)
 	case aKeyAndValue:
 		ok = strings.IndexByte(text, '=') > 0
 	case aFlag:

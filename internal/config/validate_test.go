@@ -69,6 +69,8 @@ func TestValidate(t *testing.T) {
 		{"[runtime.handlers.x]\nmonitor_cgroup = 'x'", "runtime.handlers.x.monitor_cgroup: want an absolute path"},
 		{"[runtime.handlers.x]\nmin_memory = -1", "runtime.handlers.x.min_memory: want 0 or more"},
 		{"[runtime.handlers.x]\ndefault_annotations = ['a=b=c', 'd=']\noptions = ['--platform=kvm', '-debug']", ""},
+		{"[runtime]\nbackported_cves = ['CVE-2024-21626', 'CVE-2025-31133']", ""},
+		{"[runtime]\nbackported_cves = ['2024-21626']", `runtime.backported_cves: want a CVE, such as CVE-2024-21626, got "2024-21626"`},
 		{"[runtime.handlers.x]\ndefault_annotations = ['a']", `runtime.handlers.x.default_annotations: want a key, an equals sign and a value, got "a"`},
 		{"[runtime.handlers.x]\noptions = ['kvm']", "runtime.handlers.x.options: want a flag"},
 		{"[runtime.handlers.x]\noptions = ['--root=/x']", "none that crius itself sets"},

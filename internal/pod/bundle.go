@@ -121,19 +121,21 @@ func (c *Container) makeDirs() error {
 	return makeLogDir(c.sandbox.rec.Config.M.GetLogDirectory(), c.rec.Config.M.GetLogPath())
 }
 
-// makeLogDir makes the directory of a log below the pod's. A link on the way
-// that leads out is refused (CVE-2025-0750); one in place of the file itself the
-// monitor refuses.
+// makeLogDir makes the directory of a log below the pod's, and that one as well. A
+// link on the way that leads out of the directory of all pods' logs is refused
+// (CVE-2025-0750); any other, and one in place of the file itself, the monitor
+// refuses.
 func makeLogDir(root, logPath string) error {
-	if err := os.MkdirAll(root, 0o755); err != nil {
+	all, own := filepath.Split(filepath.Clean(root))
+	if err := os.MkdirAll(all, 0o755); err != nil {
 		return err
 	}
-	confined, err := os.OpenRoot(root)
+	confined, err := os.OpenRoot(all)
 	if err != nil {
 		return err
 	}
 	defer confined.Close()
-	dir := filepath.Dir(logPath)
+	dir := filepath.Join(own, filepath.Dir(logPath))
 	if err := confined.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
 	}
@@ -169,8 +171,8 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Hostname:   hostname,
 		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS, User: paths.User},
 		Files: spec.Files{
-			ResolvConf: filepath.Join(s.runDir(), "resolv.conf"),
-			Hostname:   filepath.Join(s.runDir(), "hostname"),
+			ResolvConf: s.resolvConfFile(),
+			Hostname:   s.hostnameFile(),
 			Shm:        "/dev/shm",
 		},
 		Host:     s.engine.host,
@@ -276,6 +278,7 @@ func (c *Container) io() oci.IO {
 	cfg := c.rec.Config.M
 	return oci.IO{
 		LogFile:   c.rec.LogPath,
+		LogDir:    filepath.Clean(c.sandbox.rec.Config.M.GetLogDirectory()),
 		Terminal:  cfg.GetTty(),
 		Stdin:     cfg.GetStdin(),
 		StdinOnce: cfg.GetStdinOnce(),

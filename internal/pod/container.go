@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/lsm"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
@@ -153,7 +154,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	}
 	c := e.newContainer(id, s, rec)
 	if err = c.put(ctx); err == nil {
-		err = c.build(ctx, image)
+		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image) })
 	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
@@ -168,7 +169,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, err
 	}
 	c.publish()
-	e.background.Go(c.watch)
+	e.inBackground("watch container", c.watch)
 	return c, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -31,7 +32,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
 	for _, c := range e.containers.all() {
-		g.Go(func() error { c.countLog(ctx); return nil })
+		g.Go(func() error { panics.Run("count log", func() { c.countLog(ctx) }); return nil })
 	}
 	_ = g.Wait()
 	log := &e.counters.log

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/crius-run/crius/internal/panics"
 )
 
 // debts are what could not be finished of an object: its teardown, as a rule, or
@@ -49,7 +51,7 @@ func (e *Engine) enter(id string, pay func(context.Context) error, wait time.Dur
 	if before != nil {
 		close(before.over)
 	}
-	e.background.Go(func() { e.collect(id, d, wait) })
+	e.inBackground("clean up "+id, func() { e.insist("clean up "+id, func() { e.collect(id, d, wait) }) })
 	return d
 }
 
@@ -122,7 +124,7 @@ func (e *Engine) payDebt(ctx context.Context, id string, d *debt) error {
 	paid := make(chan error, 1)
 	e.background.Go(func() {
 		defer func() { <-d.paying }()
-		err := e.deps.Trace.Do(ctx, "clean up", id, d.pay)
+		err := panics.Do(ctx, "clean up", func() error { return e.deps.Trace.Do(ctx, "clean up", id, d.pay) })
 		if err == nil {
 			slog.InfoContext(ctx, "clean-up done", "id", id)
 			e.settle(id, d)

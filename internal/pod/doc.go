@@ -16,7 +16,8 @@
 //
 //	<state>/pods/<id>/cni/                  libcni's cache
 //	<state>/containers/<id>/{upper,work}    writable layer
-//	<run>/pods/<id>/                        resolv.conf, hostname, shm, infra bundle
+//	<run>/pods/<id>/                        infra bundle
+//	<run>/pods/<id>/{files,shm}             tmpfs: resolv.conf and hostname; /dev/shm
 //	<run>/containers/<id>/                  bundle, monitor socket
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //

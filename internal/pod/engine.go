@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -35,7 +36,6 @@ type Engine struct {
 	mapping  mapping
 	meters   *cgroup.Meters
 
-	lock       *os.File
 	podRecords *record.Dir[podRecord]
 	ctrRecords *record.Dir[containerRecord]
 	sandboxes  *index[podName, *Sandbox]
@@ -47,7 +47,7 @@ type Engine struct {
 	debts      debts
 	events     hub
 	counters   counters
-	verifying  sync.Mutex     // held by Verify
+	verifying  chan struct{}  // has an item while Verify is at work
 	background sync.WaitGroup // watchers, stops, what is paid of the debts
 	closing    chan struct{}
 }
@@ -97,6 +97,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),
+		verifying:  make(chan struct{}, 1),
 		debts:      debts{owed: map[string]*debt{}, slots: make(chan struct{}, recoverWidth)},
 		closing:    make(chan struct{}),
 	}, nil
@@ -114,9 +115,10 @@ func (e *Engine) makeDirs() error {
 }
 
 // ForkTime is far more than the forked copy of a process takes to become the
-// program that it is to run. If a server is killed meanwhile, the copy still has
-// all that it had open: its lock, and the socket that it listened on.
-const ForkTime = 2 * time.Second
+// program that it is to run, also on a machine with more work than it can do. If
+// a server is killed meanwhile, the copy still has all that it had open: its lock,
+// and the socket that it listened on.
+const ForkTime = 10 * time.Second
 
 // Lock makes sure that one server at a time works on a state directory. It is
 // the first thing that a server takes, for opening the rest also tidies up after
@@ -182,6 +184,29 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 		return struct{}{}, e.deps.Trace.Do(ctx, v.name, v.id, work)
 	})
 	return err
+}
+
+// inBackground runs f, which Close waits for.
+func (e *Engine) inBackground(work string, f func()) {
+	e.background.Go(func() { panics.Run(work, f) })
+}
+
+// insist runs f, which nothing can take the place of, until it returns: after a
+// panic it is called again, until the engine is closed.
+func (e *Engine) insist(work string, f func()) {
+	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
+		err := panics.Do(context.Background(), work, func() error { f(); return nil })
+		if err == nil {
+			return
+		}
+		retry := time.NewTimer(wait)
+		select {
+		case <-retry.C:
+		case <-e.closing:
+			retry.Stop()
+			return
+		}
+	}
 }
 
 // untilClosing is ctx until the engine is closed.

@@ -107,55 +107,56 @@ func TestUnknownIDs(t *testing.T) {
 // TestRetryGetsTheSameID answers cri-o/cri-o#7010, #8884 and #9097: names are
 // never reserved by an attempt that nobody waits for any more.
 func TestRetryGetsTheSameID(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	release := make(chan struct{})
-	b.node.block["attach"], b.node.block["create"] = release, release
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		release := make(chan struct{})
+		b.node.block["attach"], b.node.block["create"] = release, release
 
-	impatient := func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(t.Context(), 200*time.Millisecond)
-	}
-	ctx, cancel := impatient()
-	defer cancel()
-	if _, err := e.RunSandbox(ctx, "", podConfig("a")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("impatient caller: %v", err)
-	}
-	waitFor(t, func() bool { return b.node.count("attach") == 1 })
-	ids := make([]string, 5)
-	var wg sync.WaitGroup
-	for i := range ids {
-		wg.Go(func() {
-			var err error
-			if ids[i], err = e.RunSandbox(t.Context(), "", podConfig("a")); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	b.node.set(func() { delete(b.node.block, "attach") })
-	release <- struct{}{}
-	wg.Wait()
-	for _, id := range ids {
-		if id != ids[0] || id == "" {
-			t.Fatalf("retries got different pods: %v", ids)
+		impatient := func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(t.Context(), 200*time.Millisecond)
 		}
-	}
-	ctx, cancel = impatient()
-	defer cancel()
-	if _, err := e.CreateContainer(ctx, ids[0], containerConfig("c"), nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("impatient caller: %v", err)
-	}
-	waitFor(t, func() bool { return b.node.count("create") == 1 })
-	b.node.set(func() { delete(b.node.block, "create") })
-	close(release)
-	first := b.create(e, ids[0], "c")
-	if second := b.create(e, ids[0], "c"); first != second {
-		t.Errorf("retry got %s instead of %s", second, first)
-	}
-	if n := b.node.count("create"); n != 1 {
-		t.Errorf("%d containers were created", n)
-	}
-	b.remove(e, ids[0])
-	b.nothingLeft()
+		ctx, cancel := impatient()
+		defer cancel()
+		if _, err := e.RunSandbox(ctx, "", podConfig("a")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("impatient caller: %v", err)
+		}
+		b.awaitCalls("attach", 1)
+		ids := make([]string, 5)
+		var wg sync.WaitGroup
+		for i := range ids {
+			wg.Go(func() {
+				var err error
+				if ids[i], err = e.RunSandbox(t.Context(), "", podConfig("a")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		b.node.set(func() { delete(b.node.block, "attach") })
+		release <- struct{}{}
+		wg.Wait()
+		for _, id := range ids {
+			if id != ids[0] || id == "" {
+				t.Fatalf("retries got different pods: %v", ids)
+			}
+		}
+		ctx, cancel = impatient()
+		defer cancel()
+		if _, err := e.CreateContainer(ctx, ids[0], containerConfig("c"), nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("impatient caller: %v", err)
+		}
+		b.awaitCalls("create", 1)
+		b.node.set(func() { delete(b.node.block, "create") })
+		close(release)
+		first := b.create(e, ids[0], "c")
+		if second := b.create(e, ids[0], "c"); first != second {
+			t.Errorf("retry got %s instead of %s", second, first)
+		}
+		if n := b.node.count("create"); n != 1 {
+			t.Errorf("%d containers were created", n)
+		}
+		b.remove(e, ids[0])
+		b.nothingLeft()
+	})
 }
 
 // TestSameNameOtherRequest: what is not a retry is refused by name.
@@ -223,29 +224,21 @@ func TestEveryStepCanFail(t *testing.T) {
 // TestUndoThatFailsIsRetried: a create whose clean-up fails too leaves a debt
 // that is paid as soon as it can be, and holds no name meanwhile.
 func TestUndoThatFailsIsRetried(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	b.node.fail["create"], b.node.half["create"] = errInjected, true
-	b.node.fail["delete"] = errInjected
-	if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); err == nil {
-		t.Fatal("container was created")
-	}
-	b.node.set(func() { delete(b.node.fail, "create") })
-	b.create(e, pod, "c")
-	b.node.set(func() { delete(b.node.fail, "delete") })
-	waitFor(t, func() bool { return e.debtCount() == 0 })
-	b.remove(e, pod)
-	b.nothingLeft()
-}
-
-func waitFor(t *testing.T, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it did not happen")
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pod := b.run(e, "a")
+		b.node.fail["create"], b.node.half["create"] = errInjected, true
+		b.node.fail["delete"] = errInjected
+		if _, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil); err == nil {
+			t.Fatal("container was created")
 		}
-	}
+		b.node.set(func() { delete(b.node.fail, "create") })
+		b.create(e, pod, "c")
+		b.node.set(func() { delete(b.node.fail, "delete") })
+		b.awaitCleanups(e)
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
 }
 
 // TestStartFails: such a container has exited, with the peers' reason and code.
@@ -278,7 +271,7 @@ func TestStopShortened(t *testing.T) {
 	for range 2 {
 		go func() { patient <- e.StopContainer(context.Background(), id, time.Hour) }()
 	}
-	waitFor(t, func() bool { return b.node.count("signal") == 1 })
+	b.awaitCalls("signal", 1)
 	if err := e.StopContainer(t.Context(), id, 30*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +323,7 @@ func TestStopPodCallsOffCreate(t *testing.T) {
 		_, err := e.CreateContainer(context.Background(), pod, containerConfig("c"), nil)
 		created <- err
 	}()
-	waitFor(t, func() bool { return b.node.count("create") == 1 })
+	b.awaitCalls("create", 1)
 	if err := e.StopSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
@@ -344,26 +337,27 @@ func TestStopPodCallsOffCreate(t *testing.T) {
 // TestNetworkDebt answers cri-o/cri-o#4727: a CNI plugin that fails neither
 // keeps a pod from being stopped and removed nor is its DEL forgotten.
 func TestNetworkDebt(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	b.start(e, pod, "c")
-	b.node.fail["detach"] = errInjected
-	if err := e.StopSandbox(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	b.remove(e, pod)
-	if n := len(e.Sandboxes()); n != 0 {
-		t.Errorf("%d pods are seen", n)
-	}
-	second := b.run(e, "a") // the name is free
-	b.node.set(func() { delete(b.node.fail, "detach") })
-	b.remove(e, second)
-	b.close(e)
-	// A new server knows of the debt, from the record.
-	e = b.engine()
-	waitFor(t, func() bool { return e.debtCount() == 0 })
-	b.nothingLeft()
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pod := b.run(e, "a")
+		b.start(e, pod, "c")
+		b.node.fail["detach"] = errInjected
+		if err := e.StopSandbox(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		b.remove(e, pod)
+		if n := len(e.Sandboxes()); n != 0 {
+			t.Errorf("%d pods are seen", n)
+		}
+		second := b.run(e, "a") // the name is free
+		b.node.set(func() { delete(b.node.fail, "detach") })
+		b.remove(e, second)
+		b.close(e)
+		// A new server knows of the debt, from the record.
+		e = b.engine()
+		b.awaitCleanups(e)
+		b.nothingLeft()
+	})
 }
 
 // TestMonitorLost: without its monitor a container is killed, and its end is
@@ -544,7 +538,7 @@ func TestPullsAreShared(t *testing.T) {
 	if _, err := e.PullImage(impatient, req); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return b.node.count("pull") == 1 })
+	b.awaitCalls("pull", 1)
 	results := make(chan error, 3)
 	pull := func(req storage.PullRequest) {
 		image, err := e.PullImage(context.Background(), req)
@@ -559,7 +553,7 @@ func TestPullsAreShared(t *testing.T) {
 	other := req
 	other.Auth = &cri.AuthConfig{Username: "you"}
 	go pull(other)
-	waitFor(t, func() bool { return b.node.count("pull") == 2 })
+	b.awaitCalls("pull", 2)
 	close(release)
 	for range 3 {
 		if err := <-results; err != nil {
@@ -568,7 +562,7 @@ func TestPullsAreShared(t *testing.T) {
 	}
 	b.node.set(func() { b.node.block["pull"] = make(chan struct{}) })
 	go pull(req)
-	waitFor(t, func() bool { return b.node.count("pull") >= 3 })
+	b.awaitCalls("pull", 3)
 	b.close(e)
 	if err := <-results; !errors.Is(err, fault.Unavailable) {
 		t.Errorf("pull of a stopping server: %v", err)
@@ -627,19 +621,20 @@ func TestLoggedOnlyGrows(t *testing.T) {
 
 // The longest grace that a request can ask for is not over at once.
 func TestGraceWithoutEnd(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	id := b.start(e, pod, "c")
-	b.node.set(func() { b.node.tasks[id].stubborn = true })
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := e.StopContainer(ctx, id, math.MaxInt64); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fault.Timeout) {
-		t.Errorf("stop: %v", err)
-	}
-	if c, _ := e.Container(id); c.State != cri.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("the container is %v", c.State)
-	}
-	b.remove(e, pod)
-	b.nothingLeft()
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pod := b.run(e, "a")
+		id := b.start(e, pod, "c")
+		b.node.set(func() { b.node.tasks[id].stubborn = true })
+		ctx, cancel := context.WithTimeout(t.Context(), 1000*time.Hour)
+		defer cancel()
+		if err := e.StopContainer(ctx, id, math.MaxInt64); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fault.Timeout) {
+			t.Errorf("stop: %v", err)
+		}
+		if c, _ := e.Container(id); c.State != cri.ContainerState_CONTAINER_RUNNING {
+			t.Errorf("the container is %v", c.State)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
 }

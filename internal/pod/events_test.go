@@ -3,16 +3,15 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func (b *bench) listen(e *Engine) *Listener {
@@ -34,7 +33,7 @@ func (b *bench) end(ctr string, code int32) {
 // tale is what a listener hears, in words, names for ids, until the pod is gone.
 func (b *bench) tale(l *Listener, names map[string]string, last string) string {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.Context(), wait.Limit)
 	defer cancel()
 	var words []string
 	for len(words) == 0 || words[len(words)-1] != last {
@@ -91,9 +90,7 @@ func TestEventsOfShortLives(t *testing.T) {
 	b.node.set(func() { b.node.block["start"] = returns })
 	done := make(chan error, 1)
 	go func() { done <- e.StartContainer(context.Background(), short) }()
-	for b.node.count("start") == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	b.awaitCalls("start", 1)
 	b.end(short, 3)
 	b.waitState(e, short, cri.ContainerState_CONTAINER_EXITED)
 	b.node.set(func() { delete(b.node.block, "start") })
@@ -111,9 +108,7 @@ func TestEventsOfShortLives(t *testing.T) {
 	hangs := make(chan struct{})
 	b.node.set(func() { b.node.block["start"], b.node.fail["start"] = hangs, errInjected })
 	go func() { done <- e.StartContainer(context.Background(), gone) }()
-	for b.node.count("start") == 1 {
-		time.Sleep(time.Millisecond)
-	}
+	b.awaitCalls("start", 2)
 	b.end(gone, 3)
 	b.waitState(e, gone, cri.ContainerState_CONTAINER_EXITED)
 	b.node.set(func() { delete(b.node.block, "start") })
@@ -162,13 +157,13 @@ func TestSlowListener(t *testing.T) {
 	e := b.engine()
 	slow, quick := b.listen(e), b.listen(e)
 	heard := 0
-	for i := range maxQueue/4 + 1 {
-		pod := b.run(e, fmt.Sprint("p", i))
-		b.remove(e, pod)
-		for range 4 {
-			if _, err := quick.Next(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+	for range maxQueue - 2 {
+		slow.put(&Event{})
+	}
+	b.remove(e, b.run(e, "a")) // four events
+	for range 4 {
+		if _, err := quick.Next(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
 	for ; ; heard++ {

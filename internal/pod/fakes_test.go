@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -21,6 +22,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/network/hostport"
@@ -251,8 +253,8 @@ func (f fakeNetwork) Verify(pods []network.Attached) map[string][]network.Damage
 }
 
 func (f fakeNetwork) Leases([]*network.Attachment) (leases []network.Lease, _ []string, _ error) {
-	f.set(func() { leases = slices.Clone(f.leased) })
-	return leases, nil, nil
+	err := f.step(context.Background(), "leases", func() { leases = slices.Clone(f.leased) })
+	return leases, nil, err
 }
 
 func (f fakeNetwork) Release(ctx context.Context, p network.Pod, _ network.Lease) error {
@@ -295,7 +297,7 @@ func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 	if name != "fake" || unknown {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
-	return fakeRuntime{f.node}, nil
+	return fakeRuntime(f), nil
 }
 
 func (fakeRuntimes) Names() []string { return []string{"fake"} }
@@ -503,19 +505,35 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "") // t.TempDir is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
+	temp := func(parent string) string {
+		dir, err := os.MkdirTemp(parent, "")
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return dir
+	}
+	dir := temp("/tmp") // t.TempDir is too long for sockets
 	cfg := DefaultConfig()
-	cfg.StateDir, cfg.RunDir, cfg.NamespacesDir = dir+"/state", dir+"/r", dir+"/ns"
+	cfg.StateDir = temp("/dev/shm") + "/state" // where fsync costs nothing
+	cfg.RunDir, cfg.NamespacesDir = dir+"/r", dir+"/ns"
 	cfg.CgroupDriver, cfg.PauseProgram = "cgroupfs", "/proc/self/exe"
 	return &bench{T: t, node: newNode(), cfg: cfg}
+}
+
+// timeless runs a test by a clock of its own, which jumps to the next instant at
+// which something is due: what waits for nothing but time does not wait.
+func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		t.Cleanup(func() { time.Sleep(time.Hour) }) // records are synced after their engine has closed
+		test(t, b)
+	})
 }
 
 // engine starts a server on the bench.
@@ -539,7 +557,7 @@ func (b *bench) engine() *Engine {
 
 func (b *bench) close(e *Engine) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	select {
 	case <-e.closing:
@@ -628,18 +646,27 @@ func (b *bench) remove(e *Engine, pod string) {
 // waitState waits until container id is seen in state.
 func (b *bench) waitState(e *Engine, id string, state cri.ContainerState) *ContainerView {
 	b.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		v, err := e.Container(id)
-		if err != nil {
+	var v *ContainerView
+	wait.For(b, "the container to be "+state.String(), func() (is bool) {
+		var err error
+		if v, err = e.Container(id); err != nil {
 			b.Fatal(err)
 		}
-		if v.State == state {
-			return v
-		}
-		if time.Now().After(deadline) {
-			b.Fatalf("container is %s, not %s", v.State, state)
-		}
-	}
+		return v.State == state
+	})
+	return v
+}
+
+// awaitCalls waits until the node has been asked for a step n times.
+func (b *bench) awaitCalls(step string, n int) {
+	b.Helper()
+	wait.For(b, fmt.Sprintf("%d calls of %q", n, step), func() bool { return b.node.count(step) >= n })
+}
+
+// awaitCleanups waits until e has no clean-up left to retry.
+func (b *bench) awaitCleanups(e *Engine) {
+	b.Helper()
+	wait.For(b, "all clean-ups to succeed", func() bool { return e.debtCount() == 0 })
 }
 
 func (b *bench) task(id string) *fakeTask {

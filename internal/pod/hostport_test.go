@@ -74,7 +74,7 @@ func TestHostPortsThatFail(t *testing.T) {
 		b.node.block["expose"] = wait
 		done := make(chan error)
 		go func() { _, err := b.runWithPort(e, "a"); done <- err }()
-		waitFor(t, func() bool { return b.node.count("expose") == 2 })
+		b.awaitCalls("expose", 2)
 		records, _, _, err := e.podRecords.All()
 		if err != nil || len(records) != 1 {
 			t.Fatalf("records %v, %v", records, err)

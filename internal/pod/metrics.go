@@ -2,12 +2,12 @@ package pod
 
 import (
 	"log/slog"
-	"sync"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/storage"
 )
@@ -57,7 +57,7 @@ func (e *Engine) Metrics(parts MetricParts) []*PodMetrics {
 			all = append(all, &PodMetrics{View: v, Cgroup: s.cgroup})
 		}
 	}
-	var networks sync.WaitGroup
+	var networks panics.Group
 	networks.Go(func() { addTraffic(all, parts) })
 	var disk *storage.FsSize
 	if parts.Disk {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -64,6 +64,17 @@ func (e *Engine) sysctlsOf(cfg *cri.PodSandboxConfig) map[string]string {
 
 func (s *Sandbox) shmDir() string { return filepath.Join(s.runDir(), "shm") }
 
+// filesDir has the files that the pod's containers see and may write to.
+func (s *Sandbox) filesDir() string {
+	if !s.rec.OwnFiles {
+		return s.runDir()
+	}
+	return filepath.Join(s.runDir(), "files")
+}
+
+func (s *Sandbox) resolvConfFile() string { return filepath.Join(s.filesDir(), "resolv.conf") }
+func (s *Sandbox) hostnameFile() string   { return filepath.Join(s.filesDir(), "hostname") }
+
 func (s *Sandbox) makeRunDir(context.Context) error {
 	return errors.Join(os.Mkdir(s.runDir(), 0o700), s.letIn(s.runDir()))
 }
@@ -75,6 +86,12 @@ func (s *Sandbox) mountShm(context.Context) error {
 		return err
 	}
 	return s.give(s.shmDir())
+}
+
+// mountFiles makes room for the pod's files that its containers can use up
+// without harm to the node (CVE-2020-8557).
+func (s *Sandbox) mountFiles(context.Context) error {
+	return errors.Join(mount.Files(s.filesDir(), ""), s.letIn(s.filesDir()))
 }
 
 // writeFiles makes the files that the pod's containers see.
@@ -89,18 +106,17 @@ func (s *Sandbox) writeFiles(context.Context) error {
 	if err != nil {
 		return err
 	}
-	resolv, host := filepath.Join(s.runDir(), "resolv.conf"), filepath.Join(s.runDir(), "hostname")
-	if err := os.WriteFile(resolv, text, 0o644); err != nil {
+	if err := os.WriteFile(s.resolvConfFile(), text, 0o644); err != nil {
 		return err
 	}
 	hostname, err := s.hostname()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(host, []byte(hostname+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(s.hostnameFile(), []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
-	return s.give(resolv, host)
+	return s.give(s.resolvConfFile(), s.hostnameFile())
 }
 
 // give makes the root of the pod's user namespace the owner of files that its
@@ -137,22 +153,18 @@ func (s *Sandbox) hostname() (string, error) {
 	return os.Hostname()
 }
 
-// maxResolvConf bounds the node's resolv.conf.
-const maxResolvConf = 1 << 20
+// maxResolvConf leaves room for a pod's other files, and for those who rewrite it.
+const maxResolvConf = 256 << 10
 
 // resolvConf is exactly what dns_config says, or the node's file where the
 // request leaves DNS open.
 func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 	if dns == nil {
-		f, err := os.Open("/etc/resolv.conf")
-		if os.IsNotExist(err) {
+		text, err := regular.Read("/etc/resolv.conf", maxResolvConf)
+		if errors.Is(err, os.ErrNotExist) {
 			return nil, nil
 		}
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		return io.ReadAll(io.LimitReader(f, maxResolvConf))
+		return text, err
 	}
 	var text strings.Builder
 	for _, server := range dns.GetServers() {
@@ -170,6 +182,9 @@ func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 				return nil, fmt.Errorf("dns_config: %.80q has white space in it: %w", word, fault.Invalid)
 			}
 		}
+	}
+	if text.Len() > maxResolvConf {
+		return nil, fmt.Errorf("dns_config: the resolv.conf has %d bytes, more than %d: %w", text.Len(), maxResolvConf, fault.Invalid)
 	}
 	return []byte(text.String()), nil
 }
@@ -256,13 +271,17 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err := trace.Do(ctx, "runtime start", task.Start); err != nil {
 		return err
 	}
-	s.engine.background.Go(func() { s.watchInfra(task) })
+	s.engine.inBackground("watch infra container", func() { s.watchInfra(task) })
 	return nil
 }
 
 // watchInfra ends the pod when its infra container dies: with it the PID
 // namespace is gone, and all containers in it are dead or dying.
 func (s *Sandbox) watchInfra(task oci.Task) {
+	s.engine.insist("watch infra container", func() { s.awaitInfra(task) })
+}
+
+func (s *Sandbox) awaitInfra(task oci.Task) {
 	select {
 	case <-s.engine.closing:
 		return

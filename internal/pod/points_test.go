@@ -3,7 +3,6 @@ package pod
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -98,21 +97,6 @@ func (b *bench) life(e *Engine) {
 	}
 }
 
-// memory is a directory where fsync costs nothing.
-func memory(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 // Whatever step fails, before or after its effect: the verb can be asked for
 // again, and nothing is left in the end.
 func TestEveryStepMayFail(t *testing.T) {
@@ -127,17 +111,17 @@ func TestEveryStepMayFail(t *testing.T) {
 	for _, at := range slices.Clone(all.seen) {
 		t.Run(at.String(), func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t)
-			b.cfg.StateDir = memory(t)
-			one := &spots{fail: at}
-			b.hook = one.hook
-			e := b.engine()
-			b.life(e)
-			if !one.failed {
-				t.Error("the step did not come by")
-			}
-			waitFor(t, func() bool { return e.debtCount() == 0 })
-			b.nothingLeft()
+			timeless(t, func(t *testing.T, b *bench) {
+				one := &spots{fail: at}
+				b.hook = one.hook
+				e := b.engine()
+				b.life(e)
+				if !one.failed {
+					t.Error("the step did not come by")
+				}
+				b.awaitCleanups(e)
+				b.nothingLeft()
+			})
 		})
 	}
 }

@@ -27,7 +27,7 @@ const (
 	phaseCreating phase = "creating"
 	phaseReady    phase = "ready"    // pod
 	phaseStopping phase = "stopping" // pod: dead, and its network is being given back
-	phaseStopped  phase = "stopped"  // pod: everything but the record and the files is gone
+	phaseStopped  phase = "stopped"  // pod: everything but the record and the run directory is gone
 	phaseCreated  phase = "created"  // container
 	phaseStarting phase = "starting" // container: whether it started, the runtime knows
 	phaseStarted  phase = "started"  // container
@@ -48,6 +48,9 @@ type podRecord struct {
 	Infra   bool                // the pod has a container of its own
 	// Sandboxed: in it the runtime has made the sandbox in which all others live.
 	Sandboxed bool `json:",omitempty"`
+	// OwnFiles: its files are in a file system of their own, as those of pods from
+	// before 0015-pod-files.md are not.
+	OwnFiles bool `json:",omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:",omitempty"`
 	// Overhead and Resources replace those of Config since an update.

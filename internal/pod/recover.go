@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
@@ -80,12 +81,18 @@ func (e *Engine) recover(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
 	for id, rec := range ctrs {
-		g.Go(func() error { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers); return nil })
+		g.Go(func() error {
+			panics.Run("recover container "+id, func() { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers) })
+			return nil
+		})
 	}
 	_ = g.Wait()
 	answers.await(ctx)
 	for _, s := range sandboxes {
-		g.Go(func() error { e.recoverSandbox(ctx, s, &ends); return nil })
+		g.Go(func() error {
+			panics.Run("recover pod "+s.id, func() { e.recoverSandbox(ctx, s, &ends) })
+			return nil
+		})
 	}
 	_ = g.Wait()
 	if silent := e.Summary().Unheard; silent > 0 {
@@ -137,7 +144,7 @@ func (w *waiting) await(ctx context.Context) (left int) {
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	for _, d := range damaged {
-		slog.ErrorContext(ctx, "record cannot be read: set aside, its "+noun+" is torn down", "id", d.ID, "file", d.File, "err", d.Err)
+		slog.ErrorContext(ctx, "record cannot be read: set aside, its object is torn down", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
 	}
 }
 
@@ -272,7 +279,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		c.publish()
 		known := make(chan struct{})
 		answers.add(known)
-		e.background.Go(func() { c.takeUp(known) })
+		e.inBackground("take up container "+id, func() { c.takeUp(known) })
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.addMember(c)
@@ -335,7 +342,7 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 	s.setInfra(s.runtime.Unheard(s.infraRef()), true)
 	known := make(chan struct{})
 	answers.add(known)
-	s.engine.background.Go(func() {
+	s.engine.inBackground("take up infra container of pod "+s.id, func() {
 		ctx, cancel := s.engine.untilClosing(context.Background())
 		defer cancel()
 		task, err := s.engine.load(ctx, s.runtime, s.infraRef())

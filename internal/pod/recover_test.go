@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,6 +61,50 @@ func (b *bench) removeAll(e *Engine) {
 		b.remove(e, v.ID)
 	}
 	b.nothingLeft()
+}
+
+// A pod whose files an earlier version has put into its run directory keeps them
+// there, as its containers do, and is removed like any other.
+func TestPodOfAnEarlierVersionKeepsItsFiles(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	b.close(e)
+	dir := filepath.Join(b.cfg.RunDir, "pods", pod)
+	files := []string{"resolv.conf", "hostname"}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range files {
+		must(os.WriteFile(filepath.Join(dir, name), nil, 0o644))
+	}
+	must(mount.Unmount(filepath.Join(dir, "files")))
+	must(os.Remove(filepath.Join(dir, "files")))
+	e = b.fresh()
+	rec, err := e.podRecords.Get(pod)
+	must(err)
+	rec.OwnFiles = false
+	must(e.podRecords.Put(t.Context(), pod, rec))
+	b.close(e)
+
+	e = b.engine()
+	if found := b.verify(e, false); len(found) > 0 {
+		t.Errorf("found %q", found)
+	}
+	ctr := b.create(e, pod, "c")
+	var sources []string
+	for _, m := range b.node.tasks[ctr].spec.Mounts {
+		sources = append(sources, m.Source)
+	}
+	for _, name := range files {
+		if !slices.Contains(sources, filepath.Join(dir, name)) {
+			t.Errorf("%s is not among the sources of mounts %q", name, sources)
+		}
+	}
+	b.removeAll(e)
 }
 
 // TestRestartChangesNothing answers cri-o/cri-o#10014, #9987 and #4010.
@@ -350,45 +395,47 @@ func rewrite[T any](t *testing.T, records *record.Dir[T], id string, change func
 
 // TestRecoverSurvivesFailingHands: what cannot be cleaned up now is a debt.
 func TestRecoverSurvivesFailingHands(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	ctr := b.start(e, pod, "c")
-	b.close(e)
-	rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
-	b.node.fail["delete"] = errInjected
-	e = b.engine()
-	if e.debtCount() == 0 {
-		t.Error("nothing is owed")
-	}
-	if _, err := e.Sandbox(pod); err != nil {
-		t.Errorf("the pod beside it: %v", err)
-	}
-	b.node.set(func() { delete(b.node.fail, "delete") })
-	waitFor(t, func() bool { return e.debtCount() == 0 })
-	b.removeAll(e)
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pod := b.run(e, "a")
+		ctr := b.start(e, pod, "c")
+		b.close(e)
+		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+		b.node.fail["delete"] = errInjected
+		e = b.engine()
+		if e.debtCount() == 0 {
+			t.Error("nothing is owed")
+		}
+		if _, err := e.Sandbox(pod); err != nil {
+			t.Errorf("the pod beside it: %v", err)
+		}
+		b.node.set(func() { delete(b.node.fail, "delete") })
+		b.awaitCleanups(e)
+		b.removeAll(e)
+	})
 }
 
 // A pod that is torn down at the start has one step that gives the network back.
 // Whatever that says, what remains of the pod goes with its network.
 func TestUnfinishedPodWhoseDetachFailsLate(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	b.close(e)
-	rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseCreating })
-	failed := false
-	b.hook = func(at trace.Point) error {
-		if at.Step == "detach network" && at.After && !failed {
-			failed = true
-			return errInjected
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		pod := b.run(e, "a")
+		b.close(e)
+		rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseCreating })
+		failed := false
+		b.hook = func(at trace.Point) error {
+			if at.Step == "detach network" && at.After && !failed {
+				failed = true
+				return errInjected
+			}
+			return nil
 		}
-		return nil
-	}
-	e = b.engine()
-	waitFor(t, func() bool { return e.debtCount() == 0 })
-	if !failed {
-		t.Error("the step did not come by")
-	}
-	b.nothingLeft()
+		e = b.engine()
+		b.awaitCleanups(e)
+		if !failed {
+			t.Error("the step did not come by")
+		}
+		b.nothingLeft()
+	})
 }

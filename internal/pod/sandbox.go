@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -129,6 +130,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 	rec.BootID = e.boot
 	rec.Namespaces = e.namespacesOf(id, rec.Config.M)
 	rec.CgroupPrefix = e.cfg.CgroupPrefix
+	rec.OwnFiles = true
 	s, err := e.newSandbox(id, rec)
 	if err != nil {
 		return err
@@ -141,7 +143,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 		s.setNetwork(plan)
 	}
 	if err = s.put(ctx); err == nil {
-		err = s.build(ctx)
+		err = panics.Do(ctx, "build pod", func() error { return s.build(ctx) })
 	}
 	if err != nil {
 		ctx, cancel := undoContext(ctx)
@@ -161,8 +163,8 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 // build makes everything a pod consists of. What it made before an error is
 // left to teardown.
 func (s *Sandbox) build(ctx context.Context) error {
-	var record errgroup.Group // on its way to the disk
-	defer record.Wait()
+	var record errgroup.Group            // on its way to the disk
+	defer func() { _ = record.Wait() }() // attach has returned its error
 	if s.rec.Namespaces.Net {
 		record.Go(func() error {
 			return trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) })
@@ -174,6 +176,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		do     func(context.Context) error
 	}{
 		{"make pod directory", true, s.makeRunDir},
+		{"mount pod files", true, s.mountFiles},
 		{"write pod files", true, s.writeFiles},
 		{"mount shm", s.rec.Namespaces.IPC, s.mountShm},
 		{"make namespaces", true, s.makeNamespaces},
@@ -395,7 +398,7 @@ func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ 
 func (s *Sandbox) killMembers(ctx context.Context) error {
 	members := s.containers()
 	errs := make([]error, len(members))
-	var wg sync.WaitGroup
+	var wg panics.Group
 	for i, c := range members {
 		wg.Go(func() { errs[i] = c.kill(ctx) })
 	}

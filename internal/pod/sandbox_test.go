@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -28,7 +29,7 @@ func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
 		defer close(done)
 		b.run(e, "a")
 	}()
-	waitFor(t, made.Load)
+	wait.For(t, "the namespaces to be made", made.Load)
 	records, _, _, err := e.podRecords.Read()
 	for _, rec := range records {
 		if rec.Network == nil {

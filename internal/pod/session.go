@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/oci"
 )
 
@@ -136,7 +136,7 @@ func (v *conversation) heard(w io.Writer) io.Writer {
 
 // hold moves bytes until the conversation is over. Then the session is closed.
 func (v *conversation) hold(ctx context.Context) error {
-	var group sync.WaitGroup
+	var group panics.Group
 	defer group.Wait()
 	defer v.session.Close()
 	over := make(chan struct{})
@@ -186,18 +186,11 @@ func (v *conversation) listen(ctx context.Context, copied <-chan error, unread <
 		v.client.Hangup()
 		err = <-copied
 	}
-	if err == nil && v.session.Dropped() {
-		select {
-		case <-v.session.Ended(): // the monitor has left as it should
-		case <-time.After(newsTime):
-			err = fmt.Errorf("the output was not read for too long; it goes on in the container's log: %w", fault.Unavailable)
-		}
+	if err == nil {
+		err = v.session.Dropped()
 	}
 	return err
 }
-
-// newsTime is far more than the news of an exit takes from the monitor to here.
-const newsTime = 2 * time.Second
 
 // follow sets the size of the terminal to that of the client's.
 func (v *conversation) follow(ctx context.Context, over <-chan struct{}) {

@@ -83,7 +83,7 @@ func TestDialThatHangs(t *testing.T) {
 	}
 	const callers = 50
 	before := threads()
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	ended := make(chan error, callers)
 	for range callers {
@@ -97,13 +97,8 @@ func TestDialThatHangs(t *testing.T) {
 		t.Errorf("%d threads, before %d", after, before)
 	}
 	for range callers {
-		select {
-		case err := <-ended:
-			if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fault.Unavailable) {
-				t.Errorf("ended with %v", err)
-			}
-		case <-time.After(time.Minute):
-			t.Fatal("a dial goes on after its time")
+		if err := <-ended; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fault.Unavailable) {
+			t.Errorf("ended with %v", err)
 		}
 	}
 }

@@ -307,7 +307,14 @@ func (rec *containerRecord) ending(exit conmon.Exit) (code int32, reason, messag
 }
 
 // watch waits for the end of the container and makes it known.
-func (c *Container) watch() {
+func (c *Container) watch() { c.engine.insist("watch container "+c.id, c.awaitExit) }
+
+func (c *Container) awaitExit() {
+	select {
+	case <-c.exited:
+		return
+	default:
+	}
 	select {
 	case <-c.task().Exited():
 	case <-c.engine.closing:

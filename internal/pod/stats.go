@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/storage"
 )
@@ -63,7 +64,7 @@ func (e *Engine) ContainerStats(wanted func(*ContainerView) bool) []*ContainerSt
 func sideBySide(n int, f func(i int)) {
 	const most = 4
 	var next atomic.Int64
-	var group sync.WaitGroup
+	var group panics.Group
 	for range min(most, n, runtime.GOMAXPROCS(0)) {
 		group.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
@@ -106,7 +107,7 @@ func (e *Engine) SandboxStats(wanted func(*SandboxView) bool) []*SandboxStats {
 			stats = append(stats, &SandboxStats{View: v})
 		}
 	}
-	var networks sync.WaitGroup
+	var networks panics.Group
 	networks.Go(func() { addNetworks(stats) })
 	sideBySide(len(stats), func(i int) { sandboxes[i].measure(stats[i]) })
 	networks.Wait()

@@ -96,7 +96,10 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	if c.stop.ask(time.Now().Add(grace)) {
 		// A container that never ran has nothing to say goodbye to.
 		graceful := grace > 0 && c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING
-		c.engine.background.Go(func() { c.stopAndKill(context.WithoutCancel(ctx), graceful) })
+		ctx := context.WithoutCancel(ctx)
+		c.engine.inBackground("stop container", func() {
+			c.engine.insist("stop container "+c.id, func() { c.stopAndKill(ctx, graceful) })
+		})
 	}
 	patience := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
 	defer patience.Stop()
@@ -150,7 +153,7 @@ func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
 	if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
-		slog.ErrorContext(ctx, "container does not die: "+c.undead(), "container", c.id, "pid", c.task().PID(), "err", err)
+		slog.ErrorContext(ctx, "container does not die", "container", c.id, "pid", c.task().PID(), "why", c.undead(), "err", err)
 	}
 }
 

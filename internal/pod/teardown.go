@@ -97,6 +97,11 @@ func (s *Sandbox) release(ctx context.Context) error {
 	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.shmDir()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
 	}
+	if s.rec.OwnFiles {
+		if err := trace.Call(ctx, "unmount pod files", func() error { return mount.Unmount(s.filesDir()) }); err != nil {
+			errs = append(errs, fmt.Errorf("unmount pod files: %w", err))
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -210,7 +215,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
-	s := &Sandbox{engine: e, id: id, rec: podRecord{Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
+	s := &Sandbox{engine: e, id: id, rec: podRecord{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)

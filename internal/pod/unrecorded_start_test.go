@@ -14,51 +14,52 @@ import (
 // for again. One that has happened and cannot be written down has happened: the
 // record is owed.
 func TestStartThatCannotBeRecorded(t *testing.T) {
-	b := newBench(t)
-	var writes, failing atomic.Int32
-	b.hook = func(at trace.Point) error {
-		if at.Step != "write record" || at.After || at.Operation != "start" && at.Operation != "clean up" {
+	timeless(t, func(t *testing.T, b *bench) {
+		var writes, failing atomic.Int32
+		b.hook = func(at trace.Point) error {
+			if at.Step != "write record" || at.After || at.Operation != "start" && at.Operation != "clean up" {
+				return nil
+			}
+			if writes.Add(1) == failing.Load() || failing.Load() < 0 {
+				return errInjected
+			}
 			return nil
 		}
-		if writes.Add(1) == failing.Load() || failing.Load() < 0 {
-			return errInjected
+		e := b.engine()
+		pod := b.run(e, "a")
+		ctr := b.create(e, pod, "c")
+		failing.Store(1)
+		if err := e.StartContainer(t.Context(), ctr); !errors.Is(err, errInjected) {
+			t.Errorf("the intention could not be written: %v", err)
 		}
-		return nil
-	}
-	e := b.engine()
-	pod := b.run(e, "a")
-	ctr := b.create(e, pod, "c")
-	failing.Store(1)
-	if err := e.StartContainer(t.Context(), ctr); !errors.Is(err, errInjected) {
-		t.Errorf("the intention could not be written: %v", err)
-	}
-	if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_CREATED || !v.StartedAt.IsZero() || b.node.count("start") != 0 {
-		t.Errorf("state %s since %s after %d starts", v.State, v.StartedAt, b.node.count("start"))
-	}
-	writes.Store(0)
-	failing.Store(2)
-	if err := e.StartContainer(t.Context(), ctr); err != nil {
-		t.Errorf("the start was not written: %v", err)
-	}
-	failing.Store(-1)
-	if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || v.StartedAt.IsZero() || e.debtCount() != 1 {
-		t.Errorf("state %s since %s, %d debts", v.State, v.StartedAt, e.debtCount())
-	}
-	record := func() *containerRecord {
-		rec, err := e.ctrRecords.Get(ctr)
-		if err != nil {
-			t.Fatal(err)
+		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_CREATED || !v.StartedAt.IsZero() || b.node.count("start") != 0 {
+			t.Errorf("state %s since %s after %d starts", v.State, v.StartedAt, b.node.count("start"))
 		}
-		return rec
-	}
-	if rec := record(); rec.Phase != phaseStarting || rec.StartedAt.IsZero() {
-		t.Errorf("on record it is %s since %s", rec.Phase, rec.StartedAt)
-	}
-	failing.Store(0)
-	waitFor(t, func() bool { return e.debtCount() == 0 })
-	if rec := record(); rec.Phase != phaseStarted {
-		t.Errorf("on record it is %s", rec.Phase)
-	}
-	b.remove(e, pod)
-	b.nothingLeft()
+		writes.Store(0)
+		failing.Store(2)
+		if err := e.StartContainer(t.Context(), ctr); err != nil {
+			t.Errorf("the start was not written: %v", err)
+		}
+		failing.Store(-1)
+		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || v.StartedAt.IsZero() || e.debtCount() != 1 {
+			t.Errorf("state %s since %s, %d debts", v.State, v.StartedAt, e.debtCount())
+		}
+		record := func() *containerRecord {
+			rec, err := e.ctrRecords.Get(ctr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rec
+		}
+		if rec := record(); rec.Phase != phaseStarting || rec.StartedAt.IsZero() {
+			t.Errorf("on record it is %s since %s", rec.Phase, rec.StartedAt)
+		}
+		failing.Store(0)
+		b.awaitCleanups(e)
+		if rec := record(); rec.Phase != phaseStarted {
+			t.Errorf("on record it is %s", rec.Phase)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
 }

@@ -61,11 +61,29 @@ type verification struct {
 // Verify compares the node with its records and says what is wrong; with repair
 // it also does something about it. It may be called at any time beside the
 // verbs. The error says what could not be looked at; the findings are true all
-// the same.
+// the same. One check is at work at a time, and none for longer than ctx: what
+// hangs then is left behind, and repairs nothing any more.
 func (e *Engine) Verify(ctx context.Context, repair bool) ([]Finding, error) {
-	e.verifying.Lock()
-	defer e.verifying.Unlock()
+	select {
+	case e.verifying <- struct{}{}:
+		defer func() { <-e.verifying }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("another check is running: %w", context.Cause(ctx))
+	}
 	v := &verification{Engine: e, repair: repair}
+	done := make(chan error, 1)
+	e.background.Go(func() { done <- v.look(ctx) })
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return v.found(), err
+}
+
+// look compares everything.
+func (v *verification) look(ctx context.Context) error {
 	var errs []error
 	for _, step := range []func(context.Context) error{
 		v.pods, v.members, v.strays, v.hostPorts, v.store, v.unpaid,
@@ -76,8 +94,14 @@ func (e *Engine) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 		}
 		errs = append(errs, step(ctx))
 	}
-	slices.SortStableFunc(v.findings, func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
-	return v.findings, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// found are the findings so far, by object.
+func (v *verification) found() []Finding {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.SortedStableFunc(slices.Values(v.findings), func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
 }
 
 // report makes findings of problems, and repairs them if that is asked for.

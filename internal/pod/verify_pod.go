@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -200,15 +199,23 @@ func exited(task oci.Task) bool {
 func (s *Sandbox) missingFiles(rec podRecord) []problem {
 	const advice = "delete the pod: its containers run on, but no new one starts in it"
 	var found []problem
-	for _, name := range []string{"resolv.conf", "hostname"} {
-		if path := filepath.Join(s.runDir(), name); absent(path) {
-			found = append(found, problem{wrong: path + " is gone", advice: advice})
+	unmounted := func(path string) bool {
+		is, err := mount.Mounted(path)
+		if is || err != nil {
+			return false
+		}
+		found = append(found, problem{wrong: "nothing is mounted at " + path, advice: advice})
+		return true
+	}
+	if !rec.OwnFiles || !unmounted(s.filesDir()) {
+		for _, path := range []string{s.resolvConfFile(), s.hostnameFile()} {
+			if absent(path) {
+				found = append(found, problem{wrong: path + " is gone", advice: advice})
+			}
 		}
 	}
 	if rec.Namespaces.IPC {
-		if is, err := mount.Mounted(s.shmDir()); err == nil && !is {
-			found = append(found, problem{wrong: "nothing is mounted at " + s.shmDir(), advice: advice})
-		}
+		unmounted(s.shmDir())
 	}
 	return found
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/testkit/turn"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/storage"
 )
@@ -120,6 +121,38 @@ func TestVerifyOfAHealthyNode(t *testing.T) {
 	b.removeAll(e)
 }
 
+// A check that hangs keeps neither its caller nor the next check for longer than
+// the caller waits.
+func TestCheckThatHangsIsLeftBehind(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	hung := make(chan struct{})
+	defer close(hung)
+	b.node.set(func() { b.node.block["leases"] = hung })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := e.Verify(ctx, true)
+		ended <- err
+	}()
+	wait.For(t, "the check to hang", func() bool { return b.node.count("leases") > 0 })
+
+	impatient, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := e.Verify(impatient, false); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "another check is running") {
+		t.Errorf("a second check meanwhile: %v", err)
+	}
+	gone := errors.New("gone")
+	cancel(gone)
+	if err := <-ended; !errors.Is(err, gone) {
+		t.Errorf("the first check: %v", err)
+	}
+	b.node.set(func() { delete(b.node.block, "leases") })
+	if found := b.verify(e, true); len(found) > 0 {
+		t.Errorf("the next check: %q", found)
+	}
+}
+
 // damage is done to a pod with one container; the repair is seen in the end.
 type damage struct {
 	name   string
@@ -145,8 +178,11 @@ func damages() []damage {
 		{name: "shm", do: func(b *bench, pod, _ string) {
 			mount.Unmount(filepath.Join(b.cfg.RunDir, "pods", pod, "shm"))
 		}, want: "nothing is mounted at", manual: true},
+		{name: "files", do: func(b *bench, pod, _ string) {
+			mount.Unmount(filepath.Join(b.cfg.RunDir, "pods", pod, "files"))
+		}, want: "nothing is mounted at", manual: true},
 		{name: "resolv.conf", do: func(b *bench, pod, _ string) {
-			os.Remove(filepath.Join(b.cfg.RunDir, "pods", pod, "resolv.conf"))
+			os.Remove(filepath.Join(b.cfg.RunDir, "pods", pod, "files", "resolv.conf"))
 		}, want: "resolv.conf is gone", manual: true},
 		{name: "interface", do: func(b *bench, pod, _ string) {
 			b.node.set(func() { b.node.damage[pod] = []network.Damage{{Text: "no eth0", Dead: true}} })
@@ -457,37 +493,38 @@ func TestForeignLeasesAreLeftAlone(t *testing.T) {
 // that pod: it is told, and stays.
 func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 	turn.HideAddresses(t)
-	b := newBench(t)
-	e := b.engine()
-	b.run(e, "ours")
-	foreign := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "foreign", Net: true}
-	set, err := ns.Create(foreign)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range []string{"link add br0 type bridge", "link set br0 up"} {
-		if out, err := exec.Command("nsenter", slices.Concat([]string{"--net=" + set.Net, "ip"}, strings.Fields(line))...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", line, err, out)
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		b.run(e, "ours")
+		foreign := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "foreign", Net: true}
+		set, err := ns.Create(foreign)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
-	b.node.set(func() { b.node.leased = []network.Lease{lease} })
-	if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
-		t.Errorf("%q", found)
-	}
-	b.close(e)
-	if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it") {
-		t.Errorf("without a server: %q", found)
-	}
-	e = b.engine()
-	if err := ns.Remove(foreign); err != nil {
-		t.Fatal(err)
-	}
-	if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may have it") {
-		t.Errorf("without that pod: %q", found)
-	}
-	b.node.set(func() { b.node.leased = nil })
-	b.removeAll(e)
+		for _, line := range []string{"link add br0 type bridge", "link set br0 up"} {
+			if out, err := exec.Command("nsenter", slices.Concat([]string{"--net=" + set.Net, "ip"}, strings.Fields(line))...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", line, err, out)
+			}
+		}
+		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
+		b.node.set(func() { b.node.leased = []network.Lease{lease} })
+		if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
+			t.Errorf("%q", found)
+		}
+		b.close(e)
+		if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it") {
+			t.Errorf("without a server: %q", found)
+		}
+		e = b.engine()
+		if err := ns.Remove(foreign); err != nil {
+			t.Fatal(err)
+		}
+		if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may have it") {
+			t.Errorf("without that pod: %q", found)
+		}
+		b.node.set(func() { b.node.leased = nil })
+		b.removeAll(e)
+	})
 }
 
 // What a runtime keeps for others is not ours, wherever it is configured to be.
@@ -546,16 +583,10 @@ func TestStrayThatCannotBeRemoved(t *testing.T) {
 func TestVerifyUnderChurn(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	done := make(chan struct{})
 	var churn sync.WaitGroup
 	for i := range 4 {
 		churn.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-done:
-					return
-				default:
-				}
+			for n := range 20 {
 				pod := b.run(e, fmt.Sprintf("churn-%d-%d", i, n))
 				ctr := b.start(e, pod, "c")
 				if n%2 == 0 {
@@ -565,14 +596,19 @@ func TestVerifyUnderChurn(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+	done := make(chan struct{})
+	go func() { churn.Wait(); close(done) }()
+	for over := false; !over && !t.Failed(); {
+		select {
+		case <-done: // and look once more
+			over = true
+		default:
+		}
 		if found := b.verify(e, true); len(found) > 0 {
 			t.Errorf("%q", found)
-			break
 		}
 	}
-	close(done)
-	churn.Wait()
+	<-done
 	b.nothingLeft()
 }
 

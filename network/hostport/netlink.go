@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -92,11 +93,11 @@ func (r request) ask(see func(message []byte)) error {
 	}
 	buffer := make([]byte, 64<<10)
 	for {
-		n, _, err := unix.Recvfrom(fd, buffer, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
+		var n int
+		if err := eintr.Retry(func() (err error) {
+			n, _, err = unix.Recvfrom(fd, buffer, 0)
+			return err
+		}); err != nil {
 			return err
 		}
 		messages, err := syscall.ParseNetlinkMessage(buffer[:n])
