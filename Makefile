@@ -9,6 +9,8 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs
 BIN ?= bin
+LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)
+GOLANGCI_LINT := .cache/bin/golangci-lint-$(LINT_VERSION)
 
 .PHONY: help
 help: ## Say what can be made.
@@ -22,9 +24,14 @@ build: ## Build the programs of the product into bin/ (BIN).
 setup: ## Install what tests and demo need (Debian, as root).
 	@test/setup.sh
 
+.PHONY: tools
+tools: setup ## Build what tests run: crius, its images, critest, crictl, busybox, runc, runsc.
+	@echo "builds what the tests run; with empty caches this takes some minutes"
+	@go run ./test/prebuild
+
 .PHONY: test
-test: setup ## Run all tests with the race detector. PACKAGES=./oci/... RUN=TestX: only those.
-	CGO_ENABLED=1 go run ./test/count go test -json -race -tags $(TAGS) -timeout 30m -run '$(RUN)' $(or $(PACKAGES),./...)
+test: tools ## Run all tests. PACKAGES=./oci/... RUN=TestX: only those.
+	@CRIUS_TEST_PREBUILT=1 go run ./test/runner -tags $(TAGS) -run '$(RUN)' $(PACKAGES)
 
 .PHONY: crash
 crash: setup ## Kill everything at every point of every verb. VERB=, HANDLER=, ACTION=, POINT=: only those; COUNT=n: a sample.
@@ -38,7 +45,9 @@ crash-random: setup ## Run COUNT (20000) containers of up to 50 ms while the ser
 
 .PHONY: demo
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
-	CGO_ENABLED=0 go run -tags $(TAGS) ./test/demo -handler $(or $(HANDLER),runc)
+	@echo "builds crius and the demo; with empty caches this takes a minute or two"
+	@go run ./test/prebuild crius probe demo
+	@CRIUS_TEST_PREBUILT=1 .cache/testkit/demo -handler $(or $(HANDLER),runc)
 
 .PHONY: conformance
 conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those. HANDLER=runsc or shim-runc: with that.
@@ -61,7 +70,7 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 
 .PHONY: runtimes
 runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.
-	@test/setup.sh busybox-static
+	@test/setup.sh
 	CGO_ENABLED=0 go test -count=1 -v -tags $(TAGS) -timeout 30m -run '$(RUN)' ./test/runtimes $(if $(HANDLER),-args -handlers $(HANDLER),-args -all)
 
 .PHONY: powercut
@@ -74,11 +83,30 @@ bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only
 	@test/setup.sh conmon containerd
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(if $(OUT),-out '$(OUT)') $(if $(JSON),-json '$(JSON)') $(ROW)
 
+.PHONY: budgets
+budgets: setup ## Measure memory, CPU and allocations against their budgets, alone and without the race detector.
+	CGO_ENABLED=0 go test -count=1 -p 1 -parallel 1 -v -tags $(TAGS),budgets -run '^TestBudget' ./...
+
+# Tests that run go use source files that go does not see, so their results are never taken from its cache.
+.PHONY: check
+check: lint ## Lint, and run the unit tests: what every pull request must pass.
+	@uncached=$$(git grep --untracked -lE 'exec\.Command(Context)?\(.*"go"' -- '*_test.go' ':!test' | xargs -n1 dirname | sort -u); \
+	uncached=$$(go list -tags $(TAGS) $$(sed 's|^|./|' <<<"$$uncached")); \
+	go test -tags $(TAGS) $$(go list -tags $(TAGS) ./... | grep -v /crius/test/ | grep -vxF "$$uncached"); \
+	go test -tags $(TAGS) -count=1 $$uncached
+
 .PHONY: lint
-lint: ## Complain about form: gofmt, go vet.
-	@unformatted=$$(gofmt -l cmd conmon internal network oci server storage test); \
+lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
+	@unformatted=$$(git ls-files -z '*.go' | xargs -0 gofmt -l); \
 	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
-	go vet -tags $(TAGS) ./...
+	go vet -tags $(TAGS),budgets ./...
+	$(GOLANGCI_LINT) run --allow-parallel-runners
+
+# The version is that of the module in test/tools/lint.
+$(GOLANGCI_LINT):
+	CGO_ENABLED=0 go build -C test/tools/lint -trimpath -ldflags "-s -w -X main.version=$(LINT_VERSION)" \
+		-o '$(CURDIR)/$@.new' github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	mv '$@.new' '$@'
 
 .PHONY: generate
 generate: build ## Write completions, manual pages and the sample configuration anew.

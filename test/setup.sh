@@ -18,6 +18,7 @@ packages=(
 	procps util-linux kmod                # looking at processes and mounts
 	e2fsprogs strace                      # disks that are full, system calls that fail
 	groff-base                            # manual pages
+	busybox-static                        # an image with a shell
 	git make ca-certificates
 	"$@"
 )

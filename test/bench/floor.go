@@ -326,7 +326,7 @@ func (p *floorPod) runtime(args ...string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { log.Close(); os.Remove(log.Name()) }()
+	defer func() { log.Close(); _ = os.Remove(log.Name()) }()
 	cmd.Stderr = log
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log.Name())
@@ -350,7 +350,7 @@ func (p *floorPod) kill() error {
 	}
 	for {
 		_, err := unix.Wait4(pid, nil, 0, nil)
-		if err == syscall.EINTR {
+		if errors.Is(err, syscall.EINTR) {
 			continue
 		}
 		if err != nil {

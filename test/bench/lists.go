@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 const (
@@ -97,24 +99,12 @@ func (s *server) crowd(ctx context.Context, more int) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	look := time.NewTicker(50 * time.Millisecond)
-	defer look.Stop()
-	for {
-		running, err := s.running(ctx)
-		if err != nil {
-			return err
-		}
-		if running == listPods {
-			return nil
-		}
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%d containers run instead of %d: %w", running, listPods, context.Cause(ctx))
-		}
+	var running int
+	var err error
+	if !wait.Until(ctx, func() bool { running, err = s.running(ctx); return err != nil || running == listPods }) {
+		return fmt.Errorf("%d containers run instead of %d", running, listPods)
 	}
+	return err
 }
 
 // asked is how many milliseconds the answers to a call took.

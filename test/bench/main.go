@@ -26,7 +26,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // A row is one thing that is measured.
@@ -90,7 +90,7 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := node.Programs(ctx, false); err != nil { // while what a build may need is there
+	if _, err := tools.Programs(ctx, false); err != nil { // while what a build may need is there
 		return err
 	}
 	dropEnviron()
@@ -139,7 +139,7 @@ func dropEnviron() {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
 		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", "PODS", "CONTAINERS"}, name) {
-			os.Unsetenv(name)
+			_ = os.Unsetenv(name)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // ociRuntime makes the containers for either monitor.
@@ -67,7 +67,7 @@ func newLab(ctx context.Context) (l *lab, err error) {
 	if err := unix.Mount("tmpfs", l.logs, "tmpfs", 0, "size=2g"); err != nil {
 		return l, fmt.Errorf("mount a tmpfs for the logs: %w", err)
 	}
-	programs, err := node.Programs(ctx, false)
+	programs, err := tools.Programs(ctx, false)
 	if err != nil {
 		return l, err
 	}
@@ -196,7 +196,7 @@ func (c *container) remove(ctx context.Context) error {
 	if _, missing := os.Stat(filepath.Join(c.file("root"), c.id)); missing == nil {
 		err = errors.Join(err, c.runtime(ctx, "delete", "--force", c.id))
 	}
-	os.Remove(c.log)
+	_ = os.Remove(c.log)
 	return errors.Join(err, cgroup.Remove(c.lab.cgroup+"/"+c.id), os.RemoveAll(c.dir))
 }
 

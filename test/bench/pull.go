@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 const (
@@ -72,7 +73,7 @@ type largeImage struct {
 // buildLarge makes files with words out of a dictionary, so that they shrink as
 // programs and texts do.
 func buildLarge(ctx context.Context) (*largeImage, error) {
-	repository, err := node.Repository()
+	repository, err := tools.Repository()
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +84,7 @@ func buildLarge(ctx context.Context) (*largeImage, error) {
 	l := new(largeImage)
 	random := rand.NewChaCha8([32]byte{})
 	words := make([]byte, 4096*8)
-	random.Read(words)
+	_, _ = random.Read(words)
 	sum := sha256.New()
 	for i := range pullLayers {
 		files := []image.File{image.Dir("data"), image.Dir(fmt.Sprintf("data/%d", i))}

@@ -109,7 +109,7 @@ func buildPause(ctx context.Context, dir string) (*image.Artifact, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("gcc: %w: %s", err, out)
 	}
-	defer os.Remove(program)
+	defer func() { _ = os.Remove(program) }()
 	file, err := image.HostFile("pause", program, 0o755)
 	if err != nil {
 		return nil, err

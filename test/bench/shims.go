@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 const (
@@ -19,8 +22,6 @@ const (
 	// shimSockets is where the shims of every containerd of the machine listen,
 	// wherever it has its state.
 	shimSockets = "/run/containerd/s"
-	// shimTime is how long a shim may take to end.
-	shimTime = 20 * time.Second
 )
 
 // shims tells the sockets of a measured containerd's shims from those that were
@@ -58,16 +59,12 @@ func (s shims) remove() error {
 		return err
 	}
 	var errs []error
-	deadline := time.Now().Add(shimTime)
 	for _, name := range names {
 		if slices.Contains(s.before, name) {
 			continue
 		}
 		socket := filepath.Join(s.dir, name)
-		for answers(socket) && time.Now().Before(deadline) {
-			time.Sleep(50 * time.Millisecond)
-		}
-		if answers(socket) {
+		if !wait.Until(context.Background(), func() bool { return !answers(socket) }) {
 			errs = append(errs, fmt.Errorf("a shim of the measured containerd lives, and listens at %s", socket))
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // phases are the parts of a pod's life, each timed by itself.
@@ -235,25 +236,20 @@ func stock(t target) (*inventory.Snapshot, error) {
 
 // bare checks that the targets have left nothing, or soon will.
 func (c *contest) bare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	look := time.NewTicker(50 * time.Millisecond)
-	defer look.Stop()
 	for i, t := range c.targets {
-		for {
-			now, err := stock(t)
-			if err != nil {
-				return err
+		var left inventory.Difference
+		var err error
+		if !wait.Until(ctx, func() bool {
+			var now *inventory.Snapshot
+			if now, err = stock(t); err == nil {
+				left = inventory.Diff(c.empty[i], now)
 			}
-			left := inventory.Diff(c.empty[i], now)
-			if left.Empty() {
-				break
-			}
-			select {
-			case <-look.C:
-			case <-ctx.Done():
-				return fmt.Errorf("%s: the node is not as it was before:\n%s", t.name(), left)
-			}
+			return err != nil || left.Empty()
+		}) {
+			return fmt.Errorf("%s: the node is not as it was before:\n%s", t.name(), left)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

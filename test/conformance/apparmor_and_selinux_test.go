@@ -15,7 +15,7 @@ import (
 func appArmor(profile *cri.SecurityProfile, text string) scene.ContainerChange {
 	return func(c *cri.ContainerConfig) {
 		c.Linux.SecurityContext.Apparmor = profile
-		c.Linux.SecurityContext.ApparmorProfile = text //nolint:staticcheck // what they send
+		c.Linux.SecurityContext.ApparmorProfile = text
 	}
 }
 
@@ -56,14 +56,14 @@ func TestAppArmorOnANodeWithout(t *testing.T) {
 				scene.Equal(t, "exit code", c.Wait(t).ExitCode, 0)
 			})
 		}
-		for name, test := range fails {
-			t.Run(name, func(t *testing.T) {
-				p.Untouched(t, func() {
+		p.Untouched(t, func() {
+			for name, test := range fails {
+				t.Run(name, func(t *testing.T) {
 					_, err := v.start(t, p, "sleep", test.change)
 					scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound, codes.Unimplemented}, test.word)
 				})
-			})
-		}
+			}
+		})
 	})
 }
 
@@ -75,13 +75,11 @@ func TestSELinuxOnANodeWithout(t *testing.T) {
 	}
 	w := commons.World(t)
 	options := &cri.SELinuxOption{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c1,c2"}
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.SelinuxOptions = options })
-		dir := w.Dir(t)
-		out := p.Finish(t, "write /v/f x ; cat /v/f", func(c *cri.ContainerConfig) {
-			c.Linux.SecurityContext.SelinuxOptions = options
-			c.Mounts = []*cri.Mount{{ContainerPath: "/v", HostPath: dir, SelinuxRelabel: true}}
-		})
-		scene.Equal(t, "output", out, "x\n")
+	p := w.Pod(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.SelinuxOptions = options })
+	dir := w.Dir(t)
+	out := p.Finish(t, "write /v/f x ; cat /v/f", func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.SelinuxOptions = options
+		c.Mounts = []*cri.Mount{{ContainerPath: "/v", HostPath: dir, SelinuxRelabel: true}}
 	})
+	scene.Equal(t, "output", out, "x\n")
 }

@@ -9,6 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -66,105 +67,93 @@ func env(t *testing.T, c *scene.Container, name string) string {
 	return value
 }
 
-func TestCDIDevices(t *testing.T) {
+func TestCDI(t *testing.T) {
 	t.Parallel()
 	w := withCDI(t)
-	for _, handler := range scene.Handlers {
-		t.Run(handler, func(t *testing.T) {
-			p := w.Pod(t, handler)
-			for how, change := range map[string]scene.ContainerChange{
-				"field": cdi("acme.test/dev=one"), "annotation": cdiAnnotation("acme.test/dev=one"),
-				"both": both(cdi("acme.test/dev=one"), cdiAnnotation("acme.test/dev=one")),
-			} {
-				t.Run(how, func(t *testing.T) {
-					c := p.Start(t, "sleep", change)
-					scene.Equal(t, "ACME", env(t, c, "ACME"), "present")
-					scene.Equal(t, "ACME_ONE", env(t, c, "ACME_ONE"), "1")
-					scene.Equal(t, "ACME_TWO", env(t, c, "ACME_TWO"), "")
-					scene.Equal(t, "the device", c.Exec(t, "open /dev/acme1 rw"), "ok\n")
-					scene.Equal(t, "the mount", c.Exec(t, "cat /acme/f"), "from CDI")
-					c.Refuses(t, "write /acme/f x", "read-only file system")
-					c.Refuses(t, "stat /dev/acme2", "no such file")
-				})
-			}
-			os.Remove(w.Path("hooked"))
-			c := p.Start(t, "sleep", cdi("acme.test/dev=one"), cdiAnnotation("acme.test/dev=two,acme.test/dev=one"))
-			scene.Equal(t, "ACME_ONE and ACME_TWO", env(t, c, "ACME_ONE")+env(t, c, "ACME_TWO"), "12")
-			scene.Equal(t, "owner of the second device", inside(t, c, "/dev/acme2"), "1001:1002")
-			if _, err := os.Stat(w.Path("hooked")); err != nil {
-				t.Errorf("the hook did not run: %v", err)
-			}
-			plain := p.Start(t, "sleep")
-			scene.Equal(t, "ACME where nobody asked", env(t, plain, "ACME"), "")
-			plain.Refuses(t, "stat /dev/acme1", "no such file")
-			scene.Equal(t, "annotation in the status", c.Status(t).Annotations["cdi.k8s.io/plugin_acme"], "acme.test/dev=two,acme.test/dev=one")
-		})
-	}
+	t.Run("devices", func(t *testing.T) { cdiDevices(t, w) })
+	t.Run("devices that are none", func(t *testing.T) { noCDIDevices(t, w) })
+	t.Run("files that change", func(t *testing.T) { cdiFilesChange(t, w) })
 }
 
-func TestCDIDevicesThatAreNone(t *testing.T) {
-	t.Parallel()
-	w := withCDI(t)
-	scene.Write(t, w.Path("cdi", "broken.json"), `{"cdiVersion": "0.6.0", "kind": "broken.test/dev", "devices": [`)
-	refused := []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition}
-	for _, handler := range scene.Handlers {
-		t.Run(handler, func(t *testing.T) {
-			p := w.Pod(t, handler)
-			for name, test := range map[string]struct {
-				change scene.ContainerChange
-				word   string
-			}{
-				"unknown device":     {cdi("acme.test/dev=nine"), "acme.test/dev=nine"},
-				"unknown vendor":     {cdi("nobody.test/dev=one"), "nobody.test/dev=one"},
-				"one of two":         {cdi("acme.test/dev=one", "acme.test/dev=nine"), "acme.test/dev=nine"},
-				"by annotation":      {cdiAnnotation("acme.test/dev=nine"), "acme.test/dev=nine"},
-				"of a broken file":   {cdi("broken.test/dev=one"), "broken.test/dev=one"},
-				"no device's name":   {cdi("one"), `one`},
-				"an empty name":      {cdi(""), "CDI"},
-				"a wrong annotation": {cdiAnnotation("acme.test/dev"), "acme.test/dev"},
-			} {
-				t.Run(name, func(t *testing.T) {
-					p.Untouched(t, func() {
-						_, err := p.Try(t.Context(), "sleep", test.change)
-						scene.WantOneOf(t, err, refused, test.word)
-					})
-				})
-			}
-			// A broken file spoils only what it describes.
-			scene.Equal(t, "ACME_ONE", env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE"), "1")
+func cdiDevices(t *testing.T, w *scene.World) {
+	p := w.Pod(t, "crun")
+	for how, change := range map[string]scene.ContainerChange{
+		"field": cdi("acme.test/dev=one"), "annotation": cdiAnnotation("acme.test/dev=one"),
+		"both": both(cdi("acme.test/dev=one"), cdiAnnotation("acme.test/dev=one")),
+	} {
+		t.Run(how, func(t *testing.T) {
+			c := p.Start(t, "sleep", change)
+			scene.Equal(t, "ACME", env(t, c, "ACME"), "present")
+			scene.Equal(t, "ACME_ONE", env(t, c, "ACME_ONE"), "1")
+			scene.Equal(t, "ACME_TWO", env(t, c, "ACME_TWO"), "")
+			scene.Equal(t, "the device", c.Exec(t, "open /dev/acme1 rw"), "ok\n")
+			scene.Equal(t, "the mount", c.Exec(t, "cat /acme/f"), "from CDI")
+			c.Refuses(t, "write /acme/f x", "read-only file system")
+			c.Refuses(t, "stat /dev/acme2", "no such file")
 		})
 	}
+	os.Remove(w.Path("hooked"))
+	c := p.Start(t, "sleep", cdi("acme.test/dev=one"), cdiAnnotation("acme.test/dev=two,acme.test/dev=one"))
+	scene.Equal(t, "ACME_ONE and ACME_TWO", env(t, c, "ACME_ONE")+env(t, c, "ACME_TWO"), "12")
+	scene.Equal(t, "owner of the second device", inside(t, c, "/dev/acme2"), "1001:1002")
+	if _, err := os.Stat(w.Path("hooked")); err != nil {
+		t.Errorf("the hook did not run: %v", err)
+	}
+	plain := p.Start(t, "sleep")
+	scene.Equal(t, "ACME where nobody asked", env(t, plain, "ACME"), "")
+	plain.Refuses(t, "stat /dev/acme1", "no such file")
+	scene.Equal(t, "annotation in the status", c.Status(t).Annotations["cdi.k8s.io/plugin_acme"], "acme.test/dev=two,acme.test/dev=one")
+}
+
+func noCDIDevices(t *testing.T, w *scene.World) {
+	scene.Write(t, w.Path("cdi", "broken.json"), `{"cdiVersion": "0.6.0", "kind": "broken.test/dev", "devices": [`)
+	refused := []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition}
+	p := w.Pod(t, "crun")
+	p.Untouched(t, func() {
+		for name, test := range map[string]struct {
+			change scene.ContainerChange
+			word   string
+		}{
+			"unknown device":     {cdi("acme.test/dev=nine"), "acme.test/dev=nine"},
+			"unknown vendor":     {cdi("nobody.test/dev=one"), "nobody.test/dev=one"},
+			"one of two":         {cdi("acme.test/dev=one", "acme.test/dev=nine"), "acme.test/dev=nine"},
+			"by annotation":      {cdiAnnotation("acme.test/dev=nine"), "acme.test/dev=nine"},
+			"of a broken file":   {cdi("broken.test/dev=one"), "broken.test/dev=one"},
+			"no device's name":   {cdi("one"), `one`},
+			"an empty name":      {cdi(""), "CDI"},
+			"a wrong annotation": {cdiAnnotation("acme.test/dev"), "acme.test/dev"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				_, err := p.Try(t.Context(), "sleep", test.change)
+				scene.WantOneOf(t, err, refused, test.word)
+			})
+		}
+	})
+	// A broken file spoils only what it describes.
+	scene.Equal(t, "ACME_ONE", env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE"), "1")
 }
 
 // Device plugins write and change their files while the node runs.
-func TestCDIFilesMayChange(t *testing.T) {
-	t.Parallel()
-	w := withCDI(t)
+func cdiFilesChange(t *testing.T, w *scene.World) {
 	p := w.Pod(t, "runc")
 	scene.Equal(t, "at first", env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE"), "1")
 	if err := w.Write("cdi/acme.json", strings.ReplaceAll(acme, "ACME_ONE=1", "ACME_ONE=changed")); err != nil {
 		t.Fatal(err)
 	}
-	if !scene.Eventually(func() bool {
+	wait.For(t, "the changed file to be seen", func() bool {
 		return env(t, p.Start(t, "sleep", cdi("acme.test/dev=one")), "ACME_ONE") == "changed"
-	}) {
-		t.Error("a changed file is not seen")
-	}
+	})
 	later := `{"cdiVersion": "0.6.0", "kind": "later.test/dev", "devices": [{"name": "one", "containerEdits": {"env": ["LATER=yes"]}}]}`
 	if err := w.Write("cdi2/later.json", later); err != nil { // in a directory that was not there
 		t.Fatal(err)
 	}
 	var c *scene.Container
-	if !scene.Eventually(func() (ok bool) { c, _ = p.Try(t.Context(), "sleep", cdi("later.test/dev=one")); return c != nil }) {
-		t.Fatal("a new file is not seen")
-	}
+	wait.For(t, "the new file to be seen", func() bool { c, _ = p.Try(t.Context(), "sleep", cdi("later.test/dev=one")); return c != nil })
 	c.Start(t)
 	scene.Equal(t, "LATER", env(t, c, "LATER"), "yes")
 	if err := os.Remove(w.Path("cdi2", "later.json")); err != nil {
 		t.Fatal(err)
 	}
-	if !scene.Eventually(func() bool { _, err := p.Try(t.Context(), "sleep", cdi("later.test/dev=one")); return err != nil }) {
-		t.Error("the device of a removed file is still there")
-	}
+	wait.For(t, "the removed file's device to go", func() bool { _, err := p.Try(t.Context(), "sleep", cdi("later.test/dev=one")); return err != nil })
 	scene.Equal(t, "a container that has it already", env(t, c, "LATER"), "yes")
 }

@@ -78,9 +78,9 @@ func TestProgramsThatCannotBeRun(t *testing.T) {
 	}
 	scene.Each(t, func(t *testing.T, handler string) {
 		p := w.Pod(t, handler)
+		before := p.Traces(t)
 		for name, test := range cases {
 			t.Run(name, func(t *testing.T) {
-				before := p.Traces(t)
 				c, err := p.Try(t.Context(), "", test.change)
 				if err != nil { // runtimes find out at create or at start
 					p.NothingBut(t, before)
@@ -135,14 +135,12 @@ func TestMissingInterpreter(t *testing.T) {
 func TestExitStaysAsItWas(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler)
-		c := p.Start(t, "exit 9")
-		first := c.Wait(t)
-		c.Stop(t, 5)
-		p.Stop(t)
-		second := c.Status(t)
-		scene.Equal(t, "exit", fmt.Sprint(second.ExitCode, second.Reason, second.FinishedAt, second.State),
-			fmt.Sprint(first.ExitCode, first.Reason, first.FinishedAt, first.State))
-	})
+	p := w.Pod(t, "crun")
+	c := p.Start(t, "exit 9")
+	first := c.Wait(t)
+	c.Stop(t, 5)
+	p.Stop(t)
+	second := c.Status(t)
+	scene.Equal(t, "exit", fmt.Sprint(second.ExitCode, second.Reason, second.FinishedAt, second.State),
+		fmt.Sprint(first.ExitCode, first.Reason, first.FinishedAt, first.State))
 }

@@ -25,11 +25,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
-	"time"
 
+	"github.com/crius-run/crius/internal/testkit/claim"
 	"github.com/crius-run/crius/internal/testkit/critest"
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func main() {
@@ -48,11 +49,11 @@ func main() {
 }
 
 func conform(ctx context.Context, focus string, handlers []string) error {
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		return err
 	}
-	parts, err := critest.Build(ctx)
+	parts, err := tools.CritestParts(ctx)
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func conform(ctx context.Context, focus string, handlers []string) error {
 		return err
 	}
 	suite.Focus = focus
-	if err := node.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
 		return err
 	}
 	failed := false
@@ -103,7 +104,8 @@ const (
 
 // options are those of a node for a handler.
 func options(ctx context.Context, handler string) (o node.Options, err error) {
-	kind, path := "oci", ""
+	kind := "oci"
+	var path string
 	switch handler {
 	case currentRunc:
 		path, err = tools.Runc(ctx)
@@ -120,9 +122,6 @@ func options(ctx context.Context, handler string) (o node.Options, err error) {
 	}
 	return o, err
 }
-
-// leftTime is how long what pods leave may take to go.
-const leftTime = 20 * time.Second
 
 // run runs the suite once with a runtime handler, on a node of its own.
 func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.Result, err error) {
@@ -154,7 +153,7 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 	if err != nil {
 		return nil, fmt.Errorf("%w\nend of the server's log:\n%s", err, n.LogTail(20))
 	}
-	if err := n.Clean(ctx, empty, leftTime); err != nil {
+	if err := n.Clean(ctx, empty, wait.Limit); err != nil {
 		r.Fail("what is left", err.Error())
 	}
 	if err := n.Stop(); err != nil {

@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 	"github.com/crius-run/crius/test/images/facts"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -21,7 +21,7 @@ import (
 // and a device.
 func toolbox(t *testing.T, w *scene.World) string {
 	t.Helper()
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,23 +101,21 @@ func TestMountOptionsTogetherWithOthers(t *testing.T) {
 	w := commons.World(t)
 	box := toolbox(t, w)
 	_, id := content(t, w)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler)
-		readonly := p.Start(t, "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: box, Readonly: true, MountOptions: []string{"noexec"}}))
-		readonly.Refuses(t, "write /v/new x", "read-only file system")
-		readonly.Refuses(t, "run /v/probe echo runs", "permission denied")
-		slave := p.Start(t, "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: box,
-			Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, MountOptions: []string{"nosuid"}}))
-		m := slave.Facts(t).Mount("/v")
-		if m == nil || !hasAll(m.Options, "nosuid") || !strings.HasPrefix(strings.Join(m.Optional, " "), "master:") {
+	p := w.Pod(t, "crun")
+	readonly := p.Start(t, "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: box, Readonly: true, MountOptions: []string{"noexec"}}))
+	readonly.Refuses(t, "write /v/new x", "read-only file system")
+	readonly.Refuses(t, "run /v/probe echo runs", "permission denied")
+	slave := p.Start(t, "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: box,
+		Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, MountOptions: []string{"nosuid"}}))
+	m := slave.Facts(t).Mount("/v")
+	if m == nil || !hasAll(m.Options, "nosuid") || !strings.HasPrefix(strings.Join(m.Optional, " "), "master:") {
+		t.Errorf("the mount inside is %v", m)
+	}
+	t.Run("an image volume", func(t *testing.T) {
+		c := p.Start(t, "sleep", imageVolume(id, "", func(m *cri.Mount) { m.MountOptions = []string{"noexec", "nodev"} }))
+		if m := c.Facts(t).Mount("/v"); m == nil || !hasAll(m.Options, "noexec", "nodev", "ro") {
 			t.Errorf("the mount inside is %v", m)
 		}
-		t.Run("an image volume", func(t *testing.T) {
-			c := p.Start(t, "sleep", imageVolume(id, "", func(m *cri.Mount) { m.MountOptions = []string{"noexec", "nodev"} }))
-			if m := c.Facts(t).Mount("/v"); m == nil || !hasAll(m.Options, "noexec", "nodev", "ro") {
-				t.Errorf("the mount inside is %v", m)
-			}
-		})
 	})
 }
 
@@ -126,22 +124,20 @@ func TestMountOptionsTogetherWithOthers(t *testing.T) {
 func TestMountOptionsThatAreNone(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p, dir := w.Pod(t, handler), w.Dir(t)
+	p, dir := w.Pod(t, "crun"), w.Dir(t)
+	p.Untouched(t, func() {
 		for _, options := range [][]string{
 			{"nonsense"}, {""}, {"noexec", "nonsense"}, {"noexec,nosuid"}, {"NOEXEC"}, {" noexec"}, {"size=1m"},
 			{"shared"}, {"rshared"}, {"unbindable"}, {"idmap"}, {"tmpcopyup"}, {"uid=0"}, {"context=system_u:object_r:x"}, {"remount"}, {"move"},
 		} {
 			t.Run(strings.Join(options, "+"), func(t *testing.T) {
-				p.Untouched(t, func() {
-					_, err := p.Try(t.Context(), "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir, MountOptions: options}))
-					scene.WantCode(t, err, codes.InvalidArgument, "mount_options")
-				})
+				_, err := p.Try(t.Context(), "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir, MountOptions: options}))
+				scene.WantCode(t, err, codes.InvalidArgument, "mount_options")
 			})
 		}
-		t.Run("contradiction", func(t *testing.T) {
-			_, err := p.Try(t.Context(), "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir, Readonly: true, MountOptions: []string{"rw"}}))
-			scene.WantCode(t, err, codes.InvalidArgument, "mount_options")
-		})
+	})
+	t.Run("contradiction", func(t *testing.T) {
+		_, err := p.Try(t.Context(), "sleep", mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir, Readonly: true, MountOptions: []string{"rw"}}))
+		scene.WantCode(t, err, codes.InvalidArgument, "mount_options")
 	})
 }

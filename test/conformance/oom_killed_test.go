@@ -36,10 +36,13 @@ func TestOOMKilled(t *testing.T) {
 	}
 	scene.Each(t, func(t *testing.T, handler string) {
 		p := w.Pod(t, handler)
+		all := map[string]*scene.Container{}
+		for name, test := range cases {
+			all[name] = p.Start(t, test.line, limitedTo(32*mib))
+		}
 		for name, test := range cases {
 			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				s := w.Pod(t, handler).Start(t, test.line, limitedTo(32*mib)).Wait(t)
+				s := all[name].Wait(t)
 				scene.Equal(t, "exit code", s.ExitCode, test.code)
 				scene.Equal(t, "reason", s.Reason, test.reason)
 			})
@@ -63,7 +66,7 @@ func TestOOMOfAnExec(t *testing.T) {
 		scene.Equal(t, "exit code of the exec", resp.ExitCode, 137)
 		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 		scene.Equal(t, "reason while it runs", strings.Contains(c.Status(t).Reason, "OOM"), false)
-		c.Stop(t, 20)
+		c.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code at the end", c.Status(t).ExitCode, 0)
 		scene.Equal(t, "reason at the end", c.Status(t).Reason, "Completed")
 	})

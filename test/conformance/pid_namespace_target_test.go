@@ -63,76 +63,70 @@ func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
 func TestTargetOutlivesItsVisitors(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler)
-		target := p.Start(t, "sleep")
-		p.Finish(t, "echo done", targeting(target.ID))
-		killed := p.Start(t, "ignore TERM ; sleep", targeting(target.ID))
-		killed.Stop(t, 0)
-		scene.Equal(t, "exit code of the killed one", killed.Status(t).ExitCode, 137)
-		p.Start(t, "sleep", targeting(target.ID)).Remove(t)
-		scene.Equal(t, "state of the target", target.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		if n := len(target.Facts(t).Processes); n != 2 { // itself and the exec
-			t.Errorf("%d processes are in the target's namespace, want 2", n)
-		}
-	})
+	p := w.Pod(t, "crun")
+	target := p.Start(t, "sleep")
+	p.Finish(t, "echo done", targeting(target.ID))
+	killed := p.Start(t, "ignore TERM ; sleep", targeting(target.ID))
+	killed.Stop(t, 0)
+	scene.Equal(t, "exit code of the killed one", killed.Status(t).ExitCode, 137)
+	p.Start(t, "sleep", targeting(target.ID)).Remove(t)
+	scene.Equal(t, "state of the target", target.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	if n := len(target.Facts(t).Processes); n != 2 { // itself and the exec
+		t.Errorf("%d processes are in the target's namespace, want 2", n)
+	}
 }
 
 // In a pod with one PID namespace the target's is the pod's.
 func TestTargetInASharedPIDNamespace(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD })
-		forPod := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD }
-		target := p.Start(t, "sleep 2h", forPod)
-		p.Start(t, "sleep 3h", forPod)
-		debug := p.Start(t, "sleep 4h", targeting(target.ID))
-		out := debug.Exec(t, "facts")
-		for _, want := range []string{"sleep 2h", "sleep 3h"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("%q is not among the processes", want)
-			}
+	p := w.Pod(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD })
+	forPod := func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD }
+	target := p.Start(t, "sleep 2h", forPod)
+	p.Start(t, "sleep 3h", forPod)
+	debug := p.Start(t, "sleep 4h", targeting(target.ID))
+	out := debug.Exec(t, "facts")
+	for _, want := range []string{"sleep 2h", "sleep 3h"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not among the processes", want)
 		}
-		target.Stop(t, 0)
-		scene.Equal(t, "state", debug.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-	})
+	}
+	target.Stop(t, 0)
+	scene.Equal(t, "state", debug.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 }
 
 func TestTargetsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	wrong := []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound}
-	scene.Each(t, func(t *testing.T, handler string) {
-		p, other := w.Pod(t, handler), w.Pod(t, handler)
-		foreign, ended := other.Start(t, "sleep"), p.Start(t, "exit 0")
-		ended.Wait(t)
+	p, other := w.Pod(t, "crun"), w.Pod(t, "crun")
+	foreign, ended := other.Start(t, "sleep"), p.Start(t, "exit 0")
+	ended.Wait(t)
+	p.Untouched(t, func() {
 		for name, id := range map[string]string{
 			"unknown": strings.Repeat("0", 64), "empty": "", "of another pod": foreign.ID, "ended": ended.ID, "a pod": p.ID,
 		} {
 			t.Run(name, func(t *testing.T) {
-				p.Untouched(t, func() {
-					_, err := p.Try(t.Context(), "sleep", targeting(id))
-					scene.WantOneOf(t, err, wrong, "target")
-				})
+				_, err := p.Try(t.Context(), "sleep", targeting(id))
+				scene.WantOneOf(t, err, wrong, "target")
 			})
-		}
-		for name, change := range map[string]func(*cri.NamespaceOption){
-			"network": func(o *cri.NamespaceOption) { o.Network = cri.NamespaceMode_TARGET },
-			"IPC":     func(o *cri.NamespaceOption) { o.Ipc = cri.NamespaceMode_TARGET },
-		} {
-			_, err := other.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) {
-				c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER, TargetId: foreign.ID}
-				change(c.Linux.SecurityContext.NamespaceOptions)
-			})
-			if err == nil {
-				t.Errorf("TARGET for the %s namespace was accepted", name)
-			}
-		}
-		if _, err := w.TryPod(t, handler, func(c *cri.PodSandboxConfig) {
-			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: foreign.ID}
-		}); err == nil {
-			t.Error("a pod with a target was accepted")
 		}
 	})
+	for name, change := range map[string]func(*cri.NamespaceOption){
+		"network": func(o *cri.NamespaceOption) { o.Network = cri.NamespaceMode_TARGET },
+		"IPC":     func(o *cri.NamespaceOption) { o.Ipc = cri.NamespaceMode_TARGET },
+	} {
+		_, err := other.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER, TargetId: foreign.ID}
+			change(c.Linux.SecurityContext.NamespaceOptions)
+		})
+		if err == nil {
+			t.Errorf("TARGET for the %s namespace was accepted", name)
+		}
+	}
+	if _, err := w.TryPod(t, "crun", func(c *cri.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: foreign.ID}
+	}); err == nil {
+		t.Error("a pod with a target was accepted")
+	}
 }

@@ -90,31 +90,3 @@ func TestUnknownRuntimeHandlerIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// A pod says which handler it has, and containers are of the same.
-func TestPodsTellTheirHandler(t *testing.T) {
-	t.Parallel()
-	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler)
-		scene.Equal(t, "runtime_handler in PodSandboxStatus", p.Status(t).RuntimeHandler, handler)
-		list, err := w.Runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: p.ID}})
-		if err != nil || len(list.Items) != 1 || list.Items[0].RuntimeHandler != handler {
-			t.Errorf("ListPodSandbox: %v, %v, want runtime_handler %s", list, err, handler)
-		}
-	})
-}
-
-// A handler whose program is missing can run nothing, so the node does not
-// offer it.
-func TestHandlerWithoutItsProgramIsNotOffered(t *testing.T) {
-	t.Parallel()
-	w := scene.Private(t, node.Options{Config: "[runtime.handlers.ghost]\npath = \"/no/such/runtime\"\n"})
-	for _, h := range nodeStatus(t, w).RuntimeHandlers {
-		if h.Name == "ghost" {
-			t.Error("it is offered")
-		}
-	}
-	_, err := w.TryPod(t, "ghost")
-	scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Unavailable}, "ghost")
-}

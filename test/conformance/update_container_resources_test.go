@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -13,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -121,30 +123,28 @@ func TestUpdateMemoryAndSwapUpAndDown(t *testing.T) {
 func TestUpdateOfOneLimitSparesTheOthers(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		c := w.Pod(t, handler).Start(t, "sleep", withResources(limited()))
-		before := inForce(t, c)
-		if err := update(t, c, &cri.LinuxContainerResources{CpuShares: 256}); err != nil {
-			t.Fatal(err)
+	c := w.Pod(t, "crun").Start(t, "sleep", withResources(limited()))
+	before := inForce(t, c)
+	if err := update(t, c, &cri.LinuxContainerResources{CpuShares: 256}); err != nil {
+		t.Fatal(err)
+	}
+	after := inForce(t, c)
+	c.Holds(t, scene.CPUShares, "256", "10")
+	delete(before, scene.CPUShares.V1)
+	delete(after, scene.CPUShares.V1)
+	if !maps.Equal(before, after) {
+		t.Errorf("the other limits were %v and are %v", before, after)
+	}
+	want := limited()
+	want.CpuShares = 256
+	if got := reported(t, c); !proto.Equal(got, want) {
+		t.Errorf("the status says %v, want %v", got, want)
+	}
+	// An empty request asks for nothing.
+	unchanged(t, c, "empty", func() {
+		if err := update(t, c, &cri.LinuxContainerResources{}); err != nil {
+			t.Errorf("an empty request: %v", err)
 		}
-		after := inForce(t, c)
-		c.Holds(t, scene.CPUShares, "256", "10")
-		delete(before, scene.CPUShares.V1)
-		delete(after, scene.CPUShares.V1)
-		if !maps.Equal(before, after) {
-			t.Errorf("the other limits were %v and are %v", before, after)
-		}
-		want := limited()
-		want.CpuShares = 256
-		if got := reported(t, c); !proto.Equal(got, want) {
-			t.Errorf("the status says %v, want %v", got, want)
-		}
-		// An empty request asks for nothing.
-		unchanged(t, c, "empty", func() {
-			if err := update(t, c, &cri.LinuxContainerResources{}); err != nil {
-				t.Errorf("an empty request: %v", err)
-			}
-		})
 	})
 }
 
@@ -153,27 +153,25 @@ func TestUpdateOfOneLimitSparesTheOthers(t *testing.T) {
 func TestUpdatedOOMScoreHoldsForEveryProcess(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		c := w.Pod(t, handler).Start(t, "fork 2 sleep ; echo ready ; sleep", withResources(limited()))
-		c.Says(t, "ready")
-		for _, score := range []int64{800, 600} {
-			if err := update(t, c, &cri.LinuxContainerResources{OomScoreAdj: score}); err != nil {
-				t.Fatal(err)
-			}
-			for _, pid := range c.Processes(t) {
-				got := strings.TrimSpace(scene.Read(t, fmt.Sprintf("/proc/%d/oom_score_adj", pid)))
-				scene.Equal(t, fmt.Sprintf("oom_score_adj of process %d", pid), got, fmt.Sprint(score))
-			}
-			// runc begins with the score that the container was created with.
-			got := ""
-			if !scene.Eventually(func() bool {
-				got = strings.TrimSpace(c.Exec(t, "sleep 500ms ; cat /proc/self/oom_score_adj"))
-				return got == fmt.Sprint(score)
-			}) {
-				t.Errorf("oom_score_adj of an exec is %s, want %d", got, score)
-			}
+	c := w.Pod(t, "crun").Start(t, "fork 2 sleep ; echo ready ; sleep", withResources(limited()))
+	c.Says(t, "ready")
+	for _, score := range []int64{800, 600} {
+		if err := update(t, c, &cri.LinuxContainerResources{OomScoreAdj: score}); err != nil {
+			t.Fatal(err)
 		}
-	})
+		for _, pid := range c.Processes(t) {
+			got := strings.TrimSpace(scene.Read(t, fmt.Sprintf("/proc/%d/oom_score_adj", pid)))
+			scene.Equal(t, fmt.Sprintf("oom_score_adj of process %d", pid), got, fmt.Sprint(score))
+		}
+		// runc begins with the score that the container was created with.
+		got := ""
+		if !wait.Until(t.Context(), func() bool {
+			got = strings.TrimSpace(c.Exec(t, "sleep 500ms ; cat /proc/self/oom_score_adj"))
+			return got == fmt.Sprint(score)
+		}) {
+			t.Errorf("oom_score_adj of an exec is %s, want %d", got, score)
+		}
+	}
 }
 
 // One impossible wish among possible ones: nothing is changed.
@@ -196,24 +194,22 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 		},
 		"negative memory": func(r *cri.LinuxContainerResources) { r.MemoryLimitInBytes = -7 },
 	}
-	scene.Each(t, func(t *testing.T, handler string) {
-		c := w.Pod(t, handler).Start(t, "sleep", withResources(limited()))
-		for name, spoil := range impossible {
-			wish := &cri.LinuxContainerResources{
-				CpuShares: 2048, CpuQuota: 70_000, MemoryLimitInBytes: 48 * mib, OomScoreAdj: 900,
-				HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 * mib}},
-			}
-			spoil(wish)
-			t.Run(name, func(t *testing.T) {
-				unchanged(t, c, name, func() {
-					scene.WantOneOf(t, update(t, c, wish), []codes.Code{codes.InvalidArgument, codes.FailedPrecondition})
-				})
-				if err := update(t, c, limited()); err != nil { // for the next one, should this one have failed
-					t.Error(err)
-				}
-			})
+	c := w.Pod(t, "crun").Start(t, "sleep", withResources(limited()))
+	for name, spoil := range impossible {
+		wish := &cri.LinuxContainerResources{
+			CpuShares: 2048, CpuQuota: 70_000, MemoryLimitInBytes: 48 * mib, OomScoreAdj: 900,
+			HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 2 * mib}},
 		}
-	})
+		spoil(wish)
+		t.Run(name, func(t *testing.T) {
+			unchanged(t, c, name, func() {
+				scene.WantOneOf(t, update(t, c, wish), []codes.Code{codes.InvalidArgument, codes.FailedPrecondition})
+			})
+			if err := update(t, c, limited()); err != nil { // for the next one, should this one have failed
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // A limit below what is used is refused, or the memory is reclaimed first: the
@@ -221,95 +217,91 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 func TestUpdateMemoryBelowUse(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		c := w.Pod(t, handler).Start(t, "alloc 40 ; sleep", withResources(limited()))
-		c.Says(t, "allocated")
-		wish := &cri.LinuxContainerResources{MemoryLimitInBytes: 16 * mib, MemorySwapLimitInBytes: 16 * mib, CpuShares: 2048}
-		unchanged(t, c, "below use", func() {
-			err := update(t, c, wish)
-			scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.ResourceExhausted}, "memory")
-		})
-		scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		if err := update(t, c, &cri.LinuxContainerResources{MemoryLimitInBytes: 60 * mib}); err != nil {
-			t.Errorf("a limit above use after the refusal: %v", err)
-		}
+	c := w.Pod(t, "crun").Start(t, "alloc 40 ; sleep", withResources(limited()))
+	c.Says(t, "allocated")
+	wish := &cri.LinuxContainerResources{MemoryLimitInBytes: 16 * mib, MemorySwapLimitInBytes: 16 * mib, CpuShares: 2048}
+	unchanged(t, c, "below use", func() {
+		err := update(t, c, wish)
+		scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.ResourceExhausted}, "memory")
 	})
+	scene.Equal(t, "state", c.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	if err := update(t, c, &cri.LinuxContainerResources{MemoryLimitInBytes: 60 * mib}); err != nil {
+		t.Errorf("a limit above use after the refusal: %v", err)
+	}
 }
 
 // What only the file cache holds is not in use.
 func TestUpdateMemoryReclaimsTheFileCache(t *testing.T) {
 	t.Parallel()
-	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		dir := w.Dir(t)
-		if err := os.WriteFile(dir+"/big", make([]byte, 48*mib), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		c := w.Pod(t, handler).Start(t, "sleep", withResources(limited()), mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir}))
-		c.Exec(t, "copy /v/big /v/copy") // the pages of the copy are the container's
-		if err := update(t, c, &cri.LinuxContainerResources{MemoryLimitInBytes: 24 * mib, MemorySwapLimitInBytes: 24 * mib}); err != nil {
-			t.Fatal(err)
-		}
-		c.Holds(t, scene.MemoryLimit, fmt.Sprint(24*mib), fmt.Sprint(24*mib))
-	})
+	w := scene.Private(t, node.Options{Disk: true})
+	dir := w.Dir(t)
+	if err := os.WriteFile(dir+"/big", make([]byte, 48*mib), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := w.Pod(t, "crun").Start(t, "sleep", withResources(limited()), mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir}))
+	c.Exec(t, "copy /v/big /v/copy") // the pages of the copy are the container's
+	if err := update(t, c, &cri.LinuxContainerResources{MemoryLimitInBytes: 24 * mib, MemorySwapLimitInBytes: 24 * mib}); err != nil {
+		t.Fatal(err)
+	}
+	c.Holds(t, scene.MemoryLimit, fmt.Sprint(24*mib), fmt.Sprint(24*mib))
 }
 
 // Keys of cgroup v2 cannot hold on a node with v1.
 func TestUpdateUnified(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		c := w.Pod(t, handler).Start(t, "sleep", withResources(limited()))
-		if _, v2 := c.CgroupDir(t, "memory"); v2 {
-			if err := update(t, c, &cri.LinuxContainerResources{Unified: map[string]string{"memory.high": fmt.Sprint(48 * mib)}}); err != nil {
-				t.Fatal(err)
-			}
-			c.Holds(t, scene.Knob{Controller: "memory", V2: "memory.high"}, "", fmt.Sprint(48*mib))
-			return
+	c := w.Pod(t, "crun").Start(t, "sleep", withResources(limited()))
+	if _, v2 := c.CgroupDir(t, "memory"); v2 {
+		if err := update(t, c, &cri.LinuxContainerResources{Unified: map[string]string{"memory.high": fmt.Sprint(48 * mib)}}); err != nil {
+			t.Fatal(err)
 		}
-		unchanged(t, c, "unified", func() {
-			err := update(t, c, &cri.LinuxContainerResources{CpuShares: 2048, Unified: map[string]string{"memory.high": "1000000"}})
-			scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition}, "unified")
-		})
-		_, err := c.Pod.Try(t.Context(), "sleep", withResources(&cri.LinuxContainerResources{Unified: map[string]string{"memory.high": "1000000"}}))
+		c.Holds(t, scene.Knob{Controller: "memory", V2: "memory.high"}, "", fmt.Sprint(48*mib))
+		return
+	}
+	unchanged(t, c, "unified", func() {
+		err := update(t, c, &cri.LinuxContainerResources{CpuShares: 2048, Unified: map[string]string{"memory.high": "1000000"}})
 		scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition}, "unified")
 	})
+	_, err := c.Pod.Try(t.Context(), "sleep", withResources(&cri.LinuxContainerResources{Unified: map[string]string{"memory.high": "1000000"}}))
+	scene.WantOneOf(t, err, []codes.Code{codes.InvalidArgument, codes.FailedPrecondition}, "unified")
 }
 
 func TestUpdateInEveryState(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler)
-		c := p.Create(t, "trap TERM", withResources(limited()))
-		r := &cri.LinuxContainerResources{MemoryLimitInBytes: 96 * mib, MemorySwapLimitInBytes: 96 * mib, CpuShares: 1024, OomScoreAdj: 700}
-		if err := update(t, c, r); err != nil {
-			t.Fatalf("created: %v", err)
-		}
-		scene.Equal(t, "memory in the status of a created container", reported(t, c).GetMemoryLimitInBytes(), 96*mib)
-		c.Start(t)
-		c.Holds(t, scene.MemoryLimit, fmt.Sprint(96*mib), fmt.Sprint(96*mib))
-		c.Holds(t, scene.CPUShares, "1024", "39")
-		scene.Equal(t, "oom_score_adj", c.Procfs(t, "oom_score_adj"), "700")
+	p := w.Pod(t, "crun")
+	c := p.Create(t, "trap TERM", withResources(limited()))
+	r := &cri.LinuxContainerResources{MemoryLimitInBytes: 96 * mib, MemorySwapLimitInBytes: 96 * mib, CpuShares: 1024, OomScoreAdj: 700}
+	if err := update(t, c, r); err != nil {
+		t.Fatalf("created: %v", err)
+	}
+	scene.Equal(t, "memory in the status of a created container", reported(t, c).GetMemoryLimitInBytes(), 96*mib)
+	c.Start(t)
+	c.Holds(t, scene.MemoryLimit, fmt.Sprint(96*mib), fmt.Sprint(96*mib))
+	c.Holds(t, scene.CPUShares, "1024", "39")
+	scene.Equal(t, "oom_score_adj", c.Procfs(t, "oom_score_adj"), "700")
 
-		c.Stop(t, 0)
-		last := reported(t, c)
-		scene.WantCode(t, update(t, c, limited()), codes.FailedPrecondition, c.ID[:12])
-		if now := reported(t, c); !proto.Equal(last, now) {
-			t.Errorf("the status of an exited container said %v and says %v", last, now)
-		}
-		c.Remove(t)
-		scene.WantCode(t, update(t, c, limited()), codes.NotFound, c.ID[:12])
-		scene.WantCode(t, update(t, &scene.Container{Pod: p, ID: "nowhere"}, limited()), codes.NotFound, "nowhere")
-		if err := update(t, &scene.Container{Pod: p}, limited()); status.Code(err) == codes.OK {
-			t.Error("an update of no container was accepted")
-		}
-	})
+	c.Stop(t, 0)
+	last := reported(t, c)
+	scene.WantCode(t, update(t, c, limited()), codes.FailedPrecondition, c.ID[:12])
+	if now := reported(t, c); !proto.Equal(last, now) {
+		t.Errorf("the status of an exited container said %v and says %v", last, now)
+	}
+	c.Remove(t)
+	scene.WantCode(t, update(t, c, limited()), codes.NotFound, c.ID[:12])
+	scene.WantCode(t, update(t, &scene.Container{Pod: p, ID: "nowhere"}, limited()), codes.NotFound, "nowhere")
+	if err := update(t, &scene.Container{Pod: p}, limited()); status.Code(err) == codes.OK {
+		t.Error("an update of no container was accepted")
+	}
 }
 
-func TestUpdateSurvivesARestart(t *testing.T) {
+func TestUpdatesSurviveARestart(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
+	pod := w.Pod(t, "crun")
+	if err := updatePod(t, w, pod.ID, 345_678_000); err != nil {
+		t.Fatal(err)
+	}
 	var all []*scene.Container
 	for _, handler := range scene.Handlers {
 		c := w.Pod(t, handler).Start(t, "sleep", withResources(limited()))
@@ -320,9 +312,12 @@ func TestUpdateSurvivesARestart(t *testing.T) {
 	}
 	want := limited()
 	want.CpuQuota, want.MemoryLimitInBytes, want.OomScoreAdj = 20_000, 40*mib, 750
-	for _, again := range []func() error{func() error { return w.Restart(t.Context()) }, func() error { return w.Crash(t.Context()) }} {
-		if err := again(); err != nil {
+	for _, again := range []func(context.Context) error{w.Restart, w.Crash} {
+		if err := again(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+		if told := info(t, pod); !strings.Contains(told, "345678000") {
+			t.Errorf("the verbose status does not tell the pod's update: %s", told)
 		}
 		for _, c := range all {
 			if got := reported(t, c); !proto.Equal(got, want) {

@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -259,19 +260,19 @@ func TestUserNamespacesThatCannotBe(t *testing.T) {
 			})
 		}
 		p := w.Pod(t, handler, inUserNamespace(100_000))
-		for name, options := range map[string]*cri.UserNamespace{
-			"a container in another range":    userNamespace(200_000),
-			"a container in the node's":       {Mode: cri.NamespaceMode_NODE},
-			"a container in one of its own":   {Mode: cri.NamespaceMode_CONTAINER},
-			"a container in half of the pods": {Mode: cri.NamespaceMode_POD, Uids: idMap(100_000)},
-		} {
-			t.Run(name, func(t *testing.T) {
-				p.Untouched(t, func() {
+		p.Untouched(t, func() {
+			for name, options := range map[string]*cri.UserNamespace{
+				"a container in another range":    userNamespace(200_000),
+				"a container in the node's":       {Mode: cri.NamespaceMode_NODE},
+				"a container in one of its own":   {Mode: cri.NamespaceMode_CONTAINER},
+				"a container in half of the pods": {Mode: cri.NamespaceMode_POD, Uids: idMap(100_000)},
+			} {
+				t.Run(name, func(t *testing.T) {
 					_, err := p.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = options })
 					scene.WantCode(t, err, codes.InvalidArgument, "userns_options")
 				})
-			})
-		}
+			}
+		})
 		t.Run("a privileged container", func(t *testing.T) { // of a pod that is not
 			p.Untouched(t, func() {
 				if _, err := p.Try(t.Context(), "sleep", mapped(100_000), func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }); err == nil {
@@ -287,15 +288,13 @@ func TestUserNamespaceOfTheNode(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	node := &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}
-	scene.Each(t, func(t *testing.T, handler string) {
-		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = node })
-		c := p.Start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = node })
-		host, err := os.Readlink("/proc/self/ns/user")
-		if err != nil {
-			t.Fatal(err)
-		}
-		scene.Equal(t, "user namespace", c.Facts(t).Namespaces["user"], host)
-	})
+	p := w.Pod(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = node })
+	c := p.Start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = node })
+	host, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scene.Equal(t, "user namespace", c.Facts(t).Namespaces["user"], host)
 }
 
 // Debian's runc knows user namespaces, but not how to map the ids of mounts,
@@ -321,14 +320,11 @@ func TestUserNamespaceSurvivesARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := scene.Private(t, node.Options{Config: o.Config})
-	if err := w.Settle(t.Context(), current); err != nil {
-		t.Fatal(err)
-	}
 	p := w.Pod(t, current, inUserNamespace(100_000))
 	c := p.Start(t, "sleep", mapped(100_000))
 	before := c.Facts(t).Namespaces["user"]
-	for _, again := range []func() error{func() error { return w.Restart(t.Context()) }, func() error { return w.Crash(t.Context()) }} {
-		if err := again(); err != nil {
+	for _, again := range []func(context.Context) error{w.Restart, w.Crash} {
+		if err := again(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		scene.Equal(t, "user namespace of an exec", c.Facts(t).Namespaces["user"], before)
@@ -339,7 +335,4 @@ func TestUserNamespaceSurvivesARestart(t *testing.T) {
 			t.Errorf("PodSandboxStatus says %v", got)
 		}
 	}
-	p.Stop(t)
-	p.Remove(t)
-	w.Bare(t)
 }

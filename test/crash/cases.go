@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
-	"github.com/crius-run/crius/test/scene"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // What is done at a point.
@@ -221,23 +221,23 @@ func (w *world) try(ctx context.Context, e experiment) error {
 	if err := w.clean(ctx); err != nil || w.PID() != server {
 		return err
 	}
-	return w.sameDescriptors(before)
+	return w.sameDescriptors(ctx, before)
 }
 
 var errDescriptors = errors.New("the server has more file descriptors than before")
 
 // sameDescriptors waits until a server that did not die has no more file
 // descriptors than before.
-func (w *world) sameDescriptors(before inventory.Load) error {
-	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(20 * time.Millisecond) {
-		now, err := inventory.Server(w.PID())
-		if err != nil || now.Total() <= before.Total() {
-			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: %d before, %d after\nbefore: %v\n after: %v", errDescriptors, before.Total(), now.Total(), before.FDs, now.FDs)
-		}
+func (w *world) sameDescriptors(ctx context.Context, before inventory.Load) error {
+	var now inventory.Load
+	var err error
+	if !wait.Until(ctx, func() bool {
+		now, err = inventory.Server(w.PID())
+		return err != nil || now.Total() <= before.Total()
+	}) {
+		return fmt.Errorf("%w: %d before, %d after\nbefore: %v\n after: %v", errDescriptors, before.Total(), now.Total(), before.FDs, now.FDs)
 	}
+	return err
 }
 
 // disturb runs the verb with what is to happen in it, and tells whether it did.
@@ -279,7 +279,7 @@ func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool
 		return ""
 	})
 	run()
-	scene.Eventually(func() bool { // a stop goes on when the container has ended
+	wait.Until(ctx, func() bool { // a stop goes on when the container has ended
 		mu.Lock()
 		defer mu.Unlock()
 		return hit

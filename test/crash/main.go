@@ -218,7 +218,7 @@ func (w *worker) fresh(ctx context.Context) (err error) {
 // try tells of a case; its error is one of the harness.
 func (w *worker) try(ctx context.Context, e experiment) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // interrupted
 	}
 	if err := w.fresh(ctx); err != nil {
 		return err
@@ -228,7 +228,7 @@ func (w *worker) try(ctx context.Context, e experiment) error {
 		err = w.world.try(ctx, e) // some are opened once, when they are first needed
 	}
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // interrupted
 	}
 	if err == nil {
 		err = w.world.sound()

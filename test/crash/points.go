@@ -48,8 +48,7 @@ func newGate() (*gate, error) {
 	}
 	g := &gate{dir: dir}
 	if g.listener, err = net.Listen("unix", g.socket()); err != nil {
-		os.RemoveAll(dir)
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	go g.serve()
 	return g, nil

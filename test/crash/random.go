@@ -18,6 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -27,9 +28,6 @@ const (
 	crowdWorkers = 8
 	longestLife  = 50 * time.Millisecond
 	longestReign = 3 * time.Second // of a server
-	// finishSlack is how much later than the container itself the monitor may
-	// think that it ended: the machine may be busy.
-	finishSlack = 2 * time.Second
 )
 
 // crowd is many containers that live for a moment, while the server is killed at
@@ -142,7 +140,7 @@ func (c *crowd) end(ctx context.Context) error {
 	if faults := c.Faults(); len(faults) > 0 {
 		return fmt.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
 	}
-	return c.Clean(ctx, c.Empty, scene.Patience)
+	return c.Clean(ctx, c.Empty, wait.Limit)
 }
 
 func (c *crowd) tell(change func(*crowdTally)) {
@@ -215,14 +213,16 @@ func (m *mayfly) live(ctx context.Context) {
 
 // persist repeats a call, as a kubelet does, until a server answers it.
 func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) error {
-	for {
-		err := call(ctx)
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled || ctx.Err() != nil {
-			return err
+	var err error
+	wait.Until(ctx, func() bool {
+		err = call(ctx)
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled {
+			return true
 		}
 		m.c.tell(func(t *crowdTally) { t.retries++ })
-		time.Sleep(20 * time.Millisecond)
-	}
+		return false
+	})
+	return err
 }
 
 // startAndWait starts the container until it has been started, and waits for its
@@ -230,22 +230,24 @@ func (m *mayfly) persist(ctx context.Context, call func(context.Context) error) 
 func (m *mayfly) startAndWait(ctx context.Context) (*cri.ContainerStatus, error) {
 	s := m.stage
 	startErr := m.persist(ctx, s.start)
-	for deadline := time.Now().Add(3 * scene.Patience); ; time.Sleep(10 * time.Millisecond) {
-		var now *cri.ContainerStatus
-		err := m.persist(ctx, func(ctx context.Context) (err error) { now, err = s.status(ctx); return err })
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("ContainerStatus: %w", err)
-		case now.State == cri.ContainerState_CONTAINER_EXITED:
-			return now, nil
-		case now.State == cri.ContainerState_CONTAINER_CREATED:
-			// The answer was lost, or the server with it.
+	var now *cri.ContainerStatus
+	var err error
+	if !wait.Until(ctx, func() bool {
+		err = m.persist(ctx, func(ctx context.Context) (err error) { now, err = s.status(ctx); return err })
+		if err != nil || now.State == cri.ContainerState_CONTAINER_EXITED {
+			return true
+		}
+		if now.State == cri.ContainerState_CONTAINER_CREATED { // the answer was lost, or the server with it
 			startErr = m.persist(ctx, s.start)
 		}
-		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("it is still %v (StartContainer: %w)", now.State, startErr)
-		}
+		return false
+	}) {
+		return nil, fmt.Errorf("it is still %v (StartContainer: %w)", now.State, startErr)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("ContainerStatus: %w", err)
+	}
+	return now, nil
 }
 
 // alone checks that nobody else has the container's name.
@@ -269,7 +271,7 @@ func (m *mayfly) compare(now *cri.ContainerStatus) {
 		m.problem(func(t *crowdTally) { t.others++ }, "%v", err)
 		return
 	}
-	defer os.Remove(m.diary)
+	defer func() { _ = os.Remove(m.diary) }()
 	var times []time.Time
 	for line := range strings.Lines(string(data)) {
 		at, err := time.Parse(time.RFC3339Nano, strings.TrimSpace(line))
@@ -290,10 +292,15 @@ func (m *mayfly) compare(now *cri.ContainerStatus) {
 	case now.ExitCode != m.code:
 		m.problem(func(t *crowdTally) { t.wrongCodes++ }, "%s", said)
 	}
+	noted, err := os.Stat(filepath.Join(m.c.StateRoot(), "containers", m.stage.id, "exit.json"))
+	if err != nil {
+		m.problem(func(t *crowdTally) { t.others++ }, "%v", err)
+		return
+	}
 	const clock = 10 * time.Millisecond // the kernel's coarse one
 	started, finished := time.Unix(0, now.StartedAt), time.Unix(0, now.FinishedAt)
-	late := finished.Sub(times[1])
-	if late < -clock || late > finishSlack || started.After(times[0].Add(clock)) || started.Before(time.Unix(0, now.CreatedAt)) {
+	// The end is when the monitor saw it, not when a server heard of it.
+	if finished.Before(times[1].Add(-clock)) || finished.After(noted.ModTime().Add(clock)) || started.After(times[0].Add(clock)) || started.Before(time.Unix(0, now.CreatedAt)) {
 		m.problem(func(t *crowdTally) { t.wrongTimes++ }, "created %v, started %v, finished %v; it itself began %v and ended %v",
 			time.Unix(0, now.CreatedAt).UTC(), started.UTC(), finished.UTC(), times[0].UTC(), times[1].UTC())
 	}

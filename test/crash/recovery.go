@@ -7,11 +7,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/test/scene"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // half is a verb that the server is killed in, so that the next one has
@@ -58,16 +57,14 @@ func (s *stage) mess(ctx context.Context) error {
 	}
 	var mu sync.Mutex
 	waiting := slices.Clone(s.halves)
-	all, dead := make(chan struct{}), make(chan struct{})
+	dead := make(chan struct{})
 	s.w.gate.watch(func(at spot, object string) string {
 		mu.Lock()
 		i := slices.IndexFunc(waiting, func(h half) bool {
 			return h.operation == at.Operation && h.step == at.Step && h.after == at.After && h.stage.is(object)
 		})
 		if i >= 0 {
-			if waiting = slices.Delete(waiting, i, i+1); len(waiting) == 0 {
-				close(all)
-			}
+			waiting = slices.Delete(waiting, i, i+1)
 		}
 		mu.Unlock()
 		if i >= 0 {
@@ -82,18 +79,18 @@ func (s *stage) mess(ctx context.Context) error {
 		group.Go(func() { _ = h.run(h.stage, ctx) }) // the server dies in it
 	}
 	defer group.Wait()
-	select {
-	case <-all:
-		return s.w.Kill()
-	case <-time.After(3 * scene.Patience):
+	wait.Until(ctx, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		err := s.w.Kill()
-		for _, h := range waiting {
-			err = errors.Join(err, fmt.Errorf("%s does not get to %s", h.operation, h.step))
-		}
-		return err
+		return len(waiting) == 0
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	err := s.w.Kill()
+	for _, h := range waiting {
+		err = errors.Join(err, fmt.Errorf("%s does not get to %s", h.operation, h.step))
 	}
+	return err
 }
 
 // is tells whether the object of an operation is the stage's.

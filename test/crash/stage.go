@@ -11,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -69,8 +70,17 @@ func (s *stage) start(ctx context.Context) error {
 }
 
 func (s *stage) stop(ctx context.Context) error {
-	_, err := s.runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: s.id, Timeout: 10})
+	_, err := s.runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: s.id, Timeout: s.grace()})
 	return err
+}
+
+// grace is how long the container may take, in seconds: it ends at once unless
+// what is done to the stage keeps the stop signal from it.
+func (s *stage) grace() int64 {
+	if s.harsh || s.failed {
+		return 1
+	}
+	return scene.LimitSeconds
 }
 
 func (s *stage) remove(ctx context.Context) error {
@@ -119,7 +129,7 @@ func (s *stage) stopNow(ctx context.Context) error {
 }
 
 func (s *stage) exec(ctx context.Context) error {
-	resp, err := s.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: s.id, Cmd: []string{"/probe", "echo", "hello"}, Timeout: 60})
+	resp, err := s.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: s.id, Cmd: []string{"/probe", "echo", "hello"}, Timeout: scene.LimitSeconds})
 	if err != nil {
 		return err
 	}
@@ -138,8 +148,8 @@ func (s *stage) running(ctx context.Context) error {
 }
 
 // speaks waits for the first line of the container.
-func (s *stage) speaks(context.Context) error {
-	if !scene.Eventually(func() bool { info, err := os.Stat(s.logFile()); return err == nil && info.Size() > 0 }) {
+func (s *stage) speaks(ctx context.Context) error {
+	if !wait.Until(ctx, func() bool { info, err := os.Stat(s.logFile()); return err == nil && info.Size() > 0 }) {
 		return fmt.Errorf("the container has written nothing to %s", s.logFile())
 	}
 	return nil

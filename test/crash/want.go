@@ -6,13 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -62,7 +62,7 @@ func (s *stage) wantPod(ctx context.Context) error {
 
 // podDies tells whether the pod has stopped being ready, or does so presently.
 func (s *stage) podDies(ctx context.Context) bool {
-	return scene.Eventually(func() bool {
+	return wait.Until(ctx, func() bool {
 		list, err := s.sandboxes(ctx)
 		return err == nil && len(list) == 1 && list[0].State != cri.PodSandboxState_SANDBOX_READY
 	})
@@ -183,15 +183,15 @@ func (s *stage) again(ctx context.Context, what string, try act) error {
 
 // awaitEnd waits until crius knows that the container has ended.
 func (s *stage) awaitEnd(ctx context.Context) error {
-	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(10 * time.Millisecond) {
-		now, err := s.status(ctx)
-		if err != nil || now.State == cri.ContainerState_CONTAINER_EXITED {
-			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("it cannot be used and is still %v", now.State)
-		}
+	var now *cri.ContainerStatus
+	var err error
+	if !wait.Until(ctx, func() bool {
+		now, err = s.status(ctx)
+		return err != nil || now.State == cri.ContainerState_CONTAINER_EXITED
+	}) {
+		return fmt.Errorf("it cannot be used and is still %v", now.State)
 	}
+	return err
 }
 
 // wantExec checks that a command answers, and that no command is left over.

@@ -10,15 +10,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/claim"
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -60,10 +62,10 @@ type programs struct {
 }
 
 func build(ctx context.Context) (p programs, err error) {
-	if err := node.Sweep(); err != nil { // what a run that was killed has left
+	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
 		return p, err
 	}
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		return p, err
 	}
@@ -72,7 +74,7 @@ func build(ctx context.Context) (p programs, err error) {
 		return p, err
 	}
 	p.failing = failing.Data
-	p.server, err = node.PointsServer(ctx, scene.RaceEnabled())
+	p.server, err = tools.PointsServer(ctx, scene.RaceEnabled())
 	return p, err
 }
 
@@ -86,7 +88,7 @@ func newWorld(ctx context.Context, p programs) (_ *world, err error) {
 	if w.gate, err = newGate(); err != nil {
 		return nil, err
 	}
-	w.World, err = scene.New(ctx, node.Options{Config: config, Server: p.server, Env: []string{node.PointsVariable + "=" + w.gate.socket()}})
+	w.World, err = scene.New(ctx, node.Options{Config: config, Server: p.server, Env: []string{tools.PointsVariable + "=" + w.gate.socket()}})
 	if err != nil {
 		return nil, err
 	}
@@ -162,22 +164,17 @@ func (w *world) layerFiles() []string {
 
 // clean waits until the node has what it had at the beginning, and nothing else.
 func (w *world) clean(ctx context.Context) error {
-	if err := w.Clean(ctx, w.base, scene.Patience); err != nil {
+	if err := w.Clean(ctx, w.base, wait.Limit); err != nil {
 		return err
 	}
 	var now []string
 	missing := func(in, from []string) []string {
 		return slices.DeleteFunc(slices.Clone(in), func(file string) bool { return slices.Contains(from, file) })
 	}
-	for deadline := time.Now().Add(scene.Patience); ; time.Sleep(20 * time.Millisecond) {
-		now = w.layerFiles()
-		if slices.Equal(now, w.layers) {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("files of images are left over: %q, or gone: %q", missing(now, w.layers), missing(w.layers, now))
-		}
+	if !wait.Until(ctx, func() bool { now = w.layerFiles(); return slices.Equal(now, w.layers) }) {
+		return fmt.Errorf("files of images are left over: %q, or gone: %q", missing(now, w.layers), missing(w.layers, now))
 	}
+	return nil
 }
 
 // sound tells what the server's log has that no log may have.
@@ -235,24 +232,24 @@ func (b *bystander) check(ctx context.Context) error {
 	if s.Status.State != cri.ContainerState_CONTAINER_RUNNING {
 		return fmt.Errorf("bystander is %v: %s", s.Status.State, s.Status.Message)
 	}
-	answer, err := b.w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: b.id, Cmd: []string{"/probe", "echo", "alive"}, Timeout: 60})
+	answer, err := b.w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: b.id, Cmd: []string{"/probe", "echo", "alive"}, Timeout: scene.LimitSeconds})
 	if err != nil {
 		return fmt.Errorf("bystander: exec: %w", err)
 	}
 	if string(answer.Stdout) != "alive\n" {
 		return fmt.Errorf("bystander answers %q and %q", answer.Stdout, answer.Stderr)
 	}
-	for deadline := time.Now().Add(scene.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		info, err := os.Stat(b.log)
-		if err != nil {
-			return err
-		}
-		if info.Size() > b.lastSize {
+	last := b.lastSize
+	if !wait.Until(ctx, func() bool {
+		var info os.FileInfo
+		if info, err = os.Stat(b.log); err == nil {
 			b.lastSize = info.Size()
-			return nil
 		}
+		return err != nil || b.lastSize > last
+	}) {
+		return errors.New("bystander's log does not go on")
 	}
-	return errors.New("bystander's log does not go on")
+	return err
 }
 
 // farewell stops the bystanders and checks that nothing is missing in what they

@@ -32,7 +32,8 @@ func main() {
 
 // show runs the steps in order; the node is removed whatever happens.
 func show(ctx context.Context, handler string) (err error) {
-	d := &demo{handler: handler, began: time.Now()}
+	began := time.Now()
+	d := &demo{handler: handler}
 	defer func() {
 		if d.node == nil {
 			return
@@ -48,8 +49,8 @@ func show(ctx context.Context, handler string) (err error) {
 		title string
 		do    func(context.Context) (string, error)
 	}{
-		{"build crius and make a private node", d.makeNode},
-		{"build an image from a static Go program and serve it", d.serveImage},
+		{"make a private node", d.makeNode},
+		{"make an image of a static Go program and serve it", d.serveImage},
 		{"start crius", d.start},
 		{"pull the image", d.pull},
 		{"run a pod with handler " + handler, d.runPod},
@@ -76,6 +77,6 @@ func show(ctx context.Context, handler string) (err error) {
 		}
 		fmt.Printf("    (%v)\n", time.Since(began).Round(time.Millisecond))
 	}
-	fmt.Printf("\nAll of it took %v, and nothing is left.\n", time.Since(d.began).Round(time.Millisecond))
+	fmt.Printf("\nAll of it took %v, and nothing is left.\n", time.Since(began).Round(time.Millisecond))
 	return nil
 }

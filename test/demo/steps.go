@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -15,6 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 )
 
@@ -23,7 +23,6 @@ const greeting = "Hello from a pod run by crius!"
 // demo is what one step leaves for the next.
 type demo struct {
 	handler     string
-	began       time.Time
 	node        *node.Node
 	empty       *inventory.Snapshot // before the first pod
 	pod         *cri.PodSandboxConfig
@@ -129,7 +128,7 @@ func (d *demo) startContainer(ctx context.Context, name string, args ...string) 
 }
 
 func (d *demo) ask(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, wait.Limit)
 	defer cancel()
 	answer, err := d.node.Get(ctx, d.ip+":8080", "/")
 	if err == nil && strings.TrimSpace(answer) != greeting {
@@ -140,22 +139,18 @@ func (d *demo) ask(ctx context.Context) (string, error) {
 
 func (d *demo) logs(ctx context.Context) (string, error) {
 	file := filepath.Join(d.pod.LogDirectory, "client", "0.log")
-	for { // the client may still be waiting for the web server
-		records, err := kubelet.ReadLog(file)
-		if err != nil && !errors.Is(err, kubelet.ErrUnfinished) {
-			return "", err
-		}
-		if strings.Contains(kubelet.Text(records, "stdout"), greeting) {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return "", ctx.Err()
-		case <-time.After(10 * time.Millisecond):
-		}
-		if time.Since(d.began) > time.Minute {
-			return "", errors.New("the client never got an answer")
-		}
+	var records []kubelet.LogRecord
+	var err error
+	answered := wait.Until(ctx, func() bool { // the client may still be waiting for the web server
+		records, err = kubelet.ReadLog(file)
+		return err != nil && !errors.Is(err, kubelet.ErrUnfinished) ||
+			strings.Contains(kubelet.Text(records, "stdout"), greeting)
+	})
+	if err != nil && !errors.Is(err, kubelet.ErrUnfinished) {
+		return "", err
+	}
+	if !answered {
+		return "", errors.New("the client got no answer from the web server")
 	}
 	var said strings.Builder
 	for _, name := range []string{"web", "client"} {
@@ -170,7 +165,7 @@ func (d *demo) logs(ctx context.Context) (string, error) {
 
 func (d *demo) exec(ctx context.Context) (string, error) {
 	resp, err := d.node.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{
-		ContainerId: d.client, Timeout: 10, Cmd: []string{"/probe", "ls", "/"},
+		ContainerId: d.client, Cmd: []string{"/probe", "ls", "/"},
 	})
 	if err != nil {
 		return "", err

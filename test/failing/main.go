@@ -117,7 +117,7 @@ func (p program) fault() (action, rest string) {
 	}
 	words, once := strings.CutPrefix(strings.TrimSpace(string(data)), "once ")
 	if once {
-		os.Remove(file)
+		_ = os.Remove(file)
 	}
 	if at, later := strings.CutPrefix(words, "at "); later {
 		number, rest, _ := strings.Cut(at, " ")
@@ -147,7 +147,7 @@ func (p program) isCall(number, counter string) bool {
 func (p program) refuse(text string) int {
 	p.note("refused")
 	if os.Getenv("CNI_COMMAND") != "" {
-		json.NewEncoder(os.Stdout).Encode(map[string]any{"cniVersion": "1.0.0", "code": 100, "msg": text})
+		_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"cniVersion": "1.0.0", "code": 100, "msg": text})
 		return 1
 	}
 	fmt.Fprintln(os.Stderr, text)
@@ -156,7 +156,7 @@ func (p program) refuse(text string) int {
 
 func (p program) die() {
 	p.note("died")
-	syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 }
 
 func (p program) hang() {

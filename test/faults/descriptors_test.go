@@ -44,7 +44,7 @@ func TestPodsCostFewDescriptors_containerd_10468(t *testing.T) {
 	}
 	v := watch(t, w)
 	empty, inotify := descriptors(t, w.PID())
-	pods := many(12, promised)
+	pods := many(6, promised)
 	var last *scene.Container
 	for range pods {
 		last = w.Pod(t, "crun").Start(t, "sleep")

@@ -33,7 +33,7 @@ func TestOOMKilledAlwaysAndOnlyThen_containerd_6323(t *testing.T) {
 		{"alloc 8 ; sleep", true, 137, "Error"},
 	}
 	const side = 4
-	rounds := many(3, 1000/(side*3))
+	rounds := many(1, 1000/(side*3))
 	seen := make([]int, len(deaths))
 	for range rounds {
 		pods := [side]*scene.Pod{}

@@ -3,14 +3,13 @@ package faults
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -20,10 +19,6 @@ import (
 func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 	t.Parallel()
 	w := scene.Spotless(t, node.Options{})
-	// The bridge plugin finds its rules for masquerading by the addresses in the
-	// namespace, and leaves them if there is none.
-	conf := w.Path("cni", "net.d", "10-p.conflist")
-	scene.Write(t, conf, strings.Replace(scene.Read(t, conf), `"ipMasq": true`, `"ipMasq": false`, 1))
 	pluginsOfItsOwn(t, w)
 	v := watch(t, w)
 	var pods []*scene.Pod
@@ -47,11 +42,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 		}
 	}
 	for i, p := range pods {
-		began := time.Now()
 		p.Stop(t)
-		if took := time.Since(began); took > time.Minute {
-			t.Errorf("StopPodSandbox took %v", took)
-		}
 		scene.Equal(t, "state", p.Status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
 		if i%2 == 0 {
 			p.Remove(t)
@@ -69,9 +60,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !scene.Eventually(func() bool { return leases(t, w) == 2 }) { // the witness's
-		t.Errorf("%d addresses are taken, and only the witness has a network", leases(t, w))
-	}
+	wait.For(t, "the addresses of all pods but the witness to be given back", func() bool { return leases(t, w) == 2 })
 	for _, p := range append(pods, v.pod) {
 		p.Stop(t)
 		p.Remove(t)

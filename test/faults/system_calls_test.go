@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,10 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -64,7 +67,9 @@ func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, t
 		}
 		return err == nil
 	}
-	return said, scene.Eventually(all), end
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // after which another attempt is more promising
+	defer cancel()
+	return said, wait.Until(ctx, all), end
 }
 
 // buffer is a bytes.Buffer that may be read meanwhile.

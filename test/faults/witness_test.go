@@ -2,142 +2,97 @@ package faults
 
 import (
 	"context"
-	"errors"
-	"slices"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
-// witness is a pod beside the one that meets the fault. It sees whether
-// readers wait, and whether its own containers can be made and run.
+// witness is a pod beside the one that meets the fault. It sees whether List
+// and Status go on answering, and whether its own containers can be made and
+// run.
 type witness struct {
 	pod       *scene.Pod
 	container *scene.Container
 
-	stop    chan struct{}
-	reading sync.WaitGroup
-	reads   asking
-	idle    asking // of what needs no reading, at the same time
+	stop, ended chan struct{}
+	rounds      atomic.Int64 // of questions that have been answered
+	failed      error        // valid once ended is closed
 }
 
-// asking is what calls took, and the first that failed.
-type asking struct {
-	times  []time.Duration
-	failed error
-}
-
-// A machine that is busy with other tests slows down all calls alike, and a read
-// that waits for a fault is slow by itself; on a quiet one it takes a
-// millisecond or two.
-const (
-	tolerable = time.Second     // a p99, and
-	ratio     = 5               // how many times that of calls that read nothing
-	blocked   = 4 * time.Second // shorter than a fault lasts, and
-	stalled   = 2               // how many times as long as the slowest that reads nothing
-)
-
-// watch begins to look on.
+// watch begins to ask, time and again.
 func watch(t *testing.T, w *scene.World) *witness {
 	t.Helper()
 	p := w.Pod(t, "runc")
-	v := &witness{pod: p, container: p.Start(t, "sleep"), stop: make(chan struct{})}
-	v.reading.Go(func() { v.reads.goOn(v.stop, v.questions(context.Background())) })
-	v.reading.Go(func() { v.idle.goOn(v.stop, v.trifles(context.Background())) })
+	v := &witness{pod: p, container: p.Start(t, "sleep"), stop: make(chan struct{}), ended: make(chan struct{})}
+	go func() {
+		defer close(v.ended)
+		pause := time.NewTicker(20 * time.Millisecond)
+		defer pause.Stop()
+		for v.failed == nil {
+			select {
+			case <-v.stop:
+				return
+			case <-pause.C:
+				v.failed = v.ask()
+				v.rounds.Add(1)
+			}
+		}
+	}()
 	return v
 }
 
-// goOn makes the calls time and again, and notes how long the slowest took.
-func (a *asking) goOn(stop <-chan struct{}, calls []func() error) {
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			a.times = append(a.times, a.slowest(calls))
-		case <-stop:
-			return
-		}
-	}
-}
-
-// questions are the four that a kubelet asks all the time.
-func (v *witness) questions(ctx context.Context) []func() error {
-	r := v.pod.World.Runtime()
-	return []func() error{
-		func() error { _, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{}); return err },
-		func() error { _, err := r.ListContainers(ctx, &cri.ListContainersRequest{}); return err },
-		func() error {
-			_, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: v.pod.ID})
-			return err
-		},
-		func() error {
-			_, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: v.container.ID})
-			return err
-		},
-	}
-}
-
-// trifles are as many, of what the server knows by itself.
-func (v *witness) trifles(ctx context.Context) []func() error {
-	version := func() error {
-		_, err := v.pod.World.Runtime().Version(ctx, &cri.VersionRequest{})
+// ask asks the four questions that a kubelet asks all the time.
+func (v *witness) ask() error {
+	ctx, r := context.Background(), v.pod.World.Runtime()
+	if _, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{}); err != nil {
 		return err
 	}
-	return []func() error{version, version, version, version}
-}
-
-func (a *asking) slowest(calls []func() error) (slowest time.Duration) {
-	for _, call := range calls {
-		began := time.Now()
-		if err := call(); err != nil && a.failed == nil {
-			a.failed = err
-		}
-		slowest = max(slowest, time.Since(began))
+	if _, err := r.ListContainers(ctx, &cri.ListContainersRequest{}); err != nil {
+		return err
 	}
-	return slowest
+	if _, err := r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: v.pod.ID}); err != nil {
+		return err
+	}
+	_, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: v.container.ID})
+	return err
 }
 
-func p99(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[(len(all)-1)*99/100]
-}
-
-// works checks in the midst of a fault that others can make and run containers,
-// and pods if that is not what is at fault.
-func (v *witness) works(t *testing.T, pods bool) {
+// answered waits until questions that were asked from now on have been answered.
+func (v *witness) answered(t *testing.T) {
 	t.Helper()
-	began := time.Now()
-	v.pod.Finish(t, "echo runs")
-	if pods {
-		v.pod.World.Pod(t, "crun").Finish(t, "echo runs")
-	}
-	if took := time.Since(began); took > time.Minute {
-		t.Errorf("to make and run others took %v", took)
-	}
+	now := v.rounds.Load() // the next one may have begun before
+	wait.For(t, "List and Status to answer during the fault", func() bool {
+		select {
+		case <-v.ended:
+			return true
+		default:
+			return v.rounds.Load() >= now+2
+		}
+	})
 }
 
-// unaffected ends the looking on, and checks that readers did not wait.
+// works checks in the midst of a fault that List and Status answer, and that
+// others can make and run containers and pods.
+func (v *witness) works(t *testing.T) {
+	t.Helper()
+	v.answered(t)
+	v.pod.Finish(t, "echo runs")
+	v.pod.World.Pod(t, "crun").Finish(t, "echo runs")
+}
+
+// unaffected ends the asking, and checks that all was answered. Call it before
+// the fault ends: whoever waits for that end has no answer yet.
 func (v *witness) unaffected(t *testing.T) {
 	t.Helper()
+	v.answered(t)
 	close(v.stop)
-	v.reading.Wait()
-	if err := errors.Join(v.reads.failed, v.idle.failed); err != nil {
-		t.Errorf("a call failed during the fault: %v", err)
-	}
-	if len(v.reads.times) == 0 || len(v.idle.times) == 0 {
-		t.Fatal("nothing was read during the fault")
-	}
-	read, idle, slowest, slowestIdle := p99(v.reads.times), p99(v.idle.times), slices.Max(v.reads.times), slices.Max(v.idle.times)
-	t.Logf("List and Status: p99 %v, slowest %v over %d reads during the fault; p99 %v, slowest %v of calls that read nothing", read, slowest, len(v.reads.times), idle, slowestIdle)
-	if read > max(tolerable, ratio*idle) {
-		t.Errorf("reads had a p99 of %v during the fault, calls that read nothing %v", read, idle)
-	}
-	if slowest > max(blocked, stalled*slowestIdle) {
-		t.Errorf("a read took %v during the fault, a call that reads nothing %v at most", slowest, slowestIdle)
+	<-v.ended
+	if v.failed != nil {
+		t.Errorf("a call failed during the fault: %v", v.failed)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // Probe is the name of the plain image.
@@ -25,11 +26,11 @@ const (
 
 // Layer is the lowest layer of every image, built once.
 var Layer = sync.OnceValues(func() (image.Layer, error) {
-	repo, err := node.Repository()
+	path, err := tools.Probe(context.Background())
 	if err != nil {
 		return image.Layer{}, err
 	}
-	program, err := image.GoProgram(context.Background(), "probe", repo, "./test/images/probe")
+	program, err := image.HostFile("probe", path, 0o755)
 	if err != nil {
 		return image.Layer{}, err
 	}

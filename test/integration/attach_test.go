@@ -10,8 +10,10 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 type attachChange = func(*cri.AttachRequest)
@@ -65,7 +67,7 @@ func meet(t *testing.T, typing *kubelet.Session, others ...*kubelet.Session) {
 	t.Helper()
 	for i, s := range append(others, typing) {
 		word := fmt.Sprintf("are-you-there-%d\n", i)
-		if !eventually(func() bool { typed(t, typing, word); return strings.Contains(s.Stdout.String(), word) }) {
+		if !wait.Until(t.Context(), func() bool { typed(t, typing, word); return strings.Contains(s.Stdout.String(), word) }) {
 			t.Fatalf("session %d shows nothing of what the container writes, but %q; ended: %v", i, s.Stdout.String(), s.Wait(0))
 		}
 	}
@@ -74,64 +76,60 @@ func meet(t *testing.T, typing *kubelet.Session, others ...*kubelet.Session) {
 func TestAttachedSessionsSeeTheSame(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "echo before ; cat", stdin)
-		c.says(t, "before")
-		typing := c.attach(t, w.spdy(), attachInput)
-		others := []*kubelet.Session{c.attach(t, w.spdy()), c.attach(t, w.websocket()), c.attach(t, w.websocket())}
-		meet(t, typing, others...)
-		for i := range 100 {
-			typed(t, typing, fmt.Sprintf("line %d\n", i))
+	c := w.run(t, "crun").start(t, "echo before ; cat", stdin)
+	c.says(t, "before")
+	typing := c.attach(t, w.spdy(), attachInput)
+	others := []*kubelet.Session{c.attach(t, w.spdy()), c.attach(t, w.websocket()), c.attach(t, w.websocket())}
+	meet(t, typing, others...)
+	for i := range 100 {
+		typed(t, typing, fmt.Sprintf("line %d\n", i))
+	}
+	var want strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&want, "line %d\n", i)
+	}
+	for _, s := range append(others, typing) {
+		shows(t, s, "line 99\n")
+		if !strings.HasSuffix(s.Stdout.String(), want.String()) {
+			t.Errorf("a session shows %q", s.Stdout.Tail(2000))
 		}
-		var want strings.Builder
-		for i := range 100 {
-			fmt.Fprintf(&want, "line %d\n", i)
+		if strings.Contains(s.Stdout.String(), "before") {
+			t.Error("a session shows output from before it was attached")
 		}
-		for _, s := range append(others, typing) {
-			shows(t, s, "line 99\n")
-			if !strings.HasSuffix(s.Stdout.String(), want.String()) {
-				t.Errorf("a session shows %q", s.Stdout.Tail(2000))
-			}
-			if strings.Contains(s.Stdout.String(), "before") {
-				t.Error("a session shows output from before it was attached")
-			}
-		}
-		c.says(t, want.String()) // the log has it all the same
-	})
+	}
+	c.says(t, want.String()) // the log has it all the same
 }
 
 func TestAttachTellsStreamsApart(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			p := w.run(t, handler)
-			c := p.start(t, "line ; echo -err problem ; echo fine ; noise -err 300000 ; exit 4", stdin)
-			both := c.attach(t, s, attachInput)
-			typed(t, both, "go\n")
-			if err := both.Wait(patience); err != nil {
-				t.Errorf("the session of a container that exits ended with %v", err)
-			}
-			equal(t, "stdout", both.Stdout.String(), "got \"go\"\nfine\n")
-			equal(t, "length of stderr", len(both.Stderr.String()), len("problem\n")+300000)
-			equal(t, "exit code", c.wait(t).ExitCode, 4)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		p := w.run(t, "crun")
+		c := p.start(t, "line ; echo -err problem ; echo fine ; noise -err 300000 ; exit 4", stdin)
+		both := c.attach(t, s, attachInput)
+		typed(t, both, "go\n")
+		if err := both.Wait(wait.Limit); err != nil {
+			t.Errorf("the session of a container that exits ended with %v", err)
+		}
+		equal(t, "stdout", both.Stdout.String(), "got \"go\"\nfine\n")
+		equal(t, "length of stderr", len(both.Stderr.String()), len("problem\n")+300000)
+		equal(t, "exit code", c.wait(t).ExitCode, 4)
 
-			c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
-			out := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stderr = false })
-			typed(t, out, "go\n")
-			if err := out.Wait(patience); err != nil {
-				t.Errorf("the session for stdout ended with %v", err)
-			}
-			equal(t, "stdout alone", out.Stdout.String(), "got \"go\"\nfine\n")
+		c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
+		out := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stderr = false })
+		typed(t, out, "go\n")
+		if err := out.Wait(wait.Limit); err != nil {
+			t.Errorf("the session for stdout ended with %v", err)
+		}
+		equal(t, "stdout alone", out.Stdout.String(), "got \"go\"\nfine\n")
 
-			c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
-			err := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stdout = false })
-			typed(t, err, "go\n")
-			if err := err.Wait(patience); err != nil {
-				t.Errorf("the session for stderr ended with %v", err)
-			}
-			equal(t, "stderr alone", err.Stderr.String(), "problem\n")
-		})
+		c = p.start(t, "line ; echo -err problem ; echo fine", stdin)
+		err := c.attach(t, s, attachInput, func(r *cri.AttachRequest) { r.Stdout = false })
+		typed(t, err, "go\n")
+		if err := err.Wait(wait.Limit); err != nil {
+			t.Errorf("the session for stderr ended with %v", err)
+		}
+		equal(t, "stderr alone", err.Stderr.String(), "problem\n")
 	})
 }
 
@@ -139,214 +137,139 @@ func TestAttachTellsStreamsApart(t *testing.T) {
 func TestAttachEndsWithTheContainer(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const size = 3 << 20
-	each(t, func(t *testing.T, handler string) {
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			c := w.run(t, handler).start(t, fmt.Sprintf("line ; noise %d ; exit 4", size), stdin, func(c *cri.ContainerConfig) { c.LogPath = "" })
-			e := c.attach(t, s, attachInput)
-			typed(t, e, "go\n")
-			if err := e.Wait(patience); err != nil {
-				t.Errorf("the session ended with %v", err)
-			}
-			head := "got \"go\"\n"
-			out := e.Stdout.String()
-			if !strings.HasPrefix(out, head) {
-				t.Fatalf("stdout begins with %.40q", out)
-			}
-			equal(t, "sum of the rest", sum(out[len(head):]), noiseSum(size))
-			equal(t, "exit code", c.wait(t).ExitCode, 4)
-		})
-		c := w.run(t, handler).start(t, "cat", stdin)
-		e := c.attach(t, w.spdy(), attachInput)
-		meet(t, e)
-		c.stop(t, 0)
-		if err := e.Wait(patience); err != nil {
-			t.Errorf("the session of a container that was stopped ended with %v", err)
+	const size = 900_000 // no client is dropped that is not further behind
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		c := w.run(t, "crun").start(t, fmt.Sprintf("line ; noise %d ; exit 4", size), stdin, func(c *cri.ContainerConfig) { c.LogPath = "" })
+		e := c.attach(t, s, attachInput)
+		typed(t, e, "go\n")
+		if err := e.Wait(wait.Limit); err != nil {
+			t.Errorf("the session ended with %v", err)
 		}
+		head := "got \"go\"\n"
+		out := e.Stdout.String()
+		if !strings.HasPrefix(out, head) {
+			t.Fatalf("stdout begins with %.40q", out)
+		}
+		equal(t, "sum of the rest", sum(out[len(head):]), noiseSum(size))
+		equal(t, "exit code", c.wait(t).ExitCode, 4)
 	})
+	c := w.run(t, "crun").start(t, "cat", stdin)
+	e := c.attach(t, w.spdy(), attachInput)
+	meet(t, e)
+	c.stop(t, 0)
+	if err := e.Wait(wait.Limit); err != nil {
+		t.Errorf("the session of a container that was stopped ended with %v", err)
+	}
 }
 
 func TestStdinOnceEndsWithTheFirstSession(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		t.Run("its input ends", func(t *testing.T) {
-			c := p.start(t, "digest ; exit 3", once)
-			e := c.attach(t, w.spdy(), attachInput)
-			if err := e.Send(noise(1 << 20)); err != nil {
-				t.Fatal(err)
-			}
-			e.EndInput()
-			if err := e.Wait(patience); err != nil {
-				t.Errorf("the session ended with %v", err)
-			}
-			equal(t, "what the container read", e.Stdout.String(), noiseSum(1<<20)+"\n")
-			equal(t, "exit code", c.wait(t).ExitCode, 3)
-		})
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			c := p.start(t, "line ; line ; exit 3", once)
-			e := c.attach(t, s, attachInput)
-			typed(t, e, "hello\n")
-			shows(t, e, `got "hello"`)
-			e.Leave()
-			equal(t, "exit code", c.wait(t).ExitCode, 3)
-			equal(t, "what the container read", c.output(t), "got \"hello\"\nend of input\n")
-		})
-		t.Run("a session without input does not count", func(t *testing.T) {
-			c := p.start(t, "line ; line ; exit 3", once)
-			looking := c.attach(t, w.spdy())
-			e := c.attach(t, w.spdy(), attachInput)
-			typed(t, e, "one\n")
-			shows(t, e, `got "one"`)
-			looking.Leave()
-			typed(t, e, "two\n")
-			equal(t, "exit code", c.wait(t).ExitCode, 3)
-			equal(t, "what the container read", c.output(t), "got \"one\"\ngot \"two\"\n")
-		})
+	p := w.run(t, "crun")
+	t.Run("its input ends", func(t *testing.T) {
+		c := p.start(t, "digest ; exit 3", once)
+		e := c.attach(t, w.spdy(), attachInput)
+		if err := e.Send(noise(1 << 20)); err != nil {
+			t.Fatal(err)
+		}
+		e.EndInput()
+		if err := e.Wait(wait.Limit); err != nil {
+			t.Errorf("the session ended with %v", err)
+		}
+		equal(t, "what the container read", e.Stdout.String(), noiseSum(1<<20)+"\n")
+		equal(t, "exit code", c.wait(t).ExitCode, 3)
+	})
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		c := p.start(t, "line ; line ; exit 3", once)
+		e := c.attach(t, s, attachInput)
+		typed(t, e, "hello\n")
+		shows(t, e, `got "hello"`)
+		e.Leave()
+		equal(t, "exit code", c.wait(t).ExitCode, 3)
+		equal(t, "what the container read", c.output(t), "got \"hello\"\nend of input\n")
+	})
+	t.Run("a session without input does not count", func(t *testing.T) {
+		c := p.start(t, "line ; line ; exit 3", once)
+		looking := c.attach(t, w.spdy())
+		e := c.attach(t, w.spdy(), attachInput)
+		typed(t, e, "one\n")
+		shows(t, e, `got "one"`)
+		looking.Leave()
+		typed(t, e, "two\n")
+		equal(t, "exit code", c.wait(t).ExitCode, 3)
+		equal(t, "what the container read", c.output(t), "got \"one\"\ngot \"two\"\n")
 	})
 }
 
 func TestStdinStaysOpenOverSessions(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "line ; line ; line ; line ; exit 3", stdin)
-		var want strings.Builder
-		for i, end := range []func(*kubelet.Session){(*kubelet.Session).EndInput, (*kubelet.Session).Leave, (*kubelet.Session).EndInput} {
-			e := c.attach(t, w.spdy(), attachInput)
-			typed(t, e, fmt.Sprintf("of %d\n", i))
-			fmt.Fprintf(&want, "got \"of %d\"\n", i)
-			shows(t, e, fmt.Sprintf(`got "of %d"`, i))
-			end(e)
-		}
-		e := c.attach(t, w.websocket(), attachInput)
-		typed(t, e, "last\n")
-		equal(t, "exit code", c.wait(t).ExitCode, 3)
-		equal(t, "what the container read", c.output(t), want.String()+"got \"last\"\n")
-	})
+	c := w.run(t, "crun").start(t, "line ; line ; line ; line ; exit 3", stdin)
+	var want strings.Builder
+	for i, end := range []func(*kubelet.Session){(*kubelet.Session).EndInput, (*kubelet.Session).Leave, (*kubelet.Session).EndInput} {
+		e := c.attach(t, w.spdy(), attachInput)
+		typed(t, e, fmt.Sprintf("of %d\n", i))
+		fmt.Fprintf(&want, "got \"of %d\"\n", i)
+		shows(t, e, fmt.Sprintf(`got "of %d"`, i))
+		end(e)
+	}
+	e := c.attach(t, w.websocket(), attachInput)
+	typed(t, e, "last\n")
+	equal(t, "exit code", c.wait(t).ExitCode, 3)
+	equal(t, "what the container read", c.output(t), want.String()+"got \"last\"\n")
 }
 
 func TestAttachToATerminal(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			c := w.run(t, handler).start(t, "sizes", terminal)
-			e := c.attachSized(t, s, kubelet.Size{Width: 101, Height: 41}, attachInput)
-			says := func(size string) {
-				t.Helper()
-				if !eventually(func() bool { return strings.Contains(c.output(t), size) }) {
-					t.Errorf("the container never saw %s, but %q", size, c.output(t))
-				}
-			}
-			says("size 101x41")
-			e.Resize(77, 33)
-			says("size 77x33")
-			shows(t, e, "size 77x33\r\n")
-			e.Leave()
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		c := w.run(t, handler).start(t, "sizes", terminal)
+		e := c.attachSized(t, s, kubelet.Size{Width: 101, Height: 41}, attachInput)
+		c.says(t, "size 101x41")
+		e.Resize(77, 33)
+		c.says(t, "size 77x33")
+		shows(t, e, "size 77x33\r\n")
+		e.Leave()
 
-			e = c.attach(t, s, attachInput)
-			e.Resize(60, 20)
-			shows(t, e, "size 60x20\r\n")
-			typed(t, e, "\x03")
-			if err := e.Wait(patience); err != nil {
-				t.Errorf("the session of an interrupted container ended with %v", err)
-			}
-			equal(t, "exit code after ^C", c.wait(t).ExitCode, 130)
-		})
-	})
-}
-
-// A session that is left, however often and however rudely, is no harm.
-func TestDetachDoesNoHarm(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "lines 100000000 1ms")
-		c.says(t, "line 1\n")
-		for i := range 10 {
-			e := c.attach(t, []kubelet.Streams{w.spdy(), w.websocket()}[i%2])
-			shows(t, e, "line ")
-			e.Leave()
+		e = c.attach(t, s, attachInput)
+		e.Resize(60, 20)
+		shows(t, e, "size 60x20\r\n")
+		typed(t, e, "\x03")
+		if err := e.Wait(wait.Limit); err != nil {
+			t.Errorf("the session of an interrupted container ended with %v", err)
 		}
-		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		c.stop(t, 0)
-		for i, line := range strings.Split(strings.TrimSuffix(c.output(t), "\n"), "\n") {
-			if line != fmt.Sprint("line ", i+1) {
-				t.Fatalf("line %d of the log is %q", i+1, line)
-			}
-		}
-	})
-}
-
-func TestAttachOutlivesAKilledServer(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "cat", stdin)
-		tty := p.start(t, "sizes", terminal)
-		e := c.attach(t, w.spdy(), attachInput)
-		typed(t, e, "before\n")
-		shows(t, e, "before\n")
-		if err := w.Crash(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-e.Done():
-		case <-time.After(patience):
-			t.Error("the session of a killed server goes on")
-		}
-		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		after, looking := c.attach(t, w.spdy(), attachInput), c.attach(t, w.websocket())
-		meet(t, after, looking)
-		if strings.Contains(looking.Stdout.String(), "before") {
-			t.Error("a session shows output from before it was attached")
-		}
-		sized := tty.attachSized(t, w.spdy(), kubelet.Size{Width: 90, Height: 30}, attachInput)
-		tty.says(t, "size 90x30")
-		typed(t, sized, "\x03")
-		equal(t, "exit code after ^C", tty.wait(t).ExitCode, 130)
+		equal(t, "exit code after ^C", c.wait(t).ExitCode, 130)
 	})
 }
 
 func TestAttachWithInputToAContainerWithoutInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "digest ; lines 100000000 1ms")
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			e := c.attach(t, s, attachInput)
-			shows(t, e, "line ")
-			sent := make(chan error, 1)
-			go func() { sent <- e.Send(noise(2 << 20)) }()
-			select {
-			case err := <-sent:
-				if err != nil {
-					t.Errorf("input that is dropped: %v", err)
-				}
-			case <-time.After(patience):
-				t.Error("input that nobody reads blocks its sender")
-			}
-			n := len(e.Stdout.String())
-			if !eventually(func() bool { return len(e.Stdout.String()) > n }) {
-				t.Error("no output flows after the dropped input")
-			}
-		})
-		c.says(t, sum("")+"\n")
+	c := w.run(t, "crun").start(t, "digest ; lines 100000000 1ms")
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		e := c.attach(t, s, attachInput)
+		shows(t, e, "line ")
+		sent := make(chan error, 1)
+		go func() { sent <- e.Send(noise(2 << 20)) }()
+		if err := scene.Receive(t, "input that nobody reads to be taken", sent); err != nil {
+			t.Errorf("input that is dropped: %v", err)
+		}
+		n := len(e.Stdout.String())
+		wait.For(t, "output after the dropped input", func() bool { return len(e.Stdout.String()) > n })
 	})
+	c.says(t, sum("")+"\n")
 }
 
-// The container writes on and is logged, though a client reads nothing of it.
+// A client that reads nothing is dropped. The container writes on and is logged,
+// and others read on.
 func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const size = 18 << 20 // more than all buffers on the way hold
-	c := w.run(t, "crun").start(t, fmt.Sprintf("until go ; noise %d ; until end ; exit 5", size), stdin)
+	const size = wire.MostBehind + 6<<20 // more than all buffers on the way hold
+	c := w.run(t, "crun").start(t, "cat", stdin)
 	streams, line := w.streamsOf(t, w.attachURL(t, c.attachRequest()), "stdout", "stderr")
 	defer line.Cut()
+	must(t, line.SetReadBuffer(64<<10))
 	reading := c.attach(t, w.spdy(), attachInput)
 	var seen atomic.Bool
 	go func() {
@@ -355,27 +278,36 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 			seen.Store(true)
 		}
 	}()
-	if !eventually(func() bool { typed(t, reading, "here\n"); return seen.Load() }) {
-		t.Fatal("the client that will freeze has never seen any output")
+	wait.For(t, "the client that will freeze to see output", func() bool { typed(t, reading, "here\n"); return seen.Load() })
+	typed(t, reading, "now\n")
+	piece := strings.Repeat("0123456789abcde\n", 1<<14)
+	var want strings.Builder
+	for want.Len() < size {
+		end := fmt.Sprintf("after %d bytes\n", want.Len())
+		typed(t, reading, piece+end)
+		want.WriteString(piece + end)
+		if !wait.Until(t.Context(), func() bool { return reading.Stdout.Tail(len(end)) == end }) {
+			t.Fatalf("the client that reads does not get to %q, but to %.100q", end, reading.Stdout.Tail(50))
+		}
 	}
-	began := time.Now()
-	typed(t, reading, "go\nall-there\n")
-	// Once the container has ended nobody waits long for who takes his time.
-	if !eventually(func() bool { return strings.HasSuffix(reading.Stdout.Tail(20), "all-there\n") }) {
-		t.Errorf("the client that reads does not get to the end, but to %.100q", reading.Stdout.Tail(20))
+	_, out, _ := strings.Cut(reading.Stdout.String(), "now\n")
+	equal(t, "sum of what the other client has read", sum(out), sum(want.String()))
+	_, logged, _ := strings.Cut(c.output(t), "now\n")
+	equal(t, "sum of the log", sum(logged), sum(want.String()))
+
+	must(t, line.SetReadDeadline(time.Now().Add(wait.Limit)))
+	const why = "does not keep up"
+	for last := ""; ; { // past whatever of the output was on the way
+		more := make([]byte, 64<<10)
+		n, err := line.TCPConn.Read(more)
+		if last += string(more[:n]); strings.Contains(last, why) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("the client that does not read is not told why it was dropped, but: %v", err)
+		}
+		last = last[max(0, len(last)-len(why)):]
 	}
-	t.Logf("%d MiB took %v", size>>20, time.Since(began))
-	typed(t, reading, "end\n")
-	equal(t, "exit code", c.wait(t).ExitCode, 5)
-	if err := reading.Wait(patience); err != nil {
-		t.Errorf("the session of the client that reads ended with %v", err)
-	}
-	_, out, _ := strings.Cut(reading.Stdout.String(), "go\n")
-	out, _, _ = strings.Cut(out, "all-there\nend\n")
-	equal(t, "length of what the other client has read", len(out), size)
-	equal(t, "sum of what the other client has read", sum(out), noiseSum(size))
-	_, logged, _ := strings.Cut(c.output(t), "go\n")
-	equal(t, "sum of the log", sum(logged[:min(len(logged), size)]), noiseSum(size))
 }
 
 func TestAttachErrors(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/turn"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // checked is what crius check says of a node: its findings, as JSON has them.
@@ -113,9 +113,7 @@ func harms() []harm {
 		{"record lost", true, false, func(t *testing.T, w *world, c victim) []string {
 			record := filepath.Join(w.StateRoot(), "containers", c.id, "container.json")
 			// Until it is on the disk the one before stands beside it, and then goes.
-			if !eventually(func() bool { _, err := os.Stat(record + ".last"); return errors.Is(err, os.ErrNotExist) }) {
-				t.Fatalf("%s never reaches the disk", record)
-			}
+			wait.For(t, record+" to reach the disk", func() bool { _, err := os.Stat(record + ".last"); return errors.Is(err, os.ErrNotExist) })
 			must(t, os.Remove(record))
 			return []string{"container " + c.id, "record on disk", "written again"}
 		}, false},
@@ -132,9 +130,7 @@ func harms() []harm {
 			for _, pid := range w.monitors(t, c.id) {
 				must(t, unix.Kill(pid, unix.SIGKILL))
 			}
-			if !eventually(func() bool { return len(w.monitors(t, c.id)) == 0 }) {
-				t.Fatalf("the monitor of %s survives SIGKILL", c.id)
-			}
+			wait.For(t, "the monitor to die", func() bool { return len(w.monitors(t, c.id)) == 0 })
 			return []string{"container " + c.id, "monitor is gone"}
 		}, true},
 		{"record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
@@ -208,8 +204,6 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 			t.Parallel()
 			up := mode == "server up"
 			w := private(t, node.Options{})
-			// The bridge plugin leaves the chains of ipMasq where a pod has lost its
-			// namespace, whoever asks it to go.
 			must(t, w.Write("cni/net.d/10-p.conflist", portless))
 			bystander := w.run(t, "crun").start(t, "sleep")
 			harms := slices.DeleteFunc(harms(), func(h harm) bool { return up && !h.up || !up && !h.down })
@@ -271,41 +265,6 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 	}
 }
 
-// Pods come and go while one check follows the other, and none has anything to
-// say.
-func TestCheckUnderChurnIsSilent(t *testing.T) {
-	t.Parallel()
-	w := spotless(t, node.Options{})
-	done := make(chan struct{})
-	var churn sync.WaitGroup
-	for i := range 3 {
-		churn.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				if err := w.life(t.Context(), fmt.Sprintf("churn-%d-%d", i, n), handlers[n%2], n%3); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for i := range 8 {
-		found := w.check(t, []string{"--repair=false", "--repair"}[i%2])
-		if len(found) != 1 || found[0].Status != "ok" {
-			t.Errorf("%+v", found)
-		}
-	}
-	close(done)
-	churn.Wait()
-	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
-		t.Error(err)
-	}
-}
-
 // What nothing but a person can mend is said, and left alone.
 func TestCheckLeavesAloneWhatItCannotRepair(t *testing.T) {
 	t.Parallel()
@@ -323,24 +282,4 @@ func TestCheckLeavesAloneWhatItCannotRepair(t *testing.T) {
 	c.remove(t)
 	w.silent(t, "without the container")
 	other.exec(t, "echo alive")
-}
-
-// A node of which a part hangs is checked all the same, or the check says that
-// it could not be: it comes to an end.
-func TestCheckOfAHangingMonitorEnds(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	c := w.run(t, "runc").start(t, "sleep")
-	monitors := w.monitors(t, c.id)
-	if len(monitors) != 1 {
-		t.Fatalf("monitors %v", monitors)
-	}
-	must(t, unix.Kill(monitors[0], unix.SIGSTOP))
-	found := w.check(t)
-	must(t, unix.Kill(monitors[0], unix.SIGCONT))
-	if !found.says("FAIL", "container "+c.id, "does not answer") {
-		t.Errorf("%+v", found)
-	}
-	w.silent(t, "awake again")
-	c.exec(t, "echo alive")
 }

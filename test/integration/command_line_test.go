@@ -62,37 +62,9 @@ func TestUnknownConfigurationIsAnErrorThatNamesIt(t *testing.T) {
 	}
 }
 
-func TestASecondServerOnTheSameStateIsRefused(t *testing.T) {
+func TestCheckOfAHealthyNode(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
-	p := w.run(t, "runc")
-	c := p.start(t, "sleep")
-	before := mustInventory(t, w)
-	out, err := w.crius(t, "--api-listen", w.Path("second.sock"), "serve")
-	if err == nil {
-		t.Fatal("it ran, and ended well")
-	}
-	if err := w.Clean(t.Context(), before, patience); err != nil {
-		t.Errorf("the refused server has changed the other's node: %v", err)
-	}
-	c.exec(t, "echo alive")
-	if !strings.Contains(out, w.StateRoot()) && !strings.Contains(out, w.RunRoot()) {
-		t.Errorf("the message does not say what is taken: %s", out)
-	}
-}
-
-func TestVersionAndCompletion(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	if out, err := w.crius(t, "version"); err != nil || !strings.Contains(out, "crius") {
-		t.Errorf("version: %v: %s", err, out)
-	}
-	for _, sh := range []string{"bash", "zsh", "fish"} {
-		if out, err := w.crius(t, "completion", sh); err != nil || len(out) < 500 {
-			t.Errorf("completion %s: %v: %s", sh, err, out)
-		}
-	}
-	if out, err := w.crius(t, "check"); err != nil {
-		t.Errorf("check of a healthy node: %v: %s", err, out)
+	if out, err := shared(t).crius(t, "check"); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }

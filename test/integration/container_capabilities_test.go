@@ -106,15 +106,3 @@ func TestExecHasTheContainersCapabilities(t *testing.T) {
 		equal(t, "seccomp", f.Seccomp, 2)
 	})
 }
-
-func TestNoNewPrivileges(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		for _, want := range []bool{false, true} {
-			f := p.facts(t, func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NoNewPrivs = want })
-			equal(t, "no new privileges", f.NoNewPrivs, want)
-		}
-	})
-}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -18,14 +17,15 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 	"github.com/crius-run/crius/internal/testkit/torrent"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // torrentImage has the program that writes a torrent as its entry point.
 func (w *world) torrentImage(t *testing.T) string {
 	t.Helper()
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +70,7 @@ func (c *torrential) written(t *testing.T) [2]int64 {
 // reaches waits until the container has written so many bytes in all.
 func (c *torrential) reaches(t *testing.T, bytes int64) {
 	t.Helper()
-	if !eventually(func() bool { return c.total(t) >= bytes }) {
-		t.Fatalf("the container has written %d bytes, want %d", c.total(t), bytes)
-	}
+	wait.For(t, fmt.Sprint("the container to write ", bytes, " bytes"), func() bool { return c.total(t) >= bytes })
 }
 
 func (c *torrential) total(t *testing.T) int64 {
@@ -85,15 +83,13 @@ func (c *torrential) total(t *testing.T) int64 {
 func (c *torrential) standsStill(t *testing.T) {
 	t.Helper()
 	last, times := c.written(t), 0
-	if !eventually(func() bool {
+	wait.For(t, "the container to stand still", func() bool {
 		now := c.written(t)
 		if times++; now != last {
 			last, times = now, 0
 		}
 		return times >= 20
-	}) {
-		t.Fatal("the container can still write")
-	}
+	})
 }
 
 // end is stop for any goroutine.
@@ -139,7 +135,7 @@ func (c *torrential) reopen(t *testing.T) bool {
 // refused a request.
 func (c *container) hasEnded(t *testing.T) bool {
 	t.Helper()
-	return eventually(func() bool { return c.status(t).State == cri.ContainerState_CONTAINER_EXITED })
+	return wait.Until(t.Context(), func() bool { return c.status(t).State == cri.ContainerState_CONTAINER_EXITED })
 }
 
 // rotate does what a kubelet does to a log that is large: rename it, ask for a
@@ -164,9 +160,7 @@ func (c *torrential) rotate(t *testing.T) bool {
 func (c *torrential) complete(t *testing.T) {
 	t.Helper()
 	c.wait(t)
-	if !eventually(func() bool { return len(c.pod.w.monitors(t, c.id)) == 0 }) {
-		t.Fatal("the monitor does not leave")
-	}
+	wait.For(t, "the monitor to leave", func() bool { return len(c.pod.w.monitors(t, c.id)) == 0 })
 	var check torrent.Check
 	files := c.old
 	if _, err := os.Stat(c.logFile()); err == nil {
@@ -185,35 +179,6 @@ func (c *torrential) complete(t *testing.T) {
 	}
 	read := check.Read()
 	t.Logf("%d files, %d MB", len(files), (read[0]+read[1])/1e6)
-}
-
-// conmon 29d17be: a log was damaged by its rotation. cri-o#6297: one that was
-// rotated while its container was being stopped vanished. A kubelet rotates
-// every 50 ms, and goes on while the container ends.
-func TestRotationAtFullSpeedLosesNothing(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	ref := w.torrentImage(t)
-	const rotations = 8
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).pour(t, ref)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for n, goesOn := 0, true; goesOn; n++ {
-			if n == rotations {
-				wg.Go(func() { c.end(t) })
-			}
-			<-tick.C
-			goesOn = c.rotate(t)
-		}
-		wg.Wait()
-		if len(c.old) < rotations {
-			t.Errorf("the container ended after %d rotations", len(c.old))
-		}
-		c.complete(t)
-	})
 }
 
 // ballast is a file on a disk that can be spared.
@@ -237,7 +202,7 @@ func (w *world) disk(t *testing.T, size int64) string {
 	}
 	t.Cleanup(func() {
 		var err error // a runtime that makes a container beside this one looks at all mounts
-		if !eventually(func() bool { err = unix.Unmount(mountpoint, 0); return err != unix.EBUSY }) || err != nil {
+		if !wait.Until(context.Background(), func() bool { err = unix.Unmount(mountpoint, 0); return err != unix.EBUSY }) || err != nil {
 			t.Errorf("unmount %s: %v", mountpoint, err)
 		}
 	})
@@ -282,9 +247,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 			size: 8 << 20,
 			jam: func(t *testing.T, disk string, c *torrential) func() {
 				var st unix.Statfs_t
-				if !eventually(func() bool { return unix.Statfs(disk, &st) == nil && st.Bavail == 0 }) {
-					t.Fatalf("%d blocks are free", st.Bavail)
-				}
+				wait.For(t, "the disk to be full", func() bool { return unix.Statfs(disk, &st) == nil && st.Bavail == 0 })
 				return func() { c.rotate(t) } // and then it is full again
 			},
 			// The end is known; the rest of the log comes when there is room.
@@ -304,9 +267,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 				thaw := freeze(t, disk)
 				var wg sync.WaitGroup
 				wg.Go(func() { c.end(t) })
-				if !eventually(func() bool { return c.dead(t) }) {
-					t.Error("the container is still alive")
-				}
+				wait.For(t, "the container to be dead", func() bool { return c.dead(t) })
 				w.answers(t, c)
 				thaw()
 				wg.Wait()
@@ -339,8 +300,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 // answers checks that the server tells of everything while a log is stuck.
 func (w *world) answers(t *testing.T, stuck *torrential) {
 	t.Helper()
-	ctx, cancel := timeout(t, patience/2)
-	defer cancel()
+	ctx := t.Context()
 	_, list := w.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
 	_, pods := w.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	_, status := w.Runtime().Status(ctx, &cri.StatusRequest{Verbose: true})
@@ -362,9 +322,7 @@ func (p *pod) goesOn(t *testing.T, c *container) {
 		return st.Size()
 	}
 	before := size()
-	if !eventually(func() bool { return size() > before }) {
-		t.Error("the neighbour's log does not grow")
-	}
+	wait.For(t, "the neighbour's log to grow", func() bool { return size() > before })
 	if _, err := p.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id}); err != nil {
 		t.Errorf("ReopenContainerLog of the neighbour: %v", err)
 	}

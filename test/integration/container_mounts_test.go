@@ -39,19 +39,17 @@ func TestReadOnlyRootFileSystem(t *testing.T) {
 func TestRootFileSystemsAreApartAndShortLived(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		a, b := p.start(t, "sleep"), p.start(t, "sleep")
-		a.exec(t, "write /etc/motd changed")
-		if r := b.execResult(t, "cat /etc/motd"); r.ExitCode == 0 {
-			t.Errorf("another container of the image reads %q", r.Stdout)
-		}
-		a.stop(t, 0)
-		a.remove(t)
-		if r := p.start(t, "sleep").execResult(t, "cat /etc/motd"); r.ExitCode == 0 {
-			t.Errorf("a later container of the image reads %q", r.Stdout)
-		}
-	})
+	p := w.run(t, "crun")
+	a, b := p.start(t, "sleep"), p.start(t, "sleep")
+	a.exec(t, "write /etc/motd changed")
+	if r := b.execResult(t, "cat /etc/motd"); r.ExitCode == 0 {
+		t.Errorf("another container of the image reads %q", r.Stdout)
+	}
+	a.stop(t, 0)
+	a.remove(t)
+	if r := p.start(t, "sleep").execResult(t, "cat /etc/motd"); r.ExitCode == 0 {
+		t.Errorf("a later container of the image reads %q", r.Stdout)
+	}
 }
 
 func TestMounts(t *testing.T) {
@@ -101,16 +99,6 @@ func read(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return string(data)
-}
-
-// Kubernetes' hostPath volumes of type "" rely on it, though CRI asks for an error.
-func TestMissingHostPathIsMadeADirectory(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	p := w.run(t, "runc")
-	missing := filepath.Join(w.dir(t), "not", "there")
-	p.finish(t, "write /data/x y", withMounts(&cri.Mount{ContainerPath: "/data", HostPath: missing}))
-	equal(t, "file below the new directory", read(t, filepath.Join(missing, "x")), "y")
 }
 
 func TestMountPropagation(t *testing.T) {
@@ -192,43 +180,22 @@ func TestPropagationNeedsASharedSource(t *testing.T) {
 	}
 }
 
-func TestRecursiveReadOnlyMounts(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	p := w.run(t, "runc")
-	dir := w.dir(t)
-	inner := filepath.Join(dir, "inner")
-	if err := os.Mkdir(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	mountTmpfs(t, inner)
-
-	plain := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: "/data", HostPath: dir, Readonly: true}))
-	plain.exec(t, "write /data/inner/x y") // read-only is not recursive by itself
-
-	c := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: "/data", HostPath: dir, Readonly: true, RecursiveReadOnly: true}))
-	if r := c.execResult(t, "write /data/inner/x z"); r.ExitCode == 0 {
-		t.Error("a mount below a recursively read-only one was written")
-	}
-	equal(t, "recursive read-only in the status", c.status(t).Mounts[0].RecursiveReadOnly, true)
-
-	for name, m := range map[string]*cri.Mount{
-		"not read-only": {RecursiveReadOnly: true},
-		"not private":   {RecursiveReadOnly: true, Readonly: true, Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
-	} {
-		m.ContainerPath, m.HostPath = "/data", dir
-		if _, err := p.try(t.Context(), steps("sleep"), withMounts(m)); err == nil {
-			t.Errorf("recursive read-only but %s was accepted", name)
-		}
-	}
-}
-
-func TestMaskedAndReadonlyPaths(t *testing.T) {
+func TestStandardMountsAndMaskedPaths(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
 		f := p.facts(t)
+		for point, kind := range map[string]string{
+			"/": "overlay", "/proc": "proc", "/dev": "tmpfs", "/dev/pts": "devpts", "/dev/mqueue": "mqueue", "/sys": "sysfs",
+		} {
+			if m := f.Mount(point); m == nil || m.Type != kind {
+				t.Errorf("%s is %+v, want %s", point, m, kind)
+			}
+		}
+		if m := f.Mount("/sys"); m != nil && !slices.Contains(m.Options, "ro") {
+			t.Error("/sys is writable")
+		}
 		for _, path := range []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"} {
 			if _, err := os.Stat(path); err == nil && f.Mount(path) == nil {
 				t.Errorf("%s is not masked", path)
@@ -246,24 +213,6 @@ func TestMaskedAndReadonlyPaths(t *testing.T) {
 			if m := open.Mount(path); m != nil {
 				t.Errorf("%s is covered by %+v although the request has no such paths", path, m)
 			}
-		}
-	})
-}
-
-func TestStandardMounts(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		f := w.run(t, handler).facts(t)
-		for point, kind := range map[string]string{
-			"/": "overlay", "/proc": "proc", "/dev": "tmpfs", "/dev/pts": "devpts", "/dev/mqueue": "mqueue", "/sys": "sysfs",
-		} {
-			if m := f.Mount(point); m == nil || m.Type != kind {
-				t.Errorf("%s is %+v, want %s", point, m, kind)
-			}
-		}
-		if m := f.Mount("/sys"); m != nil && !slices.Contains(m.Options, "ro") {
-			t.Error("/sys is writable")
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -71,32 +70,30 @@ func TestEnvironmentMergesWithTheImage(t *testing.T) {
 	ref := w.image(t, func(c *imagespec.ImageConfig) {
 		c.Env = []string{"PATH=/bin:/", "KEPT=image", "CHANGED=image", "EMPTY=", "EQUALS=a=b=c"}
 	})
-	each(t, func(t *testing.T, handler string) {
-		f := w.run(t, handler).facts(t, func(c *cri.ContainerConfig) {
-			c.Image.Image = ref
-			c.Envs = []*cri.KeyValue{
-				{Key: "CHANGED", Value: []byte("request")},
-				{Key: "ADDED", Value: []byte("two words\nand a line")},
-				{Key: "NOTHING", Value: nil},
-			}
-		})
-		want := map[string]string{
-			"PATH": "/bin:/", "KEPT": "image", "CHANGED": "request", "EMPTY": "", "EQUALS": "a=b=c",
-			"ADDED": "two words\nand a line", "NOTHING": "", "HOME": "/root",
+	f := w.run(t, "crun").facts(t, func(c *cri.ContainerConfig) {
+		c.Image.Image = ref
+		c.Envs = []*cri.KeyValue{
+			{Key: "CHANGED", Value: []byte("request")},
+			{Key: "ADDED", Value: []byte("two words\nand a line")},
+			{Key: "NOTHING", Value: nil},
 		}
-		for name, value := range want {
-			if got, ok := f.Getenv(name); !ok || got != value {
-				t.Errorf("%s is %q (set: %v), want %q", name, got, ok, value)
-			}
-		}
-		count := 0
-		for _, e := range f.Env {
-			if len(e) > 8 && e[:8] == "CHANGED=" {
-				count++
-			}
-		}
-		equal(t, "number of assignments to CHANGED", count, 1)
 	})
+	want := map[string]string{
+		"PATH": "/bin:/", "KEPT": "image", "CHANGED": "request", "EMPTY": "", "EQUALS": "a=b=c",
+		"ADDED": "two words\nand a line", "NOTHING": "", "HOME": "/root",
+	}
+	for name, value := range want {
+		if got, ok := f.Getenv(name); !ok || got != value {
+			t.Errorf("%s is %q (set: %v), want %q", name, got, ok, value)
+		}
+	}
+	count := 0
+	for _, e := range f.Env {
+		if len(e) > 8 && e[:8] == "CHANGED=" {
+			count++
+		}
+	}
+	equal(t, "number of assignments to CHANGED", count, 1)
 }
 
 // One container's environment must never show in another of the same image.
@@ -121,30 +118,20 @@ func TestWorkingDirectory(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	ref := w.image(t, func(c *imagespec.ImageConfig) { c.WorkingDir = "/home/app" })
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		cwd := func(image, dir string) string {
-			return p.facts(t, func(c *cri.ContainerConfig) { c.Image.Image, c.WorkingDir = image, dir }).Cwd
-		}
-		equal(t, "default", cwd(probe, ""), "/")
-		equal(t, "the image's", cwd(ref, ""), "/home/app")
-		equal(t, "the request's", cwd(ref, "/tmp"), "/tmp")
-		equal(t, "one that is missing", cwd(ref, "/made/for/this"), "/made/for/this")
-	})
+	p := w.run(t, "crun")
+	cwd := func(image, dir string) string {
+		return p.facts(t, func(c *cri.ContainerConfig) { c.Image.Image, c.WorkingDir = image, dir }).Cwd
+	}
+	equal(t, "default", cwd(probe, ""), "/")
+	equal(t, "the image's", cwd(ref, ""), "/home/app")
+	equal(t, "the request's", cwd(ref, "/tmp"), "/tmp")
+	equal(t, "one that is missing", cwd(ref, "/made/for/this"), "/made/for/this")
 }
 
-func TestStdinStaysOpenOnlyWhenAskedFor(t *testing.T) {
+// One that stays open is attached to; see attach_test.go.
+func TestStandardInputIsEmptyUnlessAskedFor(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		equal(t, "standard input without stdin", p.finish(t, "cat ; echo end"), "end\n")
-		open := p.start(t, "echo reading ; cat ; echo end", func(c *cri.ContainerConfig) { c.Stdin = true })
-		open.says(t, "reading")
-		time.Sleep(300 * time.Millisecond) // long enough for an end of file to be seen
-		equal(t, "state while stdin is open", open.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-		open.stop(t, 0)
-	})
+	equal(t, "output", shared(t).run(t, "crun").finish(t, "cat ; echo end"), "end\n")
 }
 
 func TestTerminal(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
@@ -140,65 +139,6 @@ func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 		want = v2
 	}
 	equal(t, k.v1, c.kernel(t, k), want)
-}
-
-func TestUpdateContainerResources(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "sleep", func(c *cri.ContainerConfig) {
-			c.Linux.Resources = &cri.LinuxContainerResources{CpuPeriod: 100_000, CpuQuota: 50_000, CpuShares: 512, MemoryLimitInBytes: 64 * mib}
-		})
-		update := func(r *cri.LinuxContainerResources) error {
-			_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.id, Linux: r})
-			return err
-		}
-		for _, limit := range []int64{128 * mib, 32 * mib} { // up and down again
-			if err := update(&cri.LinuxContainerResources{MemoryLimitInBytes: limit}); err != nil {
-				t.Fatalf("memory limit %d: %v", limit, err)
-			}
-			c.holds(t, memoryLimit, strconv.FormatInt(limit, 10), strconv.FormatInt(limit, 10))
-			equal(t, "memory limit in the status", c.status(t).Resources.GetLinux().GetMemoryLimitInBytes(), limit)
-			c.holds(t, cpuQuota, "50000", "50000 100000") // what is not named stays
-			c.holds(t, cpuShares, "512", "20")
-		}
-		if err := update(&cri.LinuxContainerResources{CpuPeriod: 20_000, CpuQuota: 10_000, CpuShares: 1024, CpusetCpus: "0"}); err != nil {
-			t.Fatal(err)
-		}
-		c.holds(t, cpuQuota, "10000", "10000 20000")
-		c.holds(t, cpuShares, "1024", "39")
-		c.holds(t, cpus, "0", "0")
-		s := c.status(t).Resources.GetLinux()
-		equal(t, "CPU quota in the status", s.GetCpuQuota(), 10_000)
-		equal(t, "memory limit in the status", s.GetMemoryLimitInBytes(), 32*mib)
-
-		// What the kernel refuses changes nothing.
-		if err := update(&cri.LinuxContainerResources{CpusetCpus: "4000"}); err == nil {
-			t.Error("a CPU that does not exist was accepted")
-		}
-		c.holds(t, cpus, "0", "0")
-		equal(t, "CPU set in the status after a refusal", c.status(t).Resources.GetLinux().GetCpusetCpus(), "0")
-
-		c.stop(t, 0)
-		wantCode(t, update(&cri.LinuxContainerResources{CpuShares: 2}), codes.FailedPrecondition, c.id[:12])
-	})
-}
-
-func TestUpdateBeforeStart(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).create(t, "sleep")
-		_, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
-			ContainerId: c.id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 96 * mib},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.start(t)
-		c.holds(t, memoryLimit, strconv.Itoa(96*mib), strconv.Itoa(96*mib))
-	})
 }
 
 func TestCgroupParentOfThePod(t *testing.T) {

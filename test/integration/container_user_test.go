@@ -41,37 +41,35 @@ func TestUsersAndGroups(t *testing.T) {
 		"request beats image":  {"nobody", &security{RunAsUser: id(1001)}, 1001, 1002, []int{1002, 2001, 2002}, "/home/app"},
 		"name and group names": {"nobody:more", &security{}, 65534, 2002, []int{2002}, "/"},
 	}
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		refs := map[string]string{"": probe}
-		for name, c := range cases {
-			if refs[c.image] == "" {
-				refs[c.image] = w.image(t, func(config *imagespec.ImageConfig) { config.User = c.image })
-			}
-			made := p.start(t, "facts", func(config *cri.ContainerConfig) {
-				config.Image.Image = refs[c.image]
-				s := config.Linux.SecurityContext
-				s.RunAsUser, s.RunAsGroup, s.RunAsUsername = c.security.RunAsUser, c.security.RunAsGroup, c.security.RunAsUsername
-				s.SupplementalGroups, s.SupplementalGroupsPolicy = c.security.SupplementalGroups, c.security.SupplementalGroupsPolicy
-			})
-			made.wait(t)
-			f := lastFacts(t, made)
-			equal(t, name+": uid", f.UID, c.uid)
-			equal(t, name+": gid", f.GID, c.gid)
-			// The primary group must be among the supplementary ones, or files
-			// that shut it out would not (CVE-2022-2995).
-			equalSlices(t, name+": groups", unique(append(f.Groups, f.GID)), unique(c.groups))
-			if f.UID != 0 && !contains(f.Groups, f.GID) {
-				t.Errorf("%s: groups %v lack the primary one %d (CVE-2022-2995)", name, f.Groups, f.GID)
-			}
-			home, _ := f.Getenv("HOME")
-			equal(t, name+": HOME", home, c.home)
-
-			told := made.status(t).GetUser().GetLinux()
-			equal(t, name+": uid in the status", told.GetUid(), int64(c.uid))
-			equal(t, name+": gid in the status", told.GetGid(), int64(c.gid))
+	p := w.run(t, "crun")
+	refs := map[string]string{"": probe}
+	for name, c := range cases {
+		if refs[c.image] == "" {
+			refs[c.image] = w.image(t, func(config *imagespec.ImageConfig) { config.User = c.image })
 		}
-	})
+		made := p.start(t, "facts", func(config *cri.ContainerConfig) {
+			config.Image.Image = refs[c.image]
+			s := config.Linux.SecurityContext
+			s.RunAsUser, s.RunAsGroup, s.RunAsUsername = c.security.RunAsUser, c.security.RunAsGroup, c.security.RunAsUsername
+			s.SupplementalGroups, s.SupplementalGroupsPolicy = c.security.SupplementalGroups, c.security.SupplementalGroupsPolicy
+		})
+		made.wait(t)
+		f := lastFacts(t, made)
+		equal(t, name+": uid", f.UID, c.uid)
+		equal(t, name+": gid", f.GID, c.gid)
+		// The primary group must be among the supplementary ones, or files
+		// that shut it out would not (CVE-2022-2995).
+		equalSlices(t, name+": groups", unique(append(f.Groups, f.GID)), unique(c.groups))
+		if f.UID != 0 && !contains(f.Groups, f.GID) {
+			t.Errorf("%s: groups %v lack the primary one %d (CVE-2022-2995)", name, f.Groups, f.GID)
+		}
+		home, _ := f.Getenv("HOME")
+		equal(t, name+": HOME", home, c.home)
+
+		told := made.status(t).GetUser().GetLinux()
+		equal(t, name+": uid in the status", told.GetUid(), int64(c.uid))
+		equal(t, name+": gid in the status", told.GetGid(), int64(c.gid))
+	}
 }
 
 func TestUnknownUserNamesAreRefused(t *testing.T) {
@@ -118,27 +116,25 @@ func TestImageUserOutOfRange_CVE_2024_40635(t *testing.T) {
 func TestEveryUserHasAName(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		as := func(user, group int64) containerChange {
-			return func(c *cri.ContainerConfig) {
-				c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: user}
-				c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: group}
-				c.WorkingDir = "/tmp"
-			}
+	p := w.run(t, "crun")
+	as := func(user, group int64) containerChange {
+		return func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: user}
+			c.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: group}
+			c.WorkingDir = "/tmp"
 		}
-		c := p.start(t, "sleep", as(4711, 4712))
-		equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"4711:x:4711:4712::/tmp:/sbin/nologin\n")
-		equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"4712:x:4712:\n")
+	}
+	c := p.start(t, "sleep", as(4711, 4712))
+	equal(t, "passwd", c.exec(t, "cat /etc/passwd"), images.Passwd+"4711:x:4711:4712::/tmp:/sbin/nologin\n")
+	equal(t, "group", c.exec(t, "cat /etc/group"), images.Group+"4712:x:4712:\n")
 
-		c = p.start(t, "sleep", as(1001, 1002))
-		equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
-		equal(t, "group of a known user", c.exec(t, "cat /etc/group"), images.Group)
+	c = p.start(t, "sleep", as(1001, 1002))
+	equal(t, "passwd of a known user", c.exec(t, "cat /etc/passwd"), images.Passwd)
+	equal(t, "group of a known user", c.exec(t, "cat /etc/group"), images.Group)
 
-		// A volume that a pod mounts there wins.
-		own := filepath.Join(w.dir(t), "passwd")
-		put(t, own, "own")
-		c = p.start(t, "sleep", as(4711, 4712), withMounts(&cri.Mount{ContainerPath: "/etc/passwd", HostPath: own}))
-		equal(t, "passwd that is a volume", c.exec(t, "cat /etc/passwd"), "own")
-	})
+	// A volume that a pod mounts there wins.
+	own := filepath.Join(w.dir(t), "passwd")
+	put(t, own, "own")
+	c = p.start(t, "sleep", as(4711, 4712), withMounts(&cri.Mount{ContainerPath: "/etc/passwd", HostPath: own}))
+	equal(t, "passwd that is a volume", c.exec(t, "cat /etc/passwd"), "own")
 }

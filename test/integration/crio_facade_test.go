@@ -151,7 +151,7 @@ func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	w := spotless(t, node.Options{Config: "[api]\ncrio_socket = \"" + filepath.Join(dir, "crio.sock") + "\""})
+	w := private(t, node.Options{Config: "[api]\ncrio_socket = \"" + filepath.Join(dir, "crio.sock") + "\""})
 	if err := w.settle(t.Context(), "runc"); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,5 @@ func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 	}
 	plain.remove(t)
 	shared.remove(t)
-	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
-		t.Error(err)
-	}
+	w.Restored(t, w.empty)
 }

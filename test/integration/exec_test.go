@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // spdy and websocket are clients beside the node's server. A kubelet translates
@@ -30,11 +31,12 @@ func (w *world) websocket() kubelet.Streams {
 	return kubelet.Streams{Within: w.Do, WebSocket: true, Protocols: []string{"v5.channel.k8s.io", "v4.channel.k8s.io"}}
 }
 
-// eachTransport runs a test over SPDY and over WebSocket.
-func (w *world) eachTransport(t *testing.T, test func(t *testing.T, s kubelet.Streams)) {
+// eachTransport runs a test over SPDY and over WebSocket, each with another
+// runtime: neither knows of the other.
+func (w *world) eachTransport(t *testing.T, test func(t *testing.T, s kubelet.Streams, handler string)) {
 	t.Helper()
-	t.Run("SPDY", func(t *testing.T) { test(t, w.spdy()) })
-	t.Run("WebSocket", func(t *testing.T) { test(t, w.websocket()) })
+	t.Run("SPDY", func(t *testing.T) { test(t, w.spdy(), handlers[0]) })
+	t.Run("WebSocket", func(t *testing.T) { test(t, w.websocket(), handlers[1]) })
 }
 
 type execChange = func(*cri.ExecRequest)
@@ -80,7 +82,7 @@ func (c *container) sessionOf(t *testing.T, s kubelet.Streams, w kubelet.Wants, 
 func shows(t *testing.T, s *kubelet.Session, text string) {
 	t.Helper()
 	over := false
-	found := eventually(func() bool {
+	found := wait.Until(t.Context(), func() bool {
 		if strings.Contains(s.Stdout.String(), text) {
 			return true
 		}
@@ -100,18 +102,13 @@ func shows(t *testing.T, s *kubelet.Session, text string) {
 	}
 }
 
-// typed sends text; a session that takes none for a while has failed.
+// typed sends text.
 func typed(t *testing.T, s *kubelet.Session, text string) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- s.Type(text) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Fatalf("typing %q: %v; the session: %v", text, err, s.Wait(0))
-		}
-	case <-time.After(patience):
-		t.Fatalf("nobody took %q from standard input in %v", text, patience)
+	if err := scene.Receive(t, fmt.Sprintf("%q to be taken from standard input", text), done); err != nil {
+		t.Fatalf("typing %q: %v; the session: %v", text, err, s.Wait(0))
 	}
 }
 
@@ -119,7 +116,7 @@ func typed(t *testing.T, s *kubelet.Session, text string) {
 // kubectl reads it.
 func endsWith(t *testing.T, s *kubelet.Session, code int) {
 	t.Helper()
-	err := s.Wait(patience)
+	err := s.Wait(wait.Limit)
 	if code == 0 && err == nil {
 		return
 	}
@@ -143,23 +140,21 @@ func sum(text string) string { return fmt.Sprintf("%d %x", len(text), sha256.Sum
 func TestExec(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
 		c := w.run(t, handler).start(t, "sleep", func(c *cri.ContainerConfig) {
 			c.WorkingDir = "/tmp"
 			c.Envs = []*cri.KeyValue{{Key: "SET", Value: []byte("here")}}
 			c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1001}
 		})
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			e := c.session(t, s, "echo out ; echo -err err ; exit 7")
-			endsWith(t, e, 7)
-			equal(t, "stdout", e.Stdout.String(), "out\n")
-			equal(t, "stderr", e.Stderr.String(), "err\n")
-			endsWith(t, c.session(t, s, "exit 0"), 0)
-			endsWith(t, c.session(t, s, "exit 255"), 255)
-			endsWith(t, c.session(t, s, "suicide KILL"), 137)
-		})
+		e := c.session(t, s, "echo out ; echo -err err ; exit 7")
+		endsWith(t, e, 7)
+		equal(t, "stdout", e.Stdout.String(), "out\n")
+		equal(t, "stderr", e.Stderr.String(), "err\n")
+		endsWith(t, c.session(t, s, "exit 0"), 0)
+		endsWith(t, c.session(t, s, "exit 255"), 255)
+		endsWith(t, c.session(t, s, "suicide KILL"), 137)
 		for name, terminal := range map[string]execChange{"pipes": withInput, "terminal": withTerminal} {
-			e := c.session(t, w.spdy(), "facts", terminal)
+			e := c.session(t, s, "facts", terminal)
 			endsWith(t, e, 0)
 			f, err := facts.Parse([]byte(e.Stdout.String()))
 			if err != nil {
@@ -179,7 +174,7 @@ func TestExecOfOneStreamOnly(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	c := w.run(t, "crun").start(t, "sleep")
-	w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
 		out := c.session(t, s, "echo out ; echo -err err ; exit 2", func(r *cri.ExecRequest) { r.Stderr = false })
 		endsWith(t, out, 2)
 		equal(t, "stdout alone", out.Stdout.String(), "out\n")
@@ -198,101 +193,95 @@ func TestExecOfOneStreamOnly(t *testing.T) {
 func TestExecOutputIsCompleteAndInOrder(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const much, less = 3 << 20, 1 << 19
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "sleep")
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			e := c.session(t, s, fmt.Sprintf("noise %d ; noise -err %d ; exit 3", much, less))
-			endsWith(t, e, 3)
-			equal(t, "sum of stdout", sum(e.Stdout.String()), noiseSum(much))
-			equal(t, "sum of stderr", sum(e.Stderr.String()), noiseSum(less))
+	const much, less = 1 << 20, 1 << 19
+	c := w.run(t, "crun").start(t, "sleep")
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		e := c.session(t, s, fmt.Sprintf("noise %d ; noise -err %d ; exit 3", much, less))
+		endsWith(t, e, 3)
+		equal(t, "sum of stdout", sum(e.Stdout.String()), noiseSum(much))
+		equal(t, "sum of stderr", sum(e.Stderr.String()), noiseSum(less))
 
-			e = c.session(t, s, "bytes 300000 79", withTerminal)
-			endsWith(t, e, 0)
-			checkNumbered(t, strings.ReplaceAll(e.Stdout.String(), "\r", ""), 300000)
-		})
-		// Nothing of a short output may be lost, however soon its process ends.
-		for i := range 20 {
-			e := c.session(t, w.spdy(), fmt.Sprintf("echo %d ; exit %d", i, i))
-			endsWith(t, e, i)
-			equal(t, "stdout", e.Stdout.String(), fmt.Sprintln(i))
-		}
+		e = c.session(t, s, "bytes 300000 79", withTerminal)
+		endsWith(t, e, 0)
+		checkNumbered(t, strings.ReplaceAll(e.Stdout.String(), "\r", ""), 300000)
 	})
+	// Nothing of a short output may be lost, however soon its process ends.
+	for i := range 10 {
+		e := c.session(t, w.spdy(), fmt.Sprintf("echo %d ; exit %d", i, i))
+		endsWith(t, e, i)
+		equal(t, "stdout", e.Stdout.String(), fmt.Sprintln(i))
+	}
 }
 
 func TestExecInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	const size = 4 << 20
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "sleep")
-		t.Run("its end reaches the process", func(t *testing.T) {
-			e := c.session(t, w.spdy(), "digest ; echo after ; exit 4", withInput)
-			if err := e.Send(noise(size)); err != nil {
-				t.Fatal(err)
-			}
-			e.EndInput()
-			endsWith(t, e, 4)
-			equal(t, "stdout", e.Stdout.String(), noiseSum(size)+"\nafter\n")
-		})
-		t.Run("both ways at once", func(t *testing.T) {
-			e := c.session(t, w.spdy(), "cat", withInput)
-			if err := e.Send(noise(size)); err != nil {
-				t.Fatal(err)
-			}
-			e.EndInput()
-			endsWith(t, e, 0)
-			equal(t, "sum of what came back", sum(e.Stdout.String()), noiseSum(size))
-		})
-		t.Run("none means none", func(t *testing.T) {
-			e := c.session(t, w.spdy(), "digest")
-			endsWith(t, e, 0)
-			equal(t, "input of an exec without stdin", e.Stdout.String(), sum("")+"\n")
-		})
-		t.Run("unread at the end", func(t *testing.T) {
-			e := c.session(t, w.spdy(), "line ; exit 6", withInput)
-			typed(t, e, "first\n")
-			go e.Send(noise(size))
-			endsWith(t, e, 6)
-		})
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			e := c.session(t, s, "line ; line ; exit 5", withInput)
-			typed(t, e, "one\n")
-			shows(t, e, `got "one"`)
-			typed(t, e, "two\n")
-			endsWith(t, e, 5)
-			equal(t, "stdout", e.Stdout.String(), "got \"one\"\ngot \"two\"\n")
-		})
+	const size = 1 << 20
+	c := w.run(t, "crun").start(t, "sleep")
+	t.Run("its end reaches the process", func(t *testing.T) {
+		e := c.session(t, w.spdy(), "digest ; echo after ; exit 4", withInput)
+		if err := e.Send(noise(size)); err != nil {
+			t.Fatal(err)
+		}
+		e.EndInput()
+		endsWith(t, e, 4)
+		equal(t, "stdout", e.Stdout.String(), noiseSum(size)+"\nafter\n")
+	})
+	t.Run("both ways at once", func(t *testing.T) {
+		e := c.session(t, w.spdy(), "cat", withInput)
+		if err := e.Send(noise(size)); err != nil {
+			t.Fatal(err)
+		}
+		e.EndInput()
+		endsWith(t, e, 0)
+		equal(t, "sum of what came back", sum(e.Stdout.String()), noiseSum(size))
+	})
+	t.Run("none means none", func(t *testing.T) {
+		e := c.session(t, w.spdy(), "digest")
+		endsWith(t, e, 0)
+		equal(t, "input of an exec without stdin", e.Stdout.String(), sum("")+"\n")
+	})
+	t.Run("unread at the end", func(t *testing.T) {
+		e := c.session(t, w.spdy(), "line ; exit 6", withInput)
+		typed(t, e, "first\n")
+		go e.Send(noise(size))
+		endsWith(t, e, 6)
+	})
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		e := c.session(t, s, "line ; line ; exit 5", withInput)
+		typed(t, e, "one\n")
+		shows(t, e, `got "one"`)
+		typed(t, e, "two\n")
+		endsWith(t, e, 5)
+		equal(t, "stdout", e.Stdout.String(), "got \"one\"\ngot \"two\"\n")
 	})
 }
 
 func TestExecWithATerminal(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
 		c := w.run(t, handler).start(t, "sleep")
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			e := c.sessionOf(t, s, kubelet.Wants{Size: kubelet.Size{Width: 101, Height: 41}}, "sizes", withTerminal)
-			shows(t, e, "size 101x41\r\n")
-			e.Resize(77, 33)
-			shows(t, e, "size 77x33\r\n")
-			e.Resize(500, 200)
-			shows(t, e, "size 500x200\r\n")
-			typed(t, e, "\x03") // ^C interrupts what runs in the foreground
-			endsWith(t, e, 130)
+		e := c.sessionOf(t, s, kubelet.Wants{Size: kubelet.Size{Width: 101, Height: 41}}, "sizes", withTerminal)
+		shows(t, e, "size 101x41\r\n")
+		e.Resize(77, 33)
+		shows(t, e, "size 77x33\r\n")
+		e.Resize(500, 200)
+		shows(t, e, "size 500x200\r\n")
+		typed(t, e, "\x03") // ^C interrupts what runs in the foreground
+		endsWith(t, e, 130)
 
-			e = c.session(t, s, "line ; echo -err to-the-terminal ; exit 5", withTerminal)
-			typed(t, e, "typed\r")
-			endsWith(t, e, 5)
-			for _, want := range []string{"typed\r\n", "got \"typed\"\r\n", "to-the-terminal\r\n"} {
-				if !strings.Contains(e.Stdout.String(), want) {
-					t.Errorf("the terminal shows %q without %q", e.Stdout.String(), want)
-				}
+		e = c.session(t, s, "line ; echo -err to-the-terminal ; exit 5", withTerminal)
+		typed(t, e, "typed\r")
+		endsWith(t, e, 5)
+		for _, want := range []string{"typed\r\n", "got \"typed\"\r\n", "to-the-terminal\r\n"} {
+			if !strings.Contains(e.Stdout.String(), want) {
+				t.Errorf("the terminal shows %q without %q", e.Stdout.String(), want)
 			}
-			e = c.session(t, s, "cat ; exit 6", withTerminal)
-			typed(t, e, "\x04") // ^D is a terminal's end of input
-			endsWith(t, e, 6)
-		})
+		}
+		e = c.session(t, s, "cat ; exit 6", withTerminal)
+		typed(t, e, "\x04") // ^D is a terminal's end of input
+		endsWith(t, e, 6)
 	})
 }
 
@@ -310,7 +299,7 @@ func TestExecSpeaksEveryVersionOfSPDY(t *testing.T) {
 			s := w.spdy()
 			s.Protocols = offer
 			e := c.session(t, s, "echo out ; echo -err err", withInput)
-			if err := e.Wait(patience); err != nil {
+			if err := e.Wait(wait.Limit); err != nil {
 				t.Errorf("a success is reported as %v", err)
 			}
 			equal(t, "stdout", e.Stdout.String(), "out\n")
@@ -321,17 +310,17 @@ func TestExecSpeaksEveryVersionOfSPDY(t *testing.T) {
 				endsWith(t, e, 9)
 			} else if offer[0] == "channel.k8s.io" {
 				// Its client does not wait for what went wrong (kubernetes#13394).
-				if err := e.Wait(patience); err != nil && !strings.Contains(err.Error(), "9") {
+				if err := e.Wait(wait.Limit); err != nil && !strings.Contains(err.Error(), "9") {
 					t.Errorf("exit code 9 is reported as %v", err)
 				}
-			} else if err := e.Wait(patience); err == nil || !strings.Contains(err.Error(), "9") {
+			} else if err := e.Wait(wait.Limit); err == nil || !strings.Contains(err.Error(), "9") {
 				t.Errorf("exit code 9 is reported as %v", err)
 			}
 		})
 	}
 	s := w.spdy()
 	s.Protocols = []string{"v99.channel.k8s.io"}
-	if err := c.session(t, s, "echo").Wait(patience); err == nil || !strings.Contains(err.Error(), "v99") {
+	if err := c.session(t, s, "echo").Wait(wait.Limit); err == nil || !strings.Contains(err.Error(), "v99") {
 		t.Errorf("an unknown version: %v, want an error that names it", err)
 	}
 }
@@ -375,7 +364,7 @@ func TestExecSpeaksEveryVersionOfWebSocket(t *testing.T) {
 	s.Protocols = nil
 	e := c.session(t, s, "digest ; exit 9", withInput)
 	e.EndInput()
-	if err := e.Wait(patience); !httpstream.IsUpgradeFailure(err) {
+	if err := e.Wait(wait.Limit); !httpstream.IsUpgradeFailure(err) {
 		endsWith(t, e, 9)
 		equal(t, "stdout", e.Stdout.String(), sum("")+"\n")
 	}
@@ -384,14 +373,14 @@ func TestExecSpeaksEveryVersionOfWebSocket(t *testing.T) {
 // readChannels collects what a WebSocket brings on each channel until it ends.
 func readChannels(t *testing.T, conn *websocket.Conn, base bool) map[byte]string {
 	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(patience))
+	conn.SetReadDeadline(time.Now().Add(wait.Limit))
 	out := map[byte]string{}
 	for {
 		_, data, err := conn.ReadMessage()
 		if err != nil {
 			var timeout interface{ Timeout() bool }
 			if errors.As(err, &timeout) && timeout.Timeout() {
-				t.Fatalf("the session goes on after %v; so far: %q", patience, out)
+				t.Fatalf("waited %v for the session to end; so far: %q", wait.Limit, out)
 			}
 			return out
 		}
@@ -427,18 +416,14 @@ func decodeChannel(base bool, frame []byte) (channel byte, text string, err erro
 func TestExecEndsWhenAChildKeepsThePipe_containerd_7832(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "sleep")
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput, "terminal": withTerminal} {
-				e := c.session(t, s, "echo first ; orphan sleep 1h ; echo last ; exit 2", change)
-				endsWith(t, e, 2)
-				if got := strings.ReplaceAll(e.Stdout.String(), "\r", ""); got != "first\nlast\n" {
-					t.Errorf("%s: stdout is %q", name, got)
-				}
-			}
-		})
-	})
+	c := w.run(t, "crun").start(t, "sleep")
+	for name, change := range map[string]execChange{"pipes": func(*cri.ExecRequest) {}, "with input": withInput, "terminal": withTerminal} {
+		e := c.session(t, w.spdy(), "echo first ; orphan sleep 1h ; echo last ; exit 2", change)
+		endsWith(t, e, 2)
+		if got := strings.ReplaceAll(e.Stdout.String(), "\r", ""); got != "first\nlast\n" {
+			t.Errorf("%s: stdout is %q", name, got)
+		}
+	}
 }
 
 func TestExecOfAMissingProgram(t *testing.T) {
@@ -450,14 +435,12 @@ func TestExecOfAMissingProgram(t *testing.T) {
 		for name, change := range map[string]execChange{"pipes": withInput, "terminal": withTerminal} {
 			for _, program := range []string{"/no/such/program", "no-such-program"} {
 				e := c.session(t, w.spdy(), "", change, func(r *cri.ExecRequest) { r.Cmd = []string{program} })
-				if err := e.Wait(patience); err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(program, "/")) {
+				if err := e.Wait(wait.Limit); err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(program, "/")) {
 					t.Errorf("%s: %s: %v, want an error that names it; stderr: %q", name, program, err, e.Stderr.String())
 				}
 			}
 		}
-		if !eventually(func() bool { return len(w.processesOf(t, c.id)) == before }) {
-			t.Errorf("processes %v are left", w.processesOf(t, c.id))
-		}
+		c.only(t, before)
 	})
 }
 
@@ -499,67 +482,40 @@ func TestExecErrors(t *testing.T) {
 func TestExecOfAContainerThatHasEndedSince(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		for name, end := range map[string]func(*container){
-			"stopped": func(c *container) { c.stop(t, 0) },
-			"removed": func(c *container) { c.stop(t, 0); c.remove(t) },
-		} {
-			c := p.start(t, "sleep")
-			r := c.execRequest("echo out", withInput)
-			address := w.execURL(t, r)
-			end(c)
-			e := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdin: true, Stdout: true, Stderr: true})
-			if err := e.Wait(patience); err == nil || e.Stdout.String() != "" {
-				t.Errorf("%s: the session ended with %v and output %q", name, err, e.Stdout.String())
-			}
-		}
-	})
-}
-
-// unwaited is how long a zombie is there at least that only the reaper of orphans
-// waits for, less what it takes to see that it is one.
-const unwaited = 8 * time.Second
-
-// alive counts the container's processes that are no zombies.
-func (w *world) alive(t *testing.T, id string) (n int) {
-	t.Helper()
-	for _, pid := range w.processesOf(t, id) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err == nil && !strings.Contains(string(stat), ") Z ") {
-			n++
+	p := w.run(t, "crun")
+	for name, end := range map[string]func(*container){
+		"stopped": func(c *container) { c.stop(t, 0) },
+		"removed": func(c *container) { c.stop(t, 0); c.remove(t) },
+	} {
+		c := p.start(t, "sleep")
+		r := c.execRequest("echo out", withInput)
+		address := w.execURL(t, r)
+		end(c)
+		e := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdin: true, Stdout: true, Stderr: true})
+		if err := e.Wait(wait.Limit); err == nil || e.Stdout.String() != "" {
+			t.Errorf("%s: the session ended with %v and output %q", name, err, e.Stdout.String())
 		}
 	}
-	return n
 }
 
 // A client that goes takes with it what has nobody to read from or write to.
 func TestAnExecWhoseClientLeaves(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "sleep")
-		before := len(w.processesOf(t, c.id))
-		w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
-			for name, change := range map[string]execChange{"pipes": withInput, "terminal": withTerminal} {
-				for _, line := range []string{"line ; echo ready ; cat", "line ; echo ready ; flood"} {
-					e := c.session(t, s, line, change)
-					typed(t, e, "go\n")
-					shows(t, e, "ready")
-					e.Leave()
-					if !eventually(func() bool { return w.alive(t, c.id) == before }) {
-						t.Fatalf("%s: %q goes on without its client: %v", name, line, c.facts(t).Processes)
-					}
-					died := time.Now()
-					eventually(func() bool { return len(w.processesOf(t, c.id)) == before })
-					if took := time.Since(died); took > unwaited {
-						t.Fatalf("%s: a zombie of %q was there for %v: %v", name, line, took, c.facts(t).Processes)
-					}
-				}
+	c := w.run(t, "crun").start(t, "sleep")
+	before := len(w.processesOf(t, c.id))
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
+		for _, change := range []execChange{withInput, withTerminal} {
+			for _, line := range []string{"line ; echo ready ; cat", "line ; echo ready ; flood"} {
+				e := c.session(t, s, line, change)
+				typed(t, e, "go\n")
+				shows(t, e, "ready")
+				e.Leave()
+				c.only(t, before)
 			}
-		})
-		equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		}
 	})
+	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 }
 
 func TestManyExecSessionsAtOnce(t *testing.T) {
@@ -567,7 +523,7 @@ func TestManyExecSessionsAtOnce(t *testing.T) {
 	w := shared(t)
 	c := w.run(t, "crun").start(t, "sleep")
 	var all []*kubelet.Session
-	for i := range 20 {
+	for i := range 10 {
 		all = append(all, c.session(t, []kubelet.Streams{w.spdy(), w.websocket()}[i%2], fmt.Sprintf("line ; exit %d", i), withInput))
 	}
 	for i, e := range all {

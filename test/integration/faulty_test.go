@@ -4,18 +4,21 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 	"github.com/crius-run/crius/test/scene"
 )
 
 // failing is the program of test/failing, built once.
 var failing = sync.OnceValues(func() ([]byte, error) {
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		return nil, err
 	}
@@ -69,6 +72,21 @@ func (f *faulty) heal(t *testing.T) {
 		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// kill ends the program wherever it hangs.
+func (f *faulty) kill(t *testing.T) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	must(t, err)
+	for _, link := range links {
+		if program, _ := os.Readlink(link); filepath.Dir(program) != f.dir {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.Split(link, "/")[2])
+		must(t, err)
+		must(t, unix.Kill(pid, unix.SIGKILL))
 	}
 }
 

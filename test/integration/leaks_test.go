@@ -9,13 +9,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // sandbox runs and removes a pod without containers.
@@ -50,7 +50,7 @@ func (w *world) life(ctx context.Context, name, handler string, code int) error 
 		return fmt.Errorf("StartContainer of %s: %w", name, err)
 	}
 	var s *cri.ContainerStatusResponse
-	ended := eventually(func() bool {
+	ended := wait.Until(ctx, func() bool {
 		s, err = r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ContainerId})
 		return err != nil || s.Status.State == cri.ContainerState_CONTAINER_EXITED
 	})
@@ -69,9 +69,13 @@ func (w *world) life(ctx context.Context, name, handler string, code int) error 
 	return nil
 }
 
-func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
+// One after the other and several at once, over a bridge that masquerades: its
+// rules are one thing more that may be left.
+func TestPodsLeakNothing(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
+	conf := w.Path("cni", "net.d", "10-p.conflist")
+	put(t, conf, strings.Replace(read(t, conf), `"isGateway": true`, `"isGateway": true, "ipMasq": true`, 1))
 	ctx := t.Context()
 	churn := func(pods, withContainer int) {
 		for i := range pods {
@@ -85,7 +89,7 @@ func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
 			}
 		}
 		var group sync.WaitGroup
-		for i := range 16 {
+		for i := range 6 {
 			group.Go(func() {
 				if err := w.life(ctx, fmt.Sprintf("par-%d", i), handlers[i%2], i); err != nil {
 					t.Error(err)
@@ -94,29 +98,23 @@ func TestTwoHundredPodsAndSixteenAtOnceLeakNothing(t *testing.T) {
 		}
 		group.Wait()
 	}
-	churn(4, 4) // what a busy server keeps anyway: threads, connections, caches
+	churn(2, 2) // what a busy server keeps anyway: connections, caches
 	stacks := w.goroutines(t)
-	churn(4, 4) // once more, for the server that the dump has made necessary
+	churn(2, 2) // once more, for the server that the dump has made necessary
 	before, working := w.load(t), w.metric(t, "go_goroutines")
-	churn(200, 30)
-	settled := eventually(func() bool {
-		now := w.load(t)
-		return now.Total() <= before.Total()+2 && now.Threads <= before.Threads+40
-	})
-	eventually(func() bool { return w.metric(t, "go_goroutines") <= working+2 }) // those that end have ended
+	churn(20, 10)
+	settled := wait.Until(ctx, func() bool { return w.load(t).Total() <= before.Total()+2 })
+	wait.Until(ctx, func() bool { return w.metric(t, "go_goroutines") <= working+2 }) // those that end have ended
 	if !settled {
 		now := w.load(t)
-		t.Errorf("file descriptors went from %d to %d, threads from %d to %d\nbefore: %v\n after: %v",
-			before.Total(), now.Total(), before.Threads, now.Threads, before.FDs, now.FDs)
+		t.Errorf("file descriptors went from %d to %d\nbefore: %v\n after: %v", before.Total(), now.Total(), before.FDs, now.FDs)
 	}
 	for kind, n := range w.goroutines(t) {
 		if n > stacks[kind]+2 {
 			t.Errorf("%d goroutines, before %d, made at %s", n, stacks[kind], kind)
 		}
 	}
-	if err := w.Clean(ctx, w.empty, patience); err != nil {
-		t.Error(err)
-	}
+	w.Restored(t, w.empty)
 	for _, ip := range mustInventory(t, w).About("lease:") {
 		t.Errorf("an address is still taken: %s", ip)
 	}
@@ -155,14 +153,14 @@ func (w *world) goroutines(t *testing.T) map[string]int {
 	return out
 }
 
-// Sixteen pods live at the same time have an address each.
+// Pods that live at the same time have an address each.
 func TestPodsAtOnceHaveAddressesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	var mu sync.Mutex
 	seen := map[string]string{}
 	var group sync.WaitGroup
-	for i := range 16 {
+	for i := range 6 {
 		group.Go(func() {
 			config := w.podConfig(t, func(c *cri.PodSandboxConfig) { c.Metadata.Name = fmt.Sprintf("at-once-%d", i) })
 			p, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handlers[i%2]})
@@ -187,11 +185,9 @@ func TestPodsAtOnceHaveAddressesOfTheirOwn(t *testing.T) {
 		})
 	}
 	group.Wait()
-	began := time.Now()
 	for _, id := range slices.Compact(slices.Sorted(maps.Values(seen))) {
 		(&pod{w: w, id: id, config: &cri.PodSandboxConfig{LogDirectory: w.Path("none")}, made: []string{id}}).vanish(t)
 	}
-	t.Logf("removed 16 pods in %v", time.Since(began))
 }
 
 func additional(n *cri.PodSandboxNetworkStatus) []string {

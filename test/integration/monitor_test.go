@@ -43,79 +43,36 @@ func (w *world) monitors(t *testing.T, id string) []int {
 func TestALostMonitorEndsItsContainer(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
-	each(t, func(t *testing.T, handler string) {
-		for name, while := range map[string]func(t *testing.T, kill func()){
-			"server up": func(t *testing.T, kill func()) { kill() },
-			"server down": func(t *testing.T, kill func()) {
-				if err := w.Kill(); err != nil {
-					t.Fatal(err)
-				}
-				kill()
-				if err := w.Start(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-			},
-		} {
-			t.Run(name, func(t *testing.T) {
-				p := w.run(t, handler)
-				c, other := p.start(t, "sleep"), p.start(t, "sleep")
-				monitors := w.monitors(t, c.id)
-				if len(monitors) != 1 {
-					t.Fatalf("the container's monitors are %v, want one", monitors)
-				}
-				while(t, func() { unix.Kill(monitors[0], unix.SIGKILL) })
-				s := c.wait(t)
-				if s.ExitCode == 0 || s.Reason == "" || s.Reason == "Completed" || !strings.Contains(s.Message, "monitor") {
-					t.Errorf("code %d, reason %q, message %q", s.ExitCode, s.Reason, s.Message)
-				}
-				if !eventually(func() bool { return len(w.processesOf(t, c.id)) == 0 }) {
-					t.Errorf("processes %v live on", w.processesOf(t, c.id))
-				}
-				equal(t, "state of the other container", other.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-				c.stop(t, 1)
-				c.remove(t)
-			})
-		}
-	})
-}
-
-// So is one that was never started, and one that is only being made.
-func TestAMonitorLostBeforeTheStart(t *testing.T) {
-	t.Parallel()
-	w, runtime := brittle(t, "crun")
-	p := w.run(t, "brittle")
-	before := mustInventory(t, w)
-	created := p.create(t, "sleep")
-	unix.Kill(w.monitors(t, created.id)[0], unix.SIGKILL)
-	s := created.wait(t)
-	if s.ExitCode == 0 || !strings.Contains(s.Message, "monitor") {
-		t.Errorf("code %d, reason %q, message %q", s.ExitCode, s.Reason, s.Message)
+	for name, while := range map[string]func(t *testing.T, kill func()){
+		"server up": func(t *testing.T, kill func()) { kill() },
+		"server down": func(t *testing.T, kill func()) {
+			if err := w.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			kill()
+			if err := w.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := w.run(t, "crun")
+			c, other := p.start(t, "sleep"), p.start(t, "sleep")
+			monitors := w.monitors(t, c.id)
+			if len(monitors) != 1 {
+				t.Fatalf("the container's monitors are %v, want one", monitors)
+			}
+			while(t, func() { unix.Kill(monitors[0], unix.SIGKILL) })
+			s := c.wait(t)
+			if s.ExitCode == 0 || s.Reason == "" || s.Reason == "Completed" || !strings.Contains(s.Message, "monitor") {
+				t.Errorf("code %d, reason %q, message %q", s.ExitCode, s.Reason, s.Message)
+			}
+			c.only(t, 0)
+			equal(t, "state of the other container", other.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+			c.stop(t, 1)
+			c.remove(t)
+		})
 	}
-	created.remove(t)
-	p.made = p.made[:1]
-
-	runtime.does(t, "create", "hang")
-	failed := make(chan error, 1)
-	go func() {
-		_, err := p.try(t.Context(), steps("sleep"))
-		failed <- err
-	}()
-	if !eventually(func() bool { return len(runtime.calls(t, "create", "hangs")) == 1 }) {
-		t.Fatal("the runtime is never called")
-	}
-	for id := range runtime.calls(t, "create", "hangs") {
-		for _, pid := range w.monitors(t, id) {
-			unix.Kill(pid, unix.SIGKILL)
-		}
-	}
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "monitor lost") {
-		t.Errorf("CreateContainer: %v, want an error that says that the monitor was lost", err)
-	}
-	runtime.heal(t)
-	if err := w.Clean(t.Context(), before, 3*patience); err != nil { // orphans are reaped in their own time
-		t.Error(err)
-	}
-	p.finish(t, "echo runs")
 }
 
 // The monitor must not be charged to, nor die with, what it watches
@@ -123,25 +80,23 @@ func TestAMonitorLostBeforeTheStart(t *testing.T) {
 func TestTheMonitorLivesApart_CVE_2019_14891(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		c := w.run(t, handler).start(t, "sleep")
-		monitors := w.monitors(t, c.id)
-		if len(monitors) != 1 {
-			t.Fatalf("the container's monitors are %v, want one", monitors)
+	c := w.run(t, "crun").start(t, "sleep")
+	monitors := w.monitors(t, c.id)
+	if len(monitors) != 1 {
+		t.Fatalf("the container's monitors are %v, want one", monitors)
+	}
+	proc := filepath.Join("/proc", strconv.Itoa(monitors[0]))
+	for _, line := range strings.Split(read(t, filepath.Join(proc, "cgroup")), "\n") {
+		if strings.Contains(line, w.CgroupParent()) {
+			t.Errorf("the monitor is in the pods' cgroup: %s", line)
 		}
-		proc := filepath.Join("/proc", strconv.Itoa(monitors[0]))
-		for _, line := range strings.Split(read(t, filepath.Join(proc, "cgroup")), "\n") {
-			if strings.Contains(line, w.CgroupParent()) {
-				t.Errorf("the monitor is in the pods' cgroup: %s", line)
-			}
-		}
-		if !strings.Contains(read(t, filepath.Join(proc, "cgroup")), "/"+w.ID+"/monitors") {
-			t.Errorf("the monitor is not in the configured cgroup:\n%s", read(t, filepath.Join(proc, "cgroup")))
-		}
-		own, _ := os.Readlink(filepath.Join(proc, "ns", "net"))
-		equal(t, "network namespace of the monitor", own, w.netNS(t))
-		if a := strings.Join(mustInventory(t, w).About("abstract socket"), "\n"); a != "" {
-			t.Errorf("abstract sockets: %s", a)
-		}
-	})
+	}
+	if !strings.Contains(read(t, filepath.Join(proc, "cgroup")), "/"+w.ID+"/monitors") {
+		t.Errorf("the monitor is not in the configured cgroup:\n%s", read(t, filepath.Join(proc, "cgroup")))
+	}
+	own, _ := os.Readlink(filepath.Join(proc, "ns", "net"))
+	equal(t, "network namespace of the monitor", own, w.netNS(t))
+	if a := strings.Join(mustInventory(t, w).About("abstract socket"), "\n"); a != "" {
+		t.Errorf("abstract sockets: %s", a)
+	}
 }

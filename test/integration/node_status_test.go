@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,24 +16,8 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
-
-var semver = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$`)
-
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	v, err := w.Runtime().Version(t.Context(), &cri.VersionRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	equal(t, "version", v.Version, "0.1.0") // a kubelet refuses anything else
-	equal(t, "name", v.RuntimeName, "crius")
-	equal(t, "API version", v.RuntimeApiVersion, "v1")
-	if !semver.MatchString(v.RuntimeVersion) {
-		t.Errorf("version %q is not semantic", v.RuntimeVersion)
-	}
-}
 
 func (w *world) statusOf(t *testing.T) *cri.StatusResponse {
 	t.Helper()
@@ -140,7 +123,9 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	equal(t, "cgroup driver", c.GetLinux().GetCgroupDriver(), cri.CgroupDriver_CGROUPFS)
 }
 
-func TestNotReadyWithoutARuntime(t *testing.T) {
+// A handler without its program, and a network without a usable configuration,
+// are said, not offered, and nobody else's; and found when they come.
+func TestReadiness(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: `[runtime.handlers.absent]
 path = "{{.Path "absent"}}"
@@ -149,8 +134,17 @@ path = "{{.Path "absent"}}"
 	if c.Status || !strings.Contains(c.Message, "absent") || c.Reason == "" {
 		t.Errorf("with a handler whose program is missing: %v", c)
 	}
+	for _, h := range w.statusOf(t).RuntimeHandlers {
+		if h.Name == "absent" {
+			t.Error("a handler is offered whose program is missing")
+		}
+	}
+	if log := w.LogTail(1000); !strings.Contains(log, `msg="runtime handler is ready" handler=runc`) || !strings.Contains(log, `msg="runtime handler cannot be used" handler=absent`) {
+		t.Errorf("the log does not say which handlers there are:\n%s", w.LogTail(20))
+	}
 	// The other handlers still work, and the missing one says why it doesn't.
-	w.run(t, "runc").finish(t, "echo works")
+	p := w.run(t, "crun")
+	p.finish(t, "echo works")
 	config := w.podConfig(t)
 	resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "absent"})
 	if err == nil { // a pod needs no runtime as long as it has no container
@@ -162,87 +156,31 @@ path = "{{.Path "absent"}}"
 		t.Errorf("a container of that handler: %v", err)
 	}
 	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(runc, w.Path("absent")); err != nil {
-		t.Fatal(err)
-	}
-	if !eventually(func() bool { return w.condition(t, "RuntimeReady").Status }) {
-		t.Errorf("the program has come, but: %v", w.condition(t, "RuntimeReady"))
-	}
-}
+	must(t, err, os.Symlink(runc, w.Path("absent")))
+	wait.For(t, "the handler whose program has come", func() bool { return w.condition(t, "RuntimeReady").Status })
 
-func TestNetworkReadinessFollowsTheConfiguration(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	file := w.Path("cni", "net.d", "10-p.conflist")
-	aside := w.Path("aside")
+	file, aside := w.Path("cni", "net.d", "10-p.conflist"), w.Path("aside")
 	for _, broken := range []func() error{
 		func() error { return os.Rename(file, aside) },
-		func() error { return os.WriteFile(file, []byte("{"), 0o600) },
 		func() error {
 			return os.WriteFile(file, []byte(`{"cniVersion":"1.0.0","name":"p","plugins":[{"type":"no-such-plugin"}]}`), 0o600)
 		},
 	} {
-		if err := broken(); err != nil {
-			t.Fatal(err)
-		}
-		if !eventually(func() bool { c := w.condition(t, "NetworkReady"); return !c.Status && c.Message != "" }) {
-			t.Errorf("network is ready without a usable configuration")
-		}
+		must(t, broken())
+		wait.For(t, "the network not to be ready", func() bool { c := w.condition(t, "NetworkReady"); return !c.Status && c.Message != "" })
 		if c := w.condition(t, "RuntimeReady"); !c.Status {
 			t.Errorf("the runtime is not ready because of the network: %v", c)
 		}
 		_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t)})
 		wantCode(t, err, codes.Unavailable)
-		w.run(t, "runc", kubelet.HostNetwork).finish(t, "echo runs", hostNetworkContainer)
 	}
-	if err := os.Rename(aside, file); err != nil {
-		t.Fatal(err)
-	}
-	if !eventually(func() bool { return w.condition(t, "NetworkReady").Status }) {
-		t.Errorf("the configuration is back, but: %v", w.condition(t, "NetworkReady"))
-	}
-	w.run(t, "runc").finish(t, "echo runs")
-}
-
-func TestUpdateRuntimeConfigRendersTheTemplate(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{Config: `[network]
-conf_template = "{{.Path "template"}}"
-`})
-	put(t, w.Path("template"), `{"cniVersion":"1.0.0","name":"rendered","plugins":[{"type":"bridge","bridge":"crbr0",
-		"ipam":{"type":"host-local","dataDir":"`+w.Path("cni", "leases")+`","ranges":[{{range $i, $r := .PodCIDRRanges}}{{if $i}},{{end}}[{"subnet":"{{$r}}"}]{{end}}]}}]}`)
-	if err := os.Remove(w.Path("cni", "net.d", "10-p.conflist")); err != nil {
-		t.Fatal(err)
-	}
-	_, err := w.Runtime().UpdateRuntimeConfig(t.Context(), &cri.UpdateRuntimeConfigRequest{
-		RuntimeConfig: &cri.RuntimeConfig{NetworkConfig: &cri.NetworkConfig{PodCidr: "10.77.0.0/24"}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := w.run(t, "runc")
-	if ip := p.status(t).Network.GetIp(); !strings.HasPrefix(ip, "10.77.0.") {
-		t.Errorf("the pod's address %s is not of the announced range", ip)
-	}
-	for _, bad := range []string{"not a range", "10.77.0.0/99", "10.0.0.0/8\"}]}"} {
-		_, err := w.Runtime().UpdateRuntimeConfig(t.Context(), &cri.UpdateRuntimeConfigRequest{
-			RuntimeConfig: &cri.RuntimeConfig{NetworkConfig: &cri.NetworkConfig{PodCidr: bad}},
-		})
-		wantCode(t, err, codes.InvalidArgument)
-	}
-}
-
-func TestSocketIsForRootOnly(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	info, err := os.Stat(w.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	equal(t, "mode of the socket", info.Mode().Perm(), 0o660)
+	w.run(t, "crun", kubelet.HostNetwork).finish(t, "echo runs", hostNetworkContainer)
+	// What was recorded at ADD is what DEL needs.
+	p.stop(t)
+	p.remove(t)
+	must(t, os.Rename(aside, file))
+	wait.For(t, "the network whose configuration is back", func() bool { return w.condition(t, "NetworkReady").Status })
+	w.run(t, "crun").finish(t, "echo runs")
 }
 
 // Others than root see nothing of containers, and reach no program of theirs:
@@ -258,11 +196,11 @@ func TestCVE202141103(t *testing.T) {
 	seen := 0
 	err := filepath.WalkDir(run, func(path string, e os.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
-			return nil // gone meanwhile
+			return nil //nolint:nilerr // gone meanwhile
 		}
 		info, err := e.Info()
 		if err != nil {
-			return nil
+			return nil //nolint:nilerr // gone meanwhile
 		}
 		seen++
 		if slices.Contains(through, path) {
@@ -298,7 +236,7 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 		t.Helper()
 		var said strings.Builder
 		buf := make([]byte, 4096)
-		l.SetReadDeadline(time.Now().Add(patience))
+		l.SetReadDeadline(time.Now().Add(wait.Limit))
 		for !strings.Contains(said.String(), "READY=1") {
 			n, err := l.Read(buf)
 			if err != nil {
@@ -322,21 +260,5 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 	must(t, w.Reboot(t.Context()))
 	if text := said(); !strings.Contains(text, "EXTEND_TIMEOUT_USEC=") {
 		t.Errorf("it does not ask for more time: %q", text)
-	}
-}
-
-func TestWhatComesLaterIsUnimplemented(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	c := w.run(t, "runc").start(t, "sleep")
-	r, ctx := w.Runtime(), t.Context()
-	calls := map[string]func() error{
-		"CheckpointContainer": func() error {
-			_, err := r.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: c.id, Location: "/tmp/x"})
-			return err
-		},
-	}
-	for name, call := range calls {
-		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Unimplemented) })
 	}
 }

@@ -14,11 +14,9 @@ import (
 func TestHostnameIsThePods(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Hostname = "a-name.of-its.own" })
-		equal(t, "hostname", p.facts(t).Hostname, "a-name.of-its.own")
-		equal(t, "/etc/hostname", p.finish(t, "cat /etc/hostname"), "a-name.of-its.own\n")
-	})
+	c := w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Hostname = "a-name.of-its.own" }).start(t, "sleep")
+	equal(t, "hostname", c.facts(t).Hostname, "a-name.of-its.own")
+	equal(t, "/etc/hostname", c.exec(t, "cat /etc/hostname"), "a-name.of-its.own\n")
 }
 
 func TestResolvConfIsExactlyTheDNSConfig(t *testing.T) {
@@ -51,6 +49,28 @@ func TestResolvConfIsExactlyTheDNSConfig(t *testing.T) {
 	}
 }
 
+// What crius puts into a container's /etc a container may rewrite, for the whole
+// pod, but not make into files that fill the node's /run: nobody counts them as
+// the container's.
+func TestPodFilesAreBounded_CVE_2020_8557(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		c, other := p.start(t, "sleep"), p.start(t, "sleep")
+		for _, file := range []string{"/etc/resolv.conf", "/etc/hostname"} {
+			if mib := c.exec(t, "fill "+file+" 16"); mib != "0\n" && mib != "1\n" {
+				t.Errorf("%s takes %s MiB", file, strings.TrimSpace(mib))
+			}
+			c.exec(t, "write "+file+" rewritten")
+			equal(t, file+" in another container", other.exec(t, "cat "+file), "rewritten")
+		}
+		equal(t, "of /dev/shm there is", c.exec(t, "write /dev/shm/file x ; fill /dev/shm/file 64"), "64\n")
+		c.exec(t, "write /etc/resolv.conf again") // whatever /dev/shm is full of
+		equal(t, "/etc/resolv.conf of the next container", p.finish(t, "cat /etc/resolv.conf"), "again\n")
+	})
+}
+
 // byKeyword sorts the lines of a resolv.conf by their keyword: only the order
 // of the name servers among themselves means something.
 func byKeyword(conf string) string {
@@ -64,20 +84,18 @@ func byKeyword(conf string) string {
 func TestContainersOfAPodShareDevShm(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		p.finish(t, "write /dev/shm/note shared")
-		equal(t, "/dev/shm/note", p.finish(t, "cat /dev/shm/note ; echo"), "shared\n")
-		m := p.facts(t).Mount("/dev/shm")
-		if m == nil || m.Type != "tmpfs" || !slices.Contains(m.Super, "size=65536k") {
-			t.Errorf("/dev/shm is %+v, want a tmpfs of 64 MiB", m)
+	p := w.run(t, "crun")
+	p.finish(t, "write /dev/shm/note shared")
+	equal(t, "/dev/shm/note", p.finish(t, "cat /dev/shm/note ; echo"), "shared\n")
+	m := p.facts(t).Mount("/dev/shm")
+	if m == nil || m.Type != "tmpfs" || !slices.Contains(m.Super, "size=65536k") {
+		t.Errorf("/dev/shm is %+v, want a tmpfs of 64 MiB", m)
+	}
+	for _, option := range []string{"nosuid", "nodev", "noexec"} {
+		if m != nil && !slices.Contains(m.Options, option) {
+			t.Errorf("/dev/shm is mounted %v, without %s", m.Options, option)
 		}
-		for _, option := range []string{"nosuid", "nodev", "noexec"} {
-			if m != nil && !slices.Contains(m.Options, option) {
-				t.Errorf("/dev/shm is mounted %v, without %s", m.Options, option)
-			}
-		}
-	})
+	}
 }
 
 func TestSysctlsHoldInsideThePodOnly(t *testing.T) {
@@ -90,16 +108,15 @@ func TestSysctlsHoldInsideThePodOnly(t *testing.T) {
 		"kernel.msgmax":                       "12345",
 	}
 	before := hostSysctls(t, w, sysctls)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.Sysctls = sysctls })
-		for name, want := range sysctls {
-			got := p.finish(t, "cat /proc/sys/"+strings.ReplaceAll(name, ".", "/"))
-			equal(t, name, strings.Join(strings.Fields(got), " "), want)
-		}
-		if after := hostSysctls(t, w, sysctls); !maps.Equal(before, after) {
-			t.Errorf("the node's own sysctls changed from %v to %v", before, after)
-		}
-	})
+	p := w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Linux.Sysctls = sysctls })
+	c := p.start(t, "sleep")
+	for name, want := range sysctls {
+		got := c.exec(t, "cat /proc/sys/"+strings.ReplaceAll(name, ".", "/"))
+		equal(t, name, strings.Join(strings.Fields(got), " "), want)
+	}
+	if after := hostSysctls(t, w, sysctls); !maps.Equal(before, after) {
+		t.Errorf("the node's own sysctls changed from %v to %v", before, after)
+	}
 }
 
 func hostSysctls(t *testing.T, w *world, names map[string]string) map[string]string {
@@ -157,29 +174,17 @@ func TestLabelsAndAnnotationsComeBackUnaltered(t *testing.T) {
 func TestPodStatusTellsTheRequest(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Metadata.Attempt = 3 })
-		s := p.status(t)
-		equal(t, "id", s.Id, p.id)
-		equal(t, "metadata", fmt.Sprint(s.Metadata), fmt.Sprint(p.config.Metadata))
-		equal(t, "state", s.State, cri.PodSandboxState_SANDBOX_READY)
-		equal(t, "runtime handler", s.RuntimeHandler, handler)
-		equal(t, "namespace options", fmt.Sprint(s.Linux.Namespaces.Options), fmt.Sprint(p.config.Linux.SecurityContext.NamespaceOptions))
-		if s.CreatedAt <= 0 {
-			t.Errorf("created at %d, want nanoseconds", s.CreatedAt)
-		}
-		p.stop(t)
-		equal(t, "state after StopPodSandbox", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
-		equal(t, "creation time after StopPodSandbox", p.status(t).CreatedAt, s.CreatedAt)
-	})
-}
-
-func TestEmptyHandlerIsTheDefaultOne(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	p := w.run(t, "")
-	p.finish(t, "echo runs")
-	if h := p.status(t).RuntimeHandler; h != "" && h != "runc" {
-		t.Errorf("handler of a pod that names none is %q", h)
+	p := w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Metadata.Attempt = 3 })
+	s := p.status(t)
+	equal(t, "id", s.Id, p.id)
+	equal(t, "metadata", fmt.Sprint(s.Metadata), fmt.Sprint(p.config.Metadata))
+	equal(t, "state", s.State, cri.PodSandboxState_SANDBOX_READY)
+	equal(t, "runtime handler", s.RuntimeHandler, "crun")
+	equal(t, "namespace options", fmt.Sprint(s.Linux.Namespaces.Options), fmt.Sprint(p.config.Linux.SecurityContext.NamespaceOptions))
+	if s.CreatedAt <= 0 {
+		t.Errorf("created at %d, want nanoseconds", s.CreatedAt)
 	}
+	p.stop(t)
+	equal(t, "state after StopPodSandbox", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
+	equal(t, "creation time after StopPodSandbox", p.status(t).CreatedAt, s.CreatedAt)
 }

@@ -13,37 +13,13 @@ import (
 
 var unknownID = strings.Repeat("0123456789abcdef", 4)
 
-func TestStopAndRemovePodAreIdempotent(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "sleep")
-		for range 2 {
-			p.stop(t)
-			equal(t, "pod state", p.status(t).State, cri.PodSandboxState_SANDBOX_NOTREADY)
-			equal(t, "container state", c.status(t).State, cri.ContainerState_CONTAINER_EXITED)
-		}
-		for range 2 {
-			p.remove(t)
-		}
-		p.stop(t) // of a pod that is gone
-		_, err := w.Runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: p.id})
-		wantCode(t, err, codes.NotFound, p.id)
-		_, err = w.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: c.id})
-		wantCode(t, err, codes.NotFound, c.id)
-	})
-}
-
 func TestRemovePodKillsWhatRuns(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		p.start(t, "ignore TERM ; sleep")
-		p.create(t, "sleep") // never started
-		p.remove(t)
-	})
+	p := w.run(t, "crun")
+	p.start(t, "ignore TERM ; sleep")
+	p.create(t, "sleep") // never started
+	p.remove(t)
 }
 
 func TestUnknownPodsAndContainers(t *testing.T) {
@@ -76,17 +52,15 @@ func TestUnknownPodsAndContainers(t *testing.T) {
 func TestAPodOfTheSameNameMayComeBack(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		first := w.run(t, handler)
-		first.stop(t)
-		second := w.run(t, handler, func(c *cri.PodSandboxConfig) {
-			c.Metadata = &cri.PodSandboxMetadata{Name: first.config.Metadata.Name, Uid: first.config.Metadata.Uid, Namespace: "default", Attempt: 1}
-		})
-		if first.id == second.id {
-			t.Error("attempt 1 has the id of attempt 0")
-		}
-		second.finish(t, "echo runs")
+	first := w.run(t, "crun")
+	first.stop(t)
+	second := w.run(t, "crun", func(c *cri.PodSandboxConfig) {
+		c.Metadata = &cri.PodSandboxMetadata{Name: first.config.Metadata.Name, Uid: first.config.Metadata.Uid, Namespace: "default", Attempt: 1}
 	})
+	if first.id == second.id {
+		t.Error("attempt 1 has the id of attempt 0")
+	}
+	second.finish(t, "echo runs")
 }
 
 func TestListsFilter(t *testing.T) {

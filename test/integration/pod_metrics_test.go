@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crius-run/crius/internal/testkit/node"
 )
 
 // kubeletMetrics are those that Kubernetes 1.37 shows at /metrics/cadvisor of a
@@ -82,31 +80,27 @@ func limited(c *cri.ContainerConfig) {
 // than were said.
 func TestPodMetricsAreCompleteAndDescribed(t *testing.T) {
 	t.Parallel()
-	for name, w := range map[string]*world{
-		"by default": shared(t),
-		"all":        private(t, node.Options{Config: "[metrics]\nincluded_pod_metrics = [\"all\"]"}),
-	} {
-		p := w.run(t, "runc")
-		c := p.start(t, "sleep", limited)
-		described, ofPod, ofContainer := w.metricDescriptors(t), p.podMetrics(t, ""), p.podMetrics(t, c.id)
-		for _, metric := range kubeletMetrics {
-			if described[metric] == nil || ofPod[metric] == nil && ofContainer[metric] == nil {
-				t.Errorf("%s: there is no %s", name, metric)
-			}
+	w := shared(t)
+	p := w.run(t, "crun")
+	c := p.start(t, "sleep", limited)
+	described, ofPod, ofContainer := w.metricDescriptors(t), p.podMetrics(t, ""), p.podMetrics(t, c.id)
+	for _, metric := range kubeletMetrics {
+		if described[metric] == nil || ofPod[metric] == nil && ofContainer[metric] == nil {
+			t.Errorf("there is no %s", metric)
 		}
-		for metric, d := range described {
-			values := append(ofPod[metric], ofContainer[metric]...)
-			if len(values) == 0 && !slices.Contains(deviceMetrics, metric) {
-				t.Errorf("%s: %s is described and has no value", name, metric)
-			}
-			for _, v := range values {
-				equal(t, name+": labels of "+metric, len(v.LabelValues), len(d.LabelKeys))
-			}
+	}
+	for metric, d := range described {
+		values := append(ofPod[metric], ofContainer[metric]...)
+		if len(values) == 0 && !slices.Contains(deviceMetrics, metric) {
+			t.Errorf("%s is described and has no value", metric)
 		}
-		for metric := range ofContainer {
-			if described[metric] == nil {
-				t.Errorf("%s: %s is not described", name, metric)
-			}
+		for _, v := range values {
+			equal(t, "labels of "+metric, len(v.LabelValues), len(d.LabelKeys))
+		}
+	}
+	for metric := range ofContainer {
+		if described[metric] == nil {
+			t.Errorf("%s is not described", metric)
 		}
 	}
 }
@@ -114,54 +108,52 @@ func TestPodMetricsAreCompleteAndDescribed(t *testing.T) {
 func TestPodMetricsAreTheKernels(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, w.ownCgroup(t))
-		parent := p.config.Linux.CgroupParent
-		c := p.start(t, "alloc 10 ; sleep", limited)
-		c.says(t, "allocated")
-		ended := p.start(t, "exit 0")
-		ended.wait(t)
-		keys := w.metricDescriptors(t)
-		metrics := p.podMetrics(t, c.id)
-		one := func(name string) uint64 {
-			t.Helper()
-			if len(metrics[name]) == 0 {
-				t.Errorf("there is no %s", name)
-				return 0
-			}
-			return metrics[name][0].Value.GetValue()
+	p := w.run(t, "crun", w.ownCgroup(t))
+	parent := p.config.Linux.CgroupParent
+	c := p.start(t, "alloc 10 ; sleep", limited)
+	c.says(t, "allocated")
+	ended := p.start(t, "exit 0")
+	ended.wait(t)
+	keys := w.metricDescriptors(t)
+	metrics := p.podMetrics(t, c.id)
+	one := func(name string) uint64 {
+		t.Helper()
+		if len(metrics[name]) == 0 {
+			t.Errorf("there is no %s", name)
+			return 0
 		}
-		for name, want := range map[string]uint64{
-			"container_spec_cpu_period": 100000, "container_spec_cpu_quota": 20000,
-			"container_spec_memory_limit_bytes": 64 * mib, "container_oom_events_total": 0,
-		} {
-			equal(t, name, one(name), want)
-		}
-		near(t, "memory", &cri.UInt64Value{Value: one("container_memory_usage_bytes")}, c.counter(t, memoryUsed), mib)
-		near(t, "processes", &cri.UInt64Value{Value: one("container_processes")}, uint64(len(w.processesOf(t, c.id))), 1)
-		near(t, "threads", &cri.UInt64Value{Value: one("container_threads")}, c.counter(t, tasks), 4)
-		if peak, rss := one("container_memory_max_usage_bytes"), one("container_memory_rss"); peak < 10*mib || rss < 10*mib {
-			t.Errorf("of 10 MiB at most %d were used, %d are resident", peak, rss)
-		}
-		labels := map[string]string{}
-		for i, key := range keys["container_memory_rss"].LabelKeys {
-			labels[key] = metrics["container_memory_rss"][0].LabelValues[i]
-		}
-		m := p.config.Metadata
-		for key, want := range map[string]string{
-			"container": c.config.Metadata.Name, "pod": m.Name, "namespace": m.Namespace,
-			"id":   filepath.Join(parent, "crius-"+c.id),
-			"name": "k8s_" + c.config.Metadata.Name + "_" + m.Name + "_" + m.Namespace + "_" + m.Uid + "_" + strconv.Itoa(int(c.config.Metadata.Attempt)),
-		} {
-			equal(t, "label "+key, labels[key], want)
-		}
-		if len(p.podMetrics(t, ended.id)["container_processes"]) != 0 {
-			t.Error("a container that has exited has processes")
-		}
-		metrics = p.podMetrics(t, "")
-		if one("container_memory_usage_bytes") < 10*mib || one("container_network_receive_bytes_total") == 0 && one("container_network_transmit_bytes_total") == 0 {
-			t.Error("the pod uses neither memory nor network")
-		}
-		equal(t, "cgroup of the pod", metrics["container_last_seen"][0].LabelValues[1], parent)
-	})
+		return metrics[name][0].Value.GetValue()
+	}
+	for name, want := range map[string]uint64{
+		"container_spec_cpu_period": 100000, "container_spec_cpu_quota": 20000,
+		"container_spec_memory_limit_bytes": 64 * mib, "container_oom_events_total": 0,
+	} {
+		equal(t, name, one(name), want)
+	}
+	near(t, "memory", &cri.UInt64Value{Value: one("container_memory_usage_bytes")}, c.counter(t, memoryUsed), mib)
+	near(t, "processes", &cri.UInt64Value{Value: one("container_processes")}, uint64(len(w.processesOf(t, c.id))), 1)
+	near(t, "threads", &cri.UInt64Value{Value: one("container_threads")}, c.counter(t, tasks), 4)
+	if peak, rss := one("container_memory_max_usage_bytes"), one("container_memory_rss"); peak < 10*mib || rss < 10*mib {
+		t.Errorf("of 10 MiB at most %d were used, %d are resident", peak, rss)
+	}
+	labels := map[string]string{}
+	for i, key := range keys["container_memory_rss"].LabelKeys {
+		labels[key] = metrics["container_memory_rss"][0].LabelValues[i]
+	}
+	m := p.config.Metadata
+	for key, want := range map[string]string{
+		"container": c.config.Metadata.Name, "pod": m.Name, "namespace": m.Namespace,
+		"id":   filepath.Join(parent, "crius-"+c.id),
+		"name": "k8s_" + c.config.Metadata.Name + "_" + m.Name + "_" + m.Namespace + "_" + m.Uid + "_" + strconv.Itoa(int(c.config.Metadata.Attempt)),
+	} {
+		equal(t, "label "+key, labels[key], want)
+	}
+	if len(p.podMetrics(t, ended.id)["container_processes"]) != 0 {
+		t.Error("a container that has exited has processes")
+	}
+	metrics = p.podMetrics(t, "")
+	if one("container_memory_usage_bytes") < 10*mib || one("container_network_receive_bytes_total") == 0 && one("container_network_transmit_bytes_total") == 0 {
+		t.Error("the pod uses neither memory nor network")
+	}
+	equal(t, "cgroup of the pod", metrics["container_last_seen"][0].LabelValues[1], parent)
 }

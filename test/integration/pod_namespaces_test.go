@@ -4,12 +4,11 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
 )
 
@@ -67,9 +66,7 @@ func TestPIDNamespaceOfThePodHasAnInitOfItsOwn(t *testing.T) {
 		}
 		// An orphan's end is the init's affair: it must not stay as a zombie.
 		first.exec(t, "orphan sleep 10ms")
-		if !eventually(func() bool { return !zombies(first.facts(t)) }) {
-			t.Error("the pod's init does not reap orphans")
-		}
+		wait.For(t, "the pod's init to reap the orphan", func() bool { return !zombies(first.facts(t)) })
 		equal(t, "exit code when another container of the namespace has ended", p.start(t, "exit 4", forContainer).wait(t).ExitCode, 4)
 		equal(t, "state of the first container", first.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 	})
@@ -94,41 +91,8 @@ func TestPIDNamespaceOfTheNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, forPod)
-		equal(t, "PID namespace", p.facts(t, forContainer).Namespaces["pid"], own)
-	})
-}
-
-func TestPIDNamespaceOfATargetContainer(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		target := p.start(t, "sleep 1h")
-		join := func(id string) containerChange {
-			return func(c *cri.ContainerConfig) {
-				o := c.Linux.SecurityContext.NamespaceOptions
-				o.Pid, o.TargetId = cri.NamespaceMode_TARGET, id
-			}
-		}
-		f := p.facts(t, join(target.id))
-		equal(t, "PID namespace", f.Namespaces["pid"], target.facts(t).Namespaces["pid"])
-		equal(t, "process 1", f.Processes[1], "/probe sleep 1h")
-
-		_, err := p.try(t.Context(), steps("sleep"), join(strings.Repeat("0", 64)))
-		if err == nil {
-			t.Error("a target that does not exist was accepted")
-		}
-		stranger := w.run(t, handler).start(t, "sleep 1h")
-		_, err = p.try(t.Context(), steps("sleep"), join(stranger.id))
-		if err == nil {
-			t.Error("a target in another pod was accepted")
-		}
-		target.stop(t, 0)
-		_, err = p.try(t.Context(), steps("sleep"), join(target.id))
-		wantCode(t, err, codes.FailedPrecondition, target.id[:12])
-	})
+	p := w.run(t, "crun", forPod)
+	equal(t, "PID namespace", p.facts(t, forContainer).Namespaces["pid"], own)
 }
 
 func TestIPCNamespaceOfTheNode(t *testing.T) {
@@ -138,18 +102,16 @@ func TestIPCNamespaceOfTheNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) {
-			c.Linux.SecurityContext.NamespaceOptions.Ipc = cri.NamespaceMode_NODE
-		})
-		f := p.facts(t, func(c *cri.ContainerConfig) {
-			c.Linux.SecurityContext.NamespaceOptions.Ipc = cri.NamespaceMode_NODE
-		})
-		equal(t, "IPC namespace", f.Namespaces["ipc"], own)
-		if m := f.Mount("/dev/shm"); m == nil {
-			t.Error("no /dev/shm")
-		}
+	p := w.run(t, "crun", func(c *cri.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = cri.NamespaceMode_NODE
 	})
+	f := p.facts(t, func(c *cri.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = cri.NamespaceMode_NODE
+	})
+	equal(t, "IPC namespace", f.Namespaces["ipc"], own)
+	if m := f.Mount("/dev/shm"); m == nil {
+		t.Error("no /dev/shm")
+	}
 }
 
 func TestHostPIDAndIPCDoNotOpenTheHostsNetwork(t *testing.T) {

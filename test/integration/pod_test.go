@@ -8,13 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -66,8 +65,7 @@ func (w *world) run(t *testing.T, handler string, change ...podChange) *pod {
 	return p
 }
 
-// vanish removes the pod and checks that nothing bears the id of the pod or of
-// one of its containers any more.
+// vanish removes the pod, of which nothing may be left at the node's end.
 func (p *pod) vanish(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
@@ -81,23 +79,7 @@ func (p *pod) vanish(t *testing.T) {
 		t.Errorf("RemovePodSandbox at the end: %v", err)
 	}
 	os.RemoveAll(p.config.LogDirectory)
-	var left []string
-	soon := func() bool {
-		now, err := p.w.Inventory()
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = now.About(p.made...)
-		return len(left) == 0
-	}
-	if !eventually(soon) {
-		t.Errorf("left over by pod %s:\n%s", p.id, inventory.Brief("", left))
-	}
-}
-
-// eventually asks until the answer is yes or patience ends.
-func eventually(yes func() bool) bool {
-	return waits(patience, yes)
+	p.w.Gone(t, p.made...)
 }
 
 func (p *pod) status(t *testing.T) *cri.PodSandboxStatus {
@@ -214,16 +196,14 @@ func (c *container) status(t *testing.T) *cri.ContainerStatus {
 func (c *container) wait(t *testing.T) *cri.ContainerStatus {
 	t.Helper()
 	var s *cri.ContainerStatus
-	if !eventually(func() bool { s = c.status(t); return s.State == cri.ContainerState_CONTAINER_EXITED }) {
-		t.Fatalf("container did not exit in %v: state %v", patience, s.State)
-	}
+	wait.For(t, "the container to exit", func() bool { s = c.status(t); return s.State == cri.ContainerState_CONTAINER_EXITED })
 	return s
 }
 
 // says waits until the container has written text to stdout.
 func (c *container) says(t *testing.T, text string) {
 	t.Helper()
-	if !eventually(func() bool { return strings.Contains(c.output(t), text) }) {
+	if !wait.Until(t.Context(), func() bool { return strings.Contains(c.output(t), text) }) {
 		t.Fatalf("container never wrote %q, but %q", text, c.output(t))
 	}
 }
@@ -255,7 +235,7 @@ func (c *container) exec(t *testing.T, line string) string {
 func (c *container) execResult(t *testing.T, line string) *cri.ExecSyncResponse {
 	t.Helper()
 	resp, err := c.pod.w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-		ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Timeout: 60,
+		ContainerId: c.id, Cmd: append([]string{"/probe"}, steps(line)...), Timeout: scene.LimitSeconds,
 	})
 	if err != nil {
 		t.Fatalf("ExecSync %q: %v", line, err)
@@ -302,6 +282,11 @@ func unique(s []int) []int {
 	return slices.Compact(s)
 }
 
-func timeout(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.Context(), d)
+// only waits until the container has so many processes and no others.
+func (c *container) only(t *testing.T, processes int) {
+	t.Helper()
+	var now []int
+	if !wait.Until(t.Context(), func() bool { now = c.pod.w.processesOf(t, c.id); return len(now) == processes }) {
+		t.Fatalf("the container has processes %v, want %d", now, processes)
+	}
 }

@@ -15,6 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 func (p *pod) forwardURL(t *testing.T, ports ...int32) string {
@@ -46,7 +48,7 @@ func connect(t *testing.T, tunnel *kubelet.Tunnel, port int) *kubelet.Wire {
 	return wire
 }
 
-// all reads to the end, which must come within patience.
+// all reads to the end.
 func all(t *testing.T, what string, r io.Reader) string {
 	t.Helper()
 	type result struct {
@@ -58,20 +60,23 @@ func all(t *testing.T, what string, r io.Reader) string {
 		data, err := io.ReadAll(r)
 		done <- result{data, err}
 	}()
-	select {
-	case r := <-done:
-		if r.err != nil {
-			t.Errorf("%s: %v after %d bytes", what, r.err, len(r.data))
-		}
-		return string(r.data)
-	case <-time.After(patience):
-		t.Fatalf("%s does not end within %v", what, patience)
-		return ""
+	got := scene.Receive(t, what+" to end", done)
+	if got.err != nil {
+		t.Errorf("%s: %v after %d bytes", what, got.err, len(got.data))
 	}
+	return string(got.data)
+}
+
+// ends waits for the end of a stream, whatever it brings.
+func ends(t *testing.T, what string, r io.Reader) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() { io.Copy(io.Discard, r); close(ended) }()
+	scene.Receive(t, what+" to end", ended)
 }
 
 // listeners are what the pods of these tests serve.
-const listeners = "tcp 127.0.0.1:7001 echo ; tcp [::1]:7002 echo ; tcp :7003 digest ; tcp 127.0.0.1:7004 noise 6000000 ; " +
+const listeners = "tcp 127.0.0.1:7001 echo ; tcp [::1]:7002 echo ; tcp :7003 digest ; tcp 127.0.0.1:7004 noise 1000000 ; " +
 	"tcp 127.0.0.1:7005 bye ; tcp 127.0.0.1:7006 flood ; tcp 127.0.0.1:7007 mute ; echo all-set ; sleep"
 
 func (p *pod) listeners(t *testing.T) *container {
@@ -84,62 +89,58 @@ func (p *pod) listeners(t *testing.T) *container {
 func TestPortForward(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.listeners(t)
-		tunnel := p.tunnel(t)
-		for name, port := range map[string]int{"127.0.0.1": 7001, "::1": 7002} {
-			wire := connect(t, tunnel, port)
-			io.WriteString(wire, "hello over "+name)
-			wire.Close()
-			equal(t, "echo of "+name, all(t, "the answer of "+name, wire), "hello over "+name)
-			equal(t, "error stream of "+name, all(t, "the error stream of "+name, wire.Errors), "")
+	p := w.run(t, "crun")
+	c := p.listeners(t)
+	tunnel := p.tunnel(t)
+	for name, port := range map[string]int{"127.0.0.1": 7001, "::1": 7002} {
+		wire := connect(t, tunnel, port)
+		io.WriteString(wire, "hello over "+name)
+		wire.Close()
+		equal(t, "echo of "+name, all(t, "the answer of "+name, wire), "hello over "+name)
+		equal(t, "error stream of "+name, all(t, "the error stream of "+name, wire.Errors), "")
+	}
+	t.Run("the client ends its half first", func(t *testing.T) {
+		wire := connect(t, tunnel, 7003)
+		if _, err := io.Copy(wire, noise(1_000_000)); err != nil {
+			t.Fatal(err)
 		}
-		t.Run("the client ends its half first", func(t *testing.T) {
-			wire := connect(t, tunnel, 7003)
-			if _, err := io.Copy(wire, noise(6_000_000)); err != nil {
-				t.Fatal(err)
-			}
+		wire.Close()
+		equal(t, "what the pod has read", all(t, "the answer", wire), noiseSum(1_000_000)+"\n")
+	})
+	t.Run("the server ends its half first", func(t *testing.T) {
+		wire := connect(t, tunnel, 7005)
+		equal(t, "what the pod said", all(t, "the answer", wire), "bye\n")
+		if _, err := io.Copy(wire, noise(1_000_000)); err != nil {
+			t.Errorf("sending after the server has ended its half: %v", err)
+		}
+		wire.Close()
+		c.says(t, "after bye "+noiseSum(1_000_000)+" <nil>")
+	})
+	t.Run("much from the pod", func(t *testing.T) {
+		wire := connect(t, tunnel, 7004)
+		equal(t, "sum", sum(all(t, "the answer", wire)), noiseSum(1_000_000))
+	})
+	t.Run("much both ways", func(t *testing.T) {
+		wire := connect(t, tunnel, 7001)
+		go func() {
+			io.Copy(wire, noise(1_000_000))
 			wire.Close()
-			equal(t, "what the pod has read", all(t, "the answer", wire), noiseSum(6_000_000)+"\n")
-		})
-		t.Run("the server ends its half first", func(t *testing.T) {
-			wire := connect(t, tunnel, 7005)
-			equal(t, "what the pod said", all(t, "the answer", wire), "bye\n")
-			if _, err := io.Copy(wire, noise(1_000_000)); err != nil {
-				t.Errorf("sending after the server has ended its half: %v", err)
-			}
-			wire.Close()
-			c.says(t, "after bye "+noiseSum(1_000_000)+" <nil>")
-		})
-		t.Run("much from the pod", func(t *testing.T) {
-			wire := connect(t, tunnel, 7004)
-			equal(t, "sum", sum(all(t, "the answer", wire)), noiseSum(6_000_000))
-		})
-		t.Run("much both ways", func(t *testing.T) {
-			wire := connect(t, tunnel, 7001)
-			go func() {
-				io.Copy(wire, noise(6_000_000))
-				wire.Close()
-			}()
-			equal(t, "sum of the echo", sum(all(t, "the echo", wire)), noiseSum(6_000_000))
-		})
+		}()
+		equal(t, "sum of the echo", sum(all(t, "the echo", wire)), noiseSum(1_000_000))
 	})
 }
 
 func TestPortForwardIntoAHostNetworkPod(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler, kubelet.HostNetwork)
-		port := 17001 + slices.Index(handlers, handler)
-		c := p.start(t, fmt.Sprintf("tcp 127.0.0.1:%d echo ; echo all-set ; sleep", port), hostNetworkContainer)
-		c.says(t, "all-set")
-		wire := connect(t, p.tunnel(t), port)
-		io.WriteString(wire, "hello")
-		wire.Close()
-		equal(t, "echo", all(t, "the echo", wire), "hello")
-	})
+	p := w.run(t, "crun", kubelet.HostNetwork)
+	port := 17001 + slices.Index(handlers, "crun")
+	c := p.start(t, fmt.Sprintf("tcp 127.0.0.1:%d echo ; echo all-set ; sleep", port), hostNetworkContainer)
+	c.says(t, "all-set")
+	wire := connect(t, p.tunnel(t), port)
+	io.WriteString(wire, "hello")
+	wire.Close()
+	equal(t, "echo", all(t, "the echo", wire), "hello")
 }
 
 func TestPortForwardOfAPodWithoutContainers(t *testing.T) {
@@ -159,7 +160,7 @@ func TestManyConnectionsOverOnePortForward(t *testing.T) {
 	p.listeners(t)
 	tunnel := p.tunnel(t)
 	var group sync.WaitGroup
-	for i := range 60 {
+	for i := range 20 {
 		group.Go(func() {
 			wire, err := tunnel.Connect([]int{7001, 7002, 7003}[i%3])
 			if err != nil {
@@ -188,48 +189,38 @@ func TestManyConnectionsOverOnePortForward(t *testing.T) {
 func TestPortForwardWithNobodyListening(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		p.listeners(t)
-		tunnel := p.tunnel(t)
-		for range 3 {
-			wire := connect(t, tunnel, 7999)
-			message := all(t, "the error stream", wire.Errors)
-			if !strings.Contains(message, "7999") || !strings.Contains(message, "TCP") && !strings.Contains(message, "tcp") {
-				t.Errorf("the error is %q, want one that names TCP port 7999", message)
-			}
-			ended := make(chan struct{})
-			go func() { io.Copy(io.Discard, wire); close(ended) }()
-			select {
-			case <-ended:
-			case <-time.After(patience):
-				t.Fatal("the data stream of a refused connection stays open")
-			}
-			tunnel.Forget(wire)
+	p := w.run(t, "crun")
+	p.listeners(t)
+	tunnel := p.tunnel(t)
+	for range 3 {
+		wire := connect(t, tunnel, 7999)
+		message := all(t, "the error stream", wire.Errors)
+		if !strings.Contains(message, "7999") || !strings.Contains(message, "TCP") && !strings.Contains(message, "tcp") {
+			t.Errorf("the error is %q, want one that names TCP port 7999", message)
 		}
-		wire := connect(t, tunnel, 7001)
-		io.WriteString(wire, "still here")
-		wire.Close()
-		equal(t, "echo after refused connections", all(t, "the echo", wire), "still here")
-	})
+		ends(t, "the data stream of a refused connection", wire)
+		tunnel.Forget(wire)
+	}
+	wire := connect(t, tunnel, 7001)
+	io.WriteString(wire, "still here")
+	wire.Close()
+	equal(t, "echo after refused connections", all(t, "the echo", wire), "still here")
 }
 
 // kubectl port-forward itself, and many short connections through it.
 func TestPortForwardOfKubectl(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		p.start(t, "serve 127.0.0.1:8080 through-the-tunnel")
-		p.finish(t, "get http://127.0.0.1:8080/") // it listens: kubectl gives up at the first refusal
-		port, _, err := w.spdy().Forward(t.Context(), p.forwardURL(t), 8080)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 20 {
-			equal(t, "answer", w.get(t, fmt.Sprintf("127.0.0.1:%d", port), "/"), "through-the-tunnel\n")
-		}
-	})
+	p := w.run(t, "crun")
+	p.start(t, "serve 127.0.0.1:8080 through-the-tunnel")
+	p.finish(t, "get http://127.0.0.1:8080/") // it listens: kubectl gives up at the first refusal
+	port, _, err := w.spdy().Forward(t.Context(), p.forwardURL(t), 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		equal(t, "answer", w.get(t, fmt.Sprintf("127.0.0.1:%d", port), "/"), "through-the-tunnel\n")
+	}
 }
 
 func TestPortForwardOverWebSocket(t *testing.T) {
@@ -301,7 +292,7 @@ func (c *channels) wait(t *testing.T, channel byte, n int) string {
 	if c.got == nil {
 		c.got = map[byte][]byte{}
 	}
-	c.conn.SetReadDeadline(time.Now().Add(patience))
+	c.conn.SetReadDeadline(time.Now().Add(wait.Limit))
 	for len(c.got[channel]) < n {
 		_, data, err := c.conn.ReadMessage()
 		if err != nil {
@@ -320,23 +311,15 @@ func (c *channels) wait(t *testing.T, channel byte, n int) string {
 func TestPortForwardEndsWithItsPod(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		p.listeners(t)
-		tunnel := p.tunnel(t)
-		wire := connect(t, tunnel, 7006)
-		if _, err := io.ReadFull(wire, make([]byte, 1000)); err != nil {
-			t.Fatal(err)
-		}
-		p.stop(t)
-		ended := make(chan struct{})
-		go func() { io.Copy(io.Discard, wire); close(ended) }()
-		select {
-		case <-ended:
-		case <-time.After(patience):
-			t.Error("a connection goes on after its pod has been stopped")
-		}
-	})
+	p := w.run(t, "crun")
+	p.listeners(t)
+	tunnel := p.tunnel(t)
+	wire := connect(t, tunnel, 7006)
+	if _, err := io.ReadFull(wire, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	p.stop(t)
+	ends(t, "a connection to a stopped pod", wire)
 }
 
 // A connection that the client leaves alone holds up neither the others nor

@@ -16,7 +16,7 @@ func TestReboot_crio_5549(t *testing.T) {
 	w := spotless(t, node.Options{})
 	var pods []*pod
 	var containers []*container
-	for i := range 6 {
+	for i := range 2 {
 		p := w.run(t, handlers[i%2])
 		containers = append(containers, p.start(t, "sleep"))
 		p.create(t, "sleep")
@@ -46,7 +46,5 @@ func TestReboot_crio_5549(t *testing.T) {
 		next.vanish(t)
 		p.vanish(t)
 	}
-	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
-		t.Error(err)
-	}
+	w.Restored(t, w.empty)
 }

@@ -12,12 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // zoo fills a node with pods of many shapes, and containers in every state.
@@ -74,7 +75,7 @@ func (w *world) zoo(t *testing.T) []*pod {
 // strangers are pods of random shapes; FULL=1 makes 200.
 func (w *world) strangers(t *testing.T) (pods []*pod) {
 	t.Helper()
-	n := 6
+	n := 3
 	if os.Getenv("FULL") != "" {
 		n = 200
 	}
@@ -228,15 +229,13 @@ func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 				t.Fatal(err)
 			}
 			equalEverything(t, before, w.everything(t))
-			if err := w.Clean(t.Context(), things, patience); err != nil {
-				t.Error(err)
-			}
+			w.Restored(t, things)
 		})
 	}
 	// What runs is as manageable as before.
 	running := &container{pod: pods[0], id: pods[0].made[1], config: kubelet.Container("c1", probe, nil)}
 	running.exec(t, "echo alive")
-	running.stop(t, 60)
+	running.stop(t, scene.LimitSeconds)
 	equal(t, "exit code after SIGTERM", running.status(t).ExitCode, 143)
 	created := &container{pod: pods[0], id: pods[0].made[2], config: kubelet.Container("c2", probe, nil)}
 	created.start(t)
@@ -244,71 +243,51 @@ func TestNothingChangesByARestart_crio_10014(t *testing.T) {
 	for _, p := range pods {
 		p.vanish(t)
 	}
-	if err := w.Clean(t.Context(), w.empty, patience); err != nil {
-		t.Error(err)
-	}
+	w.Restored(t, w.empty)
 }
 
-func TestExitsDuringDowntime(t *testing.T) {
+func TestExitsAndOutputDuringDowntime(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		began := time.Now()
-		var all []*container
-		for i := range 5 {
-			all = append(all, p.start(t, fmt.Sprintf("sleep 1s ; echo last-words ; exit %d", 40+i)))
-		}
-		oom := p.start(t, "sleep 1s ; alloc 200", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib })
-		if err := w.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if !eventually(func() bool {
-			return !slices.ContainsFunc(append(all, oom), func(c *container) bool {
-				_, err := os.Stat(filepath.Join(w.StateRoot(), "containers", c.id, "exit.json"))
-				return err != nil
-			})
-		}) {
-			t.Fatal("the monitors do not note how the containers have ended")
-		}
-		ended := time.Now() // a time taken at the restart is later
-		if err := w.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for i, c := range append(all, oom) {
-			s := c.status(t)
-			equal(t, "state", s.State, cri.ContainerState_CONTAINER_EXITED)
-			if finished := time.Unix(0, s.FinishedAt); finished.Before(began) || finished.After(ended) {
-				t.Errorf("finished at %v, but the container ended between %v and %v", finished, began, ended)
-			}
-			if c == oom {
-				equal(t, "reason", s.Reason, "OOMKilled")
-				continue
-			}
-			equal(t, "exit code", s.ExitCode, int32(40+i))
-			equal(t, "output", c.output(t), "last-words\n")
-		}
+	p := w.run(t, "crun")
+	dir := w.dir(t)
+	shared := withMounts(&cri.Mount{ContainerPath: "/shared", HostPath: dir})
+	began := time.Now()
+	var all []*container
+	for i := range 3 {
+		all = append(all, p.start(t, fmt.Sprintf("await /shared/go ; echo last-words ; exit %d", 40+i), shared))
+	}
+	oom := p.start(t, "await /shared/go ; alloc 200", shared, func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 32 * mib })
+	writer := p.start(t, "lines 1000000000 1ms")
+	must(t, w.Kill())
+	put(t, filepath.Join(dir, "go"), "")
+	wait.For(t, "the monitors to note how the containers have ended", func() bool {
+		return !slices.ContainsFunc(append(all, oom), func(c *container) bool {
+			_, err := os.Stat(filepath.Join(w.StateRoot(), "containers", c.id, "exit.json"))
+			return err != nil
+		})
 	})
-}
-
-func TestOutputGoesOnDuringDowntime(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	p := w.run(t, "runc")
-	c := p.start(t, "lines 2000 1ms ; exit 8")
-	for range 3 {
-		if err := w.Crash(t.Context()); err != nil {
-			t.Fatal(err)
+	ended := time.Now() // a time taken at the restart is later
+	must(t, w.Start(t.Context()))
+	for i, c := range append(all, oom) {
+		s := c.status(t)
+		equal(t, "state", s.State, cri.ContainerState_CONTAINER_EXITED)
+		if finished := time.Unix(0, s.FinishedAt); finished.Before(began) || finished.After(ended) {
+			t.Errorf("finished at %v, but the container ended between %v and %v", finished, began, ended)
 		}
+		if c == oom {
+			equal(t, "reason", s.Reason, "OOMKilled")
+			continue
+		}
+		equal(t, "exit code", s.ExitCode, int32(40+i))
+		equal(t, "output", c.output(t), "last-words\n")
 	}
-	s := c.wait(t)
-	equal(t, "exit code", s.ExitCode, 8)
-	var want strings.Builder
-	for i := range 2000 {
-		fmt.Fprintln(&want, "line", i+1)
-	}
-	if got := c.output(t); got != want.String() {
-		t.Errorf("the log holds %d of 2000 lines, or in another order", strings.Count(got, "\n"))
+	must(t, w.Crash(t.Context()))
+	writer.stop(t, 0) // so that no record is half written
+	for i, line := range strings.Split(strings.TrimSuffix(writer.output(t), "\n"), "\n") {
+		if line != fmt.Sprint("line ", i+1) {
+			t.Fatalf("line %d of the log is %q", i+1, line)
+		}
 	}
 }
 
@@ -329,9 +308,7 @@ func TestSIGTERMWaitsForWorkUnderWay(t *testing.T) {
 		resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
 		answered <- answer{resp.GetPodSandboxId(), err}
 	}()
-	if !eventually(func() bool { _, err := os.Stat(filepath.Join(plugin.dir, "faults", "ADD")); return os.IsNotExist(err) }) {
-		t.Fatal("the plugin was never called")
-	}
+	wait.For(t, "the plugin to be called", func() bool { _, err := os.Stat(filepath.Join(plugin.dir, "faults", "ADD")); return os.IsNotExist(err) })
 	if err := w.Stop(); err != nil {
 		t.Errorf("the server ended with %v", err)
 	}
@@ -351,43 +328,4 @@ func TestSIGTERMWaitsForWorkUnderWay(t *testing.T) {
 		equal(t, "state of the new pod", p.status(t).State, cri.PodSandboxState_SANDBOX_READY)
 		p.vanish(t)
 	}
-}
-
-// The same request once more is the same pod, also after a crash.
-func TestARepeatedRequestGetsTheSameID(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	p := w.run(t, "runc")
-	c := p.create(t, "sleep")
-	again := func(t *testing.T) {
-		t.Helper()
-		pod, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: "runc"})
-		if err != nil || pod.PodSandboxId != p.id {
-			t.Errorf("RunPodSandbox again: %v, %v, want id %s", pod, err, p.id)
-		}
-		ctr, err := w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: c.config, SandboxConfig: p.config})
-		if err != nil || ctr.ContainerId != c.id {
-			t.Errorf("CreateContainer again: %v, %v, want id %s", ctr, err, c.id)
-		}
-	}
-	again(t)
-	if err := w.Crash(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	again(t)
-
-	other := proto.CloneOf(p.config)
-	other.Labels["another"] = "request"
-	_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: other, RuntimeHandler: "runc"})
-	wantTaken(t, err, p.id)
-	config := proto.CloneOf(c.config)
-	config.Args = steps("another request")
-	_, err = w.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
-	wantTaken(t, err, c.id)
-}
-
-// A name that another request has taken stays with it.
-func wantTaken(t *testing.T, err error, id string) {
-	t.Helper()
-	wantCode(t, err, codes.AlreadyExists, id[:12])
 }

@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 var (
@@ -87,45 +88,43 @@ func between(t *testing.T, what string, got *cri.UInt64Value, before, after uint
 func TestContainerStatsAreTheKernels(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		c := p.start(t, "alloc 20 ; sleep", func(c *cri.ContainerConfig) {
-			c.Annotations["example.com/some"] = "thing"
-			c.Linux.Resources.MemoryLimitInBytes = 64 * mib
-		})
-		c.says(t, "allocated")
-		cpu, faults, major := c.counter(t, cpuTime), c.counter(t, pageFaults), c.counter(t, majorFaults)
-		pressures := c.pressures(t)
-		began := time.Now().UnixNano()
-		s := c.stats(t)
-		ended := time.Now().UnixNano()
-
-		equal(t, "id", s.Attributes.Id, c.id)
-		if !proto.Equal(s.Attributes.Metadata, c.config.Metadata) {
-			t.Errorf("metadata is %v, want %v", s.Attributes.Metadata, c.config.Metadata)
-		}
-		equal(t, "label", s.Attributes.Labels["io.kubernetes.container.name"], c.config.Metadata.Name)
-		equal(t, "annotation", s.Attributes.Annotations["example.com/some"], "thing")
-		for what, at := range map[string]int64{"CPU": s.GetCpu().GetTimestamp(), "memory": s.GetMemory().GetTimestamp(), "swap": s.GetSwap().GetTimestamp()} {
-			if at < began || at > ended {
-				t.Errorf("timestamp of %s is %d, the call was from %d to %d", what, at, began, ended)
-			}
-		}
-		between(t, "CPU time", s.Cpu.UsageCoreNanoSeconds, cpu, c.counter(t, cpuTime))
-		between(t, "page faults", s.Memory.PageFaults, faults, c.counter(t, pageFaults))
-		between(t, "major page faults", s.Memory.MajorPageFaults, major, c.counter(t, majorFaults))
-		const batch = mib // the kernel counts memory by CPU and adds up now and then
-		used := c.counter(t, memoryUsed)
-		near(t, "memory", s.Memory.UsageBytes, used, batch)
-		near(t, "working set", s.Memory.WorkingSetBytes, used-c.counter(t, inactiveFiles), batch)
-		near(t, "RSS", s.Memory.RssBytes, c.counter(t, rss), batch)
-		if ws := s.Memory.WorkingSetBytes.GetValue(); ws < 20*mib {
-			t.Errorf("working set is %d with 20 MiB in use", ws)
-		}
-		equal(t, "available memory and working set", s.Memory.AvailableBytes.GetValue()+s.Memory.WorkingSetBytes.GetValue(), 64*mib)
-		near(t, "swap", s.Swap.SwapUsageBytes, c.counter(t, swapUsed), batch)
-		checkPressures(t, s, pressures, c.pressures(t))
+	p := w.run(t, "crun")
+	c := p.start(t, "alloc 20 ; sleep", func(c *cri.ContainerConfig) {
+		c.Annotations["example.com/some"] = "thing"
+		c.Linux.Resources.MemoryLimitInBytes = 64 * mib
 	})
+	c.says(t, "allocated")
+	cpu, faults, major := c.counter(t, cpuTime), c.counter(t, pageFaults), c.counter(t, majorFaults)
+	pressures := c.pressures(t)
+	began := time.Now().UnixNano()
+	s := c.stats(t)
+	ended := time.Now().UnixNano()
+
+	equal(t, "id", s.Attributes.Id, c.id)
+	if !proto.Equal(s.Attributes.Metadata, c.config.Metadata) {
+		t.Errorf("metadata is %v, want %v", s.Attributes.Metadata, c.config.Metadata)
+	}
+	equal(t, "label", s.Attributes.Labels["io.kubernetes.container.name"], c.config.Metadata.Name)
+	equal(t, "annotation", s.Attributes.Annotations["example.com/some"], "thing")
+	for what, at := range map[string]int64{"CPU": s.GetCpu().GetTimestamp(), "memory": s.GetMemory().GetTimestamp(), "swap": s.GetSwap().GetTimestamp()} {
+		if at < began || at > ended {
+			t.Errorf("timestamp of %s is %d, the call was from %d to %d", what, at, began, ended)
+		}
+	}
+	between(t, "CPU time", s.Cpu.UsageCoreNanoSeconds, cpu, c.counter(t, cpuTime))
+	between(t, "page faults", s.Memory.PageFaults, faults, c.counter(t, pageFaults))
+	between(t, "major page faults", s.Memory.MajorPageFaults, major, c.counter(t, majorFaults))
+	const batch = mib // the kernel counts memory by CPU and adds up now and then
+	used := c.counter(t, memoryUsed)
+	near(t, "memory", s.Memory.UsageBytes, used, batch)
+	near(t, "working set", s.Memory.WorkingSetBytes, used-c.counter(t, inactiveFiles), batch)
+	near(t, "RSS", s.Memory.RssBytes, c.counter(t, rss), batch)
+	if ws := s.Memory.WorkingSetBytes.GetValue(); ws < 20*mib {
+		t.Errorf("working set is %d with 20 MiB in use", ws)
+	}
+	equal(t, "available memory and working set", s.Memory.AvailableBytes.GetValue()+s.Memory.WorkingSetBytes.GetValue(), 64*mib)
+	near(t, "swap", s.Swap.SwapUsageBytes, c.counter(t, swapUsed), batch)
+	checkPressures(t, s, pressures, c.pressures(t))
 }
 
 // pressures are the totals that the kernel tells of a cgroup of version 2, in
@@ -190,9 +189,7 @@ func TestCPURateOfABusyContainer(t *testing.T) {
 		t.Errorf("the first reading has the rate %v already", first.UsageNanoCores)
 	}
 	var second *cri.CpuUsage
-	if !eventually(func() bool { second = c.stats(t).Cpu; return second.UsageNanoCores != nil }) {
-		t.Fatal("there is no rate")
-	}
+	wait.For(t, "a rate", func() bool { second = c.stats(t).Cpu; return second.UsageNanoCores != nil })
 	seconds := float64(second.Timestamp-first.Timestamp) / 1e9
 	if seconds < 1 {
 		t.Errorf("the rate is the mean of %f seconds", seconds)
@@ -242,7 +239,7 @@ func TestWritableLayerGrows(t *testing.T) {
 		now = c.stats(t).WritableLayer
 		return now.UsedBytes.GetValue() >= 10*mib && now.InodesUsed.GetValue() == inodes
 	}
-	if !eventually(grown) { // it is measured every 10 s
+	if !wait.Until(t.Context(), grown) { // it is measured every 10 s
 		t.Fatalf("writable layer is %v after 10 MiB were written into %d inodes", now, inodes)
 	}
 	if now.Timestamp <= before.Timestamp {
@@ -253,26 +250,24 @@ func TestWritableLayerGrows(t *testing.T) {
 func TestStatsOfContainersThatDoNotRun(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		p := w.run(t, handler)
-		created := p.create(t, "sleep")
-		if s := created.stats(t); s.GetAttributes().GetId() != created.id || s.Cpu == nil || s.Memory == nil || s.WritableLayer == nil {
-			t.Errorf("stats of a created container are %v", s)
-		}
-		exited := p.start(t, "echo done")
-		exited.wait(t)
-		// crictl takes a container without CPU and memory for one that does not run.
-		if s := exited.stats(t); s.GetAttributes().GetId() != exited.id || s.Cpu != nil || s.Memory != nil || s.Swap != nil || s.WritableLayer == nil {
-			t.Errorf("stats of an exited container are %v", s)
-		}
-		exited.remove(t)
-		_, err := w.Runtime().ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: exited.id})
-		wantCode(t, err, codes.NotFound, exited.id)
-		list, err := w.Runtime().ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{Filter: &cri.ContainerStatsFilter{Id: exited.id}})
-		if err != nil || len(list.Stats) != 0 {
-			t.Errorf("the list of a removed container is %v, %v", list.GetStats(), err)
-		}
-	})
+	p := w.run(t, "crun")
+	created := p.create(t, "sleep")
+	if s := created.stats(t); s.GetAttributes().GetId() != created.id || s.Cpu == nil || s.Memory == nil || s.WritableLayer == nil {
+		t.Errorf("stats of a created container are %v", s)
+	}
+	exited := p.start(t, "echo done")
+	exited.wait(t)
+	// crictl takes a container without CPU and memory for one that does not run.
+	if s := exited.stats(t); s.GetAttributes().GetId() != exited.id || s.Cpu != nil || s.Memory != nil || s.Swap != nil || s.WritableLayer == nil {
+		t.Errorf("stats of an exited container are %v", s)
+	}
+	exited.remove(t)
+	_, err := w.Runtime().ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: exited.id})
+	wantCode(t, err, codes.NotFound, exited.id)
+	list, err := w.Runtime().ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{Filter: &cri.ContainerStatsFilter{Id: exited.id}})
+	if err != nil || len(list.Stats) != 0 {
+		t.Errorf("the list of a removed container is %v, %v", list.GetStats(), err)
+	}
 }
 
 func TestContainerStatsFilters(t *testing.T) {

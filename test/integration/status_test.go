@@ -6,18 +6,19 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/registry"
-	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 func TestStatusCommand(t *testing.T) {
@@ -39,7 +40,7 @@ func TestStatusCommand(t *testing.T) {
 		_, _ = w.Runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
 	}()
 	out := ""
-	if !eventually(func() bool {
+	if !wait.Until(t.Context(), func() bool {
 		var err error
 		out, err = w.crius(t, "status")
 		return err == nil && strings.Contains(out, "CNI ADD")
@@ -91,26 +92,22 @@ func TestStatusCommand(t *testing.T) {
 	if out, _ := w.crius(t, "status"); !strings.Contains(out, "CNI ADD") {
 		t.Errorf("the work ended with its caller:\n%s", out)
 	}
-	if err := w.Stop(); err != nil {
-		t.Log(err) // the plugin still hangs
-	}
+	must(t, w.Kill())
 	if out, err := w.crius(t, "status"); err == nil || !strings.Contains(out, w.Socket()) {
 		t.Errorf("no server: %v, %s", err, out)
 	}
 	plugin.heal(t)
-	if err := w.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Start(t.Context()))
 }
 
 func TestEventsCommand(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := shared(t)
 	p := w.run(t, "crun")
 	old := p.start(t, "sleep")
 	argv := w.Argv("events", "--follow")
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
-	file := w.Path("events.out")
+	file := filepath.Join(w.dir(t), "out")
 	out, err := os.Create(file)
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +119,7 @@ func TestEventsCommand(t *testing.T) {
 	}
 	sees := func(text string) {
 		t.Helper()
-		if !eventually(func() bool { return strings.Contains(read(t, file), text) }) {
+		if !wait.Until(t.Context(), func() bool { return strings.Contains(read(t, file), text) }) {
 			t.Fatalf("crius events never says %q:\n%s", text, read(t, file))
 		}
 	}
@@ -132,11 +129,10 @@ func TestEventsCommand(t *testing.T) {
 	sees(c.id[:13] + " of pod \"" + p.config.Metadata.Namespace + "/" + p.config.Metadata.Name + "\": Error, code 3")
 	c.remove(t)
 	sees("deleted  container " + c.id[:13])
-	began := time.Now()
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil || time.Since(began) > patience {
+	must(t, cmd.Process.Signal(os.Interrupt))
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	if err := scene.Receive(t, "crius events to end when it is interrupted", ended); err != nil {
 		t.Errorf("interrupted: %v", err)
 	}
 }
@@ -148,20 +144,19 @@ func TestPullsCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	built, err := images.Build(nil, image.Regular("noise", 0o644, data))
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Registry.Push("slow", "latest", built)
+	ref := w.unusual(t, "slow", image.Regular("noise", 0o644, data))
 	if out, err := w.crius(t, "pulls"); err != nil || strings.TrimSpace(out) != "" {
 		t.Errorf("no pull: %v, %q", err, out)
 	}
 	w.Registry.Inject(registry.Fault{Path: "/slow/blobs/", Do: registry.Slow(192 << 10)})
 	pulled := make(chan error, 1)
-	go func() { pulled <- w.pullAs(t, node.RegistryHost+"/slow:latest", nil) }()
+	go func() {
+		_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+		pulled <- err
+	}()
 	out := ""
 	far := regexp.MustCompile(`registry\.test/slow:latest\s+\S+\s+[1-3]\.\d of \d\.\d MiB\s+\d of \d blobs`)
-	if !eventually(func() bool {
+	if !wait.Until(t.Context(), func() bool {
 		out, err = w.crius(t, "pulls")
 		return err == nil && far.MatchString(out)
 	}) {

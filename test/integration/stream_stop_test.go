@@ -6,13 +6,15 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // streamsOf opens an exec or attach session by hand over SPDY: the error
@@ -105,16 +107,7 @@ func (d deaf) ended(t *testing.T, except ...string) {
 		if contains(except, name) {
 			continue
 		}
-		gone := make(chan struct{})
-		go func() { // what the kernel has buffered comes first
-			defer close(gone)
-			io.Copy(io.Discard, line.TCPConn)
-		}()
-		select {
-		case <-gone:
-		case <-time.After(patience):
-			t.Errorf("the server keeps the connection of %s", name)
-		}
+		ends(t, "the connection of "+name, line.TCPConn) // what the kernel has buffered comes first
 	}
 }
 
@@ -123,35 +116,27 @@ func (d deaf) ended(t *testing.T, except ...string) {
 func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		for name, stop := range map[string]func(t *testing.T, c *container){
-			"StopContainer":        func(t *testing.T, c *container) { c.stop(t, 1) },
-			"StopContainer, grace": func(t *testing.T, c *container) { c.stop(t, 0) },
-			"RemoveContainer":      func(t *testing.T, c *container) { c.remove(t) },
-			"StopPodSandbox":       func(t *testing.T, c *container) { c.pod.stop(t) },
-			"RemovePodSandbox":     func(t *testing.T, c *container) { c.pod.remove(t) },
-		} {
-			if handler == "runc" && name == "StopContainer, grace" {
-				continue
+	for name, stop := range map[string]func(t *testing.T, c *container){
+		"StopContainer":    func(t *testing.T, c *container) { c.stop(t, 1) },
+		"RemovePodSandbox": func(t *testing.T, c *container) { c.pod.remove(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
+			d := c.deaf(t)
+			stop(t, c)
+			if log := w.LogAbout(20, c.id); strings.Contains(log, "monitor") {
+				t.Errorf("%s with sessions that nobody reads:\n%s", name, log)
 			}
-			t.Run(name, func(t *testing.T) {
-				c := w.run(t, handler).start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
-				d := c.deaf(t)
-				stop(t, c)
-				if log := w.LogAbout(20, c.id); strings.Contains(log, "monitor") {
-					t.Errorf("%s with sessions that nobody reads:\n%s", name, log)
-				}
-				if left := w.processesOf(t, c.id); len(left) > 0 {
-					t.Errorf("processes %v are left", left)
-				}
-				if strings.Contains(name, "Container") {
-					d.ended(t, "a port-forward") // which is the pod's
-				} else {
-					d.ended(t)
-				}
-			})
-		}
-	})
+			if left := w.processesOf(t, c.id); len(left) > 0 {
+				t.Errorf("processes %v are left", left)
+			}
+			if name == "StopContainer" {
+				d.ended(t, "a port-forward") // which is the pod's
+			} else {
+				d.ended(t)
+			}
+		})
+	}
 }
 
 // The session of a client that does read ends with the container, too, and
@@ -159,37 +144,30 @@ func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 func TestStopEndsSessions(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		for name, stop := range map[string]func(*container){
-			"StopContainer":   func(c *container) { c.stop(t, 0) },
-			"RemoveContainer": func(c *container) { c.remove(t) },
-			"StopPodSandbox":  func(c *container) { c.pod.stop(t) },
-		} {
-			c := w.run(t, handler).start(t, "cat", stdin)
-			sessions := map[string]*kubelet.Session{
-				"exec over SPDY":       c.session(t, w.spdy(), "echo here ; sleep", withInput),
-				"exec over WebSocket":  c.session(t, w.websocket(), "echo here ; sleep", withInput),
-				"exec with a terminal": c.session(t, w.spdy(), "echo here ; sleep", withTerminal),
-			}
-			for _, s := range sessions {
-				shows(t, s, "here")
-			}
-			one, two := c.attach(t, w.spdy(), attachInput), c.attach(t, w.websocket(), attachInput)
-			meet(t, one, two)
-			sessions["attach over SPDY"], sessions["attach over WebSocket"] = one, two
-			stop(c)
-			for kind, s := range sessions {
-				select {
-				case <-s.Done():
-					if err := s.Wait(0); err == nil && strings.HasPrefix(kind, "exec") {
-						t.Errorf("%s: %s ended as if its command had ended well", name, kind)
-					}
-				case <-time.After(patience):
-					t.Errorf("%s: %s goes on", name, kind)
-				}
+	for name, stop := range map[string]func(*container){
+		"StopContainer":  func(c *container) { c.stop(t, 0) },
+		"StopPodSandbox": func(c *container) { c.pod.stop(t) },
+	} {
+		c := w.run(t, "crun").start(t, "cat", stdin)
+		sessions := map[string]*kubelet.Session{
+			"exec over SPDY":       c.session(t, w.spdy(), "echo here ; sleep", withInput),
+			"exec over WebSocket":  c.session(t, w.websocket(), "echo here ; sleep", withInput),
+			"exec with a terminal": c.session(t, w.spdy(), "echo here ; sleep", withTerminal),
+		}
+		for _, s := range sessions {
+			shows(t, s, "here")
+		}
+		one, two := c.attach(t, w.spdy(), attachInput), c.attach(t, w.websocket(), attachInput)
+		meet(t, one, two)
+		sessions["attach over SPDY"], sessions["attach over WebSocket"] = one, two
+		stop(c)
+		for kind, s := range sessions {
+			scene.Receive(t, kind+" to end with "+name, s.Done())
+			if err := s.Wait(0); err == nil && strings.HasPrefix(kind, "exec") {
+				t.Errorf("%s: %s ended as if its command had ended well", name, kind)
 			}
 		}
-	})
+	}
 }
 
 // survivors are a container and a pod with a session of each kind, and what
@@ -230,58 +208,37 @@ func (s survivors) check(t *testing.T) {
 	t.Helper()
 	w := s.c.pod.w
 	for name, session := range s.sessions {
-		select {
-		case <-session.Done(): // with an error or, over SPDY, without: client-go cannot tell
-		case <-time.After(patience):
-			t.Errorf("%s goes on", name)
-		}
+		scene.Receive(t, name+" to end", session.Done()) // with an error or, over SPDY, without: client-go cannot tell
 	}
-	select {
-	case <-s.tunnel.Ended():
-	case <-time.After(patience):
-		t.Error("the port-forward goes on")
-	}
+	scene.Receive(t, "the port-forward to end", s.tunnel.Ended())
 	equal(t, "state of the container", s.c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
-	if !eventually(func() bool { return len(w.processesOf(t, s.c.id)) == s.before }) {
-		t.Errorf("processes of the sessions are left: %v", s.c.facts(t).Processes)
-	}
-	again := s.c.attach(t, w.spdy(), attachInput)
-	meet(t, again)
+	s.c.only(t, s.before)
+	again, looking := s.c.attach(t, w.spdy(), attachInput), s.c.attach(t, w.websocket())
+	meet(t, again, looking)
 	endsWith(t, s.c.session(t, w.spdy(), "exit 4"), 4)
 }
 
-func TestSIGTERMEndsSessionsAndSparesTheContainer(t *testing.T) {
+// Those who listen to events have no session, and are told.
+func TestEndOfTheServerEndsSessionsAndSparesContainers(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
-	each(t, func(t *testing.T, handler string) {
-		s := w.survivors(t, handler)
-		flooded := w.run(t, handler).start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
+	t.Run("SIGTERM", func(t *testing.T) {
+		s, e := w.survivors(t, "runc"), w.listen(t)
+		flooded := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
 		flooded.deaf(t)
 		if err := w.Stop(); err != nil { // as it does when its patience with sessions has ended
 			t.Fatalf("SIGTERM: %v", err)
 		}
-		if err := w.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Start(t.Context()))
 		s.check(t)
 		equal(t, "state of the container whose clients do not read", flooded.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		equal(t, "code of the stream of events", status.Code(<-e.done), codes.Unavailable)
 	})
-}
-
-func TestSIGKILLEndsSessionsAndSparesTheContainer(t *testing.T) {
-	t.Parallel()
-	w := private(t, node.Options{})
-	each(t, func(t *testing.T, handler string) {
-		s := w.survivors(t, handler)
-		if err := w.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if !eventually(func() bool { return len(w.processesOf(t, s.c.id)) == s.before }) {
-			t.Errorf("processes %v live on without the server that they talked to, want %d", w.processesOf(t, s.c.id), s.before)
-		}
-		if err := w.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	t.Run("SIGKILL", func(t *testing.T) {
+		s := w.survivors(t, "crun")
+		must(t, w.Kill())
+		s.c.only(t, s.before) // without the server that the sessions' processes talked to
+		must(t, w.Start(t.Context()))
 		s.check(t)
 	})
 }

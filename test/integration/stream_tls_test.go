@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // An authority issues certificates for one test.
@@ -112,7 +113,7 @@ func TestStreamsOverTLS(t *testing.T) {
 	if address := w.execURL(t, c.execRequest("echo")); !strings.HasPrefix(address, "https://127.0.0.1:") {
 		t.Errorf("the URL is %s", address)
 	}
-	w.eachTransport(t, func(t *testing.T, s kubelet.Streams) {
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, _ string) {
 		e := c.session(t, as(s, clients), "line ; noise 1000000 ; exit 5", withInput)
 		typed(t, e, "secret\n")
 		endsWith(t, e, 5)
@@ -125,7 +126,7 @@ func TestStreamsOverTLS(t *testing.T) {
 
 		for name, issuer := range map[string]*authority{"without a certificate": nil, "with another authority's certificate": others} {
 			e := c.session(t, as(s, issuer), "write /tmp/intruder was-here")
-			if err := e.Wait(patience); err == nil {
+			if err := e.Wait(wait.Limit); err == nil {
 				t.Errorf("a client %s was served", name)
 			}
 			if r := c.execResult(t, "stat /tmp/intruder"); r.ExitCode == 0 {
@@ -137,7 +138,7 @@ func TestStreamsOverTLS(t *testing.T) {
 		t.Errorf("port-forward: %v", err)
 	}
 	plain := strings.Replace(w.execURL(t, c.execRequest("write /tmp/intruder was-here")), "https:", "http:", 1)
-	if err := w.spdy().Open(t.Context(), plain, kubelet.Wants{Stdout: true, Stderr: true}).Wait(patience); err == nil {
+	if err := w.spdy().Open(t.Context(), plain, kubelet.Wants{Stdout: true, Stderr: true}).Wait(wait.Limit); err == nil {
 		t.Error("a client without TLS was served")
 	}
 }
@@ -168,9 +169,7 @@ func TestAReplacedCertificateIsServed(t *testing.T) {
 	replace("cert.pem", cert)
 	equal(t, "serial number with a key that does not fit", w.serial(t, p.forwardURL(t), a), 100)
 	replace("key.pem", key)
-	if !eventually(func() bool { return w.serial(t, p.forwardURL(t), a) == 200 }) {
-		t.Errorf("the serial number is still %d, want 200", w.serial(t, p.forwardURL(t), a))
-	}
+	wait.For(t, "the new certificate", func() bool { return w.serial(t, p.forwardURL(t), a) == 200 })
 	replace("cert.pem", []byte("rubbish"))
 	equal(t, "serial number with rubbish in the file", w.serial(t, p.forwardURL(t), a), 200)
 	typed(t, open, "still here\n")

@@ -12,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // ask sends a request, which may want another protocol, and returns the status
@@ -27,7 +30,7 @@ func (w *world) ask(t *testing.T, address, upgrade string) int {
 		t.Fatal(err)
 	}
 	defer line.Close()
-	line.SetDeadline(time.Now().Add(patience))
+	line.SetDeadline(time.Now().Add(wait.Limit))
 	resp, err := line.Upgrade(address, upgrade, http.Header{"X-Stream-Protocol-Version": {"v4.channel.k8s.io"}})
 	if err != nil {
 		t.Errorf("%.100s, upgrade to %q: no answer: %v", address, upgrade, err)
@@ -45,7 +48,7 @@ func TestStreamURLs(t *testing.T) {
 	c := p.start(t, "sleep")
 	token := regexp.MustCompile(`^[A-Za-z0-9_-]{22,}$`)
 	seen := map[string]bool{}
-	for range 40 {
+	for range 5 {
 		for method, address := range map[string]string{
 			"exec":        w.execURL(t, c.execRequest("echo")),
 			"attach":      w.attachURL(t, c.attachRequest()),
@@ -86,7 +89,7 @@ func TestAStreamURLServesOnceAndItsOwnPurpose(t *testing.T) {
 	}
 	served := 0
 	for _, s := range all {
-		if s.Wait(patience) == nil {
+		if s.Wait(wait.Limit) == nil {
 			served++
 		}
 	}
@@ -134,7 +137,7 @@ func TestStreamsAreServedOnLoopbackOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, host := range []string{w.bridgeAddress(t), "::1"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 		defer cancel()
 		if conn, err := w.Dial(ctx, "tcp", net.JoinHostPort(host, u.Port())); err == nil {
 			conn.Close()
@@ -157,26 +160,10 @@ func (w *world) mute(t *testing.T, address string, kinds ...string) (ended <-cha
 	return over
 }
 
-func (w *world) muteWebSocket(t *testing.T, address string) (ended <-chan struct{}) {
-	t.Helper()
-	conn, line, err := w.websocket().RawWebSocket(t.Context(), address, "v4.channel.k8s.io")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(line.Cut)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		for err := error(nil); err == nil; {
-			_, _, err = conn.ReadMessage()
-		}
-	}()
-	return over
-}
-
-func TestStreamAddressIsConfigurable(t *testing.T) {
+// Silence ends sessions of every kind, and what runs in them.
+func TestStreamAddressAndIdleTimeAreConfigurable(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"15s\"\n"})
+	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"10s\"\n"})
 	p := w.run(t, "crun")
 	c := p.start(t, "cat", stdin)
 	address := w.execURL(t, c.execRequest("exit 3"))
@@ -186,73 +173,51 @@ func TestStreamAddressIsConfigurable(t *testing.T) {
 	s := w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true})
 	endsWith(t, s, 3)
 
-	// Fifteen seconds of silence end a session, output keeps it alive.
-	const silence = 15 * time.Second
 	before := len(w.processesOf(t, c.id))
-	busy := c.session(t, w.spdy(), "lines 200 100ms ; exit 7")
-	began := time.Now()
 	idle := map[string]<-chan struct{}{
-		"exec over SPDY":        w.mute(t, w.execURL(t, c.execRequest("cat", withInput)), "stdin", "stdout", "stderr"),
-		"exec over WebSocket":   w.muteWebSocket(t, w.execURL(t, c.execRequest("cat", withInput))),
-		"exec with a terminal":  w.mute(t, w.execURL(t, c.execRequest("cat", withTerminal)), "stdin", "stdout", "resize"),
-		"attach over SPDY":      w.mute(t, w.attachURL(t, c.attachRequest(attachInput)), "stdin", "stdout", "stderr"),
-		"attach over WebSocket": w.muteWebSocket(t, w.attachURL(t, c.attachRequest())),
+		"an idle exec":                 w.mute(t, w.execURL(t, c.execRequest("cat", withInput)), "stdin", "stdout", "stderr"),
+		"an idle exec with a terminal": w.mute(t, w.execURL(t, c.execRequest("cat", withTerminal)), "stdin", "stdout", "resize"),
+		"an idle attach":               w.mute(t, w.attachURL(t, c.attachRequest(attachInput)), "stdin", "stdout", "stderr"),
 	}
 	tunnel := p.tunnel(t)
 	for name, ended := range idle {
-		select {
-		case <-ended:
-			if took := time.Since(began); took < silence*3/4 {
-				t.Errorf("%s ended after %v", name, took)
-			}
-		case <-time.After(patience):
-			t.Errorf("%s goes on after %v without a byte", name, time.Since(began))
-		}
+		scene.Receive(t, name+" to end", ended)
 	}
-	select {
-	case <-tunnel.Ended():
-	case <-time.After(patience):
-		t.Error("an idle port-forward goes on")
-	}
-	endsWith(t, busy, 7)
-	if !eventually(func() bool { return len(w.processesOf(t, c.id)) == before }) {
-		t.Errorf("processes of idle sessions are left: %v", c.facts(t).Processes)
-	}
+	scene.Receive(t, "an idle port-forward to end", tunnel.Ended())
+	c.only(t, before)
 	equal(t, "state of the container", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
 }
 
-func TestStreamOptions(t *testing.T) {
+// Sessions are bounded for each container and for the node, and one that has ended
+// makes room.
+func TestSessionsAreBounded(t *testing.T) {
 	t.Parallel()
-	out, err := shared(t).crius(t, "config")
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+	w := private(t, node.Options{Config: "[api]\nstream_max_sessions = 4\nstream_max_sessions_per_container = 3\n"})
+	p := w.run(t, "crun")
+	c, other := p.start(t, "sleep"), p.start(t, "sleep")
+	var lines []*kubelet.Line
+	open := func(c *container) {
+		t.Helper()
+		_, line := w.streamsOf(t, w.execURL(t, c.execRequest("cat", withInput)), "stdin", "stdout", "stderr")
+		lines = append(lines, line)
 	}
-	for _, want := range []string{
-		`stream_address = "127.0.0.1:0"`, `stream_idle_timeout = "4h`, `stream_tls_cert_file = ""`, `stream_tls_key_file = ""`, `stream_tls_client_ca_file = ""`,
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("crius config does not show %s:\n%s", want, out)
-		}
+	for range 3 {
+		open(c)
 	}
-	n, err := node.New(t.Context(), node.Options{Race: raceEnabled()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer n.Close()
-	for text, word := range map[string]string{
-		"stream_address = \"no-port\"\n":                                                     "no-port",
-		"stream_idle_timeout = \"soon\"\n":                                                   "soon",
-		"stream_tls_cert_file = \"/some/cert\"\n":                                            "stream_tls_key_file",
-		"stream_tls_key_file = \"/some/key\"\n":                                              "stream_tls_cert_file",
-		"stream_tls_client_ca_file = \"/some/ca\"\n":                                         "stream_tls_c",
-		"stream_tls_cert_file = \"/missing/cert\"\nstream_tls_key_file = \"/missing/key\"\n": "/missing/",
-	} {
-		if err := n.Configure("10-options", "[api]\n"+text); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), word) {
-			t.Errorf("%q: %.500v, want an error that names %s", text, err, word)
-		}
-		n.Stop()
+	_, err := w.Runtime().Exec(t.Context(), c.execRequest("echo"))
+	wantCode(t, err, codes.ResourceExhausted, c.id)
+	wantCode(t, err, codes.ResourceExhausted, "stream_max_sessions_per_container")
+	open(other)
+	_, err = w.Runtime().Attach(t.Context(), other.attachRequest())
+	wantCode(t, err, codes.ResourceExhausted, "stream_max_sessions:")
+	lines[0].Cut()
+	var address string
+	wait.For(t, "the end of a session to make room", func() bool {
+		address, err = c.execAddress(t.Context(), "exit 3")
+		return err == nil
+	})
+	endsWith(t, w.spdy().Open(t.Context(), address, kubelet.Wants{Stdout: true, Stderr: true}), 3)
+	for _, line := range lines {
+		line.Cut()
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"flag"
 	"os"
 	"testing"
-	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -26,16 +25,8 @@ import (
 // probe is the image that nearly every container runs; see test/images/probe.
 const probe = images.Probe
 
-// patience is how long the kernel, a monitor and the server together may take
-// for something that is promised to happen soon, on two CPUs that half a dozen
-// tests want at once.
-const patience = 3 * scene.Patience
-
-// endless is how long nothing takes that ends at all: a test's call to a server
-// that hangs is given up a little later.
-const endless = 100 * time.Second
-
-// handlers are the runtimes that every promise holds for.
+// handlers are the runtimes that every promise holds for. One in which they play
+// no part is tested with crun alone, which is the quicker one.
 var handlers = scene.Handlers
 
 // world is a node whose registry has the probe's image.
@@ -85,11 +76,6 @@ func (w *world) settle(ctx context.Context, handlers ...string) error {
 func (w *world) image(t *testing.T, change func(*imagespec.ImageConfig), files ...image.File) string {
 	t.Helper()
 	return w.Image(t, change, files...)
-}
-
-func (w *world) pushAndPull(t *testing.T, built *image.Artifact) string {
-	t.Helper()
-	return w.PushAndPull(t, built)
 }
 
 func (w *world) pull(t *testing.T, ref string) (id string) {

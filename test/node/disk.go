@@ -87,7 +87,7 @@ func unpack(path, dir string) error {
 	count := 0
 	for r := tar.NewReader(in); ; {
 		h, err := r.Next()
-		if err == io.EOF && count > 0 {
+		if errors.Is(err, io.EOF) && count > 0 {
 			return os.Remove(path)
 		}
 		if err != nil {

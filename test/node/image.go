@@ -107,7 +107,7 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 		}
 	}
 	partial := path + ".partial"
-	os.Remove(partial)
+	_ = os.Remove(partial)
 	if err := errors.Join(os.WriteFile(partial, nil, 0o644), os.Truncate(partial, diskSize)); err != nil {
 		return "", err
 	}
@@ -154,7 +154,7 @@ func furnish(ctx context.Context, root string, r recipe) error {
 	}
 	for name, to := range r.Links {
 		path := filepath.Join(root, name)
-		os.Remove(path) // there may be none
+		_ = os.Remove(path) // there may be none
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(to, path)); err != nil {
 			return err
 		}

@@ -41,7 +41,6 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/testkit/critest"
-	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
@@ -160,7 +159,7 @@ func (b *bench) dir(o options) string {
 
 // prepare builds everything that is not there yet.
 func (b *bench) prepare(ctx context.Context) error {
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		return err
 	}
@@ -191,7 +190,7 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	if err := errors.Join(os.WriteFile(d.output, nil, 0o644), os.Truncate(d.output, outputSize)); err != nil {
 		return nil, err
 	}
-	defer func() { os.Remove(d.input); os.Remove(filepath.Join(dir, overlay)) }()
+	defer func() { _ = os.Remove(d.input); _ = os.Remove(filepath.Join(dir, overlay)) }()
 	fmt.Printf("%s: boots %s, its console is %s\n", b.name(o), b.machine.name(), filepath.Join(dir, "console.log"))
 	if err := boot(ctx, b.machine, dir, d); err != nil {
 		return nil, err
@@ -204,7 +203,7 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 
 // collect names the files that a guest gets, and builds them.
 func (b *bench) collect(ctx context.Context, repo string) (map[string]string, error) {
-	parts, err := critest.Build(ctx)
+	parts, err := tools.CritestParts(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +212,7 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 		return nil, fmt.Errorf("%w: run make packages", err)
 	}
 	guest := filepath.Join(b.cache, "guest")
-	if err := command(ctx, repo, "go", "build", "-tags", node.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
+	if err := command(ctx, repo, "go", "build", "-tags", tools.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
 		return nil, err
 	}
 	runc, err := tools.Runc(ctx)

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // cutting is a number of power cuts, spread over a few machines that each keep
@@ -90,7 +90,7 @@ func (t *tally) line() string {
 
 // prepare builds what is not there yet.
 func (c *cutting) prepare(ctx context.Context) error {
-	repo, err := node.Repository()
+	repo, err := tools.Repository()
 	if err != nil {
 		return err
 	}
@@ -121,8 +121,8 @@ func (c *cutting) prepare(ctx context.Context) error {
 	c.input = filepath.Join(c.dir, "input.img")
 	for _, argv := range [][]string{
 		{"gcc", "-O2", "-Wall", "-shared", "-fPIC", "-o", c.cache, "test/node/cache/cache.c"},
-		{"go", "build", "-tags", node.BuildTags, "-o", filepath.Join(files, "guest"), "./test/node/powercut"},
-		{"go", "build", "-tags", node.BuildTags, "-o", files, "./cmd/..."},
+		{"go", "build", "-tags", tools.BuildTags, "-o", filepath.Join(files, "guest"), "./test/node/powercut"},
+		{"go", "build", "-tags", tools.BuildTags, "-o", files, "./cmd/..."},
 		{"install", "-D", "-t", filepath.Join(files, "net.d"), "-m", "644", "contrib/cni/10-crius-bridge.conflist"},
 		{"install", "-m", "644", "contrib/policy.json", files},
 		{"rm", "-f", c.input},
@@ -331,7 +331,7 @@ func (v *victim) live(ctx context.Context, booting bool, after time.Duration) (f
 		}
 	}
 off:
-	cmd.Process.Kill()
+	_ = cmd.Process.Kill()
 	for lines != nil { // its last process is dead when nobody has the console open
 		line, ok := <-lines
 		if !ok {
@@ -341,7 +341,7 @@ off:
 			failure = v.hear(message)
 		}
 	}
-	cmd.Wait()
+	_ = cmd.Wait() // killed
 	return failure, err
 }
 

@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
 // The server goes and comes back, politely and not, and finds all as it was.
 func TestServerRestart(t *testing.T) {
-	alone(t, func(t *testing.T, w *scene.World, handler string) {
+	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
 		talker := p.Start(t, "trap SIGUSR1 ; echo later ; sleep")
 		talker.Says(t, "ready")
@@ -38,9 +39,7 @@ func TestServerRestart(t *testing.T) {
 		if err := w.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		if !scene.Eventually(func() bool { _, err := os.Stat(exitFile(shortLived)); return err == nil }) {
-			t.Error("without a server nobody notes the exit")
-		}
+		exitNoted(t, shortLived)
 		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -57,8 +56,17 @@ func TestServerRestart(t *testing.T) {
 	})
 }
 
-func exitFile(c *scene.Container) string {
-	return filepath.Join(c.Pod.World.StateRoot(), "containers", c.ID, "exit.json")
+// exitNoted waits until a container's monitor has noted its exit.
+func exitNoted(t *testing.T, c *scene.Container) {
+	t.Helper()
+	file := filepath.Join(c.Pod.World.StateRoot(), "containers", c.ID, "exit.json")
+	wait.For(t, "the monitor to note the exit", func() bool { _, err := os.Stat(file); return err == nil })
+}
+
+// notReady waits until a pod whose sandbox has ended is not ready.
+func notReady(t *testing.T, p *scene.Pod) {
+	t.Helper()
+	wait.For(t, "the pod to be not ready", func() bool { return p.Status(t).State == cri.PodSandboxState_SANDBOX_NOTREADY })
 }
 
 // processes are a container's monitor and the pid that the runtime has told it.
@@ -124,10 +132,7 @@ func TestRuntimeKilled(t *testing.T) {
 			}
 		}
 		if sandboxed(handler) {
-			ended := scene.Eventually(func() bool { return p.Status(t).State == cri.PodSandboxState_SANDBOX_NOTREADY })
-			if !ended {
-				t.Error("a pod without its sandbox is ready")
-			}
+			notReady(t, p)
 			return
 		}
 		scene.Equal(t, "state of the other", other.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
@@ -142,9 +147,7 @@ func TestWaiterKilled(t *testing.T) {
 		killed := 0
 		for range 3 {
 			pid := 0
-			if !scene.Eventually(func() bool { pid = waiter(t, monitor); return pid != 0 && pid != killed }) {
-				t.Fatal("nobody waits for the container")
-			}
+			wait.For(t, "somebody to wait for the container", func() bool { pid = waiter(t, monitor); return pid != 0 && pid != killed })
 			kill(t, pid)
 			killed = pid // it may be seen for a moment more
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -70,9 +71,7 @@ func TestSeveralContainers(t *testing.T) {
 			t.Errorf("a container sees %d processes", n)
 		}
 		other := p.Start(t, "write /mine here ; sleep")
-		if !scene.Eventually(func() bool { return other.ExecResult(t, "/probe", "cat", "/mine").ExitCode == 0 }) {
-			t.Error("a container has not written its file")
-		}
+		wait.For(t, "a container's file", func() bool { return other.ExecResult(t, "/probe", "cat", "/mine").ExitCode == 0 })
 		server.Refuses(t, "cat /mine", "no such file")
 		other.Remove(t)
 		scene.Equal(t, "state", server.Status(t).State, cri.ContainerState_CONTAINER_RUNNING)
@@ -104,7 +103,7 @@ func TestStop(t *testing.T) {
 		p := w.Pod(t, handler)
 		c := p.Start(t, "trap SIGTERM ; exit 7")
 		c.Says(t, "ready")
-		c.Stop(t, 20)
+		c.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(7))
 		scene.Equal(t, "signal", strings.TrimSpace(strings.TrimPrefix(c.Output(t), "ready")), "SIGTERM")
 
@@ -164,9 +163,7 @@ func TestMounts(t *testing.T) {
 			c.Mounts = []*cri.Mount{{ContainerPath: "/vol", HostPath: dir}, {ContainerPath: "/ro", HostPath: dir, Readonly: true}}
 		})
 		scene.Equal(t, "file", c.Exec(t, "cat /vol/in"), "from the node")
-		if !scene.Eventually(func() bool { text, _ := os.ReadFile(dir + "/out"); return string(text) == "back" }) {
-			t.Error("what the container wrote is not there")
-		}
+		wait.For(t, "what the container writes", func() bool { text, _ := os.ReadFile(dir + "/out"); return string(text) == "back" })
 		c.Refuses(t, "write /ro/x y", "read-only")
 	})
 }
@@ -175,9 +172,6 @@ func TestMounts(t *testing.T) {
 func TestShell(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		const busybox = "/bin/busybox"
-		if _, err := os.Stat(busybox); err != nil {
-			t.Skipf("NOT TESTED: install busybox-static: %v", err)
-		}
 		shell, err := image.HostFile("bin/sh", busybox, 0o755)
 		if err != nil {
 			t.Fatal(err)
@@ -192,7 +186,7 @@ func TestShell(t *testing.T) {
 		if r.ExitCode != 4 || string(r.Stdout) != "two\n" {
 			t.Errorf("code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
 		}
-		c.Stop(t, 20)
+		c.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(9))
 	})
 }

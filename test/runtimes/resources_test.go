@@ -9,6 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -19,7 +20,7 @@ func TestStats(t *testing.T) {
 		c := p.Start(t, "alloc 30 ; burn")
 		p.Start(t, "sleep")
 		var s *cri.ContainerStats
-		told := scene.Eventually(func() bool {
+		told := wait.Until(t.Context(), func() bool {
 			resp, err := w.Runtime().ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: c.ID})
 			if err != nil {
 				t.Fatal(err)
@@ -105,9 +106,7 @@ func TestOutOfMemory(t *testing.T) {
 		if handler == gvisor {
 			want = cri.PodSandboxState_SANDBOX_NOTREADY
 		}
-		if !scene.Eventually(func() bool { return p.Status(t).State == want }) {
-			t.Errorf("the pod is in state %v, want %v", p.Status(t).State, want)
-		}
+		wait.For(t, fmt.Sprint("the pod to be ", want), func() bool { return p.Status(t).State == want })
 	})
 }
 

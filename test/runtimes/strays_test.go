@@ -10,11 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -22,7 +22,7 @@ import (
 // the record is lost: what the runtime had laid down by then is found, and goes.
 func TestKilledCreateWithoutRecord(t *testing.T) {
 	handlers := slices.DeleteFunc(wanted(), func(h string) bool { return h == kata }) // which keeps no books here
-	aloneOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
+	eachPrivateOf(t, handlers, func(t *testing.T, w *scene.World, handler string) {
 		if err := w.Settle(t.Context(), handler); err != nil {
 			t.Fatal(err)
 		}
@@ -106,16 +106,14 @@ func killAmidCreate(t *testing.T, w *scene.World, handler string, request func()
 		defer close(done)
 		request()
 	}()
-	for deadline := time.Now().Add(scene.Patience); id == ""; time.Sleep(time.Millisecond) {
+	wait.For(t, "the runtime to write something", func() bool {
 		for _, book := range booksOf(t, w, handler, "") {
 			if !slices.Contains(before, book) {
 				id = anID.FindString(filepath.Base(book))
 			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the runtime lays nothing down")
-		}
-	}
+		return id != ""
+	})
 	if err := w.Kill(); err != nil {
 		t.Fatal(err)
 	}

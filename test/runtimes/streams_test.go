@@ -1,19 +1,21 @@
 package runtimes
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -45,11 +47,17 @@ func TestExecTimeout(t *testing.T) {
 		}
 		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: command, Timeout: 1})
 		scene.WantCode(t, err, codes.DeadlineExceeded)
-		var left map[int]string
-		if !scene.Eventually(func() bool { left = c.Facts(t).Processes; return len(left) == 2 }) {
-			t.Errorf("still there: %v", left)
-		}
+		alone(t, c)
 	})
+}
+
+// alone waits until a container has no processes but its first one and who looks.
+func alone(t *testing.T, c *scene.Container) {
+	t.Helper()
+	var all map[int]string
+	if !wait.Until(t.Context(), func() bool { all = c.Facts(t).Processes; return len(all) == 2 }) {
+		t.Errorf("still there: %v", all)
+	}
 }
 
 func session(t *testing.T, w *scene.World, r *cri.ExecRequest) *kubelet.Session {
@@ -65,15 +73,16 @@ func session(t *testing.T, w *scene.World, r *cri.ExecRequest) *kubelet.Session 
 
 func shows(t *testing.T, s *kubelet.Session, text string) {
 	t.Helper()
-	if !scene.Eventually(func() bool { return strings.Contains(s.Stdout.String(), text) }) {
+	if !wait.Until(t.Context(), func() bool { return strings.Contains(s.Stdout.String(), text) }) {
 		t.Fatalf("the session never shows %q, but %q and %q; ended: %v", text, s.Stdout.String(), s.Stderr.String(), s.Wait(0))
 	}
 }
 
 func endsWith(t *testing.T, s *kubelet.Session, code int) {
 	t.Helper()
-	err := s.Wait(scene.Patience)
-	if failed, ok := err.(exec.CodeExitError); code == 0 && err != nil || code != 0 && (!ok || failed.Code != code) {
+	err := s.Wait(wait.Limit)
+	var failed exec.CodeExitError
+	if errors.As(err, &failed); failed.Code != code || code == 0 && err != nil {
 		t.Errorf("the session ended with %v, want code %d", err, code)
 	}
 }
@@ -124,7 +133,7 @@ func attach(t *testing.T, c *scene.Container) *kubelet.Session {
 // meet types a word until it comes back: then the session is there.
 func meet(t *testing.T, s *kubelet.Session) {
 	t.Helper()
-	if !scene.Eventually(func() bool { _ = s.Type("hi\n"); return strings.Contains(s.Stdout.String(), "hi") }) {
+	if !wait.Until(t.Context(), func() bool { _ = s.Type("hi\n"); return strings.Contains(s.Stdout.String(), "hi") }) {
 		t.Fatalf("nothing comes back but %q; ended: %v", s.Stdout.String(), s.Wait(0))
 	}
 }
@@ -218,13 +227,7 @@ func all(t *testing.T, r io.Reader) string {
 		text, _ := io.ReadAll(r)
 		done <- string(text)
 	}()
-	select {
-	case text := <-done:
-		return text
-	case <-time.After(scene.Patience):
-		t.Fatal("the stream does not end")
-		return ""
-	}
+	return scene.Receive(t, "the stream to end", done)
 }
 
 // The pod's address, from the node and from the pod to the node.
@@ -233,12 +236,12 @@ func TestNetwork(t *testing.T) {
 		p := w.Pod(t, handler)
 		p.Start(t, "echo up ; serve :8080 hello").Says(t, "up")
 		url := "http://" + p.Status(t).Network.Ip + ":8080/"
-		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(network, address string) (conn net.Conn, err error) {
-			err = w.Do(func() error { conn, err = net.Dial(network, address); return err })
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = w.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
 			return conn, err
 		}}}
 		got := ""
-		scene.Eventually(func() bool {
+		wait.Until(t.Context(), func() bool {
 			resp, err := client.Get(url)
 			if err != nil {
 				got = err.Error()

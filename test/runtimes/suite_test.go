@@ -145,13 +145,13 @@ func eachOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.Wo
 	}
 }
 
-// alone is each with a node of the test's own, which it may restart.
-func alone(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
+// eachPrivate is each with a node of the test's own, which it may restart.
+func eachPrivate(t *testing.T, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
-	aloneOf(t, wanted(), test)
+	eachPrivateOf(t, wanted(), test)
 }
 
-func aloneOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.World, handler string)) {
+func eachPrivateOf(t *testing.T, handlers []string, test func(t *testing.T, w *scene.World, handler string)) {
 	t.Helper()
 	eachOf(t, handlers, func(t *testing.T, _ *scene.World, handler string) {
 		o, err := prepare(t.Context())

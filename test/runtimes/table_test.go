@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -44,7 +45,7 @@ func reload(t *testing.T, w *scene.World, file, text string) {
 
 func logs(t *testing.T, w *scene.World, words ...string) {
 	t.Helper()
-	if !scene.Eventually(func() bool { return containsAll(w.LogTail(1000), words) }) {
+	if !wait.Until(t.Context(), func() bool { return containsAll(w.LogTail(1000), words) }) {
 		t.Errorf("the log never says %q:\n%s", words, w.LogTail(20))
 	}
 }
@@ -57,9 +58,7 @@ func TestReload(t *testing.T) {
 	old := w.Pod(t, "crun").Start(t, "sleep")
 
 	reload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\nmin_memory = 20000000\n")
-	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), "more") }) {
-		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
-	}
+	wait.For(t, "the new handler", func() bool { return slices.Contains(handlerNames(t, w), "more") })
 	p := w.Pod(t, "more")
 	c := p.Start(t, "sleep")
 	_, err := p.Try(t.Context(), "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 19999999 })
@@ -82,9 +81,7 @@ func TestReload(t *testing.T) {
 	logs(t, w, "wants a restart", "pod.pids_limit")
 
 	reload(t, w, "20-more", "")
-	if !scene.Eventually(func() bool { return !slices.Contains(handlerNames(t, w), "more") }) {
-		t.Errorf("a handler that was taken away is still among %v", handlerNames(t, w))
-	}
+	wait.For(t, "the handler to be taken away", func() bool { return !slices.Contains(handlerNames(t, w), "more") })
 	_, err = w.TryPod(t, "more")
 	scene.WantCode(t, err, codes.NotFound, "more")
 	scene.Equal(t, "command in a pod of a handler that is gone", c.Exec(t, "echo here"), "here\n")
@@ -107,9 +104,7 @@ func TestReloadShim(t *testing.T) {
 		t.Fatal("a handler runs pods before it is configured")
 	}
 	reload(t, w, "20-shim", fmt.Sprintf("[runtime.handlers.%s]\ntype = \"shim\"\npath = %q\n", ofRunc, path))
-	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), ofRunc) }) {
-		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
-	}
+	wait.For(t, "the new handler", func() bool { return slices.Contains(handlerNames(t, w), ofRunc) })
 	scene.Equal(t, "command", w.Pod(t, ofRunc).Start(t, "sleep").Exec(t, "echo here"), "here\n")
 }
 
@@ -148,9 +143,7 @@ features = "{{.Path "own-features.json"}}"
 [runtime.handlers.gone]
 path = "no-such-runtime"
 `)
-	if !scene.Eventually(func() bool { return slices.Contains(handlerNames(t, w), "own") }) {
-		t.Fatalf("the new handler is not among %v", handlerNames(t, w))
-	}
+	wait.For(t, "the new handler", func() bool { return slices.Contains(handlerNames(t, w), "own") })
 	if readOnly := recursiveReadOnly(t, w); readOnly["own"] || !readOnly["runc"] {
 		t.Errorf("features: handlers with recursive read-only mounts: %v", readOnly)
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // MiB is a mebibyte.
@@ -58,11 +60,9 @@ func (c *Container) Procfs(t *testing.T, file string) string {
 	}
 	// A runtime's start may return before its init has become the program.
 	program := fmt.Sprintf("/proc/%d/comm", pids[0])
-	if !Eventually(func() bool {
+	wait.For(t, "the runtime's init to become the container's program", func() bool {
 		return !strings.HasPrefix(Read(t, program), "runc") && !strings.HasPrefix(Read(t, program), "crun")
-	}) {
-		t.Fatal("the runtime never becomes the program")
-	}
+	})
 	return strings.TrimSpace(Read(t, fmt.Sprintf("/proc/%d/%s", pids[0], file)))
 }
 

@@ -4,12 +4,12 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Each runs a test once per handler, as subtests that run side by side.
@@ -23,14 +23,19 @@ func Each(t *testing.T, test func(t *testing.T, handler string)) {
 	}
 }
 
-// Eventually asks until the answer is yes or Patience ends.
-func Eventually(yes func() bool) bool {
-	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if yes() {
+// Receive waits for a value on a channel, or for its end. What names what
+// shall happen, as in [wait.For]: "the first stop to return".
+func Receive[T any](t *testing.T, what string, c <-chan T) (v T) {
+	t.Helper()
+	wait.For(t, what, func() bool {
+		select {
+		case v = <-c:
 			return true
+		default:
+			return false
 		}
-	}
-	return yes()
+	})
+	return v
 }
 
 // WantCode checks that a call was refused with a code and a message that

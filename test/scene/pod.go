@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/images/facts"
 )
@@ -33,9 +34,10 @@ type Container struct {
 	Config *cri.ContainerConfig
 }
 
-// What a case changes in the request for a plain pod or container.
 type (
-	PodChange       = func(*cri.PodSandboxConfig)
+	// PodChange is what a case changes in the request for a plain pod.
+	PodChange = func(*cri.PodSandboxConfig)
+	// ContainerChange is the same for a plain container.
 	ContainerChange = func(*cri.ContainerConfig)
 )
 
@@ -80,8 +82,7 @@ func (w *World) Adopt(t *testing.T, handler, id string, config *cri.PodSandboxCo
 	return p
 }
 
-// vanish removes the pod and checks that nothing bears the id of the pod or of
-// one of its containers any more.
+// vanish removes the pod, of which nothing may be left at the node's end.
 func (p *Pod) vanish(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
@@ -94,15 +95,8 @@ func (p *Pod) vanish(t *testing.T) {
 	if _, err := p.World.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.ID}); err != nil {
 		t.Errorf("RemovePodSandbox at the end: %v", err)
 	}
-	os.RemoveAll(p.Config.LogDirectory)
-	var left []string
-	gone := Eventually(func() bool {
-		left = p.Traces(t)
-		return len(left) == 0
-	})
-	if !gone {
-		t.Errorf("left over by pod %s:\n%s", p.ID, inventory.Brief("", left))
-	}
+	_ = os.RemoveAll(p.Config.LogDirectory)
+	p.World.Gone(t, p.made...)
 }
 
 // Traces is everything on the node that bears the id of the pod or of one of
@@ -129,11 +123,10 @@ func (p *Pod) Untouched(t *testing.T, f func()) {
 func (p *Pod) NothingBut(t *testing.T, before []string) {
 	t.Helper()
 	var left []string
-	clean := Eventually(func() bool {
+	if !wait.Until(t.Context(), func() bool {
 		left = inventory.Beyond(before, p.Traces(t))
 		return len(left) == 0
-	})
-	if !clean {
+	}) {
 		t.Errorf("left over in pod %s:\n%s", p.ID, inventory.Brief("", left))
 	}
 }
@@ -269,16 +262,14 @@ func (c *Container) Status(t *testing.T) *cri.ContainerStatus {
 func (c *Container) Wait(t *testing.T) *cri.ContainerStatus {
 	t.Helper()
 	var s *cri.ContainerStatus
-	if !Eventually(func() bool { s = c.Status(t); return s.State == cri.ContainerState_CONTAINER_EXITED }) {
-		t.Fatalf("container did not exit in %v: state %v", Patience, s.State)
-	}
+	wait.For(t, "the container to exit", func() bool { s = c.Status(t); return s.State == cri.ContainerState_CONTAINER_EXITED })
 	return s
 }
 
 // Says waits until the container has written text to stdout.
 func (c *Container) Says(t *testing.T, text string) {
 	t.Helper()
-	if !Eventually(func() bool { return strings.Contains(c.Output(t), text) }) {
+	if !wait.Until(t.Context(), func() bool { return strings.Contains(c.Output(t), text) }) {
 		t.Fatalf("container never wrote %q, but %q and %q", text, c.Output(t), c.Errors(t))
 	}
 }
@@ -294,7 +285,7 @@ func (c *Container) Log(t *testing.T) []kubelet.LogRecord {
 func ReadLog(t *testing.T, file string) (records []kubelet.LogRecord) {
 	t.Helper()
 	var err error
-	Eventually(func() bool { records, err = kubelet.ReadLog(file); return !errors.Is(err, kubelet.ErrUnfinished) })
+	wait.Until(context.Background(), func() bool { records, err = kubelet.ReadLog(file); return !errors.Is(err, kubelet.ErrUnfinished) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +319,7 @@ func (c *Container) Exec(t *testing.T, line string) string {
 func (c *Container) Last(t *testing.T, line string) {
 	t.Helper()
 	_, _ = c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
-		ContainerId: c.ID, Cmd: append([]string{"/probe"}, Steps(line)...), Timeout: 60,
+		ContainerId: c.ID, Cmd: append([]string{"/probe"}, Steps(line)...), Timeout: LimitSeconds,
 	})
 }
 
@@ -344,7 +335,7 @@ func (c *Container) Refuses(t *testing.T, line string, words string) {
 // ExecResult is ExecSync of a command.
 func (c *Container) ExecResult(t *testing.T, cmd ...string) *cri.ExecSyncResponse {
 	t.Helper()
-	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: 60})
+	resp, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: cmd, Timeout: LimitSeconds})
 	if err != nil {
 		t.Fatalf("ExecSync %q: %v", cmd, err)
 	}

@@ -9,10 +9,14 @@ package scene
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,16 +24,18 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/claim"
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 )
 
-// Patience is how long the kernel, a monitor and the server together may take
-// for something that is promised to happen soon.
-const Patience = 20 * time.Second
+// LimitSeconds is the time limit of a request that is not meant to reach it, in
+// seconds as CRI wants it: of a command, or of a container that ends when asked.
+const LimitSeconds = int64(wait.Limit / time.Second)
 
 // Handlers are the runtimes that every promise holds for.
 var Handlers = []string{"runc", "crun"}
@@ -38,6 +44,9 @@ var Handlers = []string{"runc", "crun"}
 type World struct {
 	*node.Node
 	Empty *inventory.Snapshot // what it has without any pod; see Settle
+
+	mu   sync.Mutex
+	gone map[string]string // see Gone
 }
 
 // New is a node that runs and has the probe's image. Close it.
@@ -49,8 +58,7 @@ func New(ctx context.Context, o node.Options) (*World, error) {
 	}
 	w := &World{Node: n}
 	if err := w.open(ctx); err != nil {
-		w.Close()
-		return nil, err
+		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
@@ -114,7 +122,7 @@ func (c *Commons) open(ctx context.Context) (err error) {
 // Run is what a TestMain does: it runs the tests, closes the worlds that were
 // asked for and returns the exit code.
 func Run(m *testing.M, all ...*Commons) int {
-	if err := node.Sweep(); err != nil {
+	if _, err := claim.Sweep(); err != nil {
 		fmt.Fprintln(os.Stderr, "sweep:", err)
 	}
 	code := m.Run()
@@ -132,12 +140,12 @@ func Run(m *testing.M, all ...*Commons) int {
 
 // farewell checks what no single test can: that all of them together left the
 // node as it was.
-func (w *World) farewell() error {
-	defer w.Close()
+func (w *World) farewell() (err error) {
+	defer func() { err = errors.Join(err, w.Close()) }()
 	if w.Empty == nil {
 		return nil // it was never fit for use, and its tests have said so
 	}
-	if err := w.Clean(context.Background(), w.Empty, Patience); err != nil {
+	if err := errors.Join(w.leftBehind(), w.Clean(context.Background(), w.Empty, wait.Limit)); err != nil {
 		return err
 	}
 	if err := w.Stop(); err != nil {
@@ -162,6 +170,11 @@ func Private(t *testing.T, o node.Options) *World {
 		}
 		if faults := w.Faults(); len(faults) > 0 {
 			t.Errorf("the server's log has %d faults; the first:\n%s", len(faults), faults[0])
+		}
+		if !t.Failed() {
+			if err := w.leftBehind(); err != nil {
+				t.Error(err)
+			}
 		}
 		if err := w.Close(); err != nil {
 			t.Error(err)
@@ -204,9 +217,60 @@ func (w *World) TakeStock(ctx context.Context) (err error) {
 // Bare checks that the node has nothing but what Settle found.
 func (w *World) Bare(t *testing.T) {
 	t.Helper()
-	if err := w.Clean(t.Context(), w.Empty, Patience); err != nil {
+	w.Restored(t, w.Empty)
+}
+
+// Restored checks that the node has again what it had before, and nothing else.
+func (w *World) Restored(t *testing.T, before *inventory.Snapshot) {
+	t.Helper()
+	if err := w.Clean(context.Background(), before, wait.Limit); err != nil {
 		t.Error(err)
 	}
+}
+
+// Gone tells of a pod and its containers that the test has removed them: when
+// the node ends, nothing on it may bear one of these ids. An inventory for each
+// pod would cost more than the pod.
+func (w *World) Gone(t *testing.T, ids ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone == nil {
+		w.gone = map[string]string{}
+	}
+	for _, id := range ids {
+		w.gone[id] = t.Name()
+	}
+}
+
+// leftBehind waits until nothing bears an id that is gone. Its error names what
+// does, and the tests.
+func (w *World) leftBehind() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.gone) == 0 {
+		return nil
+	}
+	ids := slices.Collect(maps.Keys(w.gone))
+	var left []string
+	var err error
+	if wait.Until(context.Background(), func() bool {
+		var now *inventory.Snapshot
+		if now, err = w.Inventory(); err != nil {
+			return true
+		}
+		left = now.About(ids...)
+		return len(left) == 0
+	}) {
+		return err
+	}
+	var tests []string
+	for _, id := range ids {
+		if slices.ContainsFunc(left, func(line string) bool { return strings.Contains(line, id) }) {
+			tests = append(tests, w.gone[id])
+		}
+	}
+	slices.Sort(tests)
+	return fmt.Errorf("left over by pods of %s:\n%s", strings.Join(slices.Compact(tests), ", "), inventory.Brief("", left))
 }
 
 func (w *World) warmUp(ctx context.Context, handler string) error {
@@ -272,7 +336,7 @@ func (w *World) PushAndPull(t *testing.T, built *image.Artifact) string {
 	ref := node.RegistryHost + "/" + repo + ":latest"
 	w.Pull(t, ref)
 	t.Cleanup(func() {
-		w.Images().RemoveImage(context.Background(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+		_, _ = w.Images().RemoveImage(context.Background(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
 	})
 	return ref
 }
@@ -294,6 +358,6 @@ func (w *World) Dir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return filepath.Clean(dir)
 }

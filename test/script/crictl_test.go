@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
 )
 
@@ -62,20 +63,25 @@ func raceEnabled() bool {
 	return slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
 
-// try runs a crictl command line; "@name" in it is a file of the node.
-func (s *shell) try(t *testing.T, line string) (string, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
+// args are the arguments for crictl; "@name" in the line is a file of the node.
+func (s *shell) args(line string) []string {
 	endpoint := "unix://" + s.node.Socket()
-	args := []string{"--config", s.node.Path("crictl.yaml"), "--timeout", "60s", "--runtime-endpoint", endpoint, "--image-endpoint", endpoint}
+	args := []string{"--config", s.node.Path("crictl.yaml"), "--timeout", wait.Limit.String(), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint}
 	for _, word := range strings.Fields(line) {
 		if name, ok := strings.CutPrefix(word, "@"); ok {
 			word = s.node.Path(name)
 		}
 		args = append(args, word)
 	}
-	cmd := exec.CommandContext(ctx, s.crictl, args...)
+	return args
+}
+
+// try runs a crictl command line.
+func (s *shell) try(t *testing.T, line string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, s.crictl, s.args(line)...)
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -95,7 +101,7 @@ func (s *shell) run(t *testing.T, format string, args ...any) string {
 }
 
 // sees runs a command whose output must contain all the words.
-func (s *shell) sees(t *testing.T, line string, words ...string) string {
+func (s *shell) sees(t *testing.T, line string, words ...string) {
 	t.Helper()
 	out := s.run(t, "%s", line)
 	for _, word := range words {
@@ -103,14 +109,13 @@ func (s *shell) sees(t *testing.T, line string, words ...string) string {
 			t.Errorf("crictl %s does not show %q:\n%s", line, word, out)
 		}
 	}
-	return out
 }
 
 // willSee is sees for what comes to pass by itself, a moment later.
 func (s *shell) willSee(t *testing.T, line, word string) {
 	t.Helper()
 	var out string
-	if !eventually(func() bool { out = s.run(t, "%s", line); return strings.Contains(out, word) }) {
+	if !wait.Until(t.Context(), func() bool { out = s.run(t, "%s", line); return strings.Contains(out, word) }) {
 		t.Errorf("crictl %s never shows %q:\n%s", line, word, out)
 	}
 }
@@ -139,7 +144,7 @@ type object = map[string]any
 // files are what the walk is about, as its manual shows them.
 func (s *shell) files(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(s.node.Path("crictl.yaml"), []byte("timeout: 60\n"), 0o644); err != nil {
+	if err := os.WriteFile(s.node.Path("crictl.yaml"), fmt.Appendf(nil, "timeout: %d\n", wait.Limit/time.Second), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s.write(t, "pod.json", object{

@@ -15,9 +15,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-const patience = time.Minute
+	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
 
 // terminal is a pseudo-terminal with the operator's end of it.
 type terminal struct {
@@ -79,7 +80,7 @@ func (x *terminal) text() string {
 
 func (x *terminal) shows(t *testing.T, words string) {
 	t.Helper()
-	if !eventually(func() bool { return strings.Contains(x.text(), words) }) {
+	if !wait.Until(t.Context(), func() bool { return strings.Contains(x.text(), words) }) {
 		t.Fatalf("the terminal never shows %q, but:\n%s", words, x.text())
 	}
 }
@@ -89,15 +90,6 @@ func (x *terminal) types(t *testing.T, text string) {
 	if _, err := io.WriteString(x.keyboard, text); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func eventually(yes func() bool) bool {
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if yes() {
-			return true
-		}
-	}
-	return yes()
 }
 
 // A call is a crictl that runs on the node, where its streams are served.
@@ -111,10 +103,8 @@ type call struct {
 // start runs a crictl command line, on a terminal or with input.
 func (s *shell) start(t *testing.T, x *terminal, input io.Reader, line string) *call {
 	t.Helper()
-	endpoint := "unix://" + s.node.Socket()
-	args := append([]string{"--config", s.node.Path("crictl.yaml"), "--timeout", "60s", "--runtime-endpoint", endpoint, "--image-endpoint", endpoint}, strings.Fields(line)...)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	c := &call{cmd: exec.CommandContext(ctx, s.crictl, args...), done: make(chan error, 1)}
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
+	c := &call{cmd: exec.CommandContext(ctx, s.crictl, s.args(line)...), done: make(chan error, 1)}
 	c.cmd.WaitDelay = time.Second
 	if x != nil {
 		c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = x.slave, x.slave, x.slave
@@ -137,13 +127,7 @@ func (s *shell) start(t *testing.T, x *terminal, input io.Reader, line string) *
 // wait returns how the program ended.
 func (c *call) wait(t *testing.T) error {
 	t.Helper()
-	select {
-	case err := <-c.done:
-		return err
-	case <-time.After(patience):
-		t.Fatalf("crictl goes on after %v: %q", patience, c.cmd.Args)
-		return nil
-	}
+	return scene.Receive(t, fmt.Sprintf("crictl to end: %q", c.cmd.Args), c.done)
 }
 
 // end kills the program, whose connection the kernel then closes.
@@ -233,7 +217,7 @@ func (s *shell) execs(t *testing.T, id, transport string) {
 func (s *shell) forwards(t *testing.T, pod, transport string) {
 	c := s.start(t, nil, nil, fmt.Sprintf("port-forward -r %s %s 18080:8080", transport, pod))
 	defer c.end(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	defer cancel()
 	go func() { // no use in waiting for a program that has ended
 		select {
@@ -293,7 +277,7 @@ func (s *shell) resizes(t *testing.T, x *terminal, c *call, id string, columns, 
 	t.Helper()
 	x.resize(t, columns, rows)
 	size := fmt.Sprintf("size %dx%d", columns, rows)
-	if !eventually(func() bool {
+	if !wait.Until(t.Context(), func() bool {
 		c.cmd.Process.Signal(syscall.SIGWINCH)
 		return strings.Contains(x.text(), size)
 	}) {

@@ -34,7 +34,7 @@ type Collector struct {
 func Serve(l net.Listener, options ...grpc.ServerOption) *Collector {
 	c := &Collector{server: grpc.NewServer(options...)}
 	service.RegisterTraceServiceServer(c.server, c)
-	go c.server.Serve(l)
+	go func() { _ = c.server.Serve(l) }()
 	return c
 }
 

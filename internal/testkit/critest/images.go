@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // The registries of the images that the suite names. They stay in the names,
@@ -41,7 +42,7 @@ type images struct {
 }
 
 // newImages makes every image that the suite pulls.
-func newImages(p Parts) (*images, error) {
+func newImages(p tools.Parts) (*images, error) {
 	i := &images{built: map[string]*image.Artifact{}}
 	var err error
 	if i.busybox, err = busyboxLayer(p.Busybox); err != nil {

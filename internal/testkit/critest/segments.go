@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +14,37 @@ import (
 // segmentSize is that of the shared memory which the suite makes on the host
 // and never removes.
 const segmentSize = "1048576"
+
+// sweeper removes the shared memory that runs of the suite leave on the host, once
+// none is under way: nothing tells whose a segment is.
+type sweeper struct {
+	mu     sync.Mutex
+	runs   int          // under way
+	before map[int]bool // the segments of others
+}
+
+// begin notes what is there before the first run.
+func (s *sweeper) begin() (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.runs == 0 {
+		s.before, err = segments()
+	}
+	if err == nil {
+		s.runs++
+	}
+	return err
+}
+
+// end removes what has come since, after the last run.
+func (s *sweeper) end() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.runs--; s.runs > 0 {
+		return nil
+	}
+	return removeSegments(s.before)
+}
 
 // segments are the ids of this host's shared memory segments of that size.
 func segments() (map[int]bool, error) {

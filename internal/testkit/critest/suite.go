@@ -18,18 +18,22 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
 // limit is how long one run of the suite may take; usual are some minutes.
 const limit = time.Hour
 
-// Suite is critest with its images. It may run several times.
+// Suite is critest with its images. It may run several times; copies of it, with
+// another focus or log, may run at once.
 type Suite struct {
 	Focus string    // a regular expression; empty: every spec
 	Log   io.Writer // takes the suite's own output
 
 	program []byte
 	images  *images
+	sweeper *sweeper
 }
 
 // Target is a server that the suite is run against.
@@ -44,7 +48,7 @@ type Target struct {
 //
 // On the way it gets the digest of an image that exists: it pulls one by a
 // digest which no image built here can have.
-func New(p Parts) (*Suite, error) {
+func New(p tools.Parts) (*Suite, error) {
 	built, err := newImages(p)
 	if err != nil {
 		return nil, err
@@ -57,7 +61,7 @@ func New(p Parts) (*Suite, error) {
 		return nil, fmt.Errorf("%s does not contain the digest %s: is it another version?", p.Suite, suiteDigest)
 	}
 	program = bytes.ReplaceAll(program, []byte(suiteDigest), []byte(built.digest.Digest().Encoded()))
-	return &Suite{Log: io.Discard, program: program, images: built}, nil
+	return &Suite{Log: io.Discard, program: program, images: built, sweeper: new(sweeper)}, nil
 }
 
 // Run runs the suite once, in the target's network, since it connects to pods
@@ -71,8 +75,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	if err := errors.Join(os.MkdirAll(tmp, 0o755), os.WriteFile(program, s.program, 0o755)); err != nil {
 		return nil, err
 	}
-	before, err := segments()
-	if err != nil {
+	if err := s.sweeper.begin(); err != nil {
 		return nil, err
 	}
 	args := []string{
@@ -94,7 +97,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 30 * time.Second
 	runErr := on.Do(cmd.Run) // not the report: that counts
-	removeErr := removeSegments(before)
+	removeErr := s.sweeper.end()
 	data, err := os.ReadFile(report)
 	if err != nil || removeErr != nil {
 		return nil, errors.Join(err, runErr, removeErr)

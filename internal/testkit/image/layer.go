@@ -117,8 +117,8 @@ func RawLayer(archive []byte) Layer { return compressed(archive, gzip.BestSpeed)
 func compressed(archive []byte, level int) Layer {
 	var blob bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&blob, level) // which is valid
-	w.Write(archive)                          // a bytes.Buffer takes everything
-	w.Close()
+	_, _ = w.Write(archive)                   // a bytes.Buffer takes everything
+	_ = w.Close()
 	return Layer{
 		Blob:   blob.Bytes(),
 		Digest: digest.FromBytes(blob.Bytes()),
@@ -155,7 +155,7 @@ func GoProgram(ctx context.Context, name, dir, pkg string) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	program := filepath.Join(tmp, "program")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, pkg)
 	cmd.Dir = dir

@@ -142,9 +142,9 @@ func Brief(prefix string, lines []string) string {
 // files lists the roots, the leases and the containers of containers/storage.
 func (s *Snapshot) files(scope Scope) {
 	for _, root := range scope.Roots {
-		filepath.WalkDir(root, func(path string, e os.DirEntry, err error) error {
+		_ = filepath.WalkDir(root, func(path string, e os.DirEntry, err error) error {
 			if err != nil {
-				return nil // it went away meanwhile
+				return nil //nolint:nilerr // it went away meanwhile
 			}
 			if isUnsynced(path) {
 				return nil

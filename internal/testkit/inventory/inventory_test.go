@@ -11,9 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // take fails the test where the inventory fails.
@@ -34,9 +35,10 @@ func finds(t *testing.T, s Scope, make func() (undo func()), words ...string) {
 	undo := make()
 	var added []string
 	// A process is there before it has its command line.
-	for deadline := time.Now().Add(time.Minute); len(added) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	wait.For(t, "the inventory to grow", func() bool {
 		added = Diff(before, take(t, s)).Added
-	}
+		return len(added) > 0
+	})
 	undo()
 	if len(added) != 1 {
 		t.Fatalf("added %q, want one line", added)
@@ -155,14 +157,11 @@ func TestAProcessIsTheSameAfterExec(t *testing.T) {
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
 	awaits := func(words string) (s *Snapshot) {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			if s = take(t, scope); len(s.About(words)) == 1 {
-				return s
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("there are %q, want %q", s.Lines(), words)
-			}
-		}
+		wait.For(t, "a process "+words, func() bool {
+			s = take(t, scope)
+			return len(s.About(words)) == 1
+		})
+		return s
 	}
 	early := awaits(" sh -c ")
 	if _, err := input.Write([]byte("\n")); err != nil {
@@ -194,8 +193,8 @@ func TestFindsLeasesWithTheirOwner(t *testing.T) {
 	}
 }
 
-// within runs everything in a new network namespace.
-func within(t *testing.T) func(func() error) error {
+// newNetwork returns a function that runs functions in a new network namespace.
+func newNetwork(t *testing.T) func(func() error) error {
 	t.Helper()
 	requests, results := make(chan func() error), make(chan error)
 	go func() {
@@ -213,7 +212,7 @@ func within(t *testing.T) func(func() error) error {
 }
 
 func TestFindsWhatIsInTheNetwork(t *testing.T) {
-	in := within(t)
+	in := newNetwork(t)
 	scope := Scope{Within: in, Links: []string{"lo"}}
 	command := func(args ...string) {
 		t.Helper()

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,12 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func device(path string) uint64 {
 	var st syscall.Stat_t
-	syscall.Lstat(path, &st) // zero for what is gone
+	_ = syscall.Lstat(path, &st) // zero for what is gone
 	return st.Dev
 }
 
@@ -76,20 +78,22 @@ func describe(pid int) (what string, alive bool) {
 	return what, state != ""
 }
 
-// commandLine is name and state where there is none, as a zombie has none, and for
-// a moment a process that is being made another program.
+// commandLine returns the name and state of a process that has no command line.
+// A process in the middle of execve has none for a moment, which is waited out.
 func commandLine(proc string) string {
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(5 * time.Millisecond) {
+	var args string
+	wait.Until(context.Background(), func() bool {
 		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		if args := strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " ")); args != "" {
-			return args
-		}
-		state, _ := stateAndParent(proc)
-		if state == "" || strings.Contains("ZX", state) || time.Now().After(deadline) {
-			name, _ := os.ReadFile(filepath.Join(proc, "comm"))
-			return "[" + strings.TrimSpace(string(name)) + "] " + state
-		}
+		args = strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " "))
+		_, err := os.Readlink(filepath.Join(proc, "exe")) // kernel threads and zombies run no program
+		return args != "" || err != nil
+	})
+	if args != "" {
+		return args
 	}
+	state, _ := stateAndParent(proc)
+	name, _ := os.ReadFile(filepath.Join(proc, "comm"))
+	return "[" + strings.TrimSpace(string(name)) + "] " + state
 }
 
 // Cgroups are the directories of the cgroup and everything below it in every
@@ -101,7 +105,7 @@ func Cgroups(cgroup string) []string {
 	hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*")
 	var out []string
 	for _, h := range append(hierarchies, "/sys/fs/cgroup") {
-		filepath.WalkDir(filepath.Join(h, cgroup), func(path string, e fs.DirEntry, err error) error {
+		_ = filepath.WalkDir(filepath.Join(h, cgroup), func(path string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() {
 				out = append(out, path)
 			}

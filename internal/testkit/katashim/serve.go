@@ -157,12 +157,12 @@ func (m *machine) handle(ctx context.Context, name string, req, resp message) er
 	if err := m.call(ctx, name, req, resp); err != nil {
 		return err
 	}
-	m.after(id, own, resp)
+	m.after(own, resp)
 	return nil
 }
 
 // after gives the answers Kata's look.
-func (m *machine) after(id string, own *member, resp message) {
+func (m *machine) after(own *member, resp message) {
 	pid := uint32(os.Getpid())
 	switch r := resp.(type) {
 	case *task.StartResponse:

@@ -19,7 +19,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/gorilla/websocket"
-	oldhttpstream "k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -183,7 +182,7 @@ func (s *Session) Send(r io.Reader) error {
 }
 
 // EndInput closes the session's standard input and leaves the rest open.
-func (s *Session) EndInput() { s.stdin.Close() }
+func (s *Session) EndInput() { _ = s.stdin.Close() }
 
 // Resize tells the server of another size; it waits until client-go takes it.
 func (s *Session) Resize(columns, rows uint16) {
@@ -287,8 +286,8 @@ func (l *Line) Close() error {
 
 // Cut ends the connection with an RST.
 func (l *Line) Cut() {
-	l.SetLinger(0)
-	l.Close()
+	_ = l.SetLinger(0)
+	_ = l.Close()
 }
 
 // Upgrade asks for another protocol, or for none if it is empty, and returns the
@@ -321,7 +320,7 @@ func (s Streams) SPDY(ctx context.Context, address string, protocols ...string) 
 	if err != nil {
 		return nil, nil, err
 	}
-	resp, err := l.Upgrade(address, spdy.HeaderSpdy31, http.Header{httpstream.HeaderProtocolVersion: protocols})
+	resp, err := l.Upgrade(address, spdy.HeaderSpdy31, http.Header{httpstream.HeaderProtocolVersion: protocols}) //nolint:bodyclose // the line is closed
 	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
 		err = fmt.Errorf("%s: %s", resp.Status, body)
@@ -330,7 +329,7 @@ func (s Streams) SPDY(ctx context.Context, address string, protocols ...string) 
 		err = fmt.Errorf("the server chose version %q of %v", resp.Header.Get(httpstream.HeaderProtocolVersion), protocols)
 	}
 	if err != nil {
-		l.Close()
+		_ = l.Close()
 		return nil, nil, err
 	}
 	conn, err := spdy.NewClientConnection(l)
@@ -353,9 +352,9 @@ func (s Streams) RawWebSocket(ctx context.Context, address string, protocols ...
 	if len(protocols) > 0 {
 		header.Set("Sec-Websocket-Protocol", strings.Join(protocols, ", "))
 	}
-	conn, resp, err := websocket.NewClient(l, u, header, 0, 0)
+	conn, resp, err := websocket.NewClient(l, u, header, 0, 0) //nolint:bodyclose,staticcheck // the line is closed; a Dialer would dial another
 	if err != nil {
-		l.Close()
+		_ = l.Close()
 		if resp != nil {
 			err = fmt.Errorf("%w: %s", err, resp.Status)
 		}
@@ -403,7 +402,7 @@ func (t *Tunnel) Connect(port int) (*Wire, error) {
 	if err != nil {
 		return nil, fmt.Errorf("error stream: %w", err)
 	}
-	e.Close() // nothing is sent on it
+	_ = e.Close() // nothing is sent on it
 	header = header.Clone()
 	header.Set("streamType", "data")
 	d, err := t.conn.CreateStream(header)
@@ -422,7 +421,7 @@ func (t *Tunnel) Ended() <-chan bool { return t.conn.CloseChan() }
 // Close ends the session.
 func (t *Tunnel) Close() error {
 	err := t.conn.Close()
-	t.Line.Close()
+	_ = t.Line.Close()
 	return err
 }
 
@@ -437,10 +436,10 @@ func (s Streams) Forward(ctx context.Context, address string, port int) (local i
 	if err != nil {
 		return 0, nil, err
 	}
-	var dialer oldhttpstream.Dialer = spdytransport.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	dialer := spdytransport.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
 	ready, done := make(chan struct{}), make(chan error, 1)
 	ctx = klog.NewContext(ctx, logr.Discard())
-	f, err := portforward.NewOnAddressesWithContext(ctx, dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, ready, io.Discard, io.Discard)
+	f, err := portforward.NewOnAddressesForStreamingWithContext(ctx, dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, ready, io.Discard, io.Discard)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -15,6 +15,8 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	exec "k8s.io/utils/exec"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // parrot says back what it is told: a runtime to try the clients on.
@@ -81,7 +83,7 @@ func TestSessions(t *testing.T) {
 			}
 			e.EndInput()
 			var exit utilexec.CodeExitError
-			if err := e.Wait(time.Minute); !errors.As(err, &exit) || exit.Code != 7 {
+			if err := e.Wait(wait.Limit); !errors.As(err, &exit) || exit.Code != 7 {
 				t.Errorf("ended with %v", err)
 			}
 			if e.Stdout.String() != "hello" || e.Stderr.String() != "a b" {
@@ -89,7 +91,7 @@ func TestSessions(t *testing.T) {
 			}
 
 			e = s.Open(t.Context(), address+"/terminal", Wants{Stdin: true, Stdout: true, TTY: true, Size: Size{Width: 90, Height: 30}})
-			if err := e.Wait(time.Minute); err != nil || e.Stdout.String() != "90x30" {
+			if err := e.Wait(wait.Limit); err != nil || e.Stdout.String() != "90x30" {
 				t.Errorf("the terminal brought %q, %v", e.Stdout.String(), err)
 			}
 		})
@@ -134,16 +136,11 @@ func TestTunnel(t *testing.T) {
 		t.Errorf("the echo is %q, %v", got, err)
 	}
 	tunnel.Forget(wire)
-	wire, err = tunnel.Connect(9)
-	for range 20 { // the server may have reset the stream before we have seen that it was made
-		if err == nil {
-			break
-		}
+	// The server may reset a stream before the client sees that it was made.
+	wait.For(t, "a stream to a refused port", func() bool {
 		wire, err = tunnel.Connect(9)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+		return err == nil
+	})
 	if message, err := io.ReadAll(wire.Errors); err != nil || !strings.Contains(string(message), "nobody listens") {
 		t.Errorf("the error stream says %q, %v", message, err)
 	}

@@ -7,21 +7,22 @@
 // cgroups lie below one parent of its own. Nodes therefore run side by side,
 // and [Node.Inventory] can tell what belongs to one.
 //
-// The directory is bind-mounted on itself with shared propagation, as the root
-// of a systemd machine is. Close takes away whatever is left, whoever made it.
+// The directory is a tmpfs, so that a node neither waits for the machine's disk,
+// which every sync of a file system does for everybody's data, nor wears it;
+// durability is what the power cuts of test/node prove. Its mount is shared, as
+// the root of a systemd machine is. Close takes away whatever is left, whoever
+// made it, and [claim.Sweep] does so for a process that was killed.
 //
 // The package depends on no testing package: the demo uses it too.
 package node
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,8 +30,11 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/claim"
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Options change what a node is made of. The zero value is a plain node.
@@ -42,8 +46,11 @@ type Options struct {
 	// Server is a program that serves in the place of crius, such as
 	// [PointsServer]; empty: crius itself.
 	Server string
-	// Race builds the server with the race detector; see [Programs].
+	// Race builds the server with the race detector; see [tools.Programs].
 	Race bool
+	// Disk has the node on the machine's disk, for tests of what a tmpfs has not,
+	// such as a file cache.
+	Disk bool
 }
 
 // Node is one private crius with its network and disk. Its methods may be
@@ -55,6 +62,7 @@ type Node struct {
 	// Registry serves images named RegistryHost/REPOSITORY to the server.
 	Registry *registry.Registry
 
+	claim    *claim.Claim
 	programs string
 	program  string // that serves
 	env      []string
@@ -73,21 +81,24 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := preflight(); err != nil {
 		return nil, err
 	}
-	programs, err := Programs(ctx, o.Race)
+	programs, err := tools.Programs(ctx, o.Race)
 	if err != nil {
 		return nil, err
 	}
-	id := "cr" + strings.ToLower(rand.Text()[:6])
-	n := &Node{ID: id, Dir: filepath.Join("/tmp", id), programs: programs, program: o.Server, env: o.Env}
+	owned, err := claim.New()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{ID: owned.ID, Dir: owned.Dir, claim: owned, programs: programs, program: o.Server, env: o.Env}
 	if n.program == "" {
 		n.program = n.Program("crius")
 	}
 	defer func() {
 		if err != nil {
-			n.Close()
+			err = errors.Join(err, n.Close())
 		}
 	}()
-	if err := n.makeDir(); err != nil {
+	if err := n.makeDir(o.Disk); err != nil {
 		return nil, err
 	}
 	if n.net, err = newNetwork(); err != nil {
@@ -106,21 +117,38 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 	return n, err
 }
 
-func (n *Node) makeDir() error {
+func (n *Node) makeDir(disk bool) error {
 	if err := os.Mkdir(n.Dir, 0o755); err != nil {
 		return err
 	}
-	owner := fmt.Sprintf("%d", os.Getpid())
-	if err := os.WriteFile(n.Path(ownerFile), []byte(owner), 0o600); err != nil {
-		return err
+	var err error
+	if mapsIDs, kernelErr := tmpfsMapsIDs(); mapsIDs && !disk {
+		err = unix.Mount("tmpfs", n.Dir, "tmpfs", 0, "mode=755")
+	} else {
+		err = errors.Join(kernelErr, unix.Mount(n.Dir, n.Dir, "", unix.MS_BIND, ""))
 	}
-	if err := unix.Mount(n.Dir, n.Dir, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount %s on itself: %w", n.Dir, err)
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", n.Dir, err)
 	}
 	if err := unix.Mount("", n.Dir, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share mount %s: %w", n.Dir, err)
 	}
 	return nil
+}
+
+// tmpfsMapsIDs reports whether a tmpfs can be mounted with mapped ids, as pods in
+// user namespaces need it: since Linux 6.3.
+func tmpfsMapsIDs() (bool, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false, err
+	}
+	var major, minor int
+	release := unix.ByteSliceToString(name.Release[:])
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return false, fmt.Errorf("kernel release %q: %w", release, err)
+	}
+	return major > 6 || major == 6 && minor >= 3, nil
 }
 
 // Path is a file or directory of the node.
@@ -168,51 +196,50 @@ func (n *Node) Inventory() (*inventory.Snapshot, error) {
 	return inventory.Take(scope)
 }
 
-// restPatience is how long what is on its way out may take to be gone.
-const restPatience = time.Minute
-
 // Stock is an inventory to compare later ones with: it has nothing that goes by
 // itself, such as a program that ends at this moment, a file that is only on its
-// way to its name, and the dead that wait to be buried.
+// way to its name, and zombies that are about to be reaped.
 func (n *Node) Stock(ctx context.Context) (*inventory.Snapshot, error) {
 	last, err := n.Inventory()
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(restPatience); ; time.Sleep(20 * time.Millisecond) {
-		now, err := n.Inventory()
-		if err != nil {
-			return nil, err
+	var moves inventory.Difference
+	atRest := wait.Until(ctx, func() bool {
+		var now *inventory.Snapshot
+		if now, err = n.Inventory(); err != nil {
+			return true
 		}
 		now.Drop(now.About("] Z ")...)
-		moves := inventory.Diff(last, now)
-		if moves.Empty() {
-			return now, nil
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return nil, fmt.Errorf("the node does not come to rest:\n%s", moves)
-		}
+		moves = inventory.Diff(last, now)
 		last = now
+		return moves.Empty()
+	})
+	if err == nil && !atRest {
+		err = fmt.Errorf("the node does not come to rest:\n%s", moves)
 	}
+	return last, err
 }
 
 // Clean waits until the node has nothing that it did not have in before, or
 // reports what is left.
 func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience time.Duration) error {
-	for deadline := time.Now().Add(patience); ; {
-		now, err := n.Inventory()
-		if err != nil {
-			return err
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var left inventory.Difference
+	var err error
+	clean := wait.Until(ctx, func() bool {
+		var now *inventory.Snapshot
+		if now, err = n.Inventory(); err != nil {
+			return true
 		}
-		left := inventory.Diff(before, now)
-		if left.Empty() {
-			return nil
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("the node is not as it was before:\n%s", left)
-		}
-		time.Sleep(20 * time.Millisecond)
+		left = inventory.Diff(before, now)
+		return left.Empty()
+	})
+	if err == nil && !clean {
+		err = fmt.Errorf("the node is not as it was before:\n%s", left)
 	}
+	return err
 }
 
 // Close ends the server and all that is left of the node.
@@ -221,7 +248,7 @@ func (n *Node) Close() error {
 	if n.conn != nil {
 		errs = append(errs, n.conn.Close())
 	}
-	errs = append(errs, n.Kill(), scrub(n.ID, n.Dir))
+	errs = append(errs, n.Kill(), n.claim.Release())
 	if n.Registry != nil {
 		n.Registry.Close()
 	}

@@ -3,27 +3,10 @@ package node
 import (
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/crius-run/crius/internal/testkit/inventory"
 )
-
-// bare is a node without programs and configuration.
-func bare(t *testing.T, id string) *Node {
-	t.Helper()
-	n := &Node{ID: id, Dir: filepath.Join("/tmp", id)}
-	if err := n.makeDir(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { scrub(n.ID, n.Dir) })
-	return n
-}
 
 // A monitor's socket, the longest path of a node, must fit into a sockaddr_un.
 func TestSocketPathsFit(t *testing.T) {
@@ -58,61 +41,6 @@ func TestNetworkIsTheNodesOwn(t *testing.T) {
 	out, err := n.Run(t.Context(), "ip", "-o", "link")
 	if err != nil || strings.Count(out, "\n") != 1 || !strings.Contains(out, "LOOPBACK,UP") {
 		t.Errorf("interfaces inside: %v: %s", err, out)
-	}
-}
-
-func TestScrubTakesEverythingAway(t *testing.T) {
-	n := bare(t, "crscrub1")
-	point := n.Path("point")
-	if err := os.Mkdir(point, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", point, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sh", "-c", `trap "" TERM; while :; do sleep 1; done`, n.Path("x"))
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go cmd.Wait()
-	if hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs"); len(hierarchies) > 0 {
-		dir := filepath.Join(filepath.Dir(hierarchies[0]), n.ID, "pods", "x")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := scrub(n.ID, n.Dir); err != nil {
-		t.Fatal(err)
-	}
-	left, err := inventory.Take(inventory.Scope{Dir: n.Dir, Roots: []string{n.Dir}, Cgroup: "/" + n.ID})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := left.Lines(); len(lines) > 0 {
-		t.Errorf("left: %q", lines)
-	}
-}
-
-func TestSweepSparesTheLiving(t *testing.T) {
-	living, dead := bare(t, "crsweep1"), bare(t, "crsweep2")
-	gone := exec.Command("true")
-	if err := gone.Run(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dead.Path(ownerFile), []byte(strconv.Itoa(gone.Process.Pid)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Sweep(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(living.Dir); err != nil {
-		t.Errorf("the node of a living process: %v", err)
-	}
-	if _, err := os.Stat(dead.Dir); !os.IsNotExist(err) {
-		t.Errorf("the node of a dead process is still there: %v", err)
 	}
 }
 

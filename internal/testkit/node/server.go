@@ -60,8 +60,7 @@ func (n *Node) Start(ctx context.Context) error {
 		return err
 	}
 	if err := n.answers(ctx); err != nil {
-		n.Kill()
-		return fmt.Errorf("%w\nend of the server's log:\n%s", err, n.LogTail(40))
+		return fmt.Errorf("%w\nend of the server's log:\n%s", errors.Join(err, n.Kill()), n.LogTail(40))
 	}
 	return nil
 }
@@ -173,8 +172,8 @@ func (n *Node) Stop() error {
 	case <-n.ended():
 		return n.ExitErr()
 	case <-time.After(stopPatience):
-		n.Signal(syscall.SIGQUIT) // for its stacks in the log
-		n.Kill()
+		_ = n.Signal(syscall.SIGQUIT) // for its stacks in the log
+		_ = n.Kill()
 		return fmt.Errorf("the server did not end within %v of SIGTERM\n%s", stopPatience, n.LogTail(200))
 	}
 }

@@ -15,7 +15,7 @@ func TestWrittenProgramsCanBeRun(t *testing.T) {
 	for i := range 6 {
 		all.Go(func() {
 			file := filepath.Join(dir, fmt.Sprint(i))
-			for range 100 {
+			for range 20 {
 				if err := Write(file, []byte("#!/bin/sh\n")); err != nil {
 					t.Error(err)
 				}

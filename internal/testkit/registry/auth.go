@@ -99,7 +99,7 @@ func (in *repository) tagList(repo string) []byte {
 
 func reply(w http.ResponseWriter, document any) {
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(document) // a client that is gone needs no answer
+	_ = json.NewEncoder(w).Encode(document) // a client that is gone needs no answer
 }
 
 func refuse(w http.ResponseWriter, status int, code, message string) {

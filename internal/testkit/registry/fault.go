@@ -107,8 +107,8 @@ func Redirect(base string) Action {
 // connection open.
 func Stall(after int) Action {
 	return body(func(w http.ResponseWriter, req *http.Request, stop <-chan struct{}, content []byte) {
-		w.Write(content[:min(after, len(content))])
-		http.NewResponseController(w).Flush()
+		_, _ = w.Write(content[:min(after, len(content))])
+		_ = http.NewResponseController(w).Flush()
 		select {
 		case <-req.Context().Done():
 		case <-stop:
@@ -130,8 +130,8 @@ func Slow(bytesPerSecond int) Action {
 			case <-stop:
 				return
 			}
-			w.Write(chunk)
-			http.NewResponseController(w).Flush()
+			_, _ = w.Write(chunk)
+			_ = http.NewResponseController(w).Flush()
 		}
 	})
 }
@@ -139,8 +139,8 @@ func Slow(bytesPerSecond int) Action {
 // Reset breaks the connection after the first bytes of the answer's body.
 func Reset(after int) Action {
 	return body(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}, content []byte) {
-		w.Write(content[:min(after, len(content))])
-		http.NewResponseController(w).Flush()
+		_, _ = w.Write(content[:min(after, len(content))])
+		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	})
 }
@@ -155,7 +155,7 @@ func Replace(change func([]byte) []byte) Action {
 			header.Set("Content-Length", strconv.Itoa(len(content)))
 			header.Del("Content-Range")
 			send(w, status, header)
-			w.Write(content)
+			_, _ = w.Write(content)
 		})
 	}
 }

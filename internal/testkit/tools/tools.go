@@ -10,23 +10,21 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-
-	"github.com/crius-run/crius/internal/testkit/node"
 )
 
 // Crictl returns the path of crictl and builds it where it is missing.
 func Crictl(ctx context.Context) (string, error) {
-	return build(ctx, "crictl", "build", "-o")
+	return criTool(ctx, "crictl", "build", "-o")
 }
 
 // Critest is the same for critest, the conformance suite.
 func Critest(ctx context.Context) (string, error) {
-	return build(ctx, "critest", "test", "-c", "-o")
+	return criTool(ctx, "critest", "test", "-c", "-o")
 }
 
-func build(ctx context.Context, name string, build ...string) (string, error) {
+func criTool(ctx context.Context, name string, verb ...string) (string, error) {
 	return cached(name, func(repo, dir string) *exec.Cmd {
-		args := append(build, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
+		args := append(verb, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = filepath.Join(repo, "test", "tools")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -51,7 +49,7 @@ func Runc(ctx context.Context) (string, error) {
 // options. The version is that of the module in test/tools/runsc.
 func Runsc(ctx context.Context) (string, error) {
 	const module = "gvisor.dev/gvisor"
-	repo, err := node.Repository()
+	repo, err := Repository()
 	if err != nil {
 		return "", err
 	}
@@ -75,18 +73,12 @@ func KataShim(ctx context.Context) (string, error) {
 	if _, err := exec.LookPath("containerd-shim-runc-v2"); err != nil {
 		return "", err
 	}
-	repo, err := node.Repository()
+	repo, err := Repository()
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(repo, ".cache", "testkit", "containerd-shim-fakekata-v2")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "./internal/testkit/katashim")
-	cmd.Dir = repo
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w: %s", path, err, out)
-	}
-	return path, nil
+	return path, compile(ctx, repo, false, []string{"go", "build", "-o", path, "./internal/testkit/katashim"})
 }
 
 // required is the version of a module that a go.mod asks for.
@@ -108,7 +100,7 @@ func required(file, module string) (string, error) {
 // that make returns builds the program in a directory, from where it moves to
 // its place when it is whole: others may want it at the same time.
 func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) {
-	repo, err := node.Repository()
+	repo, err := Repository()
 	if err != nil {
 		return "", err
 	}
@@ -123,7 +115,7 @@ func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if out, err := make(repo, dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
 )
 
 // HideAddresses is for tests with pods whose runtime takes the addresses off
@@ -28,10 +30,7 @@ func takeTurn(t *testing.T, how int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	for err = unix.EINTR; err == unix.EINTR; {
-		err = unix.Flock(int(f.Fd()), how)
-	}
-	if err != nil {
+	if err := eintr.Retry(func() error { return unix.Flock(int(f.Fd()), how) }); err != nil {
 		t.Fatal(err)
 	}
 }

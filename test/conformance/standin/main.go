@@ -52,6 +52,6 @@ func run(args []string) error {
 
 func serve(address string) error {
 	return http.ListenAndServe(address, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, "It works!\n")
+		_, _ = io.WriteString(w, "It works!\n")
 	}))
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -19,6 +20,49 @@ func write(args []string) error {
 		return errUsage
 	}
 	return os.WriteFile(args[0], []byte(args[1]), 0o644)
+}
+
+func sparse(args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	size, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return errUsage
+	}
+	return errors.Join(os.WriteFile(args[0], nil, 0o644), os.Truncate(args[0], size))
+}
+
+func fill(args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	mib, err := strconv.Atoi(args[1])
+	if err != nil {
+		return errUsage
+	}
+	f, err := os.OpenFile(args[0], os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for range mib {
+		if _, err := f.Write(make([]byte, 1<<20)); errors.Is(err, unix.ENOSPC) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	size, err := f.Seek(0, io.SeekCurrent)
+	fmt.Println(size >> 20)
+	return err
+}
+
+func fifo(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return unix.Mkfifo(args[0], 0o644)
 }
 
 func cat(args []string) error {
@@ -167,7 +211,7 @@ func try(args []string) error {
 	default:
 		return errUsage
 	}
-	if e, isErrno := err.(syscall.Errno); isErrno && e != 0 {
+	if e, isErrno := errors.AsType[syscall.Errno](err); isErrno && e != 0 {
 		_, err = fmt.Println(unix.ErrnoName(e))
 		return err
 	}

@@ -1,14 +1,15 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
-	"time"
 
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
 )
 
@@ -17,7 +18,7 @@ func serve(args []string) error {
 		return errUsage
 	}
 	http.HandleFunc("/facts", func(w http.ResponseWriter, r *http.Request) {
-		json.NewEncoder(w).Encode(facts.Self())
+		_ = json.NewEncoder(w).Encode(facts.Self())
 	})
 	http.HandleFunc("/get", func(w http.ResponseWriter, r *http.Request) {
 		body, err := fetch(r.URL.Query().Get("url"))
@@ -25,7 +26,7 @@ func serve(args []string) error {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
 		}
-		w.Write(body)
+		_, _ = w.Write(body)
 	})
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println(r.Method, r.URL.Path)
@@ -35,28 +36,26 @@ func serve(args []string) error {
 }
 
 func get(args []string) error {
-	deadline := time.Now().Add(10 * time.Second)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	if len(args) > 0 && args[0] == "-now" {
-		deadline, args = time.Now(), args[1:]
+		args = args[1:]
+		cancel()
 	}
 	if len(args) != 1 {
 		return errUsage
 	}
-	for {
-		body, err := fetch(args[0])
-		if err == nil {
-			_, err = os.Stdout.Write(body)
-			return err
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
+	var body []byte
+	var err error
+	wait.Until(ctx, func() bool { body, err = fetch(args[0]); return err == nil })
+	if err == nil {
+		_, err = os.Stdout.Write(body)
 	}
+	return err
 }
 
 func fetch(url string) ([]byte, error) {
-	client := http.Client{Timeout: 5 * time.Second}
+	client := http.Client{Timeout: wait.Limit}
 	resp, err := client.Get(url)
 	if err != nil {
 		return nil, err

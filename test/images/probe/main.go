@@ -47,8 +47,12 @@ func verbs() map[string]verb {
 		"outlive": {"STEP: run a child with one step and wait for its end, however it ends", outlive},
 		"suicide": {"SIGNAL: kill this process", suicide},
 		"run":     {"PROGRAM [ARG...]: run a program and wait for it", runProgram},
+		"pose":    {"NAME [ARG...]: print ready and sleep as a process of this name with these arguments, in which {upper} is the host's path of /", pose},
 
 		"write":   {"FILE TEXT: create or overwrite", write},
+		"sparse":  {"FILE BYTES: make a file of this size without a block", sparse},
+		"fill":    {"FILE MIB: write so much into it, or what there is room for, and print the MiB that it has then", fill},
+		"fifo":    {"FILE: make a named pipe", fifo},
 		"diary":   {"FILE: add a line with the time", diary},
 		"cat":     {"[FILE]: copy the file, or standard input, to standard output", cat},
 		"ls":      {"DIR: names, one a line", list},
@@ -62,7 +66,7 @@ func verbs() map[string]verb {
 		"try":     {"SYSCALL: make a harmless call of this kind, print ok or the error's name", try},
 
 		"serve":  {"ADDR TEXT: answer HTTP with the text; /facts and /get?url= too", serve},
-		"get":    {"[-now] URL: print what an HTTP server answers, waiting up to 10 s for it unless told not to", get},
+		"get":    {"[-now] URL: print what an HTTP server answers, waiting for it unless told not to", get},
 		"tcp":    {"ADDR echo|digest|noise N|flood|mute|bye: serve TCP in the background", tcp},
 		"line":   {": read a line from standard input and print it quoted", line},
 		"until":  {"WORD: print lines of standard input until one is the word", until},
@@ -74,6 +78,9 @@ func verbs() map[string]verb {
 
 func main() {
 	dieOnSignals()
+	if name := os.Getenv(poseEnv); name != "" {
+		posing(name)
+	}
 	for _, step := range steps(os.Args[1:]) {
 		if err := run(step); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)

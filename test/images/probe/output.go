@@ -77,7 +77,7 @@ func numberedBytes(args []string) error {
 			return err
 		}
 		if width > 0 && (i+1)%width == 0 {
-			w.WriteByte('\n')
+			_ = w.WriteByte('\n') // Flush has its error, too
 		}
 	}
 	return w.Flush()

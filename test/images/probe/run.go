@@ -21,6 +21,49 @@ func runProgram(args []string) error {
 	return c.Run()
 }
 
+// poseEnv tells a program that pose has executed which name to take.
+const poseEnv = "PROBE_POSES_AS"
+
+// pose becomes a process that looks, in all that a process says of itself, like
+// another program.
+func pose(args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	upper, err := upperDir()
+	if err != nil {
+		return err
+	}
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "{upper}", upper)
+	}
+	return unix.Exec("/proc/self/exe", args, append(os.Environ(), poseEnv+"="+args[0]))
+}
+
+// upperDir is where the host has what this container writes: the mount options of
+// its root say so.
+func upperDir() (string, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	_, rest, found := strings.Cut(string(text), ",upperdir=")
+	if !found {
+		return "", fmt.Errorf("no upper directory among the mounts:\n%s", text)
+	}
+	upper, _, _ := strings.Cut(rest, ",")
+	return upper, nil
+}
+
+func posing(name string) {
+	if err := os.WriteFile("/proc/self/comm", []byte(name), 0); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	_ = sleep(nil)
+}
+
 func chown(args []string) error {
 	if len(args) != 3 {
 		return errUsage

@@ -20,10 +20,10 @@ func tcp(args []string) error {
 		}
 	}
 	serve := map[string]func(*net.TCPConn){
-		"echo":   func(c *net.TCPConn) { io.Copy(c, c) },
+		"echo":   func(c *net.TCPConn) { _, _ = io.Copy(c, c) },
 		"digest": func(c *net.TCPConn) { answerDigest(c) },
-		"noise":  func(c *net.TCPConn) { io.Copy(c, noiseOf(n)) },
-		"flood":  func(c *net.TCPConn) { io.Copy(c, noiseOf(1<<60)) },
+		"noise":  func(c *net.TCPConn) { _, _ = io.Copy(c, noiseOf(n)) },
+		"flood":  func(c *net.TCPConn) { _, _ = io.Copy(c, noiseOf(1<<60)) },
 		"mute":   func(c *net.TCPConn) { select {} },
 		"bye":    bye,
 	}[args[1]]
@@ -60,7 +60,7 @@ func answerDigest(c *net.TCPConn) {
 // bye ends its own half first and prints what still comes.
 func bye(c *net.TCPConn) {
 	fmt.Fprintln(c, "bye")
-	c.CloseWrite()
+	_ = c.CloseWrite()
 	sum, err := sumUp(c)
 	fmt.Println("after bye", sum, err)
 }

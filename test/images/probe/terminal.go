@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -20,7 +21,7 @@ import (
 func line([]string) error {
 	text, err := readLine()
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		fmt.Println("end of input")
 		return nil
 	case err == nil:

@@ -15,11 +15,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/crius-run/crius/internal/testkit/critest"
 	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 const (
@@ -39,8 +40,8 @@ func main() {
 	save("crius.log", "journalctl", "--no-pager", "-o", "short-precise", "-u", "crius.service")
 	save("journal.log", "journalctl", "--no-pager", "-o", "short-precise", "-b")
 	if err != nil {
+		err = errors.Join(err, os.WriteFile("out/error", []byte(err.Error()), 0o644))
 		fmt.Fprintln(os.Stderr, "guest:", err)
-		os.WriteFile("out/error", []byte(err.Error()), 0o644)
 	}
 }
 
@@ -53,7 +54,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	suite, err := critest.New(critest.Parts{Suite: "./critest", Busybox: "./busybox", Standin: "./standin"})
+	suite, err := critest.New(tools.Parts{Suite: "./critest", Busybox: "./busybox", Standin: "./standin"})
 	if err != nil {
 		return err
 	}
@@ -160,7 +161,9 @@ func save(name string, argv ...string) {
 	if err != nil {
 		out = fmt.Appendf(out, "%s: %v\n", argv[0], err)
 	}
-	os.WriteFile(filepath.Join("out", name), out, 0o644)
+	if err := os.WriteFile(filepath.Join("out", name), out, 0o644); err != nil {
+		fmt.Fprintln(os.Stderr, "guest:", err)
+	}
 }
 
 // lasting is what the first pod makes and all others use.
@@ -219,26 +222,18 @@ func units() ([]string, error) {
 	return lines, nil
 }
 
-// settle waits until there is no more than before, and tells what is left after
-// half a minute.
+// settle waits until there is no more than before, and tells what is left.
 func settle(o options, before []string) ([]string, error) {
 	known := map[string]bool{}
 	for _, line := range before {
 		known[line] = true
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Second) {
-		now, err := take(o)
-		if err != nil {
-			return nil, err
-		}
-		var left []string
-		for _, line := range now {
-			if !known[line] {
-				left = append(left, line)
-			}
-		}
-		if len(left) == 0 || time.Now().After(deadline) {
-			return left, nil
-		}
-	}
+	var left []string
+	var err error
+	wait.Until(context.Background(), func() bool {
+		left, err = take(o)
+		left = slices.DeleteFunc(left, func(line string) bool { return known[line] })
+		return err != nil || len(left) == 0
+	})
+	return left, err
 }

@@ -63,7 +63,7 @@ func main() {
 	fmt.Printf("crius's log:\n%s\n", log[max(0, len(log)-16<<10):])
 	if os.Getpid() == 1 {
 		unix.Sync()
-		unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
 	os.Exit(1)
 }
@@ -151,8 +151,10 @@ func bringUp() error {
 			return fmt.Errorf("mount %s: %w", path, err)
 		}
 	}
-	os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-	os.Setenv("HOME", "/root")
+	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	if err := errors.Join(os.Setenv("PATH", path), os.Setenv("HOME", "/root")); err != nil {
+		return err
+	}
 	for _, argv := range [][]string{
 		{"ip", "link", "set", "lo", "up"},
 		{"modprobe", "-a", "overlay", "veth", "bridge", "iptable_nat", "ip6table_nat", "xt_comment", "xt_MASQUERADE"},

@@ -9,13 +9,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // node is the crius of this machine and what it serves.
@@ -27,8 +27,6 @@ type node struct {
 	busy   [16]sync.Mutex // by image
 }
 
-const patience = 60 * time.Second // the machine may be slow
-
 // connect waits for the first answer.
 func (n *node) connect(ctx context.Context, ended <-chan error) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -36,33 +34,31 @@ func (n *node) connect(ctx context.Context, ended <-chan error) error {
 		return err
 	}
 	n.RuntimeServiceClient, n.ImageServiceClient = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		_, err := n.Version(ctx, &cri.VersionRequest{})
-		if err == nil {
-			return nil
+	wait.Until(ctx, func() bool {
+		if _, err = n.Version(ctx, &cri.VersionRequest{}); err == nil {
+			return true
 		}
 		select {
 		case end := <-ended:
-			return fmt.Errorf("it ended: %w", end)
-		case <-ctx.Done():
-			return err
-		case <-time.After(10 * time.Millisecond):
+			err = fmt.Errorf("it ended: %w", end)
+			return true
+		default:
+			conn.ResetConnectBackoff()
+			return false
 		}
-		conn.ResetConnectBackoff()
-	}
+	})
+	return err
 }
 
 // verify looks whether the node is as it should be after a boot.
 func (n *node) verify(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 4*patience)
+	ctx, cancel := context.WithTimeout(ctx, 2*wait.Limit)
 	defer cancel()
 	pods, containers, err := n.clear(ctx)
 	if err != nil {
 		return err
 	}
-	if err := settle(); err != nil {
+	if err := settle(ctx); err != nil {
 		return fmt.Errorf("after all pods of the last boot were removed: %w", err)
 	}
 	present, err := n.present(ctx)
@@ -77,7 +73,7 @@ func (n *node) verify(ctx context.Context) error {
 	if err := n.try(ctx, present); err != nil {
 		return err
 	}
-	if err := settle(); err != nil {
+	if err := settle(ctx); err != nil {
 		return fmt.Errorf("after the images were tried: %w", err)
 	}
 	log, err := os.ReadFile(n.log)
@@ -187,35 +183,29 @@ func (n *node) tryOne(ctx context.Context, pod string, config *cri.PodSandboxCon
 	if _, err := n.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: made.ContainerId}); err != nil {
 		return err
 	}
-	for {
-		answer, err := n.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: made.ContainerId})
-		if err != nil {
-			return err
-		}
-		if answer.Status.State != cri.ContainerState_CONTAINER_EXITED {
-			time.Sleep(20 * time.Millisecond)
-			continue
-		}
-		output, err := os.ReadFile(filepath.Join(config.LogDirectory, c.LogPath))
-		if err != nil {
-			return err
-		}
-		if answer.Status.ExitCode != 0 || !strings.Contains(string(output), "whole: ") {
-			return fmt.Errorf("it is damaged (exit code %d):\n%s", answer.Status.ExitCode, output)
-		}
-		return nil
+	var answer *cri.ContainerStatusResponse
+	exited := wait.Until(ctx, func() bool {
+		answer, err = n.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: made.ContainerId})
+		return err != nil || answer.Status.State == cri.ContainerState_CONTAINER_EXITED
+	})
+	if err != nil {
+		return err
 	}
+	output, err := os.ReadFile(filepath.Join(config.LogDirectory, c.LogPath))
+	if err != nil {
+		return err
+	}
+	if !exited || answer.Status.ExitCode != 0 || !strings.Contains(string(output), "whole: ") {
+		return fmt.Errorf("it is damaged (%v, exit code %d):\n%s", answer.Status.State, answer.Status.ExitCode, output)
+	}
+	return nil
 }
 
 // settle waits until nothing of any pod is left, and nothing in the store has no
 // owner.
-func settle() error {
-	for deadline := time.Now().Add(patience / 2); ; time.Sleep(50 * time.Millisecond) {
-		err := errors.Join(remains(), orphans())
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-	}
+func settle(ctx context.Context) (err error) {
+	wait.Until(ctx, func() bool { err = errors.Join(remains(), orphans()); return err == nil })
+	return err
 }
 
 // remains are those of pods.

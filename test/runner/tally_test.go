@@ -1,7 +1,9 @@
 package main
 
 import (
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,9 +25,10 @@ func count(t *testing.T, files map[string]string, flags ...string) (int, string)
 		}
 	}
 	var out strings.Builder
-	argv := append([]string{"go", "-C", dir, "test", "-json"}, flags...)
-	code := run(append(argv, "./..."), &out)
-	return code, out.String()
+	argv := append([]string{"-C", dir, "test", "-json"}, flags...)
+	tally := newTally(&out)
+	err := read(exec.CommandContext(t.Context(), "go", append(argv, "./...")...), tally)
+	return tally.conclude(err), out.String()
 }
 
 // inTest is a test file with these functions.
@@ -111,7 +114,7 @@ func TestCounts(t *testing.T) {
 
 func TestOtherLinesAreShown(t *testing.T) {
 	var out strings.Builder
-	if err := read(strings.NewReader("plain text\n{\"Action\":\"start\",\"Package\":\"p\"}\n{\"no\":\"event\"}\nlast"), newTally(&out)); err != nil {
+	if err := newTally(&out).read(strings.NewReader("plain text\n{\"Action\":\"start\",\"Package\":\"p\"}\n{\"no\":\"event\"}\nlast")); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "plain text\n{\"no\":\"event\"}\nlast" {
@@ -120,8 +123,7 @@ func TestOtherLinesAreShown(t *testing.T) {
 }
 
 func TestNoSuchCommand(t *testing.T) {
-	var out strings.Builder
-	if code := run([]string{"/nonexistent/go"}, &out); code != 2 {
-		t.Errorf("exit code %d", code)
+	if err := read(exec.CommandContext(t.Context(), "/nonexistent/go"), newTally(io.Discard)); err == nil {
+		t.Error("no error")
 	}
 }

@@ -1,0 +1,103 @@
+// Package claim gives a test run names of its own for what outlives a process:
+// cgroups and a short directory. Whatever bears such a name can be removed by a
+// later run, should the owner be killed before it could do so itself.
+//
+// A claim lasts as long as its owner holds a lock on a file beside the
+// directory. Locks are seen through PID and mount namespaces and end with the
+// process, however it ends; a pid or a time stamp would be neither.
+package claim
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// parent holds the directories. A node's sockets lie below them, and the path of
+// a socket ends at 107 bytes.
+const parent = "/tmp"
+
+// Claim is a name that nobody else on this machine has.
+type Claim struct {
+	ID  string // such as crabc234
+	Dir string // the caller may make it
+
+	lock *os.File
+}
+
+// New claims a name.
+func New() (*Claim, error) {
+	for {
+		id := "cr" + strings.ToLower(rand.Text()[:6])
+		c, err := take(filepath.Join(parent, id), os.O_CREATE)
+		if !errors.Is(err, errTaken) {
+			return c, err
+		}
+	}
+}
+
+// errTaken says that somebody else has a claim, or that it is gone.
+var errTaken = errors.New("claim is taken")
+
+// take locks the claim of a directory.
+func take(dir string, flags int) (*Claim, error) {
+	path := dir + lockSuffix
+	lock, err := os.OpenFile(path, os.O_RDWR|flags, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errTaken
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", dir, err)
+	}
+	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || !isAt(lock, path) {
+		lock.Close()
+		return nil, errTaken
+	}
+	return &Claim{ID: filepath.Base(dir), Dir: dir, lock: lock}, nil
+}
+
+const lockSuffix = ".lock"
+
+// isAt tells whether a file still has its name: the last owner of a claim removes
+// the file before it lets go of the lock.
+func isAt(file *os.File, path string) bool {
+	now, err := os.Stat(path)
+	mine, mineErr := file.Stat()
+	return err == nil && mineErr == nil && os.SameFile(now, mine)
+}
+
+// Release removes everything that bears the name, and gives the name back. If
+// something cannot be removed the name stays, for [Sweep] to try again.
+func (c *Claim) Release() error {
+	defer c.lock.Close()
+	if err := c.scrub(); err != nil {
+		return fmt.Errorf("remove what is left of %s: %w", c.ID, err)
+	}
+	return os.Remove(c.Dir + lockSuffix)
+}
+
+// Sweep releases the claims of owners that have ended and reports their names.
+func Sweep() (ids []string, err error) {
+	locks, err := filepath.Glob(filepath.Join(parent, "cr??????"+lockSuffix))
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, path := range locks {
+		c, err := take(strings.TrimSuffix(path, lockSuffix), 0)
+		if errors.Is(err, errTaken) {
+			continue
+		}
+		if err == nil {
+			ids = append(ids, c.ID)
+			err = c.Release()
+		}
+		errs = append(errs, err)
+	}
+	return ids, errors.Join(errs...)
+}

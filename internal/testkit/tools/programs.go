@@ -1,0 +1,154 @@
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
+)
+
+// BuildTags are those of the product.
+const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs"
+
+// PrebuiltVariable says that what this package builds from the repository's own
+// sources has just been built, as test/prebuild does before a run of all tests.
+const PrebuiltVariable = "CRIUS_TEST_PREBUILT"
+
+// Programs returns the directory that holds crius, crius-conmon and
+// crius-conmon-shim: the one that the environment variable CRIUS_BIN names, else
+// one below the repository's .cache into which they are built, so that a test
+// never meets an old program.
+//
+// With race the server is built with the race detector. The monitor never is:
+// it is what a node has most of, and its memory and start-up are measured.
+func Programs(ctx context.Context, race bool) (string, error) {
+	if dir := os.Getenv("CRIUS_BIN"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	dir := programsDir(repo, race)
+	version, err := exec.CommandContext(ctx, "git", "-C", repo, "describe", "--tags", "--always", "--dirty").Output()
+	if err != nil {
+		version = []byte("unknown") // the sources are no checkout
+	}
+	flags := "-X main.version=" + strings.TrimSpace(string(version))
+	return dir, errors.Join(
+		compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-ldflags", flags, "-o", filepath.Join(dir, "crius"), "./cmd/crius"}),
+		compile(ctx, repo, false, []string{"go", "build", "-ldflags", flags, "-o", dir + "/", "./cmd/crius-conmon", "./cmd/crius-conmon-shim"}))
+}
+
+// PointsServer builds a crius that asks at every point of its work what shall
+// happen there: the test binary of cmd/crius, which knows the environment
+// variable [PointsVariable].
+func PointsServer(ctx context.Context, race bool) (path string, err error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(programsDir(repo, race), "crius-points")
+	return path, compile(ctx, repo, race, []string{"go", "test", "-c", "-tags", BuildTags, "-o", path, "./cmd/crius"})
+}
+
+// PointsVariable names the unix socket on which a [PointsServer] asks.
+const PointsVariable = "CRIUS_POINTS"
+
+// Probe builds the program that nearly every container of a test runs, see
+// test/images.
+func Probe(ctx context.Context) (string, error) { return static(ctx, "probe", "./test/images/probe") }
+
+// Standin builds the program that stands in for nginx and httpd in the images of
+// critest, see test/conformance/standin.
+func Standin(ctx context.Context) (string, error) {
+	return static(ctx, "standin", "./test/conformance/standin")
+}
+
+// Demo builds the demo, see test/demo.
+func Demo(ctx context.Context) (string, error) { return static(ctx, "demo", "./test/demo") }
+
+// static builds a static program of the repository.
+func static(ctx context.Context, name, pkg string) (string, error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(repo, ".cache", "testkit", name)
+	return path, compile(ctx, repo, false, []string{"go", "build", "-trimpath", "-tags", BuildTags, "-ldflags=-s -w", "-o", path, pkg})
+}
+
+func programsDir(repo string, race bool) string {
+	if race {
+		return filepath.Join(repo, ".cache", "testkit-race")
+	}
+	return filepath.Join(repo, ".cache", "testkit")
+}
+
+// compile runs a go command in the repository, and nothing if what it makes has
+// been built for the whole run.
+func compile(ctx context.Context, repo string, race bool, argv []string) error {
+	if os.Getenv(PrebuiltVariable) != "" {
+		return nil
+	}
+	cgo := "CGO_ENABLED=0"
+	if race {
+		cgo = "CGO_ENABLED=1"
+		argv = slices.Insert(argv, 2, "-race")
+	}
+	unlock, err := lock(filepath.Join(repo, ".cache"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = repo
+	cmd.Env = append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return nil
+}
+
+// lock keeps test processes that run at the same time from building the same. It
+// makes the directory.
+func lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := eintr.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX) }); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// Repository is the root of the source tree in which the caller runs.
+func Repository() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && strings.HasPrefix(string(mod), "module github.com/crius-run/crius\n") {
+			return dir, nil
+		}
+		if dir == "/" {
+			return "", errors.New("not inside the crius source tree; set CRIUS_BIN to the directory of its programs")
+		}
+		dir = filepath.Dir(dir)
+	}
+}

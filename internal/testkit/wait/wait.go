@@ -1,0 +1,55 @@
+// Package wait polls for a condition, the same way in every test.
+//
+// A test asserts what happens, not how long it takes. So there is one limit,
+// long enough for a machine a quarter as fast as a developer's and busy
+// besides; only a test that fails reaches it.
+//
+// The package depends on no testing package: test programs use it too.
+package wait
+
+import (
+	"context"
+	"time"
+)
+
+// Limit is how long a condition may take to become true.
+const Limit = 3 * time.Minute
+
+// interval is the longest pause between two looks. The first pauses are
+// shorter: most conditions are true within a millisecond or two.
+const interval = 20 * time.Millisecond
+
+// TB is the part of testing.TB that [For] needs.
+type TB interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// For waits until cond is true and ends the test if it never becomes true.
+// What names the condition in the failure: "the container to exit". Call it on
+// the test's own goroutine only; in a cleanup as well, where the test's context
+// has ended already.
+func For(t TB, what string, cond func() bool) {
+	t.Helper()
+	if !Until(context.Background(), cond) {
+		t.Fatalf("waited %v for %s", Limit, what)
+	}
+}
+
+// Until waits until cond is true and reports whether it became true before
+// Limit and the end of ctx. It looks once more after either, so that a caller
+// that was not scheduled for a while still sees what has happened meanwhile.
+func Until(ctx context.Context, cond func() bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, Limit)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, interval) {
+		if cond() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return cond()
+		case <-time.After(pause):
+		}
+	}
+}

@@ -1,0 +1,82 @@
+// Command prebuild builds the programs that tests and the demo run, so that no
+// test spends its time on that, and says what it does and how long so far:
+//
+//	prebuild [NAME...]     see below for the names; by default everything
+//
+// What comes from elsewhere, such as critest or runsc, is built once and kept in
+// .cache; what comes from the repository is built again if it has changed.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/crius-run/crius/internal/testkit/tools"
+)
+
+// builds are all programs in the order in which they are built.
+var builds = []struct {
+	name, what string
+	build      func(context.Context) (string, error)
+}{
+	{"crius", "crius and its monitors", func(ctx context.Context) (string, error) { return tools.Programs(ctx, false) }},
+	{"probe", "the program that test containers run", tools.Probe},
+	{"demo", "the demo", tools.Demo},
+	{"crius-race", "crius with the race detector", func(ctx context.Context) (string, error) { return tools.Programs(ctx, true) }},
+	{"points", "crius with failpoints", func(ctx context.Context) (string, error) { return tools.PointsServer(ctx, false) }},
+	{"standin", "the stand-in for nginx and httpd", tools.Standin},
+	{"katashim", "a shim that behaves like Kata's", tools.KataShim},
+	{"crictl", "crictl", tools.Crictl},
+	{"critest", "critest", tools.Critest},
+	{"busybox", "busybox, from Debian's sources", tools.Busybox},
+	{"runc", "a current runc", tools.Runc},
+	{"runsc", "a current runsc (gVisor)", tools.Runsc},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	wanted := os.Args[1:]
+	for _, b := range builds {
+		if len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+			continue
+		}
+		err := announced("build "+b.what, func() error { _, err := b.build(ctx); return err })
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "prebuild:", err)
+			os.Exit(1)
+		}
+	}
+}
+
+// announced runs f, says so unless it is done at once, and says every ten seconds
+// how long it has taken so far.
+func announced(what string, f func() error) error {
+	began := time.Now()
+	so := func() time.Duration { return time.Since(began).Round(time.Second) }
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	first := time.After(2 * time.Second)
+	again := time.NewTicker(10 * time.Second)
+	defer again.Stop()
+	said := false
+	for {
+		select {
+		case err := <-done:
+			if said && err == nil {
+				fmt.Printf("%s: done in %v\n", what, so())
+			}
+			return err
+		case <-first:
+			fmt.Printf("%s\n", what)
+			said = true
+		case <-again.C:
+			fmt.Printf("%s: %v so far\n", what, so())
+		}
+	}
+}

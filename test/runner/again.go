@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+)
+
+// times is how often a test that failed runs again.
+const times = 3
+
+// again runs what has failed again, alone. A test that then passes every time
+// failed for what ran beside it, or by chance: it is flaky. It counts as failed
+// all the same, unless flaky.txt names it.
+func (s *suite) again(ctx context.Context, t *tally) error {
+	for _, f := range t.failures {
+		if f.test == "" || ctx.Err() != nil {
+			continue
+		}
+		var output bytes.Buffer
+		second := newTally(io.MultiWriter(&output))
+		for range times {
+			if err := s.goTest(ctx, second, raced(f.pkg), exactly(f.test), []string{f.pkg}); err != nil {
+				return err
+			}
+		}
+		if second.failed > 0 || second.passed == 0 {
+			fmt.Fprintf(t.out, "failed again, alone: %s %s (%d of %d)\n%s", f.pkg, f.test, second.failed, times, output.String())
+			continue
+		}
+		fmt.Fprintf(t.out, "flaky: %s %s passes %d times of %d, alone; it failed with\n%s", f.pkg, f.test, times, times, f.output)
+		if reason, known := s.forgives(f); known {
+			fmt.Fprintf(t.out, "which test/runner/flaky.txt forgives: %s\n", reason)
+			t.failed--
+			t.passed++
+		}
+	}
+	return nil
+}
+
+// exactly is a -run pattern for one test or subtest.
+func exactly(test string) string {
+	parts := strings.Split(test, "/")
+	for i, part := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+	}
+	return strings.Join(parts, "/")
+}
+
+//go:embed flaky.txt
+var flakyTests string
+
+// forgives finds a test in flaky.txt, whose lines are PACKAGE TEST REASON.
+func (s *suite) forgives(f failure) (reason string, known bool) {
+	for line := range strings.Lines(s.forgiven) {
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(words) == 3 && words[0] == strings.TrimPrefix(f.pkg, module) && words[1] == f.test {
+			return words[2], true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// `go test -exec` puts isolateRole in front of a test program. It starts the
+// runner once more, as the init of a PID namespace, which starts the program.
+const (
+	isolateRole = "isolate"
+	initRole    = "init"
+)
+
+// tmpVariable names the directory over which each init mounts a tmpfs.
+const tmpVariable = "CRIUS_TEST_TMP"
+
+// actIfAsked does not return if the program has been started in one of the roles.
+func actIfAsked() {
+	if len(os.Args) < 3 {
+		return
+	}
+	switch os.Args[1] {
+	case isolateRole:
+		os.Exit(isolate(os.Args[2:]))
+	case initRole:
+		os.Exit(beInit(os.Args[2:]))
+	}
+}
+
+// isolate runs a test program in a PID and a mount namespace of its own and
+// returns its exit code. The namespace's processes end with this one, which ends
+// with `go test`.
+func isolate(argv []string) int {
+	runtime.LockOSThread() // the death of a parent is that of the thread that forked
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return complain(err)
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	if os.Geteuid() == 0 {
+		cmd = exec.Command("/proc/self/exe", append([]string{initRole}, argv...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS,
+			Pdeathsig:  syscall.SIGKILL,
+		}
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1)
+	} else if err != nil {
+		return complain(err)
+	}
+	return 0
+}
+
+// beInit runs a test program, reaps what it orphans and returns its exit code, or
+// 1 if it leaves processes, mounts or temporary files.
+func beInit(argv []string) int {
+	tmp := os.Getenv(tmpVariable)
+	if err := settle(tmp); err != nil {
+		return complain(err)
+	}
+	before, err := mounts()
+	if err != nil {
+		return complain(err)
+	}
+	program, err := os.StartProcess(argv[0], argv, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		return complain(err)
+	}
+	code := await(program.Pid)
+	if left := leftovers(tmp, before); len(left) > 0 {
+		fmt.Printf("the tests have left behind:\n%s\n", strings.Join(left, "\n"))
+		code = max(code, 1)
+	}
+	fmt.Printf("%s%.1f\n", cpuLine, cpuUsed())
+	thawAll()
+	return code
+}
+
+// cpuLine begins the line by which an init tells the tally how many seconds of CPU
+// the program and all that it started have used.
+const cpuLine = "seconds of CPU: "
+
+// cpuUsed are the seconds that those used who have been reaped.
+func cpuUsed() float64 {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_CHILDREN, &u) // never fails
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}
+
+// thawAll lets processes in frozen cgroups (v1) see the SIGKILL that they get when
+// init ends: the kernel waits for every one of them.
+func thawAll() {
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		for line := range strings.Lines(string(text)) {
+			if _, path, found := strings.Cut(strings.TrimSpace(line), ":freezer:"); found {
+				_ = os.WriteFile("/sys/fs/cgroup/freezer"+path+"/freezer.state", []byte("THAWED"), 0)
+			}
+		}
+	}
+}
+
+// settle gives the namespaces a /proc and a directory for temporary files.
+func settle(tmp string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "mode=1777"); err != nil {
+		return fmt.Errorf("mount %s: %w", tmp, err)
+	}
+	return os.Setenv("TMPDIR", tmp)
+}
+
+// await reaps until the process has ended, and returns its exit code.
+func await(pid int) int {
+	for {
+		var status unix.WaitStatus
+		reaped, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return complain(fmt.Errorf("wait for the test program: %w", err))
+		case reaped == pid && status.Signaled():
+			return complain(fmt.Errorf("the test program was killed: %v", status.Signal()))
+		case reaped == pid:
+			return status.ExitStatus()
+		}
+	}
+}
+
+// leftovers are the processes that still run, the mounts that were not there
+// before and the temporary files.
+func leftovers(tmp string, before map[string]bool) (left []string) {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid <= 0 && err != unix.EINTR {
+			break
+		}
+	}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if dir == "/proc/"+strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		if argv, err := os.ReadFile(dir + "/cmdline"); err == nil {
+			left = append(left, fmt.Sprintf("process %s: %q", filepath.Base(dir), strings.ReplaceAll(string(argv), "\x00", " ")))
+		}
+	}
+	after, err := mounts()
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	for line := range after {
+		if !before[line] {
+			left = append(left, "mount "+line)
+		}
+	}
+	files, _ := filepath.Glob(tmp + "/*")
+	for _, file := range files {
+		left = append(left, "file "+file)
+	}
+	return left
+}
+
+// mounts are the lines of the namespace's mount table.
+func mounts() (map[string]bool, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	lines := map[string]bool{}
+	for line := range strings.Lines(string(table)) {
+		lines[strings.TrimSpace(line)] = true
+	}
+	return lines, nil
+}
+
+func complain(err error) int {
+	fmt.Fprintln(os.Stderr, "runner:", err)
+	return 1
+}

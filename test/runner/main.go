@@ -1,0 +1,85 @@
+// Command runner runs tests of this repository and counts them. It is what
+// `make test` calls:
+//
+//	runner [-tags TAGS] [-run REGEXP] [PACKAGE...]
+//
+// Packages that test Go code run with the race detector. Those that mostly wait
+// for programs run without it, see plan.go, which also says what starts first.
+//
+// Every test program runs as root in a PID and a mount namespace of its own with
+// its temporary files on a tmpfs, see isolate.go. So whatever ends the run, be it
+// Ctrl-C, a panic or SIGKILL, the kernel ends every process that the tests have
+// started and takes away what they have mounted. Cgroups are left; the runner
+// removes them at its end and those of earlier runs at its start.
+//
+// It prints a line for each package as it ends, the whole output of what failed,
+// the slowest packages and tests, and at the end one plain line:
+//
+//	12 passed, 0 failed, 1 skipped
+//
+// A test with subtests is not counted, its subtests are, unless it fails for a
+// reason of its own. A package that does not build, or that fails outside of
+// its tests, counts as one failure. A test that failed runs again by itself, see
+// again.go. The exit code is 1 if anything failed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/crius-run/crius/internal/testkit/claim"
+)
+
+func main() {
+	actIfAsked()
+	s := suite{forgiven: flakyTests}
+	flag.StringVar(&s.tags, "tags", "", "build tags")
+	flag.StringVar(&s.run, "run", "", "run only tests whose names match this regular expression")
+	flag.Parse()
+	s.patterns = flag.Args()
+	if len(s.patterns) == 0 {
+		s.patterns = []string{"./..."}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	code := run(ctx, &s)
+	stop()
+	os.Exit(code)
+}
+
+// run runs the suite between two sweeps and returns the exit code.
+func run(ctx context.Context, s *suite) int {
+	if _, err := claim.Sweep(); err != nil { // of runs that were killed
+		fmt.Fprintln(os.Stderr, "runner: cannot remove what an earlier run has left:", err)
+	}
+	t := newTally(os.Stdout)
+	context.AfterFunc(ctx, t.interrupt)
+	err := s.testInClaim(ctx, t)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	ids, sweepErr := claim.Sweep()
+	if len(ids) > 0 {
+		fmt.Printf("removed what tests that were killed have left: %q\n", ids)
+	}
+	err = errors.Join(err, sweepErr)
+	return t.conclude(err)
+}
+
+// testInClaim gives the tests a directory.
+func (s *suite) testInClaim(ctx context.Context, t *tally) (err error) {
+	owned, err := claim.New()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, owned.Release()) }()
+	if err := os.Mkdir(owned.Dir, 0o755); err != nil {
+		return err
+	}
+	s.tmp = owned.Dir
+	return s.test(ctx, t)
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// atOnce is how many packages with and without the race detector are built or run
+// at once. Tests wait much of the time, and several of a package run at once, but
+// with more packages two CPUs only make everything later.
+var atOnce = map[bool]int{true: 2, false: 1}
+
+// limit is how long a package may take: it is there for tests that hang. One
+// that merely is slow, on a machine that is, must not meet it.
+const limit = time.Hour
+
+// suite is what the command line asks for.
+type suite struct {
+	tags, run string
+	patterns  []string
+	forgiven  string // see flaky.txt
+	dir       string // of the module; empty: the current one
+	tmp       string // an empty directory, over which each test program has a tmpfs
+}
+
+// test runs everything, and again what has failed.
+func (s *suite) test(ctx context.Context, t *tally) error {
+	packages, err := s.plan(ctx)
+	if err != nil {
+		return err
+	}
+	var kinds sync.WaitGroup
+	errs := make([]error, 2)
+	for i, race := range []bool{true, false} {
+		these := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return raced(p) != race })
+		if len(these) == 0 {
+			continue
+		}
+		kinds.Go(func() { errs[i] = s.goTest(ctx, t, race, s.run, these) })
+	}
+	kinds.Wait()
+	if err := errors.Join(errs...); err != nil || ctx.Err() != nil {
+		return err
+	}
+	return s.again(ctx, t)
+}
+
+// goTest runs `go test` and feeds the tally. The error tells that it failed
+// although no test did.
+func (s *suite) goTest(ctx context.Context, t *tally, race bool, run string, packages []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cgo := "CGO_ENABLED=0"
+	// Go's cache of results knows nothing of the programs that tests build and run.
+	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-tags", s.tags, "-timeout", limit.String(), "-run", run,
+		"-p", fmt.Sprint(atOnce[race]), "-exec", self + " " + isolateRole}
+	if race {
+		cgo = "CGO_ENABLED=1"
+		argv = append(argv, "-race")
+	}
+	cmd := exec.CommandContext(ctx, argv[0], append(argv[1:], packages...)...)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), cgo, tmpVariable+"="+s.tmp)
+	return read(cmd, t)
+}
+
+// read runs a command that prints events, a line each, and feeds the tally with
+// them. Other lines are shown as they are. The command is a process group, which
+// a context that ends interrupts.
+func read(cmd *exec.Cmd, t *tally) error {
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = 30 * time.Second
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return err
+	}
+	failed := t.failedCount()
+	readErr := t.read(events)
+	if err := errors.Join(cmd.Wait(), readErr); err != nil && t.failedCount() == failed {
+		return fmt.Errorf("%v: %w", cmd.Args, err)
+	}
+	return nil
+}
+
+// read feeds the tally with events, which stand on a line each. Other lines are
+// shown as they are.
+func (t *tally) read(r io.Reader) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) == nil && e.Action != "" {
+				t.add(e)
+			} else {
+				t.show(string(line))
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
