@@ -31,6 +31,10 @@ func checkRuntimes(ctx context.Context, n *node) []finding {
 		switch {
 		case r.Ready:
 			findings = append(findings, ok("%s: %s, %s; %s", r.Name, r.Path, r.Version, abilities(r)))
+			for _, v := range r.Vulnerabilities {
+				findings = append(findings, warn("update the runtime to "+strings.Join(v.Fixed, ", ")+", or add "+v.CVE+" to runtime.backported_cves if its package has the fix",
+					"%s: %s has %s: %s (%s)", r.Name, r.Version, v.CVE, v.What, v.Source))
+			}
 		case r.Default:
 			findings = append(findings, fail("", "%s, the default handler: %s", r.Name, r.Error))
 		default:

@@ -193,6 +193,23 @@ func TestCheckRuntimes(t *testing.T) {
 	want(t, findings, "good: "+runtime, statusOK)
 	want(t, findings, "gone: ", statusWarn)
 
+	for _, f := range findings {
+		if strings.HasPrefix(f.Text, "good: ") && strings.Contains(f.Text, "CVE") {
+			t.Errorf("a runtime of which nothing is known: %+v", f)
+		}
+	}
+	if err := os.WriteFile(runtime, []byte("#!/bin/sh\necho runc version 1.3.3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	findings = checkRuntimes(context.Background(), testNode(t, toml, nil))
+	want(t, findings, "good: "+runtime, statusOK)
+	want(t, findings, "CVE-2026-41579", statusWarn)
+	for _, f := range checkRuntimes(context.Background(), testNode(t, "[runtime]\nbackported_cves = ['CVE-2026-41579']\n"+strings.TrimPrefix(toml, "[runtime]\n"), nil)) {
+		if strings.HasPrefix(f.Text, "good: ") && strings.Contains(f.Text, "CVE") {
+			t.Errorf("a vulnerability that is said to be fixed: %+v", f)
+		}
+	}
+
 	toml = strings.Replace(toml, "default_handler = 'good'", "default_handler = 'gone'", 1)
 	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "gone, the default handler", statusFail)
 

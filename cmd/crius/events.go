@@ -59,7 +59,7 @@ func showEvents(ctx context.Context, server cri.RuntimeServiceClient, view event
 	for {
 		event, err := stream.Recv()
 		if ctx.Err() != nil {
-			return nil // interrupted: that is how it ends
+			return nil //nolint:nilerr // interrupted: that is how it ends
 		}
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -54,8 +55,10 @@ func (f *outputFormat) Set(s string) error {
 // print writes a document: as JSON, or the way that text does it.
 func (f outputFormat) print(w io.Writer, document any, text func(io.Writer)) error {
 	if f == "text" {
-		text(w)
-		return nil
+		var page bytes.Buffer
+		text(&page)
+		_, err := page.WriteTo(w)
+		return err
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

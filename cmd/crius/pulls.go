@@ -34,7 +34,7 @@ func (p *program) pullsCommand() *cobra.Command {
 			for {
 				report, err := askStatus(ctx, server)
 				if watch && ctx.Err() != nil {
-					return nil // interrupted: that is how it ends
+					return nil //nolint:nilerr // interrupted: that is how it ends
 				}
 				if err != nil {
 					return err

@@ -118,10 +118,22 @@ func reportHandlers(ctx context.Context, runtimes *oci.Table) {
 		switch {
 		case r.Ready:
 			slog.InfoContext(ctx, "runtime handler is ready", "handler", r.Name, "path", r.Path, "version", r.Version, "sandboxed", r.Sandboxed)
+			reportVulnerabilities(ctx, r)
 		case errors.Is(errs[i], oci.ErrNotInstalled) && !r.Default:
 			slog.DebugContext(ctx, "runtime handler is not offered", "handler", r.Name, "err", r.Error)
 		default:
 			slog.WarnContext(ctx, "runtime handler cannot be used", "handler", r.Name, "err", r.Error)
 		}
+	}
+}
+
+func reportVulnerabilities(ctx context.Context, r oci.Report) {
+	var cves []string
+	for _, v := range r.Vulnerabilities {
+		cves = append(cves, v.CVE)
+	}
+	if len(cves) > 0 {
+		slog.WarnContext(ctx, "runtime has known vulnerabilities: update it, or list those that its package has fixed in runtime.backported_cves; see crius check",
+			"handler", r.Name, "version", r.Version, "cves", cves)
 	}
 }

@@ -92,7 +92,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err != nil {
 		return err
 	}
-	counts.Register(metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Version: currentVersion().Crius})
+	counts.Register(metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
 	scrapes, err := counts.Listen(cfg.Metrics)
 	if err != nil {
 		return err

@@ -152,7 +152,7 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 func writeTable(out io.Writer, write func(io.Writer)) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	write(w)
-	w.Flush()
+	_ = w.Flush() // print reports failed writes
 }
 
 func (v vitals) stuck() []work {

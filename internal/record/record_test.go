@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 type doc struct {
@@ -287,17 +288,13 @@ func TestSyncInTheBackground(t *testing.T) {
 		defer d.mu.Unlock()
 		return !d.syncing && len(d.changed) == 0
 	}
-	deadline := time.Now().Add(time.Minute)
-	for left := true; left; time.Sleep(10 * time.Millisecond) {
+	wait.For(t, "all documents to be synced", func() bool {
 		found, err := filepath.Glob(filepath.Join(root, "*", "*"+lastSuffix))
 		if err != nil {
 			t.Fatal(err)
 		}
-		left = len(found) > 0 || !idle()
-		if time.Now().After(deadline) {
-			t.Fatalf("not synced: %v, %v", found, d.changed)
-		}
-	}
+		return len(found) == 0 && idle()
+	})
 	if names := namesIn(t, root); !slices.Equal(names, []string{id(0), id(1)}) {
 		t.Errorf("there are %v", names)
 	}

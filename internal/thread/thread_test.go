@@ -5,9 +5,10 @@ import (
 	"os"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // Not parallel: it counts the threads of the whole process.
@@ -26,18 +27,12 @@ func TestThreadEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deadline := time.Now().Add(time.Minute)
-	for threads() > before+slack && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond) // a thread's end is not announced
-	}
-	if now := threads(); now > before+slack {
-		t.Errorf("%d threads before, %d after", before, now)
-	}
+	wait.For(t, "the threads to end", func() bool { return threads() <= before+slack })
 }
 
 // The main goroutine begins on the main thread, and is held there until the
 // tests start.
-func init() { runtime.LockOSThread() }
+func init() { runtime.LockOSThread() } //nolint:gochecknoinits // TestMain is too late
 
 func TestMain(m *testing.M) {
 	if unix.Gettid() != unix.Getpid() {
@@ -61,7 +56,7 @@ func TestOutcome(t *testing.T) {
 	t.Parallel()
 	for range 100 { // some of them by way of the main thread
 		told := errors.New("told")
-		if err := Run(func() error { return told }); err != told {
+		if err := Run(func() error { return told }); !errors.Is(err, told) {
 			t.Errorf("error %v", err)
 		}
 		if err := Run(func() error { (&testing.T{}).SkipNow(); return nil }); err == nil {
