@@ -3,11 +3,13 @@ package conmon
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Process names a process by its pid and its start time, so that another one
@@ -35,6 +37,21 @@ func Alive(p Process) bool {
 	}
 	defer unix.Close(fd)
 	return !dead(fd)
+}
+
+// OpenPIDNamespace is the PID namespace that p is in. It stays that one as long as
+// the file is open, also if p ends and its pid goes to another process.
+// fault.Precondition: p is no more.
+func OpenPIDNamespace(p Process) (*os.File, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", p.PID))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err != nil || !Alive(p) {
+		file.Close()
+		return nil, fmt.Errorf("process %d has ended: %w", p.PID, fault.Precondition)
+	}
+	return file, nil
 }
 
 // dead reports whether the process of a pidfd has died, and perhaps been

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,6 +69,8 @@ func (g *gone) PID() int {
 	}
 	return 0
 }
+
+func (g *gone) PIDNamespace() (*os.File, error) { return nil, g.refusal() }
 
 func (g *gone) Signal(_ context.Context, sig unix.Signal) error {
 	if g.kill != nil {

@@ -14,6 +14,7 @@ package oci
 import (
 	"context"
 	"io"
+	"os"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -52,6 +53,9 @@ type Runtime interface {
 type Task interface {
 	// PID is the container's init as the host sees it, 0 once it is dead.
 	PID() int
+	// PIDNamespace is that of the init, and stays that one until the file is closed.
+	// It is fault.Precondition once the init is dead.
+	PIDNamespace() (*os.File, error)
 	// Start lets the init run the container's program.
 	Start(ctx context.Context) error
 	// Started reports whether Start has happened, also under an earlier server. It

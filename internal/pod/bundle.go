@@ -187,7 +187,9 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	if abilities.RecursiveReadOnly {
 		facts.MountOptions = []string{"rro"}
 	}
-	if infra := s.infraTask(); infra != nil && infra.PID() != 0 {
+	if infra := s.infraTask(); infra != nil && s.rec.Sandboxed && infra.PID() != 0 {
+		// The node's namespace of that process is not what is joined: the runtime goes
+		// by the path being the same for all containers.
 		facts.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", infra.PID())
 	}
 	return spec.Input{
@@ -235,10 +237,27 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.Seccomp, err = spec.ResolveSeccomp(security); err != nil {
 		return in, fmt.Errorf("load seccomp profile: %w", err)
 	}
-	if security.GetNamespaceOptions().GetPid() == cri.NamespaceMode_TARGET {
-		in.Facts.Namespaces.PID, err = c.targetPID(security.GetNamespaceOptions().GetTargetId())
+	return in, nil
+}
+
+// holdPIDNamespace names the PID namespace that the container shares with another
+// one, if it does, in a way that no pid given anew can change, until release.
+func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error) {
+	holder := c.sandbox.infraTask()
+	if options := c.rec.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
+		if holder, err = c.target(options.GetTargetId()); err != nil {
+			return nil, err
+		}
 	}
-	return in, err
+	if holder == nil || c.sandbox.rec.Sandboxed {
+		return func() {}, nil
+	}
+	file, err := holder.PIDNamespace()
+	if err != nil {
+		return nil, fmt.Errorf("join PID namespace: %w", err)
+	}
+	in.Facts.Namespaces.PID = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
+	return func() { file.Close() }, nil
 }
 
 // lookAtDevices asks for the paths of the container's devices, as what follows
@@ -391,23 +410,22 @@ func checkPropagation(mounts []*cri.Mount) error {
 	return nil
 }
 
-// targetPID is the PID namespace of another container of the same pod.
-func (c *Container) targetPID(id string) (string, error) {
+// target is another running container of the same pod.
+func (c *Container) target(id string) (oci.Task, error) {
 	target, err := c.engine.containers.find(id)
 	if err != nil {
-		return "", fmt.Errorf("target container: %w", err)
+		return nil, fmt.Errorf("target container: %w", err)
 	}
-	view := target.view.Load()
 	if c.sandbox.rec.Sandboxed {
-		return "", fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.rec.Handler, fault.Unimplemented)
+		return nil, fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.rec.Handler, fault.Unimplemented)
 	}
 	if target.sandbox != c.sandbox {
-		return "", fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
+		return nil, fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
 	}
-	if view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
-		return "", fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
+	if view := target.view.Load(); view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
+		return nil, fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
 	}
-	return fmt.Sprintf("/proc/%d/ns/pid", view.PID), nil
+	return target.task(), nil
 }
 
 // loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot

@@ -188,6 +188,11 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err != nil {
 		return err
 	}
+	release, err := c.holdPIDNamespace(&in)
+	if err != nil {
+		return err
+	}
+	defer release()
 	in.Facts.MountSources = sources
 	c.setUser(in.Facts.User.CRI())
 	ociSpec, err := spec.Container(in)

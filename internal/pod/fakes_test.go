@@ -409,6 +409,8 @@ func (t *fakeTask) PID() int {
 	}
 }
 
+func (t *fakeTask) PIDNamespace() (*os.File, error) { return os.Open("/proc/self/ns/pid") }
+
 func (t *fakeTask) Start(ctx context.Context) error {
 	return t.step(ctx, "start", func() { t.started = true })
 }

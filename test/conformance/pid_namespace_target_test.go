@@ -1,12 +1,22 @@
 package main_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -129,4 +139,76 @@ func TestTargetsThatCannotBe(t *testing.T) {
 	}); err == nil {
 		t.Error("a pod with a target was accepted")
 	}
+}
+
+// A target may end, and its pid become that of a process of the node, before the
+// runtime gets to joining its PID namespace.
+func TestTargetsPidGivenToAnother(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	came, leave, slow := filepath.Join(dir, "came"), filepath.Join(dir, "leave"), filepath.Join(dir, "slow-runc")
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It waits before the second create.
+	scene.WriteProgram(t, slow, []byte(fmt.Sprintf("#!/bin/sh\nfor a; do [ \"$a\" != create ] || [ ! -e %s ] || { touch %s; until [ -e %s ]; do sleep .01; done; }; done\nexec %s \"$@\"\n",
+		filepath.Join(dir, "armed"), came, leave, runc)))
+	w := scene.Private(t, node.Options{Config: "[runtime.handlers.slow]\npath = \"" + slow + "\"\n"})
+	p := w.Pod(t, "slow")
+	target := p.Start(t, "sleep")
+	pid := target.Processes(t)[0]
+	touch(t, filepath.Join(dir, "armed"))
+
+	type result struct {
+		container *scene.Container
+		err       error
+	}
+	done := make(chan result, 1)
+	go func() {
+		c, err := p.Try(context.WithoutCancel(t.Context()), "facts", targeting(target.ID))
+		done <- result{c, err}
+	}()
+	wait.For(t, "the runtime to be asked for the container", func() bool { return exists(came) })
+	target.Stop(t, 0)
+	takePid(t, pid)
+	touch(t, leave)
+
+	if r := <-done; r.err == nil {
+		t.Errorf("a container was created in the PID namespace of a target that had ended")
+	}
+}
+
+func touch(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// takePid starts a process with this pid, for as long as the test runs. Others of
+// the machine start processes, too, so it may take several tries.
+func takePid(t *testing.T, pid int) {
+	t.Helper()
+	wait.For(t, "the pid to be free, and given to a process of the node", func() bool {
+		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sleep", "infinity")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		end := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+		if cmd.Process.Pid != pid {
+			end()
+			return false
+		}
+		t.Cleanup(end)
+		return true
+	})
 }
