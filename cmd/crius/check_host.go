@@ -116,6 +116,10 @@ func checkKernel(_ context.Context, n *node) []finding {
 	if !n.host.exists("proc/sys/kernel/seccomp") {
 		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "no seccomp filters: containers that ask for one fail"))
 	}
+	if n.host.read("sys/fs/selinux/enforce") != "" {
+		findings = append(findings, warn("give pods seLinuxOptions with levels of their own, and label volumes yourself",
+			"SELinux: containers are container_t:s0 without categories, so it does not separate them from each other; selinux_relabel of mounts is ignored"))
+	}
 	if n.host.read("proc/sys/net/ipv4/ip_forward") == "0" {
 		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach beyond this node"))
 	}
@@ -193,7 +197,19 @@ func checkDirectories(_ context.Context, n *node) []finding {
 	} {
 		findings = append(findings, checkDirectory(d.key, d.path))
 	}
-	return findings
+	return append(findings, checkPassage(c.RunRoot)...)
+}
+
+// checkPassage tells of a run root through which the roots of user namespaces do
+// not pass. The server opens it when it starts; what closes it later is mostly
+// systemd-tmpfiles.
+func checkPassage(runRoot string) []finding {
+	info, err := os.Stat(runRoot)
+	if _, unused := os.Stat(filepath.Join(runRoot, "containers")); err != nil || unused != nil || info.Mode().Perm()&0o001 != 0 {
+		return nil
+	}
+	return []finding{warn("chmod 711 "+runRoot+", and correct what set the mode, perhaps a file in tmpfiles.d",
+		"run_root: %s has mode %04o: containers with user namespaces (hostUsers: false) cannot be created", runRoot, info.Mode().Perm())}
 }
 
 func checkDirectory(key, path string) finding {

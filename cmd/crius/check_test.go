@@ -90,6 +90,7 @@ func TestCheckKernel(t *testing.T) {
 		"proc/self/ns/net": "", "proc/self/ns/ipc": "", "proc/self/ns/mnt": "", "proc/self/ns/uts": "",
 		"proc/sys/user/max_user_namespaces": "0\n",
 		"proc/sys/net/ipv4/ip_forward":      "0\n",
+		"sys/fs/selinux/enforce":            "1",
 	})
 	findings := checkKernel(context.Background(), n)
 	want(t, findings, "no pid namespaces", statusFail)
@@ -97,10 +98,47 @@ func TestCheckKernel(t *testing.T) {
 	want(t, findings, "switched off", statusWarn)
 	want(t, findings, "IPv4 forwarding", statusWarn)
 	want(t, findings, "seccomp", statusWarn)
+	want(t, findings, "selinux_relabel", statusWarn)
 	for _, f := range findings {
 		if strings.Contains(f.Text, "pidfds") || strings.Contains(f.Text, "overlay") {
 			t.Errorf("this kernel: %+v", f)
 		}
+	}
+}
+
+func TestCheckPassage(t *testing.T) {
+	run := t.TempDir()
+	n := testNode(t, fmt.Sprintf("run_root = %q\nroot = %q", run, t.TempDir()), nil)
+	if err := os.Chmod(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	closed := func() bool {
+		return strings.Contains(fmt.Sprint(checkDirectories(context.Background(), n)), "user namespaces")
+	}
+	if closed() {
+		t.Error("a run root that no server has used is called closed")
+	}
+	if err := os.Mkdir(filepath.Join(run, "containers"), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkDirectories(context.Background(), n), "mode 0700", statusWarn)
+	if err := os.Chmod(run, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if closed() {
+		t.Error("a run root of mode 0711 is called closed")
+	}
+}
+
+// What systemd-tmpfiles makes of the run directory, at the boot and whenever a
+// package is installed, is what the server makes of it.
+func TestTmpfilesLetUserNamespacesPass(t *testing.T) {
+	text, err := os.ReadFile("../../contrib/tmpfiles.d/crius.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "\nd /run/crius 0711 root root -\n") {
+		t.Errorf("want mode 0711 for /run/crius:\n%s", text)
 	}
 }
 
