@@ -230,7 +230,7 @@ func (t *tree) count(st *unix.Stat_t) {
 
 // gone forgives a file that was deleted since its name was read.
 func gone(name string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil
 	}
 	return &os.PathError{Op: "measure", Path: name, Err: err}
