@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -272,7 +273,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	cmd.Stdout, cmd.Stderr = stdio[1], stdio[2]
 	failed := cmd.Start()
 	if failed == nil {
-		t.shareOOMScore(cmd.Process.Pid)
+		t.lendOOMScore(cmd.Process.Pid)
 		failed = cmd.Wait()
 	}
 	if late != nil {
@@ -306,16 +307,29 @@ func (t *cliTask) killLate(e *execution) {
 	t.killExec(ctx, e)
 }
 
-// shareOOMScore gives a process the container's score for the OOM killer, as far
-// as that can be. crun gives a command none, but lets it inherit the runtime's;
+// lendOOMScore gives a process the container's score for the OOM killer, as far as
+// that can be, and is which it had and which it has, if they differ.
+func (t *watched) lendOOMScore(pid int) (had, has string) {
+	if t.ref.Sandbox != "" {
+		return "", "" // it is only a helper, the command is in the sandbox
+	}
+	score, err := os.ReadFile(oomScoreFile(t.PID()))
+	before, gone := os.ReadFile(oomScoreFile(pid))
+	if err != nil || gone != nil || bytes.Equal(before, score) {
+		return "", ""
+	}
+	_ = os.WriteFile(oomScoreFile(pid), score, 0)
+	return strings.TrimSpace(string(before)), strings.TrimSpace(string(score))
+}
+
+// shareOOMScore does that for a command in the container, and for what it has
+// forked meanwhile. crun gives a command no score, but lets it inherit the
+// runtime's, which has got the container's unless it was faster than this server;
 // runc gives it what the container was created with, which an update may have
 // changed.
 func (t *watched) shareOOMScore(pid int) {
-	if t.ref.Sandbox != "" {
-		return // it is only a helper, the command is in the sandbox
-	}
-	if score, err := os.ReadFile(oomScoreFile(t.PID())); err == nil {
-		_ = os.WriteFile(oomScoreFile(pid), score, 0)
+	if had, has := t.lendOOMScore(pid); had != has {
+		_ = t.replaceOOMScores(has, func(score string) bool { return score == had })
 	}
 }
 

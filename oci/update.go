@@ -119,15 +119,20 @@ const unlimited = 1 << 62
 
 func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize + "." + suffix }
 
-// scoreRounds is how often setOOMScore looks for processes with the old score.
+// scoreRounds is how often replaceOOMScores looks for processes with the old score.
 const scoreRounds = 8
 
-// setOOMScore gives all processes of the container a new score. One that is
-// forked meanwhile has its parent's, old or new, so it goes round until there is
-// none with another one, or there have been enough rounds: who forks that fast
-// has children with the new score by then.
+// setOOMScore gives all processes of the container a new score.
 func (t *watched) setOOMScore(score int) error {
 	text := strconv.Itoa(score)
+	return t.replaceOOMScores(text, func(old string) bool { return old != text })
+}
+
+// replaceOOMScores gives a new score to the processes of the container whose score
+// is an old one. One that is forked meanwhile has its parent's, old or new, so it
+// goes round until there is none with an old one, or there have been enough rounds:
+// who forks that fast has children with the new score by then.
+func (t *watched) replaceOOMScores(score string, old func(string) bool) error {
 	for range scoreRounds {
 		pids, err := cgroup.Procs(t.ref.Cgroup)
 		if err != nil {
@@ -136,9 +141,9 @@ func (t *watched) setOOMScore(score int) error {
 		changed := false
 		for _, pid := range pids {
 			now, err := os.ReadFile(oomScoreFile(pid))
-			if err == nil && strings.TrimSpace(string(now)) != text {
+			if err == nil && old(strings.TrimSpace(string(now))) {
 				changed = true
-				err = os.WriteFile(oomScoreFile(pid), []byte(text), 0)
+				err = os.WriteFile(oomScoreFile(pid), []byte(score), 0)
 			}
 			if err != nil && !exited(err) {
 				return fmt.Errorf("oom_score_adj of process %d: %w", pid, err)

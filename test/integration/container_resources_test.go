@@ -1,18 +1,24 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/scene"
 )
 
 const mib = 1 << 20
@@ -175,4 +181,37 @@ func TestOOMScoreBelowWhatTheServerMay(t *testing.T) {
 			t.Errorf("oom_score_adj is %d", f.OOMScore)
 		}
 	})
+}
+
+// crun lets a command inherit its own score, which is the server's until the server
+// has given it the container's. What a command forks before that has the
+// container's score soon after, too.
+func TestOOMScoreOfWhatACommandForksAtOnce(t *testing.T) {
+	t.Parallel()
+	crun, err := exec.LookPath("crun")
+	must(t, err)
+	hasty := filepath.Join(t.TempDir(), "hasty-crun")
+	// It undoes what the server has done, as if it had been faster, and returns when
+	// the command has forked.
+	scene.WriteProgram(t, hasty, []byte(`#!/bin/sh
+for a; do [ "$a" != exec ] || { sleep .3; echo 0 >/proc/$$/oom_score_adj; `+crun+` "$@"; sleep .3; exit; }; done
+exec `+crun+` "$@"
+`))
+	w := private(t, node.Options{Config: "[runtime.handlers.hasty]\npath = \"" + hasty + "\"\n"})
+	c := w.run(t, "hasty").start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources.OomScoreAdj = 500 })
+	equal(t, "oom_score_adj of the container", c.procfs(t, "oom_score_adj"), "500")
+	ctx, leave := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	calls.Go(func() {
+		_, _ = w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "fork", "2", "sleep", ";", "sleep"}})
+	})
+	c.only(t, 4)
+	wait.For(t, "all processes of the container to have its score", func() bool {
+		return !slices.ContainsFunc(w.processesOf(t, c.id), func(pid int) bool {
+			score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+			return err == nil && strings.TrimSpace(string(score)) != "500" // the runtime's own end
+		})
+	})
+	leave()
+	calls.Wait()
 }
