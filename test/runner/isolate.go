@@ -150,21 +150,10 @@ func await(pid int) int {
 
 // leftovers are the processes that still run, the mounts that were not there
 // before and the temporary files.
-func leftovers(tmp string, before map[string]bool) (left []string) {
-	for {
-		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		if pid <= 0 && err != unix.EINTR {
-			break
-		}
-	}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		if dir == "/proc/"+strconv.Itoa(os.Getpid()) {
-			continue
-		}
-		if argv, err := os.ReadFile(dir + "/cmdline"); err == nil {
-			left = append(left, fmt.Sprintf("process %s: %q", filepath.Base(dir), strings.ReplaceAll(string(argv), "\x00", " ")))
-		}
+func leftovers(tmp string, before map[string]bool) []string {
+	left, dying := processes()
+	for end := time.Now().Add(deathTime); dying && time.Now().Before(end); left, dying = processes() {
+		time.Sleep(time.Millisecond)
 	}
 	after, err := mounts()
 	if err != nil {
@@ -180,6 +169,31 @@ func leftovers(tmp string, before map[string]bool) (left []string) {
 		left = append(left, "file "+file)
 	}
 	return left
+}
+
+// deathTime is what processes get that are about to end anyway.
+const deathTime = 10 * time.Second
+
+// processes are those that are left when the dead have been reaped, and whether one
+// of them is dying: it has no command line any more.
+func processes() (left []string, dying bool) {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid <= 0 && err != unix.EINTR {
+			break
+		}
+	}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if dir == "/proc/"+strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		if argv, err := os.ReadFile(dir + "/cmdline"); err == nil {
+			left = append(left, fmt.Sprintf("process %s: %q", filepath.Base(dir), strings.ReplaceAll(string(argv), "\x00", " ")))
+			dying = dying || len(argv) == 0
+		}
+	}
+	return left, dying
 }
 
 // mounts are the lines of the namespace's mount table.
