@@ -73,7 +73,7 @@ func refusesGreedyLayers(t *testing.T, w *world) {
 // keepsLittleOfConfigs pulls the largest configs that there may be, and asks for
 // all of them.
 func keepsLittleOfConfigs(t *testing.T, w *world) {
-	const count = 12 // whose sum is above what is kept
+	const count = 9 // whose sum is above what is kept
 	for i := range count {
 		// 3.9 MB, and nearly 100,000 parts.
 		raw := fmt.Sprintf(`{"architecture":%q,"os":"linux","rootfs":{"type":"layers","diff_ids":[]},"history":[%s{}],"config":{"Labels":{"n":"%d %s"}}}`,
