@@ -121,6 +121,7 @@ func (m *monitor) adopt() error {
 	m.state = running
 	m.stdout.touched = true // as much was, to come here
 	m.tell(m.createdMessage())
+	m.lockDown()
 	if m.opt.Fifos {
 		m.await()
 	}

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -99,4 +100,28 @@ func TestTheMonitorLivesApart_CVE_2019_14891(t *testing.T) {
 	if a := strings.Join(mustInventory(t, w).About("abstract socket"), "\n"); a != "" {
 		t.Errorf("abstract sockets: %s", a)
 	}
+}
+
+// What a container prints goes through a process that is root of the node: it
+// neither starts programs nor connects to anything.
+func TestMonitorsAreLockedDown(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "echo ready ; sleep", func(c *cri.ContainerConfig) { c.Tty = true })
+		c.says(t, "ready")
+		pids := w.monitors(t, c.id)
+		equal(t, "number of monitors", len(pids), 1)
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pids[0]))
+		must(t, err)
+		for _, thread := range threads {
+			status := read(t, thread)
+			for _, want := range []string{"NoNewPrivs:\t1\n", "Seccomp:\t2\n"} {
+				if !strings.Contains(status, want) {
+					t.Errorf("%s lacks %q:\n%s", thread, want, status)
+				}
+			}
+		}
+		equal(t, "container's no_new_privs", strings.Contains(c.procfs(t, "status"), "NoNewPrivs:\t0\n"), true)
+	})
 }
