@@ -3,6 +3,7 @@ package conmon_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,6 +34,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(poserRole) != "" {
 		actAsPoser()
 		return
+	}
+	flag.Parse()
+	if flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // fuzz targets parse text, and need no monitor
 	}
 	os.Exit(run(m))
 }
