@@ -36,8 +36,10 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
-	if flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(m.Run()) // fuzz targets parse text, and need no monitor
+	for _, name := range []string{"test.fuzz", "test.list"} {
+		if flag.Lookup(name).Value.String() != "" {
+			os.Exit(m.Run()) // fuzz targets parse text, and need no monitor
+		}
 	}
 	os.Exit(run(m))
 }
