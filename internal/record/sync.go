@@ -164,7 +164,7 @@ func (d *Dir[T]) settle(id string) error {
 			return err
 		}
 	case err != nil:
-		return nil // it may be the better one, later or to another program: a sync would remove the one before
+		return nil //nolint:nilerr // it may be the better one later or to another program, and a sync would remove the one before
 	}
 	d.change(id)
 	return nil

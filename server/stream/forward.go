@@ -90,7 +90,7 @@ func offered(h http.Header, number uint32) (kind, id string, port uint16, ok boo
 
 // take takes a stream that the client has opened, or refuses it.
 func (f *forwarder) take(s *spdystream.Stream) bool {
-	kind, id, port, ok := offered(s.Headers(), uint32(s.Identifier()))
+	kind, id, port, ok := offered(s.Headers(), s.Identifier())
 	if !ok {
 		return false
 	}
