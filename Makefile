@@ -95,6 +95,11 @@ check: lint ## Lint, and run the unit tests: what every pull request must pass.
 	go test -tags $(TAGS) $$(go list -tags $(TAGS) ./... | grep -v /crius/test/ | grep -vxF "$$uncached"); \
 	go test -tags $(TAGS) -count=1 $$uncached
 
+.PHONY: fuzz
+fuzz: ## Search with every fuzz target, TIME (10s) each. RUN=regexp PACKAGES=./oci/...: only those.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/fuzz -tags $(TAGS) -time $(or $(TIME),10s) $(if $(RUN),-run '$(RUN)') \
+		$(or $(PACKAGES),$$(go list -tags $(TAGS) ./... | grep -v /crius/test/))
+
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
 	@unformatted=$$(git ls-files -z '*.go' | xargs -0 gofmt -l); \

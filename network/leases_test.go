@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -50,4 +51,35 @@ func TestLeasesAfterPowerCut(t *testing.T) {
 		t.Errorf("leases after the restart are %q, want %q", got, want)
 	}
 	n.detach(live, a)
+}
+
+// A lease has an owner or is lost, whatever a power cut has left in its file, and
+// what stands beside the leases is none.
+func FuzzLease(f *testing.F) {
+	f.Add("10.7.0.2", []byte("owner\r\neth0"))
+	f.Add("fd00_7__2", []byte("owner\n"))
+	f.Add("10.7.0.3", []byte("\x00\x00\x00"))
+	f.Add("last_reserved_ip.0", []byte("10.7.0.2"))
+	f.Add("lock", []byte(" \n\x00 eth0"))
+	f.Fuzz(func(t *testing.T, name string, text []byte) {
+		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > 255 {
+			return
+		}
+		dir := t.TempDir()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		owner, link, err := readLease(path)
+		if err != nil || strings.ContainsAny(owner, "\n") || strings.TrimSpace(owner) != owner || strings.TrimSpace(link) != link {
+			t.Errorf("%q: owner %q, interface %q, %v", text, owner, link, err)
+		}
+		if strings.Trim(string(text), "\x00\r\n ") == "" && owner+link != "" {
+			t.Errorf("%q: owner %q, interface %q", text, owner, link)
+		}
+		lost, err := lostLeases(dir)
+		if want := leaseAddress(name) != "" && owner == ""; err != nil || (len(lost) == 1) != want {
+			t.Errorf("%s with %q: lost are %q, %v", name, text, lost, err)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -136,4 +137,34 @@ func TestRenderIsAtomic(t *testing.T) {
 	}
 	close(done)
 	wait.Wait()
+}
+
+// Ranges that are accepted are addresses in their one form: they are written to a
+// file, and read from it after a restart.
+func FuzzPodCIDR(f *testing.F) {
+	for _, cidr := range []string{"10.1.2.3/24, fd00:0::/64", "0.0.0.0/0,::/0", "::ffff:10.0.0.1/120", "10.0.0.0/33", "fe80::1%eth0/64", ",", "\xff/8"} {
+		f.Add(cidr)
+	}
+	f.Fuzz(func(t *testing.T, cidr string) {
+		ranges, err := parseRanges(cidr)
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) || len(err.Error()) > 1000 {
+				t.Errorf("%q: %v", cidr, err)
+			}
+			return
+		}
+		text := strings.Join(ranges.PodCIDRRanges, ",")
+		again, err := parseRanges(text)
+		if err != nil || strings.Join(again.PodCIDRRanges, ",") != text || strings.Join(again.Routes, ",") != strings.Join(ranges.Routes, ",") {
+			t.Errorf("%q became %+v, and that %+v, %v", cidr, ranges, again, err)
+		}
+		for _, one := range ranges.PodCIDRRanges {
+			if p, err := netip.ParsePrefix(one); err != nil || p != p.Masked() {
+				t.Errorf("%q gives %q", cidr, one)
+			}
+		}
+		if len(ranges.Routes) > 2 || len(ranges.Routes) == 0 {
+			t.Errorf("%q gives the routes %q", cidr, ranges.Routes)
+		}
+	})
 }

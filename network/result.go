@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
 )
 
 // addresses are the IPs that result gives to the pod's interface, the primary
@@ -51,11 +52,19 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 }
 
 // encode is result in the version of the configuration, which is the one that
-// its plugins will understand at DEL.
+// its plugins will understand at DEL. One that they could not read there, such as
+// an address without its IP, is an error: the pod could never be removed.
 func encode(result types.Result, cniVersion string) (json.RawMessage, error) {
 	converted, err := result.GetAsVersion(cniVersion)
 	if err != nil {
 		return nil, fmt.Errorf("result of the plugins: %w", err)
 	}
-	return json.Marshal(converted)
+	text, err := json.Marshal(converted)
+	if err == nil {
+		_, err = create.Create(cniVersion, text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("result of the plugins: %w", err)
+	}
+	return text, nil
 }

@@ -1,10 +1,12 @@
 package network
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 func TestAddresses(t *testing.T) {
@@ -57,5 +59,40 @@ func FuzzAddresses(f *testing.F) {
 			t.Errorf("%s: %q, %v", text, ips, err)
 		}
 		encode(result, "1.0.0")
+	})
+}
+
+// A result that is recorded in the version of its configuration gives the pod the
+// same addresses when it is read again.
+func FuzzResultVersions(f *testing.F) {
+	for i := range version.All.SupportedVersions() {
+		f.Add([]byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"interface": 0, "address": "10.0.0.2/8"}]}`), uint8(i))
+	}
+	f.Add([]byte(`{"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/8"}, "ip6": {"ip": "fd00::2/64"}}`), uint8(7))
+	f.Add([]byte(`{"cniVersion": "1.1.0", "ips": [{"address": "::ffff:10.0.0.2/104"}], "routes": [{"dst": "0.0.0.0/0"}]}`), uint8(2))
+	f.Fuzz(func(t *testing.T, text []byte, to uint8) {
+		result, err := create.CreateFromBytes(text)
+		if err != nil {
+			return
+		}
+		want, err := addresses(result, "eth0", "ipv4")
+		if err != nil {
+			return
+		}
+		all := version.All.SupportedVersions()
+		cniVersion := all[int(to)%len(all)]
+		encoded, err := encode(result, cniVersion)
+		if err != nil {
+			return
+		}
+		recorded, err := create.Create(cniVersion, encoded)
+		if err != nil {
+			t.Fatalf("%s in version %s is %s: %v", text, cniVersion, encoded, err)
+		}
+		got, err := addresses(recorded, "eth0", "ipv4")
+		// Versions up to 0.2.0 have room for one address of each family.
+		if cniVersion >= "0.3" && (err != nil || !slices.Equal(got, want)) {
+			t.Errorf("%s in version %s: %q, want %q, %v", text, cniVersion, got, want, err)
+		}
 	})
 }

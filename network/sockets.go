@@ -65,41 +65,47 @@ func CountSockets(paths []string, tcp, udp bool) ([]*Sockets, error) {
 
 func countTCP(protocol string) (*TCPStates, error) {
 	states := &TCPStates{}
-	ok, err := eachSocket(protocol, func(words [][]byte) error {
-		state, err := strconv.ParseUint(string(words[3]), 16, 8)
-		if err == nil && int(state) < len(states) {
-			states[state]++
-		}
-		return err
-	})
+	ok, err := eachSocket(protocol, states.add)
 	if !ok || err != nil {
 		return nil, err
 	}
 	return states, nil
 }
 
+// add counts the socket of a line.
+func (s *TCPStates) add(words [][]byte) error {
+	state, err := strconv.ParseUint(string(words[3]), 16, 8)
+	if err == nil && int(state) < len(s) {
+		s[state]++
+	}
+	return err
+}
+
 func countUDP(protocol string) (*UDP, error) {
 	u := &UDP{}
-	ok, err := eachSocket(protocol, func(words [][]byte) error {
-		tx, rx, _ := bytes.Cut(words[4], []byte(":"))
-		for _, add := range []struct {
-			to   *uint64
-			text []byte
-			base int
-		}{{&u.TxQueued, tx, 16}, {&u.RxQueued, rx, 16}, {&u.Dropped, words[len(words)-1], 10}} {
-			n, err := strconv.ParseUint(string(add.text), add.base, 64)
-			if err != nil {
-				return err
-			}
-			*add.to += n
-		}
-		u.Sockets++
-		return nil
-	})
+	ok, err := eachSocket(protocol, u.add)
 	if !ok || err != nil {
 		return nil, err
 	}
 	return u, nil
+}
+
+// add counts the socket of a line.
+func (u *UDP) add(words [][]byte) error {
+	tx, rx, _ := bytes.Cut(words[4], []byte(":"))
+	for _, add := range []struct {
+		to   *uint64
+		text []byte
+		base int
+	}{{&u.TxQueued, tx, 16}, {&u.RxQueued, rx, 16}, {&u.Dropped, words[len(words)-1], 10}} {
+		n, err := strconv.ParseUint(string(add.text), add.base, 64)
+		if err != nil {
+			return err
+		}
+		*add.to += n
+	}
+	u.Sockets++
+	return nil
 }
 
 // eachSocket calls visit with the words of each line of a table in /proc/net,

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"path/filepath"
@@ -89,4 +90,31 @@ func TestCountSockets(t *testing.T) {
 	if some, err := CountSockets([]string{path}, false, true); err != nil || some[0].TCP != nil || some[0].UDP == nil {
 		t.Errorf("of UDP alone: %+v, %v", some[0], err)
 	}
+}
+
+// Each line of a table after the heading counts as one socket, or the table is
+// refused.
+func FuzzSockets(f *testing.F) {
+	f.Add([]byte(tcpHead + strings.Repeat(tcpLine, 3)))
+	f.Add([]byte(tcpHead + strings.Replace(tcpLine, " 0A ", " FF ", 1)))
+	f.Add([]byte(tcpHead + "1 2 3 4 5 6 7 8 9 10"))
+	f.Add([]byte(tcpHead + "1 2 3 g x: 6 7 8 9 -1\n\n"))
+	f.Add([]byte("\n"))
+	f.Fuzz(func(t *testing.T, table []byte) {
+		var u UDP
+		var states TCPStates
+		udpErr := scanSockets(bytes.NewReader(table), u.add)
+		tcpErr := scanSockets(bytes.NewReader(table), states.add)
+		lines := uint64(bytes.Count(bytes.TrimSuffix(table, []byte("\n")), []byte("\n")))
+		if u.Sockets > lines || udpErr == nil && u.Sockets != lines {
+			t.Errorf("%q has %d UDP sockets in %d lines, %v", table, u.Sockets, lines, udpErr)
+		}
+		var sum uint64
+		for _, n := range states {
+			sum += n
+		}
+		if sum > lines {
+			t.Errorf("%q has %d TCP sockets in %d lines, %v", table, sum, lines, tcpErr)
+		}
+	})
 }

@@ -1,7 +1,9 @@
 package network
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -140,4 +142,37 @@ func usage(t *testing.T, paths []string) [][]Interface {
 		t.Fatalf("%v, %v", all, err)
 	}
 	return all
+}
+
+// The counters are those of the table, for no more interfaces than fit in a
+// message; a pod chooses their names.
+func FuzzInterfaces(f *testing.F) {
+	const row = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
+	f.Add([]byte("Inter-|   Receive\n face |bytes\n    lo:" + row + "  eth0:" + row))
+	f.Add([]byte("eth0: 1 2\n"))
+	f.Add([]byte(strings.Repeat("a:"+row, 2*maxInterfaces)))
+	f.Add([]byte(":::" + row + "\xff:18446744073709551616" + row))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := interfaces(text)
+		if err != nil {
+			if all != nil || !strings.Contains(err.Error(), "/proc/net/dev") {
+				t.Errorf("%q: %v, %v", text, all, err)
+			}
+			return
+		}
+		if len(all) > maxInterfaces || len(all) > bytes.Count(text, []byte(":")) {
+			t.Errorf("%q has %d interfaces", text, len(all))
+		}
+		var again bytes.Buffer
+		for _, i := range all {
+			if i.Name == "lo" || strings.Contains(i.Name, ":") {
+				t.Errorf("%q has an interface %q", text, i.Name)
+			}
+			fmt.Fprintf(&again, "%s: %d %d %d %d 0 0 0 0 %d %d %d %d 0 0 0 0\n", i.Name,
+				i.RxBytes, i.RxPackets, i.RxErrors, i.RxDropped, i.TxBytes, i.TxPackets, i.TxErrors, i.TxDropped)
+		}
+		if same, err := interfaces(again.Bytes()); err != nil || !slices.Equal(same, all) {
+			t.Errorf("%q is %v, and that %v, %v", text, all, same, err)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // The versions of the advisories, and those of distributions.
@@ -134,4 +135,37 @@ func TestReportNamesVulnerabilities(t *testing.T) {
 	if known := table.Vulnerable(); len(known) != 2 || !slices.Equal(known["shim"], []string{"CVE-2026-41579"}) {
 		t.Errorf("by handler: %v", known)
 	}
+}
+
+// Versions are in one order, whatever is in them, and one that is fixed stays so in
+// every later release of its branch.
+func FuzzVersion(f *testing.F) {
+	f.Add("runc version 1.1.5+ds1", "1.1.12")
+	f.Add("crun version 1.20", "1.4.0-rc.3")
+	f.Add("runc version 99999999999999999999.0.0", "0.0~rc99999999999999999999")
+	f.Add("Version: v1", "\xff")
+	f.Fuzz(func(t *testing.T, answer, other string) {
+		if line := firstLine([]byte(answer)); len(line) > 200 || !utf8.ValidString(line) || strings.Contains(line, "\n") {
+			t.Errorf("%q has the first line %q", answer, line)
+		}
+		name, v := programVersion(answer)
+		if (v != version{} || name != "") && !versionWord.MatchString(answer) {
+			t.Errorf("%q is %s %v", answer, name, v)
+		}
+		if found := vulnerabilities(answer, nil); name == "" && len(found) > 0 {
+			t.Errorf("%q: %v", answer, found)
+		}
+		w, ok := parsed(other)
+		if !ok {
+			return
+		}
+		if v.compare(w) != -w.compare(v) || w.before([]string{other}) {
+			t.Errorf("%v and %v", v, w)
+		}
+		for _, n := range append(w[:], v[:]...) {
+			if n < 0 {
+				t.Errorf("%v and %v", v, w)
+			}
+		}
+	})
 }

@@ -75,3 +75,24 @@ func TestBooksOfAnotherShim(t *testing.T) {
 		t.Error("the books of the second are left")
 	}
 }
+
+// Whatever lies in a runtime's root, a container's own files are found by its id
+// and no other container's are taken for them.
+func FuzzSubject(f *testing.F) {
+	own := strings.Repeat("1", 64)
+	for _, name := range []string{own, "runsc-" + own + ".sock", own + "_sandbox:" + own + ".state", "runsc-", "_sandbox:", "runsc-.sock.sock", "\xff"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		id := subject(name)
+		if !strings.Contains(name, id) || len(id) > len(name) {
+			t.Errorf("%q is about %q", name, id)
+		}
+		if id == own && name != own && name != "runsc-"+own && name != runscSocket(own) && !strings.HasPrefix(name, own+"_sandbox:") {
+			t.Errorf("%q is taken for a file of %s", name, own)
+		}
+		if subject(runscSocket(own)) != own || subject(own+"_sandbox:"+name) != own {
+			t.Errorf("files of %s are not found beside %q", own, name)
+		}
+	})
+}

@@ -1,6 +1,8 @@
 package oci
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -66,4 +68,37 @@ func TestReadProcess(t *testing.T) {
 	if _, err := readProcess[specs.Process](t.TempDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a bundle: %v", err)
 	}
+}
+
+// What is read of a bundle's process is what a reader of the whole bundle gets,
+// however the document is written.
+func FuzzReadProcess(f *testing.F) {
+	for _, text := range []string{
+		`{"process":{"args":["a","b\"}"],"cwd":"/","user":{"uid":7}},"linux":{}}`, `{"linux":{"process":{"cwd":"/x"}},"process":null}`,
+		`{"process":{"terminal":1}}`, `{"process":{"cwd":"\ud800"}`, `[{"process":{}}]`, `{"process"`, "null", "",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, partErr := readProcess[specs.Process](dir)
+		whole, err := ReadSpec[specs.Spec](dir)
+		if err != nil || whole.Process == nil {
+			return
+		}
+		if bytes.Count(text, []byte(`"process"`)) == 1 && partErr != nil {
+			t.Errorf("%s: %v", text, partErr)
+		}
+		if err := writeSpec(dir, whole); err != nil {
+			t.Fatal(err)
+		}
+		process, err := readProcess[specs.Process](dir)
+		want, _ := json.Marshal(whole.Process)
+		if got, _ := json.Marshal(process); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: process %s, want %s, %v", text, got, want, err)
+		}
+	})
 }

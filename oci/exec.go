@@ -343,6 +343,9 @@ func readPid(file string) (int, error) {
 		return 0, fmt.Errorf("it left no pid: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
+	if err == nil && pid <= 0 { // kill(2) takes those for several processes
+		err = strconv.ErrRange
+	}
 	if err != nil {
 		return 0, fmt.Errorf("it left a pid file that holds no pid: %w", err)
 	}

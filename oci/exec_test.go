@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -111,4 +113,28 @@ func TestExecOutputOfOneCall(t *testing.T) {
 	if err != nil || len(r.Stdout)+len(r.Stderr) != MaxExecOutput {
 		t.Errorf("%d and %d bytes, %v", len(r.Stdout), len(r.Stderr), err)
 	}
+}
+
+// A pid file holds the pid of one process: zero and negative ones would name
+// several, or all of them, to kill(2).
+func FuzzReadPid(f *testing.F) {
+	for _, text := range []string{"12", "7\n", "0", "-1", "+3", "4194305", "9223372036854775808", "1 2", ""} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		file := filepath.Join(t.TempDir(), "pid")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pid, err := readPid(file)
+		if err != nil {
+			if pid != 0 || !strings.Contains(err.Error(), "pid") {
+				t.Errorf("%q is %d, %v", text, pid, err)
+			}
+			return
+		}
+		if pid <= 0 || !bytes.Contains(text, []byte(strconv.Itoa(pid))) {
+			t.Errorf("%q is the pid %d", text, pid)
+		}
+	})
 }

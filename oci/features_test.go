@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -98,4 +99,30 @@ func TestFeaturesFileReloaded(t *testing.T) {
 	if err := table.Reload(cfg); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "runtime.handlers.h.features") {
 		t.Errorf("without the file: %v", err)
 	}
+}
+
+// Whatever a runtime prints as its features, what crius makes of it can be sent on
+// and read again.
+func FuzzFeatures(f *testing.F) {
+	for _, text := range []string{idMaps, "{}", "null", `{"ociVersionMax":"1.0.0","linux":{"mountExtensions":{"idmap":{}}}}`, `{"ociVersionMax":"\ud800","mountOptions":["rro",null]}`} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		known, err := parseFeatures(text)
+		if err != nil {
+			return
+		}
+		var a, b Abilities
+		a.believe(known)
+		again, err := json.Marshal(known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known, err = parseFeatures(again); err != nil {
+			t.Fatalf("%s became %s: %v", text, again, err)
+		}
+		if b.believe(known); a.RecursiveReadOnly != b.RecursiveReadOnly || a.IDMap != b.IDMap {
+			t.Errorf("%s became %s", text, again)
+		}
+	})
 }

@@ -77,12 +77,12 @@ func serves(address, registry string) bool {
 
 // canonicalHost makes one of Docker Hub's three names.
 func canonicalHost(host string) string {
-	host = strings.ToLower(host)
+	host = strings.TrimSuffix(strings.ToLower(host), ":443")
 	switch host {
 	case "index.docker.io", "registry-1.docker.io":
 		return "docker.io"
 	}
-	return strings.TrimSuffix(host, ":443")
+	return host
 }
 
 // apply gives the credentials to the library, which hands them to the registry

@@ -3,6 +3,7 @@ package storage
 import (
 	"encoding/base64"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -81,4 +82,61 @@ func TestCredentialsFor(t *testing.T) {
 	if _, err := credentialsFor(&cri.AuthConfig{Auth: "nonsense"}, name); !errors.Is(err, fault.Invalid) {
 		t.Errorf("bad base64: %v", err)
 	}
+}
+
+// Credentials decode to what was encoded, and one that is refused does not show in
+// the error.
+func FuzzDecodeAuth(f *testing.F) {
+	for _, auth := range []string{"dXNlcjpwYXNzd29yZA==", "dXNlcg==", "OnBhc3N3b3Jk", "dTpw\r\n", "====", "\xff\xfe longer than a few bytes"} {
+		f.Add(auth, "user", "pass:word\x00\n")
+	}
+	f.Fuzz(func(t *testing.T, auth, user, password string) {
+		if _, _, err := decodeAuth(auth); err != nil && (!errors.Is(err, fault.Invalid) || len(auth) > 40 && strings.Contains(err.Error(), auth)) {
+			t.Errorf("%q: %v", auth, err)
+		}
+		if user == "" || strings.Contains(user, ":") {
+			return
+		}
+		gotUser, gotPassword, err := decodeAuth(encode(user + ":" + password))
+		if err != nil || gotUser != user || gotPassword != strings.Trim(password, "\x00") {
+			t.Errorf("%q and %q became %q and %q, %v", user, password, gotUser, gotPassword, err)
+		}
+	})
+}
+
+// Credentials go to the registry whose name or URL comes with them, and to no
+// other one.
+func FuzzServerAddress(f *testing.F) {
+	for _, address := range []string{
+		"", "registry.example:5000", "https://Registry.example:5000/v2/", "index.docker.io:443", "https://registry-1.docker.io:443/v1/",
+		"https://registry.example:5000@evil.example", "[::1]:443", "://", "\xff",
+	} {
+		f.Add(address, "registry.example:5000/app")
+		f.Add(address, "busybox")
+		f.Add(address, "index.docker.io:443/library/app")
+	}
+	f.Fuzz(func(t *testing.T, address, name string) {
+		named, err := reference.ParseNormalizedNamed(name)
+		if err != nil {
+			return
+		}
+		registry := reference.Domain(named)
+		for _, own := range []string{registry, "https://" + registry, "HTTPS://" + strings.ToUpper(registry) + "/v2/"} {
+			if !serves(own, registry) {
+				t.Errorf("%q does not serve %q", own, registry)
+			}
+		}
+		if host := canonicalHost(registry); canonicalHost(host) != host {
+			t.Errorf("%q is %q, and that %q", registry, host, canonicalHost(host))
+		}
+		if address == "" || !serves(address, registry) {
+			return
+		}
+		if !strings.Contains(address, "://") {
+			address = "https://" + address
+		}
+		if u, err := url.Parse(address); err != nil || canonicalHost(u.Host) != canonicalHost(registry) {
+			t.Errorf("credentials of %q go to %q", address, registry)
+		}
+	})
 }

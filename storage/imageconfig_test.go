@@ -166,3 +166,31 @@ func TestLargeRealConfigsAreTaken(t *testing.T) {
 		t.Errorf("%+v", img.Config)
 	}
 }
+
+// A config that is accepted is bounded, and one that is refused is the image's
+// fault.
+func FuzzImageConfig(f *testing.F) {
+	for _, text := range []string{
+		`{"architecture":"amd64","os":"linux","config":{"User":"1000:1000","Env":["A=b"]},"rootfs":{"type":"layers","diff_ids":[]}}`,
+		`{"config":{"User":"` + strings.Repeat("u", maxUser+1) + `"}}`, `{"config":{"user":"a","User":7}}`, listOf(50, "[{}]"), "null", "{", "",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		err := checkConfig(raw)
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) || len(err.Error()) > 1000 {
+				t.Errorf("%q: %v", raw, err)
+			}
+			return
+		}
+		var spec imagespec.Image
+		if json.Unmarshal(raw, &spec) != nil {
+			return
+		}
+		image := Image{Config: runConfig(&spec.Config)}
+		if kept := image.trim(maxKeptSum); kept > maxKept || len(image.Config.User) > maxUser || image.Config.User != spec.Config.User {
+			t.Errorf("%q keeps %d bytes: %+v", raw, kept, image.Config)
+		}
+	})
+}

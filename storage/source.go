@@ -219,6 +219,9 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", fault.NotFound, err)
 	}
+	if err := chosen.Validate(); err != nil {
+		return "", fmt.Errorf("%w: digest %q: %w", fault.Invalid, chosen, err)
+	}
 	return chosen, nil
 }
 

@@ -40,7 +40,7 @@ func TestByHand(t *testing.T) {
 }
 
 // neighbours are the bundles of two containers, and that of a pod.
-func neighbours(t *testing.T) (first, second, pod string) {
+func neighbours(t testing.TB) (first, second, pod string) {
 	t.Helper()
 	root := t.TempDir()
 	first, second, pod = filepath.Join(root, "containers", "c1"), filepath.Join(root, "containers", "c2"), filepath.Join(root, "pods", "p", "infra")
@@ -52,7 +52,7 @@ func neighbours(t *testing.T) (first, second, pod string) {
 
 // bundle is that of a container of a shim and, if sandbox is not empty, in a
 // sandbox.
-func bundle(t *testing.T, dir, address, sandbox string) {
+func bundle(t testing.TB, dir, address, sandbox string) {
 	t.Helper()
 	config := fmt.Sprintf(`{"annotations":{"io.kubernetes.cri.sandbox-id":%q}}`, sandbox)
 	err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
@@ -98,6 +98,40 @@ func oomEvent(id string) *anypb.Any {
 func marked(dir string) bool {
 	_, err := os.Lstat(filepath.Join(dir, wire.OOMFile))
 	return err == nil
+}
+
+// Whatever a guest sends as an event, nothing but the mark of a container of the
+// same shim comes of it.
+func FuzzOOMEvent(f *testing.F) {
+	for _, id := range []string{"c2", "c1", ".", "..", "../c2", "c2/", "stranger", "", "\xff", strings.Repeat("c", 127)} {
+		f.Add(oomEvent(id).Value)
+	}
+	f.Add([]byte{10, 200, 1, 'c'})
+	f.Add([]byte{8, 1})
+	f.Fuzz(func(t *testing.T, event []byte) {
+		first, second, pod := neighbours(t)
+		stranger := filepath.Join(filepath.Dir(first), "stranger")
+		bundle(t, stranger, "unix:///other", "")
+		err := noteOOM(pod, event)
+		id, parseErr := containerOf(event)
+		if parseErr != nil && err == nil {
+			t.Errorf("%x: an event that cannot be read is no error", event)
+		}
+		if marked(first) != (err == nil && id == "c1") || marked(second) != (err == nil && id == "c2") || marked(stranger) {
+			t.Errorf("%x about %q: %v, marked: %v, %v, %v", event, id, err, marked(first), marked(second), marked(stranger))
+		}
+		root := filepath.Dir(filepath.Dir(first))
+		marks := 0
+		_ = filepath.WalkDir(root, func(_ string, d os.DirEntry, err error) error {
+			if err == nil && d.Name() == wire.OOMFile {
+				marks++
+			}
+			return nil
+		})
+		if marks > 1 || marks == 1 && !marked(first) && !marked(second) {
+			t.Errorf("%x: %d marks", event, marks)
+		}
+	})
 }
 
 // A shim that runs its publisher, in the flags' order of containerd's.

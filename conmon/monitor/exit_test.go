@@ -1,8 +1,11 @@
 package monitor
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,4 +91,54 @@ func TestExitFileRefused(t *testing.T) {
 	if got := read(t, file); !strings.Contains(got, `"exit_code":137,"signal":9`) {
 		t.Error(got)
 	}
+}
+
+// The answer of a runtime's wait command is a status that a process can have, or
+// none at all.
+func FuzzExitStatus(f *testing.F) {
+	f.Add([]byte(`{"id":"a","exitStatus":5}`), 5)
+	f.Add([]byte(`{"exitStatus":256}`), 255)
+	f.Add([]byte(`{"exitStatus":-1}"exitStatus":7`), -1)
+	f.Add([]byte(`"exitStatus":`), 0)
+	f.Add([]byte(`{"exitStatus":007}`), 137)
+	f.Fuzz(func(t *testing.T, text []byte, code int) {
+		if got, ok := exitStatus(text); got < 0 && ok || got > 255 && ok || ok && !bytes.Contains(text, []byte(`"exitStatus":`)) {
+			t.Errorf("%q is the exit status %d", text, got)
+		}
+		var document map[string]any
+		if json.Unmarshal(text, &document) != nil || bytes.Contains(text, []byte("exitStatus")) || len(document) == 0 {
+			return
+		}
+		document["exitStatus"] = code
+		answer, err := json.Marshal(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := exitStatus(answer); ok != (code >= 0 && code <= 255) || ok && got != code {
+			t.Errorf("%s is the exit status %d, %v", answer, got, ok)
+		}
+	})
+}
+
+// A pid file holds a pid that the kernel may give, in its one decimal form.
+func FuzzPidFile(f *testing.F) {
+	for _, text := range []string{"1\n", "4194304", "0\n", "-1\n", "+7", "007\n", " 7", "7 \n", "1073741825", "18446744073709551617"} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m := monitor{opt: wire.Options{PidFile: filepath.Join(t.TempDir(), "pid"), Wait: []string{"x"}}}
+		if err := os.WriteFile(m.opt.PidFile, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pid, err := m.readPidFile()
+		if err != nil {
+			if pid != 0 || !strings.Contains(err.Error(), "holds no pid") {
+				t.Errorf("%q is %d, %v", text, pid, err)
+			}
+			return
+		}
+		if line, _, _ := strings.Cut(string(text), "\n"); line != strconv.Itoa(pid) || pid <= 0 {
+			t.Errorf("%q is the pid %d", text, pid)
+		}
+	})
 }

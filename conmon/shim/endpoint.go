@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"golang.org/x/sys/unix"
@@ -40,7 +41,7 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 	}
 	e := Endpoint{Address: result.Address, Version: int(result.Version)}
 	switch {
-	case e.Address == "" || strings.ContainsAny(e.Address, "\n\x00"):
+	case !e.dialable():
 		return e, fmt.Errorf("its answer %.200q holds no address", answer)
 	case result.Protocol != "ttrpc" && result.Protocol != "":
 		return e, fmt.Errorf("it speaks %q, and crius ttrpc alone: configure the shim for that", result.Protocol)
@@ -48,6 +49,14 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 		return e, fmt.Errorf("it speaks version %d of the task service, and crius 2 and 3", e.Version)
 	}
 	return e, nil
+}
+
+// dialable tells whether the address names a socket, and survives a record: one
+// whose path is not absolute would depend on the directory of whoever dials.
+func (e Endpoint) dialable() bool {
+	socket := e.socket()
+	return len(socket) > 1 && (socket[0] == '/' || socket[0] == '@') &&
+		utf8.ValidString(socket) && !strings.ContainsAny(socket, "\n\x00")
 }
 
 // socket is the address as the kernel knows it. One without a scheme is that of

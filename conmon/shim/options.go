@@ -1,9 +1,11 @@
 package shim
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	runc "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
@@ -71,6 +73,9 @@ func parseValue(kind protoreflect.Kind, value string) (protoreflect.Value, error
 		return protoreflect.ValueOfUint32(uint32(n)), err
 	case protoreflect.BytesKind:
 		return protoreflect.ValueOfBytes([]byte(value)), nil
+	}
+	if !utf8.ValidString(value) {
+		return protoreflect.Value{}, errors.New("not valid UTF-8")
 	}
 	return protoreflect.ValueOfString(value), nil
 }

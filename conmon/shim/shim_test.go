@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/internal/testkit/program"
@@ -60,6 +61,37 @@ func TestAnswersToStart(t *testing.T) {
 	}
 }
 
+// What a shim answers is an address that can be dialled and recorded, or refused.
+func FuzzEndpoint(f *testing.F) {
+	message, err := proto.Marshal(&bootstrap.BootstrapResult{Version: 3, Address: "unix:///run/s/x", Protocol: "ttrpc"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(message)
+	for _, answer := range []string{"unix:///run/s/x", "kata/0123\n", "@", "unix://", "unix://x", "\xff", `{"version":3,"address":"unix:///x","news":{}}`, `{"version":4294967298,"address":"a"}`} {
+		f.Add([]byte(answer))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		e, err := parseEndpoint(answer)
+		if err != nil {
+			if len(err.Error()) > 2000 {
+				t.Errorf("%q is refused with %d bytes", answer, len(err.Error()))
+			}
+			return
+		}
+		if s := e.socket(); len(s) < 2 || s[0] != '/' && s[0] != '@' || strings.ContainsAny(s, "\n\x00") || e.Version != 2 && e.Version != 3 {
+			t.Errorf("%q is %+v, socket %q", answer, e, s)
+		}
+		dir := t.TempDir()
+		if err := (Record{Endpoint: e}).Write(dir); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := ReadRecord(dir); err != nil || r.Endpoint != e {
+			t.Errorf("%+v was recorded as %+v, %v", e, r.Endpoint, err)
+		}
+	})
+}
+
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	if got, err := Options(true, nil); got != nil || err != nil {
@@ -85,6 +117,37 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
+}
+
+// A line sets one field, and a shim reads from the message what it said.
+func FuzzOptions(f *testing.F) {
+	for _, line := range []string{"--Root=/a", "SystemdCgroup=true", "--io_uid=7", "---=", "--ConfigBody=\xff", "--IoUid=4294967296", "--root=\xff"} {
+		f.Add(true, line)
+		f.Add(false, line)
+	}
+	f.Fuzz(func(t *testing.T, ofRunc bool, line string) {
+		got, err := Options(ofRunc, []string{line})
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%q: %v", line, err)
+			}
+			return
+		}
+		var message proto.Message = new(runtimeoptions.Options)
+		if ofRunc {
+			message = new(runc.Options)
+		}
+		if err := proto.Unmarshal(got.Value, message); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		_, value, _ := strings.Cut(line, "=")
+		message.ProtoReflect().Range(func(d protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+			if d.Kind() == protoreflect.StringKind && v.String() != value || d.Kind() == protoreflect.BytesKind && string(v.Bytes()) != value {
+				t.Errorf("%q sets %s to %q", line, d.Name(), v)
+			}
+			return true
+		})
+	})
 }
 
 func TestUsage(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -161,6 +162,44 @@ func FuzzStamp(f *testing.F) {
 		}
 		if got := string(AppendStamp(nil, sec, nsec)); got != want.Format("2006-01-02T15:04:05.000000000Z07:00") || len(got) != StampLen {
 			t.Errorf("%d.%d is %s, want %s", sec, nsec, got, want)
+		}
+	})
+}
+
+// A process chooses its command name, and that must not change any other field.
+func FuzzStatField(f *testing.F) {
+	const rest = "S 1 2 3 0 -1 4194560 100 0 0 0 0 0 0 0 20 0 1 0 987654"
+	for _, name := range []string{"sh", "a) S 1 1 (b", ") R", "\n", ""} {
+		f.Add([]byte(name), []byte(rest), uint8(22))
+	}
+	f.Add([]byte("x"), []byte("S  01 18446744073709551616"), uint8(5))
+	f.Fuzz(func(t *testing.T, name, rest []byte, number uint8) {
+		n := 4 + int(number)%50
+		if bytes.IndexByte(rest, ')') >= 0 {
+			return // the kernel writes none after the name
+		}
+		got, ok := StatField(append(append(append([]byte("7 ("), name...), ") "...), rest...), n)
+		var want uint64
+		words := strings.Split(string(rest), " ") // the first one is field 3
+		valid := n-3 < len(words)
+		if valid {
+			var err error
+			want, err = strconv.ParseUint(words[n-3], 10, 64)
+			valid = err == nil && strconv.FormatUint(want, 10) == words[n-3]
+		}
+		if ok != valid || ok && got != want {
+			t.Errorf("field %d of %q is %d, %v; want %d, %v", n, rest, got, ok, want, valid)
+		}
+	})
+}
+
+// Whatever a line of /proc/PID/stat holds, reading it ends.
+func FuzzStatLine(f *testing.F) {
+	f.Add([]byte("1 (a) S 0"), 4)
+	f.Add([]byte(")"), 22)
+	f.Fuzz(func(t *testing.T, stat []byte, n int) {
+		if _, ok := StatField(stat, n); ok && bytes.IndexByte(stat, ')') < 0 {
+			t.Errorf("%q has a field %d", stat, n)
 		}
 	})
 }

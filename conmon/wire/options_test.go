@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"reflect"
 	"strings"
 	"testing"
@@ -58,6 +59,31 @@ func FuzzArgs(f *testing.F) {
 			Start: []string{start}, Runtime: strings.Split(runtime, " ")}
 		if got, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(got, o) {
 			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}
+
+// A process may have any command line. One that is accepted names a container and
+// can be written again.
+func FuzzHostileArgs(f *testing.F) {
+	f.Add([]byte("--id=i\x00--dir=/d\x00--pid-file=p\x00--exit-file=e\x00--\x00runc\x00create\x00"))
+	f.Add([]byte("--id=i\x00--id=\x00--start=\x00--start\x00--terminal=1\x00--\x00"))
+	f.Add([]byte("--\x00--\x00"))
+	f.Add([]byte("\xff=\x00=\x00\x00"))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		var args []string
+		for _, arg := range bytes.Split(line, []byte{0}) {
+			args = append(args, string(arg))
+		}
+		o, err := ParseArgs(args)
+		if err != nil {
+			return
+		}
+		if o.ID == "" || o.Dir == "" || len(o.Runtime) == 0 {
+			t.Errorf("%q is taken for the command line of a monitor: %+v", line, o)
+		}
+		if again, err := ParseArgs(o.Args()); err != nil || !reflect.DeepEqual(again, o) {
+			t.Errorf("%+v became %+v, %v", o, again, err)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"testing/fstest"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 const everyPart = CPUPart | MemoryPart | IOPart | TasksPart | HugePagesPart | OOMPart | PressurePart | LimitsPart | QuotaPart
@@ -290,4 +293,71 @@ func TestSharesOfWeight(t *testing.T) {
 			t.Errorf("weight %d is %d shares, want %d", weight, got, want)
 		}
 	}
+}
+
+// A pressure file is read as it was written, and anything else is refused or
+// passed over.
+func FuzzPressure(f *testing.F) {
+	f.Add([]byte("some avg10=0.12 avg60=0.03 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"))
+	f.Add([]byte("some avg10=NaN total=18446744073709551615\n"))
+	f.Add([]byte("some  avg10\nnone x=y"))
+	f.Add([]byte("full total=-1"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := parsePressure(text)
+		if err != nil {
+			if p != nil || !errors.Is(err, fault.Invalid) || len(err.Error()) > 1000 {
+				t.Errorf("%q: %v", text, err)
+			}
+			return
+		}
+		again := ""
+		for kind, s := range map[string]*Stall{"some": p.Some, "full": p.Full} {
+			if s != nil {
+				again += fmt.Sprintf("%s avg10=%g avg60=%g avg300=%g total=%d\n", kind, s.Avg10, s.Avg60, s.Avg300, s.Total/1000)
+			}
+		}
+		if same, err := parsePressure([]byte(again)); err != nil || (same.Some == nil) != (p.Some == nil) || (same.Full == nil) != (p.Full == nil) {
+			t.Errorf("%q is read as %q, and that as %+v, %v", text, again, same, err)
+		}
+	})
+}
+
+// Block I/O is told of a bounded number of devices, each once, in their order.
+func FuzzBlockIO(f *testing.F) {
+	f.Add([]byte("8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0"), true)
+	f.Add([]byte("8:0 Read 4096"), false)
+	f.Add([]byte("8:0 Read"), false)
+	f.Add([]byte("x:1 a"), true)
+	f.Fuzz(func(t *testing.T, line []byte, v2 bool) {
+		devices := blockIO{}
+		visit := devices.v1(func(op *Operation, n uint64) { op.Bytes = &n })
+		if v2 {
+			visit = devices.v2
+		}
+		words := bytes.Fields(line)
+		if len(words) < 2 {
+			return
+		}
+		device, err := deviceNumber(words[0])
+		if err == nil {
+			err = visit(device, words[1:])
+		}
+		if err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v", line, err)
+		}
+		for i := range uint64(2 * maxDevices) {
+			if again := visit([2]uint64{i % 7, i}, words[1:]); err == nil && again != nil {
+				t.Errorf("%q is refused of another device: %v", line, again)
+			}
+		}
+		all := devices.sorted()
+		for i, d := range all {
+			if i > 0 && (d.Major < all[i-1].Major || d.Major == all[i-1].Major && d.Minor <= all[i-1].Minor) {
+				t.Errorf("%q: %v", line, all)
+			}
+		}
+		if len(all) > maxDevices {
+			t.Errorf("%d devices", len(all))
+		}
+	})
 }

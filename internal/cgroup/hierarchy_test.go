@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"path"
 	"strings"
 	"testing"
 
@@ -151,4 +152,37 @@ func TestWithin(t *testing.T) {
 			t.Errorf("within(%q, %q) = %v", c.cgroup, c.top, got)
 		}
 	}
+}
+
+// A process may be in a cgroup of any name: what is seen of it from a mount is an
+// absolute path in that mount, or nothing.
+func FuzzMemberships(f *testing.F) {
+	f.Add("3:cpu,cpuacct:/a\n2:memory:/b:c\n1:name=systemd:/c\n0::/\n", "/")
+	f.Add("0::/kubepods/pod1 (deleted)\n", "/kubepods")
+	f.Add("0::/kubepods2\n", "/kubepods")
+	f.Add("::::\n0:\nx", "")
+	f.Add("0::/../../a", "/..")
+	f.Fuzz(func(t *testing.T, text, root string) {
+		all := memberships(text)
+		if len(all) > strings.Count(text, "\n")+1 {
+			t.Errorf("%q has %d memberships", text, len(all))
+		}
+		for _, m := range all {
+			if !path.IsAbs(m.own) || strings.Contains(m.own+m.names, "\n") || strings.Contains(m.names, ":") {
+				t.Errorf("%q: %+v", text, m)
+			}
+			below, ok := relative(m.own, root)
+			if ok && path.IsAbs(root) && (!path.IsAbs(below) || root != "/" && strings.TrimSuffix(root+below, "/") != strings.TrimSuffix(m.own, "/")) {
+				t.Errorf("%q is %q below %q", m.own, below, root)
+			}
+		}
+		hierarchies, mode, err := locate(all, func(f func(mount.Info) bool) error {
+			f(at("/", "/sys/fs/cgroup", "cgroup2", "rw"))
+			f(at(root, "/sys/fs/cgroup/memory", "cgroup", "rw,memory"))
+			return nil
+		})
+		if err != nil || (mode == None) != (len(hierarchies) == 0) {
+			t.Errorf("%q: %+v, mode %v, %v", text, hierarchies, mode, err)
+		}
+	})
 }

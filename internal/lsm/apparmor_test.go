@@ -59,3 +59,24 @@ func TestLoadDefaultProfileFails(t *testing.T) {
 		t.Errorf("no parser: %v", err)
 	}
 }
+
+// A profile is loaded if a line of the list names it whole, with its mode.
+func FuzzListed(f *testing.F) {
+	f.Add("crius-default (enforce)\n", "my profile", "complain")
+	f.Add("a (b) (enforce)\n", "a (b)", "enforce")
+	f.Add("\n (x)\n", "", "")
+	f.Fuzz(func(t *testing.T, list, name, mode string) {
+		if strings.ContainsAny(name+mode, "\n") || strings.Contains(mode, " (") {
+			return
+		}
+		if list != "" && !strings.HasSuffix(list, "\n") {
+			list += "\n"
+		}
+		if !listed(list+name+" ("+mode+")\n", name) {
+			t.Errorf("%q is not found after %q", name, list)
+		}
+		if listed(list, name) && !strings.Contains("\n"+list, "\n"+name+" (") {
+			t.Errorf("%q is found in %q", name, list)
+		}
+	})
+}

@@ -157,12 +157,14 @@ func (d *Dir[T]) settle(id string) error {
 	if err != nil {
 		return err
 	}
-	// One that only cannot be read now may be the better one.
-	if _, err := d.read(id, file); errors.Is(err, errSpoiled) {
+	switch _, err := d.read(id, file); {
+	case errors.Is(err, errSpoiled):
 		slog.Warn("record was spoiled, the one before takes its place", "file", file, "err", err, "of", last.ModTime())
 		if err := os.Rename(file+lastSuffix, file); err != nil {
 			return err
 		}
+	case err != nil:
+		return nil //nolint:nilerr // it may be the better one later or to another program, and a sync would remove the one before
 	}
 	d.change(id)
 	return nil

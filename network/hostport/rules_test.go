@@ -267,3 +267,47 @@ func TestParseTuple(t *testing.T) {
 		t.Error("a tuple without its port is read")
 	}
 }
+
+// A listing in which nft has changed anything differs from what the pods want, and
+// one with exactly their elements does not, however the names of links are made.
+func FuzzListing(f *testing.F) {
+	for _, link := range []string{"cni0", "veth1,2", "a{}b", `q"`, "}", "x : y", "#"} {
+		f.Add(skeleton(ip4), link, uint16(8080))
+	}
+	f.Add("table ip crius-hostports {\n\tset node {\n\t\ttype ipv4_addr\n\t\telements = { 10.0.0.1,\n\t\t\t     10.0.0.2 }\n\t}\n\tchain x {\n\t}\n}\n", "l", uint16(1))
+	f.Add("set\nmap a {\nelements = {", "l", uint16(0))
+	f.Fuzz(func(t *testing.T, text, link string, port uint16) {
+		found := parseTable(ip4, text)
+		wrong := differences(ip4, text, found.elements, false)
+		for _, line := range wrong {
+			if !strings.HasPrefix(line, "chain ") {
+				t.Errorf("%q: %s", text, line)
+			}
+		}
+		if link == "" || len(link) > 15 || strings.ContainsFunc(link, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' || r == ':' || r == '"' }) {
+			return // the kernel allows no such name, or nft does not
+		}
+		pods := map[string]Pod{"p": {"p", []Mapping{{port, 80, "tcp", netip.Addr{}}}, []Target{{ip("10.7.0.5"), link}}}}
+		want := elements(pods, []netip.Addr{ip("192.0.2.1")})
+		if got := differences(ip4, listed(want), want, false); len(got) > 0 {
+			t.Errorf("link %q: %q", link, got)
+		}
+	})
+}
+
+// listed is what nft prints of our table with these elements of IPv4.
+func listed(all map[element]bool) string {
+	sets := map[string][]string{}
+	for e := range all {
+		item := e.key
+		if e.value != "" {
+			item += " : " + e.value
+		}
+		sets[e.set] = append(sets[e.set], item)
+	}
+	text := skeleton(ip4)
+	for set, items := range sets {
+		text = strings.Replace(text, "}\n\tchain", fmt.Sprintf("}\n\tset %s {\n\t\ttype x\n\t\telements = { %s }\n\t}\n\tchain", set, strings.Join(items, ",\n\t\t\t     ")), 1)
+	}
+	return text
+}

@@ -125,7 +125,7 @@ func parseTable(f family, text string) content {
 			continue
 		}
 		rest, ends := strings.CutSuffix(line, "}")
-		for item := range strings.SplitSeq(rest, ",") {
+		for item := range strings.SplitSeq(strings.TrimSuffix(rest, ","), ", ") { // a link's name may have a comma
 			if item = strings.TrimSpace(item); item != "" {
 				key, value, _ := strings.Cut(item, " : ")
 				found.elements[element{f, name, key, value}] = true

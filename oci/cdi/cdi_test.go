@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -76,4 +78,34 @@ func TestInject(t *testing.T) {
 			t.Errorf("%v lacks %q", err, want)
 		}
 	}
+}
+
+// Annotations come from requests: each device that is asked for is a qualified
+// name, and is asked for once.
+func FuzzDevices(f *testing.F) {
+	f.Add("cdi.k8s.io/a", "v.com/c=1,v.com/c=2", "v.com/c=1")
+	f.Add("cdi.k8s.io/", "", "")
+	f.Add("cdi.k8s.io/a", "/dev/sda,=,v.com/c=", "x")
+	f.Add("example.com/a", "v.com/c=\xff", "../x")
+	f.Fuzz(func(t *testing.T, key, value, field string) {
+		c := &cri.ContainerConfig{
+			Annotations: map[string]string{key: value},
+			CDIDevices:  []*cri.CDIDevice{{Name: field}, {Name: field}},
+		}
+		names, err := Devices(c)
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) || len(names) > 0 {
+				t.Errorf("%q=%q: %q, %v", key, value, names, err)
+			}
+			return
+		}
+		if names[0] != field || len(slices.Compact(slices.Sorted(slices.Values(names)))) != len(names) {
+			t.Errorf("%q=%q and %q: %q", key, value, field, names)
+		}
+		for _, name := range names[1:] {
+			if !parser.IsQualifiedName(name) || !utf8.ValidString(name) || !strings.HasPrefix(key, "cdi.k8s.io/") {
+				t.Errorf("%q=%q asks for %q", key, value, name)
+			}
+		}
+	})
 }

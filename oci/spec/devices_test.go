@@ -2,6 +2,8 @@ package spec
 
 import (
 	"errors"
+	"path"
+	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -144,4 +146,37 @@ func TestParseDevice(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
+}
+
+// A device of the configuration or of a request has clean absolute paths and an
+// access of r, w and m, and means the same in its longest form.
+func FuzzDevice(f *testing.F) {
+	for _, text := range []string{"/dev/fuse", "/dev/a:/dev/b:rw", "/dev/a:rwm", "/dev/a:/dev/b", "/dev/../x::", "a:b:c:d", "/", "/dev/a\x00:/x", "/dev/a:/b:rr"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		d, err := ParseDevice(text)
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) {
+				t.Errorf("%q: %v", text, err)
+			}
+			return
+		}
+		host, container, access, err := validateDevice(d)
+		if err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		for _, p := range []string{host, container} {
+			if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.Contains(p, "\x00") {
+				t.Errorf("%q has the path %q", text, p)
+			}
+		}
+		if access == "" || strings.Trim(access, "rwm") != "" {
+			t.Errorf("%q has the access %q", text, access)
+		}
+		again, err := ParseDevice(host + ":" + container + ":" + access)
+		if err != nil || again.HostPath != host || again.ContainerPath != container || again.Permissions != access {
+			t.Errorf("%q is %v, %v", text, again, err)
+		}
+	})
 }

@@ -262,3 +262,19 @@ func TestHostnameOfAnOwnKernel(t *testing.T) {
 		}
 	}
 }
+
+// The id maps of a pod's user namespace contain exactly the ids that they name,
+// the last of which is the last there is.
+func FuzzIDMap(f *testing.F) {
+	f.Add(uint32(0), uint32(65536), uint32(65535))
+	f.Add(uint32(0), uint32(65536), uint32(65536))
+	f.Add(uint32(1<<32-1), uint32(1), uint32(1<<32-1))
+	f.Add(uint32(1), uint32(1<<32-1), uint32(0))
+	f.Fuzz(func(t *testing.T, first, length, id uint32) {
+		ids := []*cri.IDMapping{{ContainerId: first, HostId: 100_000, Length: length}}
+		want := uint64(id) >= uint64(first) && uint64(id) < uint64(first)+uint64(length)
+		if got := mapped(ids, id); got != want {
+			t.Errorf("%d is in %d ids from %d on: %v", id, length, first, got)
+		}
+	})
+}

@@ -218,3 +218,36 @@ func TestMaskedPathsAreAbsolute(t *testing.T) {
 		}
 	}
 }
+
+// A localhost profile has a name, or there is no container (CVE-2023-2431): no
+// text makes it unconfined but the words that say so.
+func FuzzAppArmorProfile(f *testing.F) {
+	for _, text := range []string{"", "runtime/default", "docker/default", "unconfined", "localhost/", "localhost/x", "localhost/unconfined", "localhost/localhost/", "LOCALHOST/x", "localhost/\x00"} {
+		f.Add(text, false, int32(0))
+		f.Add(text, true, int32(cri.SecurityProfile_Localhost))
+	}
+	f.Add("x", true, int32(77))
+	f.Fuzz(func(t *testing.T, text string, field bool, kind int32) {
+		in := typical()
+		in.Facts.Host.AppArmor, in.Defaults.AppArmorProfile = true, "crius-default"
+		sc := in.Request.Container.Linux.SecurityContext
+		sc.Apparmor, sc.ApparmorProfile = nil, text
+		if field {
+			sc.Apparmor = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_ProfileType(kind), LocalhostRef: text}
+		}
+		profile, err := in.appArmor()
+		if err != nil {
+			if !errors.Is(err, fault.Invalid) || profile != "" {
+				t.Errorf("%q: %q, %v", text, profile, err)
+			}
+			return
+		}
+		unconfined := !field && text == "unconfined" || field && kind == int32(cri.SecurityProfile_Unconfined)
+		if (profile == "") != unconfined || profile == "unconfined" || strings.ContainsAny(profile, "\x00\n") {
+			t.Errorf("%q, field %v of type %d: %q", text, field, kind, profile)
+		}
+		if named := strings.TrimPrefix(text, "localhost/"); profile != "" && profile != "crius-default" && !strings.HasSuffix(named, profile) {
+			t.Errorf("%q is the profile %q", text, profile)
+		}
+	})
+}

@@ -1,8 +1,10 @@
 package spec
 
 import (
+	"slices"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 )
 
@@ -32,4 +34,43 @@ func TestKernelVersion(t *testing.T) {
 			t.Errorf("%s at least %s: %v", c.release, c.least, got)
 		}
 	}
+}
+
+// A bundle has a version that crius and any runtime know, whatever the runtime
+// says of itself.
+func FuzzOCIVersion(f *testing.F) {
+	for _, newest := range []string{"1.2.0", "1.2.0-rc.1+dev", "65536.0.0", "1.0", "-1.0.0", "1.1.0\n", ""} {
+		f.Add(newest)
+	}
+	f.Fuzz(func(t *testing.T, newest string) {
+		got := ociVersion(&features.Features{OCIVersionMax: newest})
+		if ociVersion(&features.Features{OCIVersionMax: got}) != got {
+			t.Errorf("%q gives %q, and that another", newest, got)
+		}
+		version, ok := parseVersion(got)
+		ours, _ := parseVersion(specs.Version)
+		oldest, _ := parseVersion(oldestVersion)
+		if !ok || slices.Compare(version, oldest) < 0 || slices.Compare(version, ours) > 0 {
+			t.Errorf("%q gives %q", newest, got)
+		}
+	})
+}
+
+// The release of the kernel has whatever its distribution appends.
+func FuzzKernelRelease(f *testing.F) {
+	for _, release := range []string{"6.1.0-13-amd64", "5.15-rc1", "4", "4.", ".8", "6.x", "99999999999999999999.1", "+6.1", ""} {
+		f.Add(release)
+	}
+	f.Fuzz(func(t *testing.T, release string) {
+		numbers, err := parseKernel(release)
+		if err != nil {
+			if (Host{Kernel: release}).kernelAtLeast("0.0") {
+				t.Errorf("%q is known to be new: %v", release, err)
+			}
+			return
+		}
+		if len(numbers) != 2 || numbers[1] < 0 || !(Host{Kernel: release}).kernelAtLeast(release) {
+			t.Errorf("%q is %v", release, numbers)
+		}
+	})
 }

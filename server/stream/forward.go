@@ -70,20 +70,29 @@ func (s *Server) portForward(v *session, req *cri.PortForwardRequest) {
 	}
 }
 
+// offered reads from its headers what a stream of that number is for: the data or
+// the error of the connection id, to a port.
+func offered(h http.Header, number uint32) (kind, id string, port uint16, ok bool) {
+	kind = h.Get(streamType)
+	n, err := strconv.ParseUint(h.Get("port"), 10, 16)
+	if kind != "data" && kind != "error" || err != nil || n == 0 {
+		return "", "", 0, false
+	}
+	id = h.Get("requestID")
+	if id == "" { // the oldest clients open one pair after the other, the error stream first
+		if kind == "data" {
+			number -= 2
+		}
+		id = strconv.FormatUint(uint64(number), 10)
+	}
+	return kind, id, uint16(n), true
+}
+
 // take takes a stream that the client has opened, or refuses it.
 func (f *forwarder) take(s *spdystream.Stream) bool {
-	kind := s.Headers().Get(streamType)
-	port, err := strconv.ParseUint(s.Headers().Get("port"), 10, 16)
-	if kind != "data" && kind != "error" || err != nil || port == 0 {
+	kind, id, port, ok := offered(s.Headers(), s.Identifier())
+	if !ok {
 		return false
-	}
-	id := s.Headers().Get("requestID")
-	if id == "" { // the oldest clients open one pair after the other, the error stream first
-		n := s.Identifier()
-		if kind == "data" {
-			n -= 2
-		}
-		id = strconv.FormatUint(uint64(n), 10)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,7 +102,7 @@ func (f *forwarder) take(s *spdystream.Stream) bool {
 			return false
 		}
 		f.open++
-		p = &pair{port: uint16(port)}
+		p = &pair{port: port}
 		p.late = time.AfterFunc(creationTime, func() { f.forget(id, p) })
 		f.pairs[id] = p
 	}
