@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -260,5 +261,32 @@ func TestReadinessIsToldToSystemd(t *testing.T) {
 	must(t, w.Reboot(t.Context()))
 	if text := said(); !strings.Contains(text, "EXTEND_TIMEOUT_USEC=") {
 		t.Errorf("it does not ask for more time: %q", text)
+	}
+}
+
+// Nobody but root reaches a socket of the node, of the server or of a monitor.
+func TestSocketsAreRootsAlone(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[api]\nsocket_mode = 0o600\n"})
+	w.run(t, "runc").start(t, "sleep", terminal)
+	asSomebody := func(path string) error {
+		cmd := exec.CommandContext(t.Context(), "test", "-w", path)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1001, Gid: 1001}}
+		return cmd.Run()
+	}
+	must(t, asSomebody("/dev/null"))
+	sockets := 0
+	must(t, filepath.WalkDir(w.Path(), func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.Type() != os.ModeSocket {
+			return nil //nolint:nilerr // gone meanwhile
+		}
+		sockets++
+		if asSomebody(path) == nil {
+			t.Errorf("somebody may connect to %s", path)
+		}
+		return nil
+	}))
+	if sockets < 4 { // of CRI, control, metrics and a monitor
+		t.Errorf("only %d sockets were seen", sockets)
 	}
 }
