@@ -272,8 +272,10 @@ type watched struct {
 	closing sync.Once
 }
 
-func (t *watched) PID() int                            { return t.client.PID() }
-func (t *watched) PIDNamespace() (*os.File, error)     { return conmon.OpenPIDNamespace(t.client.Process()) }
+func (t *watched) PID() int { return t.client.PID() }
+func (t *watched) PIDNamespace() (*os.File, error) {
+	return conmon.OpenPIDNamespace(t.client.Process())
+}
 func (t *watched) Exited() <-chan struct{}             { return t.client.Exited() }
 func (t *watched) Exit() (conmon.Exit, error)          { return t.client.Exit() }
 func (t *watched) Logged(ctx context.Context) uint64   { return t.client.Logged(ctx) }
