@@ -164,8 +164,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestCVE_2021_25743 keeps escape sequences away from terminals.
-func TestCVE_2021_25743(t *testing.T) {
+// Escape sequences of images and registries do not reach the terminal.
+func TestEscapeSequencesAreNotPrinted_CVE_2021_25743(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "",
 		"plain \"text\" \\ ünïcode": "plain \"text\" \\ ünïcode",

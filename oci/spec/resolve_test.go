@@ -63,9 +63,9 @@ func TestResolveUser(t *testing.T) {
 	}
 }
 
-// TestRootfsFileStaysInside: links of an image, however made, lead to files of
-// the image or nowhere, never to the node's (CVE-2024-5154, CVE-2024-9676).
-func TestRootfsFileStaysInside(t *testing.T) {
+// Links of an image, however made, lead to files of the image or nowhere, never
+// to the node's.
+func TestRootfsFileStaysInside_CVE_2024_5154_CVE_2024_9676(t *testing.T) {
 	outside := t.TempDir()
 	writeFile(t, filepath.Join(outside, "etc/passwd"), "secret:x:5:5::/:\n")
 	for name, files := range map[string]map[string]string{
@@ -108,9 +108,9 @@ func TestRootfsFileWithProcMounted(t *testing.T) {
 	}
 }
 
-// TestCVE_2025_4437 and CVE-2026-47262: what an image has for passwd is read
-// only if it is an ordinary file of ordinary size. None of these may hang.
-func TestCVE_2025_4437(t *testing.T) {
+// What an image has for passwd is read only if it is an ordinary file of ordinary
+// size. None of these may hang.
+func TestHugePasswd_CVE_2025_4437_CVE_2026_47262(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"huge sparse file": func(p string) error {
 			f, err := os.Create(p)

@@ -141,7 +141,7 @@ func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 	equal(t, k.v1, c.kernel(t, k), want)
 }
 
-func TestCgroupParentOfThePod(t *testing.T) {
+func TestCgroupParentOfThePod_CVE_2025_47291(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
