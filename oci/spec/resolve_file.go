@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -45,6 +46,26 @@ func ResolveBelow(rootfs, name string) (string, error) {
 		return "", fmt.Errorf("the image's %s is neither a directory nor a regular file: %w", name, fault.Invalid)
 	}
 	return os.Readlink(link)
+}
+
+// CheckRootfs refuses a root file system in which a link or a file is in the place
+// of /proc, /sys or /dev: a runtime may follow it and make its own links and mounts
+// on the node (CVE-2026-41579, CVE-2026-47766), or take what the image has for
+// the kernel's files (CVE-2023-27561).
+func CheckRootfs(rootfs string) error {
+	for _, name := range []string{"/proc", "/sys", "/dev"} {
+		info, err := os.Lstat(filepath.Join(rootfs, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look at the image's %s: %w", name, err)
+		}
+		if !info.IsDir() {
+			return invalid("the image's %s is not a directory", name)
+		}
+	}
+	return nil
 }
 
 // openTries is how often a path is looked up. The kernel gives up on one with

@@ -383,3 +383,23 @@ func TestAddAccount(t *testing.T) {
 		t.Errorf("a directory: %v", err)
 	}
 }
+
+// Only directories may be in the place of the kernel's file systems.
+func TestCheckRootfs_CVE_2023_27561_CVE_2026_41579(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		ok    bool
+	}{
+		"nothing there":       {map[string]string{"etc/passwd": ""}, true},
+		"directories":         {map[string]string{"proc/x": "", "sys/x": "", "dev/null": ""}, true},
+		"links below":         {map[string]string{"dev/fd": "->/proc/self/fd"}, true},
+		"link to a directory": {map[string]string{"dev": "->/other", "other/x": ""}, false},
+		"link that dangles":   {map[string]string{"proc": "->/none"}, false},
+		"link that climbs":    {map[string]string{"sys": "->../../sys"}, false},
+		"file":                {map[string]string{"dev": ""}, false},
+	} {
+		if err := CheckRootfs(image(t, c.files)); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
