@@ -99,7 +99,7 @@ func TestVolumesAreNotRelabelled_CVE_2021_43816(t *testing.T) {
 	put(t, file, "x")
 	for _, path := range []string{volume, file} {
 		if err := unix.Setxattr(path, name, []byte(label), 0); err != nil {
-			t.Skipf("labels cannot be written here: %v", err)
+			t.Fatalf("write a label: %v", err)
 		}
 	}
 	each(t, func(t *testing.T, handler string) {
