@@ -213,7 +213,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := checkPropagation(cfg.GetMounts()); err != nil {
 		return in, err
 	}
-	if err := spec.CheckRootfs(c.ref.Rootfs()); err != nil {
+	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
 		return in, err
 	}
 	imageUser := ""

@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
@@ -51,8 +54,9 @@ func ResolveBelow(rootfs, name string) (string, error) {
 // CheckRootfs refuses a root file system in which a link or a file is in the place
 // of /proc, /sys or /dev: a runtime may follow it and make its own links and mounts
 // on the node (CVE-2026-41579, CVE-2026-47766), or take what the image has for
-// the kernel's files (CVE-2023-27561).
-func CheckRootfs(rootfs string) error {
+// the kernel's files (CVE-2023-27561). It refuses mounts that links of the image
+// lead into /proc as well, where crun would make them (CVE-2019-16884).
+func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 	for _, name := range []string{"/proc", "/sys", "/dev"} {
 		info, err := os.Lstat(filepath.Join(rootfs, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -63,6 +67,15 @@ func CheckRootfs(rootfs string) error {
 		}
 		if !info.IsDir() {
 			return invalid("the image's %s is not a directory", name)
+		}
+	}
+	for _, m := range mounts {
+		target, err := securejoin.SecureJoin(rootfs, m.GetContainerPath())
+		if err != nil {
+			return invalid("mount at %q: follow the image's links: %v", m.GetContainerPath(), err)
+		}
+		if err := validateProcMount(strings.TrimPrefix(target, filepath.Clean(rootfs)), m.GetHostPath()); err != nil {
+			return fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
 		}
 	}
 	return nil

@@ -398,8 +398,25 @@ func TestCheckRootfs_CVE_2023_27561_CVE_2026_41579(t *testing.T) {
 		"link that climbs":    {map[string]string{"sys": "->../../sys"}, false},
 		"file":                {map[string]string{"dev": ""}, false},
 	} {
-		if err := CheckRootfs(image(t, c.files)); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+		if err := CheckRootfs(image(t, c.files), nil); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Links of an image are followed inside it to where a mount would be made.
+func TestMountsThatLinksLeadIntoProc_CVE_2019_16884(t *testing.T) {
+	root := image(t, map[string]string{
+		"alias": "->/proc/self", "kernel": "->proc/sys/kernel", "up": "->../../../proc", "via": "->alias",
+		"info": "->/proc/cpuinfo", "data": "->/other", "other/x": "", "loop": "->loop", "proc/x": "",
+	})
+	for target, ok := range map[string]bool{
+		"/alias/attr": false, "/alias": false, "/kernel": false, "/up/self": false, "/via/attr/exec": false, "/loop/x": false,
+		"/info": true, "/data/y": true, "/none/of/these": true, "/other/../data": true,
+	} {
+		err := CheckRootfs(root, []*cri.Mount{{ContainerPath: target, HostPath: "/x"}})
+		if (err == nil) != ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", target, err)
 		}
 	}
 }

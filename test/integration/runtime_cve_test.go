@@ -157,7 +157,7 @@ func TestProcIsTheKernels_CVE_2019_16884(t *testing.T) {
 	w := shared(t)
 	ref := w.image(t, func(c *imagespec.ImageConfig) {
 		c.Volumes = map[string]struct{}{"/proc": {}, "/proc/self/attr": {}, "/sys": {}}
-	}, image.Dir("proc"), image.Dir("proc/self"), image.Text("proc/self/false", "x"))
+	}, image.Dir("proc"), image.Dir("proc/self"), image.Text("proc/self/false", "x"), image.Symlink("alias", "/proc/self"))
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
 		f := p.facts(t, fromImage(ref), func(c *cri.ContainerConfig) { c.Args = []string{"facts"} })
@@ -166,9 +166,9 @@ func TestProcIsTheKernels_CVE_2019_16884(t *testing.T) {
 				t.Errorf("with volumes of the image at /proc there is %+v", m)
 			}
 		}
-		for _, target := range []string{"/proc", "/proc/self/attr", "/proc/../proc"} {
+		for _, target := range []string{"/proc", "/proc/self/attr", "/proc/../proc", "/alias/attr"} {
 			dir := w.dir(t)
-			if c := p.begin(t, "sleep", withMounts(&cri.Mount{ContainerPath: target, HostPath: dir})); c != nil {
+			if c := p.begin(t, "sleep", fromImage(ref), withMounts(&cri.Mount{ContainerPath: target, HostPath: dir})); c != nil {
 				t.Errorf("a directory of the node is mounted at %s: %v", target, c.facts(t).Mounts)
 			}
 		}
