@@ -87,6 +87,10 @@ bench: ## Measure crius beside its peers, from Debian's packages. ROW=pods: only
 budgets: setup ## Measure memory, CPU and allocations against their budgets, alone and without the race detector.
 	CGO_ENABLED=0 go test -count=1 -p 1 -parallel 1 -v -tags $(TAGS),budgets -run '^TestBudget' ./...
 
+.PHONY: cve
+cve: tools ## Run the tests named after vulnerabilities, and print a row for each of those.
+	@CRIUS_TEST_PREBUILT=1 go run ./test/cve -tags $(TAGS)
+
 # Tests that run go use source files that go does not see, so their results are never taken from its cache.
 .PHONY: check
 check: lint ## Lint, and run the unit tests: what every pull request must pass.

@@ -245,8 +245,8 @@ func TestBadSpec(t *testing.T) {
 	}
 }
 
-// CVE-2025-0750: the log is a regular file at its path or there is none.
-func TestBadLog(t *testing.T) {
+// The log is a regular file at its path or there is none.
+func TestBadLog_CVE_2025_0750(t *testing.T) {
 	t.Parallel()
 	outside := filepath.Join(t.TempDir(), "outside")
 	t.Cleanup(func() { // when all cases have run

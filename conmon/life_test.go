@@ -317,7 +317,7 @@ func children(t *testing.T, pid int) (pids []string) {
 
 // CVE-2024-21626: no descriptor but the standard three reaches the container,
 // not even one that this process carelessly lets its children inherit.
-func TestDescriptors(t *testing.T) {
+func TestDescriptors_CVE_2024_21626(t *testing.T) {
 	careless, err := unix.Open("/etc", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		t.Fatal(err)

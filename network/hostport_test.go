@@ -272,7 +272,7 @@ func (n *node) says(who, from, port, host, want string) {
 
 // A neighbour on a link that lets 127.0.0.1 out does not get in to what listens
 // there.
-func TestCVE20208558(t *testing.T) {
+func TestLoopbackServicesStayLocal_CVE_2020_8558(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
 	n.world()

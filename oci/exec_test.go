@@ -58,8 +58,8 @@ func (f *talker) exec(context.Context, Command) (*execution, error) {
 func (*talker) killExec(context.Context, *execution) {}
 
 // What commands print is bounded per call, both streams together, and over all
-// calls, and no command is kept from printing more (CVE-2022-1708, CVE-2022-31030).
-func TestExecOutputIsBoundedInSum(t *testing.T) {
+// calls, and no command is kept from printing more.
+func TestExecOutputIsBoundedInSum_CVE_2022_1708_CVE_2022_31030(t *testing.T) {
 	t.Parallel()
 	const calls, all = 6, 20 << 20
 	budget := capture.NewBudget(all)

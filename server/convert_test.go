@@ -205,7 +205,7 @@ func TestImage(t *testing.T) {
 
 // CVE-2024-40635, CVE-2026-46680: a user that is no plain id must not pass the
 // kubelet's runAsNonRoot check as a number.
-func TestImageUser(t *testing.T) {
+func TestImageUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	t.Parallel()
 	for user, uid := range map[string]int64{
 		"": 0, "0": 0, "0:0": 0, ":5": 0, "1000": 1000, "1000:wheel": 1000, "2147483647": 1<<31 - 1,

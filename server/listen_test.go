@@ -32,7 +32,7 @@ func listen(t *testing.T, cfg Config) net.Listener {
 
 // containerd's CVE-2021-41103 class: nothing of the runtime's is open to
 // others.
-func TestSocketPermissions(t *testing.T) {
+func TestSocketPermissions_CVE_2021_41103(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []os.FileMode{0o660, 0o600, 0o666} {
 		cfg := listenConfig(t)

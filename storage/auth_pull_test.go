@@ -97,7 +97,7 @@ func TestNoAuthFileMeansNone(t *testing.T) {
 
 // CVE-2020-15157: credentials go to the registry they are for. Mirrors, hosts
 // that the registry redirects to, and hosts that an image names see none.
-func TestCredentialsStayHome(t *testing.T) {
+func TestCredentialsStayHome_CVE_2020_15157(t *testing.T) {
 	t.Parallel()
 	password := &cri.AuthConfig{Username: "joe", Password: "hunter2"}
 	for what, auth := range map[string]*cri.AuthConfig{
@@ -156,7 +156,7 @@ func (n *node) stranger(r *registry.Registry, ref string, auth *cri.AuthConfig, 
 
 // A layer that is to be fetched from a server of the image's choice is refused
 // before anybody is asked: no SSRF, no credentials.
-func TestForeignLayerIsRefused(t *testing.T) {
+func TestForeignLayerIsRefused_CVE_2020_15157(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	elsewhere := registrytest.StartAt(t, "127.0.0.3:0")

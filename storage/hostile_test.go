@@ -41,7 +41,7 @@ func manifestOf(t *testing.T, change func(m map[string]any)) *image.Artifact {
 
 // Manifests and configs that are nonsense, ambiguous or too large are refused,
 // quickly, and leave nothing.
-func TestHostileManifests(t *testing.T) {
+func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3727_GO_2026_6597(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	config := func(m map[string]any) map[string]any { return m["config"].(map[string]any) }
@@ -177,9 +177,8 @@ func header(name string, change func(h *tar.Header)) image.File {
 }
 
 // Layers that try to write outside of themselves, or to be more than they are:
-// they are refused or tamed, and nothing outside changes. CVE-2021-20291,
-// CVE-2021-32760, CVE-2025-47290.
-func TestHostileLayers(t *testing.T) {
+// they are refused or tamed, and nothing outside changes.
+func TestHostileLayers_CVE_2021_20291_CVE_2021_32760_CVE_2025_47290_CVE_2025_58183_CVE_2026_95838(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	outside := filepath.Join(n.dir, "outside")

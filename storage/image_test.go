@@ -11,7 +11,7 @@ import (
 
 // CVE-2024-40635, CVE-2026-46680: a user that overflows must not become
 // another one, nor look as if it were proved not to be root.
-func TestUser(t *testing.T) {
+func TestUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	for user, want := range map[string]int64{
 		"": 0, ":": 0, ":5": 0, "0": 0, "0:0": 0, "1000": 1000, "1000:1000": 1000, "1000:wheel": 1000, "2147483647": 2147483647,
 	} {

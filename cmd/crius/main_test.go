@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -164,8 +166,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestCVE_2021_25743 keeps escape sequences away from terminals.
-func TestCVE_2021_25743(t *testing.T) {
+// Escape sequences of images and registries do not reach the terminal.
+func TestEscapeSequencesAreNotPrinted_CVE_2021_25743(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "",
 		"plain \"text\" \\ ünïcode": "plain \"text\" \\ ünïcode",
@@ -179,6 +181,21 @@ func TestCVE_2021_25743(t *testing.T) {
 		if got := printable(text); got != want {
 			t.Errorf("%q is printed as %q, want %q", text, got, want)
 		}
+	}
+}
+
+// The module list is the one that every program of the repository is built with.
+func TestModulesAreFixed_CVE_2026_34986(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", "github.com/go-jose/go-jose/v4").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(string(out), "v%d.%d.%d", &major, &minor, &patch); err != nil {
+		t.Fatalf("version %q: %v", out, err)
+	}
+	if !slices.IsSortedFunc([][]int{{4, 1, 4}, {major, minor, patch}}, slices.Compare[[]int]) {
+		t.Errorf("go-jose has version %s, want v4.1.4 or later", out)
 	}
 }
 

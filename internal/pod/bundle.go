@@ -213,6 +213,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err := checkPropagation(cfg.GetMounts()); err != nil {
 		return in, err
 	}
+	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
+		return in, err
+	}
 	imageUser := ""
 	if image.Config != nil {
 		imageUser = image.Config.User

@@ -65,7 +65,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestDirectoriesArePrivate(t *testing.T) { // CVE-2021-41103
+func TestDirectoriesArePrivate_CVE_2021_41103_CVE_2024_25621(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "records")
 	d := open(t, root)
 	if err := d.Put(t.Context(), id(1), &doc{}); err != nil {

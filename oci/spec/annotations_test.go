@@ -7,9 +7,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestCVE_2024_3154 and CVE-2023-6476: no annotation of the pod reaches the
-// runtime unless its exact key is allowed, and none passes for ours.
-func TestCVE_2024_3154(t *testing.T) {
+// No annotation of the pod reaches the runtime unless its exact key is allowed,
+// and none passes for ours.
+func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	hostile := map[string]string{
 		"org.systemd.property.ExecStart": "x", "run.oci.handler": "wasm", "run.oci.keep_original_groups": "1",
 		"module.wasm.image/variant": "compat", "org.criu.config": "/x", "io.kubernetes.cri-o.UnifiedCgroup.server": "memory.max=max",

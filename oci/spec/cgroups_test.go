@@ -49,7 +49,7 @@ func TestCgroupsPathOfCrio(t *testing.T) {
 	}
 }
 
-func TestCgroupsPathRefused(t *testing.T) {
+func TestCgroupsPathRefused_CVE_2025_47291(t *testing.T) {
 	for _, c := range []struct{ driver, parent, id, hint string }{
 		{"cgroupfs", "kubepods-burstable.slice", "c", "the kubelet seems to use systemd"},
 		{"cgroupfs", "/kubepods.slice/kubepods-burstable.slice", "c", "the kubelet seems to use systemd"},

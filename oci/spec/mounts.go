@@ -121,10 +121,30 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 	return list, nil
 }
 
+// nodeStatistics are files of /proc over which per-container ones may be mounted,
+// as lxcfs has them.
+var nodeStatistics = []string{
+	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat", "/proc/swaps", "/proc/uptime",
+}
+
+// validateProcMount keeps mounts off /proc. A runtime writes security labels and
+// sysctls there, and would write them elsewhere (CVE-2019-16884, CVE-2025-52881).
+// runc refuses the same mounts; crun makes them.
+func validateProcMount(target, source string) error {
+	below := strings.HasPrefix(target, "/proc/") && !slices.Contains(nodeStatistics, target)
+	if below || target == "/proc" && path.Clean(source) != "/proc" {
+		return invalid("container_path must not be in /proc")
+	}
+	return nil
+}
+
 func (in *Input) requestMount(m *cri.Mount, source string) (specs.Mount, error) {
 	target := path.Clean(m.GetContainerPath())
 	if !path.IsAbs(target) || target == "/" || strings.ContainsRune(target, 0) {
 		return specs.Mount{}, invalid("container_path must be absolute and below /")
+	}
+	if err := validateProcMount(target, source); err != nil {
+		return specs.Mount{}, err
 	}
 	if err := validateSource(m, source); err != nil {
 		return specs.Mount{}, err

@@ -236,3 +236,30 @@ func TestRelabels(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Nothing is mounted in /proc but files of statistics, and /proc itself.
+func TestMountsInProc_CVE_2019_16884_CVE_2025_52881(t *testing.T) {
+	for _, c := range []struct {
+		target, source string
+		ok             bool
+	}{
+		{"/proc", "/proc", true},
+		{"/proc/", "/proc/", true},
+		{"/proc/cpuinfo", "/var/lib/lxcfs/proc/cpuinfo", true},
+		{"/procfs", "/x", true},
+		{"/x/proc", "/x", true},
+		{"/proc", "/x", false},
+		{"/proc", "/proc/1", false},
+		{"/x/../proc", "/x", false},
+		{"/proc/self/attr", "/x", false},
+		{"/proc/./thread-self/attr/exec", "/x", false},
+		{"/proc/sys/kernel/core_pattern", "/proc/sys/kernel/core_pattern", false},
+		{"/proc/cpuinfo/x", "/x", false},
+	} {
+		in := typical()
+		withMounts(&cri.Mount{ContainerPath: c.target, HostPath: c.source})(&in)
+		if _, err := Container(in); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s from %s: %v", c.target, c.source, err)
+		}
+	}
+}

@@ -180,7 +180,7 @@ func TestWorkdir(t *testing.T) {
 	}
 }
 
-func TestCVE_2024_21626(t *testing.T) {
+func TestWorkdirIsNoDescriptor_CVE_2024_21626(t *testing.T) {
 	for _, dir := range []string{
 		"/proc/self/fd/7", "/proc/self", "/proc/self/cwd", "/proc/1/root/etc",
 		"/proc/thread-self/fd/8", "/proc//self/./fd/9", "/x/../proc/self/fd/3", "/dev/fd/7", "/dev/stdin",

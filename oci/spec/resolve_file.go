@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/regular"
@@ -45,6 +49,36 @@ func ResolveBelow(rootfs, name string) (string, error) {
 		return "", fmt.Errorf("the image's %s is neither a directory nor a regular file: %w", name, fault.Invalid)
 	}
 	return os.Readlink(link)
+}
+
+// CheckRootfs refuses a root file system in which a link or a file is in the place
+// of /proc, /sys or /dev: a runtime may follow it and make its own links and mounts
+// on the node (CVE-2026-41579, CVE-2026-47766), or take what the image has for
+// the kernel's files (CVE-2023-27561). It refuses mounts that links of the image
+// lead into /proc as well, where crun would make them (CVE-2019-16884).
+func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
+	for _, name := range []string{"/proc", "/sys", "/dev"} {
+		info, err := os.Lstat(filepath.Join(rootfs, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look at the image's %s: %w", name, err)
+		}
+		if !info.IsDir() {
+			return invalid("the image's %s is not a directory", name)
+		}
+	}
+	for _, m := range mounts {
+		target, err := securejoin.SecureJoin(rootfs, m.GetContainerPath())
+		if err != nil {
+			return invalid("mount at %q: follow the image's links: %v", m.GetContainerPath(), err)
+		}
+		if err := validateProcMount(strings.TrimPrefix(target, filepath.Clean(rootfs)), m.GetHostPath()); err != nil {
+			return fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)
+		}
+	}
+	return nil
 }
 
 // openTries is how often a path is looked up. The kernel gives up on one with

@@ -63,9 +63,9 @@ func TestResolveUser(t *testing.T) {
 	}
 }
 
-// TestRootfsFileStaysInside: links of an image, however made, lead to files of
-// the image or nowhere, never to the node's (CVE-2024-5154, CVE-2024-9676).
-func TestRootfsFileStaysInside(t *testing.T) {
+// Links of an image, however made, lead to files of the image or nowhere, never
+// to the node's.
+func TestRootfsFileStaysInside_CVE_2024_5154_CVE_2024_9676(t *testing.T) {
 	outside := t.TempDir()
 	writeFile(t, filepath.Join(outside, "etc/passwd"), "secret:x:5:5::/:\n")
 	for name, files := range map[string]map[string]string{
@@ -108,9 +108,9 @@ func TestRootfsFileWithProcMounted(t *testing.T) {
 	}
 }
 
-// TestCVE_2025_4437 and CVE-2026-47262: what an image has for passwd is read
-// only if it is an ordinary file of ordinary size. None of these may hang.
-func TestCVE_2025_4437(t *testing.T) {
+// What an image has for passwd is read only if it is an ordinary file of ordinary
+// size. None of these may hang.
+func TestHugePasswd_CVE_2025_4437_CVE_2026_47262(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"huge sparse file": func(p string) error {
 			f, err := os.Create(p)
@@ -381,5 +381,42 @@ func TestAddAccount(t *testing.T) {
 	}
 	if err := AddAccount(rootfs, "/etc/passwd", "x\n"); !errors.Is(err, fault.Invalid) {
 		t.Errorf("a directory: %v", err)
+	}
+}
+
+// Only directories may be in the place of the kernel's file systems.
+func TestCheckRootfs_CVE_2023_27561_CVE_2026_41579(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		ok    bool
+	}{
+		"nothing there":       {map[string]string{"etc/passwd": ""}, true},
+		"directories":         {map[string]string{"proc/x": "", "sys/x": "", "dev/null": ""}, true},
+		"links below":         {map[string]string{"dev/fd": "->/proc/self/fd"}, true},
+		"link to a directory": {map[string]string{"dev": "->/other", "other/x": ""}, false},
+		"link that dangles":   {map[string]string{"proc": "->/none"}, false},
+		"link that climbs":    {map[string]string{"sys": "->../../sys"}, false},
+		"file":                {map[string]string{"dev": ""}, false},
+	} {
+		if err := CheckRootfs(image(t, c.files), nil); (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Links of an image are followed inside it to where a mount would be made.
+func TestMountsThatLinksLeadIntoProc_CVE_2019_16884(t *testing.T) {
+	root := image(t, map[string]string{
+		"alias": "->/proc/self", "kernel": "->proc/sys/kernel", "up": "->../../../proc", "via": "->alias",
+		"info": "->/proc/cpuinfo", "data": "->/other", "other/x": "", "loop": "->loop", "proc/x": "",
+	})
+	for target, ok := range map[string]bool{
+		"/alias/attr": false, "/alias": false, "/kernel": false, "/up/self": false, "/via/attr/exec": false, "/loop/x": false,
+		"/info": true, "/data/y": true, "/none/of/these": true, "/other/../data": true,
+	} {
+		err := CheckRootfs(root, []*cri.Mount{{ContainerPath: target, HostPath: "/x"}})
+		if (err == nil) != ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", target, err)
+		}
 	}
 }

@@ -341,9 +341,9 @@ func chown(t *testing.T, dir string, id int) {
 	}
 }
 
-// TestCVE_2022_2995: a process in a group cannot shed it to read what the group
-// is denied, for the primary group is among the supplementary ones.
-func TestCVE_2022_2995(t *testing.T) {
+// A process in a group cannot shed it to read what the group is denied: the
+// primary group is among the supplementary ones.
+func TestPrimaryGroupIsSupplementary_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 	for _, rt := range runtimes(t) {
 		t.Run(rt.name, func(t *testing.T) {
 			t.Parallel()

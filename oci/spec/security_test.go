@@ -36,8 +36,8 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-// TestPathMasks: lists as the kubelet sends them, empty for procMount Unmasked.
-func TestPathMasks(t *testing.T) {
+// Lists are those that the kubelet sends, empty for procMount Unmasked.
+func TestPathMasks_GHSA_7ww5_4wqc_m92c(t *testing.T) {
 	s := mutate(t, func(*Input) {})
 	if !slices.Equal(s.Linux.MaskedPaths, append(kubeletMaskedPaths(), powercap)) {
 		t.Errorf("masked %v", s.Linux.MaskedPaths)
@@ -60,7 +60,7 @@ func TestPathMasks(t *testing.T) {
 	s = mutate(t, func(in *Input) { in.Request.Container.Linux.SecurityContext = nil })
 	for _, path := range []string{
 		"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
-		"/proc/sched_debug", "/proc/scsi", "/proc/interrupts", "/sys/firmware", powercap, // GHSA-7ww5-4wqc-m92c
+		"/proc/sched_debug", "/proc/scsi", "/proc/interrupts", "/sys/firmware", powercap,
 	} {
 		if !slices.Contains(s.Linux.MaskedPaths, path) {
 			t.Errorf("%s is not masked by default", path)
@@ -71,7 +71,7 @@ func TestPathMasks(t *testing.T) {
 	}
 }
 
-func TestChooseProfile(t *testing.T) {
+func TestChooseProfile_CVE_2023_2431(t *testing.T) {
 	profile := func(kind cri.SecurityProfile_ProfileType, ref string) *cri.SecurityProfile {
 		return &cri.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
 	}

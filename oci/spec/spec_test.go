@@ -113,10 +113,10 @@ func TestPure(t *testing.T) {
 	}
 }
 
-// TestCVE_2021_21334: nothing in a spec is shared with the input, so that no
-// container can come by what another one's spec holds. Everything reachable
-// from one spec is overwritten; the next one must not show it.
-func TestCVE_2021_21334(t *testing.T) {
+// Nothing in a spec is shared with the input, so that no container can come by
+// what another one's spec holds. Everything reachable from one spec is
+// overwritten; the next one must not show it.
+func TestSpecsShareNothing_CVE_2021_21334(t *testing.T) {
 	for _, a := range zoo() {
 		t.Run(a.name, func(t *testing.T) {
 			in := a.input()

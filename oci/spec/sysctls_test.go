@@ -12,7 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-func TestValidateSysctls(t *testing.T) {
+func TestValidateSysctls_CVE_2022_0532_CVE_2022_0811(t *testing.T) {
 	for _, c := range []struct {
 		name, value      string
 		hostNet, hostIPC bool

@@ -129,10 +129,9 @@ func TestIdentifyRefused(t *testing.T) {
 	}
 }
 
-// TestCVE_2024_40635 and its successor CVE-2026-46680: what looks like a number
-// is one in range or an error. The passwd file holds each as a name, with root's
-// number, to catch a look-up.
-func TestCVE_2024_40635(t *testing.T) {
+// What looks like a number is one in range or an error. The passwd file holds
+// each as a name, with root's number, to catch a look-up.
+func TestUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	for _, user := range []string{
 		"2147483648", "4294967295", "4294967296", "9223372036854775808", "18446744073709551616",
 		"-1", "-0", "+0", "+1000", "0x0", "0x3e8", "00", "01000", "0b1", "1e3", "1_000", "1000x",
@@ -203,9 +202,8 @@ func TestIdentityInUserNamespace(t *testing.T) {
 	}
 }
 
-// TestCVE_2022_4318: whatever HOME holds, passwd grows by one line of seven
-// fields.
-func TestCVE_2022_4318(t *testing.T) {
+// Whatever HOME holds, passwd grows by one line of seven fields.
+func TestHomeInPasswd_CVE_2022_4318_CVE_2026_15809(t *testing.T) {
 	u := Identity{UID: 1000, GID: 2000}
 	for home, want := range hostileHomes() {
 		line := u.PasswdLine(home)

@@ -93,7 +93,7 @@ func TestGuardPassesOn(t *testing.T) {
 }
 
 // CVE-2026-35469: what would cost too much ends the connection.
-func TestGuardRefuses(t *testing.T) {
+func TestGuardRefuses_CVE_2026_35469(t *testing.T) {
 	t.Parallel()
 	large := binary.BigEndian.AppendUint32([]byte{0x80, 3, 0, 4}, largestControl+1) // SETTINGS
 	for name, text := range map[string][]byte{

@@ -14,7 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/testkit/node"
 )
 
-func TestBadPodsAreRefused(t *testing.T) {
+func TestBadPodsAreRefused_CVE_2022_0532_CVE_2022_0811(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	before := mustInventory(t, w)
@@ -209,7 +209,7 @@ func TestBadContainersAreRefused(t *testing.T) {
 // HOME comes from the image and the request; a line break in it must not write
 // lines of its own into the container's passwd (CVE-2022-4318 and its bypass,
 // CVE-2026-15809).
-func TestHomeWithLineBreaks_CVE_2022_4318(t *testing.T) {
+func TestHomeWithLineBreaks_CVE_2022_4318_CVE_2026_15809(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	p := w.run(t, "crun")
@@ -249,9 +249,8 @@ func TestOversizedRequests(t *testing.T) {
 	}
 }
 
-// A pod's annotations never reach the runtimes, which obey some of them
-// (CVE-2024-3154).
-func TestAnnotationsDoNotReachTheRuntime_CVE_2024_3154(t *testing.T) {
+// A pod's annotations never reach the runtimes, which obey some of them.
+func TestAnnotationsDoNotReachTheRuntime_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	evil := map[string]string{

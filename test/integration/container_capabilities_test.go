@@ -37,7 +37,7 @@ func ownBounding(t *testing.T) uint64 {
 	return set
 }
 
-func TestCapabilities(t *testing.T) {
+func TestCapabilities_CVE_2022_24769_CVE_2022_27652(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	all := ownBounding(t)
@@ -68,7 +68,7 @@ func TestCapabilities(t *testing.T) {
 	})
 }
 
-func TestCapabilitiesOfAUser(t *testing.T) {
+func TestCapabilitiesOfAUser_CVE_2018_1000400(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {
@@ -91,7 +91,7 @@ func TestCapabilitiesOfAUser(t *testing.T) {
 	})
 }
 
-func TestExecHasTheContainersCapabilities(t *testing.T) {
+func TestExecHasTheContainersCapabilities_CVE_2022_27650_CVE_2022_29162(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {

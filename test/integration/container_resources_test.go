@@ -147,27 +147,37 @@ func (c *container) holds(t *testing.T, k knob, v1, v2 string) {
 	equal(t, k.v1, c.kernel(t, k), want)
 }
 
-func TestCgroupParentOfThePod(t *testing.T) {
+func TestCgroupParentOfThePod_CVE_2025_47291(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
-	each(t, func(t *testing.T, handler string) {
-		parent := w.CgroupParent() + "/burstable/pod" + handler
-		// The parent is the kubelet's, who removes it when the pod is gone.
-		t.Cleanup(func() {
-			for _, dir := range inventory.Cgroups(parent) {
-				os.Remove(dir)
-				os.Remove(filepath.Dir(dir))
-			}
-		})
-		p := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = parent })
-		c := p.start(t, "sleep")
-		for _, line := range c.cgroups(t).Cgroups {
-			part := strings.SplitN(line, ":", 3)
-			if !strings.HasPrefix(part[2], parent+"/") && part[1] != "" {
-				t.Errorf("hierarchy %q: the container is in %s, not below %s", part[1], part[2], parent)
-			}
+	each(t, func(t *testing.T, handler string) { shared(t).runsBelowParent(t, handler, nil) })
+	t.Run("user namespace", func(t *testing.T) {
+		ids := []*cri.IDMapping{{HostId: 1 << 20, Length: 1 << 16}}
+		fixed(t).runsBelowParent(t, "runc", &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids})
+	})
+}
+
+// runsBelowParent checks that a container is in the cgroup that the kubelet has
+// made for its pod.
+func (w *world) runsBelowParent(t *testing.T, handler string, users *cri.UserNamespace) {
+	t.Helper()
+	parent := w.CgroupParent() + "/burstable/pod" + handler
+	// The parent is the kubelet's, who removes it when the pod is gone.
+	t.Cleanup(func() {
+		for _, dir := range inventory.Cgroups(parent) {
+			os.Remove(dir)
+			os.Remove(filepath.Dir(dir))
 		}
 	})
+	p := w.run(t, handler, func(c *cri.PodSandboxConfig) {
+		c.Linux.CgroupParent, c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = parent, users
+	})
+	c := p.start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
+	for _, line := range c.cgroups(t).Cgroups {
+		part := strings.SplitN(line, ":", 3)
+		if !strings.HasPrefix(part[2], parent+"/") && part[1] != "" {
+			t.Errorf("hierarchy %q: the container is in %s, not below %s", part[1], part[2], parent)
+		}
+	}
 }
 
 // A node whose server may not lower it runs the container at the server's own

@@ -13,7 +13,7 @@ import (
 
 // The image's passwd knows root 0:0, app 1001:1002 and nobody 65534:65534; its
 // group adds app to extra 2001 and more 2002, and nobody to more.
-func TestUsersAndGroups(t *testing.T) {
+func TestUsersAndGroups_CVE_2022_2995_CVE_2023_25173(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	type security = cri.LinuxContainerSecurityContext
@@ -88,7 +88,7 @@ func TestUnknownUserNamesAreRefused(t *testing.T) {
 
 // USER of an image is the attacker's: a number that does not fit must neither
 // wrap round to 0 nor be looked up as a name.
-func TestImageUserOutOfRange_CVE_2024_40635(t *testing.T) {
+func TestImageUserOutOfRange_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	p := w.run(t, "runc")

@@ -14,8 +14,8 @@ import (
 	"github.com/crius-run/crius/internal/testkit/node"
 )
 
-// metric reads one value off the server's own metrics; 0 if it is not there.
-func (w *world) metric(t *testing.T, name string) float64 {
+// metrics are the server's own, as text.
+func (w *world) metrics(t *testing.T) []byte {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", filepath.Join(w.RunRoot(), "metrics.sock"))
@@ -29,7 +29,13 @@ func (w *world) metric(t *testing.T, name string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	match := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindSubmatch(text)
+	return text
+}
+
+// metric is one value of the server's own metrics; 0 if it is not there.
+func (w *world) metric(t *testing.T, name string) float64 {
+	t.Helper()
+	match := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindSubmatch(w.metrics(t))
 	if match == nil {
 		return 0
 	}

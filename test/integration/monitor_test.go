@@ -78,7 +78,7 @@ func TestALostMonitorEndsItsContainer(t *testing.T) {
 
 // The monitor must not be charged to, nor die with, what it watches
 // (CVE-2019-14891), and must not be reachable from a pod (CVE-2020-15257).
-func TestTheMonitorLivesApart_CVE_2019_14891(t *testing.T) {
+func TestTheMonitorLivesApart_CVE_2019_14891_CVE_2020_15257(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	c := w.run(t, "crun").start(t, "sleep")

@@ -187,7 +187,7 @@ path = "{{.Path "absent"}}"
 // Others than root see nothing of containers, and reach no program of theirs:
 // one may be setuid. Roots of user namespaces pass through the run directory, to
 // containers of their own.
-func TestCVE202141103(t *testing.T) {
+func TestDirectoriesArePrivate_CVE_2021_41103_CVE_2024_25621(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	p := w.run(t, "runc")

@@ -143,7 +143,7 @@ func crowd(t *testing.T, n int, act func(i int) error) {
 // nonsense: nothing remains of any of them in the server, in the container's
 // monitor and on the node. CVE-2025-64329: of attach; kubernetes#57992: of
 // port-forward.
-func TestSessionsDoNotLeak_k8s_126608(t *testing.T) {
+func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	c := w.run(t, "crun").start(t, "tcp 127.0.0.1:7001 echo ; tcp 127.0.0.1:7006 flood ; tcp 127.0.0.1:7007 mute ; fork 1 lines 1000000000 20ms ; cat",

@@ -41,7 +41,7 @@ var commons scene.Commons
 func TestMain(m *testing.M) {
 	// Much of a test's time is waiting, so more run at once than there are CPUs.
 	flag.Set("test.parallel", "6")
-	os.Exit(scene.Run(m, &commons))
+	os.Exit(scene.Run(m, &commons, &modern))
 }
 
 // shared is the node that tests share. They must not restart or reconfigure

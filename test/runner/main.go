@@ -1,7 +1,7 @@
 // Command runner runs tests of this repository and counts them. It is what
 // `make test` calls:
 //
-//	runner [-tags TAGS] [-run REGEXP] [PACKAGE...]
+//	runner [-v] [-tags TAGS] [-run REGEXP] [PACKAGE...]
 //
 // Packages that test Go code run with the race detector. Those that mostly wait
 // for programs run without it, see plan.go, which also says what starts first.
@@ -12,8 +12,9 @@
 // started and takes away what they have mounted. Cgroups are left; the runner
 // removes them at its end and those of earlier runs at its start.
 //
-// It prints a line for each package as it ends, the whole output of what failed,
-// the slowest packages and tests, and at the end one plain line:
+// It prints a line for each package as it ends (-v: and for each test that has
+// passed), the whole output of what failed, the slowest packages and tests, and at
+// the end one plain line:
 //
 //	12 passed, 0 failed, 1 skipped
 //
@@ -40,23 +41,25 @@ func main() {
 	s := suite{forgiven: flakyTests}
 	flag.StringVar(&s.tags, "tags", "", "build tags")
 	flag.StringVar(&s.run, "run", "", "run only tests whose names match this regular expression")
+	verbose := flag.Bool("v", false, "print a line for each test that has passed, too")
 	flag.Parse()
 	s.patterns = flag.Args()
 	if len(s.patterns) == 0 {
 		s.patterns = []string{"./..."}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	code := run(ctx, &s)
+	code := run(ctx, &s, *verbose)
 	stop()
 	os.Exit(code)
 }
 
 // run runs the suite between two sweeps and returns the exit code.
-func run(ctx context.Context, s *suite) int {
+func run(ctx context.Context, s *suite, verbose bool) int {
 	if _, err := claim.Sweep(); err != nil { // of runs that were killed
 		fmt.Fprintln(os.Stderr, "runner: cannot remove what an earlier run has left:", err)
 	}
 	t := newTally(os.Stdout)
+	t.verbose = verbose
 	context.AfterFunc(ctx, t.interrupt)
 	err := s.testInClaim(ctx, t)
 	if ctx.Err() != nil {

@@ -23,6 +23,7 @@ type event struct {
 type tally struct {
 	mu                      sync.Mutex
 	out                     io.Writer
+	verbose                 bool // a line for each test that passed
 	passed, failed, skipped int
 	packages                map[string]*packageTally
 	failures                []failure
@@ -130,6 +131,9 @@ func parentOf(name string) (string, bool) {
 }
 
 func (t *tally) endTest(p *packageTally, e event, ended *test) {
+	if e.Action == "pass" && t.verbose {
+		fmt.Fprintf(t.out, "pass  %s %s\n", e.Package, e.Test)
+	}
 	switch {
 	case e.Action == "fail":
 		fmt.Fprintf(t.out, "FAIL  %s %s\n%s", e.Package, e.Test, ended.output.String())
