@@ -121,17 +121,18 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 	return list, nil
 }
 
-// nodeStatistics are files of /proc over which per-container ones may be mounted,
-// as lxcfs has them.
-var nodeStatistics = []string{
+// coverable are files of /proc over which others may be mounted: statistics per
+// container, as lxcfs has them, and what checkpoints and FIPS mode need.
+var coverable = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat", "/proc/swaps", "/proc/uptime",
+	"/proc/sys/kernel/ns_last_pid", "/proc/sys/crypto/fips_enabled",
 }
 
 // validateProcMount keeps mounts off /proc. A runtime writes security labels and
 // sysctls there, and would write them elsewhere (CVE-2019-16884, CVE-2025-52881).
 // runc refuses the same mounts; crun makes them.
 func validateProcMount(target, source string) error {
-	below := strings.HasPrefix(target, "/proc/") && !slices.Contains(nodeStatistics, target)
+	below := strings.HasPrefix(target, "/proc/") && !slices.Contains(coverable, target)
 	if below || target == "/proc" && path.Clean(source) != "/proc" {
 		return invalid("container_path must not be in /proc")
 	}
