@@ -106,7 +106,7 @@ fuzz: ## Search with every fuzz target, TIME (10s) each. RUN=regexp PACKAGES=./o
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
-	@unformatted=$$(git ls-files -z '*.go' | xargs -0 gofmt -l); \
+	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 gofmt -l); \
 	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
 	go vet -tags $(TAGS),budgets ./...
 	$(GOLANGCI_LINT) run --allow-parallel-runners
