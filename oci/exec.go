@@ -305,6 +305,9 @@ func (t *cliTask) killLate(e *execution) {
 		e.noteLeader()
 	}
 	t.killExec(ctx, e)
+	if e.ended == nil {
+		_ = e.watch(e.pid) // else the Reaper buries it, later
+	}
 }
 
 // lendOOMScore gives a process the container's score for the OOM killer, as far as
