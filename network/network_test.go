@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // answer dials address in the namespace from and returns what a one-shot server
@@ -28,12 +30,10 @@ func answer(t testing.TB, to, listen, from, address string) string {
 	t.Helper()
 	var listener net.Listener
 	err := ns.Do(to, func() (err error) {
-		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); { // IPv6 addresses come with a delay (duplicate detection)
-			if listener, err = net.Listen("tcp", listen); err == nil {
-				return nil
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
+		wait.Until(t.Context(), func() bool { // IPv6 addresses come with a delay (duplicate detection)
+			listener, err = net.Listen("tcp", listen)
+			return err == nil
+		})
 		return err
 	})
 	if err != nil {
@@ -53,7 +53,7 @@ func answer(t testing.TB, to, listen, from, address string) string {
 			return err
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(wait.Limit))
 		text, err = io.ReadAll(conn)
 		return err
 	})
@@ -189,11 +189,8 @@ func (n *node) warmUp() string {
 // a network namespace down some time after its end.
 func (n *node) settle(before string) {
 	n.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for n.footprint() != before && time.Now().Before(deadline) {
-		time.Sleep(20 * time.Millisecond)
-	}
-	if after := n.footprint(); after != before {
+	var after string
+	if !wait.Until(context.Background(), func() bool { after = n.footprint(); return after == before }) {
 		n.Errorf("before\n%s\n\nafter\n%s", before, after)
 	}
 }
@@ -433,13 +430,7 @@ func TestNoLeak(t *testing.T) {
 		t.Errorf("%d open files, then %d", files, now)
 	}
 	const slack = 8 // the Go runtime's own
-	deadline := time.Now().Add(time.Minute)
-	for count("/proc/self/task") > threads+slack && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if now := count("/proc/self/task"); now > threads+slack {
-		t.Errorf("%d threads, then %d", threads, now)
-	}
+	wait.For(t, "the threads to end", func() bool { return count("/proc/self/task") <= threads+slack })
 }
 
 func BenchmarkAttachDetach(b *testing.B) {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 const fakeConf = `{"cniVersion": "1.0.0", "name": "fake", "plugins": [{"type": "fake"}]}`
@@ -31,12 +32,10 @@ const gives = `cat >/dev/null
 func alive(t *testing.T, file string) bool {
 	t.Helper()
 	var text []byte
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		if text, _ = os.ReadFile(file); bytes.HasSuffix(text, []byte("\n")) {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	wait.For(t, "a pid in "+file, func() bool {
+		text, _ = os.ReadFile(file)
+		return bytes.HasSuffix(text, []byte("\n"))
+	})
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		t.Fatalf("no pid in %s: %q", file, text)
@@ -48,13 +47,7 @@ func alive(t *testing.T, file string) bool {
 // dies waits for the end of the process.
 func dies(t *testing.T, file string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		if !alive(t, file) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("the process of %s lives on", file)
+	wait.For(t, "the process of "+file+" to be dead", func() bool { return !alive(t, file) })
 }
 
 // endChild kills the process whose pid is in file.

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func TestInterfaces(t *testing.T) {
@@ -105,9 +105,11 @@ func TestUsage(t *testing.T) {
 	before := usage(t, paths)
 	after := before
 	// The kernel drops what is sent before it has noticed that the link is up.
-	for until := time.Now().Add(time.Minute); of(after[2]).RxBytes == of(before[2]).RxBytes && time.Now().Before(until); after = usage(t, paths) {
+	wait.For(t, "what was sent to arrive", func() bool {
 		send()
-	}
+		after = usage(t, paths)
+		return of(after[2]).RxBytes != of(before[2]).RxBytes
+	})
 	if after[1] != nil || after[3] == nil || len(after[3]) != 0 {
 		t.Errorf("gone and bare: %v", after)
 	}

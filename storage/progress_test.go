@@ -12,6 +12,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func TestDownloads(t *testing.T) {
@@ -72,7 +73,7 @@ func watchdogLetsUnpacking(t *testing.T) {
 		if err := causeOf(ctx, ctx.Err()); !errors.Is(err, fault.Timeout) || !errors.Is(err, errStalled) {
 			t.Errorf("cause %v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(wait.Limit):
 		t.Error("not cancelled while a byte was due")
 	}
 }
@@ -90,17 +91,14 @@ func TestNoLimit(t *testing.T) {
 		w.events <- e
 	}
 	want := PullProgress{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		active := counts.Active()
-		if len(active) == 1 {
+	var active []PullProgress
+	if !wait.Until(t.Context(), func() bool {
+		if active = counts.Active(); len(active) == 1 {
 			active[0].Since = time.Time{}
-			if active[0] == want && counts.Present.Load() == 1 {
-				break
-			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("under way: %+v", active)
-		}
+		return len(active) == 1 && active[0] == want && counts.Present.Load() == 1
+	}) {
+		t.Fatalf("under way: %+v", active)
 	}
 	w.stop()
 	if active := counts.Active(); len(active) != 0 {

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // pulled is a node with one image.
@@ -346,11 +347,7 @@ func TestHoldGrace(t *testing.T) {
 	n.holds.grace = 20 * time.Millisecond
 	n.mount(r)
 	n.removeRootfs(r)
-	for deadline := time.Now().Add(time.Minute); held(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the hold outlived its grace")
-		}
-	}
+	wait.For(t, "the hold to end with its grace", func() bool { return !held() })
 	n.holds.grace = time.Hour
 	n.mount(r)
 	n.removeRootfs(r)

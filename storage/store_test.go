@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/registry"
 	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 // libraries after all tests; idle HTTP connections end by themselves.
 func goroutinesLeft() string {
 	var left []string
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+	wait.Until(context.Background(), func() bool {
 		left = nil
 		buf := make([]byte, 1<<20)
 		for _, stack := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
@@ -52,11 +53,8 @@ func goroutinesLeft() string {
 				left = append(left, stack)
 			}
 		}
-		if left == nil {
-			return ""
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return left == nil
+	})
 	return strings.Join(left, "\n\n")
 }
 
@@ -333,18 +331,13 @@ func layerDigest(a *image.Artifact, i int) string {
 // waitLayers waits until the store has so many layers.
 func (n *node) waitLayers(count int) {
 	n.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	wait.For(n.t, fmt.Sprintf("%d layers", count), func() bool {
 		layers, err := n.store.Layers()
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		if len(layers) >= count {
-			return
-		}
-		if time.Now().After(deadline) {
-			n.t.Fatalf("%d layers, waiting for %d", len(layers), count)
-		}
-	}
+		return len(layers) >= count
+	})
 }
 
 // rootfs describes the root file system of a container.

@@ -7,6 +7,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // A clock that is set must neither cut all sessions off nor let silent ones
@@ -62,17 +64,11 @@ func TestCloseWaitsForWhoReads(t *testing.T) {
 		t.Errorf("%d of %d bytes after %v, then %v", len(got), len(last), took, err)
 	}
 	slow.Close()
-	for end := time.Now().Add(time.Minute); ; <-pace.C {
+	wait.For(t, "the connection of a client that does not read to be let go of", func() bool {
 		h.mu.Lock()
-		left := len(h.conns)
-		h.mu.Unlock()
-		if left == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d connections are kept for a client that does not read", left)
-		}
-	}
+		defer h.mu.Unlock()
+		return len(h.conns) == 0
+	})
 	deaf.Close()
 }
 

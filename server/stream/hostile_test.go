@@ -25,11 +25,12 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/oci"
 )
 
 // patience is how long something may take that is promised to happen soon.
-const patience = time.Minute
+const patience = wait.Limit
 
 // upgrade is a connection on which SPDY is spoken from now on.
 func upgrade(t *testing.T, address, protocol string) *net.TCPConn {

@@ -21,6 +21,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/oci"
 )
 
@@ -81,13 +82,9 @@ func serveFake(t *testing.T, engine *fakeEngine) *Server {
 		if err := errors.Join(s.Close(context.Background()), <-served); err != nil {
 			t.Error(err)
 		}
-		deadline := time.Now().Add(time.Minute)
-		for runtime.NumGoroutine() > before {
-			if time.Now().After(deadline) {
-				stacks := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines, before %d\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
-			}
-			time.Sleep(10 * time.Millisecond)
+		if !wait.Until(context.Background(), func() bool { return runtime.NumGoroutine() <= before }) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines, before %d\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
 		}
 	})
 	return s
