@@ -221,7 +221,12 @@ func TestKillTree(t *testing.T) {
 		}
 		return len(tree) >= 5
 	})
-	killTree(cmd.Process.Pid)
+	if killTree(cmd.Process.Pid, func(int) bool { return false }) || !alive(cmd.Process.Pid) {
+		t.Error("a process that is not meant was killed")
+	}
+	if !killTree(cmd.Process.Pid, isOwnChild) {
+		t.Error("nothing was killed")
+	}
 	_ = cmd.Wait()
 	for _, pid := range tree {
 		wait.For(t, "a process of the tree to be dead", func() bool { return !alive(pid) })

@@ -18,6 +18,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
@@ -264,7 +265,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	// session of its own, dies with it.
 	var late *time.Timer
 	cmd.Cancel = func() error {
-		late = time.AfterFunc(startTime, func() { killTree(cmd.Process.Pid) })
+		late = time.AfterFunc(startTime, func() { killTree(cmd.Process.Pid, isOwnChild) })
 		return nil
 	}
 	if stdio[0] != nil { // a nil *os.File is not a nil io.Reader
@@ -364,47 +365,98 @@ func (t *cliTask) killExec(ctx context.Context, e *execution) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 		defer cancel()
 		t.killGuest(ctx, e.guest)
-		killTree(e.pid)
+		killTree(e.pid, isOwnChild)
 		return
 	}
 	killCommand(ctx, t.ref, e)
 }
 
+// A command may fork faster than it is killed. What these leave ends with the
+// container.
+const (
+	killRounds = 8
+	maxTree    = 512 // of processes that are held at a time
+)
+
 // killCommand is that for a command which is a process of this machine. It looks
-// for its orphans until there are no new ones.
+// for its orphans until there are no new ones, or there have been enough rounds.
 func killCommand(ctx context.Context, ref Ref, e *execution) {
-	killTree(e.pid)
+	isMember, err := cgroup.Membership(ref.Cgroup)
+	if err != nil {
+		isMember = func(int) bool { return false }
+	}
+	killTree(e.pid, func(pid int) bool { return isOwnChild(pid) || isMember(pid) })
 	killed := map[int]bool{}
-	for before := -1; len(killed) > before; {
-		before = len(killed)
+	for range killRounds {
 		pids, err := cgroup.Procs(ref.Cgroup)
 		if err != nil {
 			slog.WarnContext(ctx, "orphans of a command cannot be found", "container", ref.ID, "err", err)
+			return
 		}
+		before := len(killed)
 		for _, pid := range pids {
-			if sid, err := unix.Getsid(pid); err == nil && sid == e.leader && !killed[pid] {
-				killTree(pid)
+			if !killed[pid] && killTree(pid, func(pid int) bool { return e.leads(pid) && isMember(pid) }) {
 				killed[pid] = true
 			}
 		}
-	}
-}
-
-// killTree kills pid and its descendants. Each is stopped before its children
-// are listed, so that none is born behind our back.
-func killTree(pid int) {
-	tree := []int{pid}
-	for i := 0; i < len(tree); i++ {
-		_ = unix.Kill(tree[i], unix.SIGSTOP)
-		for _, child := range children(tree[i]) {
-			if !slices.Contains(tree, child) {
-				tree = append(tree, child)
-			}
+		if len(killed) == before {
+			return
 		}
 	}
-	for _, pid := range tree {
-		_ = unix.Kill(pid, unix.SIGKILL)
+	slog.WarnContext(ctx, "a command forks faster than it is killed; what is left of it ends with the container", "container", ref.ID, "killed", len(killed))
+}
+
+// leads tells whether a process is in the session of the command.
+func (e *execution) leads(pid int) bool {
+	sid, err := unix.Getsid(pid)
+	return err == nil && sid == e.leader
+}
+
+// killTree kills a process that mine accepts, and its descendants, and tells
+// whether there was one. Each is stopped before its children are listed, so that
+// none is born behind our back, and each is held by a pidfd before it is looked at:
+// what has a number now may be another process than the one that was listed.
+func killTree(pid int, mine func(pid int) bool) bool {
+	type process struct{ pid, fd int }
+	var tree []process
+	hold := func(pid int, mine func(pid int) bool) {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return
+		}
+		if !mine(pid) {
+			_ = unix.Close(fd)
+			return
+		}
+		_ = unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0)
+		tree = append(tree, process{pid, fd})
 	}
+	hold(pid, mine)
+	for i := 0; i < len(tree) && len(tree) < maxTree; i++ {
+		parent := tree[i].pid
+		for _, child := range children(parent) {
+			hold(child, func(pid int) bool { return parentOf(pid) == parent })
+		}
+	}
+	for _, p := range tree {
+		_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0)
+		_ = unix.Close(p.fd)
+	}
+	return len(tree) > 0
+}
+
+// isOwnChild tells whether a process is a child of this one, whose number nobody
+// else can have until it is reaped.
+func isOwnChild(pid int) bool { return parentOf(pid) == os.Getpid() }
+
+// parentOf is 0 if there is no such process.
+func parentOf(pid int) int {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	parent, _ := wire.StatField(stat, 4)
+	return int(parent)
 }
 
 // children lists the children of all threads of pid.

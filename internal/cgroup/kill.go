@@ -103,8 +103,7 @@ func signal(all []hierarchy, cgroup string, pid int) {
 	if err == nil {
 		defer unix.Close(process)
 	}
-	text, rerr := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	if rerr != nil || !belongs(memberships(string(text)), all, cgroup) {
+	if !holds(all, cgroup, pid) {
 		return
 	}
 	switch err {
@@ -113,6 +112,25 @@ func signal(all []hierarchy, cgroup string, pid int) {
 	case unix.ENOSYS: // Linux before 5.3
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
+}
+
+// Membership returns what tells whether a process is in a cgroup, or below it.
+// Whoever is about to do something to the process opens a pidfd of it first.
+func Membership(cgroup string) (func(pid int) bool, error) {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return nil, failed("look into cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return nil, failed("look into cgroup", cgroup, err)
+	}
+	return func(pid int) bool { return holds(all, cgroup, pid) }, nil
+}
+
+func holds(all []hierarchy, cgroup string, pid int) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	return err == nil && belongs(memberships(string(text)), all, cgroup)
 }
 
 // belongs tells whether a process with these memberships is in cgroup.
