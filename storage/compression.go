@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
 
@@ -19,8 +20,9 @@ const (
 )
 
 // layerGuard passes on a layer as it comes from a registry, up to the point
-// where its decompression would take more memory than it may. Its first bytes
-// decide how the library decompresses it, whatever its media type says.
+// where its decompression would take more memory than it may, or where it has as
+// many bytes as its manifest says. Its first bytes decide how the library
+// decompresses it, whatever its media type says.
 //
 // Refused are xz, whose reader allocates the up to 4 GiB that the stream asks
 // for, and with it bzip2: OCI and Docker have media types for neither. Refused
@@ -28,7 +30,9 @@ const (
 type layerGuard struct {
 	io.ReadCloser
 	layer      digest.Digest
-	admitLarge func() error // waits until a window above smallWindow may be used
+	admitLarge func() error  // waits until a window above smallWindow may be used
+	answers    *atomic.Int64 // counts reads under way
+	left       int64         // bytes that may come
 
 	step func(*layerGuard) error // is given head; nil: at the beginning
 	head []byte                  // of what step looks at, as far as it has come
@@ -43,7 +47,13 @@ func (g *layerGuard) Read(p []byte) (int, error) {
 	if g.err != nil {
 		return 0, g.err
 	}
+	g.answers.Add(1)
 	n, err := g.ReadCloser.Read(p)
+	g.answers.Add(-1)
+	if int64(n) >= g.left {
+		n, err = int(g.left), io.EOF // whether or not the registry ends its answer here
+	}
+	g.left -= int64(n)
 	if g.err = g.check(p[:n]); g.err != nil {
 		return 0, g.err
 	}

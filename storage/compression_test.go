@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 
@@ -93,6 +95,8 @@ func TestLayerGuard(t *testing.T) {
 			guard := &layerGuard{
 				ReadCloser: io.NopCloser(wrap(bytes.NewReader(c.content))),
 				layer:      someDigest,
+				answers:    new(atomic.Int64),
+				left:       int64(len(c.content)),
 				admitLarge: func() error { asked++; return nil },
 			}
 			got, err := io.ReadAll(guard)
@@ -194,7 +198,7 @@ func FuzzLayerGuard(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		read := func(r io.Reader) ([]byte, error) {
-			return io.ReadAll(&layerGuard{ReadCloser: io.NopCloser(r), layer: someDigest, admitLarge: func() error { return nil }})
+			return io.ReadAll(&layerGuard{ReadCloser: io.NopCloser(r), layer: someDigest, answers: new(atomic.Int64), left: math.MaxInt64, admitLarge: func() error { return nil }})
 		}
 		whole, err := read(bytes.NewReader(content))
 		if err == nil && !bytes.Equal(whole, content) {

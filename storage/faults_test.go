@@ -3,9 +3,13 @@ package storage
 import (
 	"context"
 	"errors"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/testkit/image"
@@ -193,5 +197,26 @@ func TestCancelledPull(t *testing.T) {
 				t.Errorf("left in the temporary directory: %q", left)
 			}
 		})
+	}
+}
+
+// A registry that never ends its answer, or never stops sending, holds up no pull.
+func TestLayerWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 100<<10)
+	r := serve(t, "app", "1", a)
+	for _, more := range []int{0, 1 << 20} {
+		r.Heal()
+		r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 0), Do: func(_ http.Handler, stop <-chan struct{}) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write(slices.Concat(a.Blobs[digest.Digest(layerDigest(a, 0))], make([]byte, more)))
+				_ = http.NewResponseController(w).Flush()
+				<-stop
+			})
+		}})
+		img := n.pull(r.Addr() + "/app:1")
+		n.remove(img.ID)
+		n.empty()
 	}
 }

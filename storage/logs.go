@@ -24,6 +24,6 @@ func (slogHook) Fire(entry *logrus.Entry) error {
 	if entry.Level <= logrus.ErrorLevel {
 		level = slog.LevelError
 	}
-	slog.Log(entry.Context, level, redact(entry.Message), "from", "containers libraries") //nolint:sloglint // the libraries word it
+	slog.Log(entry.Context, level, cut(redact(entry.Message)), "from", "containers libraries") //nolint:sloglint // the libraries word it
 	return nil
 }

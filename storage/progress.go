@@ -37,26 +37,29 @@ func causeOf(ctx context.Context, err error) error {
 }
 
 // watchdog ends a pull that waits for bytes which do not come, or come too slowly.
-// It counts only while a layer is under way: unpacking may take as long as it
-// needs.
+// It counts only while bytes are due or an answer of the registry is under way,
+// whatever sizes the manifest names: unpacking may take as long as it needs.
 type watchdog struct {
 	counts *PullCounts
 	pull   *PullProgress
 	limit  time.Duration // 0: none
 	least  int64         // bytes that are due in limit; 0: any
+	asked  func() bool   // an answer is under way
 	cancel context.CancelCauseFunc
 	events chan types.ProgressProperties // as the library reports
 	end    chan struct{}
 	done   sync.WaitGroup
 }
 
-// newWatchdog watches a pull of an image: rate is in bytes per second.
-func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int64, cancel context.CancelCauseFunc) *watchdog {
+// newWatchdog watches a pull of an image: rate is in bytes per second, and asked
+// tells whether an answer of the registry is under way.
+func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *watchdog {
 	w := &watchdog{
 		counts: counts,
 		pull:   counts.begin(image),
 		limit:  limit,
 		least:  int64(limit.Seconds() * float64(rate)),
+		asked:  asked,
 		cancel: cancel,
 		events: make(chan types.ProgressProperties, 64),
 		end:    make(chan struct{}),
@@ -167,7 +170,7 @@ func (w *watchdog) run() {
 			return
 		case event := <-w.events:
 			w.counts.note(w.pull, event)
-			waited := layers.waiting()
+			waited := layers.waiting() || w.asked()
 			layers.note(event)
 			if w.limit == 0 {
 				continue
@@ -179,12 +182,12 @@ func (w *watchdog) run() {
 				window.Reset(w.limit)
 			}
 		case <-idle.C:
-			if layers.waiting() {
+			if layers.waiting() || w.asked() {
 				w.cancel(errStalled)
 			}
 			idle.Reset(w.limit)
 		case <-window.C:
-			if layers.waiting() && came < w.least {
+			if (layers.waiting() || w.asked()) && came < w.least {
 				w.cancel(errTooSlow)
 			}
 			came = 0

@@ -155,7 +155,7 @@ func (s *Store) copy(ctx context.Context, sys *types.SystemContext, src *source)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, cancel)
+	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel)
 	defer watch.stop()
 	var stored types.ImageReference
 	_, err = copy.Image(ctx, policy, dest, src, &copy.Options{

@@ -34,12 +34,7 @@ func (e *pullError) Unwrap() []error { return e.kinds }
 
 // newPullError classifies err and takes the secrets out of its text.
 func newPullError(name string, err error, secrets []string) error {
-	text := redact(err.Error())
-	for _, secret := range secrets {
-		if len(secret) > 2 { // the text would be unreadable, and nothing kept
-			text = strings.ReplaceAll(text, secret, "<redacted>")
-		}
-	}
+	text := cut(hide(redact(err.Error()), secrets)) // in this order: half a secret would not be found
 	failure := &pullError{kinds: kinds(err)}
 	hint := ""
 	for _, kind := range failure.kinds {
@@ -49,6 +44,15 @@ func newPullError(name string, err error, secrets []string) error {
 	}
 	failure.text = fmt.Sprintf("pull %s: %s%s", name, text, hint)
 	return failure
+}
+
+func hide(text string, secrets []string) string {
+	for _, secret := range secrets {
+		if len(secret) > 2 { // the text would be unreadable, and nothing kept
+			text = strings.ReplaceAll(text, secret, "<redacted>")
+		}
+	}
+	return text
 }
 
 // hints tell the operator what to do; fault.Invalid and fault.Precondition
@@ -173,7 +177,10 @@ func redact(text string) string {
 		return r
 	}, text)
 	text = anyURL.ReplaceAllStringFunc(text, redactURL)
-	text = bearers.ReplaceAllString(text, "$1 <redacted>")
+	return bearers.ReplaceAllString(text, "$1 <redacted>")
+}
+
+func cut(text string) string {
 	if len(text) > maxErrorText {
 		text = strings.ToValidUTF8(text[:maxErrorText], "") + "..."
 	}

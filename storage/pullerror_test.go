@@ -81,6 +81,10 @@ func TestPullErrorShowsNoSecret(t *testing.T) {
 	if strings.Contains(err.Error(), "horse") || strings.Contains(err.Error(), base64Form.Auth) {
 		t.Errorf("%q", err)
 	}
+	across := newPullError("a", errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"), secrets(auth))
+	if strings.Contains(across.Error(), "hunter") {
+		t.Error("what was cut from a text has left a part of a secret")
+	}
 	long := newPullError("a", errors.New(strings.Repeat("x", 1<<20)), nil)
 	if len(long.Error()) > 2*maxErrorText {
 		t.Errorf("error text of %d bytes", len(long.Error()))
@@ -98,8 +102,8 @@ func FuzzRedact(f *testing.F) {
 		if strings.Contains(got, password) && !strings.Contains(strings.ReplaceAll(text, password, ""), password) && !strings.Contains("error: https://h/p?<redacted> ", password) {
 			t.Errorf("%q shows %q", got, password)
 		}
-		if len(got) > 2*maxErrorText {
-			t.Errorf("%d bytes", len(got))
+		if cut(got) != got && len(cut(got)) > 2*maxErrorText {
+			t.Errorf("%d bytes", len(cut(got)))
 		}
 	})
 }

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -79,7 +81,13 @@ type inspected struct {
 	largeWindows chan struct{} // takes the one pull that may have large windows
 	mu           sync.Mutex
 	large        bool // that pull is this one
+
+	answers atomic.Int64 // of the registry, under way
 }
+
+// asked tells whether the registry has been asked for something that it has not
+// sent, nor refused.
+func (s *inspected) asked() bool { return s.answers.Load() > 0 }
 
 type document struct {
 	content   []byte
@@ -104,11 +112,17 @@ func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache type
 	if info.Digest == s.digest {
 		return io.NopCloser(bytes.NewReader(s.config)), int64(len(s.config)), nil
 	}
+	s.answers.Add(1)
 	stream, size, err := s.ImageSource.GetBlob(ctx, info, cache)
+	s.answers.Add(-1)
 	if err != nil {
 		return nil, 0, err
 	}
-	return &layerGuard{ReadCloser: stream, layer: info.Digest, admitLarge: func() error { return s.admitLarge(ctx) }}, size, nil
+	guard := &layerGuard{ReadCloser: stream, layer: info.Digest, answers: &s.answers, left: math.MaxInt64, admitLarge: func() error { return s.admitLarge(ctx) }}
+	if info.Size > 0 {
+		guard.left = info.Size
+	}
+	return guard, size, nil
 }
 
 // admitLarge waits until no other pull has layers with large windows: then all of
@@ -246,7 +260,7 @@ func inspectManifest(m manifest.Manifest) error {
 		if err := layer.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: %w: digest %q of layer %d: %w", fault.Invalid, layer.Digest, i, err)
 		}
-		if layer.Size < 0 && !isSchema1(m) {
+		if layer.Size <= 0 && !isSchema1(m) {
 			return fmt.Errorf("image manifest: %w: layer %d has a size of %d", fault.Invalid, i, layer.Size)
 		}
 		if len(layer.URLs) > 0 {
