@@ -26,11 +26,19 @@ type hangups struct {
 	raw   syscall.RawConn
 	work  sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool // takes no connection any more
-	last   int32
-	conns  map[int32]*conn
+	mu        sync.Mutex
+	closed    bool // takes no connection any more
+	strangers int  // connections that have not shown a ticket
+	most      int  // of them
+	last      int32
+	conns     map[int32]*conn
 }
+
+// maxStrangers is how many connections may have shown no ticket yet. Whoever is on
+// the node can open them.
+const maxStrangers = 1000
+
+var errCrowded = errors.New("too many connections that have shown no ticket")
 
 func newHangups() (*hangups, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -41,7 +49,7 @@ func newHangups() (*hangups, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn)}
+	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn), most: maxStrangers}
 	if h.raw, err = h.epoll.SyscallConn(); err != nil {
 		_ = h.epoll.Close()
 		return nil, err
@@ -55,6 +63,7 @@ type conn struct {
 	*net.TCPConn
 	number  int32
 	hangups *hangups
+	known   bool          // it is no stranger; guarded by hangups.mu
 	gone    chan struct{} // closed when the client has, or Close was called
 	leaving sync.Once
 	closing sync.Once
@@ -162,8 +171,19 @@ func (c *conn) unsent() (n int) {
 	return n
 }
 
+// introduce makes the connection one that has shown a ticket.
+func (c *conn) introduce() {
+	c.hangups.mu.Lock()
+	defer c.hangups.mu.Unlock()
+	if !c.known {
+		c.known = true
+		c.hangups.strangers--
+	}
+}
+
 // abort closes now.
 func (c *conn) abort() error {
+	c.introduce() // it does not count any more
 	c.hangups.mu.Lock()
 	delete(c.hangups.conns, c.number)
 	c.hangups.mu.Unlock()
@@ -181,8 +201,11 @@ func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	switch {
+	case h.closed:
 		return nil, net.ErrClosed
+	case h.strangers >= h.most:
+		return nil, errCrowded
 	}
 	for {
 		h.last = (h.last + 1) & (1<<31 - 1)
@@ -198,6 +221,7 @@ func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
 			err := unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &event)
 			if err == nil {
 				h.conns[c.number] = c
+				h.strangers++
 			}
 		})
 	})
@@ -263,7 +287,10 @@ func (l watched) Accept() (net.Conn, error) {
 			return c, nil
 		}
 		_ = plain.Close() // this one only
-		if !errors.Is(err, net.ErrClosed) {
+		switch {
+		case errors.Is(err, errCrowded):
+			slog.Debug("connection for a session is refused", "from", plain.RemoteAddr(), "err", err)
+		case !errors.Is(err, net.ErrClosed):
 			slog.Warn("connection for a session cannot be watched", "err", err)
 		}
 	}

@@ -98,3 +98,64 @@ func parting(t *testing.T, l watched, last []byte) (*net.TCPConn, *conn) {
 	}
 	return client, server
 }
+
+// Connections without a ticket are taken up to a limit, in which those with one
+// do not count.
+func TestStrangersAreBounded(t *testing.T) {
+	t.Parallel()
+	h, err := newHangups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.most = 2
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan *conn, 10)
+	go func() {
+		defer close(taken)
+		for {
+			c, err := watched{l, h}.Accept()
+			if err != nil {
+				return
+			}
+			taken <- c.(*conn)
+		}
+	}()
+	defer func() {
+		l.Close()
+		h.abortAll()
+		h.close()
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	dial()
+	first := <-taken
+	dial()
+	second := <-taken
+	refused := func() {
+		t.Helper()
+		if n, err := dial().Read(make([]byte, 1)); err == nil {
+			t.Errorf("one too many was taken, and read %d bytes", n)
+		}
+	}
+	refused()
+	first.introduce()
+	first.introduce()
+	dial()
+	<-taken
+	refused()
+	if err := second.abort(); err != nil {
+		t.Error(err)
+	}
+	dial()
+	<-taken
+	refused()
+}

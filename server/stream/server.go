@@ -197,6 +197,7 @@ func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 		s.sessions.Add(1)
 		defer s.sessions.Done()
 		c := r.Context().Value(connKey{}).(*conn)
+		c.introduce()
 		ctx, cancel := context.WithCancelCause(r.Context())
 		answer := &answer{ResponseWriter: w}
 		v := &session{server: s, conn: c, w: answer, r: r.WithContext(ctx), ctx: ctx}
