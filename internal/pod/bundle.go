@@ -220,11 +220,8 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if image.Config != nil {
 		imageUser = image.Config.User
 	}
-	if in.Facts.User, err = spec.ResolveUser(c.ref.Rootfs(), security, imageUser); err != nil {
-		return in, fmt.Errorf("resolve user: %w", err)
-	}
-	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(in.Facts.User) }); err != nil {
-		return in, fmt.Errorf("name the user: %w", err)
+	if in.Facts.User, err = c.lookUpUser(ctx, imageUser); err != nil {
+		return in, err
 	}
 	if err := c.lookAtDevices(ctx); err != nil {
 		return in, err
@@ -261,6 +258,26 @@ func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error)
 	}
 	in.Facts.Namespaces.PID = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
 	return func() { file.Close() }, nil
+}
+
+// lookUpUser finds out whom the container runs as, and gives a name to whom has
+// none. The files for that are the image's: a few containers at a time have theirs
+// in memory.
+func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Identity, error) {
+	select {
+	case c.engine.userLookups <- struct{}{}:
+		defer func() { <-c.engine.userLookups }()
+	case <-ctx.Done():
+		return spec.Identity{}, context.Cause(ctx)
+	}
+	user, err := spec.ResolveUser(c.ref.Rootfs(), c.rec.Config.M.GetLinux().GetSecurityContext(), imageUser)
+	if err != nil {
+		return user, fmt.Errorf("resolve user: %w", err)
+	}
+	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(user) }); err != nil {
+		return user, fmt.Errorf("name the user: %w", err)
+	}
+	return user, nil
 }
 
 // lookAtDevices asks for the paths of the container's devices, as what follows

@@ -36,20 +36,21 @@ type Engine struct {
 	mapping  mapping
 	meters   *cgroup.Meters
 
-	podRecords *record.Dir[podRecord]
-	ctrRecords *record.Dir[containerRecord]
-	sandboxes  *index[podName, *Sandbox]
-	containers *index[containerName, *Container]
-	creates    flight.Group[request, string]
-	verbs      flight.Group[verb, struct{}]
-	pulls      flight.Group[pullKey, *storage.Image]
-	noPulls    chan struct{} // closed when pulls are called off
-	debts      debts
-	events     hub
-	counters   counters
-	verifying  chan struct{}  // has an item while Verify is at work
-	background sync.WaitGroup // watchers, stops, what is paid of the debts
-	closing    chan struct{}
+	podRecords  *record.Dir[podRecord]
+	ctrRecords  *record.Dir[containerRecord]
+	sandboxes   *index[podName, *Sandbox]
+	containers  *index[containerName, *Container]
+	creates     flight.Group[request, string]
+	verbs       flight.Group[verb, struct{}]
+	pulls       flight.Group[pullKey, *storage.Image]
+	noPulls     chan struct{} // closed when pulls are called off
+	debts       debts
+	events      hub
+	counters    counters
+	verifying   chan struct{}  // has an item while Verify is at work
+	userLookups chan struct{}  // has an item for each look into the files of an image for a user
+	background  sync.WaitGroup // watchers, stops, what is paid of the debts
+	closing     chan struct{}
 }
 
 // verb is a piece of work on an existing object, joined by whoever asks again.
@@ -98,8 +99,10 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		containers: newIndex[containerName, *Container]("container"),
 		noPulls:    make(chan struct{}),
 		verifying:  make(chan struct{}, 1),
-		debts:      debts{owed: map[string]*debt{}, slots: make(chan struct{}, recoverWidth)},
-		closing:    make(chan struct{}),
+
+		userLookups: make(chan struct{}, 2),
+		debts:       debts{owed: map[string]*debt{}, slots: make(chan struct{}, recoverWidth)},
+		closing:     make(chan struct{}),
 	}, nil
 }
 
