@@ -20,7 +20,8 @@ var refused = [...]uint32{
 	syscall.SYS_SOCKET, syscall.SYS_CONNECT,
 	sysBPF, syscall.SYS_PERF_EVENT_OPEN, sysUserfaultfd, sysIOUringSetup,
 	syscall.SYS_ADD_KEY, syscall.SYS_REQUEST_KEY, syscall.SYS_KEYCTL,
-	syscall.SYS_INIT_MODULE, sysFinitModule, syscall.SYS_DELETE_MODULE, syscall.SYS_KEXEC_LOAD, syscall.SYS_REBOOT,
+	syscall.SYS_INIT_MODULE, sysFinitModule, syscall.SYS_DELETE_MODULE,
+	syscall.SYS_KEXEC_LOAD, sysKexecFileLoad, syscall.SYS_SWAPON, syscall.SYS_REBOOT,
 }
 
 // What package syscall lacks on every architecture.

@@ -10,6 +10,7 @@ const (
 	sysProcessVMWritev = 311
 	sysFinitModule     = 313
 	sysSeccomp         = 317
+	sysKexecFileLoad   = 320
 	sysBPF             = 321
 	sysExecveat        = 322
 	sysUserfaultfd     = 323

@@ -13,4 +13,5 @@ const (
 	sysBPF             = 280
 	sysExecveat        = 281
 	sysUserfaultfd     = 282
+	sysKexecFileLoad   = 294
 )

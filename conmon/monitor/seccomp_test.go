@@ -81,7 +81,7 @@ func TestCallNumbers(t *testing.T) {
 		sysOpenByHandleAt: unix.SYS_OPEN_BY_HANDLE_AT, sysSetns: unix.SYS_SETNS, sysFinitModule: unix.SYS_FINIT_MODULE,
 		sysProcessVMReadv: unix.SYS_PROCESS_VM_READV, sysProcessVMWritev: unix.SYS_PROCESS_VM_WRITEV,
 		sysSeccomp: unix.SYS_SECCOMP, sysBPF: unix.SYS_BPF, sysExecveat: unix.SYS_EXECVEAT, sysUserfaultfd: unix.SYS_USERFAULTFD,
-		sysIOUringSetup: unix.SYS_IO_URING_SETUP, sysOpenTree: unix.SYS_OPEN_TREE, sysMoveMount: unix.SYS_MOVE_MOUNT,
+		sysKexecFileLoad: unix.SYS_KEXEC_FILE_LOAD, sysIOUringSetup: unix.SYS_IO_URING_SETUP, sysOpenTree: unix.SYS_OPEN_TREE, sysMoveMount: unix.SYS_MOVE_MOUNT,
 		sysFsopen: unix.SYS_FSOPEN, sysFsconfig: unix.SYS_FSCONFIG, sysFsmount: unix.SYS_FSMOUNT, sysClone3: unix.SYS_CLONE3,
 		sysPidfdGetfd: unix.SYS_PIDFD_GETFD, sysMountSetattr: unix.SYS_MOUNT_SETATTR,
 	} {
