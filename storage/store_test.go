@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -31,6 +32,10 @@ func TestMain(m *testing.M) {
 	}
 	if runChild() {
 		return
+	}
+	// Much of a test's time is waiting, so more run at once than there are CPUs.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
 	}
 	code := m.Run()
 	if left := goroutinesLeft(); code == 0 && left != "" {
