@@ -126,9 +126,9 @@ func (s *Store) measureAll() {
 		switch {
 		case errors.Is(err, errStopped):
 			return
-		case err != nil: // what was known of it is better than nothing
+		case err != nil: // what is known of it is better than nothing
 			slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
-			s.usage.keep(r.ID)
+			s.usage.keep(r.ID, usage)
 		case usage.InodesUsed == 0: // removed meanwhile
 			s.usage.forget(r.ID)
 		}
@@ -144,13 +144,15 @@ func (s *Store) containersDir() string {
 }
 
 // RootfsUsage measures a writable layer: every file in it, hard links once.
-// Files may come and go meanwhile. A layer that is gone occupies nothing.
+// Files may come and go meanwhile. A layer that is gone occupies nothing. With an
+// error it is what has been counted until then.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
 	tree := tree{stop: s.usage.stopping, linked: map[inode]bool{}}
-	if err := tree.add(filepath.Join(r.Dir, upperName)); err != nil {
-		return FsUsage{}, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
-	}
+	err := tree.add(filepath.Join(r.Dir, upperName))
 	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: tree.bytes, InodesUsed: tree.inodes, Timestamp: time.Now()}
+	if err != nil {
+		return usage, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
+	}
 	s.usage.note(r.ID, usage)
 	return usage, nil
 }
@@ -167,11 +169,15 @@ type usageCache struct {
 // stopping tells whoever measures to leave off.
 func (c *usageCache) stopping() bool { return c.closed.Load() }
 
-// keep lets an older usage of a layer stand.
-func (c *usageCache) keep(id string) {
+// keep lets an older usage of a layer stand, unless more than that has been counted
+// of it: a container that moves its directories to and fro must not hide for good
+// what is in them.
+func (c *usageCache) keep(id string, counted FsUsage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if usage, ok := c.latest[id]; ok {
+		usage.UsedBytes = max(usage.UsedBytes, counted.UsedBytes)
+		usage.InodesUsed = max(usage.InodesUsed, counted.InodesUsed)
 		usage.Timestamp = time.Now()
 		c.latest[id] = usage
 	}

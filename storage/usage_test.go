@@ -108,6 +108,11 @@ func TestUsageCache(t *testing.T) {
 	if sum := c.sum(); sum.InodesUsed != 2 {
 		t.Errorf("the sum is %+v", sum)
 	}
+	c.keep("here", FsUsage{UsedBytes: 7, InodesUsed: 1})
+	c.keep("unknown", FsUsage{InodesUsed: 5})
+	if sum := c.sum(); sum.UsedBytes != 7 || sum.InodesUsed != 2 {
+		t.Errorf("the sum after a failure is %+v", sum)
+	}
 	if rest := time.Until(c.next); rest < 55*time.Second || rest > 65*time.Second || c.begin() {
 		t.Errorf("after three seconds' work comes a rest of %s", rest)
 	}
