@@ -172,8 +172,15 @@ func webSocketInput(t *testing.T, protocol string, text []byte) []byte {
 			r.Header.Set(key, value)
 		}
 	}
-	v := &session{ctx: t.Context(), r: r, w: hijacked{httptest.NewRecorder(), bytes.NewReader(text)}}
-	d, err := v.webSocketStreams(wanted{stdin: true, stdout: true, tty: true})
+	var v *session
+	var d *dialogue
+	var err error
+	for range 100 { // the end of the bytes may be noticed before the session is ready
+		v = &session{ctx: t.Context(), r: r, w: hijacked{httptest.NewRecorder(), bytes.NewReader(text)}}
+		if d, err = v.webSocketStreams(wanted{stdin: true, stdout: true, tty: true}); err == nil {
+			break
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
