@@ -13,18 +13,6 @@ import (
 	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
-// restart is b.engine for a start in which something hangs. A start waits for
-// monitors, and once more for what it has to end.
-func (b *bench) restart() *Engine {
-	b.Helper()
-	began := time.Now()
-	e := b.engine()
-	if took := time.Since(began); took > 2*patience {
-		b.Errorf("the start took %v", took)
-	}
-	return e
-}
-
 // Monitors that do not answer do not hold up the start. Their containers, and the
 // pods whose infra containers they watch, are neither dead nor lost; it is said
 // that they are silent; and all that is known is right once they answer.
@@ -37,7 +25,7 @@ func TestStartWhileMonitorsHang(t *testing.T) {
 		b.close(e)
 		hang := make(chan struct{})
 		b.node.set(func() { b.node.block["load"] = hang })
-		e = b.restart()
+		e = b.engine()
 		if after := views(e); len(after) != len(before) {
 			t.Errorf("%d pods and containers of %d", len(after), len(before))
 		}
@@ -103,7 +91,7 @@ func TestStartWhileMonitorsCannotBeReached(t *testing.T) {
 		ctr := b.start(e, pod, "c")
 		b.close(e)
 		b.node.set(func() { b.node.fail["load"] = errInjected })
-		e = b.restart()
+		e = b.engine()
 		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || e.Summary().Unheard != 1 {
 			t.Errorf("%+v, %d monitors unheard", v, e.Summary().Unheard)
 		}
@@ -132,7 +120,7 @@ func TestStartWhileEndsHang(t *testing.T) {
 				b.node.block[step] = hang
 			}
 		})
-		e = b.restart()
+		e = b.engine()
 		if v, err := e.Sandbox(dead); err != nil || v.State != cri.PodSandboxState_SANDBOX_NOTREADY {
 			t.Errorf("the dead pod: %+v, %v", v, err)
 		}
@@ -163,7 +151,7 @@ func TestStartOfAnEarlierServerHangs(t *testing.T) {
 			at := time.Now().Add(-time.Minute).UTC()
 			rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase, r.StartedAt = phaseStarting, at })
 			b.node.set(func() { b.node.fail["state"] = fault.Timeout })
-			e = b.restart()
+			e = b.engine()
 			if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_CREATED || !v.StartedAt.IsZero() {
 				t.Errorf("state %s since %s", v.State, v.StartedAt)
 			}
