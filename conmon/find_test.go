@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
@@ -55,7 +56,7 @@ func TestPosersAreNoMonitors(t *testing.T) {
 			program := filepath.Join(dir, "crius-conmon")
 			self, err := os.ReadFile("/proc/self/exe")
 			must(err)
-			must(os.WriteFile(program, self, 0o755))
+			must(testprogram.Write(program, self))
 			must(os.Chmod(program, c.mode))
 			must(os.Chmod(dir, 0o755))
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/program"
 	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
@@ -716,7 +717,7 @@ func TestNoNft(t *testing.T) {
 		}
 	}
 	fake := filepath.Join(bin, "nft")
-	if err := os.WriteFile(fake, []byte("#!/bin/sh\necho no such thing >&2; exit 1"), 0o755); err != nil {
+	if err := program.Write(fake, []byte("#!/bin/sh\necho no such thing >&2; exit 1")); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.tryDetach(web, a); err == nil || !strings.Contains(err.Error(), "no such thing") || len(n.leased()) != 1 {
@@ -729,7 +730,7 @@ func TestNoNft(t *testing.T) {
 		t.Errorf("attach to a port that is owed: %v", err)
 	}
 	n.detach(thief, stolen)
-	if err := os.WriteFile(fake, []byte("#!/bin/sh\nexec /bin/sleep 1000"), 0o755); err != nil { // nobody waits for it
+	if err := program.Write(fake, []byte("#!/bin/sh\nexec /bin/sleep 1000")); err != nil { // nobody waits for it
 		t.Fatal(err)
 	}
 	if err := n.do(func() error { return n.Ready(context.Background()) }); err != nil {

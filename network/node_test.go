@@ -18,6 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 const (
@@ -105,7 +106,7 @@ func (n *node) conf(name, text string) {
 // plugin writes a plugin of the test's own, a shell script.
 func (n *node) plugin(name, script string) {
 	n.Helper()
-	if err := os.WriteFile(filepath.Join(n.plugins, name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := program.Write(filepath.Join(n.plugins, name), []byte("#!/bin/sh\n"+script)); err != nil {
 		n.Fatal(err)
 	}
 }

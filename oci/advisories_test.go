@@ -2,13 +2,14 @@ package oci
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 )
 
 // The versions of the advisories, and those of distributions.
@@ -86,7 +87,7 @@ func TestAdvisoriesAreComplete(t *testing.T) {
 func program(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+	if err := testprogram.Write(path, []byte("#!/bin/sh\n"+text+"\n")); err != nil {
 		t.Fatal(err)
 	}
 	return path

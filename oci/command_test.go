@@ -16,13 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runtime")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+	if err := testprogram.Write(path, []byte("#!/bin/sh\n"+text+"\n")); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -122,7 +123,7 @@ func TestProbeFollowsTheBinary(t *testing.T) {
 	if _, err := p.probe(t.Context(), path, asked); err == nil || errors.Is(err, ErrNotInstalled) {
 		t.Errorf("missing at its path: %v", err)
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\necho runc version 2.0.0\n"), 0o755); err != nil {
+	if err := testprogram.Write(path, []byte("#!/bin/sh\necho runc version 2.0.0\n")); err != nil {
 		t.Fatal(err)
 	}
 	if a, err := p.probe(t.Context(), path, asked); err != nil || a.Version != "runc version 2.0.0" {
@@ -256,7 +257,7 @@ start) touch starting; while [ ! -e go ]; do sleep 0.05; done; touch started; ex
 state) if [ -e started ]; then echo '{"status":"running"}'; else echo '{"status":"created"}'; fi; exit ;;
 esac; done
 `
-	if err := os.WriteFile(runtime, []byte(text), 0o700); err != nil {
+	if err := testprogram.Write(runtime, []byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	release := func() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 )
 
 const idMaps = `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"],"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}`
@@ -28,7 +29,7 @@ func TestFeaturesFile(t *testing.T) {
 	dir := t.TempDir()
 	monitor := filepath.Join(dir, "crius-conmon")
 	for _, name := range []string{monitor, filepath.Join(dir, "crius-conmon-shim")} {
-		if err := os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		if err := testprogram.Write(name, []byte("#!/bin/sh\n")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/config"
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 )
 
 // testNode is a node whose host is an empty directory but for the given files,
@@ -236,7 +237,7 @@ func TestCheckRuntimes(t *testing.T) {
 			t.Errorf("a runtime of which nothing is known: %+v", f)
 		}
 	}
-	if err := os.WriteFile(runtime, []byte("#!/bin/sh\necho runc version 1.3.3\n"), 0o755); err != nil {
+	if err := testprogram.Write(runtime, []byte("#!/bin/sh\necho runc version 1.3.3\n")); err != nil {
 		t.Fatal(err)
 	}
 	findings = checkRuntimes(context.Background(), testNode(t, toml, nil))

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/testkit/program"
 )
 
 // parser puts a script in the place of apparmor_parser, which can do nothing on
@@ -16,7 +17,7 @@ func parser(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
 	if script != "" {
-		if err := os.WriteFile(filepath.Join(dir, "apparmor_parser"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		if err := program.Write(filepath.Join(dir, "apparmor_parser"), []byte("#!/bin/sh\n"+script)); err != nil {
 			t.Fatal(err)
 		}
 	}

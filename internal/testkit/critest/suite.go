@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	testprogram "github.com/crius-run/crius/internal/testkit/program"
 	"github.com/crius-run/crius/internal/testkit/tools"
 )
 
@@ -72,7 +73,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	defer cancel()
 	program := filepath.Join(on.Dir, "critest")
 	tmp, report := filepath.Join(on.Dir, "tmp"), filepath.Join(on.Dir, "report.json")
-	if err := errors.Join(os.MkdirAll(tmp, 0o755), os.WriteFile(program, s.program, 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(tmp, 0o755), testprogram.Write(program, s.program)); err != nil {
 		return nil, err
 	}
 	if err := s.sweeper.begin(); err != nil {
