@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
 // containerd#12375: who is told of the exit finds the log complete, however much the
@@ -53,10 +54,11 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 		t.Errorf("recorded: %v, told: %v, left: %v: %s", m.recorded, m.told, m.left, got)
 	}
 	syscall.Close(p[1])
-	m.ready(m.stdout.number())
-	if m.proceed(false); !m.left || !m.stdout.ended() {
-		t.Error("the monitor stays")
-	}
+	wait.For(t, "the monitor to leave", func() bool { // until its exec, a child of a parallel test has the pipe too
+		m.ready(m.stdout.number())
+		m.proceed(false)
+		return m.left && m.stdout.ended()
+	})
 }
 
 // An exit file that cannot be written is tried for a while before anybody is
