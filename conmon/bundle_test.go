@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/testkit/wait"
 )
 
@@ -63,11 +64,16 @@ func newContainer(t testing.TB, runtime string, args ...string) *container {
 		ID: id, Dir: dir, ExitFile: file("exit.json"), LogFile: file("log"), PidFile: file("pid"),
 		Monitor: monitorPath, Cgroup: cgroupRoot + "/monitors",
 		Runtime: []string{runtime, "--root", file("root"), "create", "--bundle", dir, "--pid-file", file("pid")},
+		Env:     mountItselfIn(dir),
 	}
 	c.config = c.ociConfig(append([]string{"/probe"}, args...))
 	t.Cleanup(c.destroy)
 	return c
 }
+
+// mountItselfIn tells crun below 1.9 where to mount itself for a moment, which
+// stays if crun is killed just then. Package oci does the same.
+func mountItselfIn(dir string) []string { return []string{"_LIBCONTAINER_STATEDIR=" + dir} }
 
 func (c *container) ociConfig(args []string) map[string]any {
 	mount := func(target, kind string, options ...string) map[string]any {
@@ -154,6 +160,7 @@ func (c *container) command(args ...string) (string, error) {
 	}
 	defer out.Close()
 	cmd := exec.CommandContext(limit(c.TB), c.runtime, append([]string{"--root", filepath.Join(c.Dir, "root")}, args...)...)
+	cmd.Env = append(os.Environ(), mountItselfIn(c.Dir)...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Second
 	err = cmd.Run()
 	text, _ := os.ReadFile(out.Name())
@@ -221,7 +228,9 @@ func (c *container) destroy() {
 	if now, err := wire.Find(processes.Monitor.PID); err == nil && now == processes.Monitor && !c.orphaned {
 		c.Errorf("monitor %d has not been reaped", now.PID)
 	}
-	os.RemoveAll(c.Dir)
+	if err := mount.RemoveAll(c.Dir); err != nil {
+		c.Errorf("remove directory: %v", err)
+	}
 }
 
 // limit returns a context for a request that is expected to be answered.
