@@ -37,8 +37,8 @@ func sandboxMatches(f *cri.PodSandboxFilter, v *pod.SandboxView) bool {
 		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
 }
 
-// sandboxStatus leaves containers_statuses and timestamp of the response to
-// the container events, whose only reader they have.
+// sandboxStatus is what a status and an event tell of the pod itself, without its
+// containers.
 func sandboxStatus(v *pod.SandboxView) *cri.PodSandboxStatus {
 	options := v.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options == nil {

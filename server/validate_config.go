@@ -10,6 +10,8 @@ import (
 	"unicode"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/oci/spec"
 )
 
 // The configuration of a pod and of a container. What depends on the node, the
@@ -354,8 +356,8 @@ func checkMountSource(m *cri.Mount) error {
 // checkMountOption accepts what KEP-5855 defines: options that take rights
 // away.
 func checkMountOption(option string) error {
-	if !slices.Contains([]string{"noexec", "nodev", "nosuid"}, option) {
-		return bad("is %q; send noexec, nodev or nosuid", brief(option))
+	if !slices.Contains(spec.MountRestrictions(), option) {
+		return bad("is %q; send one of %s", brief(option), strings.Join(spec.MountRestrictions(), ", "))
 	}
 	return nil
 }

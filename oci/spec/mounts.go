@@ -211,8 +211,8 @@ func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
 		options = append(options, "nosuid", "nodev") // its files are data, whoever made them
 	}
 	for _, option := range m.GetMountOptions() {
-		if !slices.Contains(restrictions(), option) {
-			return nil, invalid("mount option %q is not allowed, only %s are", option, strings.Join(restrictions(), ", "))
+		if !slices.Contains(MountRestrictions(), option) {
+			return nil, invalid("mount option %q is not allowed, only %s are", option, strings.Join(MountRestrictions(), ", "))
 		}
 		if !slices.Contains(options, option) {
 			options = append(options, option)
@@ -229,9 +229,10 @@ func propagations() map[cri.MountPropagation]string {
 	}
 }
 
-// restrictions are the mount_options (KEP-5855) that are passed on.
-func restrictions() []string {
-	return []string{"noatime", "nodev", "nodiratime", "noexec", "nosuid", "relatime", "strictatime"}
+// MountRestrictions are the mount_options that a request may have: those that
+// take rights away (CRI: Mount.mount_options, KEP-5855).
+func MountRestrictions() []string {
+	return []string{"noexec", "nodev", "nosuid"}
 }
 
 // knowsMountOption is false where nobody says so: a runtime takes an option
