@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,30 @@ type child struct {
 	cmd *exec.Cmd
 }
 
+// childFails starts a process with a store, which is to end with an error, and
+// returns what it says.
+func (n *node) childFails(verb string, cfg Config) string {
+	n.t.Helper()
+	var said strings.Builder
+	cmd := n.childCommand(task{Verb: verb, Config: cfg})
+	cmd.Stderr = &said
+	if err := cmd.Run(); err == nil {
+		n.t.Error("the child has not failed")
+	}
+	return said.String()
+}
+
+func (n *node) childCommand(what task) *exec.Cmd {
+	n.t.Helper()
+	raw, err := json.Marshal(what)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childVariable+"="+string(raw))
+	return cmd
+}
+
 // child starts a process with the node's store and waits until it is ready.
 func (n *node) child(verb string, ref ...string) *child {
 	n.t.Helper()
@@ -35,12 +60,7 @@ func (n *node) child(verb string, ref ...string) *child {
 	if len(ref) > 0 {
 		what.Ref = ref[0]
 	}
-	raw, err := json.Marshal(what)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVariable+"="+string(raw))
+	cmd := n.childCommand(what)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -83,6 +103,9 @@ func do(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &what); err != nil {
 		return err
 	}
+	if what.Verb == "lock" { // the records of images, until killed
+		return lockImages(what.Config.Root)
+	}
 	s, err := Open(context.Background(), what.Config)
 	if err != nil {
 		return err
@@ -90,22 +113,7 @@ func do(raw string) error {
 	ctx := context.Background()
 	switch what.Verb {
 	case "own":
-		if err := s.Adopt(context.Background(), nil); err != nil {
-			return err
-		}
-		fmt.Println("ready")
-		select {} // until killed
-	case "lock": // the records of images, until killed
-		f, err := os.OpenFile(filepath.Join(what.Config.Root, "overlay-images", "images.lock"), os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-			return err
-		}
-		fmt.Println("ready")
-		select {}
+		return nil
 	case "pull":
 		fmt.Println("ready")
 		_, err := s.Pull(ctx, PullRequest{Image: what.Ref})
@@ -123,4 +131,18 @@ func do(raw string) error {
 		}
 	}
 	return fmt.Errorf("unknown verb %q", what.Verb)
+}
+
+// lockImages does as another tool that uses the store.
+func lockImages(root string) error {
+	f, err := os.OpenFile(filepath.Join(root, "overlay-images", "images.lock"), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	select {}
 }

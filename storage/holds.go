@@ -2,24 +2,18 @@ package storage
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/types"
-	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -39,7 +33,7 @@ type holds struct {
 	mu      sync.Mutex
 	images  map[string]*hold
 	removed map[string]bool // images that go with their last user
-	owner   *os.File        // locked while this process has holds
+	owner   *owner.Lock     // nil: the store is only looked at, or closed
 	expiry  sync.WaitGroup  // timers that are set
 }
 
@@ -59,11 +53,11 @@ type hold struct {
 const (
 	holdPrefix  = "crius-holds-"
 	holdGrace   = time.Minute
-	removedMark = "removed" // metadata of the record of an image that goes with its last user
-	ownerName   = "crius.lock"
+	removedMark = "removed"    // metadata of the record of an image that goes with its last user
+	ownerName   = "crius.lock" // in the graph root; see package owner
 )
 
-func newHolds(store cstorage.Store, locks *locks, debris *debris) *holds {
+func newHolds(store cstorage.Store, locks *locks, debris *debris, owner *owner.Lock) *holds {
 	return &holds{
 		store:   store,
 		locks:   locks,
@@ -71,17 +65,8 @@ func newHolds(store cstorage.Store, locks *locks, debris *debris) *holds {
 		grace:   holdGrace,
 		images:  map[string]*hold{},
 		removed: map[string]bool{},
+		owner:   owner,
 	}
-}
-
-// The ids of a hold's record and layer follow from the image, so that one that
-// a crash left is found, and its remains are overwritten.
-func holdID(image string) string    { return digestOf(holdPrefix + image) }
-func holdLayer(image string) string { return digestOf(holdPrefix + "layer-" + image) }
-
-func digestOf(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])
 }
 
 // acquire locks the hold of an image.
@@ -110,7 +95,7 @@ func (h *holds) release(one *hold) {
 // use notes that a root file system uses an image and returns the image's
 // layer directories, top first. They stay until drop.
 func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
-	if err := h.own(); err != nil {
+	if err := h.owned(); err != nil {
 		return nil, err
 	}
 	one := h.acquire(image)
@@ -125,6 +110,9 @@ func (h *holds) use(ctx context.Context, image, user string) ([]string, error) {
 // drop ends a use. The record goes some time after the last one, or with it
 // if the image is waiting to be deleted.
 func (h *holds) drop(ctx context.Context, image, user string) error {
+	if err := h.owned(); err != nil {
+		return err
+	}
 	one := h.acquire(image)
 	defer h.release(one)
 	delete(one.users, user)
@@ -162,10 +150,11 @@ func (h *holds) stopTimer(one *hold) {
 	one.timer = nil
 }
 
-// keep makes the record, unless it is there or a crash has left it.
+// keep makes the record, unless it is there or a crash has left it. Other tools
+// may delete it, so one that was made is looked for.
 func (h *holds) keep(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
-	if one.kept {
+	if one.kept && !h.lost(one.image) {
 		return nil
 	}
 	if err := h.locks.await(context.Background(), toWrite); err != nil {
@@ -180,23 +169,20 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	if record.ID != one.image { // the library takes names and beginnings too
 		return fmt.Errorf("image %s: %w: not a whole id", one.image, fault.Invalid)
 	}
-	err = trace.Call(ctx, "hold image", func() error {
-		_, err := h.store.CreateContainer(holdID(one.image), []string{holdPrefix + one.image}, one.image, holdLayer(one.image), "",
-			&cstorage.ContainerOptions{
-				IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
-				LabelOpts:        []string{"disable"},
-			})
-		return err
-	})
-	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
-		return errors.Join(fmt.Errorf("hold image %s: %w", one.image, err), h.free(ctx, one))
+	err = h.makeRecord(ctx, one.image)
+	if err == nil {
+		if one.lower, err = usableLayers(h.store, record.TopLayer); err != nil {
+			err = fmt.Errorf("image %s: %w", one.image, err)
+		}
 	}
-	one.lower, err = usableLayers(h.store, record.TopLayer)
-	if err != nil {
-		return errors.Join(fmt.Errorf("image %s: %w", one.image, err), h.free(ctx, one))
+	switch {
+	case err == nil:
+		one.kept = true
+	case len(one.users) == 0:
+		err = errors.Join(err, h.free(ctx, one))
+	default: // what there is of the image is in use
 	}
-	one.kept = true
-	return nil
+	return err
 }
 
 // free deletes the record, and the image if it was to go with it.
@@ -238,6 +224,9 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 
 // remove is the end of an image: now, or with its last user.
 func (h *holds) remove(ctx context.Context, image string) error {
+	if err := h.owned(); err != nil {
+		return err
+	}
 	if err := h.locks.await(ctx, toWrite); err != nil {
 		return err
 	}
@@ -252,6 +241,11 @@ func (h *holds) remove(ctx context.Context, image string) error {
 	_, err = h.store.Container(holdID(image))
 	recorded := err == nil
 	if len(one.users) > 0 || recorded && !one.kept { // the latter: from before a restart, until Adopt knows
+		if !recorded { // another tool has deleted it
+			if err := h.makeRecord(ctx, image); err != nil {
+				return err
+			}
+		}
 		if err := h.mark(ctx, image, true); err != nil {
 			return err
 		}
@@ -306,6 +300,9 @@ func (h *holds) revive(ctx context.Context, image string) error {
 	if !h.hides(image) {
 		return nil
 	}
+	if err := h.owned(); err != nil {
+		return err
+	}
 	one := h.acquire(image)
 	defer h.release(one)
 	return h.mark(ctx, image, false)
@@ -342,21 +339,6 @@ func (h *holds) hides(image string) bool {
 	return h.removed[image]
 }
 
-// records are the images that have a hold, with its metadata.
-func (h *holds) records() (map[string]string, error) {
-	containers, err := h.store.Containers()
-	if err != nil {
-		return nil, err
-	}
-	found := map[string]string{}
-	for _, c := range containers {
-		if len(c.Names) == 1 && strings.HasPrefix(c.Names[0], holdPrefix) && c.ID == holdID(c.ImageID) {
-			found[c.ImageID] = c.Metadata
-		}
-	}
-	return found, nil
-}
-
 // restore reads what holds an earlier process left.
 func (h *holds) restore() error {
 	records, err := h.records()
@@ -370,7 +352,7 @@ func (h *holds) restore() error {
 
 // adopt makes the holds match users, root file systems by image.
 func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
-	if err := h.own(); err != nil {
+	if err := h.owned(); err != nil {
 		return err
 	}
 	stale, err := h.records()
@@ -434,36 +416,18 @@ func (h *holds) close() error {
 	h.expiry.Wait()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.owner != nil {
-		err = errors.Join(err, h.owner.Close())
-		h.owner = nil
-	}
+	err = errors.Join(err, h.owner.Close())
+	h.owner = nil
 	return err
 }
 
-// own makes this process the only one that holds images in this store: the
-// records of two would be each other's to release.
-func (h *holds) own() error {
+// owned refuses to change the holds of a store that this process has only opened
+// to look at it: they are another crius's.
+func (h *holds) owned() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.owner != nil {
-		return nil
+	if h.owner == nil {
+		return fmt.Errorf("image store %s is not this crius's to change: %w", h.store.GraphRoot(), fault.Precondition)
 	}
-	path := filepath.Join(h.store.GraphRoot(), ownerName)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	// A record lock belongs to the process and ends with it.
-	err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAGAIN) {
-		f.Close()
-		return fmt.Errorf("%s: %w: another crius runs containers from this store; give this one a storage.root of its own",
-			path, fault.Precondition)
-	} else if err != nil {
-		f.Close()
-		return &os.PathError{Op: "lock", Path: path, Err: err}
-	}
-	h.owner = f
 	return nil
 }

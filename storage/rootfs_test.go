@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/testkit/image"
 	"github.com/crius-run/crius/internal/testkit/registry"
 	"github.com/crius-run/crius/internal/testkit/wait"
@@ -595,19 +596,82 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	}
 }
 
-// Only one process may hold images in a store.
+// A store has one owner: another crius can neither release its holds nor make its
+// own, and is told whose the store is. (The lock belongs to the process, so another
+// one has to take it.)
 func TestSecondOwnerIsRefused(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
-	// The lock belongs to the process, so another one has to take it.
-	other := n.child("own")
 	r := n.rootfs("a", img.ID)
-	err := n.MountRootfs(testContext(t), r)
-	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "another crius") {
-		t.Errorf("%v", err)
-	}
-	other.kill()
 	n.mount(r)
+	other := n.cfg
+	other.StateDir = filepath.Join(n.dir, "other")
+	said := n.childFails("own", other)
+	for _, want := range []string{"in use by", n.cfg.StateDir, fmt.Sprint("process ", os.Getpid()), "image.root"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("said %q, without %q", said, want)
+		}
+	}
+	if held, err := n.holds.records(); err != nil || len(held) != 1 {
+		t.Errorf("holds %v, %v", held, err)
+	}
+	n.removeRootfs(r)
+}
+
+// A store stays that of the crius whose containers use it, also while no server
+// runs; once there are none anybody may have it.
+func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	r := n.rootfs("a", img.ID)
+	n.mount(r)
+	mine := n.cfg
+	other := mine
+	other.StateDir = filepath.Join(n.dir, "other")
+	looking := other
+	looking.LeaveDebris = true
+	ok(t, n.Close())
+	for _, cfg := range []Config{other, looking} {
+		s, err := Open(testContext(t), cfg)
+		if taken := new(owner.TakenError); !errors.As(err, &taken) || taken.Running || !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), mine.StateDir) {
+			t.Errorf("%v, %v", s, err)
+		}
+	}
+	n.open()
+	if held, err := n.holds.records(); err != nil || len(held) != 1 {
+		t.Errorf("holds %v, %v", held, err)
+	}
+	n.removeRootfs(r)
+	ok(t, os.RemoveAll(r.Dir))
+	ok(t, n.Close())
+	n.cfg = other
+	n.open()
+}
+
+// Who only looks at a store changes no hold, also not when it undoes.
+func TestLookingReleasesNoHold(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	r := n.rootfs("a", img.ID)
+	n.mount(r)
+	ok(t, n.Close())
+	mine := n.cfg
+	n.cfg.LeaveDebris = true
+	n.open()
+	for name, err := range map[string]error{
+		"mount": n.MountRootfs(testContext(t), n.rootfs("b", img.ID)), "remove": n.Remove(testContext(t), img.ID),
+		"drop": n.holds.drop(testContext(t), img.ID, "a"), "adopt": n.Adopt(testContext(t), nil),
+	} {
+		if !errors.Is(err, fault.Precondition) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if held, err := n.holds.records(); err != nil || len(held) != 1 {
+		t.Errorf("holds %v, %v", held, err)
+	}
+	ok(t, n.Close())
+	n.cfg = mine
+	n.open()
 	n.removeRootfs(r)
 }
 

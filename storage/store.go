@@ -41,6 +41,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
 )
@@ -86,11 +87,42 @@ type Store struct {
 // Open opens the store and creates it where there is none. After a reboot it
 // looks for what a power cut has damaged: records of containers/storage are
 // moved aside, and images are deleted, to be pulled again. All others stay.
+//
+// A store has one owner, the crius of cfg.StateDir, until Close and for as long
+// as that has pods or containers on record. Another one is refused with an
+// *owner.TakenError.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	options, err := libraryOptions(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	lock, err := own(options.GraphRoot, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
+	}
+	s, err := openOwned(ctx, cfg, options, lock)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return s, nil
+}
+
+// own makes the crius of cfg the owner of the store; for who only looks, it says
+// whether that could be.
+func own(root string, cfg Config) (lock *owner.Lock, err error) {
+	if path := filepath.Join(root, ownerName); cfg.LeaveDebris {
+		err = owner.Look(path, cfg.StateDir)
+	} else if err = os.MkdirAll(root, 0o700); err == nil {
+		lock, err = owner.Take(path, cfg.StateDir, lockTime)
+	}
+	if taken := new(owner.TakenError); errors.As(err, &taken) {
+		err = fmt.Errorf("%w: %s", err, taken.Remedy("image.root"))
+	}
+	return lock, err
+}
+
+// openOwned opens the store of an owner; without one it is only looked at.
+func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock *owner.Lock) (_ *Store, err error) {
 	seals := &sealer{root: options.GraphRoot, runRoot: options.RunRoot, surveyed: cfg.Surveyed,
 		records: record.At[seal](filepath.Join(options.GraphRoot, sealsName), sealName, sealVersion),
 		sync:    !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
@@ -119,7 +151,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals, largeWindows: make(chan struct{}, 1)}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib, locks)
-	s.holds = newHolds(lib, locks, s.debris)
+	s.holds = newHolds(lib, locks, s.debris, lock)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.LeaveDebris {
 		err = trace.Call(ctx, "look through images", func() (err error) {

@@ -28,7 +28,7 @@ type Defect struct {
 const strayAge = time.Hour
 
 // Verify looks for what live root file systems, which are mounted, lack, for images that lost
-// layers and for layers that no image came to own. It reads records and looks
+// layers or the record that keeps other tools from removing them, and for layers that no image came to own. It reads records and looks
 // for directories, and walks through none.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	var defects []Defect
@@ -54,8 +54,29 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 			defect("its image is damaged: " + lost.Error())
 		}
 	}
+	unheld, err := s.unheld(live)
+	if err != nil {
+		return defects, err
+	}
 	more, err := s.defects(ctx, images)
-	return append(defects, more...), err
+	return slices.Concat(defects, unheld, more), err
+}
+
+// unheld are images that containers use and other tools may remove.
+func (s *Store) unheld(live []Rootfs) ([]Defect, error) {
+	images, err := s.holds.missing(live)
+	if err != nil {
+		return nil, fmt.Errorf("read container records: %w", err)
+	}
+	var defects []Defect
+	for _, image := range images {
+		defects = append(defects, Defect{
+			Object: "image " + image, Text: "containers use it, and the record " + holdPrefix + image + " that keeps other tools from removing it is gone",
+			Remedy: "the record is made again",
+			Mend:   func(ctx context.Context) error { return s.holds.heal(ctx, image) },
+		})
+	}
+	return defects, nil
 }
 
 func (s *Store) usable(image string) error {

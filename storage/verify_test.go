@@ -1,12 +1,15 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	cstorage "go.podman.io/storage"
 )
 
 // verify is what is said of live root file systems and of the store, a line
@@ -122,4 +125,75 @@ func TestVerify(t *testing.T) {
 		t.Errorf("after all: %q", got)
 	}
 	n.empty()
+}
+
+// The record that keeps an image from other tools is made again if one of those
+// has deleted it: at the next use, at a removal, by a repair and by a start.
+func TestLostHoldIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	for name, heal := range map[string]func(n *node, r Rootfs){
+		"use": func(n *node, r Rootfs) {
+			other := n.rootfs("other", r.ImageID)
+			n.mount(other)
+			n.removeRootfs(other)
+		},
+		"removal": func(n *node, r Rootfs) {
+			ok(n.t, n.Remove(testContext(n.t), r.ImageID))
+			if images := n.list(); len(images) != 0 {
+				n.t.Errorf("listed are %v", images)
+			}
+		},
+		"repair": func(n *node, r Rootfs) {
+			defects, err := n.Verify(testContext(n.t), []Rootfs{r})
+			if err != nil || len(defects) != 1 || defects[0].Mend == nil || !strings.Contains(defects[0].Object, r.ImageID) {
+				n.t.Fatalf("%+v, %v", defects, err)
+			}
+			ok(n.t, defects[0].Mend(testContext(n.t)))
+			if defects, err := n.Verify(testContext(n.t), []Rootfs{r}); err != nil || len(defects) != 0 {
+				n.t.Errorf("afterwards: %+v, %v", defects, err)
+			}
+		},
+		"start": func(n *node, r Rootfs) {
+			n.restart()
+			ok(n.t, n.Adopt(testContext(n.t), []Rootfs{r}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, img := pulled(t, motd(t, "x"))
+			r := n.rootfs("a", img.ID)
+			n.mount(r)
+			ok(t, n.store.DeleteContainer(holdID(img.ID)))
+			heal(n, r)
+			if _, err := n.store.DeleteImage(img.ID, true); !errors.Is(err, cstorage.ErrImageUsedByContainer) {
+				t.Errorf("another tool removes the image: %v", err)
+			}
+			n.removeRootfs(r)
+		})
+	}
+}
+
+// Without a server, too, an image in use that nothing keeps is found.
+func TestLostHoldIsFoundByLooking(t *testing.T) {
+	t.Parallel()
+	n, img := pulled(t, motd(t, "x"))
+	r := n.rootfs("a", img.ID)
+	n.mount(r)
+	mine := n.cfg
+	n.cfg.LeaveDebris = true
+	for _, lost := range []bool{false, true} {
+		if lost {
+			ok(t, n.store.DeleteContainer(holdID(img.ID)))
+		}
+		ok(t, n.Close())
+		n.open()
+		defects, err := n.Verify(testContext(t), []Rootfs{r})
+		if found := len(defects) == 1 && strings.Contains(defects[0].Text, holdPrefix+img.ID); err != nil || found != lost || !lost && len(defects) > 0 {
+			t.Errorf("lost %t: %+v, %v", lost, defects, err)
+		}
+	}
+	ok(t, n.Close())
+	n.cfg = mine
+	n.open()
+	n.removeRootfs(r)
 }

@@ -90,6 +90,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	if answers(ctx, c.API.Listen) {
 		return []finding{ok("in use by the server at %s, whose Status tells more", c.API.Listen)}
 	}
+	c.Image.StateDir = c.Root
 	store, err := storage.Open(ctx, c.Image)
 	if err != nil {
 		return []finding{fail("", "%v", err)}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/server/control"
 )
@@ -24,14 +26,37 @@ type keeper interface {
 // findKeeper is the running server, or who stands in for it: that one has the
 // state locked until release, so that no server can be started meanwhile.
 func findKeeper(cfg config.Config) (_ keeper, release func() error, err error) {
-	lock, err := pod.Lock(cfg.Root, 0)
-	if errors.Is(err, fault.Precondition) {
+	unlock, err := lockRoots(cfg, 0)
+	taken := new(owner.TakenError)
+	switch {
+	case errors.As(err, &taken):
+		return nil, nil, err
+	case errors.Is(err, fault.Precondition):
+		// The server of this root may have been started with another run root, and
+		// the one that answers there is another's.
+		if err := pod.RunIsOurs(cfg.RunRoot, cfg.Root); err != nil {
+			return nil, nil, err
+		}
 		return control.NewClient(controlSocket(cfg)), func() error { return nil }, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, nil, err
 	}
-	return standIn{cfg}, lock.Close, nil
+	return standIn{cfg}, unlock, nil
+}
+
+// lockRoots makes this process the only one that works on its roots. If a server of
+// the same root does, the error is fault.Precondition; if another crius has the run
+// root, it is an *owner.TakenError.
+func lockRoots(cfg config.Config, patience time.Duration) (unlock func() error, err error) {
+	state, err := pod.Lock(cfg.Root, patience)
+	if err != nil {
+		return nil, err
+	}
+	run, err := pod.LockRun(cfg.RunRoot, cfg.Root, patience)
+	if err != nil {
+		return nil, errors.Join(err, state.Close())
+	}
+	return func() error { return errors.Join(run.Close(), state.Close()) }, nil
 }
 
 // standIn does what a server would, where none runs.

@@ -50,11 +50,11 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.Surveyed = manager.patient()
-	lock, err := pod.Lock(cfg.Root, pod.ForkTime)
+	unlock, err := lockRoots(cfg, pod.ForkTime)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, lock.Close)
+	defer closing(&err, unlock)
 	counts := metrics.New()
 	tracer, endTraces, err := newTracer(cfg.Tracing, counts)
 	if err != nil {

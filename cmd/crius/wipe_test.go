@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/server/control"
 )
@@ -85,6 +86,49 @@ func TestAllowedNamesStay(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(cfg.Root, "pods")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pods: %v", err)
+	}
+}
+
+// No wipe and no check goes to a run root, or the server in it, that is another
+// crius's.
+func TestRunRootOfAnotherIsRefused(t *testing.T) {
+	mine, other := stateOf(t), stateOf(t, "lib/pods/"+strings.Repeat("a", 64)+"/pod.json")
+	unlock, err := lockRoots(other, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unlock(); err != nil { // its server does not run, and its pods do
+		t.Fatal(err)
+	}
+	mine.RunRoot = other.RunRoot
+	refused := func(when string, err error) {
+		t.Helper()
+		if taken := new(owner.TakenError); !errors.As(err, &taken) || !strings.Contains(err.Error(), other.Root) {
+			t.Errorf("%s: %v, want a refusal that names %s", when, err, other.Root)
+		}
+	}
+	_, err = lockRoots(mine, 0)
+	refused("a start", err)
+	_, _, err = findKeeper(mine)
+	refused("without a server", err)
+	server, err := pod.Lock(mine.Root, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = findKeeper(mine)
+	refused("with a server that has another run root", err)
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(other.Root, "pods")); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err = lockRoots(mine, 0)
+	if err != nil {
+		t.Fatalf("once the other has no pods: %v", err)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/oci"
@@ -148,6 +149,33 @@ func Lock(stateDir string, patience time.Duration) (io.Closer, error) {
 			return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
 		}
 	}
+}
+
+// LockRun makes sure that a run root is one server's alone, who keeps the lock of
+// its state directory: another one would sweep what is in it. The error of a run
+// root that is another crius's is an *owner.TakenError.
+func LockRun(runDir, stateDir string, patience time.Duration) (io.Closer, error) {
+	if err := os.MkdirAll(runDir, 0o711); err != nil {
+		return nil, err
+	}
+	lock, err := owner.Take(filepath.Join(runDir, "lock"), stateDir, patience)
+	if err != nil {
+		return nil, runTaken(runDir, err)
+	}
+	return lock, nil
+}
+
+// RunIsOurs says why the server that has a run root, if one has, is not the one of
+// the state directory.
+func RunIsOurs(runDir, stateDir string) error {
+	return runTaken(runDir, owner.Look(filepath.Join(runDir, "lock"), stateDir))
+}
+
+func runTaken(runDir string, err error) error {
+	if taken := new(owner.TakenError); errors.As(err, &taken) {
+		return fmt.Errorf("run root %s: %w: %s", runDir, err, taken.Remedy("run_root"))
+	}
+	return err
 }
 
 // Close calls off the pulls, waits for the other work under way and lets go of

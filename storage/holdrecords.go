@@ -1,0 +1,118 @@
+package storage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/types"
+
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// Holds as records of containers/storage. Other tools share those, and may delete
+// them: podman rm takes a hold's name like any other.
+
+// The ids of a hold's record and layer follow from the image, so that one that
+// a crash left is found, and its remains are overwritten.
+func holdID(image string) string    { return digestOf(holdPrefix + image) }
+func holdLayer(image string) string { return digestOf(holdPrefix + "layer-" + image) }
+
+func digestOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// makeRecord makes the record of an image. One that is there is fine.
+func (h *holds) makeRecord(ctx context.Context, image string) error {
+	metadata := ""
+	if h.hides(image) {
+		metadata = removedMark
+	}
+	err := trace.Call(ctx, "hold image", func() error {
+		_, err := h.store.CreateContainer(holdID(image), []string{holdPrefix + image}, image, holdLayer(image), metadata,
+			&cstorage.ContainerOptions{
+				IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},
+				LabelOpts:        []string{"disable"},
+			})
+		return err
+	})
+	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
+		return fmt.Errorf("hold image %s: %w", image, err)
+	}
+	return nil
+}
+
+// lost tells whether a record that was made is gone. While another process has
+// the records locked it is taken to be there: root file systems do not wait for
+// that.
+func (h *holds) lost(image string) bool {
+	if h.locks.held(toWrite) != nil {
+		return false
+	}
+	_, err := h.store.Container(holdID(image))
+	return errors.Is(err, cstorage.ErrContainerUnknown)
+}
+
+// missing are the images in use that have no record. Live are root file systems
+// that are known to be there: a store that is only looked at knows of no others.
+func (h *holds) missing(live []Rootfs) ([]string, error) {
+	records, err := h.records()
+	if err != nil {
+		return nil, err
+	}
+	looking := h.owned() != nil
+	var candidates []string
+	if looking {
+		for _, r := range live {
+			candidates = append(candidates, r.ImageID)
+		}
+	} else {
+		h.mu.Lock()
+		candidates = slices.Collect(maps.Keys(h.images))
+		h.mu.Unlock()
+	}
+	slices.Sort(candidates)
+	return slices.DeleteFunc(slices.Compact(candidates), func(image string) bool {
+		if _, held := records[image]; held {
+			return true
+		}
+		one := h.acquire(image) // the record of a new one is made before it has a user
+		defer h.release(one)
+		return !looking && (len(one.users) == 0 || !h.lost(image))
+	}), nil
+}
+
+// heal makes the record of an image in use that has none.
+func (h *holds) heal(ctx context.Context, image string) error {
+	if err := h.owned(); err != nil {
+		return err
+	}
+	one := h.acquire(image)
+	defer h.release(one)
+	if len(one.users) == 0 {
+		return nil
+	}
+	return h.keep(ctx, one)
+}
+
+// records are the images that have a hold, with its metadata.
+func (h *holds) records() (map[string]string, error) {
+	containers, err := h.store.Containers()
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, c := range containers {
+		if len(c.Names) == 1 && strings.HasPrefix(c.Names[0], holdPrefix) && c.ID == holdID(c.ImageID) {
+			found[c.ImageID] = c.Metadata
+		}
+	}
+	return found, nil
+}
