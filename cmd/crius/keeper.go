@@ -146,7 +146,8 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 }
 
 // removeParents removes the cgroups that containers and monitors were in, as far
-// as they are crius's own.
+// as they are crius's own, and nothing is in them: they may be another server's as
+// well.
 func removeParents(cfg config.Config) error {
 	names := []string{cfg.Runtime.MonitorCgroup}
 	if cfg.Runtime.CgroupDriver == "cgroupfs" && cfg.Pod.CgroupParent == "" {
@@ -158,7 +159,8 @@ func removeParents(cfg config.Config) error {
 			continue
 		}
 		pids, err := cgroup.Procs(name)
-		if err == nil && len(pids) == 0 {
+		below, belowErr := cgroup.Below(name, func(string) bool { return true })
+		if err = errors.Join(err, belowErr); err == nil && len(pids)+len(below) == 0 {
 			err = cgroup.Remove(name)
 		}
 		errs = append(errs, err)

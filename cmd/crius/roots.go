@@ -12,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
 )
 
 // root is a directory of state.
@@ -46,6 +47,9 @@ func rootsOf(cfg config.Config) roots {
 			if name, below := nameBelow(r.path, socket); below {
 				r.names = append(r.names, name, name+".lock")
 			}
+		}
+		if filepath.Clean(cfg.Pod.NamespacesDir) == filepath.Clean(r.path) {
+			r.names = append(r.names, ns.Dirs()...)
 		}
 		for _, place := range []string{cfg.Image.Root, cfg.Image.RunRoot, cfg.Image.TemporaryDir, cfg.Pod.NamespacesDir, cfg.RunRoot, cfg.Root} {
 			if name, below := nameBelow(r.path, place); below {

@@ -89,6 +89,19 @@ func TestAllowedNamesStay(t *testing.T) {
 	}
 }
 
+// The directories of namespaces may be in a root itself (O11).
+func TestRootsMayHoldNamespaces(t *testing.T) {
+	cfg := stateOf(t, "run/netns/crius-1", "run/ipcns/crius-1", "run/utsns/crius-1", "run/userns/crius-1")
+	cfg.Pod.NamespacesDir = cfg.RunRoot + "/"
+	r := rootsOf(cfg)
+	if err := errors.Join(r.ours(), r.remove()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(cfg.RunRoot); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the run root: %v", err)
+	}
+}
+
 // No wipe and no check goes to a run root, or the server in it, that is another
 // crius's.
 func TestRunRootOfAnotherIsRefused(t *testing.T) {

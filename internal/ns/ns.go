@@ -87,6 +87,15 @@ func kinds() []kind {
 	}
 }
 
+// Dirs are the names of the directories that a Spec's Dir has.
+func Dirs() []string {
+	var names []string
+	for _, k := range kinds() {
+		names = append(names, k.dir)
+	}
+	return names
+}
+
 // network namespaces are the only ones that other programs look for.
 func network() kind { return kind{unix.CLONE_NEWNET, "net", "netns", 0o755} }
 
