@@ -110,7 +110,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			return "", err
 		}
 		defer done()
-		id := newID()
+		id := markedID(e.mark)
 		if owner, ok := e.containers.reserve(name, id); !ok {
 			return e.sameContainer(owner, name, cfg)
 		}

@@ -34,6 +34,7 @@ type Engine struct {
 	host     spec.Host
 	defaults spec.Defaults
 	boot     string
+	mark     string // of our ids
 	mapping  mapping
 	meters   *cgroup.Meters
 
@@ -93,6 +94,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		host:       host,
 		defaults:   defaults,
 		boot:       boot,
+		mark:       mark(cfg.StateDir),
 		meters:     meters,
 		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),

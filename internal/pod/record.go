@@ -2,9 +2,7 @@ package pod
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -171,14 +169,6 @@ func requestOf(name any, parts ...proto.Message) (request, error) {
 		h.Write(text)
 	}
 	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
-}
-
-// newID makes an id: 64 hex digits, as every tool that reads cgroup names of
-// containers expects.
-func newID() string {
-	var id [32]byte
-	_, _ = rand.Read(id[:]) // never fails
-	return hex.EncodeToString(id[:])
 }
 
 // bootID changes with every boot of the machine.

@@ -92,7 +92,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		return "", err
 	}
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
-		id := newID()
+		id := markedID(e.mark)
 		if owner, ok := e.sandboxes.reserve(name, id); !ok {
 			return e.sameSandbox(owner, name, handler, cfg)
 		}

@@ -108,6 +108,15 @@ func (e *Engine) search() (map[string]*stray, error) {
 	return s.found, nil
 }
 
+// addShared is add for what is in a place that other servers of the node may use as
+// well.
+func (s *search) addShared(id, format string, args ...any) *stray {
+	if record.ValidID(id) && isOthers(id, s.mark) {
+		return nil
+	}
+	return s.add(id, format, args...)
+}
+
 // add notes a thing that bears the id; nil if it is no id of ours.
 func (s *search) add(id, format string, args ...any) *stray {
 	if !record.ValidID(id) {
@@ -197,7 +206,7 @@ func (s *search) pins() error {
 	netNS := ns.Spec{Dir: s.cfg.NamespacesDir, Net: true}
 	for name, paths := range pins {
 		for _, path := range paths {
-			if st := s.add(strings.TrimPrefix(name, pinPrefix), "namespace %s", path); st != nil {
+			if st := s.addShared(strings.TrimPrefix(name, pinPrefix), "namespace %s", path); st != nil {
 				netNS.Name = name
 				st.netNS = netNS.Paths().Net
 			}
@@ -272,7 +281,7 @@ func (s *search) cgroups() error {
 			if crios && s.found[id] == nil {
 				continue // CRI-O itself may run here
 			}
-			if st := s.add(id, "cgroup %s", name); st != nil {
+			if st := s.addShared(id, "cgroup %s", name); st != nil {
 				st.cgroups = append(st.cgroups, name)
 			}
 		}
@@ -302,7 +311,7 @@ func (s *search) leases() error {
 		if time.Since(l.Since) < leaseAge {
 			continue
 		}
-		if st := s.add(l.Owner, "%s", leaseTrace(l)); st != nil {
+		if st := s.addShared(l.Owner, "%s", leaseTrace(l)); st != nil {
 			st.leases = append(st.leases, l)
 		}
 	}

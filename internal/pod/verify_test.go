@@ -469,6 +469,36 @@ func TestVerifyFindsStrays(t *testing.T) {
 	b.removeAll(e)
 }
 
+// What bears the mark of another server's root is that server's, in the places that
+// servers may share; what bears our own is a stray.
+func TestThingsOfAnotherServerAreLeftAlone(t *testing.T) {
+	turn.SeeAddresses(t)
+	b := newBench(t)
+	e := b.engine()
+	for root, strays := range map[string]int{"/another/root": 0, b.cfg.StateDir: 3} {
+		id := markedID(mark(root))
+		pins := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + id, Net: true, UTS: true}
+		if _, err := ns.Create(pins); err != nil {
+			t.Fatal(err)
+		}
+		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: id, Since: time.Now().Add(-time.Hour)}
+		b.node.set(func() { b.node.leased = []network.Lease{lease} })
+		if found := b.verify(e, true); len(found) != strays {
+			t.Errorf("of root %s: %q, want %d findings", root, found, strays)
+		}
+		if strays > 0 {
+			continue
+		}
+		if _, err := ns.Inode(pins.Paths().UTS); err != nil || len(b.node.leased) != 1 {
+			t.Errorf("of root %s: namespace %v, leases %v", root, err, b.node.leased)
+		}
+		if err := ns.Remove(pins); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.removeAll(e)
+}
+
 // Addresses that are young, in use on this node, or of a stranger are nobody's
 // business.
 func TestForeignLeasesAreLeftAlone(t *testing.T) {

@@ -58,3 +58,38 @@ func TestSecondServerIsRefused(t *testing.T) {
 	w.silent(t, "with the server again")
 	c.exec(t, "echo alive")
 }
+
+// Two servers that have the cgroup parent, the directory of namespaces and the
+// leases in common leave each other's pods alone, dead containers and pods without
+// any included, whatever they check, repair and wipe (O12).
+func TestServersLeaveEachOthersPodsAlone(t *testing.T) {
+	t.Parallel()
+	first := private(t, node.Options{})
+	p := first.run(t, "crun")
+	running, dead := p.start(t, "sleep"), p.start(t, "exit 3")
+	dead.wait(t)
+	bare := first.run(t, "crun")
+	second := private(t, node.Options{Config: fmt.Sprintf("[pod]\nnamespaces_dir = %q\ncgroup_parent = %q\n", first.Path("ns"), first.CgroupParent())})
+	must(t, second.Write("cni/net.d/10-p.conflist", strings.ReplaceAll(portless, `{{.Path "cni" "leases"}}`, first.Path("cni", "leases"))))
+	other := second.run(t, "crun").start(t, "sleep")
+
+	second.silent(t, "the second server")
+	first.silent(t, "the first server")
+	for _, w := range []*world{second, first} {
+		if found := w.check(t, "--repair"); len(found) != 1 || found[0].Status != "ok" {
+			t.Errorf("repair: %+v", found)
+		}
+	}
+	other.exec(t, "echo alive")
+	if out, code := second.wipe(t, "", "--yes"); code != 0 {
+		t.Errorf("wipe: code %d: %s", code, out)
+	}
+	must(t, second.Kill())
+	if out, code := second.wipe(t, "", "--yes"); code != 0 {
+		t.Errorf("wipe without a server: code %d: %s", code, out)
+	}
+	must(t, second.Start(t.Context()))
+	first.silent(t, "after the wipe of the second")
+	running.exec(t, "echo alive")
+	bare.start(t, "sleep").exec(t, "echo alive")
+}

@@ -1,0 +1,52 @@
+package pod
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+)
+
+// Ids are 64 hex digits, as every tool that reads cgroup names of containers
+// expects. Servers of one node may share the places where things bear an id and
+// nothing else: cgroup parents, directories of namespaces, leases. So an id also
+// says whose it is: 40 digits are random, eight are a checksum that tells such an
+// id from one of an earlier version or of another runtime, and the last sixteen
+// name the root.
+
+// newID makes an id as versions before the mark did, and other runtimes do.
+func newID() string {
+	var id [32]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}
+
+const (
+	randomDigits = 40
+	markStart    = 48
+)
+
+// mark is what the ids of a root end with. It is made of the path as configured: a
+// root that is moved and linked to keeps it.
+func mark(root string) string {
+	sum := sha256.Sum256([]byte("crius root " + filepath.Clean(root)))
+	return hex.EncodeToString(sum[:])[:64-markStart]
+}
+
+// markedID makes an id of a root.
+func markedID(mark string) string {
+	random := newID()[:randomDigits]
+	return random + checksum(random, mark) + mark
+}
+
+func checksum(random, mark string) string {
+	sum := sha256.Sum256([]byte(random + mark))
+	return hex.EncodeToString(sum[:])[:markStart-randomDigits]
+}
+
+// isOthers tells whether a valid id is that of another crius: it has a mark, and
+// that is not ours. Whose an id without one is cannot be told.
+func isOthers(id, ours string) bool {
+	random, sum, mark := id[:randomDigits], id[randomDigits:markStart], id[markStart:]
+	return mark != ours && sum == checksum(random, mark)
+}
