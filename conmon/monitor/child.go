@@ -207,7 +207,8 @@ func (m *monitor) abandon() {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
-		_ = syscall.Nanosleep(&syscall.Timespec{Nsec: pause}, nil)
+		moment := syscall.NsecToTimespec(pause)
+		_ = syscall.Nanosleep(&moment, nil)
 	}
 }
 

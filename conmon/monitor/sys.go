@@ -49,8 +49,9 @@ func closeInherited() error {
 	return err
 }
 
-// sigaction is the kernel's struct: handler, flags, restorer, mask.
-type sigaction [4]uintptr
+// sigaction is the kernel's struct: handler, flags, restorer, mask. The mask has
+// 64 bits, which are two words on 32-bit architectures.
+type sigaction [5]uintptr
 
 // Handlers that the kernel itself provides. They survive exec.
 const (
@@ -197,13 +198,13 @@ func capacity(fd int) int {
 }
 
 func accept(listener int) (int, error) {
-	fd, _, errno := syscall.RawSyscall6(syscall.SYS_ACCEPT4, uintptr(listener), 0, 0, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0, 0)
+	fd, _, errno := syscall.RawSyscall6(sysAccept4, uintptr(listener), 0, 0, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0, 0)
 	return int(fd), failed(errno)
 }
 
 // transmit never waits.
 func transmit(fd int, packet []byte) error {
-	_, _, errno := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)),
+	_, _, errno := syscall.RawSyscall6(sysSendto, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)),
 		syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)
 	return failed(errno)
 }
@@ -215,7 +216,7 @@ func receive(fd int, packet, control []byte) (n, controlled int, err error) {
 	part.SetLen(len(packet))
 	msg := syscall.Msghdr{Iov: &part, Iovlen: 1, Control: unsafe.SliceData(control)}
 	msg.SetControllen(len(control))
-	got, _, errno := syscall.RawSyscall(syscall.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), syscall.MSG_CMSG_CLOEXEC)
+	got, _, errno := syscall.RawSyscall(sysRecvmsg, uintptr(fd), uintptr(unsafe.Pointer(&msg)), syscall.MSG_CMSG_CLOEXEC)
 	return int(got), int(msg.Controllen), failed(errno)
 }
 

@@ -1,0 +1,11 @@
+//go:build !386
+
+package monitor
+
+import "syscall"
+
+const (
+	sysAccept4 = syscall.SYS_ACCEPT4
+	sysSendto  = syscall.SYS_SENDTO
+	sysRecvmsg = syscall.SYS_RECVMSG
+)
