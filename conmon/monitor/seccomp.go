@@ -48,15 +48,22 @@ func refuseCalls() error {
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setNoNewPrivs, 1, 0); errno != 0 {
 		return errno
 	}
-	filter := callFilter()
+	var filter [filterLength]syscall.SockFilter
+	writeFilter(&filter)
 	program := syscall.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	_, _, errno := syscall.RawSyscall(sysSeccomp, setModeFilter, allThreads, uintptr(unsafe.Pointer(&program)))
 	return failed(errno)
 }
 
-// callFilter is a program for seccomp(2): it looks at the call's number, which is
-// at 0 of struct seccomp_data, and its architecture, which is at 4.
-func callFilter() []syscall.SockFilter {
+// filterLength is the number of instructions before, for, and after the calls in
+// refused.
+const filterLength = 7 + len(refused) + 5
+
+// writeFilter writes a program for seccomp(2): it looks at the call's number, which
+// is at 0 of struct seccomp_data, and its architecture, which is at 4. The caller
+// has the program on its stack: on the heap it would occupy pages of its own for as
+// long as the monitor lives.
+func writeFilter(filter *[filterLength]syscall.SockFilter) {
 	const (
 		load       = syscall.BPF_LD | syscall.BPF_W | syscall.BPF_ABS
 		equal      = syscall.BPF_JMP | syscall.BPF_JEQ | syscall.BPF_K
@@ -72,22 +79,23 @@ func callFilter() []syscall.SockFilter {
 		refuse     = withError | uint32(syscall.EPERM)
 		lack       = withError | uint32(syscall.ENOSYS) // so that clone is called instead, which can be looked into
 	)
-	filter := make([]syscall.SockFilter, 0, len(refused)+12)
-	filter = append(filter,
-		syscall.SockFilter{Code: load, K: 4},
-		syscall.SockFilter{Code: equal, K: audit, Jt: 1},
-		syscall.SockFilter{Code: answer, K: refuse},
-		syscall.SockFilter{Code: load, K: 0},
-		syscall.SockFilter{Code: equal, K: sysClone3, Jf: 1},
-		syscall.SockFilter{Code: answer, K: lack},
-		syscall.SockFilter{Code: atLeast, K: x32, Jt: uint8(len(refused) + 4)})
+	first := copy(filter[:], []syscall.SockFilter{
+		{Code: load, K: 4},
+		{Code: equal, K: audit, Jt: 1},
+		{Code: answer, K: refuse},
+		{Code: load, K: 0},
+		{Code: equal, K: sysClone3, Jf: 1},
+		{Code: answer, K: lack},
+		{Code: atLeast, K: x32, Jt: uint8(len(refused) + 4)},
+	})
 	for i, call := range refused {
-		filter = append(filter, syscall.SockFilter{Code: equal, K: call, Jt: uint8(len(refused) - i - 1 + 4)})
+		filter[first+i] = syscall.SockFilter{Code: equal, K: call, Jt: uint8(len(refused) - i - 1 + 4)}
 	}
-	return append(filter,
-		syscall.SockFilter{Code: equal, K: syscall.SYS_CLONE, Jf: 2},
-		syscall.SockFilter{Code: load, K: cloneFlags},
-		syscall.SockFilter{Code: hasAny, K: namespaces, Jt: 1},
-		syscall.SockFilter{Code: answer, K: allow},
-		syscall.SockFilter{Code: answer, K: refuse})
+	copy(filter[first+len(refused):], []syscall.SockFilter{
+		{Code: equal, K: syscall.SYS_CLONE, Jf: 2},
+		{Code: load, K: cloneFlags},
+		{Code: hasAny, K: namespaces, Jt: 1},
+		{Code: answer, K: allow},
+		{Code: answer, K: refuse},
+	})
 }
