@@ -9,6 +9,7 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs
 BIN ?= bin
+comma := ,
 LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(LINT_VERSION)
 
@@ -60,6 +61,19 @@ node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
+
+# Without a release yet, the oldest state whose records the current one promises to read.
+PREVIOUS ?= $(shell git describe --tags --abbrev=0 HEAD^ 2>/dev/null || echo 9851b21)
+
+.PHONY: node-upgrade
+node-upgrade: ## Upgrade the package of such a machine under running pods. PREVIOUS=commit: from that one; DRIVER= HANDLER=
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	rm -rf .cache/previous && mkdir -p .cache/previous
+	git archive '$(PREVIOUS)' | tar -x -C .cache/previous
+	@$(MAKE) --no-print-directory -C .cache/previous VERSION="$$(git describe --tags --always '$(PREVIOUS)')" packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages -previous .cache/previous/bin/packages \
+		$(if $(SUITE),-suite $(SUITE)) -driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc-current$(comma)crun)
 
 .PHONY: node-qemu
 node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.

@@ -16,6 +16,10 @@
 //
 //	systemd/runc: 102 passed, 0 failed, 20 skipped
 //
+// With -previous DIR (make node-upgrade) critest is not run. The machine gets
+// the DEB in DIR, pods and sessions, and then the current one: what the package
+// promises of upgrades is looked at one by one.
+//
 // With -cuts N (make powercut) it does something else: the power of machines is
 // cut N times while crius pulls, creates and removes, and after each boot
 // everything that it says to have is compared with what it should be. See
@@ -45,7 +49,10 @@ import (
 )
 
 // options are what one run is about; the guest reads them as JSON.
-type options struct{ Driver, Handler, Focus string }
+type options struct {
+	Driver, Handler, Focus string
+	Upgrade                bool `json:",omitempty"` // from the previous package, instead of critest
+}
 
 func main() {
 	kind := flag.String("machine", "uml", "kind of the machine, uml or qemu")
@@ -55,6 +62,7 @@ func main() {
 	suite := flag.String("suite", "trixie", "Debian's release in the machine")
 	parallel := flag.Int("parallel", 0, "machines that run at the same time; 0: as many as two processors can bear")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
+	previous := flag.String("previous", "", "directory with the DEB to upgrade from, instead of running critest")
 	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
 	work := flag.Duration("work", 5*time.Second, "the longest time that a machine works before its power is cut")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
@@ -64,7 +72,7 @@ func main() {
 	var runs []options
 	for d := range strings.SplitSeq(*driver, ",") {
 		for h := range strings.SplitSeq(*handler, ",") {
-			runs = append(runs, options{d, h, *focus})
+			runs = append(runs, options{d, h, *focus, *previous != ""})
 		}
 	}
 	if *cuts > 0 {
@@ -75,7 +83,7 @@ func main() {
 		}
 		return
 	}
-	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, atOnce: *parallel}
+	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, atOnce: *parallel}
 	if b.machine == nil {
 		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml or qemu\n", *kind)
 		os.Exit(2)
@@ -95,6 +103,7 @@ type bench struct {
 	machine  machine
 	suite    string // Debian's release
 	packages string // directory of the DEB
+	previous string // directory of the DEB to upgrade from, if any
 	atOnce   int    // machines that may run at the same time
 
 	cache string            // directory of everything that is kept
@@ -146,6 +155,9 @@ type outcome struct {
 // usual one its kind before.
 func (b *bench) name(o options) string {
 	name := o.Driver + "/" + o.Handler
+	if o.Upgrade {
+		name = "upgrade/" + name
+	}
 	if b.kind != "uml" {
 		name = b.kind + "/" + name
 	}
@@ -219,8 +231,12 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{
+	files := map[string]string{
 		"guest": guest, "critest": parts.Suite, "busybox": parts.Busybox, "standin": parts.Standin, "crius.deb": deb,
 		"runc-current": runc,
-	}, nil
+	}
+	if b.previous != "" {
+		files["previous.deb"], err = newest(filepath.Join(b.previous, "crius_*.deb"))
+	}
+	return files, err
 }

@@ -1,15 +1,16 @@
 /*
- * Preloaded into user-mode Linux, so that it runs on processors with AMX.
+ * Preloaded into user-mode Linux, so that it runs whatever extended registers the
+ * processor has, AMX's among them.
  *
  * UML before 6.13 keeps 2696 bytes of a process's extended registers. Where the
  * processor has more, the kernel refuses to set less than all of them (EFAULT),
- * and UML's init dies at its first instruction. This sets what UML has, on top
- * of what the process has: the rest is AMX's, which guests never use.
+ * and UML's init dies at its first instruction; where it has less, it refuses to
+ * set more (EINVAL). This sets what UML has, on top of what the process has: the
+ * rest is AMX's, which guests never use.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/ptrace.h>
@@ -22,14 +23,13 @@ static long set_xstate(ptrace_function real, pid_t pid, const struct iovec *want
 {
 	static _Alignas(64) unsigned char all[1 << 16]; /* UML is one thread */
 	struct iovec whole = {all, sizeof all};
+	size_t length = wanted->iov_len;
 
 	if (real(PTRACE_GETREGSET, pid, (void *)NT_X86_XSTATE, &whole) < 0)
 		return -1;
-	if (wanted->iov_len > whole.iov_len) {
-		errno = EINVAL;
-		return -1;
-	}
-	memcpy(all, wanted->iov_base, wanted->iov_len);
+	if (wanted->iov_len > whole.iov_len)
+		length = whole.iov_len;
+	memcpy(all, wanted->iov_base, length);
 	return real(PTRACE_SETREGSET, pid, (void *)NT_X86_XSTATE, &whole);
 }
 

@@ -2,6 +2,9 @@
 // systemd node of which nothing else is expected. It installs crius from its
 // DEB, configures it as the operator would, runs critest against the service
 // and looks for what is left behind. Its results go into the directory out.
+//
+// Asked for an upgrade, it installs the previous package instead, runs pods, and
+// upgrades the package under them (upgrade.go).
 package main
 
 import (
@@ -30,7 +33,10 @@ const (
 )
 
 // options are what the host wants; it writes them as JSON.
-type options struct{ Driver, Handler, Focus string }
+type options struct {
+	Driver, Handler, Focus string
+	Upgrade                bool
+}
 
 func main() {
 	err := os.MkdirAll("out", 0o755)
@@ -64,7 +70,10 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer images.Close()
-	if err := install(o); err != nil {
+	if o.Upgrade {
+		return upgrade(ctx, o)
+	}
+	if err := errors.Join(installPackage("crius.deb"), configure(o)); err != nil {
 		return err
 	}
 	log, err := os.Create("out/suite.log")
@@ -92,6 +101,12 @@ func run(ctx context.Context) error {
 	if err := os.WriteFile("out/wrong", []byte(strings.Join(wrong, "\n")), 0o644); err != nil {
 		return err
 	}
+	return saveLeftovers(o, before)
+}
+
+// saveLeftovers notes what is there that was not there before, and stops the
+// service.
+func saveLeftovers(o options, before []string) error {
 	left, err := settle(o, before)
 	if err != nil {
 		return err
@@ -110,16 +125,11 @@ func (o options) parent() string {
 	return "/pods"
 }
 
-// install installs the package and follows its documentation. The service comes
-// up as it is shipped.
-func install(o options) error {
-	packages, err := filepath.Glob("*.deb")
-	if err != nil || len(packages) != 1 {
-		return fmt.Errorf("packages of crius: %q, %w", packages, err)
-	}
-	if err := command("dpkg", "--install", packages[0]); err != nil {
-		return err
-	}
+func installPackage(deb string) error { return command("dpkg", "--install", deb) }
+
+// configure follows the package's documentation. The service comes up as it is
+// shipped.
+func configure(o options) error {
 	runc, err := filepath.Abs("runc-current")
 	if err != nil {
 		return err
