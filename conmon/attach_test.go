@@ -15,7 +15,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 var everything = conmon.Streams{Stdin: true, Stdout: true, Stderr: true}

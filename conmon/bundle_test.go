@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/mount"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // runtimes are those that the tests run against.

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // stranger is a client without manners.

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // serverRole makes this test program a server that can be killed: it launches

@@ -16,8 +16,8 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/program"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // fake replaces the runtime by a shell script. Its arguments are the real one's.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // newNamed has a runtime that takes the container's streams by name.

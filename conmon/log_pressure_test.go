@@ -15,12 +15,12 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/torrent"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/torrent"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 var buildPour = sync.OnceFunc(func() {
-	build(filepath.Join(rootfs, "pour"), "../internal/testkit/torrent/pour")
+	build(filepath.Join(rootfs, "pour"), "../test/kit/torrent/pour")
 })
 
 // torrential is a container that writes to both streams as fast as it can.

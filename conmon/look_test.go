@@ -14,7 +14,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/hangfs"
+	"github.com/crius-run/crius/test/kit/hangfs"
 )
 
 // What is there is told from what is not.

@@ -15,8 +15,8 @@ import (
 
 	_ "github.com/crius-run/crius/conmon/monitor" // so that a cached result is not that of another monitor
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/claim"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // Built once for all tests.

@@ -16,8 +16,8 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/testkit/hangfs"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/hangfs"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A monitor that cannot even be killed, since it waits for a file server, is

@@ -23,8 +23,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/testkit/program"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // plainConf is a bridge without a portmap plugin.

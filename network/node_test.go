@@ -18,7 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/test/kit/program"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestInterfaces(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	testprogram "github.com/crius-run/crius/internal/testkit/program"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
 // The versions of the advisories, and those of distributions.

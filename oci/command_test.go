@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	testprogram "github.com/crius-run/crius/internal/testkit/program"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	testprogram "github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func script(t *testing.T, text string) string {

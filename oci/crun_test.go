@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/claim"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // crun below 1.9 mounts itself somewhere at each call. Killed just then it

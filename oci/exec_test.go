@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // flood is what commands print that do not end.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
-	testprogram "github.com/crius-run/crius/internal/testkit/program"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
 const idMaps = `{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0","mountOptions":["rro"],"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}`

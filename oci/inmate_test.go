@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/test/kit/claim"
 )
 
 // helperOf is a process with the arguments of a sandbox's helper, in the cgroup of

@@ -15,7 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 )
 
 // ServeAsCrio answers as Serve does and, on the same socket, what cAdvisor asks

@@ -26,9 +26,9 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // logs is where the package's log lines go while tests run.

@@ -12,7 +12,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

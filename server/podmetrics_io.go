@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod"
 )
 
 func diskMetrics() []podMetric {

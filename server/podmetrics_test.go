@@ -19,8 +19,8 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

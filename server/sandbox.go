@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 )
 
 // sandboxAPI is the part of RuntimeService that deals with pods.

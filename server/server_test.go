@@ -18,7 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 )
 
 // One fix in nine of the field's largest runtimes is for a crash of the daemon.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod"
 )
 
 // statsAPI is the part of RuntimeService that measures. The lists are of all

@@ -10,8 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 )
 
 func manySandboxes(n int) []*pod.SandboxView {

@@ -16,7 +16,7 @@ import (
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // zstdOf compresses as real builders do.

@@ -12,8 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/registry"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // replaceManifest makes the registry serve other bytes as any manifest.

@@ -13,7 +13,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // configOf is an image without layers whose config is what fields add to the

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/registry"
-	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
 )
 
 // family makes images that share layers, so that they get in each other's way.

@@ -12,7 +12,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestDownloads(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 
 	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/registry"
-	"github.com/crius-run/crius/internal/testkit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
 )
 
 // BenchmarkRootfs compares the two ways to give a container a writable layer:

@@ -20,7 +20,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // synced is for tests of seals, which want the real thing.

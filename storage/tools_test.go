@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // skopeo runs Debian's skopeo, which brings its own, older copies of the

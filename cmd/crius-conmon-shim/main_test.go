@@ -22,7 +22,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/test/kit/program"
 )
 
 // Started by hand it says what it is, and exits.

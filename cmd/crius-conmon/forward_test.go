@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/refusing"
+	"github.com/crius-run/crius/test/kit/refusing"
 )
 
 // echo answers on a port of the loopback once all has been sent.

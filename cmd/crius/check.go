@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 )
 
 // A check looks at one thing that a node needs. It harms nothing and is safe

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crius-run/crius/internal/config"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/control"
 )
 

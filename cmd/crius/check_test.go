@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/config"
-	testprogram "github.com/crius-run/crius/internal/testkit/program"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
 // testNode is a node whose host is an empty directory but for the given files,

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/server/stream"

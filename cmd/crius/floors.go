@@ -4,12 +4,12 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/crius-run/crius/internal/config"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 )
 
 // generated are the files of the repository that are made from the command line

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 )
 
 func TestGeneratedFilesAreFresh(t *testing.T) {

@@ -8,11 +8,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/config"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/control"
 )
 

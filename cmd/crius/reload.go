@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"

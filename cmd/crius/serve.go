@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/control"
 	"github.com/crius-run/crius/server/metrics"

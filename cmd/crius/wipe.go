@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/server/control"
 )

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/config"
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/control"
 )
 

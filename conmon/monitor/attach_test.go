@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // TestShareNeverWaits: a pipe that nobody reads takes MostBehind bytes, and then

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // containerd#12375: who is told of the exit finds the log complete, however much the

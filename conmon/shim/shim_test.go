@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/crius-run/crius/internal/fault"
-	testprogram "github.com/crius-run/crius/internal/testkit/program"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	testprogram "github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestAnswersToStart(t *testing.T) {

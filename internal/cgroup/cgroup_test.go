@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/claim"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // populate waits until there are that many processes in cgroup.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // Nobody is moved by it: not this process, and not the threads with which Start

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/test/kit/program"
 )
 
 // parser puts a script in the place of apparmor_parser, which can do nothing on

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // Threads and files must be given back. Not parallel: it counts those of the

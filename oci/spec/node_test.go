@@ -24,8 +24,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/testkit/claim"
-	"github.com/crius-run/crius/internal/testkit/program"
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/program"
 )
 
 // report is what the probe says of the container from within.

@@ -9,7 +9,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

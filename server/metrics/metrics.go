@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

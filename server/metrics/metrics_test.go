@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
 

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
+	"github.com/crius-run/crius/pod"
 )
 
 // nodeCollector makes metrics of a summary of the node.

@@ -22,9 +22,9 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/testkit/collector"
-	"github.com/crius-run/crius/internal/testkit/refusing"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/test/kit/collector"
+	"github.com/crius-run/crius/test/kit/refusing"
 )
 
 const (

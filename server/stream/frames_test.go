@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sync/semaphore"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // webFrame is a frame of a client, of which the payload's end may be missing.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A clock that is set must neither cut all sessions off nor let silent ones

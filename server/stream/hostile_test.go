@@ -24,9 +24,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/pod"
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // patience is how long something may take that is promised to happen soon.

@@ -19,8 +19,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/tlsfile"
 )
 

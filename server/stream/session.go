@@ -15,8 +15,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/crius-run/crius/internal/panics"
-	"github.com/crius-run/crius/internal/pod"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
 )
 
 // session is one client's connection.

@@ -20,9 +20,9 @@ import (
 	utilexec "k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/pod"
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestMain(m *testing.M) {

@@ -8,7 +8,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // loadRole makes this program ask one server that is there already.

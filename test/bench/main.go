@@ -26,7 +26,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // A row is one thing that is measured.

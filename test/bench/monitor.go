@@ -17,7 +17,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // ociRuntime makes the containers for either monitor.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/inventory"
+	"github.com/crius-run/crius/test/kit/inventory"
 )
 
 const (

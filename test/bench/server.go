@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // server is any server of CRI, in a node of its own.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/critest"
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/critest"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // TestCritest runs the suite with every handler: the whole of it with Debian's

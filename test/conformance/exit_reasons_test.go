@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -7,9 +7,9 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/scene"
 )
 

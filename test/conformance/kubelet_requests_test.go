@@ -14,8 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/inventory"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/tools"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/scene"
 )
 

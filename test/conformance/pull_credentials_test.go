@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/registry"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/scene"
 )
 

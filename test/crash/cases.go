@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/testkit/inventory"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // What is done at a point.

@@ -11,11 +11,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/inventory"
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 const greeting = "Hello from a pod run by crius!"

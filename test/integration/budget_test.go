@@ -11,8 +11,8 @@ import (
 
 	spdyframes "github.com/moby/spdystream/spdy"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // A client whose input nobody takes is stopped, not stored: of what the clients

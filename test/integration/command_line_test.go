@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // crius runs a subcommand on the node's configuration.

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/tools"
-	"github.com/crius-run/crius/internal/testkit/torrent"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/torrent"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // torrentImage has the program that writes a torrent as its entry point.
@@ -29,7 +29,7 @@ func (w *world) torrentImage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pour, err := image.GoProgram(t.Context(), "pour", repo, "./internal/testkit/torrent/pour")
+	pour, err := image.GoProgram(t.Context(), "pour", repo, "./test/kit/torrent/pour")
 	if err != nil {
 		t.Fatal(err)
 	}

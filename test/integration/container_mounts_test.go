@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 func withMounts(mounts ...*cri.Mount) containerChange {

@@ -8,8 +8,8 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
 // run with an image's own entry point and arguments, unless change says other.

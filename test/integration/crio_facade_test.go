@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // sight is what cAdvisor takes a cgroup for; see test/cadvisor.

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // brittle is a node whose handler "brittle" is a runtime that may be told to

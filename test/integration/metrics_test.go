@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // metrics are the server's own, as text.

@@ -8,8 +8,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestContainersOfAPodShareIPCAndUTSNamespaces(t *testing.T) {

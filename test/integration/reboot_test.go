@@ -6,7 +6,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // After a reboot nothing runs any more, and what is left on the disk (records

@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
 func (p *pod) stats(t *testing.T) *cri.PodSandboxStats {

@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -6,9 +6,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/collector"
-	"github.com/crius-run/crius/internal/testkit/node"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/collector"
+	"github.com/crius-run/crius/test/kit/node"
 )
 
 // A kubelet's trace goes on in the server, down to the steps of the work.

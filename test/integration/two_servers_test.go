@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // refusedServer starts a second server on the node, which is to end by itself, and

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/crius-run/crius/internal/testkit/critest"
+	"github.com/crius-run/crius/test/kit/critest"
 )
 
 // outputSize is that of the disk for results, of which only what is written

@@ -44,8 +44,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/critest"
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/critest"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // options are what one run is about; the guest reads them as JSON.

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // cutting is a number of power cuts, spread over a few machines that each keep

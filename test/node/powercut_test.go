@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/image"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // diskWith is a disk of four physical sectors, to which the versions 1, 2, 3 … of the

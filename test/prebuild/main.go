@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crius-run/crius/internal/testkit/tools"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // builds are all programs in the order in which they are built.

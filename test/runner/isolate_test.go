@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/test/kit/claim"
 )
 
 func TestMain(m *testing.M) {

@@ -33,7 +33,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/crius-run/crius/internal/testkit/claim"
+	"github.com/crius-run/crius/test/kit/claim"
 )
 
 func main() {

@@ -14,7 +14,7 @@ import (
 // they do not run alone in the end.
 var longest = []string{
 	"test/conformance", "test/integration", "test/runtimes", "storage", "conmon", "test/crash", "test/faults",
-	"network", "server", "internal/pod", "oci/spec", "internal/cgroup", "test/script",
+	"network", "server", "pod", "oci/spec", "internal/cgroup", "test/script",
 }
 
 // programs are the packages whose tests wait for other programs, which the race

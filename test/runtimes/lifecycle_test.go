@@ -9,9 +9,9 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -20,9 +20,9 @@ import (
 	"testing"
 	"text/tabwriter"
 
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/tools"
-	"github.com/crius-run/crius/internal/testkit/turn"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/turn"
 	"github.com/crius-run/crius/test/scene"
 )
 

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crius-run/crius/internal/testkit/program"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // Each runs a test once per handler, as subtests that run side by side.

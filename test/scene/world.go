@@ -24,13 +24,13 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/claim"
-	"github.com/crius-run/crius/internal/testkit/image"
-	"github.com/crius-run/crius/internal/testkit/inventory"
-	"github.com/crius-run/crius/internal/testkit/kubelet"
-	"github.com/crius-run/crius/internal/testkit/node"
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // LimitSeconds is the time limit of a request that is not meant to reach it, in

@@ -9,8 +9,8 @@ import (
 	"net/http"
 	"os"
 
-	"github.com/crius-run/crius/internal/testkit/wait"
 	"github.com/crius-run/crius/test/images/facts"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func serve(args []string) error {

@@ -19,11 +19,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crius-run/crius/internal/testkit/critest"
-	"github.com/crius-run/crius/internal/testkit/inventory"
-	"github.com/crius-run/crius/internal/testkit/registry"
-	"github.com/crius-run/crius/internal/testkit/tools"
-	"github.com/crius-run/crius/internal/testkit/wait"
+	"github.com/crius-run/crius/test/kit/critest"
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
 // probes are run by exec in a container to which nothing but the default

@@ -10,7 +10,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/testkit/kubelet"
+	"github.com/crius-run/crius/test/kit/kubelet"
 )
 
 // load works at random until the power is cut: images come and go, pods too,

@@ -1,0 +1,81 @@
+// Package config is the configuration of crius: one tree of structs whose tags
+// are the only place where an option is named and explained. The TOML file,
+// its template, the command line flags, `crius config`, the manual page and
+// the completions are all read off that tree, so that none of them can lag
+// behind.
+//
+// Every package owns the options of its own room (server.Config, pod.Config,
+// oci.Config, storage.Config, network.Config) and what they mean when nothing
+// is said (its DefaultConfig); this package only composes them.
+//
+// # Where values come from
+//
+// Later wins: the defaults, the configuration file, the drop-ins of its
+// drop-in directory in the order of their names, the command line flags.
+// Tables merge key by key, also the ones of a runtime handler; lists replace
+// the list from before.
+//
+// # What is refused
+//
+// An unknown key is an error and not a remark: a misspelt security option must
+// not pass for one that is in force. It is answered with the key that was
+// probably meant. All problems of all sources are reported at once, each with
+// file, line and key.
+package config
+
+import (
+	"path/filepath"
+
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/metrics"
+	"github.com/crius-run/crius/server/otlp"
+	"github.com/crius-run/crius/storage"
+)
+
+// DefaultFile is read when no other file is named. It need not exist.
+const DefaultFile = "/etc/crius/crius.toml"
+
+// Config is everything that an operator can set.
+type Config struct {
+	Root      string `toml:"root" help:"directory of what must survive a reboot: records of pods and containers, writable layers"`
+	RunRoot   string `toml:"run_root" help:"directory of what a reboot may take away: bundles, mounts, sockets"`
+	LogLevel  string `toml:"log_level" help:"least severe message that is logged: debug, info, warn or error"`
+	LogFormat string `toml:"log_format" help:"form of the log on standard error: text or json"`
+
+	API     server.Config  `toml:"api" help:"The CRI endpoint."`
+	Metrics metrics.Config `toml:"metrics" help:"Metrics for Prometheus."`
+	Tracing otlp.Config    `toml:"tracing" help:"Traces of OpenTelemetry."`
+	Pod     pod.Config     `toml:"pod" help:"The node's policy for pods and containers."`
+	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
+	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`
+	Network network.Config `toml:"network" help:"CNI."`
+}
+
+// Default is the configuration of a node without configuration files.
+func Default() Config {
+	c := Config{
+		Root:      "/var/lib/crius",
+		RunRoot:   "/run/crius",
+		LogLevel:  "info",
+		LogFormat: "text",
+		API:       server.DefaultConfig(),
+		Metrics:   metrics.Config{IncludedPodMetrics: server.DefaultPodMetricKinds()},
+		Pod:       pod.DefaultConfig(),
+		Runtime:   oci.DefaultConfig(),
+		Image:     storage.DefaultConfig(),
+		Network:   network.DefaultConfig(),
+	}
+	c.spread()
+	return c
+}
+
+// spread hands the options of the top level to the rooms that work with them.
+func (c *Config) spread() {
+	c.Pod.StateDir = c.Root
+	c.Pod.RunDir = c.RunRoot
+	c.API.PodMetrics = c.Metrics.IncludedPodMetrics
+	c.Metrics.Socket = filepath.Join(c.RunRoot, "metrics.sock")
+}

@@ -1,0 +1,246 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// A removal that cannot be finished is a debt: the object is gone for readers,
+// its name is free, and the rest follows when that is possible.
+func TestRemovalThatFailsIsADebt(t *testing.T) {
+	for _, step := range []string{"remove rootfs", "delete"} {
+		timeless(t, func(t *testing.T, b *bench) {
+			e := b.engine()
+			pod := b.run(e, "a")
+			ctr := b.start(e, pod, "c")
+			b.node.set(func() { b.node.fail[step] = errInjected })
+			for range 2 {
+				if err := e.RemoveContainer(t.Context(), ctr); err != nil {
+					t.Errorf("%s: %v", step, err)
+				}
+			}
+			if _, err := e.Container(ctr); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
+				t.Errorf("%s: the removed container: %v; %d debts", step, err, e.debtCount())
+			}
+			again := b.create(e, pod, "c") // the same name
+			b.node.set(func() { delete(b.node.fail, step) })
+			b.awaitCleanups(e)
+			if _, err := e.Container(again); err != nil {
+				t.Errorf("%s: paying the debt took the new container: %v", step, err)
+			}
+			b.remove(e, pod)
+			b.nothingLeft()
+		})
+	}
+}
+
+func TestRemovalOfAPodThatFailsIsADebt(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	cfg := podConfig("a")
+	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD // an infra container
+	pod, err := e.RunSandbox(t.Context(), "", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.StopSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	b.node.set(func() { b.node.fail["delete"] = errInjected })
+	if err := e.RemoveSandbox(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	if _, err := e.Sandbox(pod); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
+		t.Errorf("the removed pod: %v; %d debts", err, e.debtCount())
+	}
+	b.node.set(func() { delete(b.node.fail, "delete") })
+	b.close(e)
+	b.engine() // whose records have the debt
+	b.nothingLeft()
+}
+
+// Whatever happened to an image, and to a handler, the server starts, and the
+// images of containers that it cannot manage now stay held.
+func TestStartWithoutImageOrHandler(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	b.node.set(func() { b.node.fail["adopt"] = fault.NotFound })
+	e = b.engine()
+	if _, err := e.Container(ctr); err != nil {
+		t.Errorf("without its image: %v", err)
+	}
+	b.close(e)
+	b.node.set(func() { delete(b.node.fail, "adopt"); b.node.unknown = true })
+	b.close(b.engine())
+	if !b.node.rootfs[ctr] {
+		t.Error("the image of a container of an unknown handler was let go of")
+	}
+	b.node.set(func() { b.node.unknown = false })
+	e = b.engine()
+	if v, err := e.Container(ctr); err != nil || v.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("with its handler back: %+v, %v", v, err)
+	}
+	b.remove(e, pod)
+}
+
+// A pod whose network is being given back never comes back to life: the address
+// may be another one's by then.
+func TestStopThatIsCutShort(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	hang := make(chan struct{})
+	b.node.set(func() { b.node.block["detach"] = hang })
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _ = e.StopSandbox(ctx, pod) }()
+	b.awaitCalls("detach", 1)
+	cancel()
+	// The server is killed: another one finds what is on disk.
+	b.node.set(func() { delete(b.node.block, "detach") })
+	second, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.close(second) })
+	if v, err := second.Sandbox(pod); err != nil || v.State != cri.PodSandboxState_SANDBOX_NOTREADY || len(v.IPs) != 0 {
+		t.Errorf("after the kill: %+v, %v", v, err)
+	}
+	close(hang)
+}
+
+// A debt that cannot be settled now is nobody else's, and one that takes the
+// place of another while that is being paid is not struck out with it.
+func TestDebtsArePaidSideBySide(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		paying, settled, paid := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		e.owe("a", func(context.Context) error {
+			close(paying)
+			<-settled
+			return nil
+		})
+		e.owe("b", func(context.Context) error {
+			<-paying // which is never over if the other one has to end first
+			e.owe("a", func(context.Context) error { close(paid); return nil })
+			close(settled)
+			return nil
+		})
+		<-paid
+		b.awaitCleanups(e)
+	})
+}
+
+// A debt whose payment hangs, whatever becomes of its context, holds up no other,
+// however many there are of its kind; and who wants it paid now is told so.
+func TestDebtsThatHang(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		let := make(chan struct{})
+		var hanging atomic.Int32
+		for i := range 2 * recoverWidth {
+			e.owe(fmt.Sprint("hangs", i), func(context.Context) error { hanging.Add(1); <-let; return nil })
+		}
+		wait.For(t, "every payment to hang", func() bool { return hanging.Load() == 2*recoverWidth })
+		paid := make(chan struct{})
+		e.owe("other", func(context.Context) error { close(paid); return nil })
+		<-paid // which is never over if it waits for those that hang
+		var id string
+		var d *debt
+		for id, d = range e.owed() {
+			if id == "other" {
+				continue
+			}
+			again := make(chan error, 1)
+			go func() { again <- e.payDebt(t.Context(), id, d) }()
+			close(let)
+			if err := <-again; err != nil {
+				t.Errorf("paid a second time: %v", err)
+			}
+			break
+		}
+		b.awaitCleanups(e)
+		for range 32 { // whoever comes late, however the race with the payment ends
+			if err := e.payDebt(t.Context(), id, d); err != nil {
+				t.Errorf("paid already: %v", err)
+			}
+		}
+		if n := hanging.Load(); n != 2*recoverWidth {
+			t.Errorf("%d payments for %d debts", n, 2*recoverWidth)
+		}
+	})
+}
+
+// The end of the server calls payments off; the next one finds the debts.
+func TestClosingEndsPayments(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		cause := make(chan error, 1)
+		paying := make(chan struct{})
+		e.owe("a", func(ctx context.Context) error {
+			close(paying)
+			<-ctx.Done()
+			cause <- context.Cause(ctx)
+			return ctx.Err()
+		})
+		<-paying
+		b.close(e) // in time, or that is an error
+		if err := <-cause; !errors.Is(err, errClosing) {
+			t.Errorf("the payment ended because of %v", err)
+		}
+		if e.debtCount() != 1 {
+			t.Error("the debt is forgotten")
+		}
+	})
+}
+
+// A stopped pod owes its namespaces until they are gone, also when its network
+// is paid for.
+func TestNamespacesAreOwedUntilTheyAreGone(t *testing.T) {
+	timeless(t, func(t *testing.T, b *bench) {
+		var failures atomic.Int32
+		b.hook = func(at trace.Point) error {
+			if at.Step == "remove namespaces" && !at.After && failures.Add(1) == 1 {
+				return errInjected
+			}
+			return nil
+		}
+		e := b.engine()
+		pod := b.run(e, "a")
+		b.node.set(func() { b.node.fail["detach"] = errInjected })
+		if err := e.StopSandbox(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		b.node.set(func() { delete(b.node.fail, "detach") })
+		b.awaitCleanups(e)
+		s, err := e.sandboxes.find(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range pathsOf(s.rec) {
+			if _, err := ns.Inode(path); !errors.Is(err, fault.NotFound) {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		if n := failures.Load(); n < 2 {
+			t.Errorf("namespaces were removed %d times", n)
+		}
+		b.remove(e, pod)
+		b.nothingLeft()
+	})
+}

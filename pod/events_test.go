@@ -1,0 +1,233 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+func (b *bench) listen(e *Engine) *Listener {
+	b.Helper()
+	l, err := e.Listen()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(l.Close)
+	return l
+}
+
+// end has a container's program end.
+func (b *bench) end(ctr string, code int32) {
+	task := b.task(ctr)
+	b.node.set(func() { task.die(code) })
+}
+
+// tale is what a listener hears, in words, names for ids, until the pod is gone.
+func (b *bench) tale(l *Listener, names map[string]string, last string) string {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), wait.Limit)
+	defer cancel()
+	var words []string
+	for len(words) == 0 || words[len(words)-1] != last {
+		event, err := l.Next(ctx)
+		if err != nil {
+			b.Fatalf("after %q: %v", words, err)
+		}
+		kind := strings.ToLower(strings.Split(event.Type.String(), "_")[1])
+		words = append(words, names[event.ID]+" "+kind)
+		if event.Sandbox == nil || event.At.IsZero() {
+			b.Errorf("%s: %+v", words[len(words)-1], event)
+		}
+		for _, c := range event.Containers {
+			if names[c.ID] == "" || c.SandboxID != event.Sandbox.ID {
+				b.Errorf("%s: container %s of another pod", words[len(words)-1], c.ID)
+			}
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func TestEventsOfALife(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	l := b.listen(e)
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.end(ctr, 0)
+	names := map[string]string{pod: "pod", ctr: "ctr"}
+	// Readers see the end before listeners hear of it.
+	if got, want := b.tale(l, names, "ctr stopped"), "pod created, pod started, ctr created, ctr started, ctr stopped"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	never := b.create(e, pod, "never")
+	names[never] = "never"
+	b.remove(e, pod)
+	got := b.tale(l, names, "pod deleted")
+	for _, want := range []string{"never created, never stopped, ", "never deleted", "ctr deleted", ", pod deleted"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+}
+
+// A container that ends before its start has returned, and one that cannot be
+// started at all.
+func TestEventsOfShortLives(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	l := b.listen(e)
+	short := b.create(e, pod, "short")
+	returns := make(chan struct{})
+	b.node.set(func() { b.node.block["start"] = returns })
+	done := make(chan error, 1)
+	go func() { done <- e.StartContainer(context.Background(), short) }()
+	b.awaitCalls("start", 1)
+	b.end(short, 3)
+	b.waitState(e, short, cri.ContainerState_CONTAINER_EXITED)
+	b.node.set(func() { delete(b.node.block, "start") })
+	close(returns)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{short: "short"}
+	if got := b.tale(l, names, "short stopped"); got != "short created, short started, short stopped" {
+		t.Error(got)
+	}
+	// One that has ended when its start turns out to have failed.
+	gone := b.create(e, pod, "gone")
+	names[gone] = "gone"
+	hangs := make(chan struct{})
+	b.node.set(func() { b.node.block["start"], b.node.fail["start"] = hangs, errInjected })
+	go func() { done <- e.StartContainer(context.Background(), gone) }()
+	b.awaitCalls("start", 2)
+	b.end(gone, 3)
+	b.waitState(e, gone, cri.ContainerState_CONTAINER_EXITED)
+	b.node.set(func() { delete(b.node.block, "start") })
+	close(hangs)
+	if err := <-done; !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	if v, _ := e.Container(gone); v.ExitCode != startErrorCode || v.Reason != "StartError" {
+		t.Errorf("a start that failed: %d %s", v.ExitCode, v.Reason)
+	}
+	if got := b.tale(l, names, "gone stopped"); got != "gone created, gone stopped" {
+		t.Error(got)
+	}
+	failing := b.create(e, pod, "failing")
+	names[failing] = "failing"
+	b.node.set(func() { b.node.fail["start"] = errInjected })
+	if err := e.StartContainer(t.Context(), failing); !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	b.node.set(func() { delete(b.node.fail, "start") })
+	if got := b.tale(l, names, "failing stopped"); got != "failing created, failing stopped" {
+		t.Error(got)
+	}
+	b.remove(e, pod)
+}
+
+// After a restart nothing is told again, and nothing twice.
+func TestEventsAfterRestart(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	e = b.engine()
+	l := b.listen(e)
+	b.end(ctr, 0)
+	if got := b.tale(l, map[string]string{pod: "pod", ctr: "ctr"}, "ctr stopped"); got != "ctr stopped" {
+		t.Error(got)
+	}
+	b.remove(e, pod)
+}
+
+// A listener that does not listen costs nobody anything and is told so.
+func TestSlowListener(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	slow, quick := b.listen(e), b.listen(e)
+	heard := 0
+	for range maxQueue - 2 {
+		slow.put(&Event{})
+	}
+	b.remove(e, b.run(e, "a")) // four events
+	for range 4 {
+		if _, err := quick.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ; ; heard++ {
+		if _, err := slow.Next(t.Context()); errors.Is(err, fault.Exhausted) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if heard != maxQueue {
+		t.Errorf("heard %d events before the mark, want %d", heard, maxQueue)
+	}
+}
+
+func TestListenersAreBounded(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	var all []*Listener
+	for range maxListeners {
+		all = append(all, b.listen(e))
+	}
+	if _, err := e.Listen(); !errors.Is(err, fault.Exhausted) {
+		t.Errorf("one too many: %v", err)
+	}
+	all[0].Close()
+	all[0] = b.listen(e)
+	done := make(chan error, 1)
+	go func() { _, err := all[0].Next(context.Background()); done <- err }()
+	e.StopEvents()
+	if err := <-done; !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a stopping server: %v", err)
+	}
+	if _, err := e.Listen(); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a stopped server: %v", err)
+	}
+}
+
+// A job's end is not told before its records are on the disk: a kubelet that has
+// heard of it would run the job again if a power cut took them.
+func TestEndIsToldOnceItsRecordsAreSynced(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	for _, again := range []error{e.podRecords.Put(t.Context(), pod, mustGet(t, e.podRecords, pod)), e.ctrRecords.Put(t.Context(), ctr, mustGet(t, e.ctrRecords, ctr))} {
+		if again != nil { // so that there is something to sync
+			t.Fatal(again)
+		}
+	}
+	b.end(ctr, 0)
+	b.waitState(e, ctr, cri.ContainerState_CONTAINER_EXITED)
+	for _, dir := range []string{e.podRecords.Path(pod), e.ctrRecords.Path(ctr)} {
+		if unsynced, _ := filepath.Glob(filepath.Join(dir, "*.last")); len(unsynced) > 0 {
+			t.Errorf("the end was told while %q were kept for records that are not on the disk", unsynced)
+		}
+	}
+	b.remove(e, pod)
+}
+
+func mustGet[T any](t *testing.T, from *record.Dir[T], id string) *T {
+	t.Helper()
+	doc, err := from.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}

@@ -1,0 +1,683 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/network/hostport"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// node is a machine in memory: what containers, mounts and networks exist. It
+// outlives the engine, as a machine outlives its server, and fails on demand.
+type node struct {
+	mu       sync.Mutex
+	fail     map[string]error         // by step: what it answers, without an effect
+	half     map[string]bool          // by step: fails after its effect
+	block    map[string]chan struct{} // by step: waits for this or its context
+	calls    []string
+	tasks    map[string]*fakeTask
+	rootfs   map[string]bool
+	networks map[string]bool
+	exposed  map[string]bool // pods to which host ports lead
+	ports    map[string]bool // and those to which they should
+	defects  []storage.Defect
+	damage   map[string][]network.Damage // by pod
+	leased   []network.Lease
+	layers   map[string]storage.FsUsage
+	unknown  bool // the handler is not configured
+	root     string
+	sandbox  bool // its pods live in sandboxes
+}
+
+func newNode() *node {
+	return &node{
+		fail:     map[string]error{},
+		half:     map[string]bool{},
+		block:    map[string]chan struct{}{},
+		tasks:    map[string]*fakeTask{},
+		rootfs:   map[string]bool{},
+		networks: map[string]bool{},
+		exposed:  map[string]bool{},
+		ports:    map[string]bool{},
+		damage:   map[string][]network.Damage{},
+	}
+}
+
+var errInjected = errors.New("injected")
+
+// step runs effect unless the step is to fail or hang.
+func (n *node) step(ctx context.Context, name string, effect func()) error {
+	n.mu.Lock()
+	n.calls = append(n.calls, name)
+	wait, err, half := n.block[name], n.fail[name], n.half[name]
+	n.mu.Unlock()
+	if wait != nil {
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if err != nil && !half {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	effect()
+	return err
+}
+
+func (n *node) set(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+}
+
+func (n *node) count(step string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	count := 0
+	for _, call := range n.calls {
+		if call == step {
+			count++
+		}
+	}
+	return count
+}
+
+// left lists what exists on the machine.
+func (n *node) left() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var left []string
+	for id := range n.tasks {
+		left = append(left, "task "+id)
+	}
+	for id := range n.rootfs {
+		left = append(left, "rootfs "+id)
+	}
+	for id := range n.networks {
+		left = append(left, "network "+id)
+	}
+	for id := range n.exposed {
+		left = append(left, "host ports "+id)
+	}
+	slices.Sort(left)
+	return left
+}
+
+// Images
+
+type fakeImages struct{ *node }
+
+func (f fakeImages) Image(_ context.Context, ref string) (*storage.Image, error) {
+	if ref != "image" {
+		return nil, fmt.Errorf("image %q: %w", ref, fault.NotFound)
+	}
+	return &storage.Image{ID: "0123", Config: &imagespec.ImageConfig{Cmd: []string{"/bin/true"}}}, nil
+}
+
+func (f fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	return &storage.Image{ID: req.Image}, f.step(ctx, "pull", func() {})
+}
+
+func (f fakeImages) MountRootfs(ctx context.Context, r storage.Rootfs) error {
+	return f.step(ctx, "mount", func() { f.rootfs[r.ID] = true })
+}
+
+func (f fakeImages) UnmountRootfs(storage.Rootfs) error { return nil }
+
+func (f fakeImages) RemoveRootfs(ctx context.Context, r storage.Rootfs) error {
+	return f.step(ctx, "remove rootfs", func() { delete(f.rootfs, r.ID) })
+}
+
+func (f fakeImages) Remove(ctx context.Context, _ string) error {
+	return f.step(ctx, "remove image", func() {})
+}
+
+func (f fakeImages) Adopt(_ context.Context, live []storage.Rootfs) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	known := map[string]bool{}
+	for _, r := range live {
+		known[r.ID] = true
+	}
+	maps.DeleteFunc(f.rootfs, func(id string, _ bool) bool { return !known[id] })
+	f.calls = append(f.calls, "adopt")
+	return f.fail["adopt"]
+}
+
+func (f fakeImages) CheckMapping(string) error { return nil }
+func (f fakeImages) WritableSize() (storage.FsSize, error) {
+	return storage.FsSize{Device: "/dev/sda1", Bytes: 1}, nil
+}
+
+func (f fakeImages) WritableUsage(id string) (usage storage.FsUsage, ok bool) {
+	f.set(func() { usage, ok = f.layers[id] })
+	return usage, ok
+}
+
+func (f fakeImages) Verify(_ context.Context, live []storage.Rootfs) (found []storage.Defect, _ error) {
+	f.set(func() {
+		for _, d := range f.defects {
+			if d.Rootfs == "" || slices.ContainsFunc(live, func(r storage.Rootfs) bool { return r.ID == d.Rootfs }) {
+				found = append(found, d)
+			}
+		}
+	})
+	return found, nil
+}
+
+func (f fakeImages) Writable(ctx context.Context) error { return f.step(ctx, "writable", func() {}) }
+
+// Network
+
+type fakeNetwork struct{ *node }
+
+func (f fakeNetwork) Plan(network.Pod) (*network.Attachment, error) {
+	return &network.Attachment{Network: "fake"}, f.step(context.Background(), "plan", func() {})
+}
+
+func (f fakeNetwork) Attach(ctx context.Context, p network.Pod, plan *network.Attachment) (*network.Attachment, error) {
+	err := f.step(ctx, "attach", func() { f.networks[p.ID] = true })
+	if err != nil {
+		return nil, err
+	}
+	done := *plan
+	done.IPs = []string{"10.0.0.1", "fd00::1"}
+	for _, m := range p.PortMappings {
+		done.HostPorts = append(done.HostPorts, hostport.Mapping{HostPort: uint16(m.HostPort), ContainerPort: uint16(m.ContainerPort), Protocol: "tcp"})
+	}
+	return &done, nil
+}
+
+func (f fakeNetwork) Expose(ctx context.Context, p network.Pod, _ *network.Attachment) error {
+	return f.step(ctx, "expose", func() { f.exposed[p.ID], f.ports[p.ID] = true, true })
+}
+
+func (f fakeNetwork) Load(live map[string]*network.Attachment) {
+	f.set(func() {
+		clear(f.ports) // another program, which knows nothing else
+		f.claim(live)
+	})
+}
+
+func (f fakeNetwork) claim(live map[string]*network.Attachment) {
+	for id, a := range live {
+		if len(a.HostPorts) > 0 {
+			f.ports[id] = true
+		}
+	}
+}
+
+func (f fakeNetwork) VerifyHostPorts(context.Context) (wrong []string, _ error) {
+	f.set(func() {
+		if !maps.Equal(f.ports, f.exposed) {
+			wrong = []string{fmt.Sprintf("ports lead to %v, not to %v", f.exposed, f.ports)}
+		}
+	})
+	return wrong, nil
+}
+
+func (f fakeNetwork) Verify(pods []network.Attached) map[string][]network.Damage {
+	found := map[string][]network.Damage{}
+	f.set(func() {
+		for _, p := range pods {
+			found[p.ID] = f.damage[p.ID]
+		}
+	})
+	return found
+}
+
+func (f fakeNetwork) Leases([]*network.Attachment) (leases []network.Lease, _ []string, _ error) {
+	err := f.step(context.Background(), "leases", func() { leases = slices.Clone(f.leased) })
+	return leases, nil, err
+}
+
+func (f fakeNetwork) Release(ctx context.Context, p network.Pod, _ network.Lease) error {
+	return f.step(ctx, "release", func() {
+		f.leased = slices.DeleteFunc(f.leased, func(l network.Lease) bool { return l.Owner == p.ID })
+	})
+}
+
+func (f fakeNetwork) Restore(ctx context.Context, live map[string]*network.Attachment) error {
+	return f.step(ctx, "restore", func() {
+		if live != nil { // the start of a server
+			clear(f.ports)
+		}
+		f.claim(live)
+		f.exposed = maps.Clone(f.ports)
+	})
+}
+
+func (f fakeNetwork) Detach(ctx context.Context, p network.Pod, _ *network.Attachment) error {
+	return f.step(ctx, "detach", func() {
+		delete(f.networks, p.ID)
+		delete(f.exposed, p.ID)
+		delete(f.ports, p.ID)
+	})
+}
+
+func (f fakeNetwork) Ready(ctx context.Context) error { return f.step(ctx, "network ready", func() {}) }
+func (f fakeNetwork) SetPodCIDR(string) error         { return nil }
+
+// Runtime
+
+type fakeRuntimes struct{ *node }
+
+func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
+	if name == "" {
+		name = "fake"
+	}
+	unknown := false
+	f.set(func() { unknown = f.unknown })
+	if name != "fake" || unknown {
+		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
+	}
+	return fakeRuntime(f), nil
+}
+
+func (fakeRuntimes) Names() []string { return []string{"fake"} }
+func (fakeRuntimes) Default() string { return "fake" }
+
+type fakeRuntime struct{ *node }
+
+func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
+
+// Books has a directory for each container.
+func (f fakeRuntime) Books() (oci.Books, error) {
+	entries, err := os.ReadDir(f.root)
+	books := oci.Books{}
+	for _, entry := range entries {
+		books[entry.Name()] = []string{filepath.Join(f.root, entry.Name())}
+	}
+	return books, err
+}
+
+func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
+	sandbox := false
+	f.set(func() { sandbox = f.sandbox })
+	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, "probe", func() {})
+}
+
+func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {
+	var task *fakeTask
+	err := f.step(ctx, "create", func() {
+		task = &fakeTask{node: f.node, id: ref.ID, sandbox: ref.Sandbox, exitFile: ref.ExitFile, spec: spec, dead: make(chan struct{}), lost: make(chan struct{})}
+		f.tasks[ref.ID] = task
+	})
+	if err != nil {
+		return nil, err
+	}
+	return task, nil
+}
+
+func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
+	var task *fakeTask
+	err := f.step(ctx, "load", func() { task = f.tasks[ref.ID] })
+	if err == nil && task == nil {
+		err = fmt.Errorf("task %s: %w", ref.ID, fault.NotFound)
+	}
+	return task, err
+}
+
+// Unheard takes signals, and never ends.
+func (f fakeRuntime) Unheard(ref oci.Ref) oci.Task {
+	var task *fakeTask
+	f.set(func() { task = f.tasks[ref.ID] })
+	return &unheardTask{task}
+}
+
+type unheardTask struct{ *fakeTask }
+
+func (*unheardTask) Exited() <-chan struct{} { return nil }
+func (t *unheardTask) PID() int {
+	if t.fakeTask == nil {
+		return 0
+	}
+	return t.fakeTask.PID()
+}
+
+func (f fakeRuntime) Delete(ctx context.Context, ref oci.Ref) error {
+	return f.step(ctx, "delete", func() {
+		if task := f.tasks[ref.ID]; task != nil {
+			task.die(137)
+			delete(f.tasks, ref.ID)
+		}
+	})
+}
+
+// fakeTask dies of SIGKILL, and of SIGTERM unless it is stubborn.
+type fakeTask struct {
+	*node
+	id       string
+	sandbox  string // of the Ref
+	updates  []oci.Update
+	exitFile string
+	spec     *specs.Spec
+	started  bool
+	signals  []unix.Signal
+	stubborn,
+	immortal bool
+	logged atomic.Uint64
+
+	dead chan struct{}
+	lost chan struct{}
+	exit conmon.Exit
+}
+
+// die wants node.mu held.
+func (t *fakeTask) die(code int32) {
+	select {
+	case <-t.dead:
+	default:
+		t.exit = conmon.Exit{Code: code, FinishedAt: time.Now().Round(0).UTC()}
+		_ = conmon.WriteExit(t.exitFile, t.exit) // nobody wants it where the directory has gone
+		close(t.dead)
+	}
+}
+
+func (t *fakeTask) PID() int {
+	select {
+	case <-t.dead:
+		return 0
+	default:
+		return os.Getpid()
+	}
+}
+
+func (t *fakeTask) PIDNamespace() (*os.File, error) { return os.Open("/proc/self/ns/pid") }
+
+func (t *fakeTask) Start(ctx context.Context) error {
+	return t.step(ctx, "start", func() { t.started = true })
+}
+
+func (t *fakeTask) Started(ctx context.Context) (started bool, err error) {
+	err = t.step(ctx, "state", func() { started = t.started })
+	return started, err
+}
+
+func (t *fakeTask) Usage(context.Context) (cgroup.Usage, error) {
+	if t.sandbox == "" {
+		return cgroup.Usage{}, fault.Unimplemented
+	}
+	return cgroup.Usage{Time: time.Now(), CPU: &cgroup.CPU{Total: 4711}}, nil
+}
+
+func (t *fakeTask) Forward(ctx context.Context, port uint16) (oci.Stream, error) {
+	return nil, errors.Join(fault.Unavailable, t.step(ctx, fmt.Sprintf("forward %d", port), func() {}))
+}
+
+func (t *fakeTask) Signal(ctx context.Context, sig unix.Signal) error {
+	return t.step(ctx, "signal", func() {
+		t.signals = append(t.signals, sig)
+		if !t.stubborn {
+			t.die(128 + int32(sig))
+		}
+	})
+}
+
+func (t *fakeTask) Kill(ctx context.Context) error {
+	return t.step(ctx, "kill", func() {
+		if !t.immortal {
+			t.die(137)
+		}
+	})
+}
+
+func (t *fakeTask) Exec(ctx context.Context, args []string, _ time.Duration) (*oci.ExecResult, error) {
+	return &oci.ExecResult{Stdout: []byte(args[0])}, t.step(ctx, "exec", func() {})
+}
+
+func (t *fakeTask) Open(ctx context.Context, c oci.Command) (*oci.Session, error) {
+	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "open", func() {}))
+}
+
+func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, error) {
+	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
+}
+
+func (t *fakeTask) Update(ctx context.Context, u oci.Update) error {
+	return t.step(ctx, "update", func() { t.updates = append(t.updates, u) })
+}
+
+func (t *fakeTask) ReopenLog(ctx context.Context) error {
+	return t.step(ctx, "reopen", func() {})
+}
+
+func (t *fakeTask) Exited() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lost != nil {
+		select {
+		case <-t.lost:
+			return t.lost
+		default:
+		}
+	}
+	return t.dead
+}
+
+func (t *fakeTask) Exit() (conmon.Exit, error) {
+	select {
+	case <-t.dead:
+		return t.exit, nil
+	default:
+		return conmon.Exit{}, conmon.ErrLost
+	}
+}
+
+func (t *fakeTask) Close() {}
+
+// Logged grows by a byte whenever somebody asks.
+func (t *fakeTask) Logged(context.Context) uint64 { return t.logged.Add(1) }
+
+// Engines and requests
+
+type bench struct {
+	*testing.T
+	node *node
+	cfg  Config
+	boot string
+	hook trace.Hook
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	temp := func(parent string) string {
+		dir, err := os.MkdirTemp(parent, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return dir
+	}
+	dir := temp("/tmp") // t.TempDir is too long for sockets
+	cfg := DefaultConfig()
+	cfg.StateDir = temp("/dev/shm") + "/state" // where fsync costs nothing
+	cfg.RunDir, cfg.NamespacesDir = dir+"/r", dir+"/ns"
+	cfg.CgroupDriver, cfg.PauseProgram = "cgroupfs", "/proc/self/exe"
+	return &bench{T: t, node: newNode(), cfg: cfg}
+}
+
+// timeless runs a test by a clock of its own, which jumps to the next instant at
+// which something is due: what waits for nothing but time does not wait.
+func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		t.Cleanup(func() { time.Sleep(time.Hour) }) // records are synced after their engine has closed
+		test(t, b)
+	})
+}
+
+// engine starts a server on the bench.
+func (b *bench) engine() *Engine {
+	b.Helper()
+	e, err := New(b.cfg, Deps{
+		Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if b.boot != "" {
+		e.boot = b.boot
+	}
+	if err := e.Recover(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { b.close(e) })
+	return e
+}
+
+func (b *bench) close(e *Engine) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
+	defer cancel()
+	select {
+	case <-e.closing:
+	default:
+		if err := e.Close(ctx); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+// nothingLeft fails the test if a pod left anything anywhere.
+func (b *bench) nothingLeft() {
+	b.Helper()
+	if left := b.node.left(); len(left) > 0 {
+		b.Errorf("left on the machine: %v", left)
+	}
+	for _, dir := range []string{
+		b.cfg.StateDir + "/pods", b.cfg.StateDir + "/containers", b.cfg.RunDir + "/pods", b.cfg.RunDir + "/containers",
+		b.cfg.NamespacesDir + "/netns", b.cfg.NamespacesDir + "/ipcns", b.cfg.NamespacesDir + "/utsns",
+	} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			b.Error(err)
+		}
+		for _, entry := range entries {
+			b.Errorf("left in %s: %s", dir, entry.Name())
+		}
+	}
+}
+
+func podConfig(name string) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name},
+		Hostname: name,
+		Labels:   map[string]string{"app": name},
+		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		}},
+	}
+}
+
+func containerConfig(name string) *cri.ContainerConfig {
+	return &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: name},
+		Image:    &cri.ImageSpec{Image: "image"},
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		}},
+	}
+}
+
+func (b *bench) run(e *Engine, name string) string {
+	b.Helper()
+	id, err := e.RunSandbox(b.Context(), "", podConfig(name))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+func (b *bench) create(e *Engine, pod, name string) string {
+	b.Helper()
+	id, err := e.CreateContainer(b.Context(), pod, containerConfig(name), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+func (b *bench) start(e *Engine, pod, name string) string {
+	b.Helper()
+	id := b.create(e, pod, name)
+	if err := e.StartContainer(b.Context(), id); err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+func (b *bench) remove(e *Engine, pod string) {
+	b.Helper()
+	if err := e.RemoveSandbox(b.Context(), pod); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// waitState waits until container id is seen in state.
+func (b *bench) waitState(e *Engine, id string, state cri.ContainerState) *ContainerView {
+	b.Helper()
+	var v *ContainerView
+	wait.For(b, "the container to be "+state.String(), func() (is bool) {
+		var err error
+		if v, err = e.Container(id); err != nil {
+			b.Fatal(err)
+		}
+		return v.State == state
+	})
+	return v
+}
+
+// awaitCalls waits until the node has been asked for a step n times.
+func (b *bench) awaitCalls(step string, n int) {
+	b.Helper()
+	wait.For(b, fmt.Sprintf("%d calls of %q", n, step), func() bool { return b.node.count(step) >= n })
+}
+
+// awaitCleanups waits until e has no clean-up left to retry.
+func (b *bench) awaitCleanups(e *Engine) {
+	b.Helper()
+	wait.For(b, "all clean-ups to succeed", func() bool { return e.debtCount() == 0 })
+}
+
+func (b *bench) task(id string) *fakeTask {
+	b.Helper()
+	b.node.mu.Lock()
+	defer b.node.mu.Unlock()
+	task := b.node.tasks[id]
+	if task == nil {
+		b.Fatalf("no task %s", id)
+	}
+	return task
+}

@@ -1,0 +1,48 @@
+package pod
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// The plan of a pod's network is on its way to the disk while the rest is made,
+// and no plugin is asked for anything before it is there.
+func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
+	b := newBench(t)
+	var made atomic.Bool
+	written := make(chan struct{})
+	b.hook = func(at trace.Point) error {
+		switch {
+		case at.Step == "make namespaces" && at.After:
+			made.Store(true)
+		case at.Step == "sync record" && !at.After:
+			<-written
+		}
+		return nil
+	}
+	e := b.engine()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.run(e, "a")
+	}()
+	wait.For(t, "the namespaces to be made", made.Load)
+	records, _, _, err := e.podRecords.Read()
+	for _, rec := range records {
+		if rec.Network == nil {
+			t.Errorf("the record has no plan: %+v", rec)
+		}
+	}
+	if err != nil || len(records) != 1 {
+		t.Errorf("%d records, %v", len(records), err)
+	}
+	if n := b.node.count("attach"); n > 0 {
+		t.Errorf("%d attachments before the plan was on the disk", n)
+	}
+	close(written)
+	<-done
+	b.removeAll(e)
+}

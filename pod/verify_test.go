@@ -1,0 +1,700 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/test/kit/turn"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// verify is what Verify says, a line for each finding.
+func (b *bench) verify(e *Engine, repair bool) []string {
+	b.Helper()
+	found, err := e.Verify(b.Context(), repair)
+	if err != nil {
+		b.Error(err)
+	}
+	return describe(found)
+}
+
+func describe(found []Finding) []string {
+	var lines []string
+	for _, f := range found {
+		lines = append(lines, fmt.Sprintf("%s: %s -> %s%s [repaired %t] %s", f.Object, f.Wrong, f.Remedy, f.Advice, f.Repaired, f.Err))
+	}
+	return lines
+}
+
+// paths is everything on the bench's disk.
+func (b *bench) paths() []string {
+	b.Helper()
+	var all []string
+	for _, root := range []string{b.cfg.StateDir, b.cfg.RunDir, b.cfg.NamespacesDir} {
+		err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
+			all = append(all, path)
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	return all
+}
+
+// inspect is what another program says while no server runs.
+func (b *bench) inspect() []string {
+	b.Helper()
+	paths := func() []string { // but for what goes as soon as the record after it is on the disk
+		return slices.DeleteFunc(b.paths(), func(path string) bool { return strings.HasSuffix(path, ".last") })
+	}
+	before, ports := paths(), b.node.count("restore")
+	e := b.fresh()
+	found, err := e.Inspect(b.Context())
+	if err != nil {
+		b.Error(err)
+	}
+	if after := paths(); !slices.Equal(before, after) || b.node.count("restore") != ports {
+		b.Errorf("looking has changed\n%q to\n%q", before, after)
+	}
+	b.close(e)
+	return describe(found)
+}
+
+// fresh is an engine that has not recovered.
+func (b *bench) fresh() *Engine {
+	b.Helper()
+	e, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if b.boot != "" {
+		e.boot = b.boot
+	}
+	return e
+}
+
+func says(lines []string, words ...string) bool {
+	return slices.ContainsFunc(lines, func(line string) bool {
+		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) })
+	})
+}
+
+// A node in every state that a healthy one can be in has nothing wrong.
+func TestVerifyOfAHealthyNode(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	b.zoo(e)
+	if _, err := b.runWithPort(e, "port"); err != nil {
+		t.Fatal(err)
+	}
+	if found := b.verify(e, true); len(found) > 0 {
+		t.Errorf("a running server: %q", found)
+	}
+	b.close(e)
+	if found := b.inspect(); len(found) > 0 {
+		t.Errorf("no server: %q", found)
+	}
+	e = b.engine()
+	if found := b.verify(e, true); len(found) > 0 {
+		t.Errorf("after a restart: %q", found)
+	}
+	b.removeAll(e)
+}
+
+// A check that hangs keeps neither its caller nor the next check for longer than
+// the caller waits.
+func TestCheckThatHangsIsLeftBehind(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	hung := make(chan struct{})
+	defer close(hung)
+	b.node.set(func() { b.node.block["leases"] = hung })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := e.Verify(ctx, true)
+		ended <- err
+	}()
+	wait.For(t, "the check to hang", func() bool { return b.node.count("leases") > 0 })
+
+	impatient, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := e.Verify(impatient, false); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "another check is running") {
+		t.Errorf("a second check meanwhile: %v", err)
+	}
+	gone := errors.New("gone")
+	cancel(gone)
+	if err := <-ended; !errors.Is(err, gone) {
+		t.Errorf("the first check: %v", err)
+	}
+	b.node.set(func() { delete(b.node.block, "leases") })
+	if found := b.verify(e, true); len(found) > 0 {
+		t.Errorf("the next check: %q", found)
+	}
+}
+
+// damage is done to a pod with one container; the repair is seen in the end.
+type damage struct {
+	name   string
+	do     func(b *bench, pod, ctr string)
+	want   string // in the finding
+	manual bool   // nothing but a person repairs it
+	dead   bool   // the repair stops the pod
+}
+
+func damages() []damage {
+	pin := func(b *bench, kind, pod string) string {
+		return filepath.Join(b.cfg.NamespacesDir, kind, "crius-"+pod)
+	}
+	file := func(b *bench, parts ...string) string {
+		return filepath.Join(append([]string{b.cfg.StateDir}, parts...)...)
+	}
+	return []damage{
+		{name: "network namespace", do: func(b *bench, pod, _ string) { unix.Unmount(pin(b, "netns", pod), 0) }, want: "nothing is pinned", dead: true},
+		{name: "IPC namespace", do: func(b *bench, pod, _ string) {
+			unix.Unmount(pin(b, "ipcns", pod), 0)
+			os.Remove(pin(b, "ipcns", pod))
+		}, want: "ipcns", dead: true},
+		{name: "shm", do: func(b *bench, pod, _ string) {
+			mount.Unmount(filepath.Join(b.cfg.RunDir, "pods", pod, "shm"))
+		}, want: "nothing is mounted at", manual: true},
+		{name: "files", do: func(b *bench, pod, _ string) {
+			mount.Unmount(filepath.Join(b.cfg.RunDir, "pods", pod, "files"))
+		}, want: "nothing is mounted at", manual: true},
+		{name: "resolv.conf", do: func(b *bench, pod, _ string) {
+			os.Remove(filepath.Join(b.cfg.RunDir, "pods", pod, "files", "resolv.conf"))
+		}, want: "resolv.conf is gone", manual: true},
+		{name: "interface", do: func(b *bench, pod, _ string) {
+			b.node.set(func() { b.node.damage[pod] = []network.Damage{{Text: "no eth0", Dead: true}} })
+		}, want: "no eth0", dead: true},
+		{name: "address", do: func(b *bench, pod, _ string) {
+			b.node.set(func() { b.node.damage[pod] = []network.Damage{{Text: "no address"}} })
+		}, want: "no address", manual: true},
+		{name: "infra container", do: func(b *bench, pod, _ string) {
+			b.node.set(func() { b.node.tasks[pod].die(137) })
+		}, want: "infra container is dead", dead: true},
+		{name: "writable layer", do: func(b *bench, _, ctr string) {
+			b.node.set(func() { b.node.defects = []storage.Defect{{Rootfs: ctr, Text: "no upper"}} })
+		}, want: "no upper", manual: true},
+		{name: "record of the pod", do: func(b *bench, pod, _ string) { os.Remove(file(b, "pods", pod, "pod.json")) }, want: "record on disk is not usable"},
+		{name: "record of the container", do: func(b *bench, _, ctr string) {
+			os.WriteFile(file(b, "containers", ctr, "container.json"), []byte("{"), 0o600)
+		}, want: "record on disk is not usable"},
+		{name: "host ports", do: func(b *bench, pod, _ string) { b.node.set(func() { clear(b.node.exposed) }) }, want: "ports lead to"},
+		{name: "image store", do: func(b *bench, _, _ string) {
+			b.node.set(func() {
+				b.node.defects = []storage.Defect{{Object: "layer 7", Text: "no image", Remedy: "deleted", Mend: func(context.Context) error {
+					b.node.set(func() { b.node.defects = nil })
+					return nil
+				}}}
+			})
+		}, want: "layer 7: no image"},
+	}
+}
+
+// Each damage is found while the server runs, and repaired if that is asked
+// for; the pod beside it never notices.
+func TestVerifyFindsDamage(t *testing.T) {
+	for _, d := range damages() {
+		t.Run(d.name, func(t *testing.T) {
+			b := newBench(t)
+			e := b.engine()
+			cfg := podConfig("damaged")
+			cfg.PortMappings = []*cri.PortMapping{{HostPort: 8080, ContainerPort: 80}}
+			cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+			if d.name == "infra container" {
+				// Its end is noticed at once while the server runs.
+				b.close(e)
+				b.infraDiesUnseen(cfg)
+				return
+			}
+			pod, err := e.RunSandbox(t.Context(), "", cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bystander := b.start(e, b.run(e, "bystander"), "c")
+			ctr := b.start(e, pod, "c")
+			d.do(b, pod, ctr)
+			if found := b.verify(e, false); !says(found, d.want, "repaired false") || len(found) != 1 {
+				t.Fatalf("looked: %q", found)
+			}
+			found := b.verify(e, true)
+			if !says(found, d.want, fmt.Sprintf("repaired %t", !d.manual)) {
+				t.Errorf("repaired: %q", found)
+			}
+			b.node.set(func() {
+				if d.dead {
+					delete(b.node.damage, pod)
+				}
+			})
+			if found := b.verify(e, false); len(found) > 0 != d.manual {
+				t.Errorf("afterwards: %q", found)
+			}
+			state := cri.PodSandboxState_SANDBOX_READY
+			if d.dead {
+				state = cri.PodSandboxState_SANDBOX_NOTREADY
+			}
+			if v, err := e.Sandbox(pod); err != nil || v.State != state {
+				t.Errorf("the pod is %v, %v, want %s", v, err, state)
+			}
+			if s := v(e, bystander).State; s != cri.ContainerState_CONTAINER_RUNNING {
+				t.Errorf("the container beside it is %s", s)
+			}
+			b.node.set(func() { b.node.defects = nil })
+			b.removeAll(e)
+		})
+	}
+}
+
+// infraDiesUnseen: with the server down nobody notices an infra container's end.
+func (b *bench) infraDiesUnseen(cfg *cri.PodSandboxConfig) {
+	e := b.engine()
+	pod, err := e.RunSandbox(b.Context(), "", cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.close(e)
+	b.node.set(func() { b.node.tasks[pod].die(137) })
+	if found := b.inspect(); !says(found, pod, "its infra container is dead", "stopped") {
+		b.Errorf("%q", found)
+	}
+	e = b.engine()
+	if found := b.verify(e, false); len(found) > 0 {
+		b.Errorf("after a restart: %q", found)
+	}
+	b.removeAll(e)
+}
+
+// The end of a container is written again, and one that nobody saw is told of.
+func TestVerifyExits(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	stopped, lost := b.start(e, pod, "stopped"), b.start(e, pod, "lost")
+	if err := e.StopContainer(t.Context(), stopped, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(b.cfg.StateDir, "containers", stopped, "exit.json")); err != nil {
+		t.Fatal(err)
+	}
+	want := v(e, stopped).ExitCode
+	if found := b.verify(e, true); !says(found, stopped, "its end is not on record", "repaired true") || len(found) != 1 {
+		t.Errorf("%q", found)
+	}
+	b.close(e)
+	close(b.task(lost).lost)
+	if found := b.inspect(); !says(found, lost, "its monitor is gone") || len(found) != 1 {
+		t.Errorf("%q", found)
+	}
+	e = b.engine()
+	if found := b.verify(e, false); len(found) > 0 {
+		t.Errorf("%q", found)
+	}
+	if v(e, stopped).ExitCode != want || v(e, lost).State != cri.ContainerState_CONTAINER_EXITED {
+		t.Errorf("%+v, %+v", v(e, stopped), v(e, lost))
+	}
+	b.removeAll(e)
+}
+
+// Without a server, what it would do at its start is said and not done; then it
+// is done, and nothing remains to be said.
+func TestInspectAndMend(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(b *bench, e *Engine, pod, ctr string)
+		want string
+	}{
+		"creation cut short": {func(b *bench, e *Engine, _, ctr string) {
+			rewrite(b.T, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+		}, "its creation was cut short"},
+		"removal cut short": {func(b *bench, e *Engine, pod, _ string) {
+			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseRemoving })
+		}, "its removal was cut short"},
+		"stop cut short": {func(b *bench, e *Engine, pod, _ string) {
+			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopping })
+		}, "its stop could not be finished"},
+		"damaged record": {func(b *bench, _ *Engine, _, ctr string) {
+			os.WriteFile(filepath.Join(b.cfg.StateDir, "containers", ctr, "container.json"), []byte("{"), 0o600)
+		}, "cannot be read"},
+		"missing pod": {func(b *bench, e *Engine, pod, _ string) {
+			os.Remove(filepath.Join(b.cfg.StateDir, "pods", pod, "pod.json"))
+		}, "has no record"},
+		"reboot": {func(b *bench, _ *Engine, pod, _ string) {
+			b.boot = "another"
+			ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + pod})
+		}, "the machine was booted"},
+		"network not settled": {func(b *bench, e *Engine, pod, _ string) {
+			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopped })
+		}, "its network was not given back"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			e := b.engine()
+			pod := b.run(e, "a")
+			ctr := b.start(e, pod, "c")
+			b.close(e)
+			c.do(b, e, pod, ctr)
+			if found := b.inspect(); !says(found, c.want) {
+				t.Fatalf("%q, want %q", found, c.want)
+			}
+			looked, err := b.fresh().Inspect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			e = b.engine()
+			repaired, err := e.Verify(t.Context(), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, line := range describe(Mended(looked, repaired)) {
+				if !strings.Contains(line, "repaired true") {
+					t.Errorf("not repaired: %s", line)
+				}
+			}
+			if found := b.verify(e, false); len(found) > 0 {
+				t.Errorf("afterwards: %q", found)
+			}
+			os.RemoveAll(filepath.Join(b.cfg.StateDir, "containers", "damaged"))
+			if name == "missing pod" { // how its network was made only the record knew
+				b.node.set(func() { clear(b.node.networks) })
+			}
+			b.removeAll(e)
+		})
+	}
+}
+
+// What nobody can finish is not said to be repaired.
+func TestMendedIsModest(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	b.close(e)
+	rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+	b.node.fail["delete"] = errInjected
+	looked, err := b.fresh().Inspect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e = b.engine()
+	repaired, err := e.Verify(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := describe(Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "clean-up of "+ctr, errInjected.Error()) {
+		t.Errorf("%q", found)
+	}
+	b.node.set(func() { delete(b.node.fail, "delete") })
+	if found := b.verify(e, true); len(found) > 0 && !says(found, "clean-up", "repaired true") {
+		t.Errorf("%q", found)
+	}
+	b.removeAll(e)
+}
+
+// strew leaves one of each kind of thing that bears an id nobody knows.
+func (b *bench) strew() (id string, traces []string) {
+	b.Helper()
+	id = newID()
+	for _, dir := range []string{b.cfg.RunDir + "/pods", b.cfg.RunDir + "/containers", b.cfg.StateDir + "/pods", b.cfg.StateDir + "/containers"} {
+		if err := os.MkdirAll(filepath.Join(dir, id), 0o700); err != nil {
+			b.Fatal(err)
+		}
+		traces = append(traces, "directory "+filepath.Join(dir, id))
+	}
+	shm := filepath.Join(b.cfg.RunDir, "pods", id, "shm")
+	if err := mount.Shm(shm, 1<<20, ""); err != nil {
+		b.Fatal(err)
+	}
+	pins, err := ns.Create(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + id, Net: true, UTS: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.node.set(func() {
+		b.node.leased = append(b.node.leased, network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: id, Since: time.Now().Add(-time.Hour)})
+	})
+	return id, append(traces, "mount "+shm, "namespace "+pins.Net, "namespace "+pins.UTS, "address 10.0.0.9, reserved in /leases/10.0.0.9,")
+}
+
+// What has no record is found, whether or not a server runs, and removed if
+// that is asked for.
+func TestVerifyFindsStrays(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	b.zoo(e)
+	id, traces := b.strew()
+	want := func(found []string, repaired bool) {
+		t.Helper()
+		for _, trace := range traces {
+			if !says(found, "stray "+id+": "+trace, fmt.Sprintf("repaired %t", repaired)) {
+				t.Errorf("nothing about %s", trace)
+			}
+		}
+		if len(found) != len(traces) {
+			t.Errorf("%d findings, want %d: %q", len(found), len(traces), found)
+		}
+	}
+	want(b.verify(e, false), false)
+	b.close(e)
+	want(b.inspect(), false)
+	for _, dir := range []string{"containers", "pods"} { // which the start sweeps, and all with it that it knows of
+		os.RemoveAll(filepath.Join(b.cfg.StateDir, dir, id))
+		mount.Unmount(filepath.Join(b.cfg.RunDir, dir, id, "shm"))
+		os.RemoveAll(filepath.Join(b.cfg.RunDir, dir, id))
+	}
+	traces = traces[5:]
+	e = b.engine()
+	want(b.verify(e, true), true)
+	if found := b.verify(e, false); len(found) > 0 {
+		t.Errorf("afterwards: %q", found)
+	}
+	b.removeAll(e)
+}
+
+// What bears the mark of another server's root is that server's, in the places that
+// servers may share; what bears our own is a stray.
+func TestThingsOfAnotherServerAreLeftAlone(t *testing.T) {
+	turn.SeeAddresses(t)
+	b := newBench(t)
+	e := b.engine()
+	for root, strays := range map[string]int{"/another/root": 0, b.cfg.StateDir: 3} {
+		id := markedID(mark(root))
+		pins := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + id, Net: true, UTS: true}
+		if _, err := ns.Create(pins); err != nil {
+			t.Fatal(err)
+		}
+		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: id, Since: time.Now().Add(-time.Hour)}
+		b.node.set(func() { b.node.leased = []network.Lease{lease} })
+		if found := b.verify(e, true); len(found) != strays {
+			t.Errorf("of root %s: %q, want %d findings", root, found, strays)
+		}
+		if strays > 0 {
+			continue
+		}
+		if _, err := ns.Inode(pins.Paths().UTS); err != nil || len(b.node.leased) != 1 {
+			t.Errorf("of root %s: namespace %v, leases %v", root, err, b.node.leased)
+		}
+		if err := ns.Remove(pins); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.removeAll(e)
+}
+
+// Addresses that are young, in use on this node, or of a stranger are nobody's
+// business.
+func TestForeignLeasesAreLeftAlone(t *testing.T) {
+	turn.SeeAddresses(t)
+	b := newBench(t)
+	e := b.engine()
+	old := time.Now().Add(-time.Hour)
+	foreign := []network.Lease{
+		{Address: "10.0.0.1", Owner: newID(), Since: time.Now()},
+		{Address: "127.0.0.1", Owner: newID(), Since: old},
+		{Address: "10.0.0.2", Owner: "cni-1234", Since: old},
+		{Address: "10.0.0.3", Owner: b.run(e, "ours"), Since: old},
+	}
+	b.node.set(func() { b.node.leased = slices.Clone(foreign) })
+	if found := b.verify(e, true); len(found) > 0 || len(b.node.leased) != len(foreign) {
+		t.Errorf("%q; left are %+v", found, b.node.leased)
+	}
+	b.removeAll(e)
+}
+
+// While a pod of another runtime hides its addresses, what is reserved may be for
+// that pod: it is told, and stays.
+func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
+	turn.HideAddresses(t)
+	timeless(t, func(t *testing.T, b *bench) {
+		e := b.engine()
+		b.run(e, "ours")
+		foreign := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "foreign", Net: true}
+		set, err := ns.Create(foreign)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range []string{"link add br0 type bridge", "link set br0 up"} {
+			if out, err := exec.Command("nsenter", slices.Concat([]string{"--net=" + set.Net, "ip"}, strings.Fields(line))...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", line, err, out)
+			}
+		}
+		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
+		b.node.set(func() { b.node.leased = []network.Lease{lease} })
+		if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
+			t.Errorf("%q", found)
+		}
+		b.close(e)
+		if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it") {
+			t.Errorf("without a server: %q", found)
+		}
+		e = b.engine()
+		if err := ns.Remove(foreign); err != nil {
+			t.Fatal(err)
+		}
+		if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may have it") {
+			t.Errorf("without that pod: %q", found)
+		}
+		b.node.set(func() { b.node.leased = nil })
+		b.removeAll(e)
+	})
+}
+
+// What a runtime keeps for others is not ours, wherever it is configured to be.
+func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
+	for root, ours := range map[string]bool{"elsewhere": false, "r/runtime/runc": true} {
+		b := newBench(t)
+		b.node.root = filepath.Join(filepath.Dir(b.cfg.RunDir), root)
+		e := b.engine()
+		if err := os.MkdirAll(filepath.Join(b.node.root, newID()), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if found := b.verify(e, false); len(found) > 0 != ours {
+			t.Errorf("%s: %q", root, found)
+		}
+	}
+}
+
+// An address that somebody on the node has is seen in namespaces that only a
+// mount keeps.
+func TestPinnedNetworks(t *testing.T) {
+	b := newBench(t)
+	spec := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "another", Net: true, UTS: true}
+	set, err := ns.Create(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins, err := pinnedNetworks()
+	if err != nil || !slices.Contains(pins, set.Net) || slices.Contains(pins, set.UTS) {
+		t.Errorf("%q, %v, want %s among them", pins, err, set.Net)
+	}
+	if err := ns.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A repair that fails is tried again, and keeps what it needs for that.
+func TestStrayThatCannotBeRemoved(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	id, _ := b.strew()
+	b.node.set(func() { b.node.fail["release"] = errInjected })
+	if found := b.verify(e, true); !says(found, "address", errInjected.Error()) {
+		t.Errorf("%q", found)
+	}
+	if _, err := ns.Inode(filepath.Join(b.cfg.NamespacesDir, "netns", "crius-"+id)); err != nil {
+		t.Errorf("plugins give back less without the namespace: %v", err)
+	}
+	b.node.set(func() { delete(b.node.fail, "release") })
+	if found := b.verify(e, true); !says(found, "address", "repaired true") {
+		t.Errorf("%q", found)
+	}
+	b.nothingLeft()
+}
+
+// Pods come and go, and nothing is ever wrong with them.
+func TestVerifyUnderChurn(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	var churn sync.WaitGroup
+	for i := range 4 {
+		churn.Go(func() {
+			for n := range 20 {
+				pod := b.run(e, fmt.Sprintf("churn-%d-%d", i, n))
+				ctr := b.start(e, pod, "c")
+				if n%2 == 0 {
+					b.node.set(func() { b.node.tasks[ctr].die(1) })
+				}
+				b.remove(e, pod)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { churn.Wait(); close(done) }()
+	for over := false; !over && !t.Failed(); {
+		select {
+		case <-done: // and look once more
+			over = true
+		default:
+		}
+		if found := b.verify(e, true); len(found) > 0 {
+			t.Errorf("%q", found)
+		}
+	}
+	<-done
+	b.nothingLeft()
+}
+
+// Everything goes, what nobody knows of as well; what cannot stays on record
+// and is said.
+func TestWipe(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	b.zoo(e)
+	b.strew()
+	b.node.set(func() { b.node.fail["detach"] = errInjected })
+	left, err := e.Wipe(t.Context())
+	if err != nil || !says(describe(left), "clean-up of", "network not given back: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
+		t.Errorf("%q, %v", describe(left), err)
+	}
+	if docs, _, _, err := e.podRecords.Read(); err != nil || len(docs) != len(left) {
+		t.Errorf("%d records for %d debts, %v", len(docs), len(left), err)
+	}
+	b.node.set(func() { delete(b.node.fail, "detach") })
+	if left, err := e.Wipe(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("%q, %v", describe(left), err)
+	}
+	b.nothingLeft()
+	b.remove(e, b.run(e, "after"))
+	b.nothingLeft()
+}
+
+// What cannot be looked at is not dead: neither a monitor that does not answer
+// nor a caller who leaves costs a pod its life.
+func TestRepairSparesWhatItCannotSee(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	cfg := podConfig("shared")
+	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	pod, err := e.RunSandbox(t.Context(), "", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := func(after string) {
+		t.Helper()
+		if v, err := e.Sandbox(pod); err != nil || v.State != cri.PodSandboxState_SANDBOX_READY {
+			t.Errorf("after %s: %+v, %v", after, v, err)
+		}
+	}
+	b.node.set(func() { b.node.fail["load"] = errInjected })
+	if found := b.verify(e, true); !says(found, "cannot be looked at", errInjected.Error(), "repaired false") {
+		t.Errorf("found %q", found)
+	}
+	alive("a monitor that does not answer")
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := e.Verify(gone, true); !errors.Is(err, context.Canceled) {
+		t.Errorf("a check without its caller: %v", err)
+	}
+	alive("a caller who has left")
+	b.node.set(func() { delete(b.node.fail, "load") })
+	b.remove(e, pod)
+	b.nothingLeft()
+}

@@ -1,0 +1,96 @@
+package claim
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// occupied is a claim with a process in a cgroup of its own and a mount.
+func occupied(t *testing.T) *Claim {
+	t.Helper()
+	c, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.scrub(); os.Remove(c.Dir + lockSuffix) })
+	point := filepath.Join(c.Dir, "point")
+	if err := os.MkdirAll(point, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", point, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", `trap "" TERM; : >"$0"; while :; do sleep 1; done`, filepath.Join(c.Dir, "ready"))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go cmd.Wait()
+	wait.For(t, "the process to run", func() bool { _, err := os.Stat(filepath.Join(c.Dir, "ready")); return err == nil })
+	if hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs"); len(hierarchies) > 0 {
+		dir := filepath.Join(filepath.Dir(hierarchies[0]), c.ID, "pods", "x")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// left lists what bears the claim's name.
+func left(t *testing.T, c *Claim) []string {
+	t.Helper()
+	snapshot, err := inventory.Take(inventory.Scope{Dir: c.Dir, Roots: []string{c.Dir}, Cgroup: "/" + c.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := filepath.Glob(c.Dir + "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(snapshot.Lines(), names...)
+}
+
+func TestReleaseRemovesEverything(t *testing.T) {
+	c := occupied(t)
+	if len(left(t, c)) < 4 {
+		t.Fatalf("the claim is not occupied: %q", left(t, c))
+	}
+	if err := c.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if lines := left(t, c); len(lines) > 0 {
+		t.Errorf("left: %q", lines)
+	}
+}
+
+func TestSweepReleasesOnlyClaimsOfTheDead(t *testing.T) {
+	living, dead := occupied(t), occupied(t)
+	dead.lock.Close() // as the kernel does when the owner ends
+	before := len(left(t, living))
+	if _, err := Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if lines := left(t, dead); len(lines) > 0 {
+		t.Errorf("left of an owner that has ended: %q", lines)
+	}
+	if lines := left(t, living); len(lines) != before {
+		t.Errorf("an owner that lives has %q left of %d lines", lines, before)
+	}
+	if ids, err := Sweep(); err != nil || slices.Contains(ids, dead.ID) {
+		t.Errorf("a second sweep finds %q, %v", ids, err)
+	}
+	if err := living.Release(); err != nil {
+		t.Error(err)
+	}
+}

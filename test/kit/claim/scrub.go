@@ -1,0 +1,92 @@
+package claim
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// scrub removes everything that bears the name but network namespaces, which end
+// with the last process and mount, whatever state it is in.
+func (c *Claim) scrub() error {
+	if err := c.EndProcesses(); err != nil {
+		return err
+	}
+	errs := []error{c.Unmount(), c.RemoveCgroups()}
+	for unix.Unmount(c.Dir, unix.MNT_DETACH) == nil { // it may be mounted on itself
+	}
+	return errors.Join(append(errs, os.RemoveAll(c.Dir))...)
+}
+
+// EndProcesses kills the processes in the claim's cgroups, and those that name
+// its directory, until none is left: a process may start others while it is
+// being killed.
+func (c *Claim) EndProcesses() error {
+	var pids []int
+	gone := wait.Until(context.Background(), func() bool {
+		thaw(c.ID)
+		pids = inventory.Processes(inventory.Scope{Dir: c.Dir, Cgroup: "/" + c.ID, Ignore: []int{os.Getpid()}})
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return len(pids) == 0
+	})
+	if !gone {
+		return fmt.Errorf("processes of %s survive SIGKILL: %v", c.ID, pids)
+	}
+	return nil
+}
+
+// thaw lets frozen processes see their SIGKILL.
+func thaw(id string) {
+	for _, dir := range inventory.Cgroups("/" + id) {
+		state := filepath.Join(dir, "freezer.state")
+		if data, err := os.ReadFile(state); err == nil && !bytes.HasPrefix(data, []byte("THAWED")) {
+			_ = os.WriteFile(state, []byte("THAWED"), 0)
+		}
+	}
+}
+
+// Unmount detaches every mount below the claim's directory.
+func (c *Claim) Unmount() error {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(data), "\n")
+	slices.Reverse(lines)
+	for _, line := range lines {
+		f := strings.Fields(line)
+		if len(f) > 4 && strings.HasPrefix(f[4], c.Dir+"/") {
+			_ = unix.Unmount(strings.ReplaceAll(f[4], `\040`, " "), unix.MNT_DETACH)
+		}
+	}
+	return nil
+}
+
+// RemoveCgroups removes the claim's cgroups, which must be empty. A process that
+// is ending keeps its own for a moment after it is said to be in none.
+func (c *Claim) RemoveCgroups() error {
+	var errs []error
+	for _, dir := range slices.Backward(inventory.Cgroups("/" + c.ID)) {
+		var err error
+		wait.Until(context.Background(), func() bool {
+			err = os.Remove(dir)
+			return !errors.Is(err, unix.EBUSY)
+		})
+		if err != nil && !os.IsNotExist(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

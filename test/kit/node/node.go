@@ -1,0 +1,259 @@
+// Package node runs a private crius: a node of a cluster, in miniature.
+//
+// Everything a node has lies below one directory with a short name (a unix
+// socket's path ends at 108 bytes): state, run and image roots, namespaces,
+// logs, configuration, CNI leases. Its network is a namespace of its own, so
+// bridges, firewall rules and the ports of its registry are nobody else's; its
+// cgroups lie below one parent of its own. Nodes therefore run side by side,
+// and [Node.Inventory] can tell what belongs to one.
+//
+// The directory is a tmpfs, so that a node neither waits for the machine's disk,
+// which every sync of a file system does for everybody's data, nor wears it;
+// durability is what the power cuts of test/node prove. Its mount is shared, as
+// the root of a systemd machine is. Close takes away whatever is left, whoever
+// made it, and [claim.Sweep] does so for a process that was killed.
+//
+// The package depends on no testing package: the demo uses it too.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/inventory"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// Options change what a node is made of. The zero value is a plain node.
+type Options struct {
+	// Config is TOML that is laid over the node's own configuration.
+	Config string
+	// Env is added to the server's environment, as NAME=value.
+	Env []string
+	// Server is a program that serves in the place of crius, such as
+	// [PointsServer]; empty: crius itself.
+	Server string
+	// Race builds the server with the race detector; see [tools.Programs].
+	Race bool
+	// Disk has the node on the machine's disk, for tests of what a tmpfs has not,
+	// such as a file cache.
+	Disk bool
+}
+
+// Node is one private crius with its network and disk. Its methods may be
+// called by several goroutines, but Start, Stop, Kill and Reboot by one only.
+type Node struct {
+	ID  string // short and unique on this machine
+	Dir string // everything on disk lies below
+
+	// Registry serves images named RegistryHost/REPOSITORY to the server.
+	Registry *registry.Registry
+
+	claim    *claim.Claim
+	programs string
+	program  string // that serves
+	env      []string
+	net      *network
+	conn     *grpc.ClientConn
+
+	mu      sync.Mutex
+	server  *exec.Cmd
+	done    chan struct{} // closed when the server has ended
+	exitErr error         // valid after done
+	boots   int
+}
+
+// New makes a node, but does not start its server.
+func New(ctx context.Context, o Options) (_ *Node, err error) {
+	if err := preflight(); err != nil {
+		return nil, err
+	}
+	programs, err := tools.Programs(ctx, o.Race)
+	if err != nil {
+		return nil, err
+	}
+	owned, err := claim.New()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{ID: owned.ID, Dir: owned.Dir, claim: owned, programs: programs, program: o.Server, env: o.Env}
+	if n.program == "" {
+		n.program = n.Program("crius")
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if err := n.makeDir(o.Disk); err != nil {
+		return nil, err
+	}
+	if n.net, err = newNetwork(); err != nil {
+		return nil, err
+	}
+	l, err := n.Listen(RegistryAddress)
+	if err != nil {
+		return nil, err
+	}
+	n.Registry = registry.New()
+	n.Registry.Serve(l)
+	if err := n.writeConfig(o.Config); err != nil {
+		return nil, err
+	}
+	n.conn, err = Connect(n.Socket())
+	return n, err
+}
+
+func (n *Node) makeDir(disk bool) error {
+	if err := os.Mkdir(n.Dir, 0o755); err != nil {
+		return err
+	}
+	var err error
+	if mapsIDs, kernelErr := tmpfsMapsIDs(); mapsIDs && !disk {
+		err = unix.Mount("tmpfs", n.Dir, "tmpfs", 0, "mode=755")
+	} else {
+		err = errors.Join(kernelErr, unix.Mount(n.Dir, n.Dir, "", unix.MS_BIND, ""))
+	}
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", n.Dir, err)
+	}
+	if err := unix.Mount("", n.Dir, "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share mount %s: %w", n.Dir, err)
+	}
+	return nil
+}
+
+// tmpfsMapsIDs reports whether a tmpfs can be mounted with mapped ids, as pods in
+// user namespaces need it: since Linux 6.3.
+func tmpfsMapsIDs() (bool, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false, err
+	}
+	var major, minor int
+	release := unix.ByteSliceToString(name.Release[:])
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return false, fmt.Errorf("kernel release %q: %w", release, err)
+	}
+	return major > 6 || major == 6 && minor >= 3, nil
+}
+
+// Path is a file or directory of the node.
+func (n *Node) Path(elem ...string) string {
+	return filepath.Join(append([]string{n.Dir}, elem...)...)
+}
+
+// Socket is where CRI is served.
+func (n *Node) Socket() string { return n.Path("crius.sock") }
+
+// StateRoot is crius's durable state.
+func (n *Node) StateRoot() string { return n.Path("lib") }
+
+// RunRoot is crius's volatile state.
+func (n *Node) RunRoot() string { return n.Path("r") }
+
+// CgroupParent is the cgroup below which pods live, relative to each hierarchy.
+func (n *Node) CgroupParent() string { return "/" + n.ID + "/pods" }
+
+// Program is the path of crius or crius-conmon.
+func (n *Node) Program(name string) string { return filepath.Join(n.programs, name) }
+
+// Runtime is a client of the node's RuntimeService.
+func (n *Node) Runtime() cri.RuntimeServiceClient { return cri.NewRuntimeServiceClient(n.conn) }
+
+// Images is a client of the node's ImageService.
+func (n *Node) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn) }
+
+// Conn is the connection beneath both clients; it survives a restart.
+func (n *Node) Conn() *grpc.ClientConn { return n.conn }
+
+// Inventory lists what the node has now, the server's own process left out.
+func (n *Node) Inventory() (*inventory.Snapshot, error) {
+	scope := inventory.Scope{
+		Dir:     n.Dir,
+		Roots:   []string{n.StateRoot(), n.RunRoot(), n.Path("ns")},
+		Storage: n.Path("img"),
+		Leases:  n.Path("cni", "leases"),
+		Cgroup:  "/" + n.ID,
+		NetNS:   n.net.inode,
+		Within:  n.Do,
+		Links:   []string{"lo", Bridge},
+		Ignore:  []int{os.Getpid(), n.PID()},
+	}
+	return inventory.Take(scope)
+}
+
+// Stock is an inventory to compare later ones with: it has nothing that goes by
+// itself, such as a program that ends at this moment, a file that is only on its
+// way to its name, and zombies that are about to be reaped.
+func (n *Node) Stock(ctx context.Context) (*inventory.Snapshot, error) {
+	last, err := n.Inventory()
+	if err != nil {
+		return nil, err
+	}
+	var moves inventory.Difference
+	atRest := wait.Until(ctx, func() bool {
+		var now *inventory.Snapshot
+		if now, err = n.Inventory(); err != nil {
+			return true
+		}
+		now.Drop(now.About("] Z ")...)
+		moves = inventory.Diff(last, now)
+		last = now
+		return moves.Empty()
+	})
+	if err == nil && !atRest {
+		err = fmt.Errorf("the node does not come to rest:\n%s", moves)
+	}
+	return last, err
+}
+
+// Clean waits until the node has nothing that it did not have in before, or
+// reports what is left.
+func (n *Node) Clean(ctx context.Context, before *inventory.Snapshot, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var left inventory.Difference
+	var err error
+	clean := wait.Until(ctx, func() bool {
+		var now *inventory.Snapshot
+		if now, err = n.Inventory(); err != nil {
+			return true
+		}
+		left = inventory.Diff(before, now)
+		return left.Empty()
+	})
+	if err == nil && !clean {
+		err = fmt.Errorf("the node is not as it was before:\n%s", left)
+	}
+	return err
+}
+
+// Close ends the server and all that is left of the node.
+func (n *Node) Close() error {
+	var errs []error
+	if n.conn != nil {
+		errs = append(errs, n.conn.Close())
+	}
+	errs = append(errs, n.Kill(), n.claim.Release())
+	if n.Registry != nil {
+		n.Registry.Close()
+	}
+	if n.net != nil {
+		errs = append(errs, n.net.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,247 @@
+// Package registry is a small OCI distribution server for tests and the demo:
+// images in memory, pulled over HTTP, with credentials, recorded requests and
+// faults on demand. It only serves; images arrive through Push.
+//
+//	r := registry.New()
+//	r.Push("library/hello", "latest", built)
+//	err := r.Listen("127.0.0.1:0")
+//	defer r.Close()
+//	// pull r.Addr() + "/library/hello:latest", with http allowed
+package registry
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// Registry is an http.Handler that serves the OCI distribution API's pull
+// half. It is safe for concurrent use, and may be changed while it serves.
+type Registry struct {
+	mu       sync.Mutex
+	repos    map[string]*repository
+	auth     Auth
+	tokens   map[string]bool
+	faults   []*Fault
+	requests []Request
+
+	server   *http.Server
+	listener net.Listener
+	done     chan struct{} // closed when the server's loop has ended
+	closing  chan struct{} // closed to end answers that stall
+	close    sync.Once
+}
+
+type repository struct {
+	tags      map[string]digest.Digest
+	manifests map[digest.Digest]*image.Artifact
+	blobs     map[digest.Digest][]byte
+}
+
+// Request is what the registry remembers of a request.
+type Request struct {
+	Method        string
+	Host          string // as the client named it
+	Path          string
+	Query         string
+	Range         string
+	Authorization string
+	Body          string // of a token request
+}
+
+// New makes an empty registry that lets everybody in.
+func New() *Registry {
+	return &Registry{
+		repos:   map[string]*repository{},
+		tokens:  map[string]bool{},
+		closing: make(chan struct{}),
+	}
+}
+
+// Push stores an image or index under repo:tag, and everything below it under
+// its digest. An empty tag stores it under its digest only.
+func (r *Registry) Push(repo, tag string, a *image.Artifact) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	in := r.repos[repo]
+	if in == nil {
+		in = &repository{
+			tags:      map[string]digest.Digest{},
+			manifests: map[digest.Digest]*image.Artifact{},
+			blobs:     map[digest.Digest][]byte{},
+		}
+		r.repos[repo] = in
+	}
+	in.add(a)
+	if tag != "" {
+		in.tags[tag] = a.Digest()
+	}
+}
+
+func (in *repository) add(a *image.Artifact) {
+	in.manifests[a.Digest()] = a
+	for d, blob := range a.Blobs {
+		in.blobs[d] = blob
+	}
+	for _, child := range a.Children {
+		in.add(child)
+	}
+}
+
+// Listen serves on a TCP address; port 0 takes a free one, which Addr tells.
+func (r *Registry) Listen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("registry: %w", err)
+	}
+	r.Serve(l)
+	return nil
+}
+
+// Serve serves on l, which it owns from now on, until Close.
+func (r *Registry) Serve(l net.Listener) {
+	r.listener = l
+	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second}
+	r.done = make(chan struct{})
+	go func() {
+		defer close(r.done)
+		_ = r.server.Serve(l) // ends with ErrServerClosed
+	}()
+}
+
+// Addr is host:port of the server.
+func (r *Registry) Addr() string { return r.listener.Addr().String() }
+
+// Close ends the server, and breaks off every answer under way.
+func (r *Registry) Close() {
+	r.close.Do(func() {
+		close(r.closing)
+		if r.server == nil {
+			return
+		}
+		_ = r.server.Close()
+		<-r.done
+	})
+}
+
+// Requests are those received so far, in order of arrival.
+func (r *Registry) Requests() []Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.requests)
+}
+
+// Forget empties the list of requests.
+func (r *Registry) Forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests = nil
+}
+
+// ServeHTTP implements http.Handler.
+func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.record(req)
+	answer := http.Handler(http.HandlerFunc(r.answer))
+	if f := r.fault(req); f != nil {
+		answer = f.Do(answer, r.closing)
+	}
+	answer.ServeHTTP(w, req)
+}
+
+func (r *Registry) record(req *http.Request) {
+	seen := Request{
+		Method:        req.Method,
+		Host:          req.Host,
+		Path:          req.URL.Path,
+		Query:         req.URL.RawQuery,
+		Range:         req.Header.Get("Range"),
+		Authorization: req.Header.Get("Authorization"),
+	}
+	if req.Method == http.MethodPost && req.ParseForm() == nil {
+		seen.Body = req.PostForm.Encode()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests = append(r.requests, seen)
+}
+
+// answer is the distribution API: /v2/, /v2/<repo>/manifests/<tag or digest>,
+// /v2/<repo>/blobs/<digest>, /v2/<repo>/tags/list; and /token.
+func (r *Registry) answer(w http.ResponseWriter, req *http.Request) {
+	if req.URL.Path == tokenPath {
+		r.serveToken(w, req)
+		return
+	}
+	if !r.admit(w, req) {
+		return
+	}
+	w.Header().Set("Docker-Distribution-API-Version", "registry/2.0")
+	path, found := strings.CutPrefix(req.URL.Path, "/v2/")
+	switch {
+	case !found:
+		refuse(w, http.StatusNotFound, "NOT_FOUND", "no such path")
+	case path == "":
+		w.WriteHeader(http.StatusOK)
+	default:
+		r.serveContent(w, req, path)
+	}
+}
+
+func (r *Registry) serveContent(w http.ResponseWriter, req *http.Request, path string) {
+	parts := strings.Split(path, "/")
+	if len(parts) < 3 {
+		refuse(w, http.StatusNotFound, "NAME_INVALID", "no such path")
+		return
+	}
+	repo := strings.Join(parts[:len(parts)-2], "/")
+	kind, name := parts[len(parts)-2], parts[len(parts)-1]
+	body, mediaType, code := r.lookup(repo, kind, name)
+	if code != "" {
+		refuse(w, http.StatusNotFound, code, name+" is unknown to "+repo)
+		return
+	}
+	w.Header().Set("Content-Type", mediaType)
+	if kind != "tags" {
+		w.Header().Set("Docker-Content-Digest", digest.FromBytes(body).String())
+	}
+	http.ServeContent(w, req, "", time.Time{}, bytes.NewReader(body))
+}
+
+// lookup finds what a path names; code is the error code of the distribution
+// specification where there is nothing.
+func (r *Registry) lookup(repo, kind, name string) (body []byte, mediaType, code string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	in := r.repos[repo]
+	if in == nil {
+		return nil, "", "NAME_UNKNOWN"
+	}
+	switch kind {
+	case "manifests":
+		d, tagged := in.tags[name]
+		if !tagged {
+			d = digest.Digest(name)
+		}
+		if a := in.manifests[d]; a != nil {
+			return a.Manifest, a.MediaType, ""
+		}
+		return nil, "", "MANIFEST_UNKNOWN"
+	case "blobs":
+		if blob, ok := in.blobs[digest.Digest(name)]; ok {
+			return blob, "application/octet-stream", ""
+		}
+		return nil, "", "BLOB_UNKNOWN"
+	case "tags":
+		return in.tagList(repo), "application/json", ""
+	}
+	return nil, "", "UNSUPPORTED"
+}

@@ -1,0 +1,123 @@
+// Package tools builds the programs that crius is tested with and that Debian
+// does not have, or has too old, into the repository's .cache/bin: those of CRI
+// from the module in test/tools, gVisor from the one below it, runc from its own.
+package tools
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Crictl returns the path of crictl and builds it where it is missing.
+func Crictl(ctx context.Context) (string, error) {
+	return criTool(ctx, "crictl", "build", "-o")
+}
+
+// Critest is the same for critest, the conformance suite.
+func Critest(ctx context.Context) (string, error) {
+	return criTool(ctx, "critest", "test", "-c", "-o")
+}
+
+func criTool(ctx context.Context, name string, verb ...string) (string, error) {
+	return cached(name, func(repo, dir string) *exec.Cmd {
+		args := append(verb, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = filepath.Join(repo, "test", "tools")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		return cmd
+	})
+}
+
+// runcVersion is a current one. Debian's (1.1) has no id-mapped mounts.
+const runcVersion = "v1.5.2"
+
+// Runc is the same for a current runc; it takes a C compiler and
+// libseccomp-dev.
+func Runc(ctx context.Context) (string, error) {
+	return cached(filepath.Join("runc-"+runcVersion, "runc"), func(_, dir string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-tags", "seccomp", "github.com/opencontainers/runc@"+runcVersion)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOBIN="+dir)
+		return cmd
+	})
+}
+
+// Runsc is the same for a current gVisor: Debian's is of 2022 and takes other
+// options. The version is that of the module in test/tools/runsc.
+func Runsc(ctx context.Context) (string, error) {
+	const module = "gvisor.dev/gvisor"
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(repo, "test", "tools", "runsc")
+	version, err := required(filepath.Join(dir, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("runsc-"+version, "runsc"), func(_, out string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X gvisor.dev/gvisor/runsc/version.version="+version,
+			"-o", filepath.Join(out, "runsc"), module+"/runsc")
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		return cmd
+	})
+}
+
+// KataShim is the path of a shim that behaves like Kata's, built anew from
+// test/kit/katashim. It needs containerd-shim-runc-v2.
+func KataShim(ctx context.Context) (string, error) {
+	if _, err := exec.LookPath("containerd-shim-runc-v2"); err != nil {
+		return "", err
+	}
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(repo, ".cache", "testkit", "containerd-shim-fakekata-v2")
+	return path, compile(ctx, repo, false, []string{"go", "build", "-o", path, "./test/kit/katashim"})
+}
+
+// required is the version of a module that a go.mod asks for.
+func required(file, module string) (string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(strings.TrimPrefix(line, "require "))
+		if len(words) >= 2 && words[0] == module {
+			return words[1], nil
+		}
+	}
+	return "", fmt.Errorf("%s does not require %s", file, module)
+}
+
+// cached returns the path of .cache/bin/NAME. Where it is missing, the command
+// that make returns builds the program in a directory, from where it moves to
+// its place when it is whole: others may want it at the same time.
+func cached(name string, make func(repo, dir string) *exec.Cmd) (string, error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(repo, ".cache", "bin", name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), "build")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if out, err := make(repo, dir).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
+	}
+	return path, os.Rename(filepath.Join(dir, filepath.Base(path)), path)
+}

@@ -1,0 +1,54 @@
+package layout
+
+import (
+	"slices"
+	"testing"
+)
+
+// monitorLinks are the packages that crius-conmon may link, with everything
+// below their paths, beside the standard library: it runs once per container.
+var monitorLinks = []string{"golang.org/x/sys", module + "cmd/crius-conmon", module + "conmon", module + "internal"}
+
+// monitorLacks are the standard packages that are too large for it.
+var monitorLacks = []string{"net/http", "crypto/tls", "text/template", "html", "database", "go", "testing"}
+
+// shimLinks are what crius-conmon-shim may link beside that: the protocol of the
+// shims and no more of containerd. It runs once per container of a shim.
+var shimLinks = []string{
+	module + "cmd/crius-conmon-shim", "github.com/containerd/ttrpc", "github.com/containerd/log", "github.com/sirupsen/logrus",
+	"github.com/containerd/containerd/api", "github.com/opencontainers/go-digest", "github.com/opencontainers/image-spec",
+	"google.golang.org/protobuf", "google.golang.org/genproto/googleapis/rpc/status",
+	"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "google.golang.org/grpc/internal", "google.golang.org/grpc/grpclog",
+	"google.golang.org/grpc/connectivity", "google.golang.org/grpc/serviceconfig",
+}
+
+func TestMonitorStaysSmall(t *testing.T) {
+	linksOnly(t, "crius-conmon", monitorLinks, monitorLacks)
+}
+
+// TestShimMonitorStaysSmall: what the shims' protocol needs is linked by a program
+// of its own, and by that alone among those that run once per container.
+func TestShimMonitorStaysSmall(t *testing.T) {
+	lacks := slices.DeleteFunc(slices.Clone(monitorLacks), func(l string) bool { return l == "go" }) // of which protobuf has a little
+	linksOnly(t, "crius-conmon-shim", append(slices.Clone(monitorLinks), shimLinks...), lacks)
+	for _, links := range shimLinks {
+		if slices.Contains(monitorLinks, links) {
+			t.Errorf("crius-conmon may link %s", links)
+		}
+	}
+}
+
+// linksOnly checks what a program that runs once per container is made of.
+func linksOnly(t *testing.T, program string, links, allLacks []string) {
+	t.Helper()
+	for _, p := range goList(t, "-deps", "./cmd/"+program) {
+		for _, lacks := range allLacks {
+			if p.Standard && below(p.ImportPath, lacks) {
+				t.Errorf("%s links %s: see with go list -deps who imports it", program, p.ImportPath)
+			}
+		}
+		if !p.Standard && !slices.ContainsFunc(links, func(allowed string) bool { return below(p.ImportPath, allowed) }) {
+			t.Errorf("%s links %s, and may link beside the standard library only %q", program, p.ImportPath, links)
+		}
+	}
+}
