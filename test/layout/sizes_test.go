@@ -1,0 +1,167 @@
+package layout
+
+import (
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The ceilings of the product's code, without tests: what is larger is split, or
+// argued for in a decision that raises the number.
+const (
+	maxFile       = 540 // lines
+	maxFunction   = 80  // lines
+	maxParameters = 6
+)
+
+// measured is one number with the name of what has it.
+type measured struct {
+	name string
+	size int
+}
+
+// sizes are the numbers of the product's code.
+type sizes struct {
+	packages, files, functions, parameters, methods []measured
+
+	interfaces   int
+	undocumented []string // exported names without a doc comment
+}
+
+// TestSizes prints the numbers of the product's code (-v) and holds their ceilings.
+func TestSizes(t *testing.T) {
+	all := measure(t)
+	for _, kind := range []struct {
+		name    string
+		of      []measured
+		ceiling int // 0: none
+	}{
+		{"lines per package", all.packages, 0},
+		{"lines per file", all.files, maxFile},
+		{"lines per function", all.functions, maxFunction},
+		{"parameters per function", all.parameters, maxParameters},
+		{"methods per type", all.methods, 0},
+	} {
+		slices.SortFunc(kind.of, func(a, b measured) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.name, b.name)) })
+		at := func(percent int) int { return kind.of[(len(kind.of)-1)*(100-percent)/100].size }
+		t.Logf("%s: %d in all, median %d, p99 %d; largest %v", kind.name, len(kind.of), at(50), at(99), kind.of[:min(4, len(kind.of))])
+		for _, m := range kind.of {
+			if kind.ceiling > 0 && m.size > kind.ceiling {
+				t.Errorf("%s has %d %s, at most %d: split it", m.name, m.size, kind.name, kind.ceiling)
+			}
+		}
+	}
+	t.Logf("%d interfaces", all.interfaces)
+	for _, name := range all.undocumented {
+		t.Errorf("%s is exported and has no doc comment", name)
+	}
+}
+
+// measure reads the product's code.
+func measure(t *testing.T) *sizes {
+	all := &sizes{}
+	lines, methods, embeds := map[string]int{}, map[string]int{}, map[string][]string{}
+	sources(t, func(path, text string) {
+		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || below(path, "test") {
+			return
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, text, parser.ParseComments)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		pkg := filepath.Dir(path)
+		lines[pkg] += strings.Count(text, "\n")
+		all.files = append(all.files, measured{path, strings.Count(text, "\n")})
+		for _, decl := range f.Decls {
+			switch d := decl.(type) {
+			case *ast.FuncDecl:
+				all.function(fset, pkg, d)
+				if of := receiver(d); of != "" {
+					methods[pkg+"."+of]++
+				}
+			case *ast.GenDecl:
+				all.declaration(pkg, d, embeds)
+			}
+		}
+	})
+	for pkg, n := range lines {
+		all.packages = append(all.packages, measured{pkg, n})
+	}
+	for typ := range methods {
+		all.methods = append(all.methods, measured{typ, promoted(typ, methods, embeds)})
+	}
+	return all
+}
+
+// promoted counts a type's methods with those of what it embeds.
+func promoted(typ string, methods map[string]int, embeds map[string][]string) int {
+	n := methods[typ]
+	for _, embedded := range embeds[typ] {
+		n += promoted(embedded, methods, embeds)
+	}
+	return n
+}
+
+func (s *sizes) function(fset *token.FileSet, pkg string, d *ast.FuncDecl) {
+	name := fmt.Sprintf("%s.%s", pkg, d.Name.Name)
+	s.functions = append(s.functions, measured{name, fset.Position(d.End()).Line - fset.Position(d.Pos()).Line + 1})
+	s.parameters = append(s.parameters, measured{name, d.Type.Params.NumFields()})
+	of := receiver(d)
+	plain := slices.Contains([]string{"Error", "Unwrap", "String"}, d.Name.Name) // say what they are
+	if d.Name.IsExported() && !plain && d.Doc == nil && (of == "" || ast.IsExported(of)) {
+		s.undocumented = append(s.undocumented, name)
+	}
+}
+
+func (s *sizes) declaration(pkg string, d *ast.GenDecl, embeds map[string][]string) {
+	for _, spec := range d.Specs {
+		typ, ok := spec.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		if typ.Name.IsExported() && typ.Doc == nil && d.Doc == nil {
+			s.undocumented = append(s.undocumented, pkg+"."+typ.Name.Name)
+		}
+		switch body := typ.Type.(type) {
+		case *ast.InterfaceType:
+			s.interfaces++
+		case *ast.StructType:
+			for _, field := range body.Fields.List {
+				if name := typeName(field.Type); len(field.Names) == 0 && name != "" {
+					embeds[pkg+"."+typ.Name.Name] = append(embeds[pkg+"."+typ.Name.Name], pkg+"."+name)
+				}
+			}
+		}
+	}
+}
+
+// receiver is the name of the type that a method belongs to, "" for a function.
+func receiver(d *ast.FuncDecl) string {
+	if d.Recv == nil {
+		return ""
+	}
+	return typeName(d.Recv.List[0].Type)
+}
+
+// typeName is the name of a type of the same package, "" for any other.
+func typeName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	case *ast.IndexListExpr:
+		return typeName(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
