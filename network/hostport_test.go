@@ -686,7 +686,7 @@ func TestWhoLeadsHostPorts(t *testing.T) {
 }
 
 // Without nft only pods with host ports fail, before anything is made; and
-// rules that cannot be taken away are a debt that keeps the address.
+// rules that cannot be removed keep the address until they are.
 func TestNoNft(t *testing.T) {
 	n := newNode(t, map[string]string{"10-pods.conflist": plainConf(range4)})
 	plain, web := n.pod(), n.pod()

@@ -245,7 +245,7 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 // First of all the pod's host ports are taken back: its address must not become
 // another pod's while they still lead there.
 //
-// Any error is a debt: the same call must be repeated until it succeeds. It is
+// After any error the same call must be repeated until it succeeds. It is
 // fault.Unavailable if a plugin is missing, and then no plugin has run.
 func (n *Network) Detach(ctx context.Context, p Pod, a *Attachment) error {
 	if a == nil {

@@ -70,7 +70,7 @@ func TestArguments(t *testing.T) {
 }
 
 // Every ADD has exactly one DEL that succeeds, however many fail before it.
-func TestDebtIsRetried(t *testing.T) {
+func TestDetachIsRetried(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-fake.conflist": fakeConf})
 	n.recorder(gives)

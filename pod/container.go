@@ -163,8 +163,8 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
 		if undo := c.teardown(ctx); undo != nil {
-			slog.WarnContext(ctx, "failed container leaves a debt", "container", id, "err", undo)
-			e.owe(id, c.teardown)
+			slog.WarnContext(ctx, "cleanup after failed container creation incomplete, retrying", "container", id, "err", undo)
+			e.cleanups.Add(id, c.teardown)
 		}
 		return nil, err
 	}
@@ -268,8 +268,8 @@ func (c *Container) start(ctx context.Context) error {
 	c.publish()
 	c.tell()
 	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out
-		slog.WarnContext(ctx, "start of container not recorded, will be retried", "container", c.id, "err", err)
-		c.engine.owe(c.id, c.payStart)
+		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.id, "err", err)
+		c.engine.cleanups.Add(c.id, c.recordStart)
 	}
 	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task().PID())
 	return nil
@@ -288,12 +288,12 @@ func (c *Container) mayStart() error {
 	return nil
 }
 
-// payStart records a start that could not be recorded.
-func (c *Container) payStart(ctx context.Context) error {
+// recordStart records a start that could not be recorded when it happened.
+func (c *Container) recordStart(ctx context.Context) error {
 	c.life.Lock()
 	defer c.life.Unlock()
 	if c.phase() == phaseRemoving {
-		return nil // become the removal's debt
+		return nil // the removal has taken over
 	}
 	return c.put(ctx)
 }
@@ -331,8 +331,8 @@ func (c *Container) remove(ctx context.Context) error {
 	c.tell() // of its end; watch may not have come to it
 	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
-		slog.WarnContext(ctx, "removed container leaves a debt", "container", c.id, "err", err)
-		c.engine.owe(c.id, c.teardown)
+		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.id, "err", err)
+		c.engine.cleanups.Add(c.id, c.teardown)
 	}
 	c.retire()
 	c.sandbox.dropMember(c)

@@ -68,7 +68,7 @@ type Summary struct {
 	Containers map[cri.ContainerState]int
 	Monitors   int          // of containers and of pods
 	Unheard    int          // monitors that have not answered since the server was started
-	Debts      int          // objects whose clean-up is still owed
+	Cleanups   int          // objects whose cleanup could not be finished and is retried
 	Work       []trace.Work // under way, the longest first
 
 	OOMKilled    uint64 // containers that ended for want of memory
@@ -81,7 +81,7 @@ func (e *Engine) Summary() Summary {
 	s := Summary{
 		Pods:         map[cri.PodSandboxState]int{},
 		Containers:   map[cri.ContainerState]int{},
-		Debts:        e.debtCount(),
+		Cleanups:     e.cleanups.Len(),
 		Work:         e.deps.Trace.Active(),
 		OOMKilled:    e.counters.oomKilled.Load(),
 		MonitorsLost: e.counters.monitorsLost.Load(),

@@ -31,9 +31,9 @@
 // creating, runs its steps, writes it as ready. A failed create, Remove and
 // restart recovery call the same idempotent teardown, which goes through every
 // step backwards, takes "already gone" for success, joins the errors and
-// deletes the record last. What cannot be undone now remains as a debt: the
-// record stays, hidden from readers, its name is free again, and the engine
-// retries.
+// deletes the record last. What cannot be undone now is a pending
+// cleanup: the record stays, hidden from readers, its name is free again, and
+// the engine retries.
 //
 // The work outlives the caller. Verbs run in flights; a kubelet that gives up
 // and retries joins the work or gets the finished id.

@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/storage"
@@ -45,14 +46,16 @@ type Engine struct {
 	creates     flight.Group[request, string]
 	verbs       flight.Group[verb, struct{}]
 	pulls       flight.Group[pullKey, *storage.Image]
-	noPulls     chan struct{} // closed when pulls are called off
-	debts       debts
+	cleanups    *retry.Queue
 	events      hub
 	counters    counters
 	verifying   chan struct{}  // has an item while Verify is at work
 	userLookups chan struct{}  // has an item for each look into the files of an image for a user
-	background  sync.WaitGroup // watchers, stops, what is paid of the debts
-	closing     chan struct{}
+	background  sync.WaitGroup // watchers, stops
+
+	// pulling and closing end, in this order, with the engine.
+	pulling, closing   context.Context
+	endPulls, endWaits context.CancelCauseFunc
 }
 
 // verb is a piece of work on an existing object, joined by whoever asks again.
@@ -63,8 +66,8 @@ type verb struct{ name, id string }
 const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 
 // New opens the records under cfg's roots; the caller holds their Lock. Nothing
-// is touched before Recover.
-func New(cfg Config, deps Deps) (*Engine, error) {
+// is touched before Recover. The end of ctx is not that of the engine: Close is.
+func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if len(cfg.RunDir) > maxRunDir {
 		return nil, fmt.Errorf("run_root %s is longer than %d bytes, and a unix socket below it would have no room in its address: choose a shorter one: %w",
 			cfg.RunDir, maxRunDir, fault.Invalid)
@@ -88,7 +91,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{
+	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
 		host:       host,
@@ -100,13 +103,15 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
-		noPulls:    make(chan struct{}),
 		verifying:  make(chan struct{}, 1),
 
 		userLookups: make(chan struct{}, 2),
-		debts:       debts{owed: map[string]*debt{}, slots: make(chan struct{}, recoverWidth)},
-		closing:     make(chan struct{}),
-	}, nil
+	}
+	life := context.WithoutCancel(ctx)
+	e.pulling, e.endPulls = context.WithCancelCause(life)
+	e.closing, e.endWaits = context.WithCancelCause(life)
+	e.cleanups = e.newCleanups()
+	return e, nil
 }
 
 // makeDirs makes the two roots.
@@ -185,9 +190,9 @@ func runTaken(runDir string, err error) error {
 // first the work goes on until the process does; the records know how to pick
 // it up.
 func (e *Engine) Close(ctx context.Context) error {
-	close(e.noPulls)
+	e.endPulls(errClosing)
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
-	close(e.closing)
+	e.endWaits(errClosing)
 	for _, c := range e.containers.all() {
 		if task := c.task(); task != nil { // of an engine that was only Loaded there is none
 			task.Close()
@@ -200,6 +205,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	}
 	idle := make(chan struct{})
 	go func() {
+		e.cleanups.Wait()
 		e.background.Wait()
 		close(idle)
 	}()
@@ -227,40 +233,19 @@ func (e *Engine) inBackground(work string, f func()) {
 // insist runs f, which nothing can take the place of, until it returns: after a
 // panic it is called again, until the engine is closed.
 func (e *Engine) insist(work string, f func()) {
-	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
-		err := panics.Do(context.Background(), work, func() error { f(); return nil })
+	for wait := retryMin; ; wait = min(2*wait, retryMax) {
+		err := panics.Do(e.closing, work, func() error { f(); return nil })
 		if err == nil {
 			return
 		}
-		retry := time.NewTimer(wait)
+		again := time.NewTimer(wait)
 		select {
-		case <-retry.C:
-		case <-e.closing:
-			retry.Stop()
+		case <-again.C:
+		case <-e.closing.Done():
+			again.Stop()
 			return
 		}
 	}
-}
-
-// untilClosing is ctx until the engine is closed.
-func (e *Engine) untilClosing(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		select {
-		case <-e.closing:
-			cancel(errClosing)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// undoTime bounds an undo, which runs when the caller may be long gone.
-const undoTime = 2 * time.Minute
-
-func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
-		fmt.Errorf("clean-up did not end within %s: %w", undoTime, fault.Timeout))
 }
 
 // Sandbox finds a pod.

@@ -221,8 +221,8 @@ func TestEveryStepCanFail(t *testing.T) {
 	}
 }
 
-// TestUndoThatFailsIsRetried: a create whose clean-up fails too leaves a debt
-// that is paid as soon as it can be, and holds no name meanwhile.
+// TestUndoThatFailsIsRetried: the cleanup after a failed create is retried until it
+// succeeds, and holds no name meanwhile.
 func TestUndoThatFailsIsRetried(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -334,9 +334,9 @@ func TestStopPodCallsOffCreate(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestNetworkDebt answers cri-o/cri-o#4727: a CNI plugin that fails neither
+// TestNetworkTeardownIsRetried answers cri-o/cri-o#4727: a CNI plugin that fails neither
 // keeps a pod from being stopped and removed nor is its DEL forgotten.
-func TestNetworkDebt(t *testing.T) {
+func TestNetworkTeardownIsRetried(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
 		pod := b.run(e, "a")
@@ -353,7 +353,7 @@ func TestNetworkDebt(t *testing.T) {
 		b.node.set(func() { delete(b.node.fail, "detach") })
 		b.remove(e, second)
 		b.close(e)
-		// A new server knows of the debt, from the record.
+		// A new server knows of it, from the record.
 		e = b.engine()
 		b.awaitCleanups(e)
 		b.nothingLeft()
@@ -441,7 +441,7 @@ func TestLockOfAServerKilledAtAFork(t *testing.T) {
 func TestRunRootTooLong(t *testing.T) {
 	b := newBench(t)
 	b.cfg.RunDir += "/much/too/long"
-	if _, err := New(b.cfg, Deps{}); !errors.Is(err, fault.Invalid) {
+	if _, err := New(b.Context(), b.cfg, Deps{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("got %v", err)
 	}
 }

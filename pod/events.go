@@ -207,7 +207,7 @@ func (s *Sandbox) tell() {
 	switch {
 	case s.gone:
 		now = deleted
-	case s.ended || s.rec.Phase != phaseReady:
+	case s.ending.Err() != nil || s.rec.Phase != phaseReady:
 		now = stopped
 	}
 	s.mu.Unlock()

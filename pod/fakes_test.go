@@ -541,7 +541,7 @@ func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
 // engine starts a server on the bench.
 func (b *bench) engine() *Engine {
 	b.Helper()
-	e, err := New(b.cfg, Deps{
+	e, err := New(b.Context(), b.cfg, Deps{
 		Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
 	})
 	if err != nil {
@@ -562,7 +562,7 @@ func (b *bench) close(e *Engine) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	select {
-	case <-e.closing:
+	case <-e.closing.Done():
 	default:
 		if err := e.Close(ctx); err != nil {
 			b.Error(err)
@@ -665,10 +665,10 @@ func (b *bench) awaitCalls(step string, n int) {
 	wait.For(b, fmt.Sprintf("%d calls of %q", n, step), func() bool { return b.node.count(step) >= n })
 }
 
-// awaitCleanups waits until e has no clean-up left to retry.
+// awaitCleanups waits until e has no cleanup left to retry.
 func (b *bench) awaitCleanups(e *Engine) {
 	b.Helper()
-	wait.For(b, "all clean-ups to succeed", func() bool { return e.debtCount() == 0 })
+	wait.For(b, "all cleanups to succeed", func() bool { return e.cleanups.Len() == 0 })
 }
 
 func (b *bench) task(id string) *fakeTask {

@@ -127,8 +127,8 @@ func TestStartWhileEndsHang(t *testing.T) {
 		if _, err := e.Container(unfinished); !errors.Is(err, fault.NotFound) {
 			t.Errorf("the unfinished container: %v", err)
 		}
-		if e.debtCount() != 2 { // of the dead pod, and of the unfinished container
-			t.Errorf("%d debts", e.debtCount())
+		if e.cleanups.Len() != 2 { // of the dead pod, and of the unfinished container
+			t.Errorf("%d pending cleanups", e.cleanups.Len())
 		}
 		close(hang)
 		if v := b.waitState(e, lost, cri.ContainerState_CONTAINER_EXITED); v.ExitCode != codeKilled || !strings.Contains(v.Message, "lost") {

@@ -283,9 +283,9 @@ func (s *Sandbox) watchInfra(task oci.Task) {
 
 func (s *Sandbox) awaitInfra(task oci.Task) {
 	select {
-	case <-s.engine.closing:
+	case <-s.engine.closing.Done():
 		return
-	case <-s.ending:
+	case <-s.ending.Done():
 		return
 	case <-task.Exited():
 	}

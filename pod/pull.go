@@ -30,17 +30,8 @@ func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*stora
 	}
 	key := pullKey{req.Image, req.Namespace, sha256.Sum256(credentials)}
 	return e.pulls.Do(ctx, key, func(ctx context.Context) (*storage.Image, error) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		ended := make(chan struct{})
-		defer close(ended)
-		go func() {
-			select {
-			case <-e.noPulls:
-				cancel(errClosing)
-			case <-ended:
-			}
-		}()
+		ctx, cancel := until(ctx, e.pulling)
+		defer cancel()
 		var image *storage.Image
 		err := e.deps.Trace.Do(ctx, "pull image", req.Image, func(ctx context.Context) (err error) {
 			image, err = e.deps.Images.Pull(ctx, req)

@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
@@ -33,7 +34,7 @@ const patience = 5 * time.Second
 // reads the records, finds the containers that still run, notes the exits that
 // happened meanwhile, tears down what was not ready and sweeps what has no
 // record. It is idempotent and may itself be killed at any point. No verb may
-// be called before it returns. What cannot be cleaned up now becomes a debt
+// be called before it returns. What cannot be cleaned up now is retried
 // and is no reason not to start.
 //
 // A node serves within seconds, and within a bound whatever hangs. This is all
@@ -49,7 +50,7 @@ const patience = 5 * time.Second
 //	monitors' answers, teardown of unfinished containers    patience, together; see takeUp
 //	teardown of pods, and of what has no record             patience, together
 //
-// Teardown that takes longer goes on as a debt. In between two looks at a lock
+// Teardown that takes longer goes on in the background. In between two looks at a lock
 // containers/storage may wait for one itself, which it does without bound.
 func (e *Engine) Recover(ctx context.Context) error {
 	return e.deps.Trace.Do(ctx, "recover", "node", e.recover)
@@ -105,7 +106,7 @@ func (e *Engine) recover(ctx context.Context) error {
 		e.end(id, func(ctx context.Context) error { return e.sweep(ctx, id) }, &ends)
 	}
 	if left := ends.await(ctx); left > 0 {
-		slog.WarnContext(ctx, "clean-up goes on", "objects", left)
+		slog.WarnContext(ctx, "cleanup goes on in the background", "objects", left)
 	}
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.all()), "containers", len(e.containers.all()), "took", time.Since(started))
 	return nil
@@ -186,9 +187,9 @@ func (e *Engine) adopt(ctx context.Context, records map[string]*containerRecord)
 	}
 }
 
-// end has pay done at once, and goes on trying.
-func (e *Engine) end(id string, pay func(context.Context) error, ends *waiting) {
-	ends.add(e.enter(id, pay, 0).tried)
+// end does cleanup at once, and retries it until it succeeds.
+func (e *Engine) end(id string, cleanup retry.Work, ends *waiting) {
+	ends.add(e.cleanups.AddNow(id, cleanup))
 }
 
 // recoverSandbox puts the pod back in its place, or tears it down if it was
@@ -215,7 +216,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 		}
 	case phaseStopped:
 		if s.owesNetwork() {
-			e.owe(s.id, s.payStop)
+			e.cleanups.Add(s.id, s.finishStop)
 		}
 	}
 	e.sandboxes.reserve(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
@@ -239,7 +240,7 @@ func (s *Sandbox) expire(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.phase() == phaseRemoving {
-		return nil // become the removal's debt
+		return nil // the removal has taken over
 	}
 	return s.stop(ctx)
 }
@@ -265,7 +266,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		c.setTask(oci.Dead(exit), false) // its monitor may still wait for the end of its output
 		if c.phase() == phaseStarting {
 			c.settleAs(phaseStarted)
-			e.enter(id, c.payStart, 0)
+			e.cleanups.AddNow(id, c.recordStart)
 		}
 		c.setExit(exit)
 	} else if rec.BootID != e.boot {
@@ -291,7 +292,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 // that hangs is waited for as long as the server lives: its container may be well,
 // can be stopped, and is neither dead nor lost until it is known to be.
 func (c *Container) takeUp(known chan<- struct{}) {
-	ctx, cancel := c.engine.untilClosing(context.Background())
+	ctx, cancel := context.WithCancel(c.engine.closing)
 	defer cancel()
 	task, err := c.engine.load(ctx, c.runtime, c.ref)
 	if err != nil {
@@ -318,17 +319,17 @@ func (c *Container) takeUp(known chan<- struct{}) {
 
 // load asks a monitor until it answers, or the server ends.
 func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
-	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
+	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		task, err := runtime.Load(ctx, ref)
 		if err == nil || ctx.Err() != nil {
 			return task, err
 		}
 		slog.WarnContext(ctx, "monitor cannot be reached, will be tried again", "id", ref.ID, "err", err)
-		retry := time.NewTimer(wait)
+		again := time.NewTimer(wait)
 		select {
-		case <-retry.C:
+		case <-again.C:
 		case <-ctx.Done():
-			retry.Stop()
+			again.Stop()
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -343,7 +344,7 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 	known := make(chan struct{})
 	answers.add(known)
 	s.engine.inBackground("take up infra container of pod "+s.id, func() {
-		ctx, cancel := s.engine.untilClosing(context.Background())
+		ctx, cancel := context.WithCancel(s.engine.closing)
 		defer cancel()
 		task, err := s.engine.load(ctx, s.runtime, s.infraRef())
 		if err != nil {
@@ -368,7 +369,7 @@ func (c *Container) settleStart(ctx context.Context) {
 		return
 	}
 	task := c.task()
-	for wait := debtRetryMin; ; wait = min(2*wait, debtRetryMax) {
+	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		started, err := task.Started(ctx)
 		if ctx.Err() != nil {
 			return
@@ -391,7 +392,7 @@ func (c *Container) settleStart(ctx context.Context) {
 		case <-time.After(wait):
 		}
 	}
-	c.engine.enter(c.id, c.payStart, 0)
+	c.engine.cleanups.AddNow(c.id, c.recordStart)
 }
 
 // settleAs leaves a phase alone that is another one by now.

@@ -393,7 +393,7 @@ func rewrite[T any](t *testing.T, records *record.Dir[T], id string, change func
 	}
 }
 
-// TestRecoverSurvivesFailingHands: what cannot be cleaned up now is a debt.
+// TestRecoverSurvivesFailingHands: what cannot be cleaned up now is retried.
 func TestRecoverSurvivesFailingHands(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
@@ -403,8 +403,8 @@ func TestRecoverSurvivesFailingHands(t *testing.T) {
 		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
 		b.node.fail["delete"] = errInjected
 		e = b.engine()
-		if e.debtCount() == 0 {
-			t.Error("nothing is owed")
+		if e.cleanups.Len() == 0 {
+			t.Error("no cleanup is pending")
 		}
 		if _, err := e.Sandbox(pod); err != nil {
 			t.Errorf("the pod beside it: %v", err)

@@ -40,13 +40,13 @@ type Sandbox struct {
 	infra   oci.Task
 	unheard bool // infra is what there is until its monitor answers
 	members map[string]*Container
-	// ending is closed when the pod begins to end: no container is created
-	// from then on, and the creations under way are called off.
-	ending chan struct{}
-	ended  bool
-	gone   bool  // removed
-	owed   error // why the network could not be given back when that was last tried
-	births sync.WaitGroup
+	// ending ends when the pod does: no container is created from then on, and the
+	// creations under way are called off.
+	ending   context.Context
+	callOff  context.CancelCauseFunc
+	gone     bool           // removed
+	owed     error          // why the network could not be given back when that was last tried
+	creating sync.WaitGroup // of containers
 }
 
 func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
@@ -55,7 +55,7 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		return nil, err
 	}
 	own, m := e.podMeter(id, rec)
-	return &Sandbox{
+	s := &Sandbox{
 		engine:  e,
 		id:      id,
 		runtime: runtime,
@@ -63,8 +63,9 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		cgroup:  own,
 		rec:     rec,
 		members: make(map[string]*Container),
-		ending:  make(chan struct{}),
-	}, nil
+	}
+	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.closing))
+	return s, nil
 }
 
 // RunSandbox runs a pod and returns its id. Asked again with the same request
@@ -149,8 +150,8 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
 		if undo := s.teardown(ctx); undo != nil {
-			slog.WarnContext(ctx, "failed pod leaves a debt", "pod", id, "err", undo)
-			e.owe(id, s.teardown)
+			slog.WarnContext(ctx, "cleanup after failed pod creation incomplete, retrying", "pod", id, "err", undo)
+			e.cleanups.Add(id, s.teardown)
 		}
 		return err
 	}
@@ -224,7 +225,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 
 // StopSandbox kills the pod's containers and gives back its network and
 // namespaces. It is idempotent, and unknown ids are no error (CRI:
-// StopPodSandbox). A network that cannot be given back now is a debt.
+// StopPodSandbox). A network that cannot be given back now is retried.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	s, err := e.sandboxes.find(id)
 	if err != nil {
@@ -263,7 +264,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	s.tell()
 	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
 	if s.owesNetwork() || !noted {
-		s.engine.owe(s.id, s.payStop)
+		s.engine.cleanups.Add(s.id, s.finishStop)
 	}
 	return nil
 }
@@ -300,8 +301,8 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		return err
 	}
 	if err := s.teardown(ctx); err != nil {
-		slog.WarnContext(ctx, "removed pod leaves a debt", "pod", s.id, "err", err)
-		s.engine.owe(s.id, s.teardown)
+		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
+		s.engine.cleanups.Add(s.id, s.teardown)
 	}
 	s.engine.sandboxes.drop(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
 	s.setGone()
@@ -342,7 +343,7 @@ func (s *Sandbox) limitSandbox(before *cri.PodSandboxConfig) error {
 	if !s.rec.Sandboxed || infra == nil {
 		return nil
 	}
-	ctx, cancel := undoContext(context.Background())
+	ctx, cancel := undoContext(s.engine.closing)
 	defer cancel()
 	old, err := spec.SandboxResources(before, s.engine.host)
 	if err != nil {
@@ -359,12 +360,9 @@ func (s *Sandbox) limitSandbox(before *cri.PodSandboxConfig) error {
 // they are gone.
 func (s *Sandbox) end() {
 	s.mu.Lock()
-	if !s.ended {
-		s.ended = true
-		close(s.ending)
-	}
+	s.callOff(errPodEnding)
 	s.mu.Unlock()
-	s.births.Wait()
+	s.creating.Wait()
 }
 
 var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition)
@@ -374,23 +372,14 @@ var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.rec.Phase != phaseReady {
+	if s.ending.Err() != nil || s.rec.Phase != phaseReady {
 		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
-	s.births.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	finished := make(chan struct{})
-	go func() {
-		select {
-		case <-s.ending:
-			cancel(errPodEnding)
-		case <-finished:
-		}
-	}()
+	s.creating.Add(1)
+	ctx, cancel := until(ctx, s.ending)
 	return ctx, func() {
-		close(finished)
-		cancel(nil)
-		s.births.Done()
+		cancel()
+		s.creating.Done()
 	}, nil
 }
 

@@ -270,7 +270,7 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 			if err != nil {
 				return fmt.Errorf("pod %s, port %d: %w", s.id, port, err)
 			}
-		case <-s.ending:
+		case <-s.ending.Done():
 			return errPodEnding
 		case <-ctx.Done():
 			return context.Cause(ctx)

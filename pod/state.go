@@ -81,7 +81,7 @@ func (s *Sandbox) setInfra(t oci.Task, unheard bool) {
 func (s *Sandbox) takeInfra(t oci.Task) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
+	if s.ending.Err() != nil {
 		return false
 	}
 	s.infra, s.unheard = t, false
@@ -129,7 +129,7 @@ func (s *Sandbox) publish() {
 		CreatedAt: s.rec.CreatedAt,
 		Memo:      new(Memo),
 	}
-	if s.rec.Phase == phaseReady && !s.ended {
+	if s.rec.Phase == phaseReady && s.ending.Err() == nil {
 		v.State = cri.PodSandboxState_SANDBOX_READY
 		if s.rec.Namespaces.Net {
 			v.NetNS = s.rec.Namespaces.Paths().Net
@@ -317,7 +317,7 @@ func (c *Container) awaitExit() {
 	}
 	select {
 	case <-c.task().Exited():
-	case <-c.engine.closing:
+	case <-c.engine.closing.Done():
 		return
 	}
 	exit, err := c.task().Exit()
@@ -370,7 +370,7 @@ const (
 // container's output goes nowhere and its exit cannot be seen, so it is killed
 // and this once the server writes the exit.
 func (c *Container) lost(cause error) conmon.Exit {
-	ctx, cancel := undoContext(context.Background())
+	ctx, cancel := undoContext(c.engine.closing)
 	defer cancel()
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("the container's monitor was lost (%v), so it was killed", cause)}
 	c.engine.counters.monitorsLost.Add(1)

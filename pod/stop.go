@@ -110,7 +110,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 		return fmt.Errorf("still alive %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))
-	case <-c.engine.closing:
+	case <-c.engine.closing.Done():
 		return errClosing
 	}
 }
@@ -132,7 +132,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 		case <-c.exited:
 			timer.Stop()
 			return
-		case <-c.engine.closing:
+		case <-c.engine.closing.Done():
 			timer.Stop()
 			return
 		case <-c.stop.sooner:

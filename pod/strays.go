@@ -88,7 +88,7 @@ func (v *verification) strays(ctx context.Context) error {
 
 // knows tells whether an id is that of anything we have on record or at work.
 func (e *Engine) knows(id string) bool {
-	if e.sandboxes.knows(id) || e.containers.knows(id) || e.owes(id) {
+	if e.sandboxes.knows(id) || e.containers.knows(id) || e.cleanups.Has(id) {
 		return true
 	}
 	_, podErr := e.podRecords.Get(id)

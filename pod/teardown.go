@@ -121,13 +121,13 @@ func (s *Sandbox) detach(ctx context.Context) error {
 	return nil
 }
 
-// payStop settles what a stopped pod still owes: its network, and the note in
-// its record that it is stopped.
-func (s *Sandbox) payStop(ctx context.Context) error {
+// finishStop does what is left of a stop: it gives back the network, and writes
+// down that the pod is stopped.
+func (s *Sandbox) finishStop(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.phase() == phaseRemoving {
-		return nil // become the removal's debt
+		return nil // the removal has taken over
 	}
 	return s.settleStop(ctx)
 }

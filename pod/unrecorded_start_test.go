@@ -41,8 +41,8 @@ func TestStartThatCannotBeRecorded(t *testing.T) {
 			t.Errorf("the start was not written: %v", err)
 		}
 		failing.Store(-1)
-		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || v.StartedAt.IsZero() || e.debtCount() != 1 {
-			t.Errorf("state %s since %s, %d debts", v.State, v.StartedAt, e.debtCount())
+		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || v.StartedAt.IsZero() || e.cleanups.Len() != 1 {
+			t.Errorf("state %s since %s, %d pending cleanups", v.State, v.StartedAt, e.cleanups.Len())
 		}
 		record := func() *containerRecord {
 			rec, err := e.ctrRecords.Get(ctr)

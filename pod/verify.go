@@ -86,7 +86,7 @@ func (e *Engine) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 func (v *verification) look(ctx context.Context) error {
 	var errs []error
 	for _, step := range []func(context.Context) error{
-		v.pods, v.members, v.strays, v.hostPorts, v.store, v.unpaid,
+		v.pods, v.members, v.strays, v.hostPorts, v.store, v.pending,
 	} {
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
@@ -186,11 +186,11 @@ func (v *verification) store(ctx context.Context) error {
 	return nil
 }
 
-// unpaid reports the debts.
-func (v *verification) unpaid(ctx context.Context) error {
-	for id, d := range v.owed() {
-		pay := remedy{"it is tried again", func(ctx context.Context) error { return v.payDebt(ctx, id, d) }}
-		v.report(ctx, "clean-up of "+id, []problem{{wrong: "something of it could not be given back or written down", remedy: pay}})
+// pending reports the cleanups that are retried.
+func (v *verification) pending(ctx context.Context) error {
+	for _, id := range v.cleanups.Keys() {
+		again := remedy{"retry it now", func(ctx context.Context) error { return v.cleanups.Try(ctx, id) }}
+		v.report(ctx, "cleanup of "+id, []problem{{wrong: "could not be finished, see the log", remedy: again}})
 	}
 	return nil
 }

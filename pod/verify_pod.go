@@ -33,7 +33,7 @@ func (v *verification) pods(ctx context.Context) error {
 func (s *Sandbox) snapshot() (rec podRecord, ended, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.rec, s.ended, s.gone
+	return s.rec, s.ending.Err() != nil, s.gone
 }
 
 // networksOf compares the networks of pods that should have one.
@@ -84,8 +84,8 @@ func (s *Sandbox) putAgain(ctx context.Context) error { return s.put(ctx) }
 // stoppedProblems: a stopped pod has given everything back.
 func (s *Sandbox) stoppedProblems(rec podRecord) []problem {
 	if rec.Network != nil {
-		if s.engine.owes(s.id) {
-			return nil // with its namespaces, and said as a debt
+		if s.engine.cleanups.Has(s.id) {
+			return nil // with its namespaces, and reported as a pending cleanup
 		}
 		return []problem{{wrong: "it is stopped, and its network was not given back", remedy: remedy{"that is tried again", s.settleStop}}}
 	}

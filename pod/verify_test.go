@@ -83,7 +83,7 @@ func (b *bench) inspect() []string {
 // fresh is an engine that has not recovered.
 func (b *bench) fresh() *Engine {
 	b.Helper()
-	e, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	e, err := New(b.Context(), b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -400,11 +400,11 @@ func TestMendedIsModest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := describe(Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "clean-up of "+ctr, errInjected.Error()) {
+	if found := describe(Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "cleanup of "+ctr, errInjected.Error()) {
 		t.Errorf("%q", found)
 	}
 	b.node.set(func() { delete(b.node.fail, "delete") })
-	if found := b.verify(e, true); len(found) > 0 && !says(found, "clean-up", "repaired true") {
+	if found := b.verify(e, true); len(found) > 0 && !says(found, "cleanup", "repaired true") {
 		t.Errorf("%q", found)
 	}
 	b.removeAll(e)
@@ -651,11 +651,11 @@ func TestWipe(t *testing.T) {
 	b.strew()
 	b.node.set(func() { b.node.fail["detach"] = errInjected })
 	left, err := e.Wipe(t.Context())
-	if err != nil || !says(describe(left), "clean-up of", "network not given back: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
+	if err != nil || !says(describe(left), "cleanup of", "network not given back: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
 		t.Errorf("%q, %v", describe(left), err)
 	}
 	if docs, _, _, err := e.podRecords.Read(); err != nil || len(docs) != len(left) {
-		t.Errorf("%d records for %d debts, %v", len(docs), len(left), err)
+		t.Errorf("%d records for %d pending cleanups, %v", len(docs), len(left), err)
 	}
 	b.node.set(func() { delete(b.node.fail, "detach") })
 	if left, err := e.Wipe(t.Context()); err != nil || len(left) > 0 {

@@ -53,9 +53,9 @@ func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (s
 
 // engine makes one that has not recovered. A second one has a network of its
 // own, since that knows the pods of the first.
-func (f *floors) engine() (*pod.Engine, *network.Network, error) {
+func (f *floors) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
 	cni := network.New(f.cfg.Network)
-	engine, err := pod.New(f.cfg.Pod, pod.Deps{Images: f.store, Network: cni, Runtimes: f.runtimes, Trace: f.tracer})
+	engine, err := pod.New(ctx, f.cfg.Pod, pod.Deps{Images: f.store, Network: cni, Runtimes: f.runtimes, Trace: f.tracer})
 	return engine, cni, err
 }
 

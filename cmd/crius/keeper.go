@@ -68,7 +68,7 @@ func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, er
 	if err != nil {
 		return control.Node{}, nil, err
 	}
-	engine, _, err := floors.engine()
+	engine, _, err := floors.engine(ctx)
 	if err != nil {
 		closing(&err, floors.Close)
 		return control.Node{}, nil, err

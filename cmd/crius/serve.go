@@ -74,7 +74,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	reportHandlers(ctx, runtimes)
 	defer onHangup(func(ctx context.Context) { settings.reload(ctx, runtimes) })()
-	engine, cni, err := floors.engine()
+	engine, cni, err := floors.engine(ctx)
 	if err != nil {
 		return err
 	}

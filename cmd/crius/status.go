@@ -29,7 +29,7 @@ type vitals struct {
 	Containers states    `json:"containers"`
 	Monitors   int       `json:"monitors"`
 	Unheard    int       `json:"unheardMonitors"` // have not answered since the server was started
-	Debts      int       `json:"debts"`
+	Cleanups   int       `json:"pending_cleanups"`
 	Goroutines int       `json:"goroutines"`
 	Heap       uint64    `json:"heapBytes"`
 	Work       []work    `json:"work"`
@@ -53,7 +53,7 @@ func newVitals(since time.Time, s pod.Summary, pulls *storage.PullCounts) vitals
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
-		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unheard: s.Unheard, Debts: s.Debts,
+		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unheard: s.Unheard, Cleanups: s.Cleanups,
 		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
@@ -182,8 +182,8 @@ func (r statusReport) write(w io.Writer, socket string) {
 	if v.Unheard > 0 {
 		fmt.Fprintf(w, "unheard\t%d monitors have not answered since the server was started; crius check says which\n", v.Unheard)
 	}
-	if v.Debts > 0 {
-		fmt.Fprintf(w, "owed\t%d clean-ups that could not be finished; the log says why, and they are tried again\n", v.Debts)
+	if v.Cleanups > 0 {
+		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)
 	}
 	fmt.Fprintf(w, "uses\t%.1f MiB of heap, %d goroutines\n", float64(v.Heap)/(1<<20), v.Goroutines)
 	writeWork(w, v.Work)

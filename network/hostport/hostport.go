@@ -117,7 +117,7 @@ func (t *Table) Open(ctx context.Context, p Pod) error {
 }
 
 // Close takes the rules of a pod away and gives its ports back. It is
-// idempotent, and knows pods also by p alone. Any error is a debt: the same
+// idempotent, and knows pods also by p alone. After any error the same
 // call must be repeated until it succeeds, and until then the pod's addresses
 // must not become another pod's.
 func (t *Table) Close(ctx context.Context, p Pod) error {

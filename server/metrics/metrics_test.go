@@ -47,7 +47,7 @@ func full(t *testing.T) *Metrics {
 		return pod.Summary{
 			Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
 			Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
-			Debts:      4,
+			Cleanups:   4,
 			Work:       []trace.Work{{Operation: "run pod", Took: 5 * time.Second}, {Operation: "run pod", Took: time.Second}},
 			OOMKilled:  6,
 		}
@@ -64,7 +64,7 @@ func full(t *testing.T) *Metrics {
 func TestMetrics(t *testing.T) {
 	text := scrape(t, full(t))
 	for _, want := range []string{
-		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_debts 4`,
+		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_pending_cleanups 4`,
 		`crius_operations_active{operation="run pod"} 2`, `crius_operation_longest_seconds 5`, `crius_containers_oom_total 6`,
 		`crius_image_pull_bytes_total 7`, `crius_container_log_bytes_total 8`, `crius_build_info{version="1.2.3"} 1`,
 		`crius_runtime_vulnerability{cve="CVE-2025-31133",handler="runc"} 1`, "\ncrius_panics_total ",
@@ -155,7 +155,7 @@ func TestServer(t *testing.T) {
 		}
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if err != nil || !strings.Contains(string(text), "crius_debts 4") {
+		if err != nil || !strings.Contains(string(text), "crius_pending_cleanups 4") {
 			t.Errorf("%s: %v, %s", l.Addr(), err, text)
 		}
 	}

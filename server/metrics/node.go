@@ -16,7 +16,7 @@ var (
 	pods       = describe("crius_pods", "Pods by state (ready, notready).", "state")
 	containers = describe("crius_containers", "Containers by state (created, running, exited).", "state")
 	monitors   = describe("crius_monitors", "Monitors (crius-conmon) of containers and pods.")
-	debts      = describe("crius_debts", "Objects whose clean-up could not be finished and is tried again and again.")
+	cleanups   = describe("crius_pending_cleanups", "Objects whose cleanup could not be finished and is retried.")
 	active     = describe("crius_operations_active", "Operations under way.", "operation")
 	longest    = describe("crius_operation_longest_seconds", "How long the operation that began first has been under way; 0: there is none.")
 
@@ -31,7 +31,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe is the prometheus.Collector's.
 func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{pods, containers, monitors, debts, active, longest, oomKilled, monitorsLost, leftovers} {
+	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers} {
 		out <- d
 	}
 }
@@ -52,7 +52,7 @@ func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(containers, float64(s.Containers[state]), lastWord(state.String()))
 	}
 	gauge(monitors, float64(s.Monitors))
-	gauge(debts, float64(s.Debts))
+	gauge(cleanups, float64(s.Cleanups))
 	underWay := map[string]int{}
 	first := 0.0
 	for _, w := range s.Work {

@@ -68,7 +68,7 @@ func TestNameIsFreeAfterATimeout_crio_7010(t *testing.T) {
 
 // A network that cannot be taken down now must not keep containers alive, nor
 // be forgotten.
-func TestFailedNetworkTeardownIsADebt_containerd_12926(t *testing.T) {
+func TestFailedNetworkTeardownIsRetried_containerd_12926(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	plugin := w.cni(t)
@@ -89,7 +89,7 @@ func TestFailedNetworkTeardownIsADebt_containerd_12926(t *testing.T) {
 			if words == "hang" {
 				w.hasty(t, false)
 			} else {
-				must(t, w.Crash(t.Context())) // a debt survives the server
+				must(t, w.Crash(t.Context())) // a pending cleanup survives the server
 			}
 			p.vanish(t)
 		})

@@ -60,7 +60,7 @@ func TestMetricsOfTheNode(t *testing.T) {
 	want(`crius_containers{state="running"}`, 1)
 	want(`crius_containers{state="exited"}`, 1)
 	want("crius_monitors", 1)
-	want("crius_debts", 0)
+	want("crius_pending_cleanups", 0)
 	want("crius_container_log_bytes_total", 0)
 	writer := p.start(t, "echo some words")
 	writer.wait(t)

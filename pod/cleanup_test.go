@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 
@@ -12,12 +11,11 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// A removal that cannot be finished is a debt: the object is gone for readers,
+// A removal that cannot be finished is retried: the object is gone for readers,
 // its name is free, and the rest follows when that is possible.
-func TestRemovalThatFailsIsADebt(t *testing.T) {
+func TestContainerRemovalThatFailsIsRetried(t *testing.T) {
 	for _, step := range []string{"remove rootfs", "delete"} {
 		timeless(t, func(t *testing.T, b *bench) {
 			e := b.engine()
@@ -29,14 +27,14 @@ func TestRemovalThatFailsIsADebt(t *testing.T) {
 					t.Errorf("%s: %v", step, err)
 				}
 			}
-			if _, err := e.Container(ctr); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
-				t.Errorf("%s: the removed container: %v; %d debts", step, err, e.debtCount())
+			if _, err := e.Container(ctr); !errors.Is(err, fault.NotFound) || e.cleanups.Len() != 1 {
+				t.Errorf("%s: the removed container: %v; %d pending cleanups", step, err, e.cleanups.Len())
 			}
 			again := b.create(e, pod, "c") // the same name
 			b.node.set(func() { delete(b.node.fail, step) })
 			b.awaitCleanups(e)
 			if _, err := e.Container(again); err != nil {
-				t.Errorf("%s: paying the debt took the new container: %v", step, err)
+				t.Errorf("%s: the cleanup took the new container: %v", step, err)
 			}
 			b.remove(e, pod)
 			b.nothingLeft()
@@ -44,7 +42,7 @@ func TestRemovalThatFailsIsADebt(t *testing.T) {
 	}
 }
 
-func TestRemovalOfAPodThatFailsIsADebt(t *testing.T) {
+func TestPodRemovalThatFailsIsRetried(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	cfg := podConfig("a")
@@ -60,12 +58,12 @@ func TestRemovalOfAPodThatFailsIsADebt(t *testing.T) {
 	if err := e.RemoveSandbox(t.Context(), pod); err != nil {
 		t.Error(err)
 	}
-	if _, err := e.Sandbox(pod); !errors.Is(err, fault.NotFound) || e.debtCount() != 1 {
-		t.Errorf("the removed pod: %v; %d debts", err, e.debtCount())
+	if _, err := e.Sandbox(pod); !errors.Is(err, fault.NotFound) || e.cleanups.Len() != 1 {
+		t.Errorf("the removed pod: %v; %d pending cleanups", err, e.cleanups.Len())
 	}
 	b.node.set(func() { delete(b.node.fail, "delete") })
 	b.close(e)
-	b.engine() // whose records have the debt
+	b.engine() // finds the work by the records
 	b.nothingLeft()
 }
 
@@ -110,7 +108,7 @@ func TestStopThatIsCutShort(t *testing.T) {
 	cancel()
 	// The server is killed: another one finds what is on disk.
 	b.node.set(func() { delete(b.node.block, "detach") })
-	second, err := New(b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
+	second, err := New(b.Context(), b.cfg, Deps{Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,94 +122,9 @@ func TestStopThatIsCutShort(t *testing.T) {
 	close(hang)
 }
 
-// A debt that cannot be settled now is nobody else's, and one that takes the
-// place of another while that is being paid is not struck out with it.
-func TestDebtsArePaidSideBySide(t *testing.T) {
-	timeless(t, func(t *testing.T, b *bench) {
-		e := b.engine()
-		paying, settled, paid := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		e.owe("a", func(context.Context) error {
-			close(paying)
-			<-settled
-			return nil
-		})
-		e.owe("b", func(context.Context) error {
-			<-paying // which is never over if the other one has to end first
-			e.owe("a", func(context.Context) error { close(paid); return nil })
-			close(settled)
-			return nil
-		})
-		<-paid
-		b.awaitCleanups(e)
-	})
-}
-
-// A debt whose payment hangs, whatever becomes of its context, holds up no other,
-// however many there are of its kind; and who wants it paid now is told so.
-func TestDebtsThatHang(t *testing.T) {
-	timeless(t, func(t *testing.T, b *bench) {
-		e := b.engine()
-		let := make(chan struct{})
-		var hanging atomic.Int32
-		for i := range 2 * recoverWidth {
-			e.owe(fmt.Sprint("hangs", i), func(context.Context) error { hanging.Add(1); <-let; return nil })
-		}
-		wait.For(t, "every payment to hang", func() bool { return hanging.Load() == 2*recoverWidth })
-		paid := make(chan struct{})
-		e.owe("other", func(context.Context) error { close(paid); return nil })
-		<-paid // which is never over if it waits for those that hang
-		var id string
-		var d *debt
-		for id, d = range e.owed() {
-			if id == "other" {
-				continue
-			}
-			again := make(chan error, 1)
-			go func() { again <- e.payDebt(t.Context(), id, d) }()
-			close(let)
-			if err := <-again; err != nil {
-				t.Errorf("paid a second time: %v", err)
-			}
-			break
-		}
-		b.awaitCleanups(e)
-		for range 32 { // whoever comes late, however the race with the payment ends
-			if err := e.payDebt(t.Context(), id, d); err != nil {
-				t.Errorf("paid already: %v", err)
-			}
-		}
-		if n := hanging.Load(); n != 2*recoverWidth {
-			t.Errorf("%d payments for %d debts", n, 2*recoverWidth)
-		}
-	})
-}
-
-// The end of the server calls payments off; the next one finds the debts.
-func TestClosingEndsPayments(t *testing.T) {
-	timeless(t, func(t *testing.T, b *bench) {
-		e := b.engine()
-		cause := make(chan error, 1)
-		paying := make(chan struct{})
-		e.owe("a", func(ctx context.Context) error {
-			close(paying)
-			<-ctx.Done()
-			cause <- context.Cause(ctx)
-			return ctx.Err()
-		})
-		<-paying
-		b.close(e) // in time, or that is an error
-		if err := <-cause; !errors.Is(err, errClosing) {
-			t.Errorf("the payment ended because of %v", err)
-		}
-		if e.debtCount() != 1 {
-			t.Error("the debt is forgotten")
-		}
-	})
-}
-
-// A stopped pod owes its namespaces until they are gone, also when its network
-// is paid for.
-func TestNamespacesAreOwedUntilTheyAreGone(t *testing.T) {
+// The namespaces of a stopped pod are removed until they are gone, also when its
+// network has been given back.
+func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		var failures atomic.Int32
 		b.hook = func(at trace.Point) error {

@@ -52,7 +52,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 	if leases(t, w) < len(pods) {
 		t.Error("addresses of stopped pods were given back without a plugin")
 	}
-	if err := w.Crash(t.Context()); err != nil { // a debt survives the server
+	if err := w.Crash(t.Context()); err != nil { // a pending cleanup survives the server
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"plugins", "cni/net.d"} {
