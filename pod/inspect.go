@@ -4,17 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/audit"
 )
 
 // Inspect is Verify for a node without a server: it reads the records, as
 // Recover does, and changes nothing at all. The engine is good for nothing else
 // afterwards. The caller holds the Lock.
-func (e *Engine) Inspect(ctx context.Context) ([]Finding, error) {
+func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 	pods, _, damagedPods, err := e.podRecords.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read pod records: %w", err)
@@ -27,7 +26,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]Finding, error) {
 	for id, rec := range pods {
 		s, err := e.newSandbox(id, *rec)
 		if err != nil {
-			findings = append(findings, Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then the pod is left alone"})
+			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then the pod is left alone"})
 			continue
 		}
 		e.sandboxes.publish(id, s)
@@ -40,7 +39,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]Finding, error) {
 			s.addMember(c)
 			e.containers.publish(id, c)
 		case pods[rec.SandboxID] == nil:
-			findings = append(findings, Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})
+			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})
 		}
 	}
 	e.deps.Network.Load(e.attachedPods(pods))
@@ -58,14 +57,14 @@ func (e *Engine) Recorded() (pods, containers int, err error) {
 // OpaqueIPAM are the IPAM plugins that nobody but themselves can compare with the
 // records.
 func (e *Engine) OpaqueIPAM() []string {
-	_, opaque, _ := e.deps.Network.Leases(e.attachments()) // Verify has told the error
+	_, opaque, _ := e.deps.Network.Leases(known{e}.Attachments()) // Verify has told the error
 	return opaque
 }
 
-func damagedFindings(noun string, damaged []record.Damaged) []Finding {
-	var findings []Finding
+func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
+	var findings []audit.Finding
 	for _, d := range damaged {
-		findings = append(findings, Finding{
+		findings = append(findings, audit.Finding{
 			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "the record is set aside, and the " + noun + " removed",
 		})
 	}
@@ -82,23 +81,3 @@ func (e *Engine) attachedPods(records map[string]*podRecord) map[string]*network
 	}
 	return live
 }
-
-// Mended is what has become of what Inspect found, once Recover has been and
-// Verify repaired the rest.
-func Mended(inspected, verified []Finding) []Finding {
-	all := slices.Clone(verified)
-	for _, f := range inspected {
-		about := func(v Finding) bool { return v.id() == f.id() && !v.Repaired }
-		same := func(v Finding) bool { return v.Object == f.Object && v.Wrong == f.Wrong }
-		if slices.ContainsFunc(verified, same) {
-			continue
-		}
-		// What neither sees any more, and nothing remains of, is mended.
-		f.Repaired = f.Remedy != "" && !slices.ContainsFunc(verified, about)
-		all = append(all, f)
-	}
-	return all
-}
-
-// id is the last word of Object.
-func (f Finding) id() string { return f.Object[strings.LastIndexByte(f.Object, ' ')+1:] }

@@ -12,19 +12,20 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
 )
 
 // members looks at all containers.
 func (v *verification) members(ctx context.Context) error {
-	all := v.containers.all()
+	all := v.engine.containers.all()
 	var living []storage.Rootfs
 	for _, c := range all {
 		if c.shouldLive() {
 			living = append(living, c.roots()...)
 		}
 	}
-	defects, err := v.deps.Images.Verify(ctx, living)
+	defects, err := v.engine.deps.Images.Verify(ctx, living)
 	if err != nil {
 		return fmt.Errorf("compare the image store: %w", err)
 	}
@@ -46,13 +47,13 @@ func (v *verification) confirm(ctx context.Context, c *Container) error {
 	c.settle()
 	var byRoot map[string][]string
 	if c.shouldLive() {
-		defects, err := v.deps.Images.Verify(ctx, c.roots())
+		defects, err := v.engine.deps.Images.Verify(ctx, c.roots())
 		if err != nil {
 			return fmt.Errorf("compare the image store: %w", err)
 		}
 		byRoot = v.sort(defects, false)
 	}
-	v.report(ctx, "container "+c.id, c.problems(ctx, byRoot))
+	v.report.Add(ctx, "container "+c.id, c.problems(ctx, byRoot))
 	return nil
 }
 
@@ -102,14 +103,14 @@ func (c *Container) settle() {
 
 // problems are the ways in which the container is not what its record says.
 // Roots has what is wrong with root file systems.
-func (c *Container) problems(ctx context.Context, roots map[string][]string) []problem {
+func (c *Container) problems(ctx context.Context, roots map[string][]string) []audit.Problem {
 	rec, exit, gone := c.snapshot()
 	if gone {
 		return nil
 	}
-	var found []problem
+	var found []audit.Problem
 	if _, err := c.engine.ctrRecords.Get(c.id); err != nil {
-		found = append(found, problem{wrong: fmt.Sprintf("its record on disk is not usable: %v", err), remedy: remedy{"the record is written again", c.putAgain}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: c.putAgain}})
 	}
 	switch rec.Phase {
 	case phaseCreating:
@@ -120,13 +121,13 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []p
 	_, onDisk := conmon.ReadExit(c.ref.ExitFile)
 	if exit == nil && rec.BootID != c.engine.boot {
 		if onDisk != nil {
-			found = append(found, problem{wrong: "the machine was booted while it ran", remedy: remedy{text: "that is recorded as its end"}})
+			found = append(found, audit.Problem{Wrong: "the machine was booted while it ran", Remedy: audit.Remedy{Text: "that is recorded as its end"}})
 		}
 		return found
 	}
 	if exit != nil {
 		if onDisk != nil {
-			found = append(found, problem{wrong: fmt.Sprintf("its end is not on record: %v", onDisk), remedy: remedy{"it is written again", c.recordExit}})
+			found = append(found, audit.Problem{Wrong: fmt.Sprintf("its end is not on record: %v", onDisk), Remedy: audit.Remedy{Text: "it is written again", Do: c.recordExit}})
 		}
 		return found
 	}
@@ -134,7 +135,7 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []p
 	defer cancel()
 	task, err := c.runtime.Load(ctx, c.ref)
 	if err != nil {
-		return append(found, problem{wrong: err.Error(), advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
+		return append(found, audit.Problem{Wrong: err.Error(), Advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
 	}
 	if task != c.task() {
 		defer task.Close()
@@ -154,25 +155,25 @@ func (c *Container) recordExit(context.Context) error {
 
 // exitProblems: the container is dead, as its monitor's silence has it, and the
 // server has not noted that.
-func (c *Container) exitProblems(task oci.Task) []problem {
+func (c *Container) exitProblems(task oci.Task) []audit.Problem {
 	if _, err := task.Exit(); err == nil {
 		return nil // it will, or the next one does
 	}
 	if known := c.task(); known != nil && !exited(known) && !c.isUnheard() {
-		return []problem{{wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
-			advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
+		return []audit.Problem{{Wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
+			Advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
 	}
-	return []problem{{wrong: "its monitor is gone without having recorded how it ended",
-		remedy: remedy{text: "what is left of it is killed, and that is recorded as its end"}}}
+	return []audit.Problem{{Wrong: "its monitor is gone without having recorded how it ended",
+		Remedy: audit.Remedy{Text: "what is left of it is killed, and that is recorded as its end"}}}
 }
 
 // livingProblems: what a container with a process has.
-func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map[string][]string) []problem {
+func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map[string][]string) []audit.Problem {
 	const advice = "delete the pod or restart the container"
-	var found []problem
+	var found []audit.Problem
 	for _, root := range c.roots() {
 		for _, text := range roots[root.ID] {
-			found = append(found, problem{wrong: text, advice: advice})
+			found = append(found, audit.Problem{Wrong: text, Advice: advice})
 		}
 	}
 	// What lives in a sandbox has its limits there.
@@ -180,7 +181,7 @@ func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map
 		select {
 		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
 		case <-time.After(time.Second):
-			found = append(found, problem{wrong: "its cgroup " + rec.Cgroup + " is gone, and with it its limits", advice: advice})
+			found = append(found, audit.Problem{Wrong: "its cgroup " + rec.Cgroup + " is gone, and with it its limits", Advice: advice})
 		}
 	}
 	if exited(task) {

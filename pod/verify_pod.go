@@ -12,17 +12,18 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/audit"
 )
 
 // pods looks at all pods.
 func (v *verification) pods(ctx context.Context) error {
-	all := v.sandboxes.all()
-	networks := v.networksOf(all)
+	all := v.engine.sandboxes.all()
+	networks := v.engine.networksOf(all)
 	for _, s := range suspects(all, func(s *Sandbox) bool { return len(s.problems(ctx, networks)) > 0 }) {
 		if !s.life.TryLock() {
 			continue // a verb is at work on it
 		}
-		v.report(ctx, "pod "+s.id, s.problems(ctx, v.networksOf([]*Sandbox{s})))
+		v.report.Add(ctx, "pod "+s.id, s.problems(ctx, v.engine.networksOf([]*Sandbox{s})))
 		s.life.Unlock()
 	}
 	return ctx.Err()
@@ -54,14 +55,14 @@ func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
 }
 
 // problems are the ways in which the pod is not what its record says.
-func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Damage) []problem {
+func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Damage) []audit.Problem {
 	rec, ended, gone := s.snapshot()
 	if gone {
 		return nil
 	}
-	var found []problem
+	var found []audit.Problem
 	if _, err := s.engine.podRecords.Get(s.id); err != nil {
-		found = append(found, problem{wrong: fmt.Sprintf("its record on disk is not usable: %v", err), remedy: remedy{"the record is written again", s.putAgain}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: s.putAgain}})
 	}
 	switch rec.Phase {
 	case phaseCreating:
@@ -69,7 +70,7 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 	case phaseRemoving:
 		return append(found, s.engine.unfinished("its removal"))
 	case phaseStopping:
-		return append(found, problem{wrong: "its stop could not be finished", remedy: remedy{"it is stopped", s.stop}})
+		return append(found, audit.Problem{Wrong: "its stop could not be finished", Remedy: audit.Remedy{Text: "it is stopped", Do: s.stop}})
 	case phaseStopped:
 		return append(found, s.stoppedProblems(rec)...)
 	}
@@ -82,17 +83,17 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 func (s *Sandbox) putAgain(ctx context.Context) error { return s.put(ctx) }
 
 // stoppedProblems: a stopped pod has given everything back.
-func (s *Sandbox) stoppedProblems(rec podRecord) []problem {
+func (s *Sandbox) stoppedProblems(rec podRecord) []audit.Problem {
 	if rec.Network != nil {
 		if s.engine.cleanups.Has(s.id) {
 			return nil // with its namespaces, and reported as a pending cleanup
 		}
-		return []problem{{wrong: "it is stopped, and its network was not given back", remedy: remedy{"that is tried again", s.settleStop}}}
+		return []audit.Problem{{Wrong: "it is stopped, and its network was not given back", Remedy: audit.Remedy{Text: "that is tried again", Do: s.settleStop}}}
 	}
-	var found []problem
+	var found []audit.Problem
 	for _, path := range pathsOf(rec) {
 		if _, err := ns.Inode(path); err == nil {
-			found = append(found, problem{wrong: "it is stopped, and a namespace is pinned at " + path, remedy: remedy{"the namespace is removed", s.release}})
+			found = append(found, audit.Problem{Wrong: "it is stopped, and a namespace is pinned at " + path, Remedy: audit.Remedy{Text: "the namespace is removed", Do: s.release}})
 		}
 	}
 	return found
@@ -136,9 +137,9 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 var errInfraDead = errors.New("its infra container is dead")
 
 // readyProblems: what a ready pod consists of.
-func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []problem {
-	over := remedy{"it is stopped, and the kubelet makes it anew", s.stop}
-	var found []problem
+func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []audit.Problem {
+	over := audit.Remedy{Text: "it is stopped, and the kubelet makes it anew", Do: s.stop}
+	var found []audit.Problem
 	lost, notSeen := s.lost()
 	if rec.Infra && rec.BootID == s.engine.boot && !slices.Contains(lost, errInfraDead) {
 		switch alive, err := s.infraAlive(ctx); {
@@ -149,7 +150,7 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 		}
 	}
 	for _, err := range lost {
-		found = append(found, problem{wrong: err.Error(), remedy: over})
+		found = append(found, audit.Problem{Wrong: err.Error(), Remedy: over})
 	}
 	if rec.BootID != s.engine.boot {
 		return found
@@ -158,9 +159,9 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 		found = append(found, unseen(err))
 	}
 	for _, d := range damage {
-		p := problem{wrong: d.Text, remedy: over}
+		p := audit.Problem{Wrong: d.Text, Remedy: over}
 		if !d.Dead {
-			p = problem{wrong: d.Text, advice: "delete the pod if it cannot be reached; crius leaves its containers running"}
+			p = audit.Problem{Wrong: d.Text, Advice: "delete the pod if it cannot be reached; crius leaves its containers running"}
 		}
 		found = append(found, p)
 	}
@@ -168,8 +169,8 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 }
 
 // unseen is what could not be looked at, which is not to say that it is gone.
-func unseen(err error) problem {
-	return problem{wrong: fmt.Sprintf("it cannot be looked at: %v", err), advice: "check again; if that does not help, see what its monitor and the kernel's log say"}
+func unseen(err error) audit.Problem {
+	return audit.Problem{Wrong: fmt.Sprintf("it cannot be looked at: %v", err), Advice: "check again; if that does not help, see what its monitor and the kernel's log say"}
 }
 
 // infraAlive asks the infra container's monitor.
@@ -196,21 +197,21 @@ func exited(task oci.Task) bool {
 }
 
 // missingFiles are those of the pod's files that new containers would miss.
-func (s *Sandbox) missingFiles(rec podRecord) []problem {
+func (s *Sandbox) missingFiles(rec podRecord) []audit.Problem {
 	const advice = "delete the pod: its containers run on, but no new one starts in it"
-	var found []problem
+	var found []audit.Problem
 	unmounted := func(path string) bool {
 		is, err := mount.Mounted(path)
 		if is || err != nil {
 			return false
 		}
-		found = append(found, problem{wrong: "nothing is mounted at " + path, advice: advice})
+		found = append(found, audit.Problem{Wrong: "nothing is mounted at " + path, Advice: advice})
 		return true
 	}
 	if !rec.OwnFiles || !unmounted(s.filesDir()) {
 		for _, path := range []string{s.resolvConfFile(), s.hostnameFile()} {
 			if absent(path) {
-				found = append(found, problem{wrong: path + " is gone", advice: advice})
+				found = append(found, audit.Problem{Wrong: path + " is gone", Advice: advice})
 			}
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/turn"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -34,7 +35,7 @@ func (b *bench) verify(e *Engine, repair bool) []string {
 	return describe(found)
 }
 
-func describe(found []Finding) []string {
+func describe(found []audit.Finding) []string {
 	var lines []string
 	for _, f := range found {
 		lines = append(lines, fmt.Sprintf("%s: %s -> %s%s [repaired %t] %s", f.Object, f.Wrong, f.Remedy, f.Advice, f.Repaired, f.Err))
@@ -365,7 +366,7 @@ func TestInspectAndMend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, line := range describe(Mended(looked, repaired)) {
+			for _, line := range describe(audit.Mended(looked, repaired)) {
 				if !strings.Contains(line, "repaired true") {
 					t.Errorf("not repaired: %s", line)
 				}
@@ -400,7 +401,7 @@ func TestMendedIsModest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := describe(Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "cleanup of "+ctr, errInjected.Error()) {
+	if found := describe(audit.Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "cleanup of "+ctr, errInjected.Error()) {
 		t.Errorf("%q", found)
 	}
 	b.node.set(func() { delete(b.node.fail, "delete") })
@@ -444,7 +445,7 @@ func TestVerifyFindsStrays(t *testing.T) {
 	want := func(found []string, repaired bool) {
 		t.Helper()
 		for _, trace := range traces {
-			if !says(found, "stray "+id+": "+trace, fmt.Sprintf("repaired %t", repaired)) {
+			if !says(found, "orphan "+id+": "+trace, fmt.Sprintf("repaired %t", repaired)) {
 				t.Errorf("nothing about %s", trace)
 			}
 		}
@@ -569,24 +570,6 @@ func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
 		if found := b.verify(e, false); len(found) > 0 != ours {
 			t.Errorf("%s: %q", root, found)
 		}
-	}
-}
-
-// An address that somebody on the node has is seen in namespaces that only a
-// mount keeps.
-func TestPinnedNetworks(t *testing.T) {
-	b := newBench(t)
-	spec := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "another", Net: true, UTS: true}
-	set, err := ns.Create(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pins, err := pinnedNetworks()
-	if err != nil || !slices.Contains(pins, set.Net) || slices.Contains(pins, set.UTS) {
-		t.Errorf("%q, %v, want %s among them", pins, err, set.Net)
-	}
-	if err := ns.Remove(spec); err != nil {
-		t.Fatal(err)
 	}
 }
 

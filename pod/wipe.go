@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"github.com/crius-run/crius/pod/audit"
 )
 
 // Wipe removes all pods and containers, running or not, and whatever else bears
 // our mark. It returns what remains: what could not be given back stays on
 // record and is tried again, by this server or the next. When ctx ends no further
 // removal begins; those under way are not cut short.
-func (e *Engine) Wipe(ctx context.Context) ([]Finding, error) {
+func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	var mu sync.Mutex
 	var errs []error
 	each(e.sandboxes.all(), func(s *Sandbox) {
@@ -27,7 +29,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]Finding, error) {
 		}
 	})
 	found, err := e.Verify(ctx, true)
-	var left []Finding
+	var left []audit.Finding
 	for _, f := range found {
 		if !f.Repaired {
 			left = append(left, f)
@@ -36,7 +38,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]Finding, error) {
 	records, _, _, readErr := e.podRecords.Read()
 	for id, rec := range records {
 		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
-			left = append(left, Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then nobody knows how to end the pod"})
+			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then nobody knows how to end the pod"})
 		}
 	}
 	return left, errors.Join(append(errs, err, readErr)...)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/cmd/crius/config"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
 )
 
@@ -77,7 +77,7 @@ func nodeFindings(checked control.Checked) []finding {
 	return findings
 }
 
-func nodeFinding(f pod.Finding) finding {
+func nodeFinding(f audit.Finding) finding {
 	switch {
 	case f.Repaired:
 		return ok("repaired: %s: %s; %s", f.Object, f.Wrong, f.Remedy)

@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
 )
 
@@ -101,7 +102,7 @@ func (s standIn) Check(ctx context.Context, repair bool) (checked control.Checke
 	}
 	defer closing(&err, end)
 	checked, err = node.Check(ctx, true)
-	checked.Findings = pod.Mended(before.Findings, checked.Findings)
+	checked.Findings = audit.Mended(before.Findings, checked.Findings)
 	return checked, err
 }
 

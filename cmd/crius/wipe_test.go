@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
 )
 
@@ -229,13 +230,13 @@ func TestNodeFindings(t *testing.T) {
 	for want, c := range map[string]control.Checked{
 		"ok: all is as recorded: pods 2, containers 3 -> ": {Pods: 2, Containers: 3},
 		"ok: repaired: pod 1: it is dead; it is stopped -> ": {
-			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Repaired: true}}},
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Repaired: true}}},
 		"FAIL: pod 1: it is dead -> crius check --repair: it is stopped": {
-			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped"}}},
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped"}}},
 		"FAIL: pod 1: it is dead; the repair failed: no -> see to that, and run crius check --repair again": {
-			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Err: "no"}}},
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Err: "no"}}},
 		"FAIL: pod 1: it is dead -> call": {
-			Findings: []pod.Finding{{Object: "pod 1", Wrong: "it is dead", Advice: "call"}}},
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Advice: "call"}}},
 		"FAIL: not everything could be looked at: x -> ": {Incomplete: "x"},
 	} {
 		found := nodeFindings(c)

@@ -10,14 +10,15 @@ import (
 	"fmt"
 
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
 )
 
 // Checked is what a comparison has found.
 type Checked struct {
-	Pods       int           `json:"pods"` // that were looked at
-	Containers int           `json:"containers"`
-	Findings   []pod.Finding `json:"findings"`
+	Pods       int             `json:"pods"` // that were looked at
+	Containers int             `json:"containers"`
+	Findings   []audit.Finding `json:"findings"`
 	// OpaqueIPAM are the IPAM plugins whose reservations nobody else can read.
 	OpaqueIPAM []string `json:"opaqueIPAM,omitempty"`
 	// Incomplete says what could not be looked at.
@@ -35,8 +36,8 @@ type Holdings struct {
 
 // Wiped is what a wipe could not do.
 type Wiped struct {
-	Left   []pod.Finding `json:"left"`   // what remains, and is on record
-	Errors []string      `json:"errors"` // why something could not even be tried
+	Left   []audit.Finding `json:"left"`   // what remains, and is on record
+	Errors []string        `json:"errors"` // why something could not even be tried
 }
 
 // Done tells that nothing remains.
@@ -58,10 +59,10 @@ func (n Node) Inspect(ctx context.Context) (Checked, error) {
 	return n.checked(n.Engine.Inspect(ctx))
 }
 
-func (n Node) checked(findings []pod.Finding, err error) (Checked, error) {
+func (n Node) checked(findings []audit.Finding, err error) (Checked, error) {
 	c := Checked{
 		Pods: len(n.Engine.Sandboxes()), Containers: len(n.Engine.Containers()),
-		Findings: append([]pod.Finding{}, findings...), OpaqueIPAM: n.Engine.OpaqueIPAM(),
+		Findings: append([]audit.Finding{}, findings...), OpaqueIPAM: n.Engine.OpaqueIPAM(),
 	}
 	if err != nil {
 		c.Incomplete = err.Error()
@@ -89,7 +90,7 @@ func (n Node) Holdings(ctx context.Context) (Holdings, error) {
 // Wipe removes all pods and containers, and images unless they are to be kept.
 func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	left, err := n.Engine.Wipe(ctx)
-	w := Wiped{Left: append([]pod.Finding{}, left...), Errors: texts(err)}
+	w := Wiped{Left: append([]audit.Finding{}, left...), Errors: texts(err)}
 	if keepImages {
 		return w, nil
 	}

@@ -135,12 +135,12 @@ func harms() []harm {
 		}, true},
 		{"record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
 			must(t, os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.id)))
-			return []string{"stray " + c.id, "monitor, process"}
+			return []string{"orphan " + c.id, "monitor, process"}
 		}, true},
 		{"bundle and record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
 			must(t, unix.Unmount(filepath.Join(w.RunRoot(), "containers", c.id, "rootfs"), unix.MNT_DETACH),
 				os.RemoveAll(filepath.Join(w.RunRoot(), "containers", c.id)), os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.id)))
-			return []string{"stray " + c.id, "cgroup " + w.CgroupParent()}
+			return []string{"orphan " + c.id, "cgroup " + w.CgroupParent()}
 		}, true},
 	}
 }
@@ -151,12 +151,12 @@ func strayHarms() []harm {
 		{"bundle with a mount", true, true, func(t *testing.T, w *world, _ victim) []string {
 			point := filepath.Join(w.RunRoot(), "containers", randomID(), "rootfs")
 			must(t, os.MkdirAll(point, 0o700), unix.Mount("none", point, "tmpfs", 0, ""))
-			return []string{"stray", "mount " + point}
+			return []string{"orphan", "mount " + point}
 		}, false},
 		{"state", true, true, func(t *testing.T, w *world, _ victim) []string {
 			dir := filepath.Join(w.StateRoot(), "pods", randomID())
 			must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
-			return []string{"stray", "directory " + dir}
+			return []string{"orphan", "directory " + dir}
 		}, false},
 		{"cgroup", true, true, func(t *testing.T, w *world, _ victim) []string {
 			name := w.CgroupParent() + "/crius-" + randomID()
@@ -165,19 +165,19 @@ func strayHarms() []harm {
 					must(t, os.Mkdir(h+name, 0o755))
 				}
 			}
-			return []string{"stray", "cgroup " + name}
+			return []string{"orphan", "cgroup " + name}
 		}, false},
 		{"namespaces", true, true, func(t *testing.T, w *world, _ victim) []string {
 			set, err := ns.Create(ns.Spec{Dir: w.Path("ns"), Name: "crius-" + randomID(), Net: true, IPC: true})
 			must(t, err)
-			return []string{"stray", "namespace " + set.IPC}
+			return []string{"orphan", "namespace " + set.IPC}
 		}, false},
 		{"reservation", true, true, func(t *testing.T, w *world, _ victim) []string {
 			file := w.Path("cni", "leases", "pods", "10.99.200.200")
 			put(t, file, randomID()+"\r\neth0")
 			old := time.Now().Add(-time.Hour)
 			must(t, os.Chtimes(file, old, old))
-			return []string{"stray", "10.99.200.200, reserved in " + file}
+			return []string{"orphan", "10.99.200.200, reserved in " + file}
 		}, false},
 		{"firewall element", true, true, func(t *testing.T, w *world, _ victim) []string {
 			_, err := w.Run(t.Context(), "nft", "add", "element", "ip", "crius-hostports", "ports", "{ 6 . 9999 : 10.99.200.201 . 9 }")

@@ -37,7 +37,7 @@ func TestProcessPosesAsMonitor(t *testing.T) {
 
 			for _, repair := range []string{"--repair=false", "--repair"} {
 				found := w.check(t, repair)
-				if len(found) != 1 || !found.says("stray "+hidden, "directory "+dir) {
+				if len(found) != 1 || !found.says("orphan "+hidden, "directory "+dir) {
 					t.Errorf("%s: %+v, want the directory %s alone", repair, found, dir)
 				}
 			}

@@ -52,7 +52,7 @@ func TestKilledCreateWithoutRecord(t *testing.T) {
 			found := findings(t, w)
 			for _, book := range books {
 				if !slices.ContainsFunc(found, func(f finding) bool {
-					return f.Status == "FAIL" && containsAll(f.Text, []string{"stray " + id, book})
+					return f.Status == "FAIL" && containsAll(f.Text, []string{"orphan " + id, book})
 				}) {
 					t.Errorf("nothing is said of %s: %+v", book, found)
 				}

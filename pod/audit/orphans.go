@@ -1,0 +1,197 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+)
+
+// Layout is where a server's things are, and how they are named.
+type Layout struct {
+	StateDir      string // records, below pods and containers
+	RunDir        string // run directories, below pods and containers
+	NamespacesDir string // pinned namespaces
+	PinPrefix     string // what the names of pinned namespaces begin with, before the id
+	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
+	// Foreign says whether an id is that of another server.
+	Foreign func(id string) bool
+}
+
+// Runtimes is the table of handlers.
+type Runtimes interface {
+	Names() []string
+	Get(name string) (oci.Runtime, error)
+}
+
+// Network is what the search needs of CNI.
+type Network interface {
+	Leases(attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
+	Release(ctx context.Context, p network.Pod, l network.Lease) error
+}
+
+// Node is what the records and the work under way say.
+type Node interface {
+	// Knows says whether an id is that of anything on record or under way. An id
+	// is known from before the first thing bears it until after the last is gone,
+	// and never used again.
+	Knows(id string) bool
+	// CgroupParents are the cgroups below which those of pods and containers are.
+	CgroupParents() []string
+	Attachments() []*network.Attachment
+	// NetworkNamespaces are the paths of those of pods.
+	NetworkNamespaces() []string
+	// Sweep removes what bears an id in the places of the layout. It is idempotent.
+	Sweep(ctx context.Context, id string) error
+}
+
+// Search looks for orphans.
+type Search struct {
+	Layout   Layout
+	Runtimes Runtimes
+	Network  Network
+	Node     Node
+}
+
+// orphan is what bears an id in the way that crius names things, and belongs to
+// nothing on record.
+type orphan struct {
+	id       string
+	traces   map[string]bool // what and where, each
+	monitors []conmon.Process
+	cgroups  []string
+	netNS    string
+	leases   []network.Lease
+}
+
+// Orphans reports what has no record. A thing is an orphan if it is there, then its
+// id is unknown, and then it is still there.
+func (s *Search) Orphans(ctx context.Context, report *Report) error {
+	first, err := s.everywhere()
+	if err != nil {
+		return fmt.Errorf("look for orphans: %w", err)
+	}
+	maps.DeleteFunc(first, func(id string, _ *orphan) bool { return s.Node.Knows(id) })
+	if len(first) == 0 {
+		return nil
+	}
+	second, err := s.everywhere()
+	if err != nil {
+		return fmt.Errorf("look for orphans: %w", err)
+	}
+	patience, cancel := context.WithTimeout(ctx, addTime)
+	defer cancel()
+	for _, id := range slices.Sorted(maps.Keys(first)) {
+		o := second[id]
+		if o == nil {
+			continue
+		}
+		unsure, why := s.dropLeases(patience, o)
+		removal := Remedy{"it is removed, with whatever else bears the id", func(ctx context.Context) error { return s.remove(ctx, o) }}
+		var problems []Problem
+		for _, trace := range slices.Sorted(maps.Keys(o.traces)) {
+			if first[id].traces[trace] {
+				problems = append(problems, Problem{Wrong: trace + " belongs to nothing on record", Remedy: removal})
+			}
+		}
+		for _, trace := range unsure {
+			problems = append(problems, Problem{Wrong: trace + " belongs to nothing on record",
+				Advice: "it stays, since a pod of another runtime may have it: " + why.Error()})
+		}
+		report.Add(ctx, "orphan "+id, problems)
+	}
+	return ctx.Err()
+}
+
+// addTime is more than CNI plugins take from the making of an interface to its
+// address.
+const addTime = 3 * time.Second
+
+// dropLeases leaves to an orphan only those leases whose addresses nothing on this
+// node has: others belong to another runtime's pod. While that cannot be told it
+// looks again, until patience ends; then it drops them all, and says of which it
+// is unsure and why.
+func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []string, why error) {
+	if len(o.leases) == 0 || o.netNS != "" { // it is the orphan itself that may have them
+		return nil, nil
+	}
+	var addresses []string
+	for _, l := range o.leases {
+		addresses = append(addresses, l.Address)
+	}
+	idle, err := s.idle(addresses)
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for errors.Is(err, network.ErrHidden) && patience.Err() == nil { // a pod may just be getting its address
+		select {
+		case <-again.C:
+		case <-patience.Done():
+		}
+		idle, err = s.idle(addresses)
+	}
+	o.leases = slices.DeleteFunc(o.leases, func(l network.Lease) bool {
+		drop := !slices.Contains(idle, l.Address)
+		if drop {
+			delete(o.traces, leaseTrace(l))
+		}
+		if drop && err != nil {
+			unsure = append(unsure, leaseTrace(l))
+		}
+		return drop
+	})
+	return unsure, err
+}
+
+func (s *Search) idle(addresses []string) ([]string, error) {
+	pins, err := pinnedNetworks()
+	if err != nil {
+		return nil, err
+	}
+	return network.Idle(addresses, pins, s.Node.NetworkNamespaces())
+}
+
+// killTime is far more than a kill takes: what does not die of it must not keep
+// the rest of an orphan from being removed.
+const killTime = 10 * time.Second
+
+func killCgroup(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	return cgroup.Kill(ctx, name)
+}
+
+// remove removes everything that bears the id. A network that cannot be given back
+// keeps its namespace.
+func (s *Search) remove(ctx context.Context, o *orphan) error {
+	for _, l := range o.leases {
+		p := network.Pod{ID: o.id, NetNS: o.netNS, CacheDir: filepath.Join(s.Layout.StateDir, "pods", o.id, "cni")}
+		if err := s.Network.Release(ctx, p, l); err != nil {
+			return fmt.Errorf("release address %s: %w", l.Address, err)
+		}
+	}
+	if len(o.leases) == len(o.traces) {
+		return nil // nothing else is ours, and other runtimes have ids like it
+	}
+	var errs []error
+	for _, name := range o.cgroups {
+		errs = append(errs, killCgroup(ctx, name))
+	}
+	errs = append(errs, s.Node.Sweep(ctx, o.id))
+	for _, monitor := range o.monitors { // whose directory has gone before it
+		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
+	}
+	for _, name := range o.cgroups {
+		errs = append(errs, cgroup.Remove(name))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,114 @@
+// Package audit compares a node with its records: it collects what is not as it
+// should be, repairs it if that is asked for, and looks for orphans, which are
+// things of crius that belong to no record.
+//
+// What the records say is the caller's business; see [Node].
+package audit
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Finding is something that is not as the records say, or that none knows of.
+type Finding struct {
+	Object   string `json:"object"`           // "pod ID", "container ID", or what it is
+	Wrong    string `json:"wrong"`            // what is the case
+	Remedy   string `json:"remedy,omitempty"` // what a repair does, or has done; empty: it can do nothing
+	Advice   string `json:"advice,omitempty"` // what a person can do
+	Repaired bool   `json:"repaired"`
+	Err      string `json:"error,omitempty"` // why the repair failed
+}
+
+// Problem is a Finding to be.
+type Problem struct {
+	Wrong  string
+	Remedy Remedy
+	Advice string
+}
+
+// Remedy is what can be done about a problem. Those of one object that have the
+// same text are one.
+type Remedy struct {
+	Text string
+	Do   func(context.Context) error // nil: only the next start of a server does it
+}
+
+// Repair does a remedy for an object, within a limit of its own.
+type Repair func(ctx context.Context, object string, do func(context.Context) error) error
+
+// Report collects findings. It is safe for concurrent use.
+type Report struct {
+	repair Repair
+
+	mu       sync.Mutex
+	findings []Finding
+}
+
+// NewReport makes an empty report. With a Repair, problems are repaired as they are
+// added.
+func NewReport(repair Repair) *Report { return &Report{repair: repair} }
+
+// Add makes findings of the problems of an object. Once ctx has ended nothing is
+// repaired any more: what was seen when the time was up may be untrue.
+func (r *Report) Add(ctx context.Context, object string, problems []Problem) {
+	done := map[string]error{}
+	for _, p := range problems {
+		f := Finding{Object: object, Wrong: p.Wrong, Remedy: p.Remedy.Text, Advice: p.Advice}
+		if r.repair != nil && p.Remedy.Do != nil && ctx.Err() == nil {
+			err, tried := done[f.Remedy]
+			if !tried {
+				err = r.try(ctx, object, p)
+				done[f.Remedy] = err
+			}
+			f.Repaired = err == nil
+			if err != nil {
+				f.Err = err.Error()
+			}
+		}
+		r.mu.Lock()
+		r.findings = append(r.findings, f)
+		r.mu.Unlock()
+	}
+}
+
+func (r *Report) try(ctx context.Context, object string, p Problem) error {
+	err := r.repair(ctx, object, p.Remedy.Do)
+	if err != nil {
+		slog.WarnContext(ctx, "repair failed", "object", object, "wrong", p.Wrong, "err", err)
+		return err
+	}
+	slog.WarnContext(ctx, "repaired", "object", object, "wrong", p.Wrong, "remedy", p.Remedy.Text)
+	return nil
+}
+
+// Findings are those so far, by object.
+func (r *Report) Findings() []Finding {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.SortedStableFunc(slices.Values(r.findings), func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
+}
+
+// Mended is what has become of what was found before a server's start, once that
+// has recovered the node and repaired the rest.
+func Mended(before, after []Finding) []Finding {
+	all := slices.Clone(after)
+	for _, f := range before {
+		about := func(v Finding) bool { return v.id() == f.id() && !v.Repaired }
+		same := func(v Finding) bool { return v.Object == f.Object && v.Wrong == f.Wrong }
+		if slices.ContainsFunc(after, same) {
+			continue
+		}
+		// What neither sees any more, and nothing remains of, is mended.
+		f.Repaired = f.Remedy != "" && !slices.ContainsFunc(after, about)
+		all = append(all, f)
+	}
+	return all
+}
+
+// id is the last word of Object.
+func (f Finding) id() string { return f.Object[strings.LastIndexByte(f.Object, ' ')+1:] }

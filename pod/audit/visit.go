@@ -1,0 +1,256 @@
+package audit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// visit is one look at all places where things of the server are.
+type visit struct {
+	*Search
+	found  map[string]*orphan
+	others map[string]bool // ids of other servers on this node
+}
+
+// everywhere visits all places, and tells by id what is there.
+func (s *Search) everywhere() (map[string]*orphan, error) {
+	v := &visit{Search: s, found: map[string]*orphan{}, others: map[string]bool{}}
+	for _, look := range []func() error{v.directories, v.books, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
+		if err := look(); err != nil {
+			return nil, err
+		}
+	}
+	maps.DeleteFunc(v.found, func(id string, _ *orphan) bool { return v.others[id] })
+	return v.found, nil
+}
+
+// leaseAge is how old a lease must be to count: another runtime may be making
+// the pod it is for.
+const leaseAge = 2 * time.Minute
+
+// addShared is add for what is in a place that other servers of the node may use as
+// well.
+func (v *visit) addShared(id, format string, args ...any) *orphan {
+	if record.ValidID(id) && v.Layout.Foreign(id) {
+		return nil
+	}
+	return v.add(id, format, args...)
+}
+
+// add notes a thing that bears the id; nil if it is no id of ours.
+func (v *visit) add(id, format string, args ...any) *orphan {
+	if !record.ValidID(id) {
+		return nil
+	}
+	o := v.found[id]
+	if o == nil {
+		o = &orphan{id: id, traces: map[string]bool{}}
+		v.found[id] = o
+	}
+	o.traces[fmt.Sprintf(format, args...)] = true
+	return o
+}
+
+// directories are those of records and of bundles.
+func (v *visit) directories() error {
+	dirs := []string{
+		filepath.Join(v.Layout.StateDir, "pods"), filepath.Join(v.Layout.StateDir, "containers"),
+		filepath.Join(v.Layout.RunDir, "pods"), filepath.Join(v.Layout.RunDir, "containers"),
+	}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		for _, entry := range entries {
+			v.add(entry.Name(), "directory %s", filepath.Join(dir, entry.Name()))
+		}
+	}
+	return nil
+}
+
+// books are the runtimes' own.
+func (v *visit) books() error {
+	for _, name := range v.Runtimes.Names() {
+		runtime, err := v.Runtimes.Get(name)
+		// A root elsewhere may be other programs' as well.
+		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.Layout.RunDir)+"/") {
+			continue
+		}
+		books, err := runtime.Books()
+		if err != nil {
+			return fmt.Errorf("runtime handler %s: %w", name, err)
+		}
+		for id, paths := range books {
+			for _, path := range paths {
+				v.add(id, "%s of runtime handler %s", path, name)
+			}
+		}
+	}
+	return nil
+}
+
+func (v *visit) mounts() error {
+	for _, kind := range []string{"pods", "containers"} {
+		dir := filepath.Join(v.Layout.RunDir, kind)
+		points, err := mount.Under(dir)
+		if err != nil {
+			return err
+		}
+		real, err := filepath.EvalSymlinks(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		for _, point := range points {
+			below, err := filepath.Rel(real, point)
+			if err != nil {
+				return err
+			}
+			id, _, _ := strings.Cut(below, "/")
+			v.add(id, "mount %s", point)
+		}
+	}
+	return nil
+}
+
+func (v *visit) pins() error {
+	pins, err := ns.Pins(v.Layout.NamespacesDir, v.Layout.PinPrefix)
+	if err != nil {
+		return err
+	}
+	netNS := ns.Spec{Dir: v.Layout.NamespacesDir, Net: true}
+	for name, paths := range pins {
+		for _, path := range paths {
+			if o := v.addShared(strings.TrimPrefix(name, v.Layout.PinPrefix), "namespace %s", path); o != nil {
+				netNS.Name = name
+				o.netNS = netNS.Paths().Net
+			}
+		}
+	}
+	return nil
+}
+
+// monitors are known by the directory that they were given, which also tells
+// those of other servers.
+func (v *visit) monitors() error {
+	all, err := conmon.Monitors()
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		below, ours := strings.CutPrefix(m.Dir, filepath.Clean(v.Layout.RunDir)+"/")
+		parts := strings.Split(below, "/")
+		if !ours || len(parts) < 2 {
+			v.leaveAlone(m)
+			continue
+		}
+		if o := v.add(parts[1], "monitor, process %d,", m.PID); o != nil {
+			o.monitors = append(o.monitors, m.Process)
+		}
+	}
+	return nil
+}
+
+// leaveAlone notes the ids of another server's container and of its pod: they
+// may share a directory of namespaces, or a cgroup, with ours.
+func (v *visit) leaveAlone(m conmon.Monitor) {
+	v.others[m.ID] = true
+	type bundle struct {
+		Linux struct{ Namespaces []struct{ Path string } }
+	}
+	config, err := oci.ReadSpec[bundle](m.Dir)
+	if err != nil {
+		return
+	}
+	for _, n := range config.Linux.Namespaces {
+		if id, ok := strings.CutPrefix(filepath.Base(n.Path), v.Layout.PinPrefix); ok {
+			v.others[id] = true
+		}
+	}
+}
+
+// cgroups are those below the parents that our pods have, or would have.
+func (v *visit) cgroups() error {
+	tops := slices.Clone(v.Node.CgroupParents())
+	slices.Sort(tops)
+	for _, top := range slices.Compact(tops) {
+		names, err := cgroup.Below(top, func(name string) bool { return v.cgroupID(name) != "" })
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			id, crios := v.cgroupID(filepath.Base(name)), !strings.HasPrefix(filepath.Base(name), spec.CgroupPrefix)
+			if crios && v.found[id] == nil {
+				continue // CRI-O itself may run here
+			}
+			if o := v.addShared(id, "cgroup %s", name); o != nil {
+				o.cgroups = append(o.cgroups, name)
+			}
+		}
+	}
+	return nil
+}
+
+// cgroupID is the id in the name of a cgroup of ours.
+func (v *visit) cgroupID(name string) string {
+	name = strings.TrimSuffix(name, ".scope")
+	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.Layout.CgroupPrefix, spec.CgroupPrefix)} {
+		if id, ok := strings.CutPrefix(name, prefix+"-"); ok && record.ValidID(id) {
+			return id
+		}
+	}
+	return ""
+}
+
+// leases are those of ids in the form of ours. Other runtimes use it as well:
+// see dropLeases.
+func (v *visit) leases() error {
+	leases, _, err := v.Network.Leases(v.Node.Attachments())
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		if time.Since(l.Since) < leaseAge {
+			continue
+		}
+		if o := v.addShared(l.Owner, "%s", leaseTrace(l)); o != nil {
+			o.leases = append(o.leases, l)
+		}
+	}
+	return nil
+}
+
+func leaseTrace(l network.Lease) string {
+	return fmt.Sprintf("address %s, reserved in %s,", l.Address, l.File)
+}
+
+// pinnedNetworks are the places of all network namespaces that are kept without
+// a process, by whomever.
+func pinnedNetworks() ([]string, error) {
+	var points []string
+	err := mount.Each(func(m mount.Info) bool {
+		if m.Type == "nsfs" && strings.HasPrefix(m.Root, "net:") {
+			points = append(points, m.Point)
+		}
+		return true
+	})
+	return points, err
+}

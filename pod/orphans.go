@@ -1,0 +1,79 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/audit"
+)
+
+// pinPrefix is what the names of pinned namespaces begin with.
+const pinPrefix = "crius-"
+
+// known is what the engine tells the search for orphans.
+type known struct{ engine *Engine }
+
+// orphans searches for what bears an id that belongs to nothing on record.
+func (e *Engine) orphans(ctx context.Context, report *audit.Report) error {
+	search := audit.Search{
+		Layout: audit.Layout{
+			StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
+			NamespacesDir: e.cfg.NamespacesDir, PinPrefix: pinPrefix, CgroupPrefix: e.cfg.CgroupPrefix,
+			Foreign: func(id string) bool { return isOthers(id, e.mark) },
+		},
+		Runtimes: e.deps.Runtimes, Network: e.deps.Network, Node: known{e},
+	}
+	return search.Orphans(ctx, report)
+}
+
+// Knows implements audit.Node.
+func (k known) Knows(id string) bool {
+	if k.engine.sandboxes.knows(id) || k.engine.containers.knows(id) || k.engine.cleanups.Has(id) {
+		return true
+	}
+	_, podErr := k.engine.podRecords.Get(id)
+	_, ctrErr := k.engine.ctrRecords.Get(id)
+	return !errors.Is(podErr, fault.NotFound) || !errors.Is(ctrErr, fault.NotFound)
+}
+
+// CgroupParents implements audit.Node, with the one that a pod without one in its
+// request would have.
+func (k known) CgroupParents() []string {
+	var parents []string
+	note := func(_, name string, err error) {
+		if err == nil && name != "" && filepath.Dir(name) != "/" {
+			parents = append(parents, filepath.Dir(name))
+		}
+	}
+	note(k.engine.cgroupOf(nil, "", "0"))
+	for _, pod := range k.engine.sandboxes.all() {
+		note(k.engine.cgroupOf(pod.rec.Config.M, "", "0"))
+	}
+	return parents
+}
+
+// Attachments implements audit.Node.
+func (k known) Attachments() []*network.Attachment {
+	var all []*network.Attachment
+	for _, s := range k.engine.sandboxes.all() {
+		if a := s.network(); a != nil {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// NetworkNamespaces implements audit.Node.
+func (k known) NetworkNamespaces() []string {
+	var paths []string
+	for _, s := range k.engine.sandboxes.all() {
+		paths = append(paths, s.rec.Namespaces.Paths().Net)
+	}
+	return paths
+}
+
+// Sweep implements audit.Node.
+func (k known) Sweep(ctx context.Context, id string) error { return k.engine.sweep(ctx, id) }
