@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A runtime is known by what it says, and not by the name of its file.
@@ -178,7 +178,7 @@ func TestLostInASandbox(t *testing.T) {
 	if err := os.WriteFile(books, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	defer cancel()
 	if err := task.Kill(ctx); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // asCrio serves a node's server on a second socket, and returns its path.
@@ -32,7 +33,7 @@ func asCrio(t *testing.T, n *node) string {
 	served := make(chan error, 1)
 	go func() { served <- n.server.ServeAsCrio(l) }()
 	t.Cleanup(func() { // before n's own
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 		defer cancel()
 		if err := n.server.Shutdown(ctx); err != nil {
 			t.Errorf("Shutdown: %v", err)

@@ -346,7 +346,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 	n.image = cri.NewImageServiceClient(n.conn)
 	t.Cleanup(func() {
 		n.conn.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 		defer cancel()
 		if err := server.Shutdown(ctx); err != nil {
 			t.Errorf("Shutdown: %v", err)

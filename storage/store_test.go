@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -169,7 +168,7 @@ func mountsBelow(t testing.TB, dir string) (found []string) {
 
 // ctx ends with the test, and well before the go tool would end it.
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -11,7 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
+
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // What is no request is refused, and nobody but root may ask.
@@ -71,7 +72,7 @@ func TestCloseEndsWork(t *testing.T) {
 			go func() { served <- s.Serve() }()
 			go func() { _, err := NewClient(socket).Wipe(t.Context(), true); asked <- err }()
 			<-under
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 			if deaf { // its client has no answer when the time is up
 				cancel()
 				go func() { <-served; <-asked; close(release) }()

@@ -12,20 +12,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/crius-run/crius/test/kit/wait"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-)
-
-// Limits of patience. The machine may be small and busy, and the server built
-// with the race detector.
-const (
-	startPatience = 60 * time.Second
-	stopPatience  = 60 * time.Second
-	stallPatience = 120 * time.Second
 )
 
 // Connect makes a connection that notices a restarted server within moments.
@@ -45,7 +38,7 @@ func Connect(socket string) (*grpc.ClientConn, error) {
 func neverForEver(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, stallPatience)
+		ctx, cancel = context.WithTimeout(ctx, wait.Limit)
 		defer cancel()
 	}
 	return invoke(ctx, method, req, reply, cc, opts...)
@@ -104,7 +97,7 @@ func (n *Node) Argv(args ...string) []string {
 
 // answers waits for the first answer, or for the server's end.
 func (n *Node) answers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, wait.Limit)
 	defer cancel()
 	go func() {
 		select {
@@ -171,10 +164,10 @@ func (n *Node) Stop() error {
 	select {
 	case <-n.ended():
 		return n.ExitErr()
-	case <-time.After(stopPatience):
+	case <-time.After(wait.Limit):
 		_ = n.Signal(syscall.SIGQUIT) // for its stacks in the log
 		_ = n.Kill()
-		return fmt.Errorf("the server did not end within %v of SIGTERM\n%s", stopPatience, n.LogTail(200))
+		return fmt.Errorf("the server did not end within %v of SIGTERM\n%s", wait.Limit, n.LogTail(200))
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // Limit is how long a condition may take to become true.
-const Limit = 3 * time.Minute
+const Limit = 5 * time.Minute
 
 // interval is the longest pause between two looks. The first pauses are
 // shorter: most conditions are true within a millisecond or two.
