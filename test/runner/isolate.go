@@ -196,17 +196,20 @@ func processes() (left []string, dying bool) {
 	return left, dying
 }
 
-// mounts are the lines of the namespace's mount table.
+// mounts are those of the namespace: id, parent, device, root and mount point. The
+// options are left out, since a program in another namespace changes those of a file
+// system that both have.
 func mounts() (map[string]bool, error) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	lines := map[string]bool{}
+	found := map[string]bool{}
 	for line := range strings.Lines(string(table)) {
-		lines[strings.TrimSpace(line)] = true
+		fields := strings.Fields(line)
+		found[strings.Join(fields[:min(5, len(fields))], " ")] = true
 	}
-	return lines, nil
+	return found, nil
 }
 
 func complain(err error) int {
