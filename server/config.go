@@ -15,6 +15,7 @@ type Config struct {
 
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
+	SocketGroup    string      `toml:"socket_group" help:"group of the socket, by name or number, whose members may connect where socket_mode lets the group write; whoever may connect is root on the node; empty: root's group"`
 	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
 	CrioSocket     string      `toml:"crio_socket" help:"second socket, /run/crio/crio.sock, at which a kubelet without the feature gate PodAndContainerStatsFromCRI finds crius as it finds CRI-O, so that its metrics of containers have names of pods; cgroups are named crio-ID then instead of crius-ID; empty: none"`
 

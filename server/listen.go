@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -19,12 +21,12 @@ import (
 // maxSocketPath is the room in sockaddr_un, less the terminating zero.
 const maxSocketPath = 107
 
-// Listen binds the CRI socket of cfg, owned by this process's user and group
-// and never more permissive than cfg.SocketMode. A missing directory is made
-// with mode 0700. The socket of a dead server is replaced; one that answers, or
-// a path held by a server that is starting or stopping, is fault.Exists. The
-// lock file beside the socket stays for good: removing it would let two servers
-// lock two files of one name.
+// Listen binds the CRI socket of cfg, owned by this process's user and by
+// cfg.SocketGroup, and never more permissive than cfg.SocketMode. A missing
+// directory is made with mode 0700, or 0711 where a group may connect. The socket
+// of a dead server is replaced; one that answers, or a path held by a server that
+// is starting or stopping, is fault.Exists. The lock file beside the socket stays
+// for good: removing it would let two servers lock two files of one name.
 //
 // Closing the listener removes the socket.
 func Listen(cfg Config) (net.Listener, error) {
@@ -35,14 +37,22 @@ func Listen(cfg Config) (net.Listener, error) {
 	if cfg.SocketMode&^fs.ModePerm != 0 || cfg.SocketMode == 0 {
 		return nil, fmt.Errorf("%w: socket_mode = %#o: give permission bits such as 0660", fault.Invalid, cfg.SocketMode)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	gid, err := groupID(cfg.SocketGroup)
+	if err != nil {
+		return nil, err
+	}
+	dirMode := os.FileMode(0o700)
+	if gid != os.Getegid() {
+		dirMode = 0o711 // for the group, which the directory does not belong to
+	}
+	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
 		return nil, fmt.Errorf("directory of the CRI socket: %w", err)
 	}
 	lock, err := lockSocket(path)
 	if err != nil {
 		return nil, err
 	}
-	l, err := bind(path, cfg.SocketMode)
+	l, err := bind(path, cfg.SocketMode, gid)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -75,7 +85,22 @@ func lockSocket(path string) (*os.File, error) {
 	return lock, nil
 }
 
-func bind(path string, mode os.FileMode) (net.Listener, error) {
+// groupID resolves socket_group.
+func groupID(group string) (int, error) {
+	if group == "" {
+		return os.Getegid(), nil
+	}
+	if gid, err := strconv.ParseUint(group, 10, 31); err == nil {
+		return int(gid), nil
+	}
+	known, err := user.LookupGroup(group)
+	if err != nil {
+		return 0, fmt.Errorf("%w: socket_group = %q: %w; create the group or give a number", fault.Invalid, group, err)
+	}
+	return strconv.Atoi(known.Gid)
+}
+
+func bind(path string, mode os.FileMode, gid int) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
@@ -84,7 +109,7 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 		return nil, fmt.Errorf("CRI socket: %w", err)
 	}
 	// A set-group-ID directory would hand the socket to its own group.
-	err = os.Lchown(path, os.Geteuid(), os.Getegid())
+	err = os.Lchown(path, os.Geteuid(), gid)
 	if err == nil {
 		err = os.Chmod(path, mode)
 	}

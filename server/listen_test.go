@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -67,6 +68,39 @@ func TestSocketIsBornClosed(t *testing.T) {
 	defer l.Close()
 	if info, err := os.Lstat(path); err != nil || info.Mode() != os.ModeSocket {
 		t.Errorf("socket has mode %v (%v)", info.Mode(), err)
+	}
+}
+
+// Members of socket_group may connect, and nobody else.
+func TestSocketGroupMayConnect(t *testing.T) {
+	t.Parallel()
+	root, err := os.MkdirTemp("/tmp", "crius-group-") // t.TempDir is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	if err := os.Chmod(root, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range []string{"54321", "daemon"} {
+		gid, err := groupID(group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := listenConfig(t)
+		cfg.Listen, cfg.SocketGroup = filepath.Join(root, group, "crius.sock"), group
+		listen(t, cfg)
+		writable := func(as *syscall.Credential) bool {
+			cmd := exec.Command("test", "-w", cfg.Listen)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+			return cmd.Run() == nil
+		}
+		if !writable(&syscall.Credential{Uid: 1001, Gid: 1001, Groups: []uint32{uint32(gid)}}) {
+			t.Errorf("a member of %s may not connect", group)
+		}
+		if writable(&syscall.Credential{Uid: 1001, Gid: 1001}) {
+			t.Errorf("a stranger to %s may connect", group)
+		}
 	}
 }
 
@@ -260,6 +294,7 @@ func TestListenConfig(t *testing.T) {
 		"listen ":       func(c *Config) { c.Listen = "" },
 		"listen =":      func(c *Config) { c.Listen = "/" + strings.Repeat("x", maxSocketPath) },
 		"socket_mode":   func(c *Config) { c.SocketMode = 0o4660 },
+		"socket_group":  func(c *Config) { c.SocketGroup = "no-such-group" },
 		"socket_mode ":  func(c *Config) { c.SocketMode = 0 },
 		"socket_mode =": func(c *Config) { c.SocketMode = os.ModeSetuid | 0o660 },
 	} {
