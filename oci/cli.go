@@ -56,7 +56,7 @@ func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
 	return a, nil
 }
 
-func (r *cli) lastProbe() *Abilities { return r.prober.last.Load() }
+func (r *cli) lastProbe() *Abilities { return r.prober.answer() }
 
 // argv is a complete command line of the runtime.
 func (r *cli) argv(a *Abilities, args ...string) []string {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/flight"
 )
 
 // Abilities is what a runtime said about itself.
@@ -39,17 +39,21 @@ type Abilities struct {
 }
 
 // ErrNotInstalled is a runtime that the configuration names without a path and
-// that is nowhere in PATH: this node simply does not offer the handler. A path
-// that leads nowhere is another matter: somebody relies on it.
+// that is nowhere in PATH: nobody expects the handler here. A path that leads
+// nowhere is worth a warning.
 var ErrNotInstalled = errors.New("not installed")
 
 // prober asks a runtime binary about itself and remembers the answer for as
-// long as the binary stays the same file, because Status asks every second.
+// long as the binary stays the same file, because Status asks every second. A
+// binary that takes its time is asked once, and all wait for that answer.
 type prober struct {
-	mu       sync.Mutex
+	asking flight.Group[fileIdentity, *Abilities]
+	last   atomic.Pointer[probed] // nil: none, or the binary has failed since
+}
+
+type probed struct {
 	identity fileIdentity
 	answer   *Abilities
-	last     atomic.Pointer[Abilities] // answer, for who does not wait
 }
 
 type fileIdentity struct {
@@ -73,35 +77,58 @@ func (p *prober) probe(ctx context.Context, binary string, asked func(ctx contex
 		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	identity := fileIdentity{path: path, dev: st.Dev, ino: st.Ino, size: st.Size, mtime: st.Mtim}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.answer != nil && p.identity == identity {
-		return p.answer, nil
+	if last := p.last.Load(); last != nil && last.identity == identity {
+		return last.answer, nil
 	}
-	answer, err := asked(ctx, path)
-	if err != nil {
-		return nil, err
+	answer, err := p.asking.Do(ctx, identity, func(ctx context.Context) (*Abilities, error) {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		answer, err := asked(ctx, path)
+		switch {
+		case err == nil:
+			p.last.Store(&probed{identity, answer})
+		case !errors.Is(err, fault.Timeout):
+			p.last.Store(nil)
+		}
+		return answer, err
+	})
+	if errors.Is(err, fault.Timeout) || errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("%s does not say in time what it can do; run it with --version to see why: %w", path, fault.Timeout)
 	}
-	p.identity, p.answer = identity, answer
-	p.last.Store(answer)
-	return answer, nil
+	return answer, err
 }
 
-const probeTimeout = 10 * time.Second
+// answer is what the binary said last; nil if it has said nothing yet.
+func (p *prober) answer() *Abilities {
+	if last := p.last.Load(); last != nil {
+		return last.answer
+	}
+	return nil
+}
+
+const (
+	probeTimeout = 10 * time.Second
+	// StatusTime is how long a status waits for runtimes that have not said yet what
+	// they can do. They are asked for as long as probeTimeout all the same, for the
+	// next status.
+	StatusTime = 2 * time.Second
+)
 
 // ask: known, unless it is nil, stands in for the answer to `features`.
 func ask(ctx context.Context, path string, known *features.Features) (*Abilities, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
 	version, err := output(ctx, path, "--version")
 	if err != nil {
-		return nil, fmt.Errorf("ask runtime for its version: %w", err)
+		return nil, fmt.Errorf("%s --version: %w: %w", path, err, fault.Unavailable)
 	}
 	a := &Abilities{Path: path, Version: firstLine(version)}
 	a.traits = traitsOf(a.Version)
 	a.Sandboxed = a.traits.sandboxed
 	if known == nil {
-		if text, err := output(ctx, path, "features"); err == nil {
+		text, err := output(ctx, path, "features")
+		if errors.Is(err, fault.Timeout) {
+			return nil, err
+		}
+		if err == nil {
 			known, _ = parseFeatures(text) // an old one prints what it likes
 		}
 	}

@@ -49,6 +49,9 @@ func (r *shimmed) sameAs(other driver) bool {
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
+	if !isExecutable(r.client) {
+		return nil, fmt.Errorf("handler %s: %s is no program: install it there, it is part of crius: %w", r.name, r.client, fault.Unavailable)
+	}
 	a, err := r.prober.probe(ctx, r.handler.Path, r.ask)
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", r.name, err)
@@ -59,11 +62,9 @@ func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 // ask: of runc's shim what runc can do matters. Any other one makes virtual
 // machines or something like it, as far as crius can know.
 func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
 	text, err := output(ctx, path, "-v")
 	if err != nil {
-		return nil, fmt.Errorf("ask shim for its version: %w", err)
+		return nil, fmt.Errorf("%s -v: %w: %w", path, err, fault.Unavailable)
 	}
 	a := &Abilities{Sandboxed: true}
 	switch {
@@ -98,7 +99,7 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	return a, nil
 }
 
-func (r *shimmed) lastProbe() *Abilities { return r.prober.last.Load() }
+func (r *shimmed) lastProbe() *Abilities { return r.prober.answer() }
 
 // ofRunc tells from the first line of what a shim says of itself, which is what it
 // was called.

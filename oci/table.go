@@ -3,8 +3,10 @@ package oci
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -149,6 +151,31 @@ func (t *Table) Get(name string) (Runtime, error) {
 	}
 	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
 		name, strings.Join(now.names(), ", "), fault.NotFound)
+}
+
+// MonitorReady says why crius-conmon cannot be run now, without which no handler
+// makes a container.
+func (t *Table) MonitorReady() error {
+	if _, err := exec.LookPath(t.monitor); err != nil {
+		return fmt.Errorf("monitor %s cannot be run (%w): install crius-conmon there or correct runtime.monitor: %w", t.monitor, errors.Unwrap(err), fault.Unavailable)
+	}
+	return nil
+}
+
+// Ready says why no container of the default handler can be made now, in the same
+// words for as long as that lasts. A runtime that does not answer in time is taken
+// for what it was when it last did.
+func (t *Table) Ready(ctx context.Context) error {
+	if err := t.MonitorReady(); err != nil {
+		return err
+	}
+	now := t.now.Load()
+	r := now.byName[now.defaultName]
+	_, err := r.Probe(ctx)
+	if errors.Is(err, fault.Timeout) && r.lastProbe() != nil {
+		return nil
+	}
+	return err
 }
 
 // Report is how a handler is, for people.

@@ -18,7 +18,7 @@ type Images interface {
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error
 	Remove(ctx context.Context, ref string) error
 	Adopt(ctx context.Context, live []storage.Rootfs) error
-	Writable(ctx context.Context) error
+	Ready(ctx context.Context) error
 	CheckMapping(userNS string) error
 	WritableUsage(id string) (usage storage.FsUsage, ok bool)
 	WritableSize() (storage.FsSize, error)
@@ -47,6 +47,8 @@ type Runtimes interface {
 	Get(name string) (oci.Runtime, error)
 	Names() []string
 	Default() string
+	Ready(ctx context.Context) error
+	MonitorReady() error
 }
 
 // Deps are the engine's hands.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -301,28 +302,43 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 
 // Handlers lists the RuntimeClass handlers that this node offers in
 // alphabetical order, after the default one under its other name "" (CRI:
-// RuntimeHandler.name). A handler whose runtime cannot be used now is left out,
-// but for the default one, which has no features then; RuntimeReady says why.
-func (e *Engine) Handlers() []*cri.RuntimeHandler {
-	var handlers []*cri.RuntimeHandler
-	for _, name := range append([]string{""}, e.deps.Runtimes.Names()...) {
-		abilities, err := e.probe(context.Background(), name)
-		if err != nil && name != "" && name != e.deps.Runtimes.Default() {
-			continue
-		}
-		features := &cri.RuntimeHandlerFeatures{}
-		if err == nil {
-			features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
-			features.UserNamespaces = e.canMap(name, abilities) == nil
-		}
-		handlers = append(handlers, &cri.RuntimeHandler{Name: name, Features: features})
+// RuntimeHandler.name). A handler whose runtime cannot be used now, or does not say
+// within oci.StatusTime what it can do, is left out, but for the default one, which
+// has no features then; RuntimeReady says why.
+func (e *Engine) Handlers(ctx context.Context) []*cri.RuntimeHandler {
+	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
+	defer cancel()
+	names := append([]string{""}, e.deps.Runtimes.Names()...)
+	handlers := make([]*cri.RuntimeHandler, len(names))
+	var group panics.Group // side by side: a runtime may hang
+	for i, name := range names {
+		group.Go(func() { handlers[i] = e.offered(ctx, name) })
 	}
-	return handlers
+	group.Wait()
+	return slices.DeleteFunc(handlers, func(h *cri.RuntimeHandler) bool { return h == nil })
 }
 
+// offered is nil for a handler that is not offered now.
+func (e *Engine) offered(ctx context.Context, name string) *cri.RuntimeHandler {
+	abilities, err := e.probe(ctx, name)
+	if err != nil && name != "" && name != e.deps.Runtimes.Default() {
+		return nil
+	}
+	features := &cri.RuntimeHandlerFeatures{}
+	if err == nil {
+		features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
+		features.UserNamespaces = e.canMap(name, abilities) == nil
+	}
+	return &cri.RuntimeHandler{Name: name, Features: features}
+}
+
+// probe says what pods of a handler may ask for, or why it makes none now.
 func (e *Engine) probe(ctx context.Context, handler string) (*oci.Abilities, error) {
 	runtime, err := e.deps.Runtimes.Get(handler)
 	if err != nil {
+		return nil, err
+	}
+	if err := e.deps.Runtimes.MonitorReady(); err != nil {
 		return nil, err
 	}
 	return runtime.Probe(ctx)
@@ -364,19 +380,14 @@ func (m *mapping) check(ask func(userNS string) error) error {
 	return err
 }
 
-// RuntimeReady says why containers cannot be run now: the default handler's
-// binary or one that is configured by its path is missing or broken, or the
-// image store cannot be written.
+// RuntimeReady says why containers of the default handler cannot be run now: its
+// runtime or the monitor is missing or broken, or the store is not ready. Other
+// handlers do not count (Handlers leaves them out): the pod that installs one may
+// have to run first. The text stays the same for as long as the cause does.
 func (e *Engine) RuntimeReady(ctx context.Context) error {
-	errs := []error{e.deps.Images.Writable(ctx)}
-	for _, name := range e.deps.Runtimes.Names() {
-		_, err := e.probe(ctx, name)
-		if errors.Is(err, oci.ErrNotInstalled) && name != e.deps.Runtimes.Default() {
-			continue
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
+	defer cancel()
+	return errors.Join(e.deps.Images.Ready(ctx), e.deps.Runtimes.Ready(ctx))
 }
 
 // NetworkReady says why pods cannot be given a network now.

@@ -47,7 +47,8 @@ type node struct {
 	damage   map[string][]network.Damage // by pod
 	leased   []network.Lease
 	layers   map[string]storage.FsUsage
-	unknown  bool // the handler is not configured
+	unknown  bool     // the handler is not configured
+	more     []string // handlers beside "fake"
 	root     string
 	sandbox  bool // its pods live in sandboxes
 }
@@ -191,7 +192,7 @@ func (f fakeImages) Verify(_ context.Context, live []storage.Rootfs) (found []st
 	return found, nil
 }
 
-func (f fakeImages) Writable(ctx context.Context) error { return f.step(ctx, "writable", func() {}) }
+func (f fakeImages) Ready(ctx context.Context) error { return f.step(ctx, "store ready", func() {}) }
 
 // Network
 
@@ -294,16 +295,36 @@ func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 	}
 	unknown := false
 	f.set(func() { unknown = f.unknown })
-	if name != "fake" || unknown {
+	if !slices.Contains(f.Names(), name) || unknown {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
-	return fakeRuntime(f), nil
+	if name == "fake" {
+		return fakeRuntime{f.node, "probe"}, nil
+	}
+	return fakeRuntime{f.node, "probe " + name}, nil
 }
 
-func (fakeRuntimes) Names() []string { return []string{"fake"} }
+func (f fakeRuntimes) Names() (names []string) {
+	f.set(func() { names = append(names, f.more...) })
+	names = append(names, "fake")
+	slices.Sort(names)
+	return names
+}
+
 func (fakeRuntimes) Default() string { return "fake" }
 
-type fakeRuntime struct{ *node }
+func (f fakeRuntimes) Ready(ctx context.Context) error {
+	return f.step(ctx, "runtime ready", func() {})
+}
+
+func (f fakeRuntimes) MonitorReady() error {
+	return f.step(context.Background(), "monitor ready", func() {})
+}
+
+type fakeRuntime struct {
+	*node
+	probe string // the step
+}
 
 func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
 
@@ -320,7 +341,7 @@ func (f fakeRuntime) Books() (oci.Books, error) {
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	sandbox := false
 	f.set(func() { sandbox = f.sandbox })
-	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, "probe", func() {})
+	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, f.probe, func() {})
 }
 
 func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {

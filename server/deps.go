@@ -67,7 +67,7 @@ type Engine interface {
 	StopEvents()
 
 	// Handlers lists the RuntimeClass handlers in an order that never changes.
-	Handlers() []*cri.RuntimeHandler
+	Handlers(ctx context.Context) []*cri.RuntimeHandler
 	// RuntimeReady and NetworkReady say why a pod could not be run now.
 	RuntimeReady(ctx context.Context) error
 	NetworkReady(ctx context.Context) error

@@ -247,10 +247,10 @@ func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
 	return f.spec, nil
 }
 
-func (f *fakeEngine) Handlers() []*cri.RuntimeHandler    { return f.handlers }
-func (f *fakeEngine) RuntimeReady(context.Context) error { return f.runtimeErr }
-func (f *fakeEngine) NetworkReady(context.Context) error { return f.networkErr }
-func (f *fakeEngine) CgroupDriver() cri.CgroupDriver     { return cri.CgroupDriver_CGROUPFS }
+func (f *fakeEngine) Handlers(context.Context) []*cri.RuntimeHandler { return f.handlers }
+func (f *fakeEngine) RuntimeReady(context.Context) error             { return f.runtimeErr }
+func (f *fakeEngine) NetworkReady(context.Context) error             { return f.networkErr }
+func (f *fakeEngine) CgroupDriver() cri.CgroupDriver                 { return cri.CgroupDriver_CGROUPFS }
 func (f *fakeEngine) SetPodCIDR(cidr string) error {
 	return f.did(context.Background(), "SetPodCIDR", cidr)
 }

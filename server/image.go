@@ -14,7 +14,7 @@ import (
 // imageAPI is ImageService.
 type imageAPI struct {
 	images   Images
-	handlers func() []*cri.RuntimeHandler
+	handlers func(context.Context) []*cri.RuntimeHandler
 }
 
 func (s *imageAPI) ListImages(ctx context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
@@ -86,7 +86,7 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 }
 
 func (s *imageAPI) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
-	if err := s.checkPullImage(req); err != nil {
+	if err := s.checkPullImage(ctx, req); err != nil {
 		return nil, err
 	}
 	image, err := s.images.Pull(ctx, storage.PullRequest{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"regexp"
 	"strings"
+	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -30,6 +31,8 @@ type nodeAPI struct {
 	engine  Engine
 	info    func() map[string]string
 	version string
+
+	runtimeText, networkText steadyText
 }
 
 func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
@@ -44,10 +47,10 @@ func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.Vers
 func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
 	resp := &cri.StatusResponse{
 		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
-			condition(cri.RuntimeReady, "RuntimeNotReady", s.engine.RuntimeReady(ctx)),
-			condition(cri.NetworkReady, "NetworkPluginNotReady", s.engine.NetworkReady(ctx)),
+			condition(cri.RuntimeReady, "RuntimeNotReady", s.runtimeText.of(s.engine.RuntimeReady(ctx))),
+			condition(cri.NetworkReady, "NetworkPluginNotReady", s.networkText.of(s.engine.NetworkReady(ctx))),
 		}},
-		RuntimeHandlers: s.engine.Handlers(),
+		RuntimeHandlers: s.engine.Handlers(ctx),
 		Features:        features(),
 	}
 	if err := ctx.Err(); err != nil {
@@ -59,12 +62,41 @@ func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.Stat
 	return resp, nil
 }
 
-// condition is met unless err says why not; reason is then its CamelCase name.
-func condition(kind, reason string, err error) *cri.RuntimeCondition {
-	if err == nil {
+// condition is met unless text says why not; reason is then its CamelCase name.
+func condition(kind, reason, text string) *cri.RuntimeCondition {
+	if text == "" {
 		return &cri.RuntimeCondition{Type: kind, Status: true}
 	}
-	return &cri.RuntimeCondition{Type: kind, Reason: reason, Message: clip(err.Error())}
+	return &cri.RuntimeCondition{Type: kind, Reason: reason, Message: clip(text)}
+}
+
+// steadyText keeps the text of a condition as long as its cause stays the same: the
+// kubelet writes the node's status anew, for all of the cluster, whenever the text
+// changes. What runtimes and plugins say of an error may have times, durations,
+// process ids and ports in it, so a text that differs from the last one in its
+// numbers alone gives way to that.
+type steadyText struct {
+	mu    sync.Mutex
+	text  string
+	shape string // text without its numbers
+}
+
+// number is a decimal or hexadecimal number, time, duration, address or version.
+var number = regexp.MustCompile(`[0-9a-fA-F]*[0-9][0-9a-fA-FxTZµnumsh.:+-]*`)
+
+// of is the text of err; empty if there is none.
+func (s *steadyText) of(err error) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.text, s.shape = "", ""
+		return ""
+	}
+	text := err.Error()
+	if shape := number.ReplaceAllString(text, "#"); shape != s.shape {
+		s.text, s.shape = text, shape
+	}
+	return s.text
 }
 
 func (s *nodeAPI) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {

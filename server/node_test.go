@@ -63,6 +63,34 @@ func TestStatusNotReady(t *testing.T) {
 	}
 }
 
+// The text of a condition changes with its cause and with nothing else: not with
+// times, durations, process ids and ports in what a plugin said.
+func TestConditionTextIsSteady(t *testing.T) {
+	t.Parallel()
+	var s steadyText
+	for _, same := range [][]string{
+		{`runc: exit status 1: time="2026-11-24T23:05:35Z" pid=811 after 59.8s`, `runc: exit status 1: time="2026-11-25T01:15:00.5+02:00" pid=4711 after 1m0.2s`},
+		{"dial tcp 10.0.0.7:41812->10.96.0.1:443: timeout", "dial tcp 10.0.0.7:9->10.96.0.1:443: timeout"},
+		{"no answer from [fd00::1]:443, object 0xc00012ab in .tmp-2112451876", "no answer from [fd00::1]:8443, object 0xc0ffee00 in .tmp-7"},
+		{"no answer from peer", "no answer from peer"},
+	} {
+		for _, text := range same {
+			if got := s.of(errors.New(text)); got != same[0] {
+				t.Errorf("%q is told as %q, want %q", text, got, same[0])
+			}
+		}
+	}
+	if got := s.of(nil); got != "" {
+		t.Errorf("no error is told as %q", got)
+	}
+	if got := s.of(errors.New("exit status 2")); got != "exit status 2" {
+		t.Errorf("after it was well: %q", got)
+	}
+	if got := s.of(errors.New("killed by signal 9")); got != "killed by signal 9" {
+		t.Errorf("another cause: %q", got)
+	}
+}
+
 // A caller that gave up must not be told that the node is not ready.
 func TestStatusOfImpatientCaller(t *testing.T) {
 	t.Parallel()

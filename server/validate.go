@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -231,7 +232,7 @@ func checkReference(ref string) error {
 }
 
 // checkPullImage refuses handlers that do not exist, as CRI has it.
-func (s *imageAPI) checkPullImage(req *cri.PullImageRequest) error {
+func (s *imageAPI) checkPullImage(ctx context.Context, req *cri.PullImageRequest) error {
 	if err := cmp.Or(wellFormed(req), in("image", checkImage(req.GetImage()))); err != nil {
 		return err
 	}
@@ -240,7 +241,7 @@ func (s *imageAPI) checkPullImage(req *cri.PullImageRequest) error {
 		return nil
 	}
 	var names []string
-	for _, h := range s.handlers() {
+	for _, h := range s.handlers(ctx) {
 		names = append(names, h.GetName())
 	}
 	if !slices.Contains(names, want) {

@@ -422,12 +422,24 @@ func (h *holds) close() error {
 }
 
 // owned refuses to change the holds of a store that this process has only opened
-// to look at it: they are another crius's.
+// to look at it, or that another crius has taken: they are that one's.
 func (h *holds) owned() error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.owner == nil {
+	lock := h.owner
+	h.mu.Unlock()
+	if lock == nil {
 		return fmt.Errorf("image store %s is not this crius's to change: %w", h.store.GraphRoot(), fault.Precondition)
+	}
+	return h.taken()
+}
+
+// taken says which other crius owns the store by now, if one does.
+func (h *holds) taken() error {
+	h.mu.Lock()
+	lock := h.owner
+	h.mu.Unlock()
+	if err := lock.Lost(); err != nil {
+		return fmt.Errorf("image store %s: %w", h.store.GraphRoot(), withRemedy(err))
 	}
 	return nil
 }

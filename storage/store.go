@@ -115,10 +115,15 @@ func own(root string, cfg Config) (lock *owner.Lock, err error) {
 	} else if err = os.MkdirAll(root, 0o700); err == nil {
 		lock, err = owner.Take(path, cfg.StateDir, lockTime)
 	}
+	return lock, withRemedy(err)
+}
+
+// withRemedy adds to the refusal of another crius's store what to do.
+func withRemedy(err error) error {
 	if taken := new(owner.TakenError); errors.As(err, &taken) {
-		err = fmt.Errorf("%w: %s", err, taken.Remedy("image.root"))
+		return fmt.Errorf("%w: %s", err, taken.Remedy("image.root"))
 	}
-	return lock, err
+	return err
 }
 
 // openOwned opens the store of an owner; without one it is only looked at.
@@ -260,6 +265,12 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 		options.GraphDriverOptions = append(options.GraphDriverOptions, driverName+".sync=filesystem")
 	}
 	return options, supported(&options)
+}
+
+// GraphRoot is where the store of cfg has its images and layers.
+func GraphRoot(cfg Config) (string, error) {
+	options, err := libraryOptions(cfg)
+	return options.GraphRoot, err
 }
 
 func isSync(option string) bool { return optionName(option) == "sync" }

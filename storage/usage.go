@@ -17,7 +17,6 @@ import (
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 )
 
@@ -234,76 +233,4 @@ func (c *usageCache) sum() (total FsUsage) {
 		total.InodesUsed += usage.InodesUsed
 	}
 	return total
-}
-
-// writableTimeout bounds Writable: a disk that takes longer to create one file
-// serves no container.
-const writableTimeout = 5 * time.Second
-
-// Writable tries whether files can be made where images and writable layers
-// live. It says fault.Unavailable with the reason, and answers within
-// writableTimeout even when the disk does not: then one attempt is left
-// behind, and later calls wait for it instead of adding their own.
-func (s *Store) Writable(ctx context.Context) error {
-	attempt := s.probe.start(func() error {
-		return errors.Join(tryFile(s.store.GraphRoot()), tryFile(s.containersDir()))
-	})
-	timer := time.NewTimer(writableTimeout)
-	defer timer.Stop()
-	select {
-	case <-attempt.done:
-		if attempt.err != nil {
-			return fmt.Errorf("storage is not writable: %w: %w", fault.Unavailable, attempt.err)
-		}
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("storage is not writable: %w: the disk of %s or %s did not answer in %s",
-			fault.Unavailable, s.store.GraphRoot(), s.containersDir(), writableTimeout)
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// tryFile makes and deletes a small file in dir.
-func tryFile(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, ".crius-writable-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write([]byte{0})
-	return errors.Join(err, f.Close(), os.Remove(f.Name()))
-}
-
-// probe runs one attempt at a time.
-type probe struct {
-	mu      sync.Mutex
-	current *attempt
-}
-
-type attempt struct {
-	done chan struct{}
-	err  error // valid after done
-}
-
-// start begins an attempt, or joins the one under way.
-func (p *probe) start(try func() error) *attempt {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.current != nil {
-		select {
-		case <-p.current.done:
-		default:
-			return p.current
-		}
-	}
-	a := &attempt{done: make(chan struct{})}
-	p.current = a
-	go func() {
-		defer close(a.done)
-		a.err = try()
-	}()
-	return a
 }

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -243,33 +242,6 @@ func (d *disk) ioctl(request uint) {
 	}
 }
 
-func TestWritable(t *testing.T) {
-	t.Parallel()
-	d := newDisk(t, 32)
-	n := newNode(t, func(c *Config) { c.StateDir = filepath.Join(d.path, "state") })
-	n.becomesWritable()
-	if left := entriesOf(t, n.containersDir()); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
-	remount := func(options string) {
-		t.Helper()
-		if out, err := exec.Command("mount", "-o", "remount,"+options, d.path).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
-	remount("ro")
-	if err := n.Writable(testContext(t)); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), d.path) {
-		t.Errorf("read-only: %v", err)
-	}
-	remount("rw")
-	d.fill()
-	if err := n.Writable(testContext(t)); !errors.Is(err, fault.Unavailable) || !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("full: %v", err)
-	}
-	d.empty()
-	n.becomesWritable()
-}
-
 func (d *disk) fill() {
 	d.t.Helper()
 	f, err := os.Create(filepath.Join(d.path, "ballast"))
@@ -289,54 +261,6 @@ func (d *disk) empty() {
 	d.t.Helper()
 	if err := os.Remove(filepath.Join(d.path, "ballast")); err != nil {
 		d.t.Fatal(err)
-	}
-}
-
-// A disk that does not answer makes Writable say so in bounded time, time after
-// time, without a growing heap of attempts.
-func TestWritableOnHungDisk(t *testing.T) {
-	t.Parallel()
-	d := newDisk(t, 32)
-	n := newNode(t, func(c *Config) { c.StateDir = filepath.Join(d.path, "state") })
-	n.becomesWritable()
-	d.freeze()
-	thawed := false
-	defer func() {
-		if !thawed {
-			d.thaw()
-		}
-	}()
-	start := time.Now()
-	err := n.Writable(testContext(t))
-	if took := time.Since(start); !errors.Is(err, fault.Unavailable) || took > writableTimeout+time.Minute {
-		t.Errorf("%v after %s", err, took)
-	}
-	first := n.probe.current
-	ctx, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
-	defer cancel()
-	if err := n.Writable(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the caller's time: %v", err)
-	}
-	if n.probe.current != first {
-		t.Error("another attempt was started")
-	}
-	d.thaw()
-	thawed = true
-	<-first.done
-	n.becomesWritable()
-}
-
-// becomesWritable waits for a disk that answers in time.
-func (n *node) becomesWritable() {
-	n.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		err := n.Writable(testContext(n.t))
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			n.t.Fatal(err)
-		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/storage"
 )
 
 // host is where the files of the node are found: / but in tests.
@@ -192,9 +193,16 @@ func checkLimits(_ context.Context, _ *node) []finding {
 func checkDirectories(_ context.Context, n *node) []finding {
 	c := n.config.Config
 	var findings []finding
+	images, err := storage.GraphRoot(c.Image)
+	if err != nil {
+		findings = append(findings, fail("correct storage.conf or set image.root", "image.root: %v", err))
+	}
 	for _, d := range []struct{ key, path string }{
-		{"root", c.Root}, {"run_root", c.RunRoot}, {"pod.namespaces_dir", c.Pod.NamespacesDir},
+		{"root", c.Root}, {"run_root", c.RunRoot}, {"pod.namespaces_dir", c.Pod.NamespacesDir}, {"image.root", images},
 	} {
+		if d.path == "" {
+			continue
+		}
 		findings = append(findings, checkDirectory(d.key, d.path))
 	}
 	return append(findings, checkPassage(c.RunRoot)...)
@@ -230,6 +238,9 @@ func checkDirectory(key, path string) finding {
 	// statfs counts free blocks of file systems without blocks (procfs) as 0.
 	if free := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && free < 64<<20 {
 		return warn("make room", "%s: %d MiB are free at %s", key, free>>20, existing)
+	}
+	if st.Files > 0 && st.Ffree == 0 {
+		return warn("delete files", "%s: no inodes are free at %s", key, existing)
 	}
 	if existing != path {
 		return ok("%s: %s will be made", key, path)

@@ -121,7 +121,9 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 
 // handlersInfo is what a verbose Status tells of the handlers.
 func handlersInfo(runtimes *oci.Table) []oci.Report {
-	reports, _ := runtimes.Report(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), oci.StatusTime)
+	defer cancel()
+	reports, _ := runtimes.Report(ctx)
 	return reports
 }
 

@@ -88,6 +88,20 @@ func (l *Lock) Close() error {
 	return nil
 }
 
+// Lost says which other crius has the directory by now, as a *TakenError: the lock
+// is on a file, and somebody may have deleted that. The error does not name the
+// process, so that it stays the same as long as that crius has the directory.
+func (l *Lock) Lost() error {
+	if l == nil || named(l.file, l.file.Name()) {
+		return nil
+	}
+	err := Look(l.file.Name(), read(l.file).Root)
+	if taken := new(TakenError); errors.As(err, &taken) {
+		taken.Owner.PID = 0
+	}
+	return err
+}
+
 // Take makes the crius of a root the owner of the directory in which path is to
 // be the lock. If another one is, and runs or has pods or containers on record,
 // the error is a *TakenError. A process of the same root that holds the lock is

@@ -124,42 +124,13 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 	equal(t, "cgroup driver", c.GetLinux().GetCgroupDriver(), cri.CgroupDriver_CGROUPFS)
 }
 
-// A handler without its program, and a network without a usable configuration,
-// are said, not offered, and nobody else's; and found when they come.
-func TestReadiness(t *testing.T) {
+// A network without a usable configuration is said, and is found when it comes; the
+// runtime is ready meanwhile, and pods that need none run.
+func TestNetworkReadiness(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{Config: `[runtime.handlers.absent]
-path = "{{.Path "absent"}}"
-`})
-	c := w.condition(t, "RuntimeReady")
-	if c.Status || !strings.Contains(c.Message, "absent") || c.Reason == "" {
-		t.Errorf("with a handler whose program is missing: %v", c)
-	}
-	for _, h := range w.statusOf(t).RuntimeHandlers {
-		if h.Name == "absent" {
-			t.Error("a handler is offered whose program is missing")
-		}
-	}
-	if log := w.LogTail(1000); !strings.Contains(log, `msg="runtime handler is ready" handler=runc`) || !strings.Contains(log, `msg="runtime handler cannot be used" handler=absent`) {
-		t.Errorf("the log does not say which handlers there are:\n%s", w.LogTail(20))
-	}
-	// The other handlers still work, and the missing one says why it doesn't.
+	w := private(t, node.Options{})
 	p := w.run(t, "crun")
 	p.finish(t, "echo works")
-	config := w.podConfig(t)
-	resp, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "absent"})
-	if err == nil { // a pod needs no runtime as long as it has no container
-		p := &pod{w: w, id: resp.PodSandboxId, config: config, made: []string{resp.PodSandboxId}}
-		_, err = p.try(t.Context(), steps("sleep"))
-		p.vanish(t)
-	}
-	if err == nil || !strings.Contains(err.Error(), "absent") {
-		t.Errorf("a container of that handler: %v", err)
-	}
-	runc, err := exec.LookPath("runc")
-	must(t, err, os.Symlink(runc, w.Path("absent")))
-	wait.For(t, "the handler whose program has come", func() bool { return w.condition(t, "RuntimeReady").Status })
-
 	file, aside := w.Path("cni", "net.d", "10-p.conflist"), w.Path("aside")
 	for _, broken := range []func() error{
 		func() error { return os.Rename(file, aside) },

@@ -1,0 +1,142 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Ready says why no container can be created on this store: its disk, or that of
+// the writable layers, is read-only or fails (fault.Unavailable), or another crius
+// has become the owner (an *owner.TakenError). The text stays the same for as long
+// as the cause does.
+//
+// A full disk is no reason: DiskPressure is the kubelet's answer to that. Nor is a
+// disk that takes longer than readyWait: the answer is then the last one, and one
+// attempt stays behind, which later calls do not add to.
+func (s *Store) Ready(ctx context.Context) error {
+	if err := s.holds.taken(); err != nil {
+		return err
+	}
+	if err := s.probe.look(ctx, s.failing); err != nil {
+		return fmt.Errorf("storage is not writable: %w: %w", fault.Unavailable, err)
+	}
+	return nil
+}
+
+// failing tries the disks. A file is made only if that is due.
+func (s *Store) failing(due bool) error {
+	err := usable(s.store.GraphRoot(), due)
+	if layers := s.containersDir(); err == nil && layers != s.store.GraphRoot() {
+		err = usable(layers, due)
+	}
+	return err
+}
+
+// usable says why no file can be made in dir, which is made if it is missing. A
+// file system that remounted itself read-only says so; whether one fails shows only
+// when something is written. The file that is made for that has no name, so nothing
+// of it remains whatever happens.
+func usable(dir string, write bool) error {
+	var st unix.Statfs_t
+	err := eintr.Retry(func() error { return unix.Statfs(dir, &st) })
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil && st.Flags&unix.ST_RDONLY != 0 {
+		err = unix.EROFS
+	}
+	if err == nil && write {
+		err = eintr.Retry(func() error { return makeNameless(dir) })
+	}
+	if err == nil || harmless(err) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", dir, err)
+}
+
+func makeNameless(dir string) error {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// harmless reports whether err says nothing about the disk's health: it is full, has
+// no files without a name, or this process has too much open.
+func harmless(err error) bool {
+	return slices.ContainsFunc([]error{
+		unix.ENOSPC, unix.EDQUOT, unix.EOPNOTSUPP, unix.EISDIR, unix.EMFILE, unix.ENFILE, unix.ENOMEM,
+	}, func(target error) bool { return errors.Is(err, target) })
+}
+
+const (
+	// readyWait is how long Ready waits for a disk, counted from the beginning of
+	// the attempt: kubelets ask every few seconds.
+	readyWait = time.Second
+	// writeEvery is how long a disk that took a file is taken for one that does.
+	writeEvery = 30 * time.Second
+)
+
+// probe runs one attempt at a time, and remembers what the last one found.
+type probe struct {
+	mu      sync.Mutex
+	current *attempt
+	found   error     // by the last attempt that ended
+	written time.Time // when a file was last made
+}
+
+type attempt struct {
+	done  chan struct{}
+	began time.Time
+}
+
+// look begins an attempt, or joins the one under way, and returns what the last one
+// has found.
+func (p *probe) look(ctx context.Context, try func(due bool) error) error {
+	a := p.start(try)
+	timer := time.NewTimer(readyWait - time.Since(a.began))
+	defer timer.Stop()
+	select {
+	case <-a.done:
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.found
+}
+
+func (p *probe) start(try func(due bool) error) *attempt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current != nil {
+		return p.current
+	}
+	a := &attempt{done: make(chan struct{}), began: time.Now()}
+	p.current = a
+	due := p.found != nil || a.began.Sub(p.written) > writeEvery
+	go func() {
+		err := try(due)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.current, p.found = nil, err
+		if due {
+			p.written = time.Now()
+		}
+		close(a.done)
+	}()
+	return a
+}

@@ -1,0 +1,237 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// wantNotReady waits until a condition is false, and wants it to be that in the same
+// words each time: the kubelet changes the node's status with them.
+func (w *world) wantNotReady(t *testing.T, kind string, words ...string) {
+	t.Helper()
+	first := new(cri.RuntimeCondition)
+	wait.For(t, kind+" to be false", func() bool { first = w.condition(t, kind); return !first.Status })
+	if first.Reason == "" {
+		t.Error("no reason")
+	}
+	for _, word := range words {
+		if !strings.Contains(first.Message, word) {
+			t.Errorf("%s: %q does not say %q", kind, first.Message, word)
+		}
+	}
+	for range 2 {
+		if next := w.condition(t, kind); next.Message != first.Message || next.Status {
+			t.Errorf("%s: %v became %v", kind, first, next)
+		}
+	}
+}
+
+func (w *world) wantReady(t *testing.T, kind, when string) {
+	t.Helper()
+	if c := w.condition(t, kind); !c.Status {
+		t.Errorf("%s: %s is false: %s", when, kind, c.Message)
+	}
+}
+
+// offered are the handlers in the node's status.
+func (w *world) offered(t *testing.T) (names []string) {
+	t.Helper()
+	for _, h := range w.statusOf(t).RuntimeHandlers {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+func program(t *testing.T, path, script string) {
+	t.Helper()
+	must(t, os.RemoveAll(path))
+	scene.WriteProgram(t, path, []byte("#!/bin/sh\n"+script+"\n"))
+}
+
+// A handler that is missing, broken or hangs takes only itself away: the pod that
+// installs it has to run first (D1). Everybody is told why.
+func TestOptionalHandlerDoesNotTakeTheNodeAway_D1(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: `[runtime.handlers.absent]
+path = "{{.Path "absent"}}"
+[runtime.handlers.broken]
+path = "/bin/false"
+[runtime.handlers.slow]
+path = "{{.Path "slow"}}"
+`})
+	must(t, os.WriteFile(w.Path("hang"), nil, 0o600))
+	defer os.Remove(w.Path("hang"))
+	program(t, w.Path("slow"), fmt.Sprintf("while [ -e %s ]; do sleep 0.02; done; exec crun \"$@\"", w.Path("hang")))
+	w.wantReady(t, "RuntimeReady", "with three bad handlers")
+	equalSet(t, "handlers", w.offered(t), []string{"", "runc", "crun"})
+	w.run(t, "crun").finish(t, "echo works")
+
+	if log := w.LogTail(1000); !strings.Contains(log, `msg="runtime handler is ready" handler=runc`) || !strings.Contains(log, `msg="runtime handler cannot be used" handler=absent`) {
+		t.Errorf("the log does not say which handlers there are:\n%s", w.LogTail(20))
+	}
+	verbose, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{Verbose: true})
+	must(t, err)
+	var reports []struct{ Name, Error string }
+	must(t, json.Unmarshal([]byte(verbose.Info["handlers"]), &reports))
+	told := map[string]string{}
+	for _, r := range reports {
+		told[r.Name] = r.Error
+	}
+	status, err := w.crius(t, "status")
+	must(t, err)
+	check, err := w.crius(t, "check")
+	must(t, err)
+	for name, reason := range map[string]string{"absent": "no such file", "broken": "exit status 1", "slow": "does not say in time"} {
+		if !strings.Contains(told[name], reason) {
+			t.Errorf("handler %s: the verbose status says %q, not %q", name, told[name], reason)
+		}
+		for what, text := range map[string]string{"status": status, "check": check} {
+			said := false
+			for line := range strings.Lines(text) {
+				said = said || strings.Contains(line, name+": ") && strings.Contains(line, reason) && (what != "check" || strings.HasPrefix(line, "warn"))
+			}
+			if !said {
+				t.Errorf("crius %s does not say that of handler %s:\n%s", what, name, text)
+			}
+		}
+		code := codes.Unavailable
+		if name == "slow" {
+			code = codes.DeadlineExceeded
+		}
+		_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t), RuntimeHandler: name})
+		wantCode(t, err, code, "handler "+name, reason)
+	}
+	must(t, os.Remove(w.Path("hang")), os.Symlink(w.Path("slow"), w.Path("absent")))
+	wait.For(t, "the handlers that are well now", func() bool { return len(w.offered(t)) == 5 })
+	w.run(t, "slow").finish(t, "echo works")
+}
+
+// Without the default handler no pod runs that asks for none, so the node is not
+// ready. A runtime that was ready and hangs is another matter.
+func TestDefaultHandlerIsTheNodes(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: `[runtime]
+default_handler = "main"
+[runtime.handlers.main]
+path = "{{.Path "main"}}"
+`})
+	w.wantNotReady(t, "RuntimeReady", "handler main", w.Path("main"), "no such file")
+	_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t)})
+	wantCode(t, err, codes.Unavailable, "handler main")
+	w.run(t, "crun").finish(t, "echo works")
+
+	program(t, w.Path("main"), `echo "time=$(date +%s%N) pid=$$ cannot start" >&2; exit 1`)
+	w.wantNotReady(t, "RuntimeReady", "handler main", "cannot start")
+
+	program(t, w.Path("main"), `exec crun "$@"`)
+	wait.For(t, "the default handler", func() bool { return w.condition(t, "RuntimeReady").Status })
+	w.run(t, "").finish(t, "echo works")
+
+	must(t, os.WriteFile(w.Path("hang"), nil, 0o600))
+	defer os.Remove(w.Path("hang"))
+	program(t, w.Path("main"), fmt.Sprintf("while [ -e %s ]; do sleep 0.02; done; exec crun \"$@\"", w.Path("hang")))
+	w.wantReady(t, "RuntimeReady", "while the new runtime hangs")
+	must(t, os.Remove(w.Path("hang")))
+	w.run(t, "").finish(t, "echo works")
+}
+
+// Without the monitor program no pod runs (O6), and what runs goes on and can be ended.
+func TestMissingMonitorIsNotReady_O6(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[runtime]\nmonitor = \"{{.Path \"crius-conmon\"}}\"\n"})
+	monitor := w.Path("crius-conmon")
+	must(t, os.Symlink(w.Program("crius-conmon"), monitor))
+	w.wantReady(t, "RuntimeReady", "at first")
+	p := w.run(t, "crun")
+	c := p.start(t, "sleep")
+	must(t, os.Rename(monitor, monitor+".away"))
+	w.wantNotReady(t, "RuntimeReady", monitor, "no such file", "runtime.monitor")
+	equalSet(t, "handlers", w.offered(t), []string{"", "runc"}) // the default one is the node's
+	_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t)})
+	wantCode(t, err, codes.Unavailable, monitor)
+	c.exec(t, "echo still-here")
+	p.vanish(t)
+	must(t, os.Rename(monitor+".away", monitor))
+	w.wantReady(t, "RuntimeReady", "with the monitor back")
+	w.run(t, "crun").finish(t, "echo works")
+}
+
+// fill leaves no byte on the node's disk, but for what the server has set aside. It
+// may be repeated.
+func (w *world) fill(t *testing.T) {
+	t.Helper()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(w.Path(), &st))
+	used := (st.Blocks - st.Bfree) * uint64(st.Bsize)
+	must(t, unix.Mount("", w.Path(), "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", used+4<<20)))
+	f, err := os.OpenFile(w.Path("ballast"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	must(t, err)
+	defer f.Close()
+	for size := 1 << 20; size > 0; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A full disk does not make the node not ready, which would keep the kubelet from
+// deleting what fills it: all that can be removed is removed (D7, O7).
+func TestFullDiskLetsRemovalsGoOn_O7(t *testing.T) {
+	t.Parallel()
+	w := spotless(t, node.Options{})
+	ref := w.unusual(t, "unused", image.Regular("file", 0o644, []byte("x")))
+	_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
+	must(t, err)
+	for _, handler := range handlers {
+		p := w.run(t, handler)
+		running, exited, created := p.start(t, "sleep"), p.start(t, "exit 3"), p.create(t, "sleep")
+		exited.wait(t)
+		stopped := w.run(t, handler, func(c *cri.PodSandboxConfig) { c.Metadata.Name += "-stopped" })
+		stopped.start(t, "sleep")
+		stopped.stop(t)
+
+		w.fill(t)
+		w.wantReady(t, "RuntimeReady", "on a full disk")
+		warned := map[string]bool{}
+		report, err := w.crius(t, "check")
+		for line := range strings.Lines(report) {
+			for _, key := range []string{"root", "image.root"} {
+				warned[key] = warned[key] || strings.HasPrefix(line, "warn") && strings.Contains(line, " "+key+": 0 MiB are free")
+			}
+		}
+		if err != nil || !warned["root"] || !warned["image.root"] {
+			t.Errorf("crius check on a full disk: %v:\n%s", err, report)
+		}
+		for _, removal := range []func(*testing.T){
+			p.stop, exited.remove, created.remove, running.remove, p.remove, stopped.remove,
+		} {
+			w.fill(t)
+			removal(t)
+		}
+		w.fill(t)
+		_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+		must(t, err)
+		w.wantReady(t, "RuntimeReady", "on a disk that was full")
+		must(t, os.Remove(w.Path("ballast")), unix.Mount("", w.Path(), "", unix.MS_REMOUNT, "size=50%"))
+		again := w.run(t, handler)
+		again.finish(t, "echo works")
+		again.vanish(t)
+	}
+	w.Restored(t, w.empty)
+}
