@@ -8,6 +8,7 @@ type Config struct {
 	PluginDirs     []string      `toml:"plugin_dirs" help:"directories searched for CNI plugins, in this order"`
 	DefaultNetwork string        `toml:"default_network" help:"name of the network to use; empty: the first configuration in alphabetical order"`
 	Timeout        time.Duration `toml:"timeout" help:"longest time one CNI ADD, DEL or CHECK of a whole plugin chain may take"`
+	ReadyGrace     time.Duration `toml:"ready_grace_period" help:"how long NetworkReady stays true once the network is not ready any more, so that a network add-on may be restarted or updated; 0: not at all"`
 	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
 	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
 	HostPorts      string        `toml:"host_ports" help:"who leads host ports to pods: crius, by nftables rules of its own; cni, the plugins alone (also for networks that watch pods, as Cilium does); or auto, the plugin with the capability portMappings if the network has one, else crius"`
@@ -23,6 +24,7 @@ func DefaultConfig() Config {
 		ConfDir:    "/etc/cni/net.d",
 		PluginDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"},
 		Timeout:    2 * time.Minute,
+		ReadyGrace: 30 * time.Second,
 		PrimaryIP:  "ipv4",
 		HostPorts:  portsByAuto,
 	}

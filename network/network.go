@@ -42,10 +42,6 @@ import (
 // ifName is the pod's interface, by the convention of Kubernetes.
 const ifName = "eth0"
 
-// statusLimit is how long the CNI verb STATUS may take: the kubelet asks every
-// few seconds.
-const statusLimit = 10 * time.Second
-
 // Network is the node's pod network.
 type Network struct {
 	cfg   Config
@@ -54,6 +50,7 @@ type Network struct {
 	mu       sync.Mutex
 	reported map[string]string // unusable files that have been logged, and why
 	podCIDRs []string          // as announced by the kubelet; nil: not yet
+	health   health
 }
 
 // New returns the network that cfg describes. Nothing is read or run before it
@@ -340,30 +337,6 @@ func (a *Attachment) runtimeConf(p Pod, netNS string) *libcni.RuntimeConf {
 	}
 }
 
-// Ready tells whether a pod could be attached now. If not, the error is
-// fault.Unavailable and says what is missing where: there is no usable
-// configuration, a plugin is not installed, or a plugin says so itself (the CNI
-// verb STATUS, for configurations of version 1.1.0 and later).
-//
-// The kubelet asks every few seconds, so this is also when the firewall's rules
-// for host ports are looked after: whoever wiped them, they come back.
-func (n *Network) Ready(ctx context.Context) error {
-	n.ports.Check(ctx)
-	chosen, err := n.choose()
-	if err != nil {
-		return err
-	}
-	if err := n.installed(chosen.list); err != nil {
-		return fmt.Errorf("network %q of %s: %w", chosen.list.Name, chosen.file, err)
-	}
-	ctx, cancel := limit(ctx, min(statusLimit, n.cfg.Timeout))
-	defer cancel()
-	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
-		return fmt.Errorf("network %q of %s: %w: CNI STATUS: %w", chosen.list.Name, chosen.file, fault.Unavailable, err)
-	}
-	return nil
-}
-
 // Info is for a person to read: which configuration is in force, where plugins
 // are looked for, what is wrong.
 func (n *Network) Info() map[string]any {
@@ -389,6 +362,11 @@ func (n *Network) Info() map[string]any {
 	}
 	if err != nil {
 		info["error"] = err.Error()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.health.err != nil {
+		info["notReadySince"], info["notReady"] = n.health.since, n.health.err.Error()
 	}
 	return info
 }

@@ -80,7 +80,7 @@ func newNode(t testing.TB, files map[string]string) *node {
 	n.host = n.namespaces("host")
 	n.cfg = DefaultConfig()
 	n.cfg.ConfDir, n.cfg.PluginDirs = n.confs, []string{n.plugins, "/opt/cni/bin", "/usr/lib/cni"}
-	n.cfg.Timeout = 2 * time.Minute
+	n.cfg.Timeout, n.cfg.ReadyGrace = 2*time.Minute, 0
 	for name, text := range files {
 		n.conf(name, text)
 	}

@@ -128,7 +128,7 @@ func TestRuntimeConfigTellsTheCgroupDriver(t *testing.T) {
 // runtime is ready meanwhile, and pods that need none run.
 func TestNetworkReadiness(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{})
+	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"0s\"\n"})
 	p := w.run(t, "crun")
 	p.finish(t, "echo works")
 	file, aside := w.Path("cni", "net.d", "10-p.conflist"), w.Path("aside")

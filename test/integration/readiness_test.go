@@ -235,3 +235,46 @@ func TestFullDiskLetsRemovalsGoOn_O7(t *testing.T) {
 	}
 	w.Restored(t, w.empty)
 }
+
+// modernCNI is a bridge of CNI version 1.1.0: STATUS fails while the file down is
+// there.
+const modernCNI = `case $CNI_COMMAND in
+VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}';;
+STATUS) cat >/dev/null; [ ! -e DIR/down ] || { echo "{\"cniVersion\": \"1.1.0\", \"code\": 50, \"msg\": \"agent is away since $(date +%s%N) ns, pid $$\"}"; exit 1; };;
+*) sed 's/1\.1\.0/1.0.0/g' | /usr/lib/cni/bridge | sed 's/1\.0\.0/1.1.0/g';;
+esac`
+
+// modernNetwork gives the node that plugin, as its next server finds it.
+func (w *world) modernNetwork(t *testing.T) {
+	t.Helper()
+	program(t, w.Path("cni", "bin", "bridge"), strings.ReplaceAll(modernCNI, "DIR", w.Path("cni")))
+	must(t, w.Write("cni/net.d/10-p.conflist", strings.Replace(portless, "1.0.0", "1.1.0", 1)))
+}
+
+// While a network add-on is restarted or updated the node stays ready; where it never
+// was, it is not.
+func TestNetworkStaysReadyWhileAddOnRestarts(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"1h\"\n"})
+	w.modernNetwork(t)
+	w.wantReady(t, "NetworkReady", "at first")
+	down, file := w.Path("cni", "down"), w.Path("cni", "net.d", "10-p.conflist")
+	must(t, os.WriteFile(down, nil, 0o600))
+	w.wantReady(t, "NetworkReady", "while the agent is away")
+	must(t, os.Remove(down), os.Rename(file, file+".new"))
+	w.wantReady(t, "NetworkReady", "while the configuration is replaced")
+	_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t)})
+	wantCode(t, err, codes.Unavailable)
+	must(t, os.Rename(file+".new", file))
+	w.run(t, "crun").finish(t, "echo works")
+
+	must(t, os.WriteFile(down, nil, 0o600), w.Crash(t.Context()))
+	w.wantNotReady(t, "NetworkReady", "agent is away")
+	w.wantReady(t, "RuntimeReady", "without a network")
+	must(t, os.Remove(down))
+	w.wantReady(t, "NetworkReady", "with the agent back")
+	must(t, w.Configure("20-grace", "[network]\nready_grace_period = \"0s\"\n"), w.Crash(t.Context()))
+	w.wantReady(t, "NetworkReady", "without a grace period")
+	must(t, os.WriteFile(down, nil, 0o600))
+	w.wantNotReady(t, "NetworkReady", "agent is away")
+}

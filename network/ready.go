@@ -1,0 +1,86 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// statusLimit is how long the CNI verb STATUS may take: the kubelet asks every
+// few seconds.
+const statusLimit = 10 * time.Second
+
+// Ready tells whether a pod could be attached now. If not, the error is
+// fault.Unavailable and says what is missing where: there is no usable
+// configuration, a plugin is not installed, or a plugin says so itself (the CNI
+// verb STATUS, for configurations of version 1.1.0 and later).
+//
+// A network that was ready stays so for Config.ReadyGrace: a network add-on
+// that is restarted or updated takes its configuration or its agent away for a
+// moment, and the pods of a node that is not ready are taken out of all services.
+//
+// The kubelet asks every few seconds, so this is also when the firewall's rules
+// for host ports are looked after: whoever wiped them, they come back.
+func (n *Network) Ready(ctx context.Context) error {
+	n.ports.Check(ctx)
+	err := n.ready(ctx)
+	if ctx.Err() != nil {
+		return err // which may be the caller's impatience
+	}
+	return n.withGrace(ctx, err)
+}
+
+func (n *Network) ready(ctx context.Context) error {
+	chosen, err := n.choose()
+	if err != nil {
+		return err
+	}
+	if err := n.installed(chosen.list); err != nil {
+		return fmt.Errorf("network %q of %s: %w", chosen.list.Name, chosen.file, err)
+	}
+	ctx, cancel := limit(ctx, min(statusLimit, n.cfg.Timeout))
+	defer cancel()
+	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
+		return fmt.Errorf("network %q of %s: %w: CNI STATUS: %w", chosen.list.Name, chosen.file, fault.Unavailable, err)
+	}
+	return nil
+}
+
+// health is what Ready has found and said last.
+type health struct {
+	ready bool      // what was said
+	err   error     // what was found; nil before the first time, too
+	since time.Time // when err began
+}
+
+// withGrace notes what was found of the network, and says what to say of it.
+func (n *Network) withGrace(ctx context.Context, err error) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before, now := n.health, time.Now()
+	n.health = health{ready: err == nil, err: err, since: before.since}
+	if err == nil {
+		if before.err != nil {
+			slog.InfoContext(ctx, "network is ready again", "took", now.Sub(before.since))
+		}
+		return nil
+	}
+	if before.err == nil {
+		n.health.since = now
+	}
+	if !before.ready {
+		return err
+	}
+	if now.Sub(n.health.since) < n.cfg.ReadyGrace {
+		if before.err == nil {
+			slog.WarnContext(ctx, "network is not ready, status stays ready for the grace period", "grace", n.cfg.ReadyGrace, "err", err)
+		}
+		n.health.ready = true
+		return nil
+	}
+	slog.ErrorContext(ctx, "network is not ready", "err", err)
+	return err
+}
