@@ -47,10 +47,11 @@ type Network struct {
 	cfg   Config
 	ports *hostport.Table
 
-	mu       sync.Mutex
-	reported map[string]string // unusable files that have been logged, and why
-	podCIDRs []string          // as announced by the kubelet; nil: not yet
-	health   health
+	mu         sync.Mutex
+	reported   map[string]string // unusable files that have been logged, and why
+	podCIDRs   []string          // as announced by the kubelet; nil: not yet
+	health     health
+	collecting chan struct{} // closed at the end of the collection under way; nil: none
 }
 
 // New returns the network that cfg describes. Nothing is read or run before it
@@ -206,6 +207,9 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 	}
 	inode, err := ns.Inode(p.NetNS)
 	if err != nil {
+		return nil, err
+	}
+	if err := n.collected(ctx); err != nil {
 		return nil, err
 	}
 	if err := n.ports.Claim(p.ID, a.HostPorts); err != nil {

@@ -172,25 +172,32 @@ func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []st
 				continue
 			}
 			seen[dir] = true
-			entries, readErr := os.ReadDir(dir)
-			if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
-				err = errors.Join(err, readErr)
-			}
-			for _, entry := range entries {
-				lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: leaseAddress(entry.Name()), conf: list.Bytes}
-				info, statErr := entry.Info()
-				if lease.Address == "" || statErr != nil || !info.Mode().IsRegular() {
-					continue // its lock, and what it gave last
-				}
-				var readErr error
-				if lease.Owner, lease.Interface, readErr = readLease(lease.File); readErr == nil {
-					lease.Since = info.ModTime()
-					leases = append(leases, lease)
-				}
-			}
+			found, readErr := leasesIn(dir, list)
+			leases, err = append(leases, found...), errors.Join(err, readErr)
 		}
 	}
 	return leases, opaque, err
+}
+
+// leasesIn are those of a directory of host-local's; none if there is no directory.
+func leasesIn(dir string, list *libcni.NetworkConfigList) (leases []Lease, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, entry := range entries {
+		lease := Lease{File: filepath.Join(dir, entry.Name()), Network: list.Name, Address: leaseAddress(entry.Name()), conf: list.Bytes}
+		info, statErr := entry.Info()
+		if lease.Address == "" || statErr != nil || !info.Mode().IsRegular() {
+			continue // its lock, and what it gave last
+		}
+		var readErr error
+		if lease.Owner, lease.Interface, readErr = readLease(lease.File); readErr == nil {
+			lease.Since = info.ModTime()
+			leases = append(leases, lease)
+		}
+	}
+	return leases, err
 }
 
 // leaseDirs are the directories of host-local's files for the network.

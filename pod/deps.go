@@ -34,6 +34,7 @@ type Network interface {
 	Detach(ctx context.Context, p network.Pod, a *network.Attachment) error
 	Ready(ctx context.Context) error
 	SetPodCIDR(cidr string) error
+	Collect(ctx context.Context, dirs []string, live network.Live) error
 
 	Load(live map[string]*network.Attachment)
 	Verify(pods []network.Attached) map[string][]network.Damage

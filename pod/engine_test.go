@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestLifecycle(t *testing.T) {
@@ -621,6 +622,41 @@ func TestHandlersLeaveOutWhatCannotBeUsed(t *testing.T) {
 			t.Errorf("all are well: %q", got)
 		}
 	})
+}
+
+// At the start plugins are told which pods there are, so that they give up what they
+// hold for others of this root: neither for those on record, nor for other runtimes'.
+func TestCollectNetwork(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	lost, foreign, unmarked := markedID(e.mark), markedID(mark("/other")), newID()
+	b.node.set(func() {
+		for _, id := range []string{lost, foreign, unmarked} {
+			b.node.networks[id] = true
+		}
+	})
+	e.CollectNetwork()
+	b.awaitCalls("collect", 1)
+	wait.For(t, "the lost pod's network to be collected", func() (gone bool) {
+		b.node.set(func() { gone = !b.node.networks[lost] })
+		return gone
+	})
+	b.node.set(func() {
+		for _, id := range []string{pod, foreign, unmarked} {
+			if !b.node.networks[id] {
+				t.Errorf("the network of %s was collected", id)
+			}
+		}
+		delete(b.node.networks, foreign)
+		delete(b.node.networks, unmarked)
+	})
+	b.node.set(func() { b.node.block["collect"] = make(chan struct{}) })
+	e.CollectNetwork()
+	b.awaitCalls("collect", 2)
+	b.remove(e, pod)
+	b.close(e) // calls the hanging one off
+	b.nothingLeft()
 }
 
 // What a container has logged counts as long as the server runs, and never

@@ -199,7 +199,7 @@ func (f fakeImages) Ready(ctx context.Context) error { return f.step(ctx, "store
 type fakeNetwork struct{ *node }
 
 func (f fakeNetwork) Plan(network.Pod) (*network.Attachment, error) {
-	return &network.Attachment{Network: "fake"}, f.step(context.Background(), "plan", func() {})
+	return &network.Attachment{Network: "fake", Interface: "eth0"}, f.step(context.Background(), "plan", func() {})
 }
 
 func (f fakeNetwork) Attach(ctx context.Context, p network.Pod, plan *network.Attachment) (*network.Attachment, error) {
@@ -280,6 +280,14 @@ func (f fakeNetwork) Detach(ctx context.Context, p network.Pod, _ *network.Attac
 		delete(f.exposed, p.ID)
 		delete(f.ports, p.ID)
 	})
+}
+
+// Collect gives back the networks of pods of ours that are not live.
+func (f fakeNetwork) Collect(ctx context.Context, _ []string, live network.Live) error {
+	attached, err := live.Attached()
+	return errors.Join(err, f.step(ctx, "collect", func() {
+		maps.DeleteFunc(f.networks, func(id string, _ bool) bool { return attached[id] == "" && live.Ours(id) })
+	}))
 }
 
 func (f fakeNetwork) Ready(ctx context.Context) error { return f.step(ctx, "network ready", func() {}) }

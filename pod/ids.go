@@ -47,6 +47,11 @@ func checksum(random, mark string) string {
 // isOthers tells whether a valid id is that of another crius: it has a mark, and
 // that is not ours. Whose an id without one is cannot be told.
 func isOthers(id, ours string) bool {
-	random, sum, mark := id[:randomDigits], id[randomDigits:markStart], id[markStart:]
-	return mark != ours && sum == checksum(random, mark)
+	mark := id[markStart:]
+	return mark != ours && hasMark(id, mark)
+}
+
+// hasMark reports whether a valid id was made for the root of that mark.
+func hasMark(id, mark string) bool {
+	return id == id[:randomDigits]+checksum(id[:randomDigits], mark)+mark
 }

@@ -88,6 +88,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err := engine.Recover(ctx); err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
+	engine.CollectNetwork()
 	sessions, err := stream.New(cfg.API.Stream(), engine)
 	if err != nil {
 		return err

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
@@ -237,10 +240,11 @@ func TestFullDiskLetsRemovalsGoOn_O7(t *testing.T) {
 }
 
 // modernCNI is a bridge of CNI version 1.1.0: STATUS fails while the file down is
-// there.
+// there, GC hangs while hang is, and writes what it was told into gc.
 const modernCNI = `case $CNI_COMMAND in
 VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.0.0", "1.1.0"]}';;
 STATUS) cat >/dev/null; [ ! -e DIR/down ] || { echo "{\"cniVersion\": \"1.1.0\", \"code\": 50, \"msg\": \"agent is away since $(date +%s%N) ns, pid $$\"}"; exit 1; };;
+GC) cat >DIR/gc.new; mv DIR/gc.new DIR/gc; while [ -e DIR/hang ]; do sleep 0.02; done;;
 *) sed 's/1\.1\.0/1.0.0/g' | /usr/lib/cni/bridge | sed 's/1\.0\.0/1.1.0/g';;
 esac`
 
@@ -277,4 +281,44 @@ func TestNetworkStaysReadyWhileAddOnRestarts(t *testing.T) {
 	w.wantReady(t, "NetworkReady", "without a grace period")
 	must(t, os.WriteFile(down, nil, 0o600))
 	w.wantNotReady(t, "NetworkReady", "agent is away")
+}
+
+// At the start of a server plugins are told of the pods that there are, so that they
+// give up what they hold for others. Nobody waits for that but pods to be attached.
+func TestNetworkGarbageIsCollectedAtStart(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	w.modernNetwork(t)
+	first, second := w.run(t, "crun"), w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Metadata.Name += "-2" })
+	host := w.run(t, "crun", kubelet.HostNetwork, func(c *cri.PodSandboxConfig) { c.Metadata.Name += "-host" })
+	must(t, w.Kill(), os.WriteFile(w.Path("cni", "hang"), nil, 0o600), w.Start(t.Context()))
+	w.wantReady(t, "NetworkReady", "while plugins collect")
+	var told struct {
+		Valid []struct{ ContainerID, IfName string } `json:"cni.dev/valid-attachments"`
+	}
+	wait.For(t, "the plugins to be asked", func() bool {
+		text, err := os.ReadFile(w.Path("cni", "gc"))
+		return err == nil && json.Unmarshal(text, &told) == nil
+	})
+	var valid []string
+	for _, a := range told.Valid {
+		valid = append(valid, a.ContainerID+" "+a.IfName)
+	}
+	equalSet(t, "attachments", valid, []string{first.id + " eth0", second.id + " eth0"})
+	w.statusOf(t)
+	host.finish(t, "echo runs", hostNetworkContainer)
+	must(t, os.Remove(w.Path("cni", "hang")))
+	w.run(t, "crun", func(c *cri.PodSandboxConfig) { c.Metadata.Name += "-3" }).finish(t, "echo works")
+
+	// A lease of nobody's that this crius can know is another runtime's: hands off.
+	lease := filepath.Join(w.Path("cni", "leases"), "pods", "10.99.7.7")
+	must(t, os.WriteFile(lease, []byte("somebody-else\r\neth0"), 0o600), os.Remove(w.Path("cni", "gc")), w.Crash(t.Context()))
+	wait.For(t, "the server to say so", func() bool {
+		out, _ := exec.Command("grep", "-c", "may be shared with another runtime", w.LogFile()).Output()
+		return strings.TrimSpace(string(out)) == "1"
+	})
+	if _, err := os.Stat(w.Path("cni", "gc")); err == nil {
+		t.Error("a network that is shared was collected")
+	}
+	must(t, os.Remove(lease))
 }

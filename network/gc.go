@@ -1,0 +1,120 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+const (
+	// collectLimit is how long Collect may take, and pods wait for it.
+	collectLimit = 10 * time.Second
+	// noCache makes libcni find no records of attachments: by default it would take
+	// those of other runtimes, and undo them.
+	noCache = "/proc/crius-has-no-cni-cache"
+)
+
+// Live says what Collect must not touch.
+type Live struct {
+	// Attached are the pods on record, with the interface of each. It is asked once
+	// no more pod can be attached.
+	Attached func() (map[string]string, error)
+	// Ours tells ids that no other runtime makes.
+	Ours func(id string) bool
+}
+
+// Collect has the plugins remove what they still hold for pods that are gone: the
+// CNI verb GC, for the networks of Config.ConfDir and dirs whose configuration is of
+// version 1.1.0 or later and has no disableGC. A network in which host-local holds
+// an address for another runtime's pod is left out: to the plugins, whoever is not
+// live is gone.
+//
+// A pod that was attached meanwhile would look gone as well. So Attach waits for
+// Collect, which ends within collectLimit.
+func (n *Network) Collect(ctx context.Context, dirs []string, live Live) error {
+	var lists []*libcni.NetworkConfigList
+	for _, dir := range slices.Concat([]string{n.cfg.ConfDir}, dirs) {
+		if chosen, err := n.chooseIn(dir); err == nil && collects(chosen.list) { // else there is no network yet
+			lists = append(lists, chosen.list)
+		}
+	}
+	if len(lists) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fmt.Errorf("%w: the plugins took longer than %s", fault.Timeout, collectLimit))
+	defer cancel()
+	defer n.holdAttach()()
+	attached, err := live.Attached()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, list := range lists {
+		if err := n.collect(ctx, list, attached, live.Ours); err != nil {
+			errs = append(errs, fmt.Errorf("collect garbage of network %q: %w", list.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func collects(list *libcni.NetworkConfigList) bool {
+	known, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0")
+	return err == nil && known && !list.DisableGC
+}
+
+func (n *Network) collect(ctx context.Context, list *libcni.NetworkConfigList, attached map[string]string, ours func(id string) bool) error {
+	for _, dir := range leaseDirs(list) {
+		leases, err := leasesIn(dir, list)
+		if err != nil {
+			return err
+		}
+		for _, l := range leases {
+			if _, known := attached[l.Owner]; !known && !ours(l.Owner) {
+				slog.InfoContext(ctx, "network is not garbage collected: it may be shared with another runtime", "network", list.Name, "address", l.Address, "owner", l.Owner)
+				return nil
+			}
+		}
+	}
+	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}} // no null for plugins
+	for id, link := range attached {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: link})
+	}
+	return trace.Do(ctx, "CNI GC", func(ctx context.Context) error {
+		return libcni.NewCNIConfigWithCacheDir(n.cfg.PluginDirs, noCache, &runner{}).GCNetworkList(ctx, list, args)
+	})
+}
+
+// holdAttach has Attach wait until the function that it returns is called.
+func (n *Network) holdAttach() (release func()) {
+	done := make(chan struct{})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.collecting = done
+	return func() { close(done) }
+}
+
+// collected waits until no collection is under way.
+func (n *Network) collected(ctx context.Context) error {
+	n.mu.Lock()
+	collecting := n.collecting
+	n.mu.Unlock()
+	if collecting == nil {
+		return nil
+	}
+	select {
+	case <-collecting:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,56 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/network"
+)
+
+// CollectNetwork has the network plugins remove, in the background, what they hold
+// for pods of ours that are gone (network.Collect). It is for the start of a server,
+// after Recover: whatever was lost with an earlier one has no record any more.
+func (e *Engine) CollectNetwork() {
+	e.inBackground("collect garbage of networks", func() {
+		collect := func(ctx context.Context) error {
+			return e.deps.Network.Collect(ctx, e.networkDirs(), network.Live{Attached: e.attached, Ours: e.isOurs})
+		}
+		if err := e.deps.Trace.Do(e.closing, "collect", "networks", collect); err != nil {
+			slog.WarnContext(e.closing, "network plugins did not remove all that they hold for pods that are gone, the next start tries again", "err", err)
+		}
+	})
+}
+
+// networkDirs are those of handlers that have networks of their own.
+func (e *Engine) networkDirs() (dirs []string) {
+	for _, name := range e.deps.Runtimes.Names() {
+		if runtime, err := e.deps.Runtimes.Get(name); err == nil && runtime.Handler().CNIConfDir != "" {
+			dirs = append(dirs, runtime.Handler().CNIConfDir)
+		}
+	}
+	return dirs
+}
+
+// attached are the pods on record that have a network, or are about to get one. The
+// record comes before the network: of a pod that the plugins know there is one.
+func (e *Engine) attached() (map[string]string, error) {
+	records, _, damaged, err := e.podRecords.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read pod records: %w", err)
+	}
+	attached := map[string]string{}
+	for _, d := range damaged { // its network is not known
+		return nil, fmt.Errorf("read pod records: %w", d.Err)
+	}
+	for id, rec := range records {
+		if rec.Network != nil {
+			attached[id] = rec.Network.Interface
+		}
+	}
+	return attached, nil
+}
+
+// isOurs reports whether an id was made by this root and by nobody else.
+func (e *Engine) isOurs(id string) bool { return record.ValidID(id) && hasMark(id, e.mark) }
