@@ -6,8 +6,8 @@ import "github.com/crius-run/crius/conmon/wire"
 //
 //	2026-01-02T03:04:05.678901234Z stdout F content
 //
-// where P instead of F says that the record's line goes on in the next record
-// of the same stream.
+// where P instead of F says that the record has no newline: its line goes on in
+// the next record of the same stream, or the stream ends in it.
 const (
 	// maxContent bounds the content of a record; a longer line takes several.
 	maxContent = 16 << 10
@@ -38,7 +38,7 @@ func appendRecords(log, in, head []byte, eof bool) (out []byte, used int, full b
 		case len(rest) > maxContent:
 			tag, size, skip = 'P', maxContent, maxContent
 		case eof && len(rest) > 0:
-			size, skip = len(rest), len(rest)
+			tag, size, skip = 'P', len(rest), len(rest)
 		default:
 			return log, used, false
 		}

@@ -43,6 +43,19 @@ func numbered(offset, n int) string {
 	return out.String()[offset%8:][:n]
 }
 
+// The kubelet shows a last line without a newline as it was written: it takes
+// the message of FallbackToLogsOnError from there.
+func TestLogOfAnUnendedLine(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "crun")
+	for _, n := range []int{4, 16 << 10, 16<<10 + 1} {
+		c := p.start(t, fmt.Sprintf("bytes %d", n))
+		c.wait(t)
+		equal(t, fmt.Sprintf("%d bytes in the log", n), c.output(t), numbered(0, n))
+	}
+}
+
 func checkNumbered(t *testing.T, got string, size int) {
 	t.Helper()
 	got = strings.ReplaceAll(got, "\n", "")

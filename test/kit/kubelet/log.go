@@ -16,7 +16,7 @@ import (
 type LogRecord struct {
 	Time    time.Time
 	Stream  string // stdout or stderr
-	Partial bool   // tag P: the line goes on in the stream's next record
+	Partial bool   // tag P: the line goes on in the stream's next record, if there is one
 	Content string // without the newline that ends the record
 }
 
