@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -388,7 +389,14 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 	return c.put(ctx)
 }
 
-// ReopenContainerLog makes a running container's log go on in a new file.
+// ReopenContainerLog makes a running container's log go on in a new file. On an
+// error the old file stays the log.
+//
+// A kubelet that evicts a pod may remove the pod's log directory before the
+// containers have ended, and still ask for their logs to be opened again: that is
+// fault.Precondition. The directory is not made again, nor do CRI-O and containerd
+// make it: it is the kubelet's, who would only have to remove it once more. If it
+// comes back, so does the log, with the next call.
 func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 	c, err := e.containers.find(id)
 	if err != nil {
@@ -398,7 +406,15 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
 	}
 	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
-		return trace.Do(ctx, "reopen log", c.task().ReopenLog)
+		err := trace.Do(ctx, "reopen log", c.task().ReopenLog)
+		if err == nil {
+			return nil
+		}
+		dir := filepath.Dir(c.rec.LogPath)
+		if _, statErr := os.Lstat(dir); errors.Is(statErr, os.ErrNotExist) {
+			return fmt.Errorf("log directory %s has been removed, and the log goes on in the removed file: %w: %w", dir, err, fault.Precondition)
+		}
+		return err
 	})
 }
 

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/kubelet"
@@ -70,6 +72,38 @@ func checkNumbered(t *testing.T, got string, size int) {
 		}
 	}
 	t.Errorf("got %d bytes, want %d", len(got), len(want))
+}
+
+// The kubelet removes the log directory of an evicted pod and, until the pod's
+// containers have ended, asks for logs that are not there. Nobody on the node has to
+// act, and once the directory is there again the log is, too.
+func TestReopenWithoutTheLogDirectory(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	p := w.run(t, "runc")
+	c := p.start(t, "cat", stdin)
+	e := c.attach(t, w.spdy(), attachInput)
+	typed(t, e, "before\n")
+	c.says(t, "before")
+	dir := p.config.LogDirectory
+	must(t, os.RemoveAll(dir))
+	reopen := func() error {
+		_, err := w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
+		return err
+	}
+	wantCode(t, reopen(), codes.FailedPrecondition, dir)
+	if about := w.LogAbout(20, c.id); strings.Contains(about, "level=ERROR") {
+		t.Errorf("the server's log calls for its operator:\n%s", about)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory that the kubelet has removed: %v", err)
+	}
+	typed(t, e, "meanwhile\n")
+	shows(t, e, "meanwhile\n")
+
+	must(t, os.MkdirAll(dir, 0o755), reopen())
+	typed(t, e, "after\n")
+	c.says(t, "after")
 }
 
 // CRI leaves open whether the log of an ended container is made anew, but an
