@@ -73,37 +73,48 @@ func (a *Attachment) ask(ctx context.Context, wanted Streams) (err error) {
 		*out.file = os.NewFile(uintptr(p[0]), out.name)
 		names, theirs = append(names, out.name), append(theirs, p[1])
 	}
-	packet := wire.Append(nil, wire.Message{Verb: wire.Attach, Text: strings.Join(names, " ")})
-	raw, err := a.conn.SyscallConn()
-	if err != nil {
+	err = a.send(wire.Message{Verb: wire.Attach, Text: strings.Join(names, " ")}, theirs...)
+	if err != nil && !hasLeft(err) { // it may have said why before
 		return err
 	}
-	var sent error
-	if err := raw.Control(func(fd uintptr) {
-		sent = unix.Sendmsg(int(fd), packet, unix.UnixRights(theirs...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	}); err != nil {
+	answer, control, err := a.answer(ctx)
+	switch {
+	case err != nil:
 		return err
+	case answer.Verb == wire.Error:
+		return fmt.Errorf("%s: %w", answer.Text, fault.Precondition)
 	}
-	gone := errors.Is(sent, unix.EPIPE) || errors.Is(sent, unix.ECONNRESET) // and has perhaps said why
-	if sent != nil && !gone {
-		return sent
-	}
-	defer context.AfterFunc(ctx, func() { _ = a.conn.SetReadDeadline(time.Unix(1, 0)) })()
-	return a.answer(ctx)
+	return a.takeInput(control)
 }
 
-// answer passes over what the monitor tells every client.
-func (a *Attachment) answer(ctx context.Context) error {
+// send does not wait: a monitor that lets requests pile up hangs.
+func (a *Attachment) send(m wire.Message, fds ...int) error {
 	raw, err := a.conn.SyscallConn()
 	if err != nil {
 		return err
+	}
+	failed := raw.Control(func(fd uintptr) {
+		err = unix.Sendmsg(int(fd), wire.Append(nil, m), unix.UnixRights(fds...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+	return errors.Join(failed, err)
+}
+
+func hasLeft(err error) bool { return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) }
+
+// answer is the one to a request; it passes over what the monitor tells every
+// client.
+func (a *Attachment) answer(ctx context.Context) (m wire.Message, control []byte, err error) {
+	defer context.AfterFunc(ctx, func() { _ = a.conn.SetReadDeadline(time.Unix(1, 0)) })()
+	raw, err := a.conn.SyscallConn()
+	if err != nil {
+		return m, nil, err
 	}
 	for {
 		var packet [wire.MaxPacket]byte
-		var control [64]byte
 		var n, controlled int
+		control = make([]byte, 64)
 		waited := raw.Read(func(fd uintptr) bool {
-			n, controlled, _, _, err = unix.Recvmsg(int(fd), packet[:], control[:], unix.MSG_CMSG_CLOEXEC)
+			n, controlled, _, _, err = unix.Recvmsg(int(fd), packet[:], control, unix.MSG_CMSG_CLOEXEC)
 			return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 		})
 		switch { // an answer that has come is taken in any case: it may bring a descriptor
@@ -111,16 +122,13 @@ func (a *Attachment) answer(ctx context.Context) error {
 			continue
 		case waited == nil && err == nil && n > 0:
 		case ctx.Err() != nil:
-			return fmt.Errorf("the monitor does not answer: %w", context.Cause(ctx))
+			return m, nil, fmt.Errorf("the monitor does not answer: %w", context.Cause(ctx))
 		default:
-			return absence()
+			return m, nil, absence()
 		}
-		m, _ := wire.Parse(packet[:n])
-		switch m.Verb {
-		case wire.OK:
-			return a.takeInput(control[:controlled])
-		case wire.Error:
-			return fmt.Errorf("%s: %w", m.Text, fault.Precondition)
+		switch m, _ = wire.Parse(packet[:n]); m.Verb {
+		case wire.OK, wire.Error, wire.Dropped:
+			return m, control[:controlled], nil
 		}
 	}
 }
@@ -146,13 +154,33 @@ func (a *Attachment) CloseStdin() {
 		return
 	}
 	_ = a.Stdin.Close()
-	raw, err := a.conn.SyscallConn()
-	if err != nil {
-		return
+	_ = a.send(wire.Message{Verb: wire.CloseStdin})
+}
+
+// Detach ends the output: what the container has written until now still comes,
+// unless the disk of its log is full, and then the end of each stream. The
+// container's input stays open.
+//
+// An error of fault.Unavailable is that of Dropped, and the output ends as well.
+// After any other it goes on: the monitor hangs, or is one of an earlier release
+// (fault.Unimplemented).
+func (a *Attachment) Detach(ctx context.Context) error {
+	var answer wire.Message
+	err := a.send(wire.Message{Verb: wire.Detach})
+	if err == nil || hasLeft(err) { // it may have dropped this client before
+		answer, _, err = a.answer(ctx)
 	}
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.Send(int(fd), wire.Append(nil, wire.Message{Verb: wire.CloseStdin}), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	})
+	switch {
+	case errors.Is(err, fault.Precondition): // the output has ended with the monitor
+		return nil
+	case err != nil:
+		return fmt.Errorf("detach: %w", err)
+	case answer.Verb == wire.Error:
+		return fmt.Errorf("detach: %s: %w", answer.Text, fault.Unimplemented)
+	case answer.Verb == wire.Dropped:
+		return dropped(answer)
+	}
+	return nil
 }
 
 // Close detaches. The container notices nothing, unless its standard input was
@@ -190,9 +218,13 @@ func droppedBy(fd int) error {
 		}
 		switch m, _ := wire.Parse(packet); m.Verb {
 		case wire.Dropped:
-			return fmt.Errorf("the container's monitor has dropped this client: %s: %w", m.Text, fault.Unavailable)
+			return dropped(m)
 		case wire.Exited:
 			return nil
 		}
 	}
+}
+
+func dropped(m wire.Message) error {
+	return fmt.Errorf("the container's monitor has dropped this client: %s: %w", m.Text, fault.Unavailable)
 }

@@ -2,10 +2,13 @@ package conmon_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +136,118 @@ func TestAttachStdinOnce(t *testing.T) {
 			t.Errorf("log %q", stdout)
 		}
 	})
+}
+
+// A client that detaches has all that the container had written, and the container
+// its input.
+func TestDetach(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "copy")
+		c.Stdin = true
+		client := c.run()
+		stays := c.attach(everything)
+		var want strings.Builder
+		for i := range 20 {
+			text := strings.Repeat(fmt.Sprintf("of %d\n", i), 5000)
+			want.WriteString(text)
+			a := c.attach(everything)
+			typeIn(t, a.Stdin, text)
+			expect(t, stays.Stdout, text) // it is written
+			if err := a.Detach(limit(t)); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := io.ReadAll(a.Stdout); string(got) != text || err != nil {
+				t.Fatalf("%d bytes of %d, %v", len(got), len(text), err)
+			}
+			if err := a.Dropped(); err != nil {
+				t.Error(err)
+			}
+			a.Close()
+		}
+		a := c.attach(conmon.Streams{Stdout: true})
+		stays.CloseStdin()
+		exit(t, client)
+		if err := a.Detach(limit(t)); err != nil {
+			t.Errorf("detach from the dead: %v", err)
+		}
+		stdout, _ := c.log()
+		same(t, "log", stdout, want.String()+"end of input\n")
+	})
+}
+
+// What a monitor may answer, and that it may not.
+func TestDetachAnswers(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		before  string   // it is asked
+		answers []string // none: it hangs
+		leaves  bool
+		want    error
+	}{
+		"done":               {answers: []string{"logged 5", "ok"}},
+		"container ends":     {answers: []string{"exited 0 0 0 0", "ok"}},
+		"monitor leaves":     {answers: []string{"exited 0 0 0 0"}, leaves: true},
+		"earlier release":    {answers: []string{"error unknown request"}, want: fault.Unimplemented},
+		"client is dropped":  {answers: []string{"dropped too slow"}, leaves: true, want: fault.Unavailable},
+		"client was dropped": {before: "dropped too slow", leaves: true, want: fault.Unavailable},
+		"monitor had left":   {before: "exited 0 0 0 0", leaves: true},
+		"hangs":              {want: context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			l, err := net.Listen("unixpacket", filepath.Join(dir, "monitor.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			asked := make(chan struct{})
+			go func() {
+				defer close(asked)
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				request := make([]byte, 100)
+				_, _ = conn.Read(request)
+				say := func(packets ...string) {
+					for _, packet := range packets {
+						_, _ = conn.Write([]byte(packet))
+					}
+				}
+				say("hello 1 running", "ok")
+				if test.before != "" {
+					say(test.before)
+				} else {
+					_, _ = conn.Read(request)
+					say(test.answers...)
+				}
+				if !test.leaves {
+					t.Cleanup(func() { conn.Close() })
+					return
+				}
+				conn.Close()
+			}()
+			a, err := conmon.Attach(limit(t), dir, conmon.Streams{Stdout: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			ctx := limit(t)
+			switch {
+			case test.before != "":
+				<-asked
+			case test.answers == nil:
+				hung, cancel := context.WithTimeout(ctx, time.Millisecond)
+				defer cancel()
+				ctx = hung
+			}
+			if err := a.Detach(ctx); !errors.Is(err, test.want) {
+				t.Errorf("%v, want %v", err, test.want)
+			}
+			<-asked
+		})
+	}
 }
 
 func TestAttachTerminal(t *testing.T) {

@@ -91,6 +91,7 @@ func TestProtocolByHand(t *testing.T) {
 	if got := s.receive(); got != "ok" {
 		t.Errorf("after logged comes %q", got)
 	}
+	s.ask("detach", "ok")
 	s.ask("resize 80 25", "error the container has no terminal")
 	s.ask("close-stdin", "error the container has no standard input")
 	s.ask("attach stdout", "error attach: one descriptor each is to be sent for stdout and stderr")

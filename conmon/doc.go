@@ -91,13 +91,15 @@
 //	                        the runtime's start has ended, which has start.lock
 //	                        locked for as long as it runs
 //	attach STREAMS          a share, from now on, in some of stdin, stdout and stderr
+//	detach                  the client's output ends: what the container has written until
+//	                        now comes before the end of each stream
 //	count-log               how much the log has grown: logged comes before the ok
 //
 // With attach come descriptors to which a copy of stdout and of stderr is to be
 // written, and with its ok goes the one that the container's input is written to:
 // nothing has to be framed, and input never passes through the monitor. The end
-// of the connection detaches. If the container's stdin is to be used once it ends
-// with the first client that had it.
+// of the connection detaches, too, and loses what is on the way. If the container's
+// stdin is to be used once it ends with the first client that had it.
 //
 // A packet never changes its form. New versions add packets; a client ignores
 // and a monitor refuses what it does not know. No client can hurt the

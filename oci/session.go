@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 )
 
@@ -63,6 +64,27 @@ func (s *Session) Input(r io.Reader) {
 		_, _ = io.Copy(s.stdin, r)
 	}
 	_, _ = io.Copy(io.Discard, r)
+}
+
+// TakesInput reports whether there is an input that Input copies to.
+func (s *Session) TakesInput() bool { return s.stdin != nil }
+
+// Unread is how many bytes of its input the process has not read yet; of a
+// terminal's input that cannot be seen, and is 0.
+func (s *Session) Unread() int {
+	if s.stdin == nil || s.terminal {
+		return 0
+	}
+	raw, err := s.stdin.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var n uint32
+	failed := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetUint32(int(fd), unix.TIOCINQ) })
+	if failed != nil || err != nil {
+		return 0
+	}
+	return int(n)
 }
 
 // EndInput lets the process read the end of its input. A terminal has none.
@@ -194,6 +216,18 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 		}
 	}
 	return nil
+}
+
+// Detach ends the output of an attachment after what the container has written
+// until now. Where the monitor cannot do that the session is closed. The error is
+// that of Dropped.
+func (s *Session) Detach(ctx context.Context) error {
+	err := s.attachment.Detach(ctx)
+	if err != nil && !errors.Is(err, fault.Unavailable) {
+		s.Close()
+		return nil
+	}
+	return err
 }
 
 // Dropped is why the monitor has ended an attachment while the container ran:

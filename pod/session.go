@@ -40,6 +40,10 @@ type Client struct {
 // Who reads slowly gets all there is, which is no more than pipes hold.
 const lingerTime = 2 * time.Second
 
+// restTime is how long a container that has read all of a client's input may take
+// for its next output before it counts as answered.
+const restTime = time.Second
+
 // Exec runs a command in a running container and connects it with a client until
 // it ends. A client that leaves takes its end of the streams along, as a terminal
 // is hung up; the command may run on.
@@ -67,8 +71,11 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 }
 
 // Attach connects a client with the standard streams of a running container
-// until either of them ends. The container does not notice, but for its input if
-// that is to be used once (CRI: ContainerConfig.stdin_once).
+// until either of them ends, or the client leaves. The end of the client's input
+// ends that of a container whose input is to be used once (CRI:
+// ContainerConfig.stdin_once), which the client sees to its end. Any other input,
+// and a terminal's, stays open and the session ends: kubectl waits for that
+// (docs/decisions/0003-sessions.md).
 func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	c, err := e.runningContainer(id, "clients attach")
 	if err != nil {
@@ -81,11 +88,12 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 		return fmt.Errorf("container %s: %w", c.id, err)
 	}
 	defer s.Close()
-	endInput := func() {}
-	if c.rec.Config.M.GetStdinOnce() {
-		endInput = s.EndInput
+	talk := conversation{container: c, session: s, client: client, endInput: func() {}}
+	if cfg := c.rec.Config.M; cfg.GetStdinOnce() && !cfg.GetTty() {
+		talk.endInput = s.EndInput
+	} else {
+		talk.leaves = s.TakesInput()
 	}
-	talk := conversation{container: c, session: s, client: client, endInput: endInput}
 	if err := talk.hold(ctx); err != nil {
 		return fmt.Errorf("attach to container %s: %w", c.id, err)
 	}
@@ -110,6 +118,7 @@ type conversation struct {
 	client    Client
 	endInput  func() // when the client has said all
 	command   bool   // it is over when the process is, and not before
+	leaves    bool   // it is over when the client's input is
 
 	taken atomic.Uint64 // how often the client has taken output
 }
@@ -142,24 +151,27 @@ func (v *conversation) hold(ctx context.Context) error {
 	over := make(chan struct{})
 	defer close(over)
 
-	inputEnded := make(chan struct{})
+	inputEnded, settled := make(chan struct{}), make(chan struct{})
 	if v.client.Stdin != nil {
 		defer v.client.Stdin.Close()
 		group.Go(func() {
 			v.session.Input(v.client.Stdin)
 			v.endInput()
 			close(inputEnded)
+			if v.leaves {
+				v.settle(v.session.Unread, over, settled)
+			}
 		})
 	}
 	group.Go(func() { v.follow(ctx, over) })
 	unread := make(chan struct{})
-	group.Go(func() { v.linger(over, unread) })
+	group.Go(func() { v.linger(over, settled, unread) })
 	copied := make(chan error, 1)
 	group.Go(func() { copied <- v.session.Output(v.heard(v.client.Stdout), v.heard(v.client.Stderr)) })
 
 	listens := v.client.Stdout != nil || v.client.Stderr != nil
 	if listens {
-		if err := v.listen(ctx, copied, unread); err != nil || !v.command {
+		if err := v.listen(ctx, copied, settled, unread); err != nil || !v.command {
 			return err
 		}
 	}
@@ -176,12 +188,15 @@ func (v *conversation) hold(ctx context.Context) error {
 	return nil
 }
 
-// listen waits for the end of the output.
-func (v *conversation) listen(ctx context.Context, copied <-chan error, unread <-chan struct{}) (err error) {
+// listen waits for the end of the output, which it brings about once the client
+// may leave.
+func (v *conversation) listen(ctx context.Context, copied <-chan error, settled, unread <-chan struct{}) (err error) {
 	select {
 	case err = <-copied:
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	case <-settled:
+		return v.detach(ctx, copied, unread)
 	case <-unread:
 		v.client.Hangup()
 		err = <-copied
@@ -190,6 +205,51 @@ func (v *conversation) listen(ctx context.Context, copied <-chan error, unread <
 		err = v.session.Dropped()
 	}
 	return err
+}
+
+// detach ends the session with the last of what the container has written.
+func (v *conversation) detach(ctx context.Context, copied <-chan error, unread <-chan struct{}) error {
+	limited, cancel := context.WithTimeout(ctx, lingerTime)
+	defer cancel()
+	dropped := v.session.Detach(limited)
+	select {
+	case err := <-copied:
+		return errors.Join(err, dropped)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-unread:
+		v.client.Hangup()
+		return <-copied
+	}
+}
+
+// settle closes settled when the container has answered the client's input, which
+// has ended: it has read all of it and then written nothing for restTime. One that
+// reads no more of it for lingerTime, and one that writes all the time, is not
+// waited for longer. How much is unread counts the input of other clients as well.
+func (v *conversation) settle(unread func() int, over <-chan struct{}, settled chan<- struct{}) {
+	tick := time.NewTicker(restTime / 10)
+	defer tick.Stop()
+	least, taken := unread(), v.taken.Load()
+	read := time.Now()
+	for moved := read; ; {
+		var now time.Time
+		select {
+		case now = <-tick.C:
+		case <-over:
+			return
+		}
+		if n := unread(); n < least {
+			least, read, moved = n, now, now
+		}
+		if n := v.taken.Load(); n != taken {
+			taken, moved = n, now
+		}
+		if now.Sub(read) >= lingerTime || least == 0 && now.Sub(moved) >= restTime {
+			close(settled)
+			return
+		}
+	}
 }
 
 // follow sets the size of the terminal to that of the client's.
@@ -207,11 +267,12 @@ func (v *conversation) follow(ctx context.Context, over <-chan struct{}) {
 	}
 }
 
-// linger closes unread when the container has ended and the client has taken
-// nothing for some time: it has had its chance.
-func (v *conversation) linger(over <-chan struct{}, unread chan<- struct{}) {
+// linger closes unread when the container has ended, or the client may leave, and
+// the client has taken nothing for some time: it has had its chance.
+func (v *conversation) linger(over, settled <-chan struct{}, unread chan<- struct{}) {
 	select {
 	case <-v.container.exited:
+	case <-settled:
 	case <-over:
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,7 +111,7 @@ func TestLingerIsForWhoReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &conversation{container: &Container{exited: make(chan struct{})}}
 		over, unread := make(chan struct{}), make(chan struct{})
-		go v.linger(over, unread)
+		go v.linger(over, nil, unread)
 		given := func() bool {
 			synctest.Wait()
 			select {
@@ -136,4 +137,58 @@ func TestLingerIsForWhoReads(t *testing.T) {
 			t.Error("a client that has stopped reading is waited for")
 		}
 	})
+}
+
+// A client whose input has ended leaves once the container has answered it: a reply
+// that takes its time is waited for, and neither a container that does not read nor
+// one that writes for ever keeps the client.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	const pause = restTime / 2
+	for name, test := range map[string]struct {
+		does        func(pauses int) (unread int, writes bool) // the container
+		after, upTo int                                        // so many pauses the client leaves
+	}{
+		"nothing to say":       {func(int) (int, bool) { return 0, false }, 2, 3},
+		"replies":              {func(n int) (int, bool) { return 0, n < 3 }, 4, 5},
+		"reads slowly":         {func(n int) (int, bool) { return max(0, 20-n), n == 20 }, 22, 23},
+		"reads in long pauses": {func(n int) (int, bool) { return max(0, 20-n/3*3), false }, 23, 24},
+		"does not read":        {func(int) (int, bool) { return 10, false }, 4, 5},
+		"writes for ever":      {func(int) (int, bool) { return 0, true }, 4, 5},
+		"never reads, writes":  {func(int) (int, bool) { return 10, true }, 4, 5},
+		"others send more":     {func(n int) (int, bool) { return 10 + n%2, false }, 4, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				v := &conversation{}
+				out := v.heard(io.Discard)
+				over, settled := make(chan struct{}), make(chan struct{})
+				defer close(over)
+				var unread atomic.Int64
+				does := func(pauses int) {
+					n, writes := test.does(pauses)
+					if unread.Store(int64(n)); writes {
+						_, _ = out.Write([]byte("a reply"))
+					}
+				}
+				does(0)
+				go v.settle(func() int { return int(unread.Load()) }, over, settled)
+				for n := 1; n <= test.upTo; n++ {
+					time.Sleep(pause)
+					synctest.Wait()
+					select {
+					case <-settled:
+						if n < test.after {
+							t.Errorf("the client leaves after %d pauses, too early", n)
+						}
+						return
+					default:
+					}
+					does(n)
+				}
+				t.Error("the client does not leave")
+			})
+		})
+	}
 }

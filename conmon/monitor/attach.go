@@ -60,6 +60,19 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 	return nil
 }
 
+// detach ends the output of a client after what the container has written until
+// now: all that its pipes hold, unless the log does not take it.
+func (m *monitor) detach(i int) {
+	for _, s := range [...]*stream{&m.stdout, &m.stderr} {
+		if s.taps[i] < 0 {
+			continue
+		}
+		s.ready = true // the event may be still to come
+		s.pump(&m.log, turn)
+		s.detach(i)
+	}
+}
+
 func (m *monitor) attached() (n int) {
 	for i := range m.clients {
 		if m.clients[i].attached {

@@ -47,3 +47,51 @@ func TestShareNeverWaits(t *testing.T) {
 		return s.tapped == 0 && len(slow) == before
 	})
 }
+
+// What the container has written before a client detaches reaches it, though no
+// event has told of it yet, and then its output ends: that of no other client.
+func TestDetachPassesOnWhatWasWritten(t *testing.T) {
+	t.Parallel()
+	m, err := newMonitor(wire.Options{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(m.epoll)
+	var container [2]int
+	if err := syscall.Pipe2(container[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	_ = growPipe(container[0], pipeSize)
+	defer syscall.Close(container[1])
+	m.stdout.fd = container[0]
+	defer m.stdout.close()
+	var clients [2]int
+	for i := range clients {
+		var p [2]int
+		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(p[0])
+		m.tap(&m.stdout, i, p[1])
+		clients[i] = p[0]
+	}
+	text := bytes.Repeat([]byte("0123456789abcdef"), capacity(container[0])/16) // a full pipe
+	if n, err := syscall.Write(container[1], text); n != len(text) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	m.detach(0)
+	for i, fd := range clients {
+		got := make([]byte, len(text))
+		n, err := syscall.Read(fd, got)
+		if !bytes.Equal(got[:max(n, 0)], text) {
+			t.Errorf("client %d gets %d bytes, want %d: %v", i, n, len(text), err)
+		}
+	}
+	if n, err := syscall.Read(clients[1], make([]byte, 1)); n != -1 || !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("the output of the client that stays goes on with %d, %v", n, err)
+	}
+	wait.For(t, "the client's output to end", func() bool { // until its exec, a child of a parallel test has it too
+		n, err := syscall.Read(clients[0], make([]byte, 1))
+		return n == 0 && err == nil
+	})
+}

@@ -131,7 +131,7 @@ func (m *monitor) serve(i int) {
 		err = m.attach(i, msg.Text, sent)
 	} else {
 		closeAll(sent)
-		err = m.obey(msg)
+		err = m.obey(i, msg)
 		if msg.Verb == wire.Start && err == nil && m.startFor(i) {
 			return // it is answered when the start has ended
 		}
@@ -149,8 +149,11 @@ func (m *monitor) serve(i int) {
 	}
 }
 
-func (m *monitor) obey(msg wire.Message) error {
+func (m *monitor) obey(i int, msg wire.Message) error {
 	switch msg.Verb {
+	case wire.Detach:
+		m.detach(i)
+		return nil
 	case wire.ReopenLog:
 		return m.log.reopen()
 	case wire.Resize:

@@ -43,6 +43,7 @@ const (
 	Release    // release: kill what still lives, record it, leave
 	Attach     // attach STREAMS: some of stdin, stdout and stderr, with a space between them
 	CountLog   // count-log: tell logged now
+	Detach     // detach: pass on what the container has written until now, and end the output of this client
 	Start      // start: run the command that starts the container, where that is the monitor's
 )
 
@@ -76,6 +77,7 @@ var forms = [...]form{
 	Release:    {"release", 0, false},
 	Attach:     {"attach", 0, true},
 	CountLog:   {"count-log", 0, false},
+	Detach:     {"detach", 0, false},
 	Start:      {"start", 0, false},
 }
 

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -198,6 +199,80 @@ func TestStdinOnceEndsWithTheFirstSession(t *testing.T) {
 		typed(t, e, "two\n")
 		equal(t, "exit code", c.wait(t).ExitCode, 3)
 		equal(t, "what the container read", c.output(t), "got \"one\"\ngot \"two\"\n")
+	})
+}
+
+// kubectl run -i --attach --leave-stdin-open, and kubectl attach -i to what it has
+// made, end with their input. What the container answers comes first.
+func TestAttachEndsWithTheClientsInput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	big, err := io.ReadAll(noise(3 << 20))
+	must(t, err)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		c := w.run(t, handler).start(t, "cat", stdin)
+		for i, text := range []string{"abcd1234", string(big), "", "last\n"} {
+			e := c.attach(t, s, attachInput)
+			if err := e.Send(strings.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+			e.EndInput()
+			if err := e.Wait(wait.Limit); err != nil {
+				t.Fatalf("session %d ended with %v", i, err)
+			}
+			equal(t, fmt.Sprintf("sum of what session %d shows", i), sum(e.Stdout.String()), sum(text))
+		}
+		equal(t, "state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+	})
+}
+
+func TestAttachedTerminalEndsWithTheClientsInput(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		for name, change := range map[string]func(*cri.ContainerConfig){"kept open": func(*cri.ContainerConfig) {}, "once": once} {
+			c := w.run(t, handler).start(t, "cat", terminal, change)
+			for range 2 {
+				e := c.attach(t, s, attachInput)
+				typed(t, e, "hello\n")
+				e.EndInput()
+				if err := e.Wait(wait.Limit); err != nil {
+					t.Fatalf("%s: the session ended with %v", name, err)
+				}
+				equal(t, name+": the echo and the answer", e.Stdout.String(), "hello\r\nhello\r\n")
+			}
+			equal(t, name+": state", c.status(t).State, cri.ContainerState_CONTAINER_RUNNING)
+		}
+	})
+}
+
+// Neither a container that does not read its input nor one that never stops writing
+// keeps a client whose input has ended; one without an input does, as it does a
+// client that has none.
+func TestWhatKeepsAnAttachedClient(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
+		p := w.run(t, handler)
+		for _, steps := range []string{"sleep", "lines 100000000 1ms"} {
+			c := p.start(t, steps, stdin)
+			watching := c.attach(t, s)
+			e := c.attach(t, s, attachInput)
+			typed(t, e, "unread\n")
+			e.EndInput()
+			if err := e.Wait(wait.Limit); err != nil {
+				t.Errorf("%s: the session ended with %v", steps, err)
+			}
+			select {
+			case <-watching.Done():
+				t.Errorf("%s: the session without input has ended", steps)
+			default:
+			}
+		}
+		c := p.start(t, "lines 100000000 1ms")
+		e := c.attach(t, s, attachInput)
+		e.EndInput()
+		shows(t, e, "line 4000\n") // more seconds than a client is kept otherwise
 	})
 }
 

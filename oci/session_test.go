@@ -1,0 +1,43 @@
+package oci
+
+import (
+	"io"
+	"os"
+	"testing"
+)
+
+// What a process has not read of its input can be seen in its pipe.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	process, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	s := &Session{stdin: stdin, over: make(chan struct{})}
+	for _, step := range []struct {
+		writes string
+		reads  int
+		unread int
+	}{{"", 0, 0}, {"12345", 0, 5}, {"678", 2, 6}, {"", 6, 0}} {
+		if _, err := stdin.WriteString(step.writes); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(process, make([]byte, step.reads)); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.Unread(); n != step.unread {
+			t.Errorf("after %+v: %d bytes are unread", step, n)
+		}
+	}
+	if _, err := stdin.WriteString("more"); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if n := s.Unread(); n != 0 {
+		t.Errorf("%d bytes of a closed input are unread", n)
+	}
+	if n := (&Session{}).Unread(); n != 0 {
+		t.Errorf("%d bytes of no input are unread", n)
+	}
+}
