@@ -10,11 +10,13 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"strings"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod"
 )
 
@@ -109,7 +111,11 @@ type crioContainer struct {
 
 var fullID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
+// crioContainer is the container or pod of an id, before which the prefix of its
+// cgroup may be: of a scope of systemd's cAdvisor knows the id, of any other cgroup
+// the whole name.
 func (s *Server) crioContainer(id string) (*crioContainer, error) {
+	id = strings.TrimPrefix(id, spec.CrioPrefix+"-")
 	if !fullID.MatchString(id) {
 		return nil, fmt.Errorf("%w: %s is no id", fault.Invalid, brief(id))
 	}
