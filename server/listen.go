@@ -25,10 +25,10 @@ const maxSocketPath = 107
 // cfg.SocketGroup, and never more permissive than cfg.SocketMode. A missing
 // directory is made with mode 0700, or 0711 where a group may connect. The socket
 // of a dead server is replaced; one that answers, or a path held by a server that
-// is starting or stopping, is fault.Exists. The lock file beside the socket stays
-// for good: removing it would let two servers lock two files of one name.
+// is starting or stopping, is fault.Exists.
 //
-// Closing the listener removes the socket.
+// Closing the listener removes the socket. The lock file beside it stays until
+// Abandon.
 func Listen(cfg Config) (net.Listener, error) {
 	path := cfg.Listen
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath {
@@ -59,6 +59,30 @@ func Listen(cfg Config) (net.Listener, error) {
 	return &listener{Listener: l, lock: lock}, nil
 }
 
+// Abandon removes what a server that listened at path has left there: the socket if
+// nobody answers at it, the lock file and, if that leaves it empty, the directory.
+// While another server holds the path all of that stays.
+func Abandon(path string) error {
+	lock, err := lockSocket(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fault.Exists) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := removeStale(path); err != nil && !errors.Is(err, fault.Exists) {
+		return err
+	}
+	if err := os.Remove(lock.Name()); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Dir(path)); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	return nil
+}
+
 // listener is a bound socket together with the lock that guards its path.
 type listener struct {
 	net.Listener
@@ -76,13 +100,24 @@ func lockSocket(path string) (*os.File, error) {
 		return nil, fmt.Errorf("lock of the CRI socket: %w", err)
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named(lock) {
 		err = fmt.Errorf("%w: another crius holds %s; stop it or set another listen", fault.Exists, path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock of the CRI socket: %w", err), lock.Close())
 	}
 	return lock, nil
+}
+
+// named reports whether an open file still has its name: one that Abandon has
+// removed locks nothing.
+func named(file *os.File) bool {
+	opened, err := file.Stat()
+	if err != nil {
+		return false
+	}
+	found, err := os.Lstat(file.Name())
+	return err == nil && os.SameFile(opened, found)
 }
 
 // groupID resolves socket_group.

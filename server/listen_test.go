@@ -2,10 +2,12 @@ package server
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -233,6 +235,62 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	}
 }
 
+// What a server has left goes, and nothing that another one has made since.
+func TestAbandon(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		since func(t *testing.T, cfg Config) // what happened after the server died
+		stays []string                       // of what is in the directory; nil: not even that does
+	}{
+		"nothing": {since: func(*testing.T, Config) {}},
+		"a file of another program": {since: func(t *testing.T, cfg Config) {
+			if err := os.WriteFile(filepath.Join(filepath.Dir(cfg.Listen), "version"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, stays: []string{"version"}},
+		"another server": {since: func(t *testing.T, cfg Config) { listen(t, cfg) }, stays: []string{"crio.sock", "crio.sock.lock"}},
+		"CRI-O": {since: func(t *testing.T, cfg Config) {
+			if err := os.Remove(cfg.Listen); err != nil {
+				t.Fatal(err)
+			}
+			l, err := net.Listen("unix", cfg.Listen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+		}, stays: []string{"crio.sock"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := DefaultConfig()
+			cfg.Listen = filepath.Join(t.TempDir(), "crio", "crio.sock")
+			l, err := Listen(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dead := l.(*listener) // its socket stays, as that of a server that was killed
+			dead.Listener.(*net.UnixListener).SetUnlinkOnClose(false)
+			if err := dead.Close(); err != nil {
+				t.Fatal(err)
+			}
+			test.since(t, cfg)
+			for range 2 {
+				if err := Abandon(cfg.Listen); err != nil {
+					t.Error(err)
+				}
+				entries, err := os.ReadDir(filepath.Dir(cfg.Listen))
+				var names []string
+				for _, entry := range entries {
+					names = append(names, entry.Name())
+				}
+				if !slices.Equal(names, test.stays) || errors.Is(err, fs.ErrNotExist) != (test.stays == nil) {
+					t.Errorf("%q stay, want %q: %v", names, test.stays, err)
+				}
+			}
+		})
+	}
+}
+
 func TestNoSocketInTheWay(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(path string) error{
@@ -303,5 +361,25 @@ func TestListenConfig(t *testing.T) {
 		if _, err := Listen(cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), strings.TrimRight(key, " =")) {
 			t.Errorf("%s: got %v", key, err)
 		}
+	}
+}
+
+// A lock on a file that Abandon has removed meanwhile is none.
+func TestLockWithoutAName(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "lock")
+	lock, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if !named(lock) {
+		t.Error("a file at its path has no name")
+	}
+	if err := os.Remove(path); err != nil || named(lock) {
+		t.Errorf("a removed file has a name: %v", err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil || named(lock) {
+		t.Errorf("a removed file has the name of another: %v", err)
 	}
 }

@@ -143,7 +143,7 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 	if err = errors.Join(err, end()); err != nil || !wiped.Done() {
 		return wiped, err
 	}
-	return wiped, errors.Join(removeParents(s.cfg), rootsOf(s.cfg).remove())
+	return wiped, errors.Join(removeParents(s.cfg), placeFacade(s.cfg.RunRoot, ""), rootsOf(s.cfg).remove())
 }
 
 // removeParents removes the cgroups that containers and monitors were in, as far

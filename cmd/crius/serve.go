@@ -104,6 +104,9 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		return err
 	}
 	defer closing(&err, background(checks.Serve, checks.Close))
+	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
+		slog.WarnContext(ctx, "cannot remove what an earlier facade for cAdvisor has left", "err", err)
+	}
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine:   engine,
 		Images:   images{store, engine},

@@ -151,7 +151,8 @@ func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	w := private(t, node.Options{Config: "[api]\ncrio_socket = \"" + filepath.Join(dir, "crio.sock") + "\""})
+	socket := filepath.Join(dir, "crio", "crio.sock")
+	w := private(t, node.Options{Config: "[api]\ncrio_socket = \"" + socket + "\""})
 	if err := w.settle(t.Context(), "runc"); err != nil {
 		t.Fatal(err)
 	}
@@ -168,6 +169,9 @@ func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 	if err := w.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := os.Stat(filepath.Dir(socket)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of the socket that is not configured any more: %v", err)
+	}
 	for _, c := range old {
 		metrics := c.pod.podMetrics(t, c.id)
 		if m := metrics["container_memory_rss"]; len(m) == 0 || m[0].Value.Value < 10*mib {
@@ -181,5 +185,6 @@ func TestCgroupsAreFoundAfterCrioSocketChanges(t *testing.T) {
 	}
 	plain.remove(t)
 	shared.remove(t)
+	w.empty.Drop(w.empty.About("crio-facade")...) // the server has removed it
 	w.Restored(t, w.empty)
 }

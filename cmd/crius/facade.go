@@ -1,0 +1,36 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/crius-run/crius/server"
+)
+
+// facadeLink is a link in run_root to the socket of the facade for cAdvisor
+// (docs/decisions/0008-crio-facade.md), by which the next server finds what this
+// one leaves.
+const facadeLink = "crio-facade"
+
+// placeFacade records that the facade is at socket, or nowhere if that is empty,
+// and removes what is left of it at another place. It must come before Listen.
+func placeFacade(runRoot, socket string) error {
+	link := filepath.Join(runRoot, facadeLink)
+	old, err := os.Readlink(link)
+	switch {
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return err
+	case old == socket:
+		return nil
+	case old != "":
+		if err := errors.Join(server.Abandon(old), os.Remove(link)); err != nil {
+			return fmt.Errorf("remove the socket of an earlier api.crio_socket: %w", err)
+		}
+	}
+	if socket == "" {
+		return nil
+	}
+	return os.Symlink(socket, link)
+}
