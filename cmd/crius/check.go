@@ -66,6 +66,7 @@ func checks() []check {
 		{"runtimes", checkRuntimes},
 		{"storage", checkStorage},
 		{"network", checkNetwork},
+		{"metrics", checkMetrics},
 	}
 }
 

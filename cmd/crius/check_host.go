@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -279,6 +280,27 @@ func checkSocket(ctx context.Context, n *node) []finding {
 		return []finding{ok("%s: a server answers", path)}
 	}
 	return []finding{ok("%s: left by a server that is gone, will be replaced", path)}
+}
+
+// crioSocket is where a kubelet's cAdvisor looks for CRI-O.
+const crioSocket = "/run/crio/crio.sock"
+
+// checkMetrics finds out whether the kubelet's metrics of containers have the names
+// of pods: unless the kubelet asks for them by CRI, its cAdvisor must take crius for
+// CRI-O (docs/decisions/0008-crio-facade.md).
+func checkMetrics(ctx context.Context, n *node) []finding {
+	facade := n.config.Config.API.CrioSocket
+	switch {
+	case facade != "":
+		return []finding{ok("api.crio_socket: the kubelet's cAdvisor finds crius at %s", facade)}
+	case strings.Contains(n.host.read("var/lib/kubelet/config.yaml"), "PodAndContainerStatsFromCRI: true"):
+		return []finding{ok("the kubelet asks crius for metrics of containers")}
+	case answers(ctx, filepath.Join(n.host.root, crioSocket)):
+		return []finding{warn("switch on the kubelet's feature gate PodAndContainerStatsFromCRI",
+			"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor finds CRI-O at %s", crioSocket)}
+	}
+	return []finding{warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or switch on its feature gate PodAndContainerStatsFromCRI", crioSocket),
+		"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor does not know crius")}
 }
 
 // answers says whether somebody serves the unix socket at path.

@@ -217,6 +217,27 @@ func TestCheckSocket(t *testing.T) {
 	want(t, checkSocket(ctx, n), "no socket", statusFail)
 }
 
+func TestCheckMetrics(t *testing.T) {
+	const kubelet = "var/lib/kubelet/config.yaml"
+	ctx := context.Background()
+	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  Other: true\n"})), "lack the names")
+	if f.Status != statusWarn || !strings.Contains(f.Do, `api.crio_socket = "/run/crio/crio.sock"`) {
+		t.Errorf("a stock kubelet: %+v", f)
+	}
+	want(t, checkMetrics(ctx, testNode(t, "api.crio_socket = '/run/crio/crio.sock'", nil)), "finds crius at /run/crio/crio.sock", statusOK)
+	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "asks crius", statusOK)
+	n := testNode(t, "", map[string]string{"run/crio/version": ""})
+	l, err := net.Listen("unix", filepath.Join(n.host.root, crioSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	f = find(t, checkMetrics(ctx, n), "lack the names")
+	if f.Status != statusWarn || strings.Contains(f.Do, "crio_socket") {
+		t.Errorf("beside CRI-O: %+v", f)
+	}
+}
+
 func TestCheckRuntimes(t *testing.T) {
 	monitor := write(t, "crius-conmon", "#!/bin/sh\n")
 	runtime := write(t, "runtime", "#!/bin/sh\necho runtime version 9.8.7\n")

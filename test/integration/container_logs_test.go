@@ -101,7 +101,7 @@ func TestReopenWithoutTheLogDirectory(t *testing.T) {
 	typed(t, e, "meanwhile\n")
 	shows(t, e, "meanwhile\n")
 
-	must(t, os.MkdirAll(dir, 0o755), reopen())
+	must(t, os.MkdirAll(filepath.Dir(c.logFile()), 0o755), reopen())
 	typed(t, e, "after\n")
 	c.says(t, "after")
 }
