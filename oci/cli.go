@@ -129,8 +129,9 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		Stdin:     io.Stdin,
 		StdinOnce: io.StdinOnce,
 	}))
+	r.relayLog(ctx, ref.ID, runtimeLog(ref))
 	if err != nil {
-		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
+		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
 	return r.task(ref, client), nil
 }
@@ -140,7 +141,7 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 	if len(a.traits.hostNetwork) > 0 && onHostNetwork(spec.Linux.Namespaces) {
 		args = append(slices.Clone(a.traits.hostNetwork), args...)
 	}
-	return args
+	return r.logged(a, runtimeLog(ref), args)
 }
 
 func (r *cli) task(ref Ref, client *conmon.Client) Task {
@@ -316,10 +317,13 @@ func (t *cliTask) Start(ctx context.Context) error {
 
 // startArgs are those of start, and of a sandbox's network, which is set up then.
 func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
-	args := []string{"start"}
 	a, err := t.runtime.Probe(ctx)
-	if err != nil || len(a.traits.hostNetwork) == 0 {
-		return args, err
+	if err != nil {
+		return nil, err
+	}
+	args := t.runtime.logged(a, runtimeLog(t.ref), []string{"start"})
+	if len(a.traits.hostNetwork) == 0 {
+		return args, nil
 	}
 	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
 	if err != nil {

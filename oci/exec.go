@@ -197,7 +197,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	})
 	if err != nil {
 		stdio.close()
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, lastWords(s.stderr)+"\n"+console.lastWords()))
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, errorAlone(ctx, lastWords(s.stderr)+"\n"+console.lastWords())))
 	}
 	e.noteLeader()
 	if console != nil {
@@ -248,7 +248,9 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
 		return err
 	}
-	args := []string{"exec", "--detach", "--process", processFile, "--pid-file", pidFile}
+	logFile := filepath.Join(dir, "log")
+	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
+	args := t.runtime.logged(a, logFile, []string{"exec", "--detach", "--process", processFile, "--pid-file", pidFile})
 	if console != nil {
 		args = append(args, "--console-socket", console.path)
 	}

@@ -26,6 +26,7 @@ type gone struct {
 	kill func(context.Context) error
 	// unheard: its monitor may be there and has not answered.
 	unheard bool
+	why     error // why nothing but signals reaches it; nil: as unheard has it
 }
 
 // Dead is the Task of a container whose exit is known and of which nothing is
@@ -57,7 +58,10 @@ var (
 
 // refusal is why only signals reach the container.
 func (g *gone) refusal() error {
-	if g.unheard {
+	switch {
+	case g.why != nil:
+		return g.why
+	case g.unheard:
 		return errUnheard
 	}
 	return errGone

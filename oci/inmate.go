@@ -69,9 +69,6 @@ func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
 	return s
 }
 
-// runtimeLog is where the runtime writes why it could not start an inmate.
-func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
-
 func (t *inmate) Start(ctx context.Context) error {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
@@ -91,19 +88,8 @@ func (t *inmate) Start(ctx context.Context) error {
 
 // lastError is the last one in a log of JSON objects.
 func lastError(file string) string {
-	const end = 64 << 10
-	f, err := os.Open(file)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err == nil && st.Size() > end {
-		_, _ = f.Seek(-end, 2)
-	}
-	text := make([]byte, end)
-	n, _ := f.Read(text)
 	last := ""
-	for line := range strings.Lines(string(text[:n])) {
+	for line := range strings.Lines(string(logTail(file, 64<<10))) {
 		var entry struct{ Msg, Level string }
 		if json.Unmarshal([]byte(line), &entry) == nil && entry.Level == "error" {
 			last = entry.Msg

@@ -27,7 +27,8 @@ import (
 // Runtime is a RuntimeClass handler.
 type Runtime interface {
 	// Create makes the container of ref from spec, up to the point where its
-	// init waits to be started. When it fails the caller calls Delete.
+	// init waits to be started. When it fails the caller calls Delete. The error is a
+	// *ProgramError if the container's own program is at fault.
 	Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Task, error)
 	// Load finds the Task of a container that Create made, perhaps under an
 	// earlier server. It does not fail because the container is dead.

@@ -164,7 +164,7 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		StdinOnce: io.StdinOnce && !io.Terminal,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s create (to run %q): %w", r.name, spec.Process.Args[0], err)
+		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
 	return r.task(ref, client)
 }
