@@ -216,18 +216,38 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := ensureSources(); err != nil {
 		return err
 	}
-	err = trace.Do(ctx, "runtime create", func(ctx context.Context) error {
-		task, err := c.runtime.Create(ctx, c.ref, ociSpec, c.io())
+	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
+	if err := c.createTask(ctx, create); err != nil {
+		return c.engine.explainCreate(c.rec.Config.M.GetMounts(), err)
+	}
+	c.setPhase(phaseCreated)
+	return c.put(ctx)
+}
+
+// createTask has the runtime create the container. One whose own program the
+// runtime refuses has been created all the same, as far as the kubelet is told,
+// and it is its start that fails: pods whose creation fails are tried for ever,
+// also jobs and those of restartPolicy Never (docs/decisions/0021-start-errors.md).
+func (c *Container) createTask(ctx context.Context, create func(context.Context) (oci.Task, error)) error {
+	err := trace.Do(ctx, "runtime create", func(ctx context.Context) error {
+		task, err := create(ctx)
 		if err == nil {
 			c.setTask(task, false)
 		}
 		return err
 	})
-	if err != nil {
-		return c.engine.explainCreate(c.rec.Config.M.GetMounts(), err)
+	program, ok := errors.AsType[*oci.ProgramError](err)
+	if !ok {
+		return err
 	}
-	c.setPhase(phaseCreated)
-	return c.put(ctx)
+	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
+	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
+		return errors.Join(program, fmt.Errorf("delete from runtime: %w", err))
+	}
+	slog.InfoContext(ctx, "runtime cannot run the container's program, its start will fail", "container", c.id, "err", program)
+	c.setStartError(program)
+	c.setTask(oci.Unstartable(c.ref, program, startErrorCode), false)
+	return nil
 }
 
 // StartContainer runs a created container.
@@ -252,6 +272,9 @@ func (c *Container) start(ctx context.Context) error {
 	}
 	if err := c.mayStart(); err != nil {
 		return err
+	}
+	if refused := c.refused(); refused != nil {
+		return c.failStart(ctx, refused)
 	}
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime. When it

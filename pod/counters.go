@@ -105,7 +105,7 @@ func (e *Engine) Summary() Summary {
 	}
 	for _, v := range e.Containers() {
 		s.Containers[v.State]++
-		if v.State != cri.ContainerState_CONTAINER_EXITED {
+		if v.PID != 0 {
 			s.Monitors++
 		}
 	}

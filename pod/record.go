@@ -95,7 +95,14 @@ type containerRecord struct {
 	User        message[*cri.ContainerUser]
 	StopSignal  cri.Signal // as reported
 	StopNumber  int        // as sent
-	StartError  string     `json:",omitempty"`
+	// StartError is why the container could not be started or, of one that is still
+	// phaseCreated, why it cannot be: the runtime has nothing of that one.
+	StartError string `json:",omitempty"`
+}
+
+// unstartable tells whether the runtime has refused to create the container.
+func (rec *containerRecord) unstartable() bool {
+	return rec.Phase == phaseCreated && rec.StartError != ""
 }
 
 // message lets a protobuf message live in a JSON document in its own JSON

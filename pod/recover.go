@@ -275,6 +275,10 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 			e.end(id, c.teardown, answers)
 			return
 		}
+	} else if refused := c.refused(); refused != nil {
+		c.setTask(oci.Unstartable(c.ref, refused, startErrorCode), false)
+		c.publish()
+		e.inBackground("watch container", c.watch)
 	} else {
 		c.setTask(c.runtime.Unheard(c.ref), true)
 		c.publish()
@@ -403,8 +407,8 @@ func (c *Container) settleAs(p phase) {
 		return
 	}
 	c.rec.Phase = p
-	if p == phaseCreated {
-		c.rec.StartedAt = time.Time{}
+	if p == phaseCreated { // also if a start has failed amid whose undoing the server died
+		c.rec.StartedAt, c.rec.StartError = time.Time{}, ""
 	}
 }
 

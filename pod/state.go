@@ -185,6 +185,16 @@ func (c *Container) setStartError(cause error) {
 	c.rec.StartError, c.rec.StartedAt = cause.Error(), time.Time{}
 }
 
+// refused is why the runtime did not create the container, nil if it did.
+func (c *Container) refused() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.rec.unstartable() {
+		return nil
+	}
+	return &oci.ProgramError{Message: c.rec.StartError}
+}
+
 func (c *Container) setUser(user *cri.ContainerUser) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

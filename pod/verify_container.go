@@ -82,7 +82,7 @@ func (c *Container) snapshot() (rec containerRecord, exit *conmon.Exit, gone boo
 // shouldLive tells whether the container has a process, as far as is known.
 func (c *Container) shouldLive() bool {
 	rec, exit, gone := c.snapshot()
-	if exit == nil && !gone && rec.BootID == c.engine.boot && rec.Phase != phaseCreating && rec.Phase != phaseRemoving {
+	if exit == nil && !gone && rec.BootID == c.engine.boot && rec.Phase != phaseCreating && rec.Phase != phaseRemoving && !rec.unstartable() {
 		_, err := conmon.ReadExit(c.ref.ExitFile)
 		return err != nil // with the server down, that is where it is noted
 	}
@@ -129,6 +129,9 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 		if onDisk != nil {
 			found = append(found, audit.Problem{Wrong: fmt.Sprintf("its end is not on record: %v", onDisk), Remedy: audit.Remedy{Text: "it is written again", Do: c.recordExit}})
 		}
+		return found
+	}
+	if rec.unstartable() {
 		return found
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
