@@ -373,6 +373,7 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if err != nil {
 		return err
 	}
+	c.sandbox.raiseSandbox(ctx)
 	c.life.Lock()
 	defer c.life.Unlock()
 	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {

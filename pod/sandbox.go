@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
@@ -30,6 +32,8 @@ type Sandbox struct {
 	meter   *meter // nil: only the containers use anything
 	cgroup  string // the pod's own, or the one of its infra container
 	view    atomic.Pointer[SandboxView]
+	// clamped: the sandbox may not have got all that an update has given to the pod.
+	clamped atomic.Bool
 
 	// life is held by the verb that changes the pod.
 	life   sync.Mutex
@@ -65,6 +69,7 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		members: make(map[string]*Container),
 	}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.closing))
+	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
 	return s, nil
 }
 
@@ -310,10 +315,10 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	return nil
 }
 
-// UpdateSandboxResources notes what the kubelet has given to the pod since it
-// was made; nil leaves it as it was. The pod's cgroup is the kubelet's, who has
-// changed it already (CRI: UpdatePodSandboxResources); that of a sandbox with a
-// kernel of its own is ours.
+// UpdateSandboxResources notes what the kubelet gives to the pod since it was
+// made; nil leaves it as it was. The pod's cgroup is the kubelet's, who changes it
+// afterwards and takes an error for a refusal (since 1.36; CRI:
+// UpdatePodSandboxResources); that of a sandbox with a kernel of its own is ours.
 func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	s, err := e.sandboxes.find(id)
 	if err != nil {
@@ -326,7 +331,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	}
 	before := s.view.Load().Config
 	s.setResources(overhead, resources)
-	if err := s.limitSandbox(before); err != nil {
+	if err := s.limitSandbox(ctx, before); err != nil {
 		s.setResources(before.GetLinux().GetOverhead(), before.GetLinux().GetResources())
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
@@ -337,23 +342,72 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	return nil
 }
 
-// limitSandbox gives the sandbox in which all containers live the pod's limits.
-func (s *Sandbox) limitSandbox(before *cri.PodSandboxConfig) error {
+// limitSandbox gives the sandbox in which all containers live the pod's limits, as
+// far as the pod's cgroup allows: raiseSandbox does the rest. It wants life held.
+func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
 	infra := s.infraTask()
 	if !s.rec.Sandboxed || infra == nil {
 		return nil
 	}
-	ctx, cancel := undoContext(s.engine.closing)
+	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	old, err := spec.SandboxResources(before, s.engine.host)
+	old, _, err := s.sandboxLimits(before)
 	if err != nil {
 		return err
 	}
-	now, err := spec.SandboxResources(s.config(), s.engine.host)
+	now, clamped, err := s.sandboxLimits(s.config())
 	if err != nil {
 		return err
 	}
-	return infra.Update(ctx, oci.Update{Resources: now, Old: old})
+	now.Old = old.Resources
+	if err := infra.Update(ctx, now); err != nil {
+		return err
+	}
+	s.clamped.Store(clamped)
+	return nil
+}
+
+// sandboxLimits are those of the sandbox of a pod with this request. Cgroup v1 has
+// no CPU quota above the parent's, which a kubelet raises after the sandbox's: the
+// quota is clamped to that one until then.
+func (s *Sandbox) sandboxLimits(cfg *cri.PodSandboxConfig) (update oci.Update, clamped bool, err error) {
+	limits, err := spec.SandboxResources(cfg, s.engine.host)
+	update.Resources = limits
+	if err != nil || limits.CPU == nil || limits.CPU.Quota == nil {
+		return update, false, err
+	}
+	most, per, err := cgroup.Quota(path.Dir(s.infraRef().Cgroup))
+	if err != nil || most == 0 {
+		return update, false, err
+	}
+	period := int64(defaultPeriod)
+	if limits.CPU.Period != nil && *limits.CPU.Period != 0 {
+		period = int64(*limits.CPU.Period)
+	}
+	if allowed := most * period / per; *limits.CPU.Quota > allowed {
+		limits.CPU.Quota, clamped = &allowed, true
+	}
+	return update, clamped, nil
+}
+
+// defaultPeriod is the kernel's, in microseconds.
+const defaultPeriod = 100_000
+
+// raiseSandbox gives the sandbox the limits that its pod's cgroup did not allow
+// when they were asked for. A kubelet that raises those of a pod updates its
+// containers last. What is still not allowed then is tried again the next time.
+func (s *Sandbox) raiseSandbox(ctx context.Context) {
+	if !s.clamped.Load() {
+		return
+	}
+	s.life.Lock()
+	defer s.life.Unlock()
+	if s.phase() != phaseReady {
+		return
+	}
+	if err := s.limitSandbox(ctx, s.config()); err != nil {
+		slog.WarnContext(ctx, "limits of the sandbox not raised, will be retried with the next update of a container", "pod", s.id, "err", err)
+	}
 }
 
 // end refuses new containers, calls off those being created and waits until

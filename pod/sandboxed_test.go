@@ -83,3 +83,41 @@ func limitOf(r *specs.LinuxResources) int64 {
 	}
 	return *r.Memory.Limit
 }
+
+// A kubelet raises the limits of the pod's cgroup after those of the sandbox, which
+// a kernel with cgroup v1 refuses: it gets them with the next update of a container,
+// also from the next server, and whatever comes of that the container is updated.
+func TestSandboxIsRaisedWithItsContainers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.node.set(func() { b.node.sandbox = true })
+	e := b.engine()
+	pod := b.run(e, "a")
+	infra, c := b.task(pod), b.start(e, pod, "c")
+	more := func() {
+		t.Helper()
+		if err := e.UpdateContainerResources(t.Context(), c, &cri.LinuxContainerResources{CpuShares: 99}); err != nil {
+			t.Error(err)
+		}
+	}
+	more()
+	if n := len(infra.updates); n != 0 {
+		t.Errorf("%d updates of a sandbox that has all", n)
+	}
+	if err := e.UpdateSandboxResources(t.Context(), pod, nil, &cri.LinuxContainerResources{MemoryLimitInBytes: 200 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	more()
+	if n := len(infra.updates); n != 1 {
+		t.Errorf("%d updates of a sandbox that got all at once", n)
+	}
+	b.close(e)
+	e = b.engine() // which does not know that
+	more()
+	more()
+	if n := len(infra.updates); n != 2 || limitOf(infra.updates[1].Resources) != 200<<20 {
+		t.Errorf("%d updates of the sandbox, of which the last is %+v", n, infra.updates[n-1])
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}

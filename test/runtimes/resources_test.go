@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,9 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -126,4 +130,74 @@ func TestFilesOfTheRuntimeGo(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestResizeBeforeThePodsCgroup: kubelets since 1.36 tell the new limits of a pod
+// before they change those of its cgroup, and take an error for a refusal. Cgroup v1
+// has no CPU quota above the parent's.
+func TestResizeBeforeThePodsCgroup(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		parent := w.CgroupParent() + "/resize-" + handler
+		t.Cleanup(func() { // it is the kubelet's
+			for _, dir := range inventory.Cgroups(parent) {
+				_ = os.Remove(dir)
+			}
+		})
+		resize := func(quota int64) {
+			t.Helper()
+			err := cgroup.WriteFile(parent, "cpu.cfs_quota_us", fmt.Sprint(quota))
+			if errors.Is(err, fault.NotFound) {
+				err = cgroup.WriteFile(parent, "cpu.max", fmt.Sprint(quota))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := cgroup.Make(parent); err != nil {
+			t.Fatal(err)
+		}
+		resize(50000)
+		quota := func(n int64) *cri.LinuxContainerResources {
+			return &cri.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: n}
+		}
+		p := w.Pod(t, handler, func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent, c.Linux.Resources = parent, quota(50000) })
+		c := p.Start(t, "sleep", func(c *cri.ContainerConfig) { c.Linux.Resources = quota(50000) })
+		updatePod := func(n int64) {
+			t.Helper()
+			if _, err := w.Runtime().UpdatePodSandboxResources(t.Context(), &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: p.ID, Resources: quota(n)}); err != nil {
+				t.Fatalf("UpdatePodSandboxResources to %d: %v", n, err)
+			}
+		}
+		updateContainer := func(n int64) {
+			t.Helper()
+			if _, err := w.Runtime().UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: quota(n)}); err != nil {
+				t.Fatalf("UpdateContainerResources to %d: %v", n, err)
+			}
+		}
+		updatePod(80000) // up: pod, its cgroup, container
+		resize(80000)
+		updateContainer(80000)
+		if sandboxed(handler) {
+			scene.Equal(t, "quota of the sandbox", cpuQuota(t, p, parent), "80000")
+		}
+		updateContainer(40000) // down: container, pod, its cgroup
+		updatePod(40000)
+		resize(40000)
+		if sandboxed(handler) {
+			scene.Equal(t, "quota of the sandbox afterwards", cpuQuota(t, p, parent), "40000")
+		}
+	})
+}
+
+// cpuQuota is that of the pod's own container, below parent.
+func cpuQuota(t *testing.T, p *scene.Pod, parent string) string {
+	t.Helper()
+	for _, file := range []string{"cpu,cpuacct/*/cpu.cfs_quota_us", "cpu/*/cpu.cfs_quota_us", "*/cpu.max"} {
+		if found, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", strings.Replace(file, "*", parent+"/*"+p.ID, 1))); len(found) == 1 {
+			quota, _, _ := strings.Cut(strings.TrimSpace(scene.Read(t, found[0])), " ")
+			return quota
+		}
+	}
+	t.Fatal("the pod's own container has no CPU quota anywhere")
+	return ""
 }
