@@ -217,7 +217,7 @@ func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	report := Report{Name: name, Default: name == h.defaultName, Type: configured.Type, Path: configured.Path, FeaturesFile: configured.Features}
 	a, err := r.Probe(ctx)
 	if err != nil {
-		report.Error = err.Error()
+		report.Error = fault.Text(err)
 		return report, err
 	}
 	report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed

@@ -65,7 +65,7 @@ func statusOf(err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	return status.Error(codeOf(err), clip(err.Error()))
+	return status.Error(codeOf(err), clip(fault.Text(err)))
 }
 
 // createFault is statusOf for CreateContainer: the kubelet counts the failures

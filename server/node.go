@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 const (
@@ -92,7 +94,7 @@ func (s *steadyText) of(err error) string {
 		s.text, s.shape = "", ""
 		return ""
 	}
-	text := err.Error()
+	text := fault.Text(err)
 	if shape := number.ReplaceAllString(text, "#"); shape != s.shape {
 		s.text, s.shape = text, shape
 	}

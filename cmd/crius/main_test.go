@@ -154,7 +154,7 @@ func TestReport(t *testing.T) {
 	}{
 		"none":          {nil, ""},
 		"one":           {a, "crius: a\n"},
-		"joined":        {errors.Join(a, errors.Join(b, c)), "crius: a\ncrius: b\\nb\ncrius: c\n"},
+		"joined":        {errors.Join(a, errors.Join(b, c)), "crius: a\ncrius: b; b\ncrius: c\n"},
 		"several wraps": {fmt.Errorf("x: %w: %w", a, fault.Invalid), "crius: x: a: invalid argument\n"},
 		"usage":         {usageError{a}, "crius: a (see crius --help)\n"},
 	} {
@@ -172,7 +172,7 @@ func TestEscapeSequencesAreNotPrinted_CVE_2021_25743(t *testing.T) {
 		"":                          "",
 		"plain \"text\" \\ ünïcode": "plain \"text\" \\ ünïcode",
 		"\x1b]0;title\a":            `\x1b]0;title\a`,
-		"line\r\nline\ttab":         `line\r\nline\ttab`,
+		"line\r\nline\ttab":         `line\r; line\ttab`,
 		"\u009b31m":                 `\u009b31m`,
 		"\u202eback":                `\u202eback`,
 		"bad \xff\xfe utf-8 \ufffd": `bad \xff\xfe utf-8 ` + "\ufffd",

@@ -14,13 +14,17 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// printable is text that is safe to show on a terminal, whoever wrote it:
-// control characters, bidirectional marks and broken UTF-8 appear escaped
-// (CVE-2021-25743).
+// printable is text that is safe to show on one line of a terminal, whoever wrote
+// it: control characters, bidirectional marks and broken UTF-8 appear escaped
+// (CVE-2021-25743). Lines, as those of joined errors, are separated by semicolons.
 func printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
 		_, size := utf8.DecodeRuneInString(text[i:])
+		if r == '\n' {
+			b.WriteString("; ")
+			continue
+		}
 		if r == utf8.RuneError && size == 1 || !unicode.IsPrint(r) {
 			quoted := strconv.QuoteToASCII(text[i : i+size])
 			b.WriteString(quoted[1 : len(quoted)-1])

@@ -7,7 +7,10 @@
 // server/faults.go knows which gRPC code each becomes.
 package fault
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 var (
 	// Invalid means that the request itself is wrong and will stay wrong.
@@ -33,3 +36,19 @@ var (
 	// Unimplemented means that crius, or the handler asked for, cannot do this.
 	Unimplemented = errors.New("unimplemented")
 )
+
+// Text is an error for people: a sentinel that errors on the way have wrapped more
+// than once, or in the middle of a sentence, stands last in it or not at all.
+func Text(err error) string {
+	text := ": " + err.Error()
+	for _, sentinel := range []error{
+		Invalid, NotFound, Exists, Precondition, Unavailable, Timeout, Exhausted, Denied, Unauthenticated, Internal, Unimplemented,
+	} {
+		if words := ": " + sentinel.Error(); errors.Is(err, sentinel) {
+			for strings.Contains(text, words+": ") {
+				text = strings.ReplaceAll(text, words+": ", ": ")
+			}
+		}
+	}
+	return strings.TrimPrefix(text, ": ")
+}
