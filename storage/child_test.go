@@ -22,6 +22,7 @@ type task struct {
 	Verb   string
 	Config Config
 	Ref    string
+	Times  int
 }
 
 type child struct {
@@ -118,6 +119,8 @@ func do(raw string) error {
 		fmt.Println("ready")
 		_, err := s.Pull(ctx, PullRequest{Image: what.Ref})
 		return err
+	case "measure":
+		return measure(ctx, s, what.Ref, what.Times)
 	case "churn": // pulls and removes until killed
 		fmt.Println("ready")
 		for {

@@ -1,0 +1,90 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// BenchmarkPull pulls and removes an image in a process of its own, as a server
+// does. Its figures are in docs/decisions/0019-pull-worker.md: cpu-ms is what one
+// pull and removal takes of that process and of those that it has started; peak-MiB
+// is the most that the process itself had in memory.
+func BenchmarkPull(b *testing.B) {
+	words := []byte(strings.Repeat("some words that compress well enough ", 3000))
+	var files []image.File
+	for i := range 400 {
+		files = append(files, image.Regular(fmt.Sprint("file", i), 0o644, append(random(100<<10), words...)))
+	}
+	for name, a := range map[string]*image.Artifact{
+		"small": motd(b, "x"),
+		"large": build(b, image.Image{Layers: []image.Layer{layer(b, files...), layer(b, image.Regular("noise", 0o644, random(20<<20)))}}),
+	} {
+		b.Run(name, func(b *testing.B) {
+			n := newNode(b)
+			r := serve(b, "app", "1", a)
+			if err := n.Close(); err != nil {
+				b.Fatal(err)
+			}
+			defer n.open()
+			cmd := n.childCommand(task{Verb: "measure", Config: n.cfg, Ref: r.Addr() + "/app:1", Times: b.N})
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				b.Fatal(err)
+			}
+			var spent measured
+			if err := json.Unmarshal(out, &spent); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(spent.CPU, "cpu-ms/op")
+			b.ReportMetric(spent.Peak, "peak-MiB")
+		})
+	}
+}
+
+type measured struct{ CPU, Peak float64 }
+
+// measure pulls and removes an image so many times and prints what that took.
+func measure(ctx context.Context, s *Store, ref string, times int) error {
+	before := cpuTime()
+	for range times {
+		img, err := s.Pull(ctx, PullRequest{Image: ref})
+		if err == nil {
+			err = s.Remove(ctx, img.ID)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	spent := measured{CPU: (cpuTime() - before) / float64(times)}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	if _, err := fmt.Sscan(peak, &spent.Peak); err != nil {
+		return err
+	}
+	spent.Peak /= 1 << 10
+	return json.NewEncoder(os.Stdout).Encode(spent)
+}
+
+// cpuTime is of this process and its children that have ended, in milliseconds.
+func cpuTime() (ms float64) {
+	for _, part := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(part, &u); err != nil {
+			panic(err)
+		}
+		ms += float64(u.Utime.Nano()+u.Stime.Nano()) / 1e6
+	}
+	return ms
+}
