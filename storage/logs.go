@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"io"
 	"log/slog"
 
@@ -8,22 +9,29 @@ import (
 )
 
 // captureLogs sends what containers/storage and containers/image have to say
-// to slog. Their informational messages narrate every step and are dropped.
-func captureLogs() {
+// to emit. Their informational messages narrate every step and are dropped.
+func captureLogs(emit libraryHook) {
 	logrus.SetOutput(io.Discard)
 	logrus.SetLevel(logrus.WarnLevel)
-	logrus.AddHook(slogHook{})
+	logrus.AddHook(emit)
 }
 
-type slogHook struct{}
+// libraryHook is given each message of the libraries, safe to show.
+type libraryHook func(ctx context.Context, level slog.Level, text string)
 
-func (slogHook) Levels() []logrus.Level { return logrus.AllLevels }
+// Levels implements logrus.Hook.
+func (libraryHook) Levels() []logrus.Level { return logrus.AllLevels }
 
-func (slogHook) Fire(entry *logrus.Entry) error {
+// Fire implements logrus.Hook.
+func (h libraryHook) Fire(entry *logrus.Entry) error {
 	level := slog.LevelWarn
 	if entry.Level <= logrus.ErrorLevel {
 		level = slog.LevelError
 	}
-	slog.Log(entry.Context, level, cut(redact(entry.Message)), "from", "containers libraries") //nolint:sloglint // the libraries word it
+	h(entry.Context, level, cut(redact(entry.Message)))
 	return nil
+}
+
+func logLibrary(ctx context.Context, level slog.Level, text string) {
+	slog.Log(ctx, level, text, "from", "containers libraries") //nolint:sloglint // the libraries word it
 }

@@ -7,11 +7,8 @@ import (
 	"log/slog"
 	"time"
 
-	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
-	imagetransport "go.podman.io/image/v5/storage"
-	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -125,8 +122,7 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err != nil {
 		return nil, err
 	}
-	sys.BigFilesTemporaryDir = job.temporary
-	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, sys, src) })
+	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, secrets(req.Auth)) })
 	job.end(ctx, err == nil)
 	if err != nil {
 		return nil, err
@@ -140,41 +136,6 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	}
 	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
 	return image, nil
-}
-
-// copy brings the image into the store and returns its id.
-func (s *Store) copy(ctx context.Context, sys *types.SystemContext, src *source) (string, error) {
-	policy, err := acceptAnything()
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = policy.Destroy() }()
-	dest, err := imagetransport.Transport.NewStoreReference(s.store, src.name, "")
-	if err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel)
-	defer watch.stop()
-	var stored types.ImageReference
-	_, err = copy.Image(ctx, policy, dest, src, &copy.Options{
-		SourceCtx:               sys,
-		DestinationCtx:          sys,
-		MaxParallelDownloads:    uint(max(s.cfg.ParallelLayers, 0)),
-		PreferGzipInstances:     types.OptionalBoolFalse, // chooses as inspect did, or finds no manifest
-		Progress:                watch.events,
-		ProgressInterval:        1, // every read
-		ReportResolvedReference: &stored,
-	})
-	if err != nil {
-		return "", causeOf(ctx, err)
-	}
-	_, record, err := imagetransport.ResolveReference(stored)
-	if err != nil {
-		return "", err
-	}
-	return record.ID, nil
 }
 
 // pulled is the image that a pull has brought. It is wanted from now on, even

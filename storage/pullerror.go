@@ -38,7 +38,7 @@ func newPullError(name string, err error, secrets []string) error {
 	failure := &pullError{kinds: kinds(err)}
 	hint := ""
 	for _, kind := range failure.kinds {
-		if h, ok := hints[kind]; ok {
+		if h, ok := hints[kind]; ok && !errors.Is(err, errWorkerDied) {
 			hint = "; " + h
 		}
 	}
@@ -56,7 +56,7 @@ func hide(text string, secrets []string) string {
 }
 
 // hints tell the operator what to do; fault.Invalid and fault.Precondition
-// carry their own.
+// carry their own, as does errWorkerDied.
 var hints = map[error]string{
 	fault.NotFound:        "check the name and the tag",
 	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",

@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -74,9 +75,9 @@ func (s *source) NewImageSource(context.Context, *types.SystemContext) (types.Im
 // one, so inspect evaluates the signature policy on the source itself.
 type inspected struct {
 	types.ImageSource
-	manifests map[digest.Digest]document // "": what the image's name refers to
-	config    []byte
-	digest    digest.Digest // of config
+	documents
+
+	presentOnly bool // layers are refused with errLayerWanted
 
 	largeWindows chan struct{} // takes the one pull that may have large windows
 	mu           sync.Mutex
@@ -89,28 +90,64 @@ type inspected struct {
 // sent, nor refused.
 func (s *inspected) asked() bool { return s.answers.Load() > 0 }
 
+// documents are what an image consists of but for its layers.
+type documents struct {
+	Manifests    map[digest.Digest]document // "": what the image's name refers to
+	Config       []byte
+	ConfigDigest digest.Digest // empty: the image has no config
+}
+
 type document struct {
-	content   []byte
-	mediaType string
+	Content   []byte
+	MediaType string
 }
 
 // GetManifest implements types.ImageSource.
-func (s *inspected) GetManifest(_ context.Context, instance *digest.Digest) ([]byte, string, error) {
+func (d *documents) GetManifest(_ context.Context, instance *digest.Digest) ([]byte, string, error) {
 	var wanted digest.Digest
 	if instance != nil {
 		wanted = *instance
 	}
-	m, ok := s.manifests[wanted]
+	m, ok := d.Manifests[wanted]
 	if !ok {
 		return nil, "", fmt.Errorf("image manifest %s: %w: it was not inspected", wanted, fault.Invalid)
 	}
-	return m.content, m.mediaType, nil
+	return m.Content, m.MediaType, nil
+}
+
+// config is the config's content, if that is the blob with this digest.
+func (d *documents) config(blob digest.Digest) (content io.ReadCloser, size int64, found bool) {
+	if blob != d.ConfigDigest {
+		return nil, 0, false
+	}
+	return io.NopCloser(bytes.NewReader(d.Config)), int64(len(d.Config)), true
+}
+
+// instance is the image of this platform, where the image's name refers to an index.
+func (d *documents) instance() *digest.Digest {
+	for instance := range d.Manifests {
+		if instance != "" {
+			return &instance
+		}
+	}
+	return nil
+}
+
+// errLayerWanted: the image is not present as a whole.
+var errLayerWanted = errors.New("a layer is not present")
+
+// GetManifest implements types.ImageSource.
+func (s *inspected) GetManifest(ctx context.Context, instance *digest.Digest) ([]byte, string, error) {
+	return s.documents.GetManifest(ctx, instance)
 }
 
 // GetBlob implements types.ImageSource.
 func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	if info.Digest == s.digest {
-		return io.NopCloser(bytes.NewReader(s.config)), int64(len(s.config)), nil
+	if content, size, found := s.config(info.Digest); found {
+		return content, size, nil
+	}
+	if s.presentOnly {
+		return nil, 0, errLayerWanted
 	}
 	s.answers.Add(1)
 	stream, size, err := s.ImageSource.GetBlob(ctx, info, cache)
@@ -172,7 +209,7 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
 		return fmt.Errorf("image config: its digest is %s, not %s", got, info.Digest)
 	}
-	s.config, s.digest = raw, info.Digest
+	s.Config, s.ConfigDigest = raw, info.Digest
 	return nil
 }
 
@@ -180,13 +217,13 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 // instance, before anything is fetched on its word; asks the signature policy; and
 // checks the config.
 func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, src types.ImageSource) (*inspected, error) {
-	seen := &inspected{ImageSource: src, manifests: map[digest.Digest]document{}}
+	seen := &inspected{ImageSource: src, documents: documents{Manifests: map[digest.Digest]document{}}}
 	unparsed := image.UnparsedInstance(src, nil)
 	raw, mediaType, err := unparsed.Manifest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	seen.manifests[""] = document{raw, mediaType}
+	seen.Manifests[""] = document{raw, mediaType}
 	if manifest.MIMETypeIsMultiImage(mediaType) {
 		chosen, err := chooseInstance(sys, raw, mediaType)
 		if err != nil {
@@ -200,7 +237,7 @@ func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.Po
 		if manifest.MIMETypeIsMultiImage(mediaType) {
 			return nil, fmt.Errorf("image index: %w: it leads to another index", fault.Invalid)
 		}
-		seen.manifests[chosen] = document{raw, mediaType}
+		seen.Manifests[chosen] = document{raw, mediaType}
 	}
 	parsed, err := manifest.FromBlob(raw, mediaType)
 	if err != nil {

@@ -8,7 +8,9 @@
 // An image's id is the 64 hexadecimal digits under which containers/storage
 // keeps it (the digest of its config), and it is the same string in Images,
 // Image and Pull. A pull is bounded in time, ends with nothing temporary left,
-// and sends credentials to the registry they are for and nowhere else.
+// and sends credentials to the registry they are for and nowhere else. This
+// process fetches; layers are decompressed and unpacked by a confined one
+// (docs/decisions/0019-pull-worker.md).
 //
 // # Root file systems
 //
@@ -53,13 +55,14 @@ import (
 //	}
 //
 // containers/storage starts its own program again to work in other directories
-// or namespaces; there Init does that work and says true. It also makes the two
-// libraries log through slog.
+// or namespaces, and crius to copy an image; there Init does that work and says
+// true. It also makes the two libraries log through slog.
 func Init() bool {
+	reexec.Register(workerName, work)
 	if reexec.Init() {
 		return true
 	}
-	captureLogs()
+	captureLogs(logLibrary)
 	return false
 }
 
@@ -67,6 +70,7 @@ func Init() bool {
 // concurrent use.
 type Store struct {
 	cfg          Config
+	options      types.StoreOptions // of store
 	store        cstorage.Store
 	locks        *locks
 	images       *catalog
@@ -153,7 +157,7 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals, largeWindows: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals, largeWindows: make(chan struct{}, 1)}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.debris = newDebris(lib, locks)
 	s.holds = newHolds(lib, locks, s.debris, lock)

@@ -36,6 +36,9 @@ func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error
 }
 
 func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
+	if err := trace.Do(ctx, "sweep staging directories", d.sweepStaging); err != nil {
+		return err
+	}
 	orphans, err := d.orphans()
 	if err != nil {
 		return err
@@ -53,6 +56,23 @@ func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
 		}
 	}
+	return err
+}
+
+// sweepStaging has the library delete the directories in which workers that died
+// were unpacking: it does so whenever it reads layer records that others may have
+// written.
+func (d *debris) sweepStaging(ctx context.Context) error {
+	if err := d.locks.await(ctx, toWrite); err != nil {
+		return err
+	}
+	lock, err := lockfile.GetLockFile(filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-layers", "layers.lock"))
+	if err != nil {
+		return err
+	}
+	lock.Lock()
+	_, err = lock.RecordWrite()
+	lock.Unlock()
 	return err
 }
 

@@ -1,0 +1,217 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// confine takes from the calling thread, for good, what copying an image does not
+// need. Programs that the thread starts inherit the rest: they get no privileges
+// back, have the capabilities of unpackingNeeds, make none of the system calls in
+// refusedCalls, and change files only below the directories writable.
+//
+// A kernel without Landlock (5.19 has what is needed) leaves out the last.
+func confine(writable []string) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return os.NewSyscallError("prctl(PR_SET_NO_NEW_PRIVS)", err)
+	}
+	if err := writeOnlyBelow(writable); err != nil {
+		return err
+	}
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	return refuseCalls()
+}
+
+// unpackingNeeds are the capabilities without which some layers cannot be
+// unpacked: owners, modes and file capabilities of any kind, devices, the unpacking
+// process's chroot, and trusted.overlay.* attributes, which want CAP_SYS_ADMIN.
+const unpackingNeeds uint32 = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_MKNOD | 1<<unix.CAP_SETFCAP | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_CHROOT
+
+func dropCapabilities() error {
+	for c := uintptr(0); ; c++ {
+		if err := unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
+			break // the kernel has no more
+		}
+		if unpackingNeeds>>c&1 != 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return os.NewSyscallError("prctl(PR_CAPBSET_DROP)", err)
+		}
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return os.NewSyscallError("capget", err)
+	}
+	keep := [2]unix.CapUserData{}
+	keep[0].Permitted = have[0].Permitted & unpackingNeeds
+	keep[0].Effective = keep[0].Permitted
+	return os.NewSyscallError("capset", unix.Capset(&header, &keep[0]))
+}
+
+// Rights of Landlock. What its first version lacks is asked for where there is it.
+const (
+	writeFile = unix.LANDLOCK_ACCESS_FS_WRITE_FILE
+	changes   = writeFile | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+	withRefer    = 2 // version; before it no file can be moved between directories
+	withTruncate = 3
+)
+
+// writeOnlyBelow lets the calling thread change files below the directories only,
+// and not mount at all.
+func writeOnlyBelow(dirs []string) error {
+	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 || version < withRefer {
+		return nil
+	}
+	attributes := unix.LandlockRulesetAttr{Handled_access_fs: changes}
+	if version >= withTruncate {
+		attributes.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	size := unsafe.Sizeof(attributes.Handled_access_fs) // all of it that the first version knows
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), size, 0)
+	if errno != 0 {
+		return os.NewSyscallError("landlock_create_ruleset", errno)
+	}
+	rules := int(fd)
+	defer unix.Close(rules)
+	for _, dir := range dirs {
+		if err := allowBelow(rules, dir, attributes.Handled_access_fs); err != nil {
+			return err
+		}
+	}
+	// Programs that are started without output open it.
+	if err := allowBelow(rules, os.DevNull, attributes.Handled_access_fs&(writeFile|unix.LANDLOCK_ACCESS_FS_TRUNCATE)); err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); errno != 0 {
+		return os.NewSyscallError("landlock_restrict_self", errno)
+	}
+	return nil
+}
+
+func allowBelow(rules int, path string, rights uint64) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
+	_, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("landlock_add_rule %s: %w", path, errno)
+	}
+	return nil
+}
+
+// refusedCalls lead to networks and local services, other processes and namespaces,
+// mounts, and into parts of the kernel that unpacking has nothing to do with. To
+// refuse these, and not all but those in use, leaves Go's runtime and the libraries
+// free to call what their next versions will. Capabilities refuse the others.
+var refusedCalls = []uint32{
+	unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD,
+	unix.SYS_SETNS, unix.SYS_UNSHARE,
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_MOUNT_SETATTR,
+	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_IO_URING_SETUP,
+	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
+	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
+}
+
+// refuseCalls has the kernel answer EPERM to refusedCalls, to all calls of another
+// architecture, and to new threads and processes with namespaces of their own, other
+// than the PID namespace in which the worker starts. It does nothing on
+// architectures where nobody has tried it.
+func refuseCalls() error {
+	architecture, known := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
+	if !known {
+		return nil
+	}
+	filter := callFilter(architecture)
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+	return os.NewSyscallError("prctl(PR_SET_SECCOMP)", err)
+}
+
+// callFilter is the program for seccomp(2). It looks into struct seccomp_data, where
+// the call's number is at 0, its architecture at 4 and its first argument at 16.
+func callFilter(architecture uint32) []unix.SockFilter {
+	const (
+		load       = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal      = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		atLeast    = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+		hasAny     = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+		answer     = unix.BPF_RET | unix.BPF_K
+		x32        = 0x40000000 // amd64 has a second set of numbers from here on
+		namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWNET
+		refuse     = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+		lack       = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS) // so that clone is called instead, which can be looked into
+	)
+	filter := []unix.SockFilter{
+		{Code: load, K: 4},
+		{Code: equal, K: architecture, Jt: 1},
+		{Code: answer, K: refuse},
+		{Code: load, K: 0},
+		{Code: atLeast, K: x32, Jf: 1},
+		{Code: answer, K: refuse},
+		{Code: equal, K: unix.SYS_CLONE3, Jf: 1},
+		{Code: answer, K: lack},
+	}
+	for _, call := range refusedCalls {
+		filter = append(filter, unix.SockFilter{Code: equal, K: call, Jf: 1}, unix.SockFilter{Code: answer, K: refuse})
+	}
+	return append(filter,
+		unix.SockFilter{Code: equal, K: unix.SYS_CLONE, Jf: 3},
+		unix.SockFilter{Code: load, K: 16},
+		unix.SockFilter{Code: hasAny, K: namespaces, Jf: 1},
+		unix.SockFilter{Code: answer, K: refuse},
+		unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ALLOW})
+}
+
+// Limits of a worker and of each process that it starts.
+const (
+	workerMemory = 1 << 30 // bytes of the process's own; a program in Go ends there
+	workerFiles  = 1024
+)
+
+// limit sets the limits of a worker.
+func limit(pid int) error {
+	limits := map[int]uint64{unix.RLIMIT_DATA: workerMemory, unix.RLIMIT_NOFILE: workerFiles, unix.RLIMIT_CORE: 0}
+	if raceDetector() { // which takes terabytes by that measure
+		delete(limits, unix.RLIMIT_DATA)
+	}
+	for resource, most := range limits {
+		if err := unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil); err != nil {
+			return os.NewSyscallError("prlimit", err)
+		}
+	}
+	// The kernel shall end a pull, which can be repeated, before anything else.
+	path := fmt.Sprintf("/proc/%d/oom_score_adj", pid)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("1000")
+	return errors.Join(err, f.Close())
+}
+
+// raceDetector tells whether this program was built with it.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}

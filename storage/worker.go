@@ -1,0 +1,423 @@
+package storage
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	imagetransport "go.podman.io/image/v5/storage"
+	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+	storagetypes "go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// workerName is the name under which Init copies an image.
+const workerName = "crius-pull-worker"
+
+// Descriptors of a worker beside its standard ones.
+const (
+	workerSocket = 3 // to the server
+	workerJob    = 4 // the job's lock: nobody sweeps what a worker may still write
+)
+
+// pullOrder is what a worker reads from its standard input: an image that the
+// server has inspected, and where it goes.
+type pullOrder struct {
+	documents
+	Name       string // with registry, and tag or digest
+	Signatures [][]byte
+	Store      storagetypes.StoreOptions
+	Temporary  string // directory for large files
+	Parallel   int    // layers
+}
+
+// workerMessage is what a worker writes to its socket, a line each: one of these.
+type workerMessage struct {
+	Event  *blobEvent   `json:",omitempty"` // of a blob that is not fetched, or the end of one that is
+	Fetch  *blobEvent   `json:",omitempty"` // a question, to which a pipe that brings frames is the answer
+	Log    *loggedLine  `json:",omitempty"`
+	Copied string       `json:",omitempty"` // id of the image; the last message
+	Failed *copyFailure `json:",omitempty"` // the last message
+}
+
+// blobEvent is types.ProgressProperties without what the image adds to it.
+type blobEvent struct {
+	Event  types.ProgressEvent
+	Digest digest.Digest
+	Size   int64
+	Update uint64
+}
+
+type loggedLine struct {
+	Level slog.Level
+	Text  string
+}
+
+// copyFailure is an error on its way to the server.
+type copyFailure struct {
+	Text  string
+	Kinds []int // indexes of carriedErrors
+	Fetch int   // number of the fetch that has failed, from 1; 0: none has
+}
+
+// carriedErrors are those by which the server decides.
+var carriedErrors = []error{
+	fault.Invalid, fault.NotFound, fault.Precondition, fault.Unavailable, fault.Timeout, fault.Exhausted, fault.Denied,
+	cstorage.ErrLayerUnknown, cstorage.ErrImageUnknown, cstorage.ErrParentUnknown,
+	cstorage.ErrNotAnImage, cstorage.ErrNotALayer, cstorage.ErrNotAnID,
+	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT,
+}
+
+// A fetch is frames: a byte for the kind, four for the number of bytes that follow.
+const (
+	frameHeader = 5
+	frameSize   = 's' // of the blob, 8 bytes; the first frame
+	frameData   = 'd' // empty: the blob is complete
+	frameError  = 'e' // text; the last frame
+)
+
+const maxMessage = 64 << 10 // bytes of a worker's message
+
+// work copies an image as a worker process, confined by the server that has started
+// it, and ends the process. It ends early with the server.
+func work() {
+	unix.CloseOnExec(workerSocket)
+	unix.CloseOnExec(workerJob)
+	socket := os.NewFile(workerSocket, "server")
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pull worker:", err)
+		os.Exit(1)
+	}
+	_ = socket.Close()
+	w := &worker{conn: conn.(*net.UnixConn), pipes: make(chan *os.File)}
+	captureLogs(func(_ context.Context, level slog.Level, text string) {
+		w.send(workerMessage{Log: &loggedLine{level, text}})
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	go w.listen(cancel)
+	if id, err := w.copy(ctx); err != nil {
+		w.send(workerMessage{Failed: failureOf(err)})
+	} else {
+		w.send(workerMessage{Copied: id})
+	}
+	os.Exit(0)
+}
+
+// worker is the worker's side of the socket.
+type worker struct {
+	conn  *net.UnixConn
+	pipes chan *os.File // the server's answers
+
+	sending sync.Mutex
+
+	fetching sync.Mutex // one question at a time
+	fetches  int
+}
+
+// send ends the process if the server is gone.
+func (w *worker) send(m workerMessage) {
+	line, err := json.Marshal(m)
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if err == nil {
+		_, err = w.conn.Write(append(line, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pull worker:", err)
+		os.Exit(1)
+	}
+}
+
+// listen takes the server's answers. The server calls the copy off by sending no
+// more.
+func (w *worker) listen(cancel context.CancelFunc) {
+	defer cancel()
+	defer close(w.pipes)
+	var text [1]byte
+	rights := make([]byte, unix.CmsgSpace(4))
+	for {
+		_, n, _, _, err := w.conn.ReadMsgUnix(text[:], rights)
+		if err != nil {
+			return
+		}
+		messages, err := unix.ParseSocketControlMessage(rights[:n])
+		if err != nil || len(messages) != 1 {
+			return
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil || len(fds) != 1 {
+			return
+		}
+		w.pipes <- os.NewFile(uintptr(fds[0]), "layer")
+	}
+}
+
+func (w *worker) copy(ctx context.Context) (string, error) {
+	var order pullOrder
+	if err := json.NewDecoder(bufio.NewReader(os.Stdin)).Decode(&order); err != nil {
+		return "", fmt.Errorf("read order: %w", err)
+	}
+	named, err := reference.ParseNamed(order.Name)
+	if err != nil {
+		return "", err
+	}
+	ref, err := docker.NewReference(named)
+	if err != nil {
+		return "", err
+	}
+	// The server has mounted it.
+	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, driverName+".skip_mount_home=true")
+	store, err := cstorage.GetStore(order.Store)
+	if err != nil {
+		return "", fmt.Errorf("open image store: %w", err)
+	}
+	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
+	events := make(chan types.ProgressProperties, 64)
+	var reporting sync.WaitGroup
+	reporting.Go(func() { w.report(events, order.ConfigDigest) })
+	src := &handedReference{ImageReference: ref, source: handedSource{documents: order.documents, ref: ref, signatures: order.Signatures, worker: w}}
+	id, err := copyImage(ctx, store, named, src, sys, copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events})
+	close(events)
+	reporting.Wait()
+	return id, err
+}
+
+// report sends events on, except those of fetches, of which the server knows. For it
+// counts each byte as it comes, which would be a message each.
+func (w *worker) report(events <-chan types.ProgressProperties, config digest.Digest) {
+	for p := range events {
+		event := blobEvent{p.Event, p.Artifact.Digest, p.Artifact.Size, p.OffsetUpdate}
+		if event.Digest != config {
+			if event.Event == types.ProgressEventNewArtifact || event.Event == types.ProgressEventRead {
+				continue
+			}
+			event.Update = 0
+		}
+		w.send(workerMessage{Event: &event})
+	}
+}
+
+// fetch asks the server for a blob.
+func (w *worker) fetch(info types.BlobInfo) (*fetched, error) {
+	w.fetching.Lock()
+	defer w.fetching.Unlock()
+	w.fetches++
+	w.send(workerMessage{Fetch: &blobEvent{Digest: info.Digest, Size: info.Size}})
+	pipe, ok := <-w.pipes
+	if !ok {
+		return nil, errServerGone
+	}
+	return &fetched{pipe: pipe, number: w.fetches}, nil
+}
+
+var errServerGone = errors.New("the server has called the pull off")
+
+// fetched is a blob as the server sends it.
+type fetched struct {
+	pipe   *os.File
+	number int
+	left   int // bytes of the frame
+	err    error
+}
+
+// fetchError is the error of a fetch, which the server knows better.
+type fetchError struct {
+	number int
+	text   string
+}
+
+func (e *fetchError) Error() string { return e.text }
+
+// size reads the first frame.
+func (f *fetched) size() (int64, error) {
+	kind, n, err := f.frame()
+	if err != nil {
+		return 0, err
+	}
+	var size [8]byte
+	if kind != frameSize || n != len(size) {
+		return 0, fmt.Errorf("layer from the server: unexpected frame %q of %d bytes", kind, n)
+	}
+	if _, err := io.ReadFull(f.pipe, size[:]); err != nil {
+		return 0, errServerGone
+	}
+	return int64(binary.BigEndian.Uint64(size[:])), nil
+}
+
+// frame reads the header of a frame; one that tells an error becomes that error.
+func (f *fetched) frame() (kind byte, n int, err error) {
+	var header [frameHeader]byte
+	if _, err := io.ReadFull(f.pipe, header[:]); err != nil {
+		return 0, 0, errServerGone
+	}
+	kind, n = header[0], int(binary.BigEndian.Uint32(header[1:]))
+	if kind != frameError {
+		return kind, n, nil
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(f.pipe, text); err != nil {
+		return 0, 0, errServerGone
+	}
+	return 0, 0, &fetchError{f.number, string(text)}
+}
+
+// Read implements io.Reader.
+func (f *fetched) Read(p []byte) (int, error) {
+	if f.left == 0 && f.err == nil {
+		_, f.left, f.err = f.frame()
+		if f.left == 0 && f.err == nil {
+			f.err = io.EOF
+		}
+	}
+	if f.err != nil {
+		return 0, f.err
+	}
+	n, err := f.pipe.Read(p[:min(len(p), f.left)])
+	f.left -= n
+	if err != nil {
+		f.err = errServerGone
+	}
+	return n, f.err
+}
+
+// Close implements io.Closer.
+func (f *fetched) Close() error { return f.pipe.Close() }
+
+// handedReference leads to a handedSource.
+type handedReference struct {
+	types.ImageReference
+	source handedSource
+}
+
+// NewImageSource implements types.ImageReference.
+func (r *handedReference) NewImageSource(context.Context, *types.SystemContext) (types.ImageSource, error) {
+	return &r.source, nil
+}
+
+// handedSource is an image that the server has inspected and fetches.
+type handedSource struct {
+	documents
+	ref        types.ImageReference
+	signatures [][]byte
+	worker     *worker
+}
+
+// Reference implements types.ImageSource.
+func (s *handedSource) Reference() types.ImageReference { return s.ref }
+
+// Close implements types.ImageSource.
+func (s *handedSource) Close() error { return nil }
+
+// HasThreadSafeGetBlob implements types.ImageSource.
+func (s *handedSource) HasThreadSafeGetBlob() bool { return true }
+
+// GetBlob implements types.ImageSource.
+func (s *handedSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	if content, size, found := s.config(info.Digest); found {
+		return content, size, nil
+	}
+	stream, err := s.worker.fetch(info)
+	if err != nil {
+		return nil, 0, err
+	}
+	size, err := stream.size()
+	if err != nil {
+		_ = stream.Close()
+		return nil, 0, err
+	}
+	return stream, size, nil
+}
+
+// GetSignatures implements types.ImageSource.
+func (s *handedSource) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
+	return s.signatures, nil
+}
+
+// LayerInfosForCopy implements types.ImageSource.
+func (s *handedSource) LayerInfosForCopy(context.Context, *digest.Digest) ([]types.BlobInfo, error) {
+	return nil, nil
+}
+
+// failureOf makes of an error what its message has room for.
+func failureOf(err error) *copyFailure {
+	failure := &copyFailure{Text: err.Error()}
+	if most := maxMessage / 8; len(failure.Text) > most { // a byte may take six in JSON
+		failure.Text = failure.Text[:most]
+	}
+	for i, kind := range carriedErrors {
+		if errors.Is(err, kind) {
+			failure.Kinds = append(failure.Kinds, i)
+		}
+	}
+	if fetch := new(fetchError); errors.As(err, &fetch) {
+		failure.Fetch = fetch.number
+	}
+	return failure
+}
+
+// copyFailed is a copyFailure that has arrived.
+type copyFailed struct {
+	text  string
+	cause error // what its kind is found by
+}
+
+func (e *copyFailed) Error() string { return e.text }
+func (e *copyFailed) Unwrap() error { return e.cause }
+
+// arrived is the worker's error; fetch is the error of the n-th fetch, or nil.
+func (f *copyFailure) arrived(fetch func(n int) error) error {
+	if cause := fetch(f.Fetch); cause != nil {
+		return &copyFailed{f.Text, cause}
+	}
+	var kinds []error
+	for _, i := range f.Kinds {
+		if i >= 0 && i < len(carriedErrors) {
+			kinds = append(kinds, carriedErrors[i])
+		}
+	}
+	return &copyFailed{f.Text, errors.Join(kinds...)}
+}
+
+// copyImage copies src, about which the signature policy has been asked, into a
+// store under name, and returns its id.
+func copyImage(ctx context.Context, store cstorage.Store, name reference.Named, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
+	policy, err := acceptAnything()
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = policy.Destroy() }()
+	dest, err := imagetransport.Transport.NewStoreReference(store, name, "")
+	if err != nil {
+		return "", err
+	}
+	var stored types.ImageReference
+	options.SourceCtx, options.DestinationCtx = sys, sys
+	options.PreferGzipInstances = types.OptionalBoolFalse // chooses as inspect did, or finds no manifest
+	options.ProgressInterval = 1                          // every read
+	options.ReportResolvedReference = &stored
+	if _, err := copy.Image(ctx, policy, dest, src, &options); err != nil {
+		return "", err
+	}
+	_, record, err := imagetransport.ResolveReference(stored)
+	if err != nil {
+		return "", err
+	}
+	return record.ID, nil
+}

@@ -1,0 +1,325 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// workers are the pids of the workers that pull into the node's store.
+func (n *node) workers() (pids []int) {
+	n.t.Helper()
+	jobs, err := filepath.Glob(fmt.Sprintf("/proc/[0-9]*/fd/%d", workerJob))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, job := range jobs {
+		dir := filepath.Dir(filepath.Dir(job))
+		target, _ := os.Readlink(job)
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if string(cmdline) != workerName+"\x00" || !strings.HasPrefix(target, n.cfg.Root+"/") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// stalledWorker begins a pull whose last layer does not come, and returns its worker.
+func (n *node) stalledWorker(req PullRequest, r *registry.Registry, stalled string, begin func(PullRequest)) (pid int) {
+	n.t.Helper()
+	r.Inject(registry.Fault{Path: "/blobs/" + stalled, Do: registry.Stall(100 << 10)})
+	begin(req)
+	wait.For(n.t, "the worker to have a part of a layer", func() bool {
+		asked := slices.ContainsFunc(r.Requests(), func(q registry.Request) bool { return strings.Contains(q.Path, stalled) })
+		return asked && len(n.workers()) == 1
+	})
+	return n.workers()[0]
+}
+
+func procFile(t testing.TB, pid int, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// A worker has the privileges that docs/security.md says, and no secret of the
+// request anywhere.
+func TestPullWorkerIsConfined(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 1000, 400<<10)
+	r := serve(t, "app", "1", a)
+	r.Require(registry.Auth{Username: "joe", Password: "correct horse"})
+	ctx, cancel := context.WithCancel(testContext(t))
+	ended := make(chan error, 1)
+	pid := n.stalledWorker(PullRequest{Image: r.Addr() + "/app:1", Auth: passwordOf("joe", "correct horse")}, r, layerDigest(a, 1), func(req PullRequest) {
+		go func() {
+			_, err := n.Pull(ctx, req)
+			ended <- err
+		}()
+	})
+	status := procFile(t, pid, "status")
+	const caps = "000000008824001b" // chown, dac_override, fowner, fsetid, sys_chroot, sys_admin, mknod, setfcap
+	for _, want := range []string{
+		"CapInh:\t0000000000000000", "CapPrm:\t" + caps, "CapEff:\t" + caps, "CapBnd:\t" + caps, "CapAmb:\t0000000000000000",
+		"NoNewPrivs:\t1", "Seccomp:\t2",
+	} {
+		if !strings.Contains(status, want+"\n") {
+			t.Errorf("the worker's status lacks %q:\n%s", want, status)
+		}
+	}
+	if got := procFile(t, pid, "oom_score_adj"); got != "1000\n" {
+		t.Errorf("oom_score_adj %q", got)
+	}
+	limits := strings.Join(strings.Fields(procFile(t, pid, "limits")), " ")
+	data := "Max data size 1073741824 1073741824 bytes"
+	if raceDetector() {
+		data = "Max data size unlimited unlimited bytes"
+	}
+	for _, want := range []string{data, "Max core file size 0 0 bytes", "Max open files 1024 1024 files"} {
+		if !strings.Contains(limits, want) {
+			t.Errorf("the worker's limits lack %q: %s", want, limits)
+		}
+	}
+	var names []string
+	for variable := range strings.SplitSeq(strings.TrimRight(procFile(t, pid, "environ"), "\x00"), "\x00") {
+		name, _, _ := strings.Cut(variable, "=")
+		names = append(names, name)
+	}
+	if want := []string{"PATH", "_CONTAINERS_OVERLAY_DISABLE_IDMAP", "GOMEMLIMIT", "GOGC"}; !slices.Equal(names, want) {
+		t.Errorf("the worker's environment has %q, want %q", names, want)
+	}
+	if got := procFile(t, pid, "cmdline"); got != workerName+"\x00" {
+		t.Errorf("cmdline %q", got)
+	}
+	if !regexp.MustCompile(`(?m)^NSpid:.*\t1$`).MatchString(status) {
+		t.Errorf("the worker is not the first process of a PID namespace:\n%s", status)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled pull: %v", err)
+	}
+	if left := n.workers(); len(left) > 0 {
+		t.Errorf("workers %d are left", left)
+	}
+	n.empty()
+}
+
+// What a worker's thread can still do.
+func TestConfine(t *testing.T) {
+	t.Parallel()
+	inside, outside := t.TempDir(), t.TempDir()
+	file := filepath.Join(outside, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := map[string]func() error{
+		"create outside":   func() error { return os.WriteFile(filepath.Join(outside, "new"), nil, 0o600) },
+		"write outside":    func() error { return os.WriteFile(file, nil, 0o600) },
+		"remove outside":   func() error { return unix.Unlink(file) },
+		"move in":          func() error { return unix.Rename(file, filepath.Join(inside, "moved")) },
+		"link in":          func() error { return unix.Link(file, filepath.Join(inside, "linked")) },
+		"connect":          func() error { _, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); return err },
+		"mount":            func() error { return unix.Mount(inside, inside, "", unix.MS_BIND, "") },
+		"new namespace":    func() error { return unix.Unshare(unix.CLONE_NEWNS) },
+		"join a namespace": func() error { return unix.Setns(0, unix.CLONE_NEWNS) },
+		"trace the server": func() error { return unix.PtraceAttach(os.Getppid()) },
+	}
+	allowed := map[string]func() error{
+		"create":  func() error { return os.WriteFile(filepath.Join(inside, "own"), []byte("x"), 0o600) },
+		"move":    func() error { return os.Rename(filepath.Join(inside, "own"), filepath.Join(inside, "other")) },
+		"chown":   func() error { return os.Chown(filepath.Join(inside, "other"), 1, 1) },
+		"xattr":   func() error { return unix.Setxattr(inside, "trusted.overlay.opaque", []byte("y"), 0) },
+		"device":  func() error { return unix.Mknod(filepath.Join(inside, "null"), unix.S_IFCHR, int(unix.Mkdev(1, 3))) },
+		"discard": func() error { return os.WriteFile(os.DevNull, nil, 0) },
+	}
+	err := thread.Run(func() error {
+		if err := confine([]string{inside}); err != nil {
+			return err
+		}
+		for what, try := range refused {
+			if err := try(); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EXDEV) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		for _, what := range []string{"create", "move", "chown", "xattr", "device", "discard"} {
+			if err := allowed[what](); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Errorf("another thread is confined, too: %v", err)
+	}
+}
+
+// Whatever kills a worker, the pull fails in a way that has the kubelet try again,
+// and nothing is left.
+func TestKilledPullWorker(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 1000, 400<<10)
+	r := serve(t, "app", "1", a)
+	ended := make(chan error, 1)
+	pid := n.stalledWorker(PullRequest{Image: r.Addr() + "/app:1"}, r, layerDigest(a, 1), func(req PullRequest) {
+		go func() {
+			_, err := n.Pull(testContext(t), req)
+			ended <- err
+		}()
+	})
+	n.waitLayers(1)                                                                      // the first one is unpacked
+	for _, place := range []string{"root/overlay/tempdirs", "root/overlay-layers/tmp"} { // as of one that is being unpacked
+		if err := os.MkdirAll(filepath.Join(n.dir, place, "temp-dir-1"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		n.write(place+"/lock-1", "")
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	err := <-ended
+	if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "killed") || strings.Contains(err.Error(), "registry") {
+		t.Errorf("%v", err)
+	}
+	n.empty()
+	r.Heal()
+	n.pull(r.Addr() + "/app:1")
+	n.noDebris()
+}
+
+// A worker ends with its server, and the next start sweeps what both have left.
+func TestPullWorkerEndsWithServer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 1000, 400<<10)
+	r := serve(t, "app", "1", a)
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var server *child
+	n.stalledWorker(PullRequest{Image: r.Addr() + "/app:1"}, r, layerDigest(a, 1), func(req PullRequest) {
+		server = n.child("pull", req.Image)
+	})
+	server.kill()
+	wait.For(t, "the worker to end", func() bool { return len(n.workers()) == 0 })
+	n.open()
+	n.empty()
+	r.Heal()
+	n.pull(r.Addr() + "/app:1")
+}
+
+// An image that is present is pulled without a worker, which none could be here.
+func TestPresentImageNeedsNoWorker(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := motd(t, "here already")
+	r := serve(t, "repo", "1", a)
+	r.Push("repo", "2", a)
+	r.Push("repo", "new", motd(t, "new"))
+	n.pull(r.Addr() + "/repo:1")
+	n.Store.options.GraphDriverOptions = []string{"overlay.nonsense=1"} // none can open the store
+	n.pull(r.Addr() + "/repo:1")
+	if img := n.pull(r.Addr() + "/repo:2"); len(img.RepoTags) != 2 {
+		t.Errorf("tags %q", img.RepoTags)
+	}
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/repo:new"}); err == nil {
+		t.Error("a worker has opened the store all the same")
+	}
+}
+
+// Errors mean the same on both sides of the socket.
+func TestErrorsFromWorker(t *testing.T) {
+	t.Parallel()
+	fetched := errors.New("of the registry")
+	fetch := func(n int) error {
+		if n == 2 {
+			return fetched
+		}
+		return nil
+	}
+	for _, err := range append([]error{&fetchError{2, "text"}, errors.New("other")}, carriedErrors...) {
+		got := failureOf(fmt.Errorf("step: %w", err)).arrived(fetch)
+		if got.Error() != "step: "+err.Error() {
+			t.Errorf("%v has become %v", err, got)
+		}
+		for _, kind := range append([]error{fetched}, carriedErrors...) {
+			want := errors.Is(err, kind) || kind == fetched && errors.As(err, new(*fetchError))
+			if errors.Is(got, kind) != want {
+				t.Errorf("%v is %v: %t", got, kind, !want)
+			}
+		}
+	}
+	refused := func(int) error { return fmt.Errorf("layer: %w", &httpError{StatusCode: 503}) }
+	if got := (&copyFailure{Text: "copy: layer", Fetch: 1}).arrived(refused); !slices.Contains(kinds(got), fault.Unavailable) {
+		t.Errorf("the status of the registry's answer is lost: %v", kinds(got))
+	}
+	if hostile := (&copyFailure{Kinds: []int{-1, len(carriedErrors)}, Fetch: -1}).arrived(fetch); len(kinds(hostile)) > 0 {
+		t.Errorf("%v", kinds(hostile))
+	}
+}
+
+// httpError has its status where one of the library's types has it.
+type httpError struct{ StatusCode int }
+
+func (e *httpError) Error() string { return fmt.Sprint(e.StatusCode) }
+
+// What a worker that was taken over writes ends its pull, and no more.
+func TestHostileWorker(t *testing.T) {
+	t.Parallel()
+	for what, line := range map[string]string{
+		"nonsense":      "nonsense\n",
+		"nothing":       "",
+		"endless line":  strings.Repeat("x", 2*maxMessage),
+		"empty message": "{}\n",
+		"half":          `{"Copied":`,
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+		conn, err := net.FileConn(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = io.WriteString(theirs, line) // all of it may not be wanted
+			theirs.Close()
+		}()
+		w := &workerProcess{conn: conn.(*net.UnixConn)}
+		if last := w.serve(testContext(t)); last != (workerMessage{}) {
+			t.Errorf("%s: %+v", what, last)
+		}
+		conn.Close()
+		ours.Close()
+	}
+}
