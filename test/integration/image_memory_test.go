@@ -1,0 +1,100 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
+)
+
+// An image that takes more memory to unpack than a pull may have ends the process
+// that copies it, and not the server.
+func TestImageThatTakesTooMuchMemory(t *testing.T) {
+	t.Parallel()
+	n, err := node.New(t.Context(), node.Options{
+		Config: "[image]\nparallel_layers = 16\n",
+		Env:    []string{"PATH=" + pathWithout(t, "zstd")}, // which would decompress in processes of its own
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server := n.PID()
+	var layers []image.Layer
+	for i := range 16 {
+		blob := wideLayer(i)
+		layers = append(layers, image.Layer{Blob: blob, Digest: digest.FromBytes(blob), DiffID: digest.FromString(fmt.Sprint(i))})
+	}
+	greedy, err := image.Image{Layers: layers}.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Registry.Push("greedy", "latest", greedy)
+	pull := func(repo string) error {
+		_, err := n.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/" + repo + ":latest"}})
+		return err
+	}
+	err = pull("greedy")
+	wantCode(t, err, codes.InvalidArgument)
+	if err != nil && !strings.Contains(err.Error(), "memory to unpack") {
+		t.Errorf("%v", err)
+	}
+	modest, err := image.Image{}.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Registry.Push("modest", "latest", modest)
+	if err := pull("modest"); err != nil {
+		t.Error(err)
+	}
+	if n.PID() != server {
+		t.Error("the server has ended")
+	}
+}
+
+// wideLayer is a zstd frame that asks for a window of 128 MiB (RFC 8878, 3.1.1.1)
+// and fills it, in blocks that repeat a byte.
+func wideLayer(i int) []byte {
+	const window, block = 128 << 20, 128 << 10
+	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 17 << 3}
+	for filled := block; filled <= window; filled += block {
+		header := block<<3 | 1<<1
+		if filled == window {
+			header |= 1
+		}
+		frame = append(frame, byte(header), byte(header>>8), byte(header>>16), byte(i))
+	}
+	return frame
+}
+
+// pathWithout is a PATH with all programs but one.
+func pathWithout(t *testing.T, name string) string {
+	t.Helper()
+	programs := t.TempDir()
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if e.Name() == name {
+				continue
+			}
+			if err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(programs, e.Name())); err != nil && !os.IsExist(err) {
+				t.Fatal(err)
+			}
+		}
+	}
+	return programs
+}
