@@ -24,11 +24,12 @@ func alphaDesc(v1 grpc.ServiceDesc) *grpc.ServiceDesc {
 
 // registerCRI serves both objects under both names.
 func registerCRI(r grpc.ServiceRegistrar, runtime *runtimeService, images *imageService) {
-	runtimeDesc := withListings(cri.RuntimeService_ServiceDesc)
+	runtimeDesc := decoded(withListings(cri.RuntimeService_ServiceDesc))
+	imageDesc := decoded(cri.ImageService_ServiceDesc)
 	r.RegisterService(&runtimeDesc, runtime)
-	r.RegisterService(&cri.ImageService_ServiceDesc, images)
+	r.RegisterService(&imageDesc, images)
 	r.RegisterService(alphaDesc(runtimeDesc), runtime)
-	r.RegisterService(alphaDesc(cri.ImageService_ServiceDesc), images)
+	r.RegisterService(alphaDesc(imageDesc), images)
 }
 
 // apiVersion tells under which name the running RPC was called. It asks the

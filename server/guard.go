@@ -28,7 +28,7 @@ func guardUnary(tracer *trace.Tracer) grpc.UnaryServerInterceptor {
 }
 
 func guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return guard(ss.Context(), nil, func() error { return handler(srv, ss) })
+	return guard(ss.Context(), nil, func() error { return handler(srv, decodedStream{ss}) })
 }
 
 // guard surrounds every RPC: log(translate(recover(call))).

@@ -1,0 +1,67 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// A request that cannot be decoded is the client's mistake, as one with a bad field
+// is. gRPC answers it with Internal, which is kept for defects of crius, and does so
+// before a handler could say otherwise. So what codec does not understand is no error
+// to gRPC: it is left in the envelope of the request.
+
+// envelope is a message to decode, and why it could not be.
+type envelope struct {
+	message any
+	err     error
+}
+
+// Unmarshal is for requests in envelopes.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	e, ok := v.(*envelope)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	if err := c.CodecV2.Unmarshal(data, e.message); err != nil {
+		e.err = fmt.Errorf("request cannot be decoded: %w: %w", err, fault.Invalid)
+	}
+	return nil
+}
+
+// open decodes a request by a function of gRPC.
+func open(decode func(any) error, req any) error {
+	e := envelope{message: req}
+	if err := decode(&e); err != nil {
+		return err
+	}
+	return e.err
+}
+
+// decoded is a service whose methods get their requests out of envelopes. Those of
+// streams are in a decodedStream.
+func decoded(service grpc.ServiceDesc) grpc.ServiceDesc {
+	service.Methods = slices.Clone(service.Methods)
+	for i := range service.Methods {
+		handler := service.Methods[i].Handler
+		service.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			return handler(srv, ctx, func(req any) error {
+				err := statusOf(open(decode, req))
+				if err != nil { // and no interceptor hears of it
+					logCall(ctx, nil, 0, err)
+				}
+				return err
+			}, interceptor)
+		}
+	}
+	return service
+}
+
+type decodedStream struct{ grpc.ServerStream }
+
+func (s decodedStream) RecvMsg(req any) error { return open(s.ServerStream.RecvMsg, req) }

@@ -1,0 +1,59 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// bytesCodec sends bytes as they are.
+type bytesCodec struct{ encoding.CodecV2 }
+
+func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+// What is no message of protobuf is the client's mistake. gRPC calls it Internal,
+// which is kept for defects of crius.
+func TestUndecodableRequestsAreInvalid(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	codec := grpc.ForceCodecV2(bytesCodec{newCodec()})
+	for name, request := range map[string][]byte{"no tag": {0xff}, "cut": {0x0a, 0x05, 'a'}} {
+		for _, service := range []grpc.ServiceDesc{cri.RuntimeService_ServiceDesc, cri.ImageService_ServiceDesc} {
+			for _, api := range []string{packageV1, packageAlpha} {
+				prefix := "/" + strings.Replace(service.ServiceName, packageV1, api, 1) + "/"
+				for _, m := range service.Methods {
+					err := n.conn.Invoke(t.Context(), prefix+m.MethodName, request, &emptypb.Empty{}, codec)
+					wantUndecodable(t, name+": "+prefix+m.MethodName, err)
+				}
+				for _, s := range service.Streams {
+					stream, err := n.conn.NewStream(t.Context(), &s, prefix+s.StreamName, codec)
+					if err == nil {
+						err = stream.SendMsg(request)
+					}
+					if err == nil {
+						err = stream.RecvMsg(&emptypb.Empty{})
+					}
+					wantUndecodable(t, name+": "+prefix+s.StreamName, err)
+				}
+			}
+		}
+	}
+	handler := []byte{0x12, 0x01, 0xff} // which is no UTF-8
+	wantUndecodable(t, "handler", n.conn.Invoke(t.Context(), cri.RuntimeService_RunPodSandbox_FullMethodName, handler, &emptypb.Empty{}, codec))
+}
+
+func wantUndecodable(t *testing.T, what string, err error) {
+	t.Helper()
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "cannot be decoded") {
+		t.Errorf("%s: %v", what, err)
+	}
+}
