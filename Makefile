@@ -118,6 +118,10 @@ fuzz: ## Search with every fuzz target, TIME (10s) each. RUN=regexp PACKAGES=./o
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/fuzz -tags $(TAGS) -time $(or $(TIME),10s) $(if $(RUN),-run '$(RUN)') \
 		$(or $(PACKAGES),$$(go list -tags $(TAGS) ./... | grep -v /crius/test/))
 
+.PHONY: fuzz-cri
+fuzz-cri: setup ## Make random calls of every RPC and check what comes of them. COUNT=100 sequences, TURNS=40 of each, SEED=1.
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crifuzz $(if $(COUNT),-count $(COUNT)) $(if $(TURNS),-turns $(TURNS)) $(if $(SEED),-seed $(SEED))
+
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 gofmt -l); \

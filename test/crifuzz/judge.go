@@ -1,0 +1,374 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+)
+
+// begin notes what a turn may lead to, before any of its calls has been made.
+func (m *model) begin(turn []*call) {
+	for _, c := range turn {
+		c.turn = turn
+		if c.req == nil {
+			continue
+		}
+		if c.rule.target != nil {
+			c.target, c.how = c.rule.target(m, c.req)
+		}
+	}
+	m.before = map[*object]object{}
+	for _, o := range slices.Concat(m.pods, m.containers) {
+		m.before[o] = *o
+	}
+}
+
+// reach notes how far a call may take its target.
+func (m *model) reach(c *call) {
+	if c.target == nil {
+		return
+	}
+	m.raise(c.target, c.rule.to)
+	if c.rule.to >= ended {
+		m.disturb(c.target)
+	}
+	if c.rpc.name == "StartContainer" && (c.target.exit >= 0 || !c.target.plain) {
+		c.target.volatile, c.target.hi = true, max(c.target.hi, ended)
+	}
+}
+
+// after notes how far those of the calls may have come that are wanted, from what
+// there was before the turn.
+func (m *model) after(turn []*call, wanted func(*call) bool) {
+	for o, was := range m.before {
+		*o = was
+	}
+	for _, c := range turn {
+		if wanted(c) {
+			m.reach(c)
+		}
+	}
+}
+
+// effective: a refused call has no effect, but for a start that has failed.
+func effective(c *call) bool {
+	return c.err == nil || late.has(status.Code(c.err)) || c.rpc.name == "StartContainer" && c.target != nil && !c.target.plain
+}
+
+func (m *model) disturb(o *object) {
+	o.disturbed = true
+	if o.pod == nil {
+		for _, c := range m.members(o) {
+			c.disturbed = true
+		}
+	}
+}
+
+// finish judges the answers of a turn and notes what they mean.
+func (m *model) finish(turn []*call) error {
+	before := make([]picture, len(m.pictures))
+	for i, p := range m.pictures {
+		before[i] = *p
+	}
+	for _, c := range turn { // what may be while an image comes or goes
+		switch req := c.req.(type) {
+		case *cri.PullImageRequest:
+			if p := m.picture(req.GetImage().GetImage()); p != nil {
+				p.here = true
+			}
+		case *cri.RemoveImageRequest:
+			if p := m.local(c, req.GetImage().GetImage()); p != nil {
+				p.absent = true
+			}
+		}
+	}
+	for _, c := range turn {
+		m.after(turn, func(other *call) bool { return other != c })
+		if err := m.judge(c); err != nil {
+			return err
+		}
+	}
+	m.after(turn, effective)
+	for i, p := range m.pictures {
+		p.here, p.absent, p.tags = before[i].here, before[i].absent, before[i].tags
+	}
+	for _, c := range turn {
+		m.lingers(c)
+		if c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
+			continue
+		}
+		if err := c.rule.done(m, c); err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	for _, pod := range m.pods { // of a container that came while its pod ended
+		if pod.lo >= ended {
+			m.settle(pod, pod.lo)
+		}
+	}
+	return nil
+}
+
+// judge compares the code of an answer with those that the model allows.
+func (m *model) judge(c *call) error {
+	code := status.Code(c.err)
+	allowed := answer(codes.InvalidArgument) // of what cannot be decoded
+	if c.req != nil {
+		allowed = refusals
+		if c.rule.allowed != nil {
+			allowed = c.rule.allowed(m, c)
+		}
+		if !c.plain {
+			allowed |= refusals
+			if unfit(c.req.ProtoReflect()) && c.rpc.name != "Version" {
+				allowed &^= fine
+			}
+		}
+	}
+	if code == codes.Unknown && byRuntime(c.err.Error()) && (!c.plain || c.target != nil && !c.target.plain) {
+		return nil
+	}
+	if c.wait < patience || c.rpc.name == "ExecSync" && !c.plain {
+		allowed |= late
+	}
+	if !allowed.has(code) {
+		return fmt.Errorf("%s: %v, want %s (%s)", c, code, allowed, m.about(c))
+	}
+	return nil
+}
+
+// refusal is what the OCI runtime itself says about a request. Such errors are Unknown,
+// as with the kubelet's other runtimes: what they mean is in the runtime's words alone.
+var refusal = regexp.MustCompile(`\b(runc|crun) [a-z]+: exit status [0-9]+: `)
+
+func byRuntime(text string) bool { return refusal.MatchString(text) }
+
+// about says what the model knows of the object that a call names.
+func (m *model) about(c *call) string {
+	if c.target == nil {
+		return "it names nothing that there is"
+	}
+	return fmt.Sprintf("%s was between %v and %v", c.target.what(), c.target.lo, c.target.hi)
+}
+
+// lingers notes what goes on after a call: a stop for which nobody waited, limits
+// under which a container may die.
+func (m *model) lingers(c *call) {
+	o := c.target
+	if o == nil || o.pod == nil {
+		return
+	}
+	switch c.rpc.name {
+	case "StopContainer":
+		if late.has(status.Code(c.err)) {
+			o.volatile = true
+		}
+	case "UpdateContainerResources":
+		if !c.plain && c.err == nil {
+			o.plain, o.volatile = false, true
+		}
+	}
+}
+
+// siblings are other calls of the turn to the same RPC about the same name.
+func siblings(c *call, same func(proto.Message) bool) bool {
+	return slices.ContainsFunc(c.turn, func(other *call) bool {
+		return other != c && other.req != nil && other.rpc == c.rpc && same(other.req)
+	})
+}
+
+// mayTake is what a verb that makes something may answer where its name is, or may
+// be, that of these; equal tells the one that it would make, and until the last
+// stage in which that is handed out.
+func mayTake(same []*object, equal func(*object) bool, until stage) (a answers, free bool) {
+	free = true
+	for _, o := range same {
+		free = free && o.hi == gone
+		if equal(o) && o.lo <= until {
+			a |= fine
+		}
+		if !equal(o) || o.hi > until {
+			a |= answer(codes.AlreadyExists)
+		}
+	}
+	return a, free
+}
+
+func samePod(req *cri.RunPodSandboxRequest) func(*object) bool {
+	return func(o *object) bool {
+		return proto.Equal(o.sandbox.GetConfig().GetMetadata(), req.GetConfig().GetMetadata())
+	}
+}
+
+func equalPod(req *cri.RunPodSandboxRequest) func(*object) bool {
+	return func(o *object) bool { return proto.Equal(o.sandbox, req) }
+}
+
+func mayRun(m *model, c *call) answers {
+	req := c.req.(*cri.RunPodSandboxRequest)
+	a, free := mayTake(taken(m.pods, samePod(req)), equalPod(req), running)
+	if free {
+		a |= fine
+	}
+	if siblings(c, func(other proto.Message) bool {
+		return proto.Equal(other.(*cri.RunPodSandboxRequest).GetConfig().GetMetadata(), req.GetConfig().GetMetadata())
+	}) {
+		a |= fine | answer(codes.AlreadyExists)
+	}
+	return a
+}
+
+func hasRun(m *model, c *call) error {
+	req, id := c.req.(*cri.RunPodSandboxRequest), c.replies[0].(*cri.RunPodSandboxResponse).PodSandboxId
+	same := taken(m.pods, samePod(req))
+	if old := m.byID(id); old != nil {
+		if !slices.Contains(same, old) || old.lo > running {
+			return fmt.Errorf("it answers with %s, which is %v and was made by %v", old.what(), old.lo, old.sandbox)
+		}
+		return nil
+	}
+	for _, o := range same {
+		if o.hi < gone {
+			return fmt.Errorf("it makes %s a second time, as %s", o.what(), id)
+		}
+	}
+	m.pods = append(m.pods, &object{id: id, lo: running, hi: running, plain: c.plain, exit: -1, sandbox: req})
+	return nil
+}
+
+func sameContainer(req *cri.CreateContainerRequest) func(*object) bool {
+	return func(o *object) bool {
+		return proto.Equal(o.container.GetConfig().GetMetadata(), req.GetConfig().GetMetadata())
+	}
+}
+
+func equalContainer(req *cri.CreateContainerRequest) func(*object) bool {
+	return func(o *object) bool { return proto.Equal(o.container.GetConfig(), req.GetConfig()) }
+}
+
+func mayCreate(m *model, c *call) answers {
+	req := c.req.(*cri.CreateContainerRequest)
+	var inPod []*object
+	if c.target != nil {
+		inPod = m.members(c.target)
+	}
+	up, free := mayTake(taken(inPod, sameContainer(req)), equalContainer(req), created)
+	if siblings(c, func(other proto.Message) bool {
+		return proto.Equal(other.(*cri.CreateContainerRequest).GetConfig().GetMetadata(), req.GetConfig().GetMetadata())
+	}) {
+		free = true
+		up |= answer(codes.AlreadyExists)
+	}
+	if p := m.local(c, req.GetConfig().GetImage().GetImage()); free {
+		if p != nil && p.here {
+			up |= fine
+		}
+		if p == nil || p.absent {
+			up |= unfound
+		}
+	}
+	a := life{running: up, created: up, ended: untimely, gone: unfound}.of(c.target, c.how)
+	if c.target != nil && !c.target.plain {
+		a |= refusals
+	}
+	return a
+}
+
+func hasCreated(m *model, c *call) error {
+	req, id := c.req.(*cri.CreateContainerRequest), c.replies[0].(*cri.CreateContainerResponse).ContainerId
+	same := taken(m.members(c.target), sameContainer(req))
+	if old := m.byID(id); old != nil {
+		if !slices.Contains(same, old) || old.lo > created {
+			return fmt.Errorf("it answers with %s, which is %v and was made by %v", old.what(), old.lo, old.container)
+		}
+		return nil
+	}
+	for _, o := range same {
+		if o.hi < gone {
+			return fmt.Errorf("it makes %s a second time, as %s", o.what(), id)
+		}
+	}
+	o := &object{id: id, pod: c.target, plain: c.plain && c.target.plain, exit: -1, container: req}
+	if !o.plain {
+		o.volatile = true // it may even be dead before it is started
+		o.hi = ended
+	}
+	if c.target.hi >= ended {
+		o.hi, o.disturbed = c.target.hi, true
+	}
+	if args := req.GetConfig().GetArgs(); len(args) == 2 && args[0] == "exit" {
+		_, _ = fmt.Sscan(args[1], &o.exit)
+	}
+	m.containers = append(m.containers, o)
+	return nil
+}
+
+func mayStart(_ *model, c *call) answers {
+	a := startable.of(c.target, c.how)
+	if c.target != nil && !c.target.plain {
+		a |= refusals
+	}
+	return a
+}
+
+func hasStarted(m *model, c *call) error {
+	m.settle(c.target, running)
+	return nil
+}
+
+// known are the reasons that the kubelet finds in errors of code Unknown alone.
+var known = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
+
+func mayPull(_ *model, c *call) answers {
+	a := fine
+	text := status.Convert(c.err).Message()
+	if !c.plain && slices.ContainsFunc(known, func(reason error) bool { return strings.HasPrefix(text, reason.Error()+": ") }) {
+		a |= answer(codes.Unknown)
+	}
+	return a
+}
+
+func hasPulled(m *model, c *call) error {
+	ref := c.req.(*cri.PullImageRequest).GetImage().GetImage()
+	p, id := m.picture(ref), c.replies[0].(*cri.PullImageResponse).ImageRef
+	if p == nil || p.id != id {
+		return fmt.Errorf("it answers with image %s", id)
+	}
+	p.here = true
+	if !meets(c, "RemoveImage") {
+		p.absent = false
+		p.tags = append(p.tags, ref)
+	}
+	return nil
+}
+
+// mayRemoveImage: containers of which one does not know what they are may have the
+// image as a volume.
+func mayRemoveImage(m *model, _ *call) answers {
+	if slices.ContainsFunc(live(m.containers), func(o *object) bool { return !o.plain }) {
+		return fine | untimely
+	}
+	return fine
+}
+
+func hasRemovedImage(m *model, c *call) error {
+	if p := m.local(c, c.req.(*cri.RemoveImageRequest).GetImage().GetImage()); p != nil {
+		p.absent, p.tags = true, nil
+		if !meets(c, "PullImage") {
+			p.here = false
+		}
+	}
+	return nil
+}
+
+// meets tells whether an RPC of the name is under way at the same time.
+func meets(c *call, name string) bool {
+	return slices.ContainsFunc(c.turn, func(other *call) bool { return other.rpc.name == name })
+}

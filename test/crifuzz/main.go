@@ -1,0 +1,132 @@
+// Crifuzz makes random calls of every RPC of CRI, and knows what must come of them.
+//
+//	go run ./test/crifuzz [-count N] [-seed N] [-turns N]
+//
+// A sequence is some turns; a turn is one call, or several that meet each other on
+// the same objects, from several clients. Most requests are those of a kubelet; some
+// have a field or two that are not as they should be, or are random as a whole
+// (fields.go), under the name of v1 or v1alpha2. A model (model.go) knows which pods,
+// containers and images there are and how far each may have come. After each turn
+// every answer must have a code that the model allows, which is never Unknown or
+// Internal, and lists and statuses must agree with the model. After each sequence
+// everything is removed, and the node must have what it had before.
+//
+// A sequence that fails is run again for the shortest beginning of it that still
+// fails, and the command is printed that runs that alone.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sort"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/crius-run/crius/test/kit/claim"
+)
+
+func main() {
+	c := campaign{out: os.Stdout}
+	flag.IntVar(&c.count, "count", 100, "sequences")
+	flag.IntVar(&c.turns, "turns", 40, "turns of each")
+	flag.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "of the first sequence; each further one has the next")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := c.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "crifuzz:", err)
+		os.Exit(1)
+	}
+}
+
+// campaign is a run of sequences.
+type campaign struct {
+	count, turns int
+	seed         uint64
+	out          io.Writer
+
+	world *world
+	tally tally
+}
+
+func (c *campaign) run(ctx context.Context) (err error) {
+	fmt.Fprintf(c.out, "seed %d\n", c.seed)
+	if _, err := claim.Sweep(); err != nil { // what a run that was killed has left
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	failed, done := 0, 0
+	for ; done < c.count && ctx.Err() == nil; done++ {
+		seed := c.seed + uint64(done)
+		trace, err := c.try(ctx, seed, c.turns)
+		var f *failure
+		switch {
+		case ctx.Err() != nil:
+		case errors.As(err, &f):
+			failed++
+			fmt.Fprintf(c.out, "FAIL seed %d: %v\n     %s\n", seed, f, strings.ReplaceAll(trace, "\n", "\n     "))
+			c.shorten(ctx, seed, f.turns)
+		case err != nil:
+			return err
+		}
+	}
+	fmt.Fprintf(c.out, "%scri fuzz: %d sequences, %d failed (seed %d)\n", &c.tally, done, failed, c.seed)
+	if failed > 0 {
+		return fmt.Errorf("%d sequences failed", failed)
+	}
+	return ctx.Err()
+}
+
+func (c *campaign) close() error {
+	if c.world == nil {
+		return nil
+	}
+	defer func() { c.world = nil }()
+	return c.world.close()
+}
+
+// try runs one sequence, on a node of its own after one that has failed. It returns
+// the last calls.
+func (c *campaign) try(ctx context.Context, seed uint64, turns int) (trace string, err error) {
+	if c.world == nil {
+		if c.world, err = newWorld(ctx); err != nil {
+			return "", err
+		}
+	}
+	s := &sequence{w: c.world, seed: seed, turns: turns, tally: &c.tally}
+	if err := s.run(ctx); err != nil {
+		return s.lastCalls(12), errors.Join(err, c.close())
+	}
+	return "", nil
+}
+
+// attempts are how often a beginning is tried before it counts as one that does not
+// fail: what meets what differs from run to run.
+const attempts = 3
+
+// shorten looks for the shortest beginning that fails, and prints the command.
+func (c *campaign) shorten(ctx context.Context, seed uint64, turns int) {
+	fails := func(turns int) bool {
+		for range attempts {
+			if _, err := c.try(ctx, seed, turns); err != nil {
+				return ctx.Err() == nil
+			}
+		}
+		return false
+	}
+	again := fails(turns)
+	if again {
+		turns = sort.Search(turns, func(n int) bool { return fails(n) })
+	}
+	command := fmt.Sprintf("make fuzz-cri COUNT=1 SEED=%d TURNS=%d", seed, turns)
+	if !again {
+		command += fmt.Sprintf(" (which did not fail again in %d runs)", attempts)
+	}
+	fmt.Fprintf(c.out, "failed: %s\n", command)
+}
