@@ -334,6 +334,26 @@ func TestStopPodCallsOffCreate(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A stop that has found its pod, and gets its turn when a removal has been through
+// with it, does not write the record of the removed pod again.
+func TestStopAfterRemoveLeavesNoRecord(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	s, err := e.sandboxes.find(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.remove(e, pod)
+	s.life.Lock()
+	err = s.stop(t.Context())
+	s.life.Unlock()
+	if err != nil {
+		t.Errorf("the late stop: %v", err)
+	}
+	b.nothingLeft()
+}
+
 // TestNetworkTeardownIsRetried answers cri-o/cri-o#4727: a CNI plugin that fails neither
 // keeps a pod from being stopped and removed nor is its DEL forgotten.
 func TestNetworkTeardownIsRetried(t *testing.T) {

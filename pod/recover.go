@@ -239,9 +239,6 @@ func (s *Sandbox) dismantle(ctx context.Context) error {
 func (s *Sandbox) expire(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	if s.phase() == phaseRemoving {
-		return nil // the removal has taken over
-	}
 	return s.stop(ctx)
 }
 

@@ -246,9 +246,10 @@ func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	})
 }
 
-// stop wants life held.
+// stop wants life held. A pod whose removal has begun is the removal's: its record
+// must not be written again.
 func (s *Sandbox) stop(ctx context.Context) error {
-	if s.phase() == phaseStopped && !s.owesNetwork() {
+	if p := s.phase(); p == phaseRemoving || p == phaseStopped && !s.owesNetwork() {
 		return nil
 	}
 	started := time.Now()
