@@ -286,6 +286,9 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.task().Start); err != nil {
+		if c.stop.asked() { // and the runtime has met a container that was dead
+			err = fmt.Errorf("stopped while it was being started: %w: %w", err, fault.Precondition)
+		}
 		return c.failStart(ctx, err)
 	}
 	c.setPhase(phaseStarted)

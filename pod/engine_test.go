@@ -259,6 +259,30 @@ func TestStartFails(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A start that fails because the container is stopped meanwhile has met it in a
+// state that does not allow it, and is no defect of the runtime.
+func TestStartMeetsStop(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.create(e, pod, "c")
+	stopped := make(chan struct{})
+	b.node.set(func() { b.node.block["start"], b.node.fail["start"] = stopped, errInjected })
+	started := make(chan error, 1)
+	go func() { started <- e.StartContainer(context.Background(), id) }()
+	b.awaitCalls("start", 1)
+	if err := e.StopContainer(t.Context(), id, 0); err != nil {
+		t.Error(err)
+	}
+	close(stopped)
+	if err := <-started; !errors.Is(err, fault.Precondition) || !errors.Is(err, errInjected) {
+		t.Errorf("start: %v", err)
+	}
+	b.waitState(e, id, cri.ContainerState_CONTAINER_EXITED)
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // TestStopShortened answers cri-o/cri-o#8748: a stop with less grace brings a
 // running stop forward, one with more does not put it off.
 func TestStopShortened(t *testing.T) {
