@@ -116,6 +116,8 @@ func (g *generator) length(field protoreflect.FieldDescriptor) int {
 	return g.IntN(4)
 }
 
+var long = strings.Repeat("a", huge)
+
 // element is a message, empty or filled, or a scalar. name is that of the field
 // that it is for.
 func (g *generator) element(blank func() protoreflect.Value, field protoreflect.FieldDescriptor, name protoreflect.Name) protoreflect.Value {
@@ -183,9 +185,9 @@ func (g *generator) text(field protoreflect.Name) string {
 	switch g.IntN(8) {
 	case 0:
 		if g.IntN(20) == 0 {
-			return strings.Repeat("a", huge)
+			return long
 		}
-		return strings.Repeat("a", []int{64, 65, 254, 1025, 4096}[g.IntN(5)])
+		return long[:[]int{64, 65, 254, 1025, 4096}[g.IntN(5)]]
 	case 1, 2:
 		if len(g.words) > 0 {
 			return g.words[g.IntN(len(g.words))]

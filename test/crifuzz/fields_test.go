@@ -58,7 +58,7 @@ func TestGeneratorReachesEveryField(t *testing.T) {
 			whole := r.new()
 			g.fill(whole.ProtoReflect(), 0.3)
 			setFields(whole.ProtoReflect(), filled)
-			if n%50 == 0 {
+			if n%12 == 0 {
 				step = r.new()
 			}
 			g.mutate(step) // a message has to be there before its fields are

@@ -99,14 +99,18 @@ func (m *model) finish(turn []*call) error {
 	for i, p := range m.pictures {
 		p.here, p.absent, p.tags = before[i].here, before[i].absent, before[i].tags
 	}
+	for _, settles := range []bool{false, true} { // what looks at the objects comes first
+		for _, c := range turn {
+			if c.rule.to > created != settles || c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
+				continue
+			}
+			if err := c.rule.done(m, c); err != nil {
+				return fmt.Errorf("%s: %w", c, err)
+			}
+		}
+	}
 	for _, c := range turn {
 		m.lingers(c)
-		if c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
-			continue
-		}
-		if err := c.rule.done(m, c); err != nil {
-			return fmt.Errorf("%s: %w", c, err)
-		}
 	}
 	for _, pod := range m.pods { // of a container that came while its pod ended
 		if pod.lo >= ended {
@@ -146,7 +150,7 @@ func (m *model) judge(c *call) error {
 
 // refusal is what the OCI runtime itself says about a request. Such errors are Unknown,
 // as with the kubelet's other runtimes: what they mean is in the runtime's words alone.
-var refusal = regexp.MustCompile(`\b(runc|crun) [a-z]+: exit status [0-9]+: `)
+var refusal = regexp.MustCompile(`\b(runc|crun) (create|start|exec|update)( \(to run .*\))?: `)
 
 func byRuntime(text string) bool { return refusal.MatchString(text) }
 
@@ -272,6 +276,9 @@ func mayCreate(m *model, c *call) answers {
 		}
 		if p == nil || p.absent {
 			up |= unfound
+		}
+		if meets(c, "PullImage") || meets(c, "RemoveImage") {
+			up |= fine | unfound
 		}
 	}
 	a := life{running: up, created: up, ended: untimely, gone: unfound}.of(c.target, c.how)

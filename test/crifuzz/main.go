@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/test/kit/claim"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func main() {
@@ -64,7 +65,7 @@ func (c *campaign) run(ctx context.Context) (err error) {
 	failed, done := 0, 0
 	for ; done < c.count && ctx.Err() == nil; done++ {
 		seed := c.seed + uint64(done)
-		trace, err := c.try(ctx, seed, c.turns)
+		trace, err := c.try(ctx, seed, c.turns, wait.Limit)
 		var f *failure
 		switch {
 		case ctx.Err() != nil:
@@ -93,13 +94,13 @@ func (c *campaign) close() error {
 
 // try runs one sequence, on a node of its own after one that has failed. It returns
 // the last calls.
-func (c *campaign) try(ctx context.Context, seed uint64, turns int) (trace string, err error) {
+func (c *campaign) try(ctx context.Context, seed uint64, turns int, rest time.Duration) (trace string, err error) {
 	if c.world == nil {
 		if c.world, err = newWorld(ctx); err != nil {
 			return "", err
 		}
 	}
-	s := &sequence{w: c.world, seed: seed, turns: turns, tally: &c.tally}
+	s := &sequence{w: c.world, seed: seed, turns: turns, tally: &c.tally, rest: rest}
 	if err := s.run(ctx); err != nil {
 		return s.lastCalls(12), errors.Join(err, c.close())
 	}
@@ -110,11 +111,14 @@ func (c *campaign) try(ctx context.Context, seed uint64, turns int) (trace strin
 // fail: what meets what differs from run to run.
 const attempts = 3
 
+// restAgain is what a node gets where it has failed before.
+const restAgain = 20 * time.Second
+
 // shorten looks for the shortest beginning that fails, and prints the command.
 func (c *campaign) shorten(ctx context.Context, seed uint64, turns int) {
 	fails := func(turns int) bool {
 		for range attempts {
-			if _, err := c.try(ctx, seed, turns); err != nil {
+			if _, err := c.try(ctx, seed, turns, restAgain); err != nil {
 				return ctx.Err() == nil
 			}
 		}

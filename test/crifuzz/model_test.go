@@ -143,3 +143,17 @@ func TestFailureIsFound(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestWordsOfTheRuntime(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"exec in container 12: crun exec: exit status 255: executable file `:` not found":          true,
+		"container c of pod 12: runc create (to run \":\"): exec: not found":                       true,
+		"start container 12: runc start: exit status 1: cannot start a container that has stopped": true,
+		"pod runc: mount pod files: input/output error":                                            false,
+	} {
+		if byRuntime(text) != want {
+			t.Errorf("byRuntime(%q) = %v", text, !want)
+		}
+	}
+}

@@ -158,7 +158,11 @@ func (p *planner) choose() *rpc {
 	n := p.IntN(sum)
 	i := slices.IndexFunc(p.surface, func(r *rpc) bool { n -= weight(r); return n < 0 })
 	chosen := p.surface[i]
-	switch {
+	switch few := p.IntN(2) == 0; {
+	case few && len(live(p.model.pods)) == 0:
+		return p.rpc("RunPodSandbox")
+	case few && len(live(p.model.containers)) < 2:
+		return p.rpc("CreateContainer")
 	case chosen.name == "RunPodSandbox" && len(live(p.model.pods)) >= mostPods:
 		return p.rpc("RemovePodSandbox")
 	case chosen.name == "CreateContainer" && len(live(p.model.containers)) >= mostContainers:

@@ -71,7 +71,7 @@ func rules() map[string]rule {
 			target: func(m *model, req proto.Message) (*object, address) {
 				return resolve(m.pods, req.(*cri.CreateContainerRequest).GetPodSandboxId())
 			}},
-		"StartContainer":   {weight: 9, plain: onContainer(func(id string) proto.Message { return &cri.StartContainerRequest{ContainerId: id} }), target: named, to: running, allowed: mayStart, done: hasStarted},
+		"StartContainer":   {weight: 16, plain: onContainer(func(id string) proto.Message { return &cri.StartContainerRequest{ContainerId: id} }), target: named, to: running, allowed: mayStart, done: hasStarted},
 		"StopContainer":    on(4, onContainer(func(id string) proto.Message { return &cri.StopContainerRequest{ContainerId: id, Timeout: 30} }), always, ended),
 		"RemoveContainer":  on(3, onContainer(func(id string) proto.Message { return &cri.RemoveContainerRequest{ContainerId: id} }), always, gone),
 		"StopPodSandbox":   on(2, onPod(func(id string) proto.Message { return &cri.StopPodSandboxRequest{PodSandboxId: id} }), always, ended),

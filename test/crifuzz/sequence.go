@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
@@ -16,8 +18,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
-	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -96,6 +98,8 @@ type sequence struct {
 	seed  uint64
 	turns int
 	tally *tally
+	// rest is how long the node may take to be as it was before.
+	rest  time.Duration
 	trace []string // the calls, one a line
 }
 
@@ -176,7 +180,7 @@ func (s *sequence) end(ctx context.Context) error {
 	if err := s.strike(ctx); err != nil {
 		return err
 	}
-	if err := s.w.Clean(ctx, s.w.Empty, wait.Limit); err != nil {
+	if err := s.w.Clean(ctx, s.w.Empty, s.rest); err != nil {
 		return err
 	}
 	return s.w.complaints()
@@ -209,7 +213,20 @@ func (s *sequence) strike(ctx context.Context) error {
 			return err
 		}
 	}
+	s.w.removeParents()
 	return errors.Join(os.RemoveAll(s.w.Path("logs")), os.MkdirAll(s.w.Path("logs"), 0o755), os.RemoveAll(s.w.Path("fuzz")))
+}
+
+// removeParents removes the cgroups that pods had for parents, as a kubelet does with
+// its own. One that crius has left something in stays.
+func (w *world) removeParents() {
+	all := inventory.Cgroups(w.CgroupParent())
+	for _, dir := range slices.Backward(all) {
+		name := filepath.Base(dir)
+		if name != filepath.Base(w.CgroupParent()) && !strings.HasPrefix(name, "crius-") {
+			_ = os.Remove(dir) // or it is found later
+		}
+	}
 }
 
 // complaints are lines of the server's log that say that somebody must act, and
