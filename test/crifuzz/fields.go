@@ -94,7 +94,15 @@ func (g *generator) set(m protoreflect.Message, field protoreflect.FieldDescript
 		m.Set(field, protoreflect.ValueOfMap(entries))
 	case field.IsList():
 		items := m.NewField(field).List()
-		for range g.length(field) {
+		n := g.length(field)
+		if n == overlong { // of one value, or it would be hundreds of MiB
+			v := m.NewField(field).List().NewElement()
+			for range n {
+				items.Append(v)
+			}
+			n = 0
+		}
+		for range n {
 			items.Append(g.element(items.NewElement, field, field.Name()))
 		}
 		m.Set(field, protoreflect.ValueOfList(items))

@@ -120,11 +120,17 @@ func (m *model) finish(turn []*call) error {
 	return nil
 }
 
+// largest is the size of the largest message that the server takes (api.max_message_size).
+const largest = 16 << 20
+
 // judge compares the code of an answer with those that the model allows.
 func (m *model) judge(c *call) error {
 	code := status.Code(c.err)
 	allowed := answer(codes.InvalidArgument) // of what cannot be decoded
-	if c.req != nil {
+	switch {
+	case len(c.wire) > largest:
+		allowed = answer(codes.ResourceExhausted)
+	case c.req != nil:
 		allowed = refusals
 		if c.rule.allowed != nil {
 			allowed = c.rule.allowed(m, c)
