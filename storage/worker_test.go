@@ -272,7 +272,7 @@ func TestErrorsFromWorker(t *testing.T) {
 			t.Errorf("%v has become %v", err, got)
 		}
 		for _, kind := range append([]error{fetched}, carriedErrors...) {
-			want := errors.Is(err, kind) || kind == fetched && errors.As(err, new(*fetchError))
+			want := errors.Is(err, kind) || errors.Is(kind, fetched) && errors.As(err, new(*fetchError))
 			if errors.Is(got, kind) != want {
 				t.Errorf("%v is %v: %t", got, kind, !want)
 			}

@@ -52,9 +52,6 @@ func (o *object) what() string {
 
 func (o *object) mayBe(s stage) bool { return o.lo <= s && s <= o.hi }
 
-// certain: it is in one stage, and stays there as long as nothing is done to it.
-func (o *object) certain() bool { return o.lo == o.hi }
-
 // picture is an image that the registry has.
 type picture struct {
 	id     string
