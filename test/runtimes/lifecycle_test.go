@@ -121,19 +121,17 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// What cannot be run says so: at create or at start, as runtimes see fit.
+// What cannot be run says so at its start, whenever its runtime finds out.
 func TestNoSuchProgram(t *testing.T) {
 	each(t, func(t *testing.T, w *scene.World, handler string) {
 		p := w.Pod(t, handler)
-		c, err := p.Try(t.Context(), "", func(c *cri.ContainerConfig) { c.Command = []string{"/no/such/program"} })
+		c := p.Create(t, "", func(c *cri.ContainerConfig) { c.Command = []string{"/no/such/program"} })
+		err := c.TryStart(t.Context())
 		if err == nil {
-			if err = c.TryStart(t.Context()); err == nil {
-				t.Fatal("it runs")
-			}
-			s := c.Wait(t)
-			if s.ExitCode != 128 || s.Reason != "StartError" || !strings.Contains(s.Message, "/no/such/program") {
-				t.Errorf("code %d, %s: %s", s.ExitCode, s.Reason, s.Message)
-			}
+			t.Fatal("it runs")
+		}
+		if s := c.Wait(t); s.ExitCode != 128 || s.Reason != "StartError" || !strings.Contains(s.Message, "/no/such/program") {
+			t.Errorf("code %d, %s: %s", s.ExitCode, s.Reason, s.Message)
 		}
 		if !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("%v does not name the program", err)
