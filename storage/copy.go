@@ -75,9 +75,7 @@ func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) 
 	if order.Signatures, err = src.opened.GetSignatures(ctx, order.instance()); err != nil {
 		return "", fmt.Errorf("reading signatures: %w", err)
 	}
-	// By test mounts, which a worker cannot make, the library finds out once what
-	// this kernel's overlay can do.
-	if _, err := s.store.Status(); err != nil {
+	if err := s.features.find(ctx, s.options); err != nil {
 		return "", err
 	}
 	w.writable = []string{s.store.GraphRoot(), s.store.RunRoot(), w.job.temporary}

@@ -79,7 +79,7 @@ func TestFailingDiskIsNotReady(t *testing.T) {
 	if err := unix.IoctlSetPointerInt(int(f.Fd()), 0x8004587D, 1); err != nil { // EXT4_IOC_SHUTDOWN, without a flush of the log
 		t.Fatal(err)
 	}
-	n.probe.written = time.Time{} // half a minute later
+	n.probe.set(time.Time{}) // half a minute later
 	n.wantNotReady(unix.EIO, n.containersDir())
 }
 
@@ -94,7 +94,7 @@ func TestFullDiskIsReady(t *testing.T) {
 			break
 		}
 	}
-	n.probe.written = time.Time{}
+	n.probe.set(time.Time{})
 	n.wantReady("full")
 }
 
@@ -114,7 +114,7 @@ func TestReadyChangesNoDirectory(t *testing.T) {
 		}
 		return all
 	}
-	before, written := times(), n.probe.written
+	before, written := times(), n.probe.lastWritten()
 	for range 3 {
 		n.wantReady("again")
 	}
@@ -123,10 +123,10 @@ func TestReadyChangesNoDirectory(t *testing.T) {
 			t.Errorf("%s has changed", dirs[i])
 		}
 	}
-	if n.probe.written != written {
+	if n.probe.lastWritten() != written {
 		t.Error("files were written again at once")
 	}
-	n.probe.written = time.Time{}
+	n.probe.set(time.Time{})
 	n.wantReady("later")
 	for i, after := range times() {
 		if !after.Equal(before[i]) {
@@ -139,7 +139,7 @@ func TestReadyChangesNoDirectory(t *testing.T) {
 func TestHungDiskStaysReady(t *testing.T) {
 	t.Parallel()
 	n, d := onDisk(t)
-	n.probe.written = time.Time{}
+	n.probe.set(time.Time{})
 	d.freeze()
 	thawed := false
 	defer func() {
@@ -148,12 +148,12 @@ func TestHungDiskStaysReady(t *testing.T) {
 		}
 	}()
 	n.wantReady("hung")
-	first := n.probe.current
+	first := n.probe.underWay()
 	if first == nil {
 		t.Fatal("no attempt hangs")
 	}
 	n.wantReady("hung for longer")
-	if n.probe.current != first {
+	if n.probe.underWay() != first {
 		t.Error("another attempt was begun")
 	}
 	d.thaw()
@@ -225,4 +225,23 @@ func TestStoreTakenIsNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.wantReady("the other one has gone")
+}
+
+// set moves the time at which a file was last made.
+func (p *probe) set(written time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written = written
+}
+
+func (p *probe) lastWritten() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.written
+}
+
+func (p *probe) underWay() *attempt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.current
 }

@@ -59,6 +59,7 @@ import (
 // true. It also makes the two libraries log through slog.
 func Init() bool {
 	reexec.Register(workerName, work)
+	reexec.Register(featuresName, findFeatures)
 	if reexec.Init() {
 		return true
 	}
@@ -83,6 +84,7 @@ type Store struct {
 	sealer       *sealer
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
+	features     features
 	largeWindows chan struct{} // see inspected
 
 	background sync.WaitGroup // the measuring of writable layers
@@ -178,11 +180,11 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 		return s, nil
 	}
 	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
-		slog.Warn("remains of unfinished pulls stay; the next start tries again", "err", err)
+		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
 	begin := func(ctx context.Context) error { return seals.begin(ctx, last) }
 	if err := trace.Do(ctx, "seal image store", begin); err != nil {
-		slog.Warn("after a reboot all images will be read", "err", err)
+		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)
 	}
 	s.reserve = newReserve(lib.GraphRoot())
 	s.reserve.keep()

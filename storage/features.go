@@ -1,0 +1,65 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/reexec"
+	"go.podman.io/storage/types"
+
+	"github.com/crius-run/crius/internal/capture"
+)
+
+// featuresName is the name under which the program finds features.
+const featuresName = "crius-overlay-features"
+
+// features has the library find out, by test mounts, what this kernel's overlay can
+// do, and note that in the run root: workers cannot mount. A process of its own does
+// it, since the library keeps part of the answer in a variable without a lock.
+type features struct {
+	mu    sync.Mutex
+	found bool
+}
+
+func (f *features) find(ctx context.Context, options types.StoreOptions) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.found {
+		return nil
+	}
+	order, err := json.Marshal(options)
+	if err != nil {
+		return err
+	}
+	said := &capture.Head{Max: 4 << 10}
+	cmd := reexec.CommandContext(ctx, featuresName)
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), said
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("find features of overlay: %w: %s", err, strings.TrimSpace(redact(string(said.Bytes()))))
+	}
+	f.found = true
+	return nil
+}
+
+// findFeatures is that process.
+func findFeatures() {
+	var options types.StoreOptions
+	err := json.NewDecoder(os.Stdin).Decode(&options)
+	if err == nil {
+		var store cstorage.Store
+		if store, err = cstorage.GetStore(options); err == nil {
+			_, err = store.Status()
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
