@@ -81,5 +81,5 @@ func TestSELinuxOnANodeWithout(t *testing.T) {
 		c.Linux.SecurityContext.SelinuxOptions = options
 		c.Mounts = []*cri.Mount{{ContainerPath: "/v", HostPath: dir, SelinuxRelabel: true}}
 	})
-	scene.Equal(t, "output", out, "x\n")
+	scene.Equal(t, "output", out, "x")
 }

@@ -67,7 +67,7 @@ func TestPodFilesAreBounded_CVE_2020_8557(t *testing.T) {
 		}
 		equal(t, "of /dev/shm there is", c.exec(t, "write /dev/shm/file x ; fill /dev/shm/file 64"), "64\n")
 		c.exec(t, "write /etc/resolv.conf again") // whatever /dev/shm is full of
-		equal(t, "/etc/resolv.conf of the next container", p.finish(t, "cat /etc/resolv.conf"), "again\n")
+		equal(t, "/etc/resolv.conf of the next container", p.finish(t, "cat /etc/resolv.conf"), "again")
 	})
 }
 
