@@ -78,7 +78,7 @@ func (n *Network) report(dir string, broken map[string]string) {
 	defer n.mu.Unlock()
 	for file, why := range broken {
 		if n.reported[file] != why {
-			slog.Warn("CNI configuration is unusable and passed over", "file", file, "err", why)
+			slog.Warn("unusable CNI configuration ignored", "file", file, "err", why)
 		}
 	}
 	maps.DeleteFunc(n.reported, func(file, _ string) bool { return filepath.Dir(file) == filepath.Clean(dir) })

@@ -80,7 +80,7 @@ func (n *Network) collect(ctx context.Context, list *libcni.NetworkConfigList, a
 		}
 		for _, l := range leases {
 			if _, known := attached[l.Owner]; !known && !ours(l.Owner) {
-				slog.InfoContext(ctx, "network is not garbage collected: it may be shared with another runtime", "network", list.Name, "address", l.Address, "owner", l.Owner)
+				slog.InfoContext(ctx, "network not garbage collected: another runtime may share it", "network", list.Name, "address", l.Address, "owner", l.Owner)
 				return nil
 			}
 		}

@@ -53,7 +53,7 @@ func dropLost(ctx context.Context, dir string) error {
 	}
 	var errs []error
 	for _, path := range lost {
-		slog.WarnContext(ctx, "lease without an owner, as a power cut leaves it, is given back", "path", path)
+		slog.WarnContext(ctx, "lease without an owner released", "path", path)
 		errs = append(errs, os.Remove(path))
 	}
 	return errors.Join(errs...)

@@ -392,7 +392,7 @@ func killCommand(ctx context.Context, ref Ref, e *execution) {
 	for range killRounds {
 		pids, err := cgroup.Procs(ref.Cgroup)
 		if err != nil {
-			slog.WarnContext(ctx, "orphans of a command cannot be found", "container", ref.ID, "err", err)
+			slog.WarnContext(ctx, "cannot find orphaned processes of a command", "container", ref.ID, "err", err)
 			return
 		}
 		before := len(killed)
@@ -405,7 +405,7 @@ func killCommand(ctx context.Context, ref Ref, e *execution) {
 			return
 		}
 	}
-	slog.WarnContext(ctx, "a command forks faster than it is killed; what is left of it ends with the container", "container", ref.ID, "killed", len(killed))
+	slog.WarnContext(ctx, "cannot kill all processes of a command, the rest ends with the container", "container", ref.ID, "killed", len(killed))
 }
 
 // leads tells whether a process is in the session of the command.

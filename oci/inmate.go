@@ -126,7 +126,7 @@ func (t *inmate) Kill(ctx context.Context) error {
 	if err == nil || t.dead() {
 		return nil
 	}
-	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	slog.DebugContext(ctx, "container ignores SIGKILL, deleting it with the runtime", "container", t.ref.ID, "err", err)
 	if err := t.runtime.forget(ctx, t.ref); err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (t *cliTask) killGuest(ctx context.Context, pid int) {
 		err = errors.Join(err, signal(pid, unix.SIGKILL))
 	}
 	if err != nil {
-		slog.DebugContext(ctx, "some processes of a command were gone already", "container", t.ref.ID, "err", err)
+		slog.DebugContext(ctx, "some processes of a command have ended already", "container", t.ref.ID, "err", err)
 	}
 }
 

@@ -262,7 +262,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return errors.Join(r.removeBooks(ref), shim.Forget(ref.Dir))
 		}
 	}
-	slog.DebugContext(ctx, "container is buried without its shim", "container", ref.ID, "err", err)
+	slog.DebugContext(ctx, "container deleted without its shim", "container", ref.ID, "err", err)
 	if !errors.Is(err, fault.NotFound) {
 		// It hangs, with all containers that it has: they end with it.
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
@@ -272,7 +272,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 		if err := r.bury(ctx, program, ref); err != nil {
 			// It has come to nothing that it would know, or is out of order. All of the
 			// container's processes are in its cgroup, or work in its directory.
-			slog.WarnContext(ctx, "shim does not clean up, so this is done by force", "container", ref.ID, "err", err)
+			slog.WarnContext(ctx, "shim did not clean up, cleaning up by force", "container", ref.ID, "err", err)
 		}
 	}
 	endWorkers(ref)

@@ -135,7 +135,7 @@ func (x *errand) forget() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
 	defer cancel()
 	if err := x.client.Delete(ctx, x.process); err != nil && !errors.Is(err, fault.NotFound) {
-		slog.DebugContext(ctx, "the shim does not forget a command", "container", x.task.ref.ID, "err", err) // it goes with the container
+		slog.DebugContext(ctx, "shim failed to delete an exec process", "container", x.task.ref.ID, "err", err) // it goes with the container
 	}
 	x.close()
 }
@@ -198,7 +198,7 @@ func (x *errand) hangUp(s *Session, ended <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
 	defer cancel()
 	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
-		slog.DebugContext(ctx, "a command is not told that its terminal is gone", "container", x.task.ref.ID, "err", err)
+		slog.DebugContext(ctx, "cannot hang up the terminal of a command", "container", x.task.ref.ID, "err", err)
 	}
 }
 

@@ -86,7 +86,7 @@ func (t *shimTask) Kill(ctx context.Context) error {
 	soon, cancel := context.WithTimeoutCause(ctx, hangTime, fault.Timeout)
 	defer cancel()
 	if _, err := t.Started(soon); errors.Is(err, fault.Timeout) {
-		slog.WarnContext(ctx, "the shim does not answer and is killed", "container", t.ref.ID, "pid", t.record.Process.PID)
+		slog.WarnContext(ctx, "shim does not answer, killing it", "container", t.ref.ID, "pid", t.record.Process.PID)
 		return conmon.Signal(t.record.Process, unix.SIGKILL)
 	}
 	return nil
@@ -171,7 +171,7 @@ func (t *guest) Kill(ctx context.Context) error {
 	if t.dead() || err == nil && started && !t.deathless() {
 		return nil
 	}
-	slog.DebugContext(ctx, "container takes no signal and is deleted", "container", t.ref.ID, "err", err)
+	slog.DebugContext(ctx, "container ignores SIGKILL, deleting it with the runtime", "container", t.ref.ID, "err", err)
 	ctx, forgotten := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 	defer forgotten()
 	if err := t.runtime.forget(ctx, t.ref); err != nil {
@@ -216,7 +216,7 @@ func (t *guest) Update(ctx context.Context, u Update) error {
 		return err
 	}
 	if back := t.runtimeUpdate(ctx, u.Old); back != nil {
-		slog.WarnContext(ctx, "the shim does not take the old limits back", "container", t.ref.ID, "err", back)
+		slog.WarnContext(ctx, "shim failed to restore the old limits", "container", t.ref.ID, "err", back)
 	}
 	return err
 }

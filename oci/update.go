@@ -49,7 +49,7 @@ func (t *watched) updateBy(ctx context.Context, u Update, apply runtimeUpdate) e
 			// systemd has been told by some runtimes before the kernel refused,
 			// and would bring the new values back at its next reload.
 			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Old) }); back != nil {
-				slog.WarnContext(ctx, "runtime does not take the old limits back", "container", t.ref.ID, "err", back)
+				slog.WarnContext(ctx, "runtime failed to restore the old limits", "container", t.ref.ID, "err", back)
 			}
 		}
 		err = errors.Join(err, trace.Call(ctx, "restore limits", func() error { return old.restore(t.ref.Cgroup) }))

@@ -244,7 +244,7 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		return errors.Join(program, fmt.Errorf("delete from runtime: %w", err))
 	}
-	slog.InfoContext(ctx, "runtime cannot run the container's program, its start will fail", "container", c.id, "err", program)
+	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.id, "err", program)
 	c.setStartError(program)
 	c.setTask(oci.Unstartable(c.ref, program, startErrorCode), false)
 	return nil

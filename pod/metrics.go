@@ -64,7 +64,7 @@ func (e *Engine) Metrics(parts MetricParts) []*PodMetrics {
 		if size, err := e.deps.Images.WritableSize(); err == nil {
 			disk = &size
 		} else {
-			slog.Debug("size of the containers' file system is not known", "err", err)
+			slog.Debug("cannot read the size of the containers' file system", "err", err)
 		}
 	}
 	sideBySide(len(all), func(i int) { sandboxes[i].meterAll(all[i], parts, disk) })
@@ -107,7 +107,7 @@ func (m *meter) processes(init int) *cgroup.Processes {
 // complain does so once.
 func (m *meter) complain(err error) {
 	if err != nil {
-		m.complaint.Do(func() { slog.Debug("some of a cgroup's counters are not known", "err", err) })
+		m.complaint.Do(func() { slog.Debug("cannot read some counters of a cgroup", "err", err) })
 	}
 }
 
@@ -125,7 +125,7 @@ func addTraffic(all []*PodMetrics, parts MetricParts) {
 	if parts.Interfaces {
 		counted, err := network.Usage(paths)
 		if err != nil {
-			slog.Debug("traffic of some pods is not known", "err", err)
+			slog.Debug("cannot read the network counters of some pods", "err", err)
 		}
 		for i, interfaces := range counted {
 			own[i].Interfaces = interfaces
@@ -133,7 +133,7 @@ func addTraffic(all []*PodMetrics, parts MetricParts) {
 	}
 	sockets, err := network.CountSockets(paths, parts.TCP, parts.UDP)
 	if err != nil {
-		slog.Debug("sockets of some pods are not known", "err", err)
+		slog.Debug("cannot count the sockets of some pods", "err", err)
 	}
 	for i, s := range sockets {
 		own[i].Sockets = s

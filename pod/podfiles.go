@@ -289,7 +289,7 @@ func (s *Sandbox) awaitInfra(task oci.Task) {
 		return
 	case <-task.Exited():
 	}
-	slog.Warn("infra container died, its pod is not ready any more", "pod", s.id)
+	slog.Warn("infra container died, pod not ready", "pod", s.id)
 	s.end()
 	s.publish()
 	s.tell()

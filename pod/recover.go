@@ -97,16 +97,16 @@ func (e *Engine) recover(ctx context.Context) error {
 	}
 	_ = g.Wait()
 	if silent := e.Summary().Unheard; silent > 0 {
-		slog.ErrorContext(ctx, "monitors do not answer: their containers are left as they are, and are taken up when they do; see crius check", "monitors", silent)
+		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}
 	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
 	for _, id := range e.withoutRecord(slices.Concat(orphanPods, orphanCtrs), known) {
 		e.counters.leftovers.Add(1)
-		slog.WarnContext(ctx, "removing what has no record", "id", id)
+		slog.WarnContext(ctx, "removing leftovers without a record", "id", id)
 		e.end(id, func(ctx context.Context) error { return e.sweep(ctx, id) }, &ends)
 	}
 	if left := ends.await(ctx); left > 0 {
-		slog.WarnContext(ctx, "cleanup goes on in the background", "objects", left)
+		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
 	}
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.all()), "containers", len(e.containers.all()), "took", time.Since(started))
 	return nil
@@ -145,7 +145,7 @@ func (w *waiting) await(ctx context.Context) (left int) {
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	for _, d := range damaged {
-		slog.ErrorContext(ctx, "record cannot be read: set aside, its object is torn down", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
+		slog.ErrorContext(ctx, "cannot read record, moved aside; removing what it describes", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
 	}
 }
 
@@ -156,7 +156,7 @@ func (e *Engine) loadSandboxes(ctx context.Context, records map[string]*podRecor
 		if err != nil {
 			// The handler is no longer configured. Its pods cannot be managed
 			// until it is back; they are left alone, record and all.
-			slog.ErrorContext(ctx, "pod of an unknown handler is left alone: configure the handler again", "pod", id, "handler", rec.Handler, "err", err)
+			slog.ErrorContext(ctx, "pod has an unknown runtime handler, not managing it: configure the handler again", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}
 		sandboxes[id] = s
@@ -169,7 +169,7 @@ func (e *Engine) loadSandboxes(ctx context.Context, records map[string]*podRecor
 // any other.
 func (e *Engine) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
 	if err := e.deps.Network.Restore(ctx, e.attachedPods(records)); err != nil {
-		slog.ErrorContext(ctx, "host ports may not lead to their pods, will be retried", "err", err)
+		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
 
@@ -183,7 +183,7 @@ func (e *Engine) adopt(ctx context.Context, records map[string]*containerRecord)
 	adopt := func(ctx context.Context) error { return e.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
-		slog.ErrorContext(ctx, "images of containers are missing", "err", err)
+		slog.ErrorContext(ctx, "images of containers missing", "err", err)
 	}
 }
 
@@ -198,7 +198,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 	switch s.phase() {
 	case phaseCreating, phaseRemoving:
 		s.end()
-		slog.WarnContext(ctx, "unfinished pod is torn down", "pod", s.id)
+		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.id)
 		e.end(s.id, s.dismantle, ends)
 		return
 	case phaseStopping:
@@ -207,10 +207,10 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 	case phaseReady:
 		lost, unseen := s.lost()
 		for _, why := range unseen {
-			slog.WarnContext(ctx, "part of a pod cannot be looked at", "pod", s.id, "err", why)
+			slog.WarnContext(ctx, "cannot check a part of a pod", "pod", s.id, "err", why)
 		}
 		if len(lost) > 0 {
-			slog.WarnContext(ctx, "pod did not survive", "pod", s.id, "err", errors.Join(lost...))
+			slog.WarnContext(ctx, "pod did not survive, stopping it", "pod", s.id, "err", errors.Join(lost...))
 			s.end()
 			e.end(s.id, s.expire, ends)
 		}
@@ -250,7 +250,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		if err != nil {
 			return // with its pod, until the handler is back
 		}
-		slog.WarnContext(ctx, "container without a pod is torn down", "container", id, "pod", rec.SandboxID)
+		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
 		e.end(id, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec).teardown, answers)
 		return
 	}
@@ -268,7 +268,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		c.setExit(exit)
 	} else if rec.BootID != e.boot {
 		if err := c.reloadDead(ctx, err); err != nil {
-			slog.ErrorContext(ctx, "container cannot be recovered and is torn down", "container", id, "err", err)
+			slog.ErrorContext(ctx, "cannot recover container, removing it", "container", id, "err", err)
 			e.end(id, c.teardown, answers)
 			return
 		}
@@ -325,7 +325,7 @@ func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oc
 		if err == nil || ctx.Err() != nil {
 			return task, err
 		}
-		slog.WarnContext(ctx, "monitor cannot be reached, will be tried again", "id", ref.ID, "err", err)
+		slog.WarnContext(ctx, "cannot reach monitor, retrying", "id", ref.ID, "err", err)
 		again := time.NewTimer(wait)
 		select {
 		case <-again.C:
@@ -385,7 +385,7 @@ func (c *Container) settleStart(ctx context.Context) {
 			c.settleAs(phaseStarted)
 			break
 		}
-		slog.WarnContext(ctx, "whether a container has been started is not known yet", "container", c.id, "err", err)
+		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.id, "err", err)
 		select {
 		case <-task.Exited():
 		case <-ctx.Done():
@@ -414,7 +414,7 @@ func (c *Container) reloadDead(ctx context.Context, unknown error) error {
 	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
 	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
 		exit.Message = "the machine was booted, and the record of the container's exit was damaged: " + unknown.Error()
-		slog.ErrorContext(ctx, "exit of a container cannot be read and is taken for unknown", "container", c.id, "err", unknown)
+		slog.ErrorContext(ctx, "cannot read the exit of a container, exit code unknown", "container", c.id, "err", unknown)
 	}
 	if err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
 		return fmt.Errorf("exit of an earlier boot: %w", err)

@@ -407,7 +407,7 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 		return
 	}
 	if err := s.limitSandbox(ctx, s.config()); err != nil {
-		slog.WarnContext(ctx, "limits of the sandbox not raised, will be retried with the next update of a container", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.id, "err", err)
 	}
 }
 

@@ -352,7 +352,7 @@ func (c *Container) awaitExit() {
 func (c *Container) keep() {
 	err := errors.Join(c.engine.podRecords.SyncOne(c.sandbox.id), c.engine.ctrRecords.SyncOne(c.id))
 	if err != nil {
-		slog.Warn("records of a container that has ended cannot be synced", "container", c.id, "err", err)
+		slog.Warn("cannot sync the records of an exited container", "container", c.id, "err", err)
 	}
 }
 
@@ -387,11 +387,11 @@ func (c *Container) lost(cause error) conmon.Exit {
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
 		if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
-			slog.ErrorContext(ctx, "container without a monitor does not die", "container", c.id, "err", err)
+			slog.ErrorContext(ctx, "container without a monitor not dead after SIGKILL", "container", c.id, "err", err)
 		}
 		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
 		if err != nil {
-			slog.ErrorContext(ctx, "exit of a lost container not recorded", "container", c.id, "err", err)
+			slog.ErrorContext(ctx, "exit of a container without a monitor not recorded", "container", c.id, "err", err)
 		}
 		return err
 	})

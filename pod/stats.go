@@ -92,7 +92,7 @@ func (c *Container) usage() cgroup.Usage {
 	}
 	u, err := c.task().Usage(context.Background())
 	if err != nil {
-		slog.Debug("runtime does not tell what a container uses", "container", c.id, "err", err)
+		slog.Debug("runtime reports no usage of a container", "container", c.id, "err", err)
 	}
 	return u
 }
@@ -164,7 +164,7 @@ func addNetworks(stats []*SandboxStats) {
 	now := time.Now()
 	counted, err := network.Usage(paths)
 	if err != nil {
-		slog.Debug("traffic of some pods is not known", "err", err)
+		slog.Debug("cannot read the network counters of some pods", "err", err)
 	}
 	for i, interfaces := range counted {
 		if interfaces != nil {

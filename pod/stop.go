@@ -122,7 +122,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 		wait = c.stop.remaining
 		signal := func(ctx context.Context) error { return c.task().Signal(ctx, unix.Signal(c.stopSignal())) }
 		if err := trace.Do(ctx, "stop signal", signal); err != nil {
-			slog.WarnContext(ctx, "stop signal failed, waiting for the kill", "container", c.id, "err", err)
+			slog.WarnContext(ctx, "stop signal failed, waiting for SIGKILL", "container", c.id, "err", err)
 		}
 	}
 	killed := false
@@ -153,7 +153,7 @@ func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
 	if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
-		slog.ErrorContext(ctx, "container does not die", "container", c.id, "pid", c.task().PID(), "why", c.undead(), "err", err)
+		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", c.id, "pid", c.task().PID(), "why", c.undead(), "err", err)
 	}
 }
 
@@ -174,9 +174,9 @@ func (c *Container) allDead() bool {
 func (c *Container) endMonitor(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
-	slog.ErrorContext(ctx, "monitor of a dead container does not say that it is dead, and is ended", "container", c.id)
+	slog.ErrorContext(ctx, "monitor did not report container exit, killing monitor", "container", c.id)
 	if err := trace.Do(ctx, "end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, c.ref.Dir) }); err != nil {
-		slog.ErrorContext(ctx, "monitor does not end", "container", c.id, "err", err)
+		slog.ErrorContext(ctx, "monitor not dead after SIGKILL", "container", c.id, "err", err)
 	}
 }
 

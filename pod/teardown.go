@@ -85,7 +85,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if err := trace.Do(ctx, "detach network", s.detach); err != nil {
-		slog.WarnContext(ctx, "network not given back, will be retried", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "pod network not removed, retrying", "pod", s.id, "err", err)
 	}
 	// Plugins give back less without the namespace (bridge leaves its firewall
 	// chain), so it is kept for the next try.
@@ -150,14 +150,14 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 func (s *Sandbox) note(ctx context.Context) bool {
 	err := s.put(ctx)
 	if err != nil {
-		slog.WarnContext(ctx, "end of pod not recorded, it goes on", "pod", s.id, "err", err)
+		slog.WarnContext(ctx, "pod removal not recorded, continuing", "pod", s.id, "err", err)
 	}
 	return err == nil
 }
 
 func (c *Container) note(ctx context.Context) {
 	if err := c.put(ctx); err != nil {
-		slog.WarnContext(ctx, "end of container not recorded, it goes on", "container", c.id, "err", err)
+		slog.WarnContext(ctx, "container removal not recorded, continuing", "container", c.id, "err", err)
 	}
 }
 

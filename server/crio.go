@@ -71,7 +71,7 @@ func answerJSON(w http.ResponseWriter, answer any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(answer); err != nil {
-		slog.Debug("cAdvisor did not wait for its answer", "err", err)
+		slog.Debug("cAdvisor closed its connection early", "err", err)
 	}
 }
 

@@ -105,7 +105,7 @@ func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 		if !same || known.image == nil { // what was unusable may have been mended
 			var err error
 			if known, err = c.read(ctx, record, left); err != nil && !same {
-				slog.WarnContext(ctx, "image cannot be used and is not listed", "image", record.ID, "err", err)
+				slog.WarnContext(ctx, "unusable image not listed", "image", record.ID, "err", err)
 			}
 			left -= known.kept
 		}

@@ -162,7 +162,7 @@ func lockDir(dir string) (*os.File, error) {
 func (j *job) end(ctx context.Context, succeeded bool) {
 	d := j.debris
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
-		slog.WarnContext(ctx, "temporary files of a pull remain; the next pull or start tries again", "path", j.temporary, "err", err)
+		slog.WarnContext(ctx, "cannot remove temporary files of a pull; the next pull or start retries", "path", j.temporary, "err", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -176,7 +176,7 @@ func (j *job) end(ctx context.Context, succeeded bool) {
 	}
 	var err error
 	if d.left, err = d.sweep(ctx, d.left); err != nil {
-		slog.WarnContext(ctx, "remains of unfinished pulls stay; the next pull or start tries again", "err", err)
+		slog.WarnContext(ctx, "cannot remove leftovers of unfinished pulls; the next pull or start retries", "err", err)
 	}
 }
 

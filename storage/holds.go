@@ -127,7 +127,7 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	one.timer = time.AfterFunc(h.grace, func() {
 		defer h.expiry.Done()
 		if err := h.expire(image); err != nil {
-			slog.Warn("unused image stays held; the next start tries again", "image", image, "err", err)
+			slog.Warn("cannot release unused image; the next start retries", "image", image, "err", err)
 		}
 	})
 	return nil
@@ -213,7 +213,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 	case len(record.Names) == 0: // else another tool has pulled it again
 		err := h.delete(ctx, record)
 		if errors.Is(err, fault.Precondition) { // it is listed again, for the kubelet to retry
-			slog.Warn("image that was removed is still in use", "image", one.image, "err", err)
+			slog.Warn("removed image still in use", "image", one.image, "err", err)
 		} else if err != nil {
 			return err
 		}

@@ -128,7 +128,7 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 		return nil, err
 	}
 	if err := trace.Do(ctx, "seal image store", s.sealer.seal); err != nil {
-		slog.WarnContext(ctx, "after a reboot the image will be read", "image", id, "err", err)
+		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
 	image, err := s.pulled(ctx, id)
 	if err != nil {
@@ -171,7 +171,7 @@ func (s *Store) dropLost(ctx context.Context) error {
 	}
 	for _, id := range lost {
 		if err := s.dropIfLost(ctx, id); err != nil {
-			slog.WarnContext(ctx, "image that lost layers cannot be deleted", "image", id, "err", err)
+			slog.WarnContext(ctx, "cannot delete image without some of its layers", "image", id, "err", err)
 		}
 	}
 	return nil
@@ -198,7 +198,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	})
 	if err == nil {
 		s.images.forget(id)
-		slog.WarnContext(ctx, "image had lost layers and was deleted; it will be pulled again when needed", "image", id)
+		slog.WarnContext(ctx, "image without some of its layers deleted; it will be pulled again when needed", "image", id)
 	}
 	return err
 }

@@ -37,7 +37,7 @@ func (r reserve) keep() {
 	}
 	_ = os.Remove(string(r)) // half a reserve on a full disk is in the way
 	if !errors.Is(err, unix.EOPNOTSUPP) {
-		slog.Warn("no room could be set aside for the removal of images from a full disk", "err", err)
+		slog.Warn("cannot reserve space for removing images from a full disk", "err", err)
 	}
 }
 

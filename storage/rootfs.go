@@ -157,7 +157,7 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 		}
 		err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
-			slog.Warn("root file system is busy and is detached", "container", r.ID, "path", r.Target)
+			slog.Warn("root file system busy, detached", "container", r.ID, "path", r.Target)
 			err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

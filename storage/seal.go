@@ -106,7 +106,7 @@ func (s *sealer) begin(ctx context.Context, last *seal) error {
 		err = os.WriteFile(s.settledFile(), []byte(boot), 0o600)
 	}
 	if err != nil {
-		slog.WarnContext(ctx, "should the seal of the image store be damaged, all images would be read at the next start", "err", err)
+		slog.WarnContext(ctx, "cannot back up the store manifest: if it is damaged, the next start re-verifies all images", "err", err)
 	}
 	if boot != "" && last != nil && last.Boot == boot && !last.lost && s.sync == (len(last.Records) > 0) {
 		return nil
@@ -131,7 +131,7 @@ func (s *sealer) keep(ctx context.Context, last *seal, whole []sealedLayer) {
 		err = s.put(ctx, &more)
 	}
 	if err != nil {
-		slog.WarnContext(ctx, "progress with the images cannot be recorded", "err", err)
+		slog.WarnContext(ctx, "cannot record the progress of the post-crash check", "err", err)
 	}
 }
 

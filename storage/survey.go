@@ -105,11 +105,11 @@ func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, l
 		case err == nil:
 		case !certain(err):
 			kept++
-			slog.Warn("image could not be looked through after the boot, and is kept: the next boot tries again",
+			slog.Warn("cannot verify image after the boot, keeping it: the next boot retries",
 				"image", images[i].ID, "names", images[i].Names, "err", err)
 		case !fromRegistry(&images[i]):
 			kept++
-			slog.Error("image was damaged when the machine went down, and is kept, since it was made on this machine and no registry has it: "+
+			slog.Error("image damaged when the machine went down, kept since it was made on this machine and no registry has it: "+
 				"make it again, or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
 		default:
 			gone++
@@ -118,9 +118,9 @@ func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, l
 	}
 	v.sweep()
 	if err := v.collect(); err != nil {
-		slog.Error("parts of layers that a power cut left cannot be removed", "err", err)
+		slog.Error("cannot remove incomplete layers left by a power cut", "err", err)
 	}
-	slog.Info("image store looked through after the boot", "images", len(images), "layers", len(layers),
+	slog.Info("post-crash check of the image store finished", "images", len(images), "layers", len(layers),
 		"read", v.read, "damaged", gone, "kept", kept, "took", time.Since(started))
 	return v.unsure(), nil
 }
@@ -281,10 +281,10 @@ func driverFiles(dir string, below int) error {
 // setAside takes a damaged image out of the store. Only its own layers go: those
 // that other images have stay, if they are sound.
 func (s *survey) setAside(image *cstorage.Image, why error) {
-	slog.Warn("image was damaged when the machine went down, and is set aside: it will be pulled again when it is needed",
+	slog.Warn("image damaged when the machine went down, deleted: it will be pulled again when needed",
 		"image", image.ID, "names", image.Names, "err", why)
 	if err := s.drop(image.ID); err != nil {
-		slog.Error("damaged image cannot be removed: remove it, and the containers that other tools have made of it, by hand",
+		slog.Error("cannot remove damaged image: remove it by hand, with the containers that other tools have made from it",
 			"image", image.ID, "err", err)
 	}
 }
@@ -309,7 +309,7 @@ func (s *survey) sweep() {
 			continue
 		}
 		if err := s.deleteLayer(id); err != nil && !needed(err) && !errors.Is(err, fs.ErrNotExist) {
-			slog.Error("damaged layer cannot be removed", "layer", id, "damage", why, "err", err)
+			slog.Error("cannot remove damaged layer", "layer", id, "damage", why, "err", err)
 		}
 	}
 }
@@ -333,5 +333,5 @@ func (s *survey) deleteLayer(id string) error {
 
 // reportAside tells of a file that is no good and was moved away.
 func reportAside(path string, why error) {
-	slog.Error("file of the image store is damaged and is set aside", "path", path, "err", why)
+	slog.Error("damaged file in the image store, moved aside", "path", path, "err", why)
 }

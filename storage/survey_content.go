@@ -44,7 +44,7 @@ func (s *survey) content(ctx context.Context, layer *cstorage.Layer, dir string)
 	for name, h := range files {
 		if err != nil && behindLink(files, name) {
 			// The library looks for it at the wrong end of the link.
-			slog.Warn("layer cannot be compared with its digest: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
+			slog.Warn("cannot verify layer: it has a file behind a symbolic link", "layer", layer.ID, "file", name, "err", err)
 			return nil
 		}
 		if h.Typeflag == tar.TypeLink {

@@ -117,7 +117,7 @@ func (s *Store) measureAll() {
 	defer func() { s.usage.end(began) }()
 	layers, err := os.ReadDir(s.containersDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		slog.Warn("writable layers cannot be measured", "err", err)
+		slog.Warn("cannot measure writable layers", "err", err)
 	}
 	for _, layer := range layers {
 		r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
@@ -126,7 +126,7 @@ func (s *Store) measureAll() {
 		case errors.Is(err, errStopped):
 			return
 		case err != nil: // what is known of it is better than nothing
-			slog.Warn("writable layer cannot be measured", "container", r.ID, "err", err)
+			slog.Warn("cannot measure writable layer", "container", r.ID, "err", err)
 			s.usage.keep(r.ID, usage)
 		case usage.InodesUsed == 0: // removed meanwhile
 			s.usage.forget(r.ID)

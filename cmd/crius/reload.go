@@ -68,7 +68,7 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) {
 		err = s.apply(loaded, runtimes)
 	}
 	if err != nil {
-		slog.ErrorContext(ctx, "configuration not reloaded, all stays as it was: correct it and send SIGHUP again", "err", err)
+		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and send SIGHUP again", "err", err)
 		return
 	}
 	reportHandlers(ctx, runtimes)
@@ -93,7 +93,7 @@ func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) error {
 	s.inForce = next
 	slog.Info("configuration reloaded", "changed", changed)
 	if len(later) > 0 {
-		slog.Warn("some of what has changed in the configuration wants a restart of the server, which containers do not notice", "keys", later)
+		slog.Warn("changed options take effect after a restart", "keys", later)
 	}
 	return nil
 }
@@ -120,7 +120,7 @@ func reportHandlers(ctx context.Context, runtimes *oci.Table) {
 			slog.InfoContext(ctx, "runtime handler is ready", "handler", r.Name, "path", r.Path, "version", r.Version, "sandboxed", r.Sandboxed)
 			reportVulnerabilities(ctx, r)
 		case errors.Is(errs[i], oci.ErrNotInstalled) && !r.Default:
-			slog.DebugContext(ctx, "runtime handler is not offered", "handler", r.Name, "err", r.Error)
+			slog.DebugContext(ctx, "runtime handler not available", "handler", r.Name, "err", r.Error)
 		default:
 			slog.WarnContext(ctx, "runtime handler cannot be used", "handler", r.Name, "err", r.Error)
 		}

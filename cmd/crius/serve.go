@@ -105,7 +105,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, background(checks.Serve, checks.Close))
 	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
-		slog.WarnContext(ctx, "cannot remove what an earlier facade for cAdvisor has left", "err", err)
+		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
 	}
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine:   engine,
@@ -185,7 +185,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	case <-ctx.Done():
 	}
 	manager.notify("STOPPING=1")
-	slog.Info("crius stops, containers run on")
+	slog.Info("crius stopping, containers keep running")
 	err = errors.Join(bounded(sessions.Close), bounded(srv.Shutdown))
 	for range servers {
 		err = errors.Join(err, <-served)
@@ -199,7 +199,7 @@ func statusInfo(parts map[string]any) map[string]string {
 	for name, part := range parts {
 		text, err := json.Marshal(part)
 		if err != nil {
-			slog.Error("status cannot tell about a part of the node", "part", name, "err", err)
+			slog.Error("cannot report a part of the node's status", "part", name, "err", err)
 			continue
 		}
 		info[name] = string(text)
@@ -285,6 +285,6 @@ func (m manager) notify(state string) {
 		err = errors.Join(err, conn.Close())
 	}
 	if err != nil {
-		slog.Warn("service manager cannot be told", "state", state, "err", err)
+		slog.Warn("cannot notify the service manager", "state", state, "err", err)
 	}
 }

@@ -88,7 +88,7 @@ func (d *Dir[T]) syncLater() {
 		if err := d.Sync(); err == nil {
 			delay = d.delay
 		} else {
-			slog.Warn("records cannot be synced, a power cut may undo their latest change: look after the disk", "err", err)
+			slog.Warn("cannot sync records, a power cut may undo their latest change: check the disk", "err", err)
 			delay = min(2*delay, time.Minute)
 		}
 		d.mu.Lock()
@@ -159,7 +159,7 @@ func (d *Dir[T]) settle(id string) error {
 	}
 	switch _, err := d.read(id, file); {
 	case errors.Is(err, errSpoiled):
-		slog.Warn("record was spoiled, the one before takes its place", "file", file, "err", err, "of", last.ModTime())
+		slog.Warn("damaged record, restored the previous one", "file", file, "err", err, "of", last.ModTime())
 		if err := os.Rename(file+lastSuffix, file); err != nil {
 			return err
 		}

@@ -59,7 +59,7 @@ func (t *Table) cutFlows(ctx context.Context, pods []Pod, closed map[end]bool) {
 			continue
 		}
 		if err := cut(f, ports, stale(leads(t.pods), closed, ownAddress(nodeAddresses))); err != nil {
-			slog.WarnContext(ctx, "flows to host ports that began earlier may go astray", "err", err)
+			slog.WarnContext(ctx, "stale conntrack entries not flushed: existing flows may reach the wrong pod", "err", err)
 		}
 	}
 }

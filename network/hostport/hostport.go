@@ -185,13 +185,13 @@ func (t *Table) Check(ctx context.Context) {
 			return
 		}
 		if why != "" {
-			slog.WarnContext(ctx, "firewall rules of host ports were changed by somebody else, making them anew", "err", why)
+			slog.WarnContext(ctx, "nftables rules of host ports changed by another program, rebuilding them", "err", why)
 			t.unsure = true
 		}
 	}
 	err := t.apply(ctx)
 	if err != nil && err.Error() != t.told {
-		slog.ErrorContext(ctx, "host ports do not lead to their pods", "err", err)
+		slog.ErrorContext(ctx, "host ports not forwarded to their pods", "err", err)
 	}
 	t.told = ""
 	if err != nil {
@@ -253,7 +253,7 @@ func (t *Table) apply(ctx context.Context) error {
 			return err
 		}
 		// Somebody has been at the table, perhaps.
-		slog.DebugContext(ctx, "change of host ports failed, making the tables anew", "err", err)
+		slog.DebugContext(ctx, "host port change failed, rebuilding the nftables tables", "err", err)
 		return t.rebuild(ctx)
 	}
 	t.have = want
@@ -281,7 +281,7 @@ func (t *Table) rebuild(ctx context.Context) error {
 			if again := run(ctx, replace(there, want)); again != nil {
 				return again
 			}
-			slog.WarnContext(ctx, "firewall tables of host ports could not be kept and were replaced", "err", err)
+			slog.WarnContext(ctx, "nftables tables of host ports unusable, replaced", "err", err)
 		}
 	}
 	handles, err := tableHandles()

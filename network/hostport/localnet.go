@@ -23,7 +23,7 @@ func setLocalnet(ctx context.Context, links []string, on bool) {
 		path := filepath.Join("/proc/sys/net/ipv4/conf", link, "route_localnet")
 		err := os.WriteFile(path, []byte(value), 0o644)
 		if err != nil && (on || !errors.Is(err, fs.ErrNotExist)) {
-			slog.WarnContext(ctx, "host ports of 127.0.0.1 do not lead to pods", "err", err)
+			slog.WarnContext(ctx, "host ports on 127.0.0.1 not forwarded", "err", err)
 		}
 	}
 }

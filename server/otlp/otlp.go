@@ -139,7 +139,7 @@ func (t *Traces) Close(ctx context.Context) error {
 	defer cancel()
 	err := t.sdk.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		slog.WarnContext(ctx, "traces are lost: the collector has not taken them in time", "waited", exportTime)
+		slog.WarnContext(ctx, "trace collector too slow, dropping spans", "waited", exportTime)
 		err = nil
 	}
 	return errors.Join(err, t.conn.Close())
@@ -209,9 +209,9 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	defer e.mu.Unlock()
 	switch {
 	case err != nil && !e.failing:
-		slog.WarnContext(ctx, "collector takes no traces, which are dropped until it does", "endpoint", e.endpoint, "err", err)
+		slog.WarnContext(ctx, "trace collector unavailable, dropping spans", "endpoint", e.endpoint, "err", err)
 	case err == nil && e.failing:
-		slog.InfoContext(ctx, "collector takes traces again", "endpoint", e.endpoint)
+		slog.InfoContext(ctx, "trace collector available again", "endpoint", e.endpoint)
 	}
 	e.failing = err != nil
 	return nil

@@ -289,9 +289,9 @@ func (l watched) Accept() (net.Conn, error) {
 		_ = plain.Close() // this one only
 		switch {
 		case errors.Is(err, errCrowded):
-			slog.Debug("connection for a session is refused", "from", plain.RemoteAddr(), "err", err)
+			slog.Debug("stream connection refused", "from", plain.RemoteAddr(), "err", err)
 		case !errors.Is(err, net.ErrClosed):
-			slog.Warn("connection for a session cannot be watched", "err", err)
+			slog.Warn("cannot watch a stream connection", "err", err)
 		}
 	}
 }

@@ -77,10 +77,10 @@ func (c *certificates) current() *tls.Config {
 	config, err := c.load()
 	c.stamps = now // a broken file is complained about once
 	if err != nil {
-		slog.Error("new certificates cannot be used, the old ones stay", "name", c.subject, "err", err)
+		slog.Error("cannot load new certificates, still using the old ones", "name", c.subject, "err", err)
 		return c.config
 	}
-	slog.Info("new certificates", "name", c.subject, "file", c.Cert)
+	slog.Info("new certificates loaded", "name", c.subject, "file", c.Cert)
 	c.config = config
 	return config
 }

@@ -314,7 +314,7 @@ func TestNetworkGarbageIsCollectedAtStart(t *testing.T) {
 	lease := filepath.Join(w.Path("cni", "leases"), "pods", "10.99.7.7")
 	must(t, os.WriteFile(lease, []byte("somebody-else\r\neth0"), 0o600), os.Remove(w.Path("cni", "gc")), w.Crash(t.Context()))
 	wait.For(t, "the server to say so", func() bool {
-		out, _ := exec.Command("grep", "-c", "may be shared with another runtime", w.LogFile()).Output()
+		out, _ := exec.Command("grep", "-c", "another runtime may share it", w.LogFile()).Output()
 		return strings.TrimSpace(string(out)) == "1"
 	})
 	if _, err := os.Stat(w.Path("cni", "gc")); err == nil {

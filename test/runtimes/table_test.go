@@ -78,7 +78,7 @@ func TestReload(t *testing.T) {
 		t.Errorf("handlers after a reload that failed: %v", names)
 	}
 	reload(t, w, "30-bad", "[pod]\npids_limit = 77\n")
-	logs(t, w, "wants a restart", "pod.pids_limit")
+	logs(t, w, "take effect after a restart", "pod.pids_limit")
 
 	reload(t, w, "20-more", "")
 	wait.For(t, "the handler to be taken away", func() bool { return !slices.Contains(handlerNames(t, w), "more") })
