@@ -79,15 +79,16 @@ func TestWorkIsRepeatedUntilItSucceeds(t *testing.T) {
 
 func TestFirstAttemptAtOnce(t *testing.T) {
 	queue(t, func(t *testing.T, q *Queue, _ func()) {
-		start, attempts := time.Now(), 0
+		start := time.Now()
+		var attempts atomic.Int32
 		<-q.AddNow("a", func(context.Context) error {
-			if attempts++; attempts == 1 {
+			if attempts.Add(1) == 1 {
 				return errOnce
 			}
 			return nil
 		})
-		if attempts != 1 || time.Since(start) != 0 || q.Len() != 1 {
-			t.Errorf("%d attempts after %v, %d items", attempts, time.Since(start), q.Len())
+		if attempts.Load() != 1 || time.Since(start) != 0 || q.Len() != 1 {
+			t.Errorf("%d attempts after %v, %d items", attempts.Load(), time.Since(start), q.Len())
 		}
 		drained(t, q)
 	})

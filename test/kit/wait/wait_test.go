@@ -50,7 +50,7 @@ func TestForNamesTheCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fatal{T: t}
 		For(f, "the impossible", func() bool { return false })
-		if want := "waited 3m0s for the impossible"; f.text != want {
+		if want := fmt.Sprintf("waited %v for the impossible", Limit); f.text != want {
 			t.Errorf("failed with %q, want %q", f.text, want)
 		}
 	})
