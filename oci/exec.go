@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -293,6 +292,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case failed != nil:
+		reapUnstarted(ctx)
 		return failed
 	}
 	t.shareOOMScore(e.pid)
@@ -477,60 +477,4 @@ func children(pid int) []int {
 		}
 	}
 	return pids
-}
-
-// Reaper reaps the orphans that nobody waits for.
-type Reaper struct{}
-
-// NewReaper makes this process the parent of the orphans among its
-// descendants, which Exec relies on.
-func NewReaper() (*Reaper, error) {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become subreaper: %w", err)
-	}
-	return &Reaper{}, nil
-}
-
-// Run reaps until ctx ends. A zombie is left to whoever waits for it for a
-// whole period; only then is it nobody's. Looking costs one small read, and
-// only after a child has died.
-func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
-	seen := map[int]bool{}
-	for {
-		if len(seen) == 0 {
-			select {
-			case <-ctx.Done():
-				return
-			case <-childDied:
-			}
-		}
-		// A burst of deaths costs one look, and what was seen dead last time
-		// has had its period.
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(period):
-		}
-		seen = reapSeen(seen)
-	}
-}
-
-// reapSeen reaps the zombies that were seen before and returns the new ones.
-func reapSeen(before map[int]bool) map[int]bool {
-	zombies := map[int]bool{}
-	for _, pid := range children(os.Getpid()) {
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if err != nil || info.Signo != int32(unix.SIGCHLD) {
-			continue // alive, or reaped by its owner
-		}
-		if !before[pid] {
-			zombies[pid] = true
-			continue
-		}
-		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
-			continue
-		}
-	}
-	return zombies
 }

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -77,6 +80,31 @@ func TestExecSyncErrors(t *testing.T) {
 	wantCode(t, exec(created, "/probe", "echo"), codes.FailedPrecondition, created.id[:12])
 	wantCode(t, exec(exited, "/probe", "echo"), codes.FailedPrecondition, exited.id[:12])
 	wantCode(t, exec(running), codes.InvalidArgument)
+}
+
+// What crun has forked for a program that is missing is dead and a child of the
+// server. Until it is reaped the container's init cannot end, so that a stop took
+// twenty seconds.
+func TestFailedExecLeavesNoZombie(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	c := w.run(t, "crun").start(t, "sleep")
+	_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
+	if err == nil {
+		t.Fatal("a missing program was run")
+	}
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", w.PID()))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // the thread may have ended
+		for pid := range strings.FieldsSeq(string(text)) {
+			if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && strings.Contains(string(stat), ") Z ") {
+				t.Errorf("the server has a dead child: %s", stat)
+			}
+		}
+	}
 }
 
 func TestManyExecsAtOnce(t *testing.T) {

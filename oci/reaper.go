@@ -1,0 +1,136 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// Reaper reaps the orphans that nobody waits for.
+type Reaper struct{}
+
+// NewReaper makes this process the parent of the orphans among its
+// descendants, which Exec relies on.
+func NewReaper() (*Reaper, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	return &Reaper{}, nil
+}
+
+// Run reaps until ctx ends. A zombie is left to whoever waits for it for a
+// whole period; only then is it nobody's. Looking costs one small read, and
+// only after a child has died.
+func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
+	seen := map[int]bool{}
+	for {
+		if len(seen) == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-childDied:
+			}
+		}
+		// A burst of deaths costs one look, and what was seen dead last time
+		// has had its period.
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(period):
+		}
+		seen = reapSeen(seen)
+	}
+}
+
+// reapSeen reaps the zombies that were seen before and returns the new ones.
+func reapSeen(before map[int]bool) map[int]bool {
+	zombies := map[int]bool{}
+	for _, pid := range children(os.Getpid()) {
+		if !isZombie(pid) {
+			continue // alive, or reaped by its owner
+		}
+		if !before[pid] {
+			zombies[pid] = true
+			continue
+		}
+		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
+			continue
+		}
+	}
+	return zombies
+}
+
+// unstartedTime is how long a process that a runtime has forked in vain may take to
+// die after the runtime; one that takes longer is the Reaper's.
+const unstartedTime = 200 * time.Millisecond
+
+// reapUnstarted reaps the children of this process that a runtime has forked into a
+// container and that have died without executing the command, as crun leaves them.
+// The Reaper would come later, and until then the container could not end: its init
+// waits for every process of its PID namespace, the dead ones as well.
+func reapUnstarted(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, unstartedTime)
+	defer cancel()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for reapUnstartedOnce() {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reapUnstartedOnce tells whether a copy of a runtime is still alive in a container.
+// It may be about to execute another command, so that only what such a process is
+// when it is dead tells whether nobody waits for it.
+func reapUnstartedOnce() (alive bool) {
+	for _, pid := range children(os.Getpid()) {
+		if dead := isZombie(pid); !unstarted(pid) {
+			continue
+		} else if !dead {
+			alive = true
+			continue
+		}
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+	}
+	return alive
+}
+
+// isZombie tells whether a child has ended and not been reaped.
+func isZombie(pid int) bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err == nil && info.Signo == int32(unix.SIGCHLD)
+}
+
+// forkedNoExec is PF_FORKNOEXEC of linux/sched.h, among the flags of /proc/PID/stat.
+const forkedNoExec = 0x40
+
+// unstarted tells whether a process is a copy of the one that forked it, and is in a
+// PID namespace below ours.
+func unstarted(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	flags, ok := wire.StatField(stat, 9)
+	if !ok || flags&forkedNoExec == 0 {
+		return false
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := bytes.Cut(status, []byte("\nNSpid:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return len(bytes.Fields(line)) > 1
+}
