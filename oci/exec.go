@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -59,6 +60,9 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		defer cancel()
 	}
 	c, err := t.exec(ctx, Command{Args: args})
+	if program, ok := errors.AsType[*ProgramError](err); ok {
+		return program.result(), nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +200,8 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	})
 	if err != nil {
 		stdio.close()
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, describe(err, errorAlone(ctx, lastWords(s.stderr)+"\n"+console.lastWords())))
+		said := errorAlone(ctx, lastWords(s.stderr)+"\n"+console.lastWords())
+		return nil, t.execFailed(ctx, process, said, fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], describe(err, said)))
 	}
 	e.noteLeader()
 	if console != nil {

@@ -17,13 +17,20 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// ProgramError is a container that cannot be created because its own program
-// cannot be executed, or its working directory not be entered: the container's
-// fault, not the node's, and as lasting as its image. It is fault.Precondition.
+// ProgramError is a container that cannot be created, or a command that cannot be run
+// in it, because the program cannot be executed, or the working directory not be
+// entered: the container's fault, not the node's, and as lasting as its image. It is
+// fault.Precondition.
 type ProgramError struct{ Message string }
 
 func (e *ProgramError) Error() string { return e.Message }
 func (e *ProgramError) Unwrap() error { return fault.Precondition }
+
+// notFound reports whether there is no such program.
+func (e *ProgramError) notFound() bool {
+	message := strings.ToLower(strings.TrimSuffix(e.Message, ": unknown"))
+	return strings.HasSuffix(message, "not found in $path") || strings.HasSuffix(message, unix.ENOENT.Error())
+}
 
 // createFailed is the failure of a create by the runtime of that name, with the
 // error alone of what it said: a ProgramError if that blames the program of p.

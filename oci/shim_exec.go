@@ -86,7 +86,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		} else {
 			x.abandon()
 		}
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
+		return nil, t.execFailed(ctx, process, err.Error(), fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], err))
 	}
 	return x.session(c, pid), nil
 }

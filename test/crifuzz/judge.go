@@ -142,7 +142,7 @@ func (m *model) judge(c *call) error {
 			}
 		}
 	}
-	if code == codes.Unknown && byRuntime(c.err.Error()) && (!c.plain || m.mayBeRefused(c)) {
+	if code == codes.Unknown && byRuntime(c.err.Error()) && (!c.plain || c.target != nil && !c.target.plain) {
 		return nil
 	}
 	if c.wait < patience || c.rpc.name == "ExecSync" && !c.plain {
@@ -159,12 +159,6 @@ func (m *model) judge(c *call) error {
 var refusal = regexp.MustCompile(`\b(runc|crun) (create|start|exec|update)( \(to run .*\))?: `)
 
 func byRuntime(text string) bool { return refusal.MatchString(text) }
-
-// mayBeRefused tells whether the runtime may refuse a plain request about an object: one
-// that was made by an odd request, or that ends while a command is being started in it.
-func (m *model) mayBeRefused(c *call) bool {
-	return c.target != nil && (!c.target.plain || c.rpc.name == "ExecSync" && c.target.mayBe(ended))
-}
 
 // about says what the model knows of the object that a call names.
 func (m *model) about(c *call) string {

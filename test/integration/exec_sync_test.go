@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
@@ -74,12 +75,65 @@ func TestExecSyncErrors(t *testing.T) {
 		}
 		return err
 	}
-	if err := exec(running, "/no/such/program"); err == nil || !strings.Contains(err.Error(), "no/such/program") {
-		t.Errorf("missing program: %v", err)
-	}
 	wantCode(t, exec(created, "/probe", "echo"), codes.FailedPrecondition, created.id[:12])
 	wantCode(t, exec(exited, "/probe", "echo"), codes.FailedPrecondition, exited.id[:12])
 	wantCode(t, exec(running), codes.InvalidArgument)
+}
+
+// A kubelet ignores a probe whose ExecSync returns an error, so that a liveness probe
+// without its program would never restart the container.
+func TestProbeWithoutItsProgramFails_k8s_106682(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	for _, handler := range scene.Handlers {
+		c := w.run(t, handler).start(t, "sleep")
+		for program, want := range map[string]int32{"/no/such/program": 127, "no-such-program": 127, "/etc/passwd": 126, "/etc": 126} {
+			r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{program}, Timeout: scene.LimitSeconds})
+			if err != nil {
+				t.Errorf("%s, %s: %v", handler, program, err)
+				continue
+			}
+			if r.ExitCode != want || !strings.Contains(string(r.Stderr), program) || strings.Count(string(r.Stderr), "\n") != 1 {
+				t.Errorf("%s, %s: code %d, stderr %q; want %d", handler, program, r.ExitCode, r.Stderr, want)
+			}
+		}
+	}
+	if log := scene.Read(t, w.LogFile()); strings.Contains(log, "level=ERROR") {
+		t.Errorf("the server logs errors:\n%s", log)
+	}
+}
+
+// What a runtime says of a container that ends while a command is started in it
+// differs from moment to moment; to the client it has one meaning.
+func TestExecSyncMeetsTheEndOfItsContainer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for range 5 {
+			c := p.start(t, "sleep")
+			var group sync.WaitGroup
+			for range 4 {
+				group.Go(func() {
+					for {
+						_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "echo"}, Timeout: scene.LimitSeconds})
+						if err == nil {
+							continue // also when it was killed with its container
+						}
+						if status.Code(err) != codes.FailedPrecondition {
+							t.Error(err)
+						}
+						return
+					}
+				})
+			}
+			c.stop(t, 0)
+			group.Wait()
+		}
+	})
+	if log := scene.Read(t, w.LogFile()); strings.Contains(log, "level=ERROR") {
+		t.Errorf("the server logs errors:\n%s", log)
+	}
 }
 
 // What crun has forked for a program that is missing is dead and a child of the
@@ -89,9 +143,9 @@ func TestFailedExecLeavesNoZombie(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
 	c := w.run(t, "crun").start(t, "sleep")
-	_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
-	if err == nil {
-		t.Fatal("a missing program was run")
+	r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
+	if err != nil || r.ExitCode != 127 {
+		t.Fatalf("a missing program was run: %v, %v", r, err)
 	}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", w.PID()))
 	if err != nil || len(files) == 0 {

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -149,8 +150,8 @@ func TestErrorsOfTheRuntimeAreOneLine(t *testing.T) {
 				t.Error("the server's log has nothing of what the runtime has logged")
 			}
 			c := p.Start(t, "sleep")
-			_, err = w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/no/such/program"}, Timeout: scene.LimitSeconds})
-			oneLine("exec", err)
+			failed := c.ExecResult(t, "/no/such/program")
+			oneLine("exec", errors.New(strings.TrimSuffix(string(failed.Stderr), "\n")))
 		})
 	}
 }
