@@ -1,0 +1,105 @@
+package pod
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/record"
+)
+
+// Records that a server of commit 9851b21 has written, with every field set, are
+// read by this one, and what this one writes of them that one could read again:
+// the documents are the same but for their white space and the order of fields.
+func TestRecordsOfEarlierServersAreRead(t *testing.T) {
+	const podID = "11112222333344445555666677778888999900001111222233334444555566aa"
+	const ctrID = "99998888777766665555444433332222111100009999888877776666555544bb"
+	at := time.Date(2026, 11, 22, 16, 30, 0, 123456789, time.UTC)
+
+	pod := readEarlier[podRecord](t, podID, "pod")
+	config := pod.Config.M
+	if config.GetMetadata().GetName() != "web" || config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != cri.NamespaceMode_POD || config.GetPortMappings()[0].GetHostPort() != 8080 {
+		t.Errorf("pod: request %v", config)
+	}
+	if pod.Phase != phaseReady || pod.Handler != "runc" || !pod.CreatedAt.Equal(at) || !strings.HasPrefix(pod.BootID, "0b52d1f2") || !pod.Infra || !pod.Sandboxed || pod.OwnFiles || pod.CgroupPrefix != "crio" {
+		t.Errorf("pod: %+v", pod)
+	}
+	if n := pod.Namespaces; n.Name != "crius-"+podID || !n.Net || !n.IPC || !n.UTS || n.UIDs[0].Host != 65536 || n.GIDs[0].Size != 65536 || len(n.Sysctls) != 1 {
+		t.Errorf("pod: namespaces %+v", n)
+	}
+	if n := pod.Network; n.Network != "bridge" || n.NetNSInode != 4026532567 || n.IPs[0] != "10.88.0.7" || n.HostPorts[0].HostPort != 8080 || len(n.Conf) == 0 || len(n.Result) == 0 {
+		t.Errorf("pod: network %+v", n)
+	}
+	if updated := pod.config().GetLinux(); updated.GetOverhead().GetMemoryLimitInBytes() != 64<<20 || updated.GetResources().GetCpuShares() != 512 {
+		t.Errorf("pod: updated to %v", updated)
+	}
+
+	ctr := readEarlier[containerRecord](t, ctrID, "container")
+	if c := ctr.Config.M; c.GetMetadata().GetName() != "nginx" || len(c.GetCommand()) != 3 || !c.GetMounts()[0].GetReadonly() {
+		t.Errorf("container: request %v", c)
+	}
+	if ctr.Phase != phaseStarted || ctr.SandboxID != podID || ctr.Handler != "runc" || !strings.HasPrefix(ctr.ImageID, "sha256:0123") || !strings.Contains(ctr.ImageRef, "nginx@sha256:") {
+		t.Errorf("container: %+v", ctr)
+	}
+	if !ctr.CreatedAt.Equal(at.Add(time.Second)) || !ctr.StartedAt.Equal(at.Add(2*time.Second)) || ctr.LogPath != "/var/log/pods/shop_web/nginx/1.log" || !strings.HasSuffix(ctr.Cgroup, ctrID) || ctr.CgroupsPath != ctr.Cgroup || ctr.MountLabel == "" {
+		t.Errorf("container: %+v", ctr)
+	}
+	if len(ctr.Volumes) != 1 || ctr.Volumes[0].ImageID != "sha256:aa" || ctr.mounts()[0].GetImage().GetImageRef() != "registry.example/models@sha256:bb" {
+		t.Errorf("container: volumes %+v", ctr.Volumes)
+	}
+	if ctr.Resources.M.GetCpuQuota() != 50000 || ctr.User.M.GetLinux().GetUid() != 101 || ctr.StopSignal != cri.Signal_SIGNAL_SIGQUIT || ctr.StopNumber != 3 || ctr.StartError == "" {
+		t.Errorf("container: %+v", ctr)
+	}
+}
+
+// readEarlier reads testdata's record of a kind as a server does, writes it again,
+// and compares the two documents.
+func readEarlier[T any](t *testing.T, id, kind string) *T {
+	t.Helper()
+	earlier, err := os.ReadFile(filepath.Join("testdata", kind+"-9851b21.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := record.Open[T](t.TempDir(), "doc.json", recordVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(records.Path(id), "doc.json")
+	if err := os.Mkdir(records.Path(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, earlier, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := records.Get(id)
+	if err != nil {
+		t.Fatalf("%s: %v", kind, err)
+	}
+	if err := records.Put(t.Context(), id, doc); err != nil {
+		t.Fatal(err)
+	}
+	if err := records.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was, is any
+	if err := json.Unmarshal(earlier, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(again, &is); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(was, is) {
+		t.Errorf("%s: the record\n%s became\n%s", kind, earlier, again)
+	}
+	return doc
+}
