@@ -29,13 +29,13 @@ import (
 
 // planContainer is the first record of a container: all that is known without
 // having made anything.
-func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (containerRecord, error) {
-	logPath, err := logPath(s.rec.Config.M, cfg)
+func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (containerPlan, error) {
+	logPath, err := logPath(s.plan.Config.M, cfg)
 	if err != nil {
-		return containerRecord{}, err
+		return containerPlan{}, err
 	}
 	if err := s.enoughMemory(cfg.GetLinux().GetResources()); err != nil {
-		return containerRecord{}, err
+		return containerPlan{}, err
 	}
 	imageSignal := ""
 	if image.Config != nil {
@@ -43,16 +43,15 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	}
 	number, signal, err := spec.StopSignal(cfg.GetStopSignal(), imageSignal)
 	if err != nil {
-		return containerRecord{}, err
+		return containerPlan{}, err
 	}
-	cgroupsPath, cgroup, err := e.cgroupOf(s.rec.Config.M, e.cfg.CgroupPrefix, id)
+	cgroupsPath, cgroup, err := e.cgroupOf(s.plan.Config.M, e.cfg.CgroupPrefix, id)
 	if err != nil {
-		return containerRecord{}, err
+		return containerPlan{}, err
 	}
-	return containerRecord{
-		Phase:       phaseCreating,
+	return containerPlan{
 		SandboxID:   s.id,
-		Handler:     s.rec.Handler,
+		Handler:     s.plan.Handler,
 		Config:      message[*cri.ContainerConfig]{cfg},
 		ImageID:     image.ID,
 		ImageRef:    digestedName(cfg.GetImage(), image),
@@ -61,7 +60,6 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 		LogPath:     logPath,
 		CgroupsPath: cgroupsPath,
 		Cgroup:      cgroup,
-		Resources:   message[*cri.LinuxContainerResources]{cfg.GetLinux().GetResources()},
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}, nil
@@ -71,7 +69,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 func (s *Sandbox) enoughMemory(r *cri.LinuxContainerResources) error {
 	least := s.runtime.Handler().MinMemory
 	if limit := r.GetMemoryLimitInBytes(); limit > 0 && limit < least {
-		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the least for runtime handler %s: %w", limit, least, s.rec.Handler, fault.Invalid)
+		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the least for runtime handler %s: %w", limit, least, s.plan.Handler, fault.Invalid)
 	}
 	return nil
 }
@@ -115,10 +113,10 @@ func (c *Container) makeDirs() error {
 	if err := c.sandbox.letIn(c.ref.Dir); err != nil {
 		return err
 	}
-	if c.rec.LogPath == "" {
+	if c.plan.LogPath == "" {
 		return nil
 	}
-	return makeLogDir(c.sandbox.rec.Config.M.GetLogDirectory(), c.rec.Config.M.GetLogPath())
+	return makeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
 }
 
 // makeLogDir makes the directory of a log below the pod's, and that one as well. A
@@ -161,11 +159,11 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	defaults.Annotations = handler.DefaultAnnotations
 	if handler.SeccompProfile != "" {
 		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {
-			return spec.Input{}, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", s.rec.Handler, err)
+			return spec.Input{}, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", s.plan.Handler, err)
 		}
 	}
 	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
-	paths := s.rec.Namespaces.Paths()
+	paths := s.plan.Namespaces.Paths()
 	facts := spec.Facts{
 		PodID:      s.id,
 		Hostname:   hostname,
@@ -179,21 +177,21 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Features: abilities.Features,
 		IDMap:    abilities.IDMap,
 
-		OwnKernel: s.rec.Sandboxed,
+		OwnKernel: s.plan.Sandboxed,
 	}
-	if s.rec.Namespaces.IPC {
+	if s.plan.Namespaces.IPC {
 		facts.Files.Shm = s.shmDir()
 	}
 	if abilities.RecursiveReadOnly {
 		facts.MountOptions = []string{"rro"}
 	}
-	if infra := s.infraTask(); infra != nil && s.rec.Sandboxed && infra.PID() != 0 {
+	if infra := s.now().infra; infra != nil && s.plan.Sandboxed && infra.PID() != 0 {
 		// The node's namespace of that process is not what is joined: the runtime goes
 		// by the path being the same for all containers.
 		facts.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", infra.PID())
 	}
 	return spec.Input{
-		Request:  spec.Request{Pod: s.rec.Config.M},
+		Request:  spec.Request{Pod: s.plan.Config.M},
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
@@ -202,14 +200,14 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 // resolve finds out what the container's spec depends on. The root file system
 // must be mounted.
 func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Input, error) {
-	cfg := c.rec.Config.M
+	cfg := c.plan.Config.M
 	security := cfg.GetLinux().GetSecurityContext()
 	in, err := c.sandbox.specInput(ctx)
 	if err != nil {
 		return in, err
 	}
 	in.Request.Container, in.Request.Image = cfg, image.Config
-	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.rec.CgroupsPath
+	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
 	if err := checkPropagation(cfg.GetMounts()); err != nil {
 		return in, err
 	}
@@ -243,13 +241,13 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 // holdPIDNamespace names the PID namespace that the container shares with another
 // one, if it does, in a way that no pid given anew can change, until release.
 func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error) {
-	holder := c.sandbox.infraTask()
-	if options := c.rec.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
+	holder := c.sandbox.now().infra
+	if options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
 		if holder, err = c.target(options.GetTargetId()); err != nil {
 			return nil, err
 		}
 	}
-	if holder == nil || c.sandbox.rec.Sandboxed {
+	if holder == nil || c.sandbox.plan.Sandboxed {
 		return func() {}, nil
 	}
 	file, err := holder.PIDNamespace()
@@ -270,7 +268,7 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 	case <-ctx.Done():
 		return spec.Identity{}, context.Cause(ctx)
 	}
-	user, err := spec.ResolveUser(c.ref.Rootfs(), c.rec.Config.M.GetLinux().GetSecurityContext(), imageUser)
+	user, err := spec.ResolveUser(c.ref.Rootfs(), c.plan.Config.M.GetLinux().GetSecurityContext(), imageUser)
 	if err != nil {
 		return user, fmt.Errorf("resolve user: %w", err)
 	}
@@ -284,10 +282,10 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 // does, where that may hang.
 func (c *Container) lookAtDevices(ctx context.Context) error {
 	var paths []string
-	for _, d := range c.rec.Config.M.GetDevices() {
+	for _, d := range c.plan.Config.M.GetDevices() {
 		paths = append(paths, d.GetHostPath())
 	}
-	wanted, err := cdi.Devices(c.rec.Config.M)
+	wanted, err := cdi.Devices(c.plan.Config.M)
 	if err != nil {
 		return err
 	}
@@ -305,7 +303,7 @@ func (c *Container) lookAtDevices(ctx context.Context) error {
 // root file system, if they have none: many programs ask for that of their own
 // user, and a cluster that allots user ids cannot put them into images.
 func (c *Container) nameUser(user spec.Identity) error {
-	home := cmp.Or(c.rec.Config.M.GetWorkingDir(), "/")
+	home := cmp.Or(c.plan.Config.M.GetWorkingDir(), "/")
 	return errors.Join(
 		spec.AddAccount(c.ref.Rootfs(), "/etc/passwd", user.PasswdLine(home)),
 		spec.AddAccount(c.ref.Rootfs(), "/etc/group", user.GroupLine()),
@@ -314,10 +312,10 @@ func (c *Container) nameUser(user spec.Identity) error {
 
 // io says what the container's streams are.
 func (c *Container) io() oci.IO {
-	cfg := c.rec.Config.M
+	cfg := c.plan.Config.M
 	return oci.IO{
-		LogFile:   c.rec.LogPath,
-		LogDir:    filepath.Clean(c.sandbox.rec.Config.M.GetLogDirectory()),
+		LogFile:   c.plan.LogPath,
+		LogDir:    filepath.Clean(c.sandbox.plan.Config.M.GetLogDirectory()),
 		Terminal:  cfg.GetTty(),
 		Stdin:     cfg.GetStdin(),
 		StdinOnce: cfg.GetStdinOnce(),
@@ -330,7 +328,7 @@ func (c *Container) io() oci.IO {
 // stop in any case.
 func (c *Container) sources(ctx context.Context) (ensure func() error, stop func()) {
 	var wanted, absent []string
-	for _, m := range c.rec.Config.M.GetMounts() {
+	for _, m := range c.plan.Config.M.GetMounts() {
 		source := path.Clean(m.GetHostPath())
 		if valid(source) && !slices.Contains(c.engine.cfg.RejectMissingMounts, source) {
 			wanted = append(wanted, source)
@@ -436,8 +434,8 @@ func (c *Container) target(id string) (oci.Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("target container: %w", err)
 	}
-	if c.sandbox.rec.Sandboxed {
-		return nil, fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.rec.Handler, fault.Unimplemented)
+	if c.sandbox.plan.Sandboxed {
+		return nil, fmt.Errorf("runtime handler %s cannot join the PID namespace of one container; use a pod that shares its process namespace: %w", c.plan.Handler, fault.Unimplemented)
 	}
 	if target.sandbox != c.sandbox {
 		return nil, fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
@@ -445,7 +443,7 @@ func (c *Container) target(id string) (oci.Task, error) {
 	if view := target.view.Load(); view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
 		return nil, fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
 	}
-	return target.task(), nil
+	return target.now().task, nil
 }
 
 // loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/guarded"
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
@@ -31,6 +31,8 @@ type Container struct {
 	engine  *Engine
 	id      string
 	sandbox *Sandbox
+	plan    containerPlan
+	live    guarded.Value[liveContainer]
 	runtime oci.Runtime
 	ref     oci.Ref
 	meter   *meter
@@ -42,52 +44,45 @@ type Container struct {
 	stop   stopper
 	teller teller
 
-	mu   sync.Mutex // guards what follows; never held over I/O
-	rec  containerRecord
-	live oci.Task // nil only while it is being created or torn down unseen
-	// unheard: live is what there is until the monitor, which an earlier server has
-	// started, answers.
-	unheard bool
-	exit    *conmon.Exit
-	gone    bool          // removed
-	exited  chan struct{} // closed when exit is set and published
+	exited chan struct{} // closed when the exit is known and published
 }
 
 func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
-	ref := e.containerRef(id, rec)
-	if s.rec.Sandboxed {
+	ref := e.containerRef(id, rec.containerPlan)
+	if s.plan.Sandboxed {
 		ref.Sandbox = s.id
 	}
 	return &Container{
 		engine:  e,
 		id:      id,
 		sandbox: s,
+		plan:    rec.containerPlan,
+		live:    guarded.Of(liveContainer{containerState: rec.containerState}),
 		runtime: s.runtime,
 		ref:     ref,
 		meter:   e.newMeter(rec.Cgroup),
-		rec:     rec,
 		exited:  make(chan struct{}),
 	}
 }
 
-func (e *Engine) containerRef(id string, rec containerRecord) oci.Ref {
+func (e *Engine) containerRef(id string, plan containerPlan) oci.Ref {
 	return oci.Ref{
 		ID:         id,
 		Dir:        filepath.Join(e.cfg.RunDir, "containers", id),
 		ExitFile:   filepath.Join(e.ctrRecords.Path(id), "exit.json"),
-		CgroupPath: rec.CgroupsPath,
-		Cgroup:     rec.Cgroup,
+		CgroupPath: plan.CgroupsPath,
+		Cgroup:     plan.Cgroup,
 	}
 }
 
 func (c *Container) rootfs() storage.Rootfs {
 	return storage.Rootfs{
 		ID:         c.id,
-		ImageID:    c.rec.ImageID,
+		ImageID:    c.plan.ImageID,
 		Dir:        c.engine.ctrRecords.Path(c.id),
 		Target:     c.ref.Rootfs(),
-		MountLabel: c.rec.MountLabel,
-		UserNS:     c.sandbox.rec.Namespaces.Paths().User,
+		MountLabel: c.plan.MountLabel,
+		UserNS:     c.sandbox.plan.Namespaces.Paths().User,
 	}
 }
 
@@ -125,10 +120,10 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			e.containers.drop(name, id)
 			return "", fmt.Errorf("container %s: %w", name, err)
 		}
-		s.addMember(c)
+		s.change(func(now *livePod) { now.add(c) })
 		e.containers.publish(id, c)
 		c.tell()
-		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.rec.ImageID, "took", time.Since(started))
+		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
 		return id, nil
 	})
 }
@@ -146,14 +141,15 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
 	}
-	rec, err := e.planContainer(id, s, cfg, image)
+	plan, err := e.planContainer(id, s, cfg, image)
 	if err != nil {
 		return nil, err
 	}
-	if rec.Volumes, err = e.planVolumes(ctx, cfg.GetMounts()); err != nil {
+	if plan.Volumes, err = e.planVolumes(ctx, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
-	c := e.newContainer(id, s, rec)
+	state := containerState{Phase: phaseCreating, Resources: message[*cri.LinuxContainerResources]{cfg.GetLinux().GetResources()}}
+	c := e.newContainer(id, s, containerRecord{plan, state})
 	if err = c.put(ctx); err == nil {
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image) })
 	}
@@ -195,7 +191,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	}
 	defer release()
 	in.Facts.MountSources = sources
-	c.setUser(in.Facts.User.CRI())
+	c.change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
 	ociSpec, err := spec.Container(in)
 	if err != nil {
 		return err
@@ -218,9 +214,9 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
 	if err := c.createTask(ctx, create); err != nil {
-		return c.engine.explainCreate(c.rec.Config.M.GetMounts(), err)
+		return c.engine.explainCreate(c.plan.Config.M.GetMounts(), err)
 	}
-	c.setPhase(phaseCreated)
+	c.change(func(now *liveContainer) { now.Phase = phaseCreated })
 	return c.put(ctx)
 }
 
@@ -245,7 +241,7 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 		return errors.Join(program, fmt.Errorf("delete from runtime: %w", err))
 	}
 	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.id, "err", program)
-	c.setStartError(program)
+	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
 	c.setTask(oci.Unstartable(c.ref, program, startErrorCode), false)
 	return nil
 }
@@ -273,43 +269,44 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.mayStart(); err != nil {
 		return err
 	}
-	if refused := c.refused(); refused != nil {
+	now := c.now()
+	if refused := now.refused(); refused != nil {
 		return c.failStart(ctx, refused)
 	}
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime. When it
 	// did the record does tell, which may be long before that; and before the
 	// runtime returns, for a short life may be over then.
-	c.setStart(phaseStarting, time.Now())
+	started := time.Now()
+	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseStarting, started })
 	if err := c.put(ctx); err != nil {
-		c.setStart(phaseCreated, time.Time{})
+		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseCreated, time.Time{} })
 		return err
 	}
-	if err := trace.Do(ctx, "runtime start", c.task().Start); err != nil {
+	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
 		if c.stop.asked() { // and the runtime has met a container that was dead
 			err = fmt.Errorf("stopped while it was being started: %w: %w", err, fault.Precondition)
 		}
 		return c.failStart(ctx, err)
 	}
-	c.setPhase(phaseStarted)
+	c.change(func(now *liveContainer) { now.Phase = phaseStarted })
 	c.publish()
 	c.tell()
 	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out
 		slog.WarnContext(ctx, "container start not recorded, retrying", "container", c.id, "err", err)
 		c.engine.cleanups.Add(c.id, c.recordStart)
 	}
-	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.task().PID())
+	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.now().task.PID())
 	return nil
 }
 
 // mayStart refuses a start that would only end the container.
 func (c *Container) mayStart() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.unheard {
+	now := c.now()
+	if now.unreachable {
 		return fmt.Errorf("its monitor has not answered since the server was started; crius check says more: %w", fault.Unavailable)
 	}
-	if c.rec.Phase == phaseStarting {
+	if now.Phase == phaseStarting {
 		return fmt.Errorf("the runtime is still starting it for an earlier server: %w", fault.Unavailable)
 	}
 	return nil
@@ -319,7 +316,7 @@ func (c *Container) mayStart() error {
 func (c *Container) recordStart(ctx context.Context) error {
 	c.life.Lock()
 	defer c.life.Unlock()
-	if c.phase() == phaseRemoving {
+	if c.now().Phase == phaseRemoving {
 		return nil // the removal has taken over
 	}
 	return c.put(ctx)
@@ -329,7 +326,7 @@ func (c *Container) recordStart(ctx context.Context) error {
 func (c *Container) failStart(ctx context.Context, cause error) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
-	c.setStartError(cause)
+	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
 	err := errors.Join(cause, c.put(ctx), c.kill(ctx))
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()
@@ -349,7 +346,7 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 func (c *Container) remove(ctx context.Context) error {
 	c.life.Lock()
 	defer c.life.Unlock()
-	if c.phase() == phaseRemoving {
+	if c.now().Phase == phaseRemoving {
 		return nil // by a call that was here before us
 	}
 	if err := c.kill(ctx); err != nil {
@@ -362,8 +359,8 @@ func (c *Container) remove(ctx context.Context) error {
 		c.engine.cleanups.Add(c.id, c.teardown)
 	}
 	c.retire()
-	c.sandbox.dropMember(c)
-	c.setGone()
+	c.sandbox.change(func(pod *livePod) { pod.drop(c) })
+	c.change(func(now *liveContainer) { now.gone = true })
 	c.tell()
 	slog.InfoContext(ctx, "container removed", "container", c.id, "pod", c.sandbox.id)
 	return nil
@@ -395,7 +392,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 	if err := c.sandbox.enoughMemory(r); err != nil {
 		return err
 	}
-	merged := c.mergedResources(r)
+	merged := mergeResources(c.now().Resources.M, r)
 	var update oci.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
 		return err
@@ -408,10 +405,10 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}
-	if err := c.task().Update(ctx, update); err != nil {
+	if err := c.now().task.Update(ctx, update); err != nil {
 		return err
 	}
-	c.setResources(merged)
+	c.change(func(now *liveContainer) { now.Resources.M = merged })
 	c.publish()
 	return c.put(ctx)
 }
@@ -433,11 +430,11 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
 	}
 	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
-		err := trace.Do(ctx, "reopen log", c.task().ReopenLog)
+		err := trace.Do(ctx, "reopen log", c.now().task.ReopenLog)
 		if err == nil {
 			return nil
 		}
-		dir := filepath.Dir(c.rec.LogPath)
+		dir := filepath.Dir(c.plan.LogPath)
 		if _, statErr := os.Lstat(dir); errors.Is(statErr, os.ErrNotExist) {
 			return fmt.Errorf("log directory %s has been removed, and the log goes on in the removed file: %w: %w", dir, err, fault.Precondition)
 		}
@@ -455,7 +452,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 	}
 	var result *oci.ExecResult
 	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		result, err = c.task().Exec(ctx, cmd, timeout)
+		result, err = c.now().task.Exec(ctx, cmd, timeout)
 		return err
 	})
 	if err != nil {

@@ -48,7 +48,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 func (c *Container) countLog(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
-	c.logged.Store(c.task().Logged(ctx))
+	c.logged.Store(c.now().task.Logged(ctx))
 }
 
 // retire takes the container off the node's list and keeps what it had logged
@@ -58,7 +58,7 @@ func (c *Container) retire() {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	log.removed += c.logged.Load()
-	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.rec.Config.M.GetMetadata()), c.id)
+	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
 }
 
 // Summary is what there is on the node, and what has happened to it since the
@@ -94,12 +94,12 @@ func (e *Engine) Summary() Summary {
 		}
 	}
 	for _, pod := range e.sandboxes.all() {
-		if pod.isUnheard() {
+		if pod.now().unreachable {
 			s.Unheard++
 		}
 	}
 	for _, c := range e.containers.all() {
-		if c.isUnheard() {
+		if c.now().unreachable {
 			s.Unheard++
 		}
 	}

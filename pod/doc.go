@@ -21,6 +21,10 @@
 //	<run>/containers/<id>/                  bundle, monitor socket
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
+// A record has two parts. The plan is what was decided when the object was made: it
+// never changes and is read freely. The state is what verbs change: it is read as a
+// whole by now, changed in one step by change, and out of reach otherwise.
+//
 // The state of a container (created, running, exited) is never stored. It is
 // computed from the record, the monitor and the exit file. A monitor of an earlier
 // server that does not answer leaves its container as the record has it.
@@ -46,8 +50,8 @@
 //
 // # Lock order
 //
-// Sandbox.life, then Container.life, then any mu. A life lock is held for the
-// length of a verb that changes its object; a mu only for a few instructions,
-// never over I/O. StopContainer takes no life lock: whatever hangs, killing is
+// Sandbox.life, then Container.life, then the locks of change and now. A life lock
+// is held for the length of a verb that changes its object; those of change and now
+// only for a few instructions, never over I/O. StopContainer takes no life lock: whatever hangs, killing is
 // always possible.
 package pod

@@ -195,12 +195,12 @@ func (e *Engine) Close(ctx context.Context) error {
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.endWaits(errClosing)
 	for _, c := range e.containers.all() {
-		if task := c.task(); task != nil { // of an engine that was only Loaded there is none
+		if task := c.now().task; task != nil { // of an engine that was only Loaded there is none
 			task.Close()
 		}
 	}
 	for _, s := range e.sandboxes.all() {
-		if infra := s.infraTask(); infra != nil {
+		if infra := s.now().infra; infra != nil {
 			infra.Close()
 		}
 	}

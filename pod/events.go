@@ -182,19 +182,18 @@ func (c *Container) tell() {
 // it was known to run is told of when both are known; one that could never be
 // started has skipped a stage.
 func (c *Container) stage() (now, skip stage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	at := c.now()
 	switch {
-	case c.gone:
+	case at.gone:
 		now = deleted
-	case c.exit != nil && (c.rec.Phase != phaseStarting || c.rec.StartError != ""):
+	case at.exit != nil && (at.Phase != phaseStarting || at.StartError != ""):
 		now = stopped
-	case c.rec.Phase == phaseStarted:
+	case at.Phase == phaseStarted:
 		now = started
 	default:
 		now = created
 	}
-	if c.rec.StartedAt.IsZero() {
+	if at.StartedAt.IsZero() {
 		skip = started
 	}
 	return now, skip
@@ -202,15 +201,13 @@ func (c *Container) stage() (now, skip stage) {
 
 // tell makes known what has become of the pod.
 func (s *Sandbox) tell() {
-	now := started // a pod is, or is not
-	s.mu.Lock()
+	now, at := started, s.now() // a pod is, or is not
 	switch {
-	case s.gone:
+	case at.gone:
 		now = deleted
-	case s.ending.Err() != nil || s.rec.Phase != phaseReady:
+	case s.ending.Err() != nil || at.Phase != phaseReady:
 		now = stopped
 	}
-	s.mu.Unlock()
 	s.teller.reach(now, untold, func(kind cri.ContainerEventType) { s.emit(s.id, kind) })
 }
 
@@ -231,7 +228,7 @@ func (s *Sandbox) emit(id string, kind cri.ContainerEventType) {
 // memberViews are the pod's containers, newest first.
 func (s *Sandbox) memberViews() []*ContainerView {
 	var views []*ContainerView
-	for _, c := range s.containers() {
+	for _, c := range s.now().containers {
 		views = append(views, c.view.Load())
 	}
 	slices.SortFunc(views, func(a, b *ContainerView) int { return b.CreatedAt.Compare(a.CreatedAt) })

@@ -36,7 +36,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 		switch {
 		case err == nil:
 			c := e.newContainer(id, s, *rec)
-			s.addMember(c)
+			s.change(func(now *livePod) { now.add(c) })
 			e.containers.publish(id, c)
 		case pods[rec.SandboxID] == nil:
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})

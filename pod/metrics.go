@@ -76,7 +76,7 @@ func (s *Sandbox) meterAll(m *PodMetrics, parts MetricParts, disk *storage.FsSiz
 	if s.meter != nil && s.meter.wholePod {
 		m.Details = s.meter.details(parts.Cgroup)
 	}
-	for _, c := range s.containers() {
+	for _, c := range s.now().containers {
 		v := c.view.Load()
 		if v.State == cri.ContainerState_CONTAINER_EXITED || c.meter == nil {
 			continue

@@ -50,7 +50,7 @@ func (k known) CgroupParents() []string {
 	}
 	note(k.engine.cgroupOf(nil, "", "0"))
 	for _, pod := range k.engine.sandboxes.all() {
-		note(k.engine.cgroupOf(pod.rec.Config.M, "", "0"))
+		note(k.engine.cgroupOf(pod.plan.Config.M, "", "0"))
 	}
 	return parents
 }
@@ -59,7 +59,7 @@ func (k known) CgroupParents() []string {
 func (k known) Attachments() []*network.Attachment {
 	var all []*network.Attachment
 	for _, s := range k.engine.sandboxes.all() {
-		if a := s.network(); a != nil {
+		if a := s.now().Network; a != nil {
 			all = append(all, a)
 		}
 	}
@@ -70,7 +70,7 @@ func (k known) Attachments() []*network.Attachment {
 func (k known) NetworkNamespaces() []string {
 	var paths []string
 	for _, s := range k.engine.sandboxes.all() {
-		paths = append(paths, s.rec.Namespaces.Paths().Net)
+		paths = append(paths, s.plan.Namespaces.Paths().Net)
 	}
 	return paths
 }

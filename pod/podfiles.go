@@ -66,7 +66,7 @@ func (s *Sandbox) shmDir() string { return filepath.Join(s.runDir(), "shm") }
 
 // filesDir has the files that the pod's containers see and may write to.
 func (s *Sandbox) filesDir() string {
-	if !s.rec.OwnFiles {
+	if !s.plan.OwnFiles {
 		return s.runDir()
 	}
 	return filepath.Join(s.runDir(), "files")
@@ -96,7 +96,7 @@ func (s *Sandbox) mountFiles(context.Context) error {
 
 // writeFiles makes the files that the pod's containers see.
 func (s *Sandbox) writeFiles(context.Context) error {
-	cfg := s.rec.Config.M
+	cfg := s.plan.Config.M
 	if dir := cfg.GetLogDirectory(); dir != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -122,7 +122,7 @@ func (s *Sandbox) writeFiles(context.Context) error {
 // give makes the root of the pod's user namespace the owner of files that its
 // containers see.
 func (s *Sandbox) give(files ...string) error {
-	uid, gid := s.rec.Namespaces.Root()
+	uid, gid := s.plan.Namespaces.Root()
 	if uid == 0 && gid == 0 {
 		return nil
 	}
@@ -138,7 +138,7 @@ func (s *Sandbox) give(files ...string) error {
 // ours, and do nothing else there: runtimes set up a container's mounts as that
 // root.
 func (s *Sandbox) letIn(dir string) error {
-	_, gid := s.rec.Namespaces.Root()
+	_, gid := s.plan.Namespaces.Root()
 	if gid == 0 {
 		return nil
 	}
@@ -147,8 +147,8 @@ func (s *Sandbox) letIn(dir string) error {
 
 // hostname is the pod's, or the node's for a pod that shares its network.
 func (s *Sandbox) hostname() (string, error) {
-	if s.rec.Namespaces.UTS && s.rec.Namespaces.Hostname != "" {
-		return s.rec.Namespaces.Hostname, nil
+	if s.plan.Namespaces.UTS && s.plan.Namespaces.Hostname != "" {
+		return s.plan.Namespaces.Hostname, nil
 	}
 	return os.Hostname()
 }
@@ -192,7 +192,7 @@ func resolvConf(dns *cri.DNSConfig) ([]byte, error) {
 // makeNamespaces makes and pins the namespaces that the containers share. No
 // process is needed to hold them.
 func (s *Sandbox) makeNamespaces(context.Context) error {
-	n := s.rec.Namespaces
+	n := s.plan.Namespaces
 	if !n.Net && !n.IPC && !n.UTS && len(n.UIDs) == 0 {
 		return nil
 	}
@@ -207,8 +207,8 @@ func (s *Sandbox) infraRef() oci.Ref {
 		Dir:      filepath.Join(s.runDir(), "infra"),
 		ExitFile: filepath.Join(s.runDir(), "infra-exit.json"),
 	}
-	if cfg := s.rec.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.rec.CgroupPrefix, s.id)
+	if cfg := s.plan.Config.M; cfg != nil {
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.plan.CgroupPrefix, s.id)
 	}
 	return ref
 }
@@ -227,8 +227,8 @@ func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, c
 // needsNetworkCgroup reports whether cAdvisor has to find an empty cgroup in the
 // pod's name: it asks CRI-O for the network of that alone, which CRI-O makes as
 // well where a pod has no infra container.
-func (rec *podRecord) needsNetworkCgroup() bool {
-	return rec.CgroupPrefix == spec.CrioPrefix && rec.Namespaces.Net && !rec.Infra
+func (plan *podPlan) needsNetworkCgroup() bool {
+	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
 }
 
 func (s *Sandbox) makeNetworkCgroup(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }
@@ -263,7 +263,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
 	})
 	if task != nil {
-		s.setInfra(task, false)
+		s.change(func(now *livePod) { now.infra, now.unreachable = task, false })
 	}
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
 )
 
 // recordVersion changes when a record of the old form can no longer be read.
@@ -32,18 +33,14 @@ const (
 	phaseRemoving phase = "removing" // both: hidden from readers
 )
 
-// podRecord is the whole truth about a pod.
-type podRecord struct {
-	Phase      phase
+// podPlan is what a pod is made of. It never changes and is read without a lock.
+type podPlan struct {
 	Handler    string
 	Config     message[*cri.PodSandboxConfig]
 	CreatedAt  time.Time
 	BootID     string
 	Namespaces ns.Spec
-	// Network is planned before the ADD, completed by it, and nil again once
-	// the DEL has succeeded: while it is not, the network is owed a DEL.
-	Network *network.Attachment `json:",omitempty"`
-	Infra   bool                // the pod has a container of its own
+	Infra      bool // the pod has a container of its own
 	// Sandboxed: in it the runtime has made the sandbox in which all others live.
 	Sandboxed bool `json:",omitempty"`
 	// OwnFiles: its files are in a file system of their own, as those of pods from
@@ -51,13 +48,37 @@ type podRecord struct {
 	OwnFiles bool `json:",omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:",omitempty"`
-	// Overhead and Resources replace those of Config since an update.
+}
+
+// podState is what verbs change of a pod.
+type podState struct {
+	Phase phase
+	// Network is planned before the ADD, completed by it, and nil again once
+	// the DEL has succeeded: while it is not, the network needs a DEL.
+	Network *network.Attachment `json:",omitempty"`
+	// Overhead and Resources replace those of the plan's Config since an update.
 	Overhead  message[*cri.LinuxContainerResources]
 	Resources message[*cri.LinuxContainerResources]
 }
 
+// give notes what an update gives to the pod; nil leaves it as it was.
+func (state *podState) give(overhead, resources *cri.LinuxContainerResources) {
+	if overhead != nil {
+		state.Overhead.M = overhead
+	}
+	if resources != nil {
+		state.Resources.M = resources
+	}
+}
+
+// podRecord is all that is on record of a pod.
+type podRecord struct {
+	podPlan
+	podState
+}
+
 // config is the request as updates have changed it.
-func (rec *podRecord) config() *cri.PodSandboxConfig {
+func (rec podRecord) config() *cri.PodSandboxConfig {
 	if rec.Overhead.M == nil && rec.Resources.M == nil {
 		return rec.Config.M
 	}
@@ -74,16 +95,15 @@ func (rec *podRecord) config() *cri.PodSandboxConfig {
 	return config
 }
 
-// containerRecord is the whole truth about a container but for its exit.
-type containerRecord struct {
-	Phase     phase
+// containerPlan is what a container is made of. It never changes and is read
+// without a lock.
+type containerPlan struct {
 	SandboxID string
 	Handler   string
 	Config    message[*cri.ContainerConfig]
 	ImageID   string
 	ImageRef  string
 	CreatedAt time.Time
-	StartedAt time.Time
 	BootID    string
 	LogPath   string
 	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
@@ -91,18 +111,33 @@ type containerRecord struct {
 	Cgroup      string
 	MountLabel  string        `json:",omitempty"`
 	Volumes     []imageVolume `json:",omitempty"`
-	Resources   message[*cri.LinuxContainerResources]
-	User        message[*cri.ContainerUser]
-	StopSignal  cri.Signal // as reported
-	StopNumber  int        // as sent
+	StopSignal  cri.Signal    // as reported
+	StopNumber  int           // as sent
+}
+
+// containerState is what verbs change of a container.
+type containerState struct {
+	Phase     phase
+	StartedAt time.Time
+	Resources message[*cri.LinuxContainerResources]
+	User      message[*cri.ContainerUser]
 	// StartError is why the container could not be started or, of one that is still
 	// phaseCreated, why it cannot be: the runtime has nothing of that one.
 	StartError string `json:",omitempty"`
 }
 
-// unstartable tells whether the runtime has refused to create the container.
-func (rec *containerRecord) unstartable() bool {
-	return rec.Phase == phaseCreated && rec.StartError != ""
+// refused is why the runtime did not create the container, nil if it did.
+func (state *containerState) refused() error {
+	if state.Phase != phaseCreated || state.StartError == "" {
+		return nil
+	}
+	return &oci.ProgramError{Message: state.StartError}
+}
+
+// containerRecord is all that is on record of a container but for its exit.
+type containerRecord struct {
+	containerPlan
+	containerState
 }
 
 // message lets a protobuf message live in a JSON document in its own JSON

@@ -195,7 +195,7 @@ func (e *Engine) end(id string, cleanup retry.Work, ends *waiting) {
 // recoverSandbox puts the pod back in its place, or tears it down if it was
 // not ready. Its containers have been recovered.
 func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) {
-	switch s.phase() {
+	switch s.now().Phase {
 	case phaseCreating, phaseRemoving:
 		s.end()
 		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.id)
@@ -215,11 +215,11 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 			e.end(s.id, s.expire, ends)
 		}
 	case phaseStopped:
-		if s.owesNetwork() {
+		if s.now().hasNetwork() {
 			e.cleanups.Add(s.id, s.finishStop)
 		}
 	}
-	e.sandboxes.reserve(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
+	e.sandboxes.reserve(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
 	s.publish()
 	e.sandboxes.publish(s.id, s)
 	s.tell()
@@ -227,7 +227,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 
 // dismantle is the teardown of a pod that nobody knows any more.
 func (s *Sandbox) dismantle(ctx context.Context) error {
-	for _, c := range s.containers() {
+	for _, c := range s.now().containers {
 		if err := c.remove(ctx); err != nil {
 			return err
 		}
@@ -261,7 +261,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 	}
 	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil {
 		c.setTask(oci.Dead(exit), false) // its monitor may still wait for the end of its output
-		if c.phase() == phaseStarting {
+		if c.now().Phase == phaseStarting {
 			c.settleAs(phaseStarted)
 			e.cleanups.AddNow(id, c.recordStart)
 		}
@@ -272,7 +272,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 			e.end(id, c.teardown, answers)
 			return
 		}
-	} else if refused := c.refused(); refused != nil {
+	} else if refused := rec.refused(); refused != nil {
 		c.setTask(oci.Unstartable(c.ref, refused, startErrorCode), false)
 		c.publish()
 		e.inBackground("watch container", c.watch)
@@ -284,7 +284,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		e.inBackground("take up container "+id, func() { c.takeUp(known) })
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
-	s.addMember(c)
+	s.change(func(now *livePod) { now.add(c) })
 	e.containers.publish(id, c)
 	c.tell()
 }
@@ -338,10 +338,11 @@ func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oc
 
 // hearInfra is takeUp for the infra container of a pod that may live.
 func (s *Sandbox) hearInfra(answers *waiting) {
-	if s.phase() != phaseReady || !s.rec.Infra || s.rec.BootID != s.engine.boot {
+	if s.now().Phase != phaseReady || !s.plan.Infra || s.plan.BootID != s.engine.boot {
 		return
 	}
-	s.setInfra(s.runtime.Unheard(s.infraRef()), true)
+	infra := s.runtime.Unheard(s.infraRef())
+	s.change(func(now *livePod) { now.infra, now.unreachable = infra, true })
 	known := make(chan struct{})
 	answers.add(known)
 	s.engine.inBackground("take up infra container of pod "+s.id, func() {
@@ -366,10 +367,10 @@ func (s *Sandbox) hearInfra(answers *waiting) {
 // happened. While the runtime is at it nobody knows: the container counts as
 // created, and can be stopped.
 func (c *Container) settleStart(ctx context.Context) {
-	if c.phase() != phaseStarting {
+	if c.now().Phase != phaseStarting {
 		return
 	}
-	task := c.task()
+	task := c.now().task
 	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		started, err := task.Started(ctx)
 		if ctx.Err() != nil {
@@ -398,15 +399,15 @@ func (c *Container) settleStart(ctx context.Context) {
 
 // settleAs leaves a phase alone that is another one by now.
 func (c *Container) settleAs(p phase) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rec.Phase != phaseStarting {
-		return
-	}
-	c.rec.Phase = p
-	if p == phaseCreated { // also if a start has failed amid whose undoing the server died
-		c.rec.StartedAt, c.rec.StartError = time.Time{}, ""
-	}
+	c.change(func(now *liveContainer) {
+		if now.Phase != phaseStarting {
+			return
+		}
+		now.Phase = p
+		if p == phaseCreated { // also if a start has failed amid whose undoing the server died
+			now.StartedAt, now.StartError = time.Time{}, ""
+		}
+	})
 }
 
 // reloadDead recovers a container of another boot whose exit is not known.

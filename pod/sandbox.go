@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/guarded"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
@@ -28,6 +29,8 @@ import (
 type Sandbox struct {
 	engine  *Engine
 	id      string
+	plan    podPlan
+	live    guarded.Value[livePod]
 	runtime oci.Runtime
 	meter   *meter // nil: only the containers use anything
 	cgroup  string // the pod's own, or the one of its infra container
@@ -39,17 +42,10 @@ type Sandbox struct {
 	life   sync.Mutex
 	teller teller
 
-	mu      sync.Mutex // guards what follows; never held over I/O
-	rec     podRecord
-	infra   oci.Task
-	unheard bool // infra is what there is until its monitor answers
-	members map[string]*Container
-	// ending ends when the pod does: no container is created from then on, and the
-	// creations under way are called off.
+	// ending ends, within a change, when the pod does: no container is created from
+	// then on, and the creations under way are called off.
 	ending   context.Context
 	callOff  context.CancelCauseFunc
-	gone     bool           // removed
-	owed     error          // why the network could not be given back when that was last tried
 	creating sync.WaitGroup // of containers
 }
 
@@ -58,15 +54,15 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, m := e.podMeter(id, rec)
+	own, m := e.podMeter(id, rec.podPlan)
 	s := &Sandbox{
 		engine:  e,
 		id:      id,
 		runtime: runtime,
 		meter:   m,
 		cgroup:  own,
-		rec:     rec,
-		members: make(map[string]*Container),
+		plan:    rec.podPlan,
+		live:    guarded.Of(livePod{podState: rec.podState}),
 	}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.closing))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
@@ -104,7 +100,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, podRecord{
+			return e.runSandbox(ctx, id, podPlan{
 				Handler:   handler,
 				Config:    message[*cri.PodSandboxConfig]{cfg},
 				Infra:     needsInfra(cfg) || abilities.Sandboxed,
@@ -124,29 +120,28 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 // after its work was done.
 func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
 	if s, err := e.sandboxes.find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
-		s.rec.Handler == handler && proto.Equal(s.rec.Config.M, cfg) { // as it was asked for, whatever updates have changed
+		s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
 		return owner, nil
 	}
 	return "", fmt.Errorf("pod %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
-func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error {
-	rec.Phase = phaseCreating
-	rec.CreatedAt = time.Now()
-	rec.BootID = e.boot
-	rec.Namespaces = e.namespacesOf(id, rec.Config.M)
-	rec.CgroupPrefix = e.cfg.CgroupPrefix
-	rec.OwnFiles = true
-	s, err := e.newSandbox(id, rec)
+func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error {
+	plan.CreatedAt = time.Now()
+	plan.BootID = e.boot
+	plan.Namespaces = e.namespacesOf(id, plan.Config.M)
+	plan.CgroupPrefix = e.cfg.CgroupPrefix
+	plan.OwnFiles = true
+	s, err := e.newSandbox(id, podRecord{plan, podState{Phase: phaseCreating}})
 	if err != nil {
 		return err
 	}
-	if rec.Namespaces.Net {
-		plan, err := e.deps.Network.Plan(s.networkPod())
+	if plan.Namespaces.Net {
+		attachment, err := e.deps.Network.Plan(s.networkPod())
 		if err != nil {
 			return err
 		}
-		s.setNetwork(plan)
+		s.change(func(now *livePod) { now.Network = attachment })
 	}
 	if err = s.put(ctx); err == nil {
 		err = panics.Do(ctx, "build pod", func() error { return s.build(ctx) })
@@ -171,7 +166,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, rec podRecord) error
 func (s *Sandbox) build(ctx context.Context) error {
 	var record errgroup.Group            // on its way to the disk
 	defer func() { _ = record.Wait() }() // attach has returned its error
-	if s.rec.Namespaces.Net {
+	if s.plan.Namespaces.Net {
 		record.Go(func() error {
 			return trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) })
 		})
@@ -184,11 +179,11 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"make pod directory", true, s.makeRunDir},
 		{"mount pod files", true, s.mountFiles},
 		{"write pod files", true, s.writeFiles},
-		{"mount shm", s.rec.Namespaces.IPC, s.mountShm},
+		{"mount shm", s.plan.Namespaces.IPC, s.mountShm},
 		{"make namespaces", true, s.makeNamespaces},
-		{"attach network", s.rec.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
-		{"start infra container", s.rec.Infra, s.startInfra},
-		{"make cgroup", s.rec.needsNetworkCgroup(), s.makeNetworkCgroup},
+		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
+		{"start infra container", s.plan.Infra, s.startInfra},
+		{"make cgroup", s.plan.needsNetworkCgroup(), s.makeNetworkCgroup},
 	} {
 		if !step.needed {
 			continue
@@ -197,7 +192,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	s.setPhase(phaseReady)
+	s.change(func(now *livePod) { now.Phase = phaseReady })
 	return s.put(ctx)
 }
 
@@ -209,12 +204,12 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 	if err := onDisk(); err != nil {
 		return err
 	}
-	pod, plan := s.networkPod(), s.network()
+	pod, plan := s.networkPod(), s.now().Network
 	done, err := s.engine.deps.Network.Attach(ctx, pod, plan)
 	if err != nil {
 		return err
 	}
-	s.setNetwork(done)
+	s.change(func(now *livePod) { now.Network = done })
 	if len(done.HostPorts) > 0 {
 		// The rules are made of the record.
 		if err := s.put(ctx); err != nil {
@@ -225,7 +220,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 		}
 	}
 	// Sysctls of interfaces that the plugins have only just made.
-	return trace.Call(ctx, "set sysctls of interfaces", func() error { return ns.SetInterfaceSysctls(s.rec.Namespaces) })
+	return trace.Call(ctx, "set sysctls of interfaces", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
 }
 
 // StopSandbox kills the pod's containers and gives back its network and
@@ -249,7 +244,7 @@ func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 // stop wants life held. A pod whose removal has begun is the removal's: its record
 // must not be written again.
 func (s *Sandbox) stop(ctx context.Context) error {
-	if p := s.phase(); p == phaseRemoving || p == phaseStopped && !s.owesNetwork() {
+	if p := s.now().Phase; p == phaseRemoving || p == phaseStopped && !s.now().hasNetwork() {
 		return nil
 	}
 	started := time.Now()
@@ -260,16 +255,16 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	}
 	// From here on the pod cannot come back, whoever dies: its address may be
 	// another pod's soon.
-	s.setPhase(phaseStopping)
+	s.change(func(now *livePod) { now.Phase = phaseStopping })
 	s.note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
-	s.setPhase(phaseStopped)
+	s.change(func(now *livePod) { now.Phase = phaseStopped })
 	noted := s.note(ctx)
 	s.tell()
 	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
-	if s.owesNetwork() || !noted {
+	if s.now().hasNetwork() || !noted {
 		s.engine.cleanups.Add(s.id, s.finishStop)
 	}
 	return nil
@@ -293,14 +288,14 @@ func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 }
 
 func (s *Sandbox) remove(ctx context.Context) error {
-	if s.phase() == phaseRemoving {
+	if s.now().Phase == phaseRemoving {
 		return nil // by a call that was here before us
 	}
 	if err := s.stop(ctx); err != nil {
 		return err
 	}
 	var errs []error
-	for _, c := range s.containers() {
+	for _, c := range s.now().containers {
 		errs = append(errs, c.remove(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -310,8 +305,8 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
 		s.engine.cleanups.Add(s.id, s.teardown)
 	}
-	s.engine.sandboxes.drop(nameOfPod(s.rec.Config.M.GetMetadata()), s.id)
-	s.setGone()
+	s.engine.sandboxes.drop(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
+	s.change(func(now *livePod) { now.gone = true })
 	s.tell()
 	return nil
 }
@@ -331,9 +326,9 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
 	before := s.view.Load().Config
-	s.setResources(overhead, resources)
+	s.change(func(now *livePod) { now.give(overhead, resources) })
 	if err := s.limitSandbox(ctx, before); err != nil {
-		s.setResources(before.GetLinux().GetOverhead(), before.GetLinux().GetResources())
+		s.change(func(now *livePod) { now.give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	if err := e.deps.Trace.Do(context.WithoutCancel(ctx), "update pod", s.id, s.put); err != nil {
@@ -346,8 +341,8 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 // limitSandbox gives the sandbox in which all containers live the pod's limits, as
 // far as the pod's cgroup allows: raiseSandbox does the rest. It wants life held.
 func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig) error {
-	infra := s.infraTask()
-	if !s.rec.Sandboxed || infra == nil {
+	infra := s.now().infra
+	if !s.plan.Sandboxed || infra == nil {
 		return nil
 	}
 	ctx, cancel := undoContext(ctx)
@@ -356,7 +351,7 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.sandboxLimits(s.config())
+	now, clamped, err := s.sandboxLimits(s.record().config())
 	if err != nil {
 		return err
 	}
@@ -403,10 +398,10 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 	}
 	s.life.Lock()
 	defer s.life.Unlock()
-	if s.phase() != phaseReady {
+	if s.now().Phase != phaseReady {
 		return
 	}
-	if err := s.limitSandbox(ctx, s.config()); err != nil {
+	if err := s.limitSandbox(ctx, s.record().config()); err != nil {
 		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.id, "err", err)
 	}
 }
@@ -414,9 +409,7 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 // end refuses new containers, calls off those being created and waits until
 // they are gone.
 func (s *Sandbox) end() {
-	s.mu.Lock()
-	s.callOff(errPodEnding)
-	s.mu.Unlock()
+	s.change(func(*livePod) { s.callOff(errPodEnding) })
 	s.creating.Wait()
 }
 
@@ -425,12 +418,15 @@ var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition
 // admit ties the creation of a container to the pod's life. The caller calls
 // done when the container is a member or gone.
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ending.Err() != nil || s.rec.Phase != phaseReady {
+	admitted := false
+	s.change(func(now *livePod) {
+		if admitted = s.ending.Err() == nil && now.Phase == phaseReady; admitted {
+			s.creating.Add(1)
+		}
+	})
+	if !admitted {
 		return nil, nil, fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
-	s.creating.Add(1)
 	ctx, cancel := until(ctx, s.ending)
 	return ctx, func() {
 		cancel()
@@ -440,7 +436,7 @@ func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ 
 
 // killMembers kills all containers side by side and waits for their end.
 func (s *Sandbox) killMembers(ctx context.Context) error {
-	members := s.containers()
+	members := s.now().containers
 	errs := make([]error, len(members))
 	var wg panics.Group
 	for i, c := range members {
@@ -448,28 +444,6 @@ func (s *Sandbox) killMembers(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-func (s *Sandbox) containers() []*Container {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	members := make([]*Container, 0, len(s.members))
-	for _, c := range s.members {
-		members = append(members, c)
-	}
-	return members
-}
-
-func (s *Sandbox) addMember(c *Container) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.members[c.id] = c
-}
-
-func (s *Sandbox) dropMember(c *Container) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.members, c.id)
 }
 
 // runDir holds what may be thrown away.

@@ -56,7 +56,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	// business.
 	var s *oci.Session
 	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		s, err = c.task().Open(ctx, cmd)
+		s, err = c.now().task.Open(ctx, cmd)
 		return err
 	})
 	if err != nil {
@@ -81,7 +81,7 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	if err != nil {
 		return err
 	}
-	s, err := c.task().Attach(ctx, conmon.Streams{
+	s, err := c.now().task.Attach(ctx, conmon.Streams{
 		Stdin: client.Stdin != nil, Stdout: client.Stdout != nil, Stderr: client.Stderr != nil,
 	})
 	if err != nil {
@@ -89,7 +89,7 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 	}
 	defer s.Close()
 	talk := conversation{container: c, session: s, client: client, endInput: func() {}}
-	if cfg := c.rec.Config.M; cfg.GetStdinOnce() && !cfg.GetTty() {
+	if cfg := c.plan.Config.M; cfg.GetStdinOnce() && !cfg.GetTty() {
 		talk.endInput = s.EndInput
 	} else {
 		talk.leaves = s.TakesInput()
@@ -342,7 +342,7 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 
 // dial connects to a port inside the pod.
 func (s *Sandbox) dial(ctx context.Context, port uint16) (oci.Stream, error) {
-	if infra := s.infraTask(); infra != nil && s.rec.Sandboxed {
+	if infra := s.now().infra; infra != nil && s.plan.Sandboxed {
 		conn, err := infra.Forward(ctx, port)
 		if !errors.Is(err, fault.Unimplemented) {
 			return conn, err

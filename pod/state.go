@@ -14,207 +14,110 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
-	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 )
 
 // This file is where facts change and views are made of them.
 
+// livePod is what changes of a pod.
+type livePod struct {
+	podState
+	infra       oci.Task     // nil: there is none, or none yet
+	unreachable bool         // the monitor of infra has not answered since the server was started
+	containers  []*Container // replaced, never modified
+	gone        bool         // removed
+	detachErr   error        // why the network could not be given back when that was last tried
+}
+
+func (p *livePod) add(c *Container) { p.containers = append(slices.Clone(p.containers), c) }
+
+func (p *livePod) drop(c *Container) {
+	p.containers = slices.DeleteFunc(slices.Clone(p.containers), func(other *Container) bool { return other == c })
+}
+
+// now is the pod at this moment.
+func (s *Sandbox) now() livePod { return s.live.Now() }
+
+// change changes the pod in one step; f must not block.
+func (s *Sandbox) change(f func(*livePod)) { s.live.Change(f) }
+
+// record is what is on record of the pod, or will be.
+func (s *Sandbox) record() podRecord { return podRecord{s.plan, s.now().podState} }
+
+// hasNetwork tells whether the pod has a network to give back.
+func (p livePod) hasNetwork() bool { return p.Network != nil }
+
 func (s *Sandbox) put(ctx context.Context) error {
-	s.mu.Lock()
-	rec := s.rec
-	s.mu.Unlock()
-	return s.engine.podRecords.Put(ctx, s.id, &rec)
+	return s.engine.podRecords.Put(ctx, s.id, new(s.record()))
 }
 
-func (s *Sandbox) phase() phase {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec.Phase
-}
-
-func (s *Sandbox) setPhase(p phase) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rec.Phase = p
-}
-
-func (s *Sandbox) setNetwork(a *network.Attachment) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rec.Network = a
-}
-
-func (s *Sandbox) network() *network.Attachment {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec.Network
-}
-
-func (s *Sandbox) owesNetwork() bool { return s.network() != nil }
-
-func (s *Sandbox) setOwed(why error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.owed = why
-}
-
-func (s *Sandbox) whyOwed() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.owed
-}
-
-func (s *Sandbox) setGone() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gone = true
-}
-
-func (s *Sandbox) setInfra(t oci.Task, unheard bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.infra, s.unheard = t, unheard
-}
-
-// takeInfra is false if nobody needs the task any more.
-func (s *Sandbox) takeInfra(t oci.Task) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ending.Err() != nil {
-		return false
-	}
-	s.infra, s.unheard = t, false
-	return true
-}
-
-func (s *Sandbox) isUnheard() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.unheard
-}
-
-func (s *Sandbox) infraTask() oci.Task {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.infra
-}
-
-func (s *Sandbox) setResources(overhead, resources *cri.LinuxContainerResources) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if overhead != nil {
-		s.rec.Overhead.M = overhead
-	}
-	if resources != nil {
-		s.rec.Resources.M = resources
-	}
-}
-
-func (s *Sandbox) config() *cri.PodSandboxConfig {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec.config()
+// takeInfra is false if the pod does not need the task any more.
+func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
+	s.change(func(now *livePod) {
+		if taken = s.ending.Err() == nil; taken {
+			now.infra, now.unreachable = t, false
+		}
+	})
+	return taken
 }
 
 // publish shows readers the pod as it is now.
 func (s *Sandbox) publish() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := &SandboxView{
-		ID:        s.id,
-		Handler:   s.rec.Handler,
-		Config:    s.rec.config(),
-		State:     cri.PodSandboxState_SANDBOX_NOTREADY,
-		CreatedAt: s.rec.CreatedAt,
-		Memo:      new(Memo),
-	}
-	if s.rec.Phase == phaseReady && s.ending.Err() == nil {
-		v.State = cri.PodSandboxState_SANDBOX_READY
-		if s.rec.Namespaces.Net {
-			v.NetNS = s.rec.Namespaces.Paths().Net
+	s.change(func(now *livePod) {
+		v := &SandboxView{
+			ID:        s.id,
+			Handler:   s.plan.Handler,
+			Config:    podRecord{s.plan, now.podState}.config(),
+			State:     cri.PodSandboxState_SANDBOX_NOTREADY,
+			CreatedAt: s.plan.CreatedAt,
+			Memo:      new(Memo),
 		}
-		if s.rec.Network != nil {
-			v.IPs = s.rec.Network.IPs
-			v.Interface = s.rec.Network.Interface
+		if now.Phase == phaseReady && s.ending.Err() == nil {
+			v.State = cri.PodSandboxState_SANDBOX_READY
+			if s.plan.Namespaces.Net {
+				v.NetNS = s.plan.Namespaces.Paths().Net
+			}
+			if now.Network != nil {
+				v.IPs = now.Network.IPs
+				v.Interface = now.Network.Interface
+			}
+			if now.infra != nil {
+				v.PID = now.infra.PID()
+			}
+		} else {
+			s.meter.close()
 		}
-		if s.infra != nil {
-			v.PID = s.infra.PID()
-		}
-	} else {
-		s.meter.close()
-	}
-	s.view.Store(v)
+		s.view.Store(v) // before anybody changes the pod again
+	})
 }
+
+// liveContainer is what changes of a container.
+type liveContainer struct {
+	containerState
+	task oci.Task // nil only while it is being created or torn down unseen
+	// unreachable: task is what there is until the monitor, which an earlier server
+	// has started, answers.
+	unreachable bool
+	exit        *conmon.Exit
+	gone        bool // removed
+}
+
+// now is the container at this moment.
+func (c *Container) now() liveContainer { return c.live.Now() }
+
+// change changes the container in one step; f must not block.
+func (c *Container) change(f func(*liveContainer)) { c.live.Change(f) }
 
 func (c *Container) put(ctx context.Context) error {
-	c.mu.Lock()
-	rec := c.rec
-	c.mu.Unlock()
-	return c.engine.ctrRecords.Put(ctx, c.id, &rec)
+	return c.engine.ctrRecords.Put(ctx, c.id, &containerRecord{c.plan, c.now().containerState})
 }
 
-func (c *Container) phase() phase {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.rec.Phase
-}
-
-func (c *Container) setPhase(p phase) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec.Phase = p
-}
-
-// setStart sets the phase with the time of a start; zero: there was none.
-func (c *Container) setStart(p phase, at time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec.Phase, c.rec.StartedAt = p, at
-}
-
-func (c *Container) setGone() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.gone = true
-}
-
-func (c *Container) setStartError(cause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec.StartError, c.rec.StartedAt = cause.Error(), time.Time{}
-}
-
-// refused is why the runtime did not create the container, nil if it did.
-func (c *Container) refused() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.rec.unstartable() {
-		return nil
-	}
-	return &oci.ProgramError{Message: c.rec.StartError}
-}
-
-func (c *Container) setUser(user *cri.ContainerUser) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec.User.M = user
-}
-
-func (c *Container) stopSignal() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.rec.StopNumber
-}
-
-// mergedResources are the limits in force with r over them, of which only
-// fields that are set count (CRI: UpdateContainerResourcesRequest).
-func (c *Container) mergedResources(r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// mergeResources are the limits in force with r over them, of which only fields
+// that are set count (CRI: UpdateContainerResourcesRequest).
+func mergeResources(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	merged := &cri.LinuxContainerResources{}
-	if c.rec.Resources.M != nil {
-		merged = proto.CloneOf(c.rec.Resources.M) // views refer to the old one
+	if inForce != nil {
+		merged = proto.CloneOf(inForce) // views refer to the old one
 	}
 	hugepages := merged.HugepageLimits
 	merged.HugepageLimits = nil
@@ -228,85 +131,67 @@ func (c *Container) mergedResources(r *cri.LinuxContainerResources) *cri.LinuxCo
 	return merged
 }
 
-func (c *Container) setResources(r *cri.LinuxContainerResources) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec.Resources.M = r
-}
-
-func (c *Container) task() oci.Task {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.live
-}
-
-// setTask is false for a container that is being removed: its task is nobody's.
-func (c *Container) setTask(task oci.Task, unheard bool) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rec.Phase == phaseRemoving {
-		return false
-	}
-	c.live, c.unheard = task, unheard
-	return true
-}
-
-func (c *Container) isUnheard() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unheard
+// setTask is false for a container that is being removed, which has no use for it.
+func (c *Container) setTask(task oci.Task, unreachable bool) (taken bool) {
+	c.change(func(now *liveContainer) {
+		if taken = now.Phase != phaseRemoving; taken {
+			now.task, now.unreachable = task, unreachable
+		}
+	})
+	return taken
 }
 
 // publish shows readers the container as it is now.
 func (c *Container) publish() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	rec := &c.rec
+	c.change(func(now *liveContainer) { c.view.Store(c.viewOf(now)) }) // before anybody changes it again
+}
+
+func (c *Container) viewOf(now *liveContainer) *ContainerView {
 	v := &ContainerView{
 		ID:         c.id,
-		SandboxID:  rec.SandboxID,
-		Handler:    rec.Handler,
-		Config:     rec.Config.M,
-		ImageID:    rec.ImageID,
-		ImageRef:   rec.ImageRef,
+		SandboxID:  c.plan.SandboxID,
+		Handler:    c.plan.Handler,
+		Config:     c.plan.Config.M,
+		ImageID:    c.plan.ImageID,
+		ImageRef:   c.plan.ImageRef,
 		State:      cri.ContainerState_CONTAINER_CREATED,
-		CreatedAt:  rec.CreatedAt,
-		StartedAt:  rec.StartedAt,
-		LogPath:    rec.LogPath,
-		Mounts:     rec.mounts(),
-		User:       rec.User.M,
-		StopSignal: rec.StopSignal,
+		CreatedAt:  c.plan.CreatedAt,
+		StartedAt:  now.StartedAt,
+		LogPath:    c.plan.LogPath,
+		Mounts:     c.plan.mounts(),
+		User:       now.User.M,
+		StopSignal: c.plan.StopSignal,
 		Bundle:     c.ref.Dir,
 		Memo:       new(Memo),
 	}
-	if rec.Resources.M != nil {
-		v.Resources = &cri.ContainerResources{Linux: rec.Resources.M}
+	if now.Resources.M != nil {
+		v.Resources = &cri.ContainerResources{Linux: now.Resources.M}
 	}
 	switch {
-	case c.exit != nil:
+	case now.exit != nil:
 		v.State = cri.ContainerState_CONTAINER_EXITED
-		v.FinishedAt = c.exit.FinishedAt
-		v.ExitCode, v.Reason, v.Message = rec.ending(*c.exit)
-	case rec.Phase == phaseStarted:
+		v.FinishedAt = now.exit.FinishedAt
+		v.ExitCode, v.Reason, v.Message = now.ending(*now.exit)
+	case now.Phase == phaseStarted:
 		v.State = cri.ContainerState_CONTAINER_RUNNING
-		v.PID = c.live.PID()
+		v.PID = now.task.PID()
 	default:
-		v.PID = c.live.PID()
-		if rec.Phase == phaseStarting { // of an earlier server, and may be still
+		v.PID = now.task.PID()
+		if now.Phase == phaseStarting { // of an earlier server, and may be still
 			v.StartedAt = time.Time{}
 		}
 	}
-	c.view.Store(v)
+	return v
 }
 
 // startErrorCode is what peers report for a program that could not be started.
 const startErrorCode = 128
 
 // ending says how the container ended, in the words that the kubelet knows.
-func (rec *containerRecord) ending(exit conmon.Exit) (code int32, reason, message string) {
+func (state *containerState) ending(exit conmon.Exit) (code int32, reason, message string) {
 	switch {
-	case rec.StartError != "":
-		return startErrorCode, "StartError", rec.StartError
+	case state.StartError != "":
+		return startErrorCode, "StartError", state.StartError
 	case exit.Code == 0:
 		return 0, "Completed", ""
 	case exit.OOMKills > 0:
@@ -326,11 +211,11 @@ func (c *Container) awaitExit() {
 	default:
 	}
 	select {
-	case <-c.task().Exited():
+	case <-c.now().task.Exited():
 	case <-c.engine.closing.Done():
 		return
 	}
-	exit, err := c.task().Exit()
+	exit, err := c.now().task.Exit()
 	if err != nil {
 		exit = c.lost(err)
 	}
@@ -363,9 +248,7 @@ func (c *Container) setExit(exit conmon.Exit) {
 
 // showExit is for readers.
 func (c *Container) showExit(exit conmon.Exit) {
-	c.mu.Lock()
-	c.exit = &exit
-	c.mu.Unlock()
+	c.change(func(now *liveContainer) { now.exit = &exit })
 	c.publish()
 	c.meter.close()
 }
@@ -386,7 +269,7 @@ func (c *Container) lost(cause error) conmon.Exit {
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
-		if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
+		if err := trace.Do(ctx, "SIGKILL", c.now().task.Kill); err != nil {
 			slog.ErrorContext(ctx, "container without a monitor not dead after SIGKILL", "container", c.id, "err", err)
 		}
 		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })

@@ -87,10 +87,10 @@ func (c *Container) measure(s *ContainerStats) {
 // usage is told by the kernel or, of a container that lives in a sandbox, by the
 // runtime.
 func (c *Container) usage() cgroup.Usage {
-	if !c.sandbox.rec.Sandboxed {
+	if !c.sandbox.plan.Sandboxed {
 		return c.meter.read()
 	}
-	u, err := c.task().Usage(context.Background())
+	u, err := c.now().task.Usage(context.Background())
 	if err != nil {
 		slog.Debug("runtime reports no usage of a container", "container", c.id, "err", err)
 	}
@@ -116,7 +116,7 @@ func (e *Engine) SandboxStats(wanted func(*SandboxView) bool) []*SandboxStats {
 
 // measure leaves out the network.
 func (s *Sandbox) measure(stats *SandboxStats) {
-	for _, c := range s.containers() {
+	for _, c := range s.now().containers {
 		of := &ContainerStats{View: c.view.Load()}
 		c.measure(of)
 		stats.Containers = append(stats.Containers, of)
@@ -225,9 +225,9 @@ func (m *meter) close() {
 // podMeter is the pod's own cgroup if its client made one for it alone, with its
 // meter, else that of an infra container. Such a one is measured if there is
 // one, and the containers are added to it.
-func (e *Engine) podMeter(id string, rec podRecord) (string, *meter) {
-	cfg := rec.Config.M
-	_, infra, err := e.cgroupOf(cfg, rec.CgroupPrefix, id)
+func (e *Engine) podMeter(id string, plan podPlan) (string, *meter) {
+	cfg := plan.Config.M
+	_, infra, err := e.cgroupOf(cfg, plan.CgroupPrefix, id)
 	if err != nil {
 		return "", nil
 	}
@@ -238,10 +238,10 @@ func (e *Engine) podMeter(id string, rec podRecord) (string, *meter) {
 		}
 		return parent, m
 	}
-	if rec.Infra {
+	if plan.Infra {
 		m := e.newMeter(infra)
 		if m != nil {
-			m.wholePod = rec.Sandboxed // in which all of them are
+			m.wholePod = plan.Sandboxed // in which all of them are
 		}
 		return infra, m
 	}

@@ -120,7 +120,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
 	if graceful {
 		wait = c.stop.remaining
-		signal := func(ctx context.Context) error { return c.task().Signal(ctx, unix.Signal(c.stopSignal())) }
+		signal := func(ctx context.Context) error { return c.now().task.Signal(ctx, unix.Signal(c.plan.StopNumber)) }
 		if err := trace.Do(ctx, "stop signal", signal); err != nil {
 			slog.WarnContext(ctx, "stop signal failed, waiting for SIGKILL", "container", c.id, "err", err)
 		}
@@ -152,8 +152,8 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 func (c *Container) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
-	if err := trace.Do(ctx, "SIGKILL", c.task().Kill); err != nil {
-		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", c.id, "pid", c.task().PID(), "why", c.undead(), "err", err)
+	if err := trace.Do(ctx, "SIGKILL", c.now().task.Kill); err != nil {
+		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", c.id, "pid", c.now().task.PID(), "why", c.undead(), "err", err)
 	}
 }
 

@@ -21,14 +21,14 @@ import (
 
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
-	c.setPhase(phaseRemoving)
+	c.change(func(now *liveContainer) { now.Phase = phaseRemoving })
 	c.note(ctx)
 	var errs []error
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
-	if task := c.task(); task != nil {
+	if task := c.now().task; task != nil {
 		task.Close() // not before: it is the task that buries the monitor
 	}
 	if err := trace.Do(ctx, "remove root file system", c.removeRoots); err != nil {
@@ -51,7 +51,7 @@ var errNetworkOwed = errors.New("network not given back")
 // teardown removes every trace of the pod, the record last. The members must
 // be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
-	s.setPhase(phaseRemoving)
+	s.change(func(now *livePod) { now.Phase = phaseRemoving })
 	s.note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
@@ -59,8 +59,8 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	if err := removeRunDir(ctx, s.runDir()); err != nil {
 		return err
 	}
-	if s.owesNetwork() {
-		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.whyOwed())
+	if s.now().hasNetwork() {
+		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.now().detachErr)
 	}
 	return s.engine.podRecords.Delete(ctx, s.id)
 }
@@ -70,16 +70,16 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 // hold up the rest; it stays in the record, to be retried.
 func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
-	if s.rec.Infra {
+	if s.plan.Infra {
 		err := trace.Do(ctx, "delete container", func(ctx context.Context) error { return s.runtime.Delete(ctx, s.infraRef()) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
 		}
-		if infra := s.infraTask(); infra != nil {
+		if infra := s.now().infra; infra != nil {
 			infra.Close()
 		}
 	}
-	if s.rec.needsNetworkCgroup() {
+	if s.plan.needsNetworkCgroup() {
 		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(s.infraRef().Cgroup) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
@@ -89,7 +89,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 	}
 	// Plugins give back less without the namespace (bridge leaves its firewall
 	// chain), so it is kept for the next try.
-	if !s.owesNetwork() {
+	if !s.now().hasNetwork() {
 		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 		}
@@ -97,7 +97,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.shmDir()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
 	}
-	if s.rec.OwnFiles {
+	if s.plan.OwnFiles {
 		if err := trace.Call(ctx, "unmount pod files", func() error { return mount.Unmount(s.filesDir()) }); err != nil {
 			errs = append(errs, fmt.Errorf("unmount pod files: %w", err))
 		}
@@ -105,19 +105,19 @@ func (s *Sandbox) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (s *Sandbox) removeNamespaces() error { return ns.Remove(s.rec.Namespaces) }
+func (s *Sandbox) removeNamespaces() error { return ns.Remove(s.plan.Namespaces) }
 
 // detach gives the network back if the pod has one, and forgets it.
 func (s *Sandbox) detach(ctx context.Context) error {
-	a := s.network()
+	a := s.now().Network
 	if a == nil {
 		return nil
 	}
 	if err := s.engine.deps.Network.Detach(ctx, s.networkPod(), a); err != nil {
-		s.setOwed(err)
+		s.change(func(now *livePod) { now.detachErr = err })
 		return err
 	}
-	s.setNetwork(nil)
+	s.change(func(now *livePod) { now.Network = nil })
 	return nil
 }
 
@@ -126,7 +126,7 @@ func (s *Sandbox) detach(ctx context.Context) error {
 func (s *Sandbox) finishStop(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	if s.phase() == phaseRemoving {
+	if s.now().Phase == phaseRemoving {
 		return nil // the removal has taken over
 	}
 	return s.settleStop(ctx)
@@ -163,20 +163,20 @@ func (c *Container) note(ctx context.Context) {
 
 // networkPod is how the network knows the pod.
 func (s *Sandbox) networkPod() network.Pod {
-	cfg := s.rec.Config.M
+	cfg := s.plan.Config.M
 	meta := cfg.GetMetadata()
 	return network.Pod{
 		ID:           s.id,
 		Name:         meta.GetName(),
 		Namespace:    meta.GetNamespace(),
 		UID:          meta.GetUid(),
-		NetNS:        s.rec.Namespaces.Paths().Net,
+		NetNS:        s.plan.Namespaces.Paths().Net,
 		CacheDir:     filepath.Join(s.engine.podRecords.Path(s.id), "cni"),
 		PortMappings: cfg.GetPortMappings(),
 		Annotations:  cfg.GetAnnotations(),
 		DNS:          cfg.GetDnsConfig(),
 		CgroupParent: cfg.GetLinux().GetCgroupParent(),
-		OwnKernel:    s.rec.Sandboxed,
+		OwnKernel:    s.plan.Sandboxed,
 		ConfDir:      s.runtime.Handler().CNIConfDir,
 	}
 }
@@ -189,7 +189,7 @@ func (e *Engine) sweep(ctx context.Context, id string) error {
 // sweepContainer removes what an id without a record left in the run
 // directory. Which handler it belonged to is unknown, so all are asked.
 func (e *Engine) sweepContainer(ctx context.Context, id string) error {
-	ref := e.containerRef(id, containerRecord{})
+	ref := e.containerRef(id, containerPlan{})
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -215,7 +215,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
-	s := &Sandbox{engine: e, id: id, rec: podRecord{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
+	s := &Sandbox{engine: e, id: id, plan: podPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)

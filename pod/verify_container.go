@@ -71,18 +71,10 @@ func (v *verification) sort(defects []storage.Defect, keep bool) map[string][]st
 	return byRoot
 }
 
-// snapshot is the record as it is now, the exit if it is known, and whether the
-// container has been removed.
-func (c *Container) snapshot() (rec containerRecord, exit *conmon.Exit, gone bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.rec, c.exit, c.gone
-}
-
 // shouldLive tells whether the container has a process, as far as is known.
 func (c *Container) shouldLive() bool {
-	rec, exit, gone := c.snapshot()
-	if exit == nil && !gone && rec.BootID == c.engine.boot && rec.Phase != phaseCreating && rec.Phase != phaseRemoving && !rec.unstartable() {
+	now := c.now()
+	if now.exit == nil && !now.gone && c.plan.BootID == c.engine.boot && now.Phase != phaseCreating && now.Phase != phaseRemoving && now.refused() == nil {
 		_, err := conmon.ReadExit(c.ref.ExitFile)
 		return err != nil // with the server down, that is where it is noted
 	}
@@ -92,7 +84,7 @@ func (c *Container) shouldLive() bool {
 // settle waits until the server has come to terms with an exit, for which it
 // kills what a lost monitor has left.
 func (c *Container) settle() {
-	if task := c.task(); task == nil || !exited(task) {
+	if task := c.now().task; task == nil || !exited(task) {
 		return
 	}
 	select {
@@ -104,34 +96,34 @@ func (c *Container) settle() {
 // problems are the ways in which the container is not what its record says.
 // Roots has what is wrong with root file systems.
 func (c *Container) problems(ctx context.Context, roots map[string][]string) []audit.Problem {
-	rec, exit, gone := c.snapshot()
-	if gone {
+	now := c.now()
+	if now.gone {
 		return nil
 	}
 	var found []audit.Problem
 	if _, err := c.engine.ctrRecords.Get(c.id); err != nil {
-		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: c.putAgain}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: c.put}})
 	}
-	switch rec.Phase {
+	switch now.Phase {
 	case phaseCreating:
 		return append(found, c.engine.unfinished("its creation"))
 	case phaseRemoving:
 		return append(found, c.engine.unfinished("its removal"))
 	}
 	_, onDisk := conmon.ReadExit(c.ref.ExitFile)
-	if exit == nil && rec.BootID != c.engine.boot {
+	if now.exit == nil && c.plan.BootID != c.engine.boot {
 		if onDisk != nil {
 			found = append(found, audit.Problem{Wrong: "the machine was booted while it ran", Remedy: audit.Remedy{Text: "that is recorded as its end"}})
 		}
 		return found
 	}
-	if exit != nil {
+	if now.exit != nil {
 		if onDisk != nil {
 			found = append(found, audit.Problem{Wrong: fmt.Sprintf("its end is not on record: %v", onDisk), Remedy: audit.Remedy{Text: "it is written again", Do: c.recordExit}})
 		}
 		return found
 	}
-	if rec.unstartable() {
+	if now.refused() != nil {
 		return found
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
@@ -140,20 +132,17 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 	if err != nil {
 		return append(found, audit.Problem{Wrong: err.Error(), Advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
 	}
-	if task != c.task() {
+	if task != c.now().task {
 		defer task.Close()
 	}
 	if exited(task) {
 		return append(found, c.exitProblems(task)...)
 	}
-	return append(found, c.livingProblems(rec, task, roots)...)
+	return append(found, c.livingProblems(task, roots)...)
 }
 
-func (c *Container) putAgain(ctx context.Context) error { return c.put(ctx) }
-
 func (c *Container) recordExit(context.Context) error {
-	_, exit, _ := c.snapshot()
-	return conmon.WriteExit(c.ref.ExitFile, *exit)
+	return conmon.WriteExit(c.ref.ExitFile, *c.now().exit)
 }
 
 // exitProblems: the container is dead, as its monitor's silence has it, and the
@@ -162,7 +151,7 @@ func (c *Container) exitProblems(task oci.Task) []audit.Problem {
 	if _, err := task.Exit(); err == nil {
 		return nil // it will, or the next one does
 	}
-	if known := c.task(); known != nil && !exited(known) && !c.isUnheard() {
+	if known := c.now().task; known != nil && !exited(known) && !c.now().unreachable {
 		return []audit.Problem{{Wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
 			Advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
 	}
@@ -171,7 +160,7 @@ func (c *Container) exitProblems(task oci.Task) []audit.Problem {
 }
 
 // livingProblems: what a container with a process has.
-func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map[string][]string) []audit.Problem {
+func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []audit.Problem {
 	const advice = "delete the pod or restart the container"
 	var found []audit.Problem
 	for _, root := range c.roots() {
@@ -180,11 +169,11 @@ func (c *Container) livingProblems(rec containerRecord, task oci.Task, roots map
 		}
 	}
 	// What lives in a sandbox has its limits there.
-	if !c.sandbox.rec.Sandboxed && lacksCgroup(rec.Cgroup) {
+	if !c.sandbox.plan.Sandboxed && lacksCgroup(c.plan.Cgroup) {
 		select {
 		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
 		case <-time.After(time.Second):
-			found = append(found, audit.Problem{Wrong: "its cgroup " + rec.Cgroup + " is gone, and with it its limits", Advice: advice})
+			found = append(found, audit.Problem{Wrong: "its cgroup " + c.plan.Cgroup + " is gone, and with it its limits", Advice: advice})
 		}
 	}
 	if exited(task) {

@@ -29,20 +29,12 @@ func (v *verification) pods(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// snapshot is the record as it is now, and whether the pod has begun to end or
-// been removed.
-func (s *Sandbox) snapshot() (rec podRecord, ended, gone bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec, s.ending.Err() != nil, s.gone
-}
-
 // networksOf compares the networks of pods that should have one.
 func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
 	var attached []network.Attached
 	for _, s := range pods {
-		rec, ended, gone := s.snapshot()
-		if ended || gone || rec.Phase != phaseReady || rec.Network == nil || rec.BootID != e.boot {
+		rec, gone := s.record(), s.now().gone
+		if s.ending.Err() != nil || gone || rec.Phase != phaseReady || rec.Network == nil || rec.BootID != e.boot {
 			continue
 		}
 		p := s.networkPod()
@@ -56,13 +48,14 @@ func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
 
 // problems are the ways in which the pod is not what its record says.
 func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Damage) []audit.Problem {
-	rec, ended, gone := s.snapshot()
-	if gone {
+	now := s.now()
+	if now.gone {
 		return nil
 	}
+	rec, ended := podRecord{s.plan, now.podState}, s.ending.Err() != nil
 	var found []audit.Problem
 	if _, err := s.engine.podRecords.Get(s.id); err != nil {
-		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: s.putAgain}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: s.put}})
 	}
 	switch rec.Phase {
 	case phaseCreating:
@@ -79,8 +72,6 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 	}
 	return append(found, s.readyProblems(ctx, rec, networks[s.id])...)
 }
-
-func (s *Sandbox) putAgain(ctx context.Context) error { return s.put(ctx) }
 
 // stoppedProblems: a stopped pod has given everything back.
 func (s *Sandbox) stoppedProblems(rec podRecord) []audit.Problem {
@@ -113,7 +104,7 @@ func pathsOf(rec podRecord) []string {
 // lost are the reasons why a pod that is ready on record is dead; unseen is what
 // could not be looked at, which is not to say that it is gone.
 func (s *Sandbox) lost() (lost, unseen []error) {
-	rec, _, _ := s.snapshot()
+	rec := s.record()
 	if rec.BootID != s.engine.boot {
 		return []error{errors.New("it is ready on record, and the machine was booted since")}, nil
 	}
@@ -128,7 +119,7 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 			lost = append(lost, fmt.Errorf("%s is not the network namespace that it was attached with", path))
 		}
 	}
-	if infra := s.infraTask(); rec.Infra && infra != nil && exited(infra) {
+	if infra := s.now().infra; rec.Infra && infra != nil && exited(infra) {
 		lost = append(lost, errInfraDead)
 	}
 	return lost, unseen
@@ -181,7 +172,7 @@ func (s *Sandbox) infraAlive(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if task != s.infraTask() {
+	if task != s.now().infra {
 		defer task.Close()
 	}
 	return !exited(task), nil

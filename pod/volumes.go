@@ -50,16 +50,16 @@ func (e *Engine) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageV
 // image volumes, which storage knows as root file systems that nobody writes to.
 func (c *Container) roots() []storage.Rootfs {
 	roots := []storage.Rootfs{c.rootfs()}
-	for _, v := range c.rec.Volumes {
+	for _, v := range c.plan.Volumes {
 		roots = append(roots, c.volume(v))
 	}
 	return roots
 }
 
 // imagesInUse are the roots as far as the holding of images is concerned.
-func (rec *containerRecord) imagesInUse(id string) []storage.Rootfs {
-	held := []storage.Rootfs{{ID: id, ImageID: rec.ImageID}}
-	for _, v := range rec.Volumes {
+func (plan *containerPlan) imagesInUse(id string) []storage.Rootfs {
+	held := []storage.Rootfs{{ID: id, ImageID: plan.ImageID}}
+	for _, v := range plan.Volumes {
 		held = append(held, storage.Rootfs{ID: v.rootID(id), ImageID: v.ImageID})
 	}
 	return held
@@ -89,13 +89,13 @@ func (c *Container) removeRoots(ctx context.Context) error {
 }
 
 // mounts are the request's, with the images that were mounted.
-func (rec *containerRecord) mounts() []*cri.Mount {
-	asked := rec.Config.M.GetMounts()
-	if len(rec.Volumes) == 0 {
+func (plan *containerPlan) mounts() []*cri.Mount {
+	asked := plan.Config.M.GetMounts()
+	if len(plan.Volumes) == 0 {
 		return asked
 	}
 	mounts := slices.Clone(asked)
-	for _, v := range rec.Volumes {
+	for _, v := range plan.Volumes {
 		mounts[v.Mount] = proto.CloneOf(asked[v.Mount])
 		mounts[v.Mount].Image.ImageRef = v.ImageRef
 	}
@@ -109,9 +109,9 @@ func (c *Container) mountRoots(ctx context.Context) ([]string, error) {
 	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
 		return nil, fmt.Errorf("mount root file system: %w", err)
 	}
-	mounts := c.rec.Config.M.GetMounts()
+	mounts := c.plan.Config.M.GetMounts()
 	sources := make([]string, len(mounts))
-	for _, v := range c.rec.Volumes {
+	for _, v := range c.plan.Volumes {
 		at, r := mounts[v.Mount].GetContainerPath(), c.volume(v)
 		if err := c.engine.deps.Images.MountRootfs(ctx, r); err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, at, err)

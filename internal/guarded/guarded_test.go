@@ -1,0 +1,30 @@
+package guarded_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/crius-run/crius/internal/guarded"
+)
+
+// Changes are made one at a time, none is lost, and readers see no half of one.
+func TestValueChangesAreAtomic(t *testing.T) {
+	type pair struct{ a, b int }
+	const workers, rounds = 8, 1000
+	v := guarded.Of(pair{1, 1})
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for range rounds {
+				v.Change(func(p *pair) { p.a++; p.b++ })
+				if now := v.Now(); now.a != now.b {
+					t.Errorf("half of a change was read: %+v", now)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if now := v.Now(); now.a != 1+workers*rounds {
+		t.Errorf("%d changes, and %d were kept", workers*rounds, now.a-1)
+	}
+}
