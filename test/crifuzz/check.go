@@ -209,11 +209,17 @@ func matches(f filter, o *object, labels map[string]string) (may, must bool) {
 	return may, must
 }
 
+// unknown is no stage of anything here: no monitor is lost.
+const unknown stage = -1
+
 func wantedStage(f filter) (stage, bool) {
 	switch f := f.(type) {
 	case *cri.PodSandboxFilter:
 		return podStage(f.GetState().GetState()), f.GetState() != nil
 	case *cri.ContainerFilter:
+		if f.GetState().GetState() == cri.ContainerState_CONTAINER_UNKNOWN {
+			return unknown, true
+		}
 		return containerStage(f.GetState().GetState()), f.GetState() != nil
 	}
 	return 0, false

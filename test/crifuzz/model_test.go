@@ -157,3 +157,13 @@ func TestWordsOfTheRuntime(t *testing.T) {
 		}
 	}
 }
+
+func TestFilterOfUnknownContainersSelectsNone(t *testing.T) {
+	t.Parallel()
+	filter := &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_UNKNOWN}}
+	for _, at := range []stage{created, running, ended} {
+		if may, must := matches(filter, &object{pod: &object{}, lo: at, hi: at}, nil); may || must {
+			t.Errorf("a container that is %v: %v, %v", at, may, must)
+		}
+	}
+}
