@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -19,6 +20,39 @@ const (
 	smallWindow = 8 << 20   // bytes, that every decoder should take (RFC 8878); larger ones are rare
 )
 
+// maxBlock is the most that a zstd block decompresses to, in bytes (RFC 8878, 3.1.1.2.4).
+const maxBlock = 128 << 10
+
+// maxExpansion is how many times its size a layer may have when it is decompressed,
+// whatever room there is: what deflate can reach, so that an image that gzip could hold
+// is never refused. Four bytes of zstd make 128 KiB, 32768 times as many.
+const maxExpansion = 1032
+
+// minRoom is taken for the room on a disk that has less, where small images still fit.
+const minRoom = 1 << 30 // bytes
+
+// errExpands is carried by the error of a layer that is refused by its expansion.
+var errExpands = errors.New("layer decompresses to too much")
+
+// expansion bounds the bytes to which the layers of an image decompress, in sum. One
+// that has more than there is room for cannot be unpacked, but costs its decompression,
+// twice, if most of it comes after the end of the archive.
+type expansion struct {
+	room     int64        // bytes that are free in the image store
+	came     atomic.Int64 // bytes of layers, as they are compressed
+	expanded atomic.Int64 // bytes at most that zstd blocks decompress to
+}
+
+// add counts a block of so many bytes.
+func (e *expansion) add(bytes int64) error {
+	most := max(minRoom, e.room, e.came.Load()*maxExpansion)
+	if e.expanded.Add(bytes) <= most {
+		return nil
+	}
+	return fmt.Errorf("%w: with the layers before it to more than %d bytes, more than the image store has room for; free disk space, or rebuild the image: %w",
+		errExpands, most, fault.Exhausted)
+}
+
 // layerGuard passes on a layer as it comes from a registry, up to the point
 // where its decompression would take more memory than it may, or where it has as
 // many bytes as its manifest says. Its first bytes decide how the library
@@ -32,7 +66,8 @@ type layerGuard struct {
 	layer      digest.Digest
 	admitLarge func() error  // waits until a window above smallWindow may be used
 	answers    *atomic.Int64 // counts reads under way
-	left       int64         // bytes that may come
+	expansion  *expansion
+	left       int64 // bytes that may come
 
 	step func(*layerGuard) error // is given head; nil: at the beginning
 	head []byte                  // of what step looks at, as far as it has come
@@ -54,6 +89,7 @@ func (g *layerGuard) Read(p []byte) (int, error) {
 		n, err = int(g.left), io.EOF // whether or not the registry ends its answer here
 	}
 	g.left -= int64(n)
+	g.expansion.came.Add(int64(n))
 	if g.err = g.check(p[:n]); g.err != nil {
 		return 0, g.err
 	}
@@ -172,11 +208,17 @@ func (g *layerGuard) block() error {
 	}
 	header := uint64(g.head[0]) | uint64(g.head[1])<<8 | uint64(g.head[2])<<16
 	size := header >> 3
+	expanded := size
 	switch header >> 1 & 3 {
 	case 1:
 		size = 1 // a byte that is repeated
+	case 2:
+		expanded = maxBlock
 	case 3:
 		return g.refuse("a zstd block in it is of no known type")
+	}
+	if err := g.expansion.add(int64(expanded)); err != nil {
+		return fmt.Errorf("layer %s: %w", g.layer, err)
 	}
 	if header&1 != 0 { // the last one
 		return g.next((*layerGuard).frame, size+g.sum)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -96,6 +98,7 @@ func TestLayerGuard(t *testing.T) {
 				ReadCloser: io.NopCloser(wrap(bytes.NewReader(c.content))),
 				layer:      someDigest,
 				answers:    new(atomic.Int64),
+				expansion:  new(expansion),
 				left:       int64(len(c.content)),
 				admitLarge: func() error { asked++; return nil },
 			}
@@ -132,6 +135,62 @@ func TestGreedyLayersAreRefused(t *testing.T) {
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), greedy.Digest.String()) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+	n.empty()
+}
+
+// repeated is a zstd frame of so many blocks that repeat one byte, 128 KiB each.
+func repeated(blocks int) []byte {
+	const size = maxBlock<<3 | 1<<1 // the type of such a block
+	block := []byte{size & 0xff, size >> 8 & 0xff, size >> 16 & 0xff, 0}
+	return slices.Concat(frame(7, 0)[:6], bytes.Repeat(block, blocks), []byte{1, 0, 0})
+}
+
+// A layer may decompress to what there is room for, and beyond that to as many times
+// its size as gzip could. Layers before it count.
+func TestExpansion(t *testing.T) {
+	t.Parallel()
+	const inRoom = minRoom / maxBlock
+	for _, c := range []struct {
+		what    string
+		room    int64
+		layers  [][]byte
+		refused bool // the last of them
+	}{
+		{"as much as there is room for", 0, [][]byte{repeated(inRoom)}, false},
+		{"a block more", 0, [][]byte{repeated(inRoom + 1)}, true},
+		{"a block more, with room", minRoom + maxBlock, [][]byte{repeated(inRoom + 1)}, false},
+		{"two layers", 0, [][]byte{repeated(inRoom / 2), repeated(inRoom/2 + 1)}, true},
+		{"two frames", 0, [][]byte{append(repeated(inRoom/2), repeated(inRoom/2+1)...)}, true},
+		{"as much as gzip could", 0, [][]byte{make([]byte, 2*minRoom/maxExpansion), repeated(2 * inRoom)}, false},
+	} {
+		e := &expansion{room: c.room}
+		for i, content := range c.layers {
+			_, err := io.ReadAll(&layerGuard{
+				ReadCloser: io.NopCloser(bytes.NewReader(content)), layer: someDigest, answers: new(atomic.Int64), expansion: e,
+				left: int64(len(content)), admitLarge: func() error { return nil },
+			})
+			if refused := c.refused && i == len(c.layers)-1; (err != nil) != refused {
+				t.Errorf("%s, layer %d: %v", c.what, i, err)
+			} else if refused && (!errors.Is(err, fault.Exhausted) || !errors.Is(err, errExpands) || !strings.Contains(err.Error(), someDigest)) {
+				t.Errorf("%s: %v", c.what, err)
+			}
+		}
+	}
+}
+
+// Four bytes of zstd make 128 KiB, so that some megabytes would keep a pull busy for
+// hours. The error names the layer.
+func TestLayerThatExpandsIsRefused(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 64)
+	n := newNode(t, func(c *Config) { c.Root = filepath.Join(d.path, "root") })
+	bomb := repeated(16 << 20) // 2 TiB
+	greedy := image.Layer{Blob: bomb, Digest: digest.FromBytes(bomb), DiffID: someDigest}
+	r := serve(t, "app", "bad", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("a", "b")), greedy}}))
+	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:bad"})
+	if !errors.Is(err, fault.Exhausted) || !strings.Contains(err.Error(), greedy.Digest.String()) {
+		t.Errorf("%v", err)
 	}
 	n.empty()
 }
@@ -198,7 +257,7 @@ func FuzzLayerGuard(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		read := func(r io.Reader) ([]byte, error) {
-			return io.ReadAll(&layerGuard{ReadCloser: io.NopCloser(r), layer: someDigest, answers: new(atomic.Int64), left: math.MaxInt64, admitLarge: func() error { return nil }})
+			return io.ReadAll(&layerGuard{ReadCloser: io.NopCloser(r), layer: someDigest, answers: new(atomic.Int64), expansion: new(expansion), left: math.MaxInt64, admitLarge: func() error { return nil }})
 		}
 		whole, err := read(bytes.NewReader(content))
 		if err == nil && !bytes.Equal(whole, content) {

@@ -187,6 +187,9 @@ func (w *workerProcess) run(ctx context.Context, order pullOrder) (string, error
 	case last.Failed != nil:
 		return "", last.Failed.arrived(w.fetchError)
 	}
+	if refused := w.refused(); refused != nil {
+		return "", refused
+	}
 	return "", errors.Join(w.died(ctx, ended), err)
 }
 
@@ -250,6 +253,9 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 		w.mu.Lock()
 		w.failed[number] = err
 		w.mu.Unlock()
+		if errors.Is(err, errExpands) {
+			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
+		}
 		text := hide(redact(err.Error()), w.secrets)
 		_ = writeFrame(pipe, frameError, append(make([]byte, frameHeader), text...)) // the worker may have ended
 	})
@@ -302,6 +308,18 @@ func (w *workerProcess) fetchError(n int) error {
 		return nil
 	}
 	return w.failed[n-1]
+}
+
+// refused is the error of a fetch for which the worker was killed, or nil.
+func (w *workerProcess) refused() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, err := range w.failed {
+		if errors.Is(err, errExpands) {
+			return err
+		}
+	}
+	return nil
 }
 
 // died is the error of a worker that has ended before its work.

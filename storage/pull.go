@@ -115,6 +115,9 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	defer func() { _ = src.opened.Close() }()
 	defer src.opened.end()
 	src.opened.largeWindows = s.largeWindows
+	if src.opened.expansion.room, err = s.layerRoom(); err != nil {
+		return nil, err
+	}
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}

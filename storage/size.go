@@ -2,6 +2,7 @@ package storage
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -30,6 +31,19 @@ func (s *Store) WritableSize() (FsSize, error) {
 		Inodes:     st.Files,
 		FreeInodes: st.Ffree,
 	}, nil
+}
+
+// layerRoom is how many bytes are free for layers.
+func (s *Store) layerRoom() (int64, error) {
+	dir := s.store.GraphRoot()
+	if s.options.ImageStore != "" {
+		dir = s.options.ImageStore
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})
+	}
+	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)), nil
 }
 
 // deviceOf is what is mounted where dir is; empty if that cannot be told.

@@ -83,7 +83,8 @@ type inspected struct {
 	mu           sync.Mutex
 	large        bool // that pull is this one
 
-	answers atomic.Int64 // of the registry, under way
+	answers   atomic.Int64 // of the registry, under way
+	expansion expansion    // of layers
 }
 
 // asked tells whether the registry has been asked for something that it has not
@@ -155,7 +156,10 @@ func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache type
 	if err != nil {
 		return nil, 0, err
 	}
-	guard := &layerGuard{ReadCloser: stream, layer: info.Digest, answers: &s.answers, left: math.MaxInt64, admitLarge: func() error { return s.admitLarge(ctx) }}
+	guard := &layerGuard{
+		ReadCloser: stream, layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
+		admitLarge: func() error { return s.admitLarge(ctx) },
+	}
 	if info.Size > 0 {
 		guard.left = info.Size
 	}
