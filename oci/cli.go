@@ -133,7 +133,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
-	return r.task(ref, client), nil
+	return r.task(ref, client).inPlace(), nil
 }
 
 func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
@@ -144,9 +144,13 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 	return r.logged(a, runtimeLog(ref), args)
 }
 
-func (r *cli) task(ref Ref, client *conmon.Client) Task {
-	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
-	if ref.Sandbox != "" {
+func (r *cli) task(ref Ref, client *conmon.Client) *cliTask {
+	return &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
+}
+
+// inPlace is the task as it is used: in a sandbox it is an inmate.
+func (t *cliTask) inPlace() Task {
+	if t.ref.Sandbox != "" {
 		return &inmate{cliTask: t}
 	}
 	return t
@@ -160,7 +164,9 @@ func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach monitor: %w", err)
 	}
-	return r.task(ref, client), nil
+	t := r.task(ref, client)
+	t.endAbandoned(ctx)
+	return t.inPlace(), nil
 }
 
 // Delete ends the monitor first, so that nobody is left who could still be

@@ -59,13 +59,14 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 			fmt.Errorf("command did not end within %s and was killed: %w", timeout, fault.Timeout))
 		defer cancel()
 	}
-	c, err := t.exec(ctx, Command{Args: args})
+	c, err := t.exec(ctx, Command{Args: args, noted: true})
 	if program, ok := errors.AsType[*ProgramError](err); ok {
 		return program.result(), nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	defer c.forget()
 	trace.Leave(ctx) // the command may take as long as it likes
 	stdout := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
 	stderr := capture.Head{Max: MaxExecOutput, Budget: kept, Free: freeOutput}
@@ -158,8 +159,16 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 type execution struct {
 	*Session
 	pid    int
-	leader int // of its session, which is not always its own: crun makes it in a process between
-	guest  int // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
+	leader int    // of its session, which is not always its own: crun makes it in a process between
+	guest  int    // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
+	dir    string // see Command.noted
+}
+
+// forget removes the note for the next server.
+func (e *execution) forget() {
+	if e.dir != "" {
+		_ = mount.RemoveAll(e.dir) // else it goes with the container
+	}
 }
 
 // noteLeader must come before the process is reaped: a zombie is still in its session.
@@ -195,6 +204,11 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		defer console.close()
 	}
 	e := &execution{Session: s}
+	defer func() {
+		if err != nil || !c.noted {
+			e.forget()
+		}
+	}()
 	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
 		return t.execDetached(ctx, process, stdio, console, e)
 	})
@@ -239,16 +253,16 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(t.ref.Dir, "exec-")
+	dir, err := os.MkdirTemp(t.ref.Dir, execDirs)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = mount.RemoveAll(dir) }() // else it goes with the container
+	e.dir = dir
 	text, err := json.Marshal(process)
 	if err != nil {
 		return err
 	}
-	processFile, pidFile := filepath.Join(dir, "process.json"), filepath.Join(dir, "pid")
+	processFile, pidFile := filepath.Join(dir, "process.json"), pidFileOf(dir)
 	if err := os.WriteFile(processFile, text, 0o600); err != nil {
 		return err
 	}
@@ -258,7 +272,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if console != nil {
 		args = append(args, "--console-socket", console.path)
 	}
-	guestFile := filepath.Join(dir, "guest")
+	guestFile := guestFileOf(dir)
 	if flag := a.traits.guestPID; flag != "" {
 		args = append(args, flag, guestFile)
 	}

@@ -128,6 +128,9 @@ type Command struct {
 	Args     []string
 	Terminal bool
 	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
+
+	// noted: its pid stays on the disk as long as it runs, for the next server to end it.
+	noted bool
 }
 
 // Stream is a connection whose two directions end on their own.

@@ -93,7 +93,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 
 // open makes the FIFOs.
 func (x *errand) open(c Command) (io shim.Stdio, err error) {
-	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, "exec-"); err != nil {
+	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, execDirs); err != nil {
 		return io, err
 	}
 	io.Terminal = c.Terminal

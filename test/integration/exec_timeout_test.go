@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -103,6 +105,30 @@ func TestExecSyncWhoseCallerGoes(t *testing.T) {
 	cancel()
 	wantCode(t, <-done, codes.Canceled)
 	c.only(t, before)
+}
+
+// Nobody waits for the command of a server that was killed, and nobody else would end
+// it when its time is up: the next one does. Sessions and daemons live on.
+func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, handler string) {
+		w := private(t, node.Options{})
+		c := w.run(t, handler).start(t, "fork 2 sleep ; sleep")
+		c.session(t, w.spdy(), "fork 1 sleep ; sleep", withInput)
+		c.only(t, 5)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "fork", "2", "sleep", ";", "sleep"}})
+			ended <- err
+		}()
+		c.only(t, 8)
+		must(t, w.Crash(t.Context()))
+		wantCode(t, <-ended, codes.Unavailable)
+		c.only(t, 5)
+		if left, err := filepath.Glob(filepath.Join(w.RunRoot(), "containers", c.id, "exec-*")); err != nil || len(left) > 0 {
+			t.Errorf("files that are left: %q, %v", left, err)
+		}
+	})
 }
 
 // A kubelet takes no answer above 16 MiB: two streams share it as they come, and
