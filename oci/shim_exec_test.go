@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -115,7 +116,7 @@ func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
 	return &shimTask{
 		runtime: &shimmed{name: "h"},
 		record:  shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/s", Version: 2}, Guest: guest},
-		watched: watched{ref: Ref{ID: "c1", Dir: dir}},
+		watched: watched{ref: Ref{ID: "c1", Dir: dir}, client: new(conmon.Client)},
 	}
 }
 
