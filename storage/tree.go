@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -16,7 +17,8 @@ import (
 // tree adds up a directory tree. It goes by descriptors, since a container may
 // nest directories deeper than a path can be long, and hide files there. However
 // deep and wide they are, it has no more than two of them open at a time, and
-// keeps maxNames names and a few words for each level.
+// keeps maxNames names and a few words for each level. One that is moved meanwhile is
+// found again by its file handle (open_by_handle_at(2)).
 type tree struct {
 	bytes, inodes uint64
 	linked        map[inode]bool
@@ -43,9 +45,11 @@ var (
 // level is a directory on the way down.
 type level struct {
 	self inode
-	dirs []string // in it, still to be visited
-	next int64    // where the rest of it is
-	read bool     // there is no rest
+	// handle opens it wherever it is; empty where its file system has none.
+	handle unix.FileHandle
+	dirs   []string // in it, still to be visited
+	next   int64    // where the rest of it is
+	read   bool     // there is no rest
 }
 
 // pop takes a name and lets go of memory that the others do not need.
@@ -65,12 +69,12 @@ func batch(kept int) int { return max(1, min(maxBatch, maxNames-kept)) }
 
 // add counts path and everything below it.
 func (t *tree) add(path string) error {
-	at, self, err := t.enter(unix.AT_FDCWD, path)
+	at, first, err := t.enter(unix.AT_FDCWD, path)
 	if at == nil {
 		return err
 	}
 	defer func() { at.Close() }()
-	way, kept := []level{{self: self}}, 0
+	way, kept := []level{first}, 0
 	for {
 		last := &way[len(way)-1]
 		if len(last.dirs) == 0 && !last.read {
@@ -82,48 +86,82 @@ func (t *tree) add(path string) error {
 		if len(last.dirs) > 0 {
 			name := last.pop()
 			kept--
-			down, self, err := t.enter(int(at.Fd()), name)
+			down, entered, err := t.enter(int(at.Fd()), name)
 			if err != nil {
 				return err
 			}
 			if down != nil {
 				at.Close()
-				at, way = down, append(way, level{self: self})
+				at, way = down, append(way, entered)
 			}
 			continue
 		}
-		if way = way[:len(way)-1]; len(way) == 0 {
-			t.inodes += uint64(math.Round(t.shared))
-			return nil
-		}
-		up, above, err := open(int(at.Fd()), "..")
+		up, left, err := ascend(at, way[:len(way)-1])
 		if err != nil {
 			return &os.PathError{Op: "measure", Path: at.Name(), Err: err}
 		}
+		if up == nil {
+			t.inodes += uint64(math.Round(t.shared))
+			return nil
+		}
+		for _, dropped := range way[left:] {
+			kept -= len(dropped.dirs)
+		}
 		at.Close()
-		at = up
-		if above != way[len(way)-1].self {
-			return &os.PathError{Op: "measure", Path: at.Name(), Err: errMoved}
+		at, way = up, way[:left]
+	}
+}
+
+// ascend opens the last of the directories above that there still is, and returns how
+// many of them that leaves. It is nil if there is none.
+func ascend(at *os.File, above []level) (up *os.File, left int, err error) {
+	if left = len(above); left == 0 {
+		return nil, 0, nil
+	}
+	up, self, err := open(int(at.Fd()), "..")
+	if err == nil && self == above[left-1].self {
+		return up, left, nil
+	}
+	if err == nil {
+		up.Close()
+		err = errMoved
+	}
+	for ; left > 0; left-- {
+		handle := above[left-1].handle
+		if handle == (unix.FileHandle{}) {
+			return nil, 0, err
+		}
+		fd, err := unix.OpenByHandleAt(int(at.Fd()), handle, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		if err == nil {
+			return os.NewFile(uintptr(fd), at.Name()), left, nil
+		}
+		if !errors.Is(err, unix.ESTALE) { // it was removed
+			return nil, 0, fmt.Errorf("%w: %w", errMoved, err)
 		}
 	}
+	return nil, 0, nil
 }
 
 // enter opens and counts a directory. It is nil if that is gone meanwhile, or
 // has become something else, which then counts.
-func (t *tree) enter(dir int, name string) (*os.File, inode, error) {
+func (t *tree) enter(dir int, name string) (*os.File, level, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil, inode{}, gone(name, err)
+		return nil, level{}, gone(name, err)
 	}
 	t.count(&st)
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return nil, inode{}, nil
+		return nil, level{}, nil
 	}
 	f, self, err := open(dir, name)
 	if err != nil {
-		return nil, inode{}, gone(name, err)
+		return nil, level{}, gone(name, err)
 	}
-	return f, self, nil
+	handle, _, err := unix.NameToHandleAt(int(f.Fd()), "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		handle = unix.FileHandle{} // then it must not be moved
+	}
+	return f, level{self: self, handle: handle}, nil
 }
 
 func open(dir int, name string) (*os.File, inode, error) {

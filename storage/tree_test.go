@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -115,6 +116,56 @@ func TestTreeStops(t *testing.T) {
 	tree := tree{linked: map[inode]bool{}, stop: func() bool { return true }}
 	if err := tree.add(t.TempDir()); !errors.Is(err, errStopped) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// isOpen reports whether this process has a directory open.
+func isOpen(t *testing.T, dir string) bool {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Error(err)
+	}
+	return slices.ContainsFunc(fds, func(fd string) bool {
+		name, _ := os.Readlink(fd) // it may be closed meanwhile
+		return name == dir
+	})
+}
+
+// A container that moves a directory while what is in it is measured hides nothing.
+func TestTreeSeesWhatWasMoved(t *testing.T) {
+	t.Parallel()
+	for what, at := range map[string][2]string{
+		"the parent":             {"a/b/c", "moved"},
+		"one further up":         {"a/b", "moved"},
+		"the first":              {"a", "z/moved"},
+		"and nothing comes back": {"a", "../outside"},
+	} {
+		dir := filepath.Join(t.TempDir(), "upper")
+		want := uint64(1)
+		for _, name := range []string{"a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/x", "a/b/x", "a/b/y", "a/x", "a/y", "z"} {
+			if err := errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "f"), nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			want += 2
+		}
+		var tree tree
+		tree.linked, tree.stop = map[inode]bool{}, func() bool {
+			if at[0] == "" || !isOpen(t, filepath.Join(dir, "a/b/c/d")) {
+				return false
+			}
+			if err := os.Rename(filepath.Join(dir, at[0]), filepath.Join(dir, at[1])); err != nil {
+				t.Error(err)
+			}
+			at[0] = ""
+			return false
+		}
+		if err := tree.add(dir); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if at[0] != "" || tree.inodes < want {
+			t.Errorf("%s: counted %d, want %d", what, tree.inodes, want)
+		}
 	}
 }
 

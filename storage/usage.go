@@ -168,18 +168,14 @@ type usageCache struct {
 // stopping tells whoever measures to leave off.
 func (c *usageCache) stopping() bool { return c.closed.Load() }
 
-// keep lets an older usage of a layer stand, unless more than that has been counted
-// of it: a container that moves its directories to and fro must not hide for good
-// what is in them.
+// keep notes what was counted of a layer that could not be measured to the end, unless
+// it was larger the last time: a container must not be able to hide what it has.
 func (c *usageCache) keep(id string, counted FsUsage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if usage, ok := c.latest[id]; ok {
-		usage.UsedBytes = max(usage.UsedBytes, counted.UsedBytes)
-		usage.InodesUsed = max(usage.InodesUsed, counted.InodesUsed)
-		usage.Timestamp = time.Now()
-		c.latest[id] = usage
-	}
+	last, _ := c.of(id)
+	counted.UsedBytes = max(last.UsedBytes, counted.UsedBytes)
+	counted.InodesUsed = max(last.InodesUsed, counted.InodesUsed)
+	counted.Timestamp = time.Now()
+	c.note(id, counted)
 }
 
 // begin reports whether it is time to measure all, and nobody does.
