@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -36,13 +37,13 @@ type Container struct {
 	runtime oci.Runtime
 	ref     oci.Ref
 	meter   *meter
-	view    atomic.Pointer[ContainerView]
+	view    atomic.Pointer[view.Container]
 	logged  atomic.Uint64 // bytes, as last counted
 
 	// life is held by the verbs that change the container, but not by stop.
-	life   sync.Mutex
-	stop   stopper
-	teller teller
+	life     sync.Mutex
+	stop     stopper
+	progress view.Progress
 
 	exited chan struct{} // closed when the exit is known and published
 }

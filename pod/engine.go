@@ -25,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -48,7 +49,7 @@ type Engine struct {
 	verbs       flight.Group[verb, struct{}]
 	pulls       flight.Group[pullKey, *storage.Image]
 	cleanups    *retry.Queue
-	events      hub
+	events      view.Hub
 	counters    counters
 	verifying   chan struct{}  // has an item while Verify is at work
 	userLookups chan struct{}  // has an item for each look into the files of an image for a user
@@ -250,7 +251,7 @@ func (e *Engine) insist(work string, f func()) {
 }
 
 // Sandbox finds a pod.
-func (e *Engine) Sandbox(id string) (*SandboxView, error) {
+func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 	s, err := e.sandboxes.find(id)
 	if err != nil {
 		return nil, err
@@ -259,9 +260,9 @@ func (e *Engine) Sandbox(id string) (*SandboxView, error) {
 }
 
 // Sandboxes is a snapshot of all pods, in no order.
-func (e *Engine) Sandboxes() []*SandboxView {
+func (e *Engine) Sandboxes() []*view.Sandbox {
 	all := e.sandboxes.all()
-	views := make([]*SandboxView, len(all))
+	views := make([]*view.Sandbox, len(all))
 	for i, s := range all {
 		views[i] = s.view.Load()
 	}
@@ -269,7 +270,7 @@ func (e *Engine) Sandboxes() []*SandboxView {
 }
 
 // Container finds a container.
-func (e *Engine) Container(id string) (*ContainerView, error) {
+func (e *Engine) Container(id string) (*view.Container, error) {
 	c, err := e.containers.find(id)
 	if err != nil {
 		return nil, err
@@ -278,9 +279,9 @@ func (e *Engine) Container(id string) (*ContainerView, error) {
 }
 
 // Containers is a snapshot of all containers, in no order.
-func (e *Engine) Containers() []*ContainerView {
+func (e *Engine) Containers() []*view.Container {
 	all := e.containers.all()
-	views := make([]*ContainerView, len(all))
+	views := make([]*view.Container, len(all))
 	for i, c := range all {
 		views[i] = c.view.Load()
 	}

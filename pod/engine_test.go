@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -564,7 +565,7 @@ func TestUpdate(t *testing.T) {
 	b.remove(e, pod)
 }
 
-func v(e *Engine, id string) *ContainerView {
+func v(e *Engine, id string) *view.Container {
 	view, _ := e.Container(id)
 	return view
 }

@@ -11,10 +11,11 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-func (b *bench) listen(e *Engine) *Listener {
+func (b *bench) listen(e *Engine) *view.Listener {
 	b.Helper()
 	l, err := e.Listen()
 	if err != nil {
@@ -31,7 +32,7 @@ func (b *bench) end(ctr string, code int32) {
 }
 
 // tale is what a listener hears, in words, names for ids, until the pod is gone.
-func (b *bench) tale(l *Listener, names map[string]string, last string) string {
+func (b *bench) tale(l *view.Listener, names map[string]string, last string) string {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), wait.Limit)
 	defer cancel()
@@ -151,47 +152,13 @@ func TestEventsAfterRestart(t *testing.T) {
 	b.remove(e, pod)
 }
 
-// A listener that does not listen costs nobody anything and is told so.
-func TestSlowListener(t *testing.T) {
+// A server that stops sends its listeners away.
+func TestStopEvents(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	slow, quick := b.listen(e), b.listen(e)
-	heard := 0
-	for range maxQueue - 2 {
-		slow.put(&Event{})
-	}
-	b.remove(e, b.run(e, "a")) // four events
-	for range 4 {
-		if _, err := quick.Next(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for ; ; heard++ {
-		if _, err := slow.Next(t.Context()); errors.Is(err, fault.Exhausted) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if heard != maxQueue {
-		t.Errorf("heard %d events before the mark, want %d", heard, maxQueue)
-	}
-}
-
-func TestListenersAreBounded(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	var all []*Listener
-	for range maxListeners {
-		all = append(all, b.listen(e))
-	}
-	if _, err := e.Listen(); !errors.Is(err, fault.Exhausted) {
-		t.Errorf("one too many: %v", err)
-	}
-	all[0].Close()
-	all[0] = b.listen(e)
+	l := b.listen(e)
 	done := make(chan error, 1)
-	go func() { _, err := all[0].Next(context.Background()); done <- err }()
+	go func() { _, err := l.Next(context.Background()); done <- err }()
 	e.StopEvents()
 	if err := <-done; !errors.Is(err, fault.Unavailable) {
 		t.Errorf("a stopping server: %v", err)

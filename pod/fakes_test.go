@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/network/hostport"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -675,9 +676,9 @@ func (b *bench) remove(e *Engine, pod string) {
 }
 
 // waitState waits until container id is seen in state.
-func (b *bench) waitState(e *Engine, id string, state cri.ContainerState) *ContainerView {
+func (b *bench) waitState(e *Engine, id string, state cri.ContainerState) *view.Container {
 	b.Helper()
-	var v *ContainerView
+	var v *view.Container
 	wait.For(b, "the container to be "+state.String(), func() (is bool) {
 		var err error
 		if v, err = e.Container(id); err != nil {

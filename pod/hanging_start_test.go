@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -30,13 +31,13 @@ func TestStartWhileMonitorsHang(t *testing.T) {
 			t.Errorf("%d pods and containers of %d", len(after), len(before))
 		}
 		for _, pod := range e.Sandboxes() {
-			if want := before["pod "+pod.ID].(SandboxView); pod.State != want.State || pod.PID != want.PID {
+			if want := before["pod "+pod.ID].(view.Sandbox); pod.State != want.State || pod.PID != want.PID {
 				t.Errorf("pod %s is %s with process %d, want %s, %d", pod.Config.Metadata.Name, pod.State, pod.PID, want.State, want.PID)
 			}
 		}
 		unheard := 1 // of the infra container
 		for _, c := range e.Containers() {
-			want := before["container "+c.ID].(ContainerView)
+			want := before["container "+c.ID].(view.Container)
 			if c.State != want.State {
 				t.Errorf("container %s is %s, want %s", c.Config.Metadata.Name, c.State, want.State)
 			}

@@ -2,13 +2,13 @@ package pod
 
 import (
 	"log/slog"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -23,7 +23,7 @@ type MetricParts struct {
 
 // PodMetrics is all that is known of what a pod uses.
 type PodMetrics struct {
-	View *SandboxView
+	View *view.Sandbox
 	// Cgroup is the pod's own, or the one that its infra container would have.
 	Cgroup     string
 	Details    cgroup.Details // of the pod's own cgroup, empty if it has none
@@ -35,7 +35,7 @@ type PodMetrics struct {
 // ContainerMetrics is all that is known of what a container uses. Only the
 // containers that have not exited have any.
 type ContainerMetrics struct {
-	View      *ContainerView
+	View      *view.Container
 	Cgroup    string
 	Details   cgroup.Details
 	Processes *cgroup.Processes
@@ -138,12 +138,4 @@ func addTraffic(all []*PodMetrics, parts MetricParts) {
 	for i, s := range sockets {
 		own[i].Sockets = s
 	}
-}
-
-// Started is when the container was started, or made if it has not been.
-func (v *ContainerView) Started() time.Time {
-	if v.StartedAt.IsZero() {
-		return v.CreatedAt
-	}
-	return v.StartedAt
 }

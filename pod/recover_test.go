@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // views is all that readers see, by id.
@@ -138,18 +139,18 @@ func sameViews(a, b map[string]any) bool {
 	return true
 }
 
-func normal(view any) any {
-	switch v := view.(type) {
-	case SandboxView:
+func normal(shown any) any {
+	switch v := shown.(type) {
+	case view.Sandbox:
 		v.CreatedAt = v.CreatedAt.Round(0).UTC()
 		v.Config = nil
 		return v
-	case ContainerView:
+	case view.Container:
 		v.CreatedAt, v.StartedAt, v.FinishedAt = v.CreatedAt.Round(0).UTC(), v.StartedAt.Round(0).UTC(), v.FinishedAt.Round(0).UTC()
 		v.Config, v.User, v.Resources, v.Mounts = nil, nil, nil, nil
 		return v
 	}
-	return view
+	return shown
 }
 
 // TestReboot: with another boot id everything is dead, nothing is forgotten,

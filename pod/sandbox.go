@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // Sandbox is a pod.
@@ -34,13 +35,13 @@ type Sandbox struct {
 	runtime oci.Runtime
 	meter   *meter // nil: only the containers use anything
 	cgroup  string // the pod's own, or the one of its infra container
-	view    atomic.Pointer[SandboxView]
+	view    atomic.Pointer[view.Sandbox]
 	// clamped: the sandbox may not have got all that an update has given to the pod.
 	clamped atomic.Bool
 
 	// life is held by the verb that changes the pod.
-	life   sync.Mutex
-	teller teller
+	life     sync.Mutex
+	progress view.Progress
 
 	// ending ends, within a change, when the pod does: no container is created from
 	// then on, and the creations under way are called off.

@@ -8,6 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // A runtime whose pods live in sandboxes gets a container for the pod itself
@@ -70,7 +71,7 @@ func TestSandboxedPod(t *testing.T) {
 // checkSandboxed wants what the containers use told by the runtime.
 func (b *bench) checkSandboxed(e *Engine, pod string) {
 	b.Helper()
-	for _, s := range e.ContainerStats(func(v *ContainerView) bool { return v.SandboxID == pod }) {
+	for _, s := range e.ContainerStats(func(v *view.Container) bool { return v.SandboxID == pod }) {
 		if s.Usage.CPU == nil || s.Usage.CPU.Total != 4711 {
 			b.Errorf("a container uses %+v", s.Usage)
 		}

@@ -35,6 +35,13 @@ type Client struct {
 	Hangup func()
 }
 
+// ExecResult is what a finished ExecSync gives back. Each stream is cut at
+// 16 MiB (CVE-2022-1708).
+type ExecResult struct {
+	Stdout, Stderr []byte
+	ExitCode       int32
+}
+
 // lingerTime is how long a client may leave the last output of a container that
 // has ended untouched: nobody who does not read can hold anything up (cri-o#6699).
 // Who reads slowly gets all there is, which is no more than pipes hold.

@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/refusing"
 )
 
 // onTheNode is a pod in the network of the node, as far as dial cares.
 func onTheNode() *Sandbox {
 	s := &Sandbox{}
-	s.view.Store(&SandboxView{})
+	s.view.Store(&view.Sandbox{})
 	return s
 }
 

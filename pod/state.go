@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // This file is where facts change and views are made of them.
@@ -64,13 +65,13 @@ func (s *Sandbox) takeInfra(t oci.Task) (taken bool) {
 // publish shows readers the pod as it is now.
 func (s *Sandbox) publish() {
 	s.change(func(now *livePod) {
-		v := &SandboxView{
+		v := &view.Sandbox{
 			ID:        s.id,
 			Handler:   s.plan.Handler,
 			Config:    podRecord{s.plan, now.podState}.config(),
 			State:     cri.PodSandboxState_SANDBOX_NOTREADY,
 			CreatedAt: s.plan.CreatedAt,
-			Memo:      new(Memo),
+			Memo:      new(view.Memo),
 		}
 		if now.Phase == phaseReady && s.ending.Err() == nil {
 			v.State = cri.PodSandboxState_SANDBOX_READY
@@ -146,8 +147,8 @@ func (c *Container) publish() {
 	c.change(func(now *liveContainer) { c.view.Store(c.viewOf(now)) }) // before anybody changes it again
 }
 
-func (c *Container) viewOf(now *liveContainer) *ContainerView {
-	v := &ContainerView{
+func (c *Container) viewOf(now *liveContainer) *view.Container {
+	v := &view.Container{
 		ID:         c.id,
 		SandboxID:  c.plan.SandboxID,
 		Handler:    c.plan.Handler,
@@ -162,7 +163,7 @@ func (c *Container) viewOf(now *liveContainer) *ContainerView {
 		User:       now.User.M,
 		StopSignal: c.plan.StopSignal,
 		Bundle:     c.ref.Dir,
-		Memo:       new(Memo),
+		Memo:       new(view.Memo),
 	}
 	if now.Resources.M != nil {
 		v.Resources = &cri.ContainerResources{Linux: now.Resources.M}

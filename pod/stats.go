@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -24,14 +25,14 @@ import (
 
 // ContainerStats is what a container uses.
 type ContainerStats struct {
-	View  *ContainerView
+	View  *view.Container
 	Usage cgroup.Usage     // all nil unless it has processes
 	Layer *storage.FsUsage // writable layer; nil: not measured yet
 }
 
 // SandboxStats is what a pod uses.
 type SandboxStats struct {
-	View       *SandboxView
+	View       *view.Sandbox
 	Usage      cgroup.Usage // all nil unless it is ready
 	Network    *NetworkStats
 	Containers []*ContainerStats
@@ -47,7 +48,7 @@ type NetworkStats struct {
 
 // ContainerStats measures the containers that are wanted; they come in no order.
 // One that was removed meanwhile may be missing.
-func (e *Engine) ContainerStats(wanted func(*ContainerView) bool) []*ContainerStats {
+func (e *Engine) ContainerStats(wanted func(*view.Container) bool) []*ContainerStats {
 	var containers []*Container
 	var stats []*ContainerStats
 	for _, c := range e.containers.all() {
@@ -98,7 +99,7 @@ func (c *Container) usage() cgroup.Usage {
 }
 
 // SandboxStats measures the pods that are wanted, in no order.
-func (e *Engine) SandboxStats(wanted func(*SandboxView) bool) []*SandboxStats {
+func (e *Engine) SandboxStats(wanted func(*view.Sandbox) bool) []*SandboxStats {
 	var sandboxes []*Sandbox
 	var stats []*SandboxStats
 	for _, s := range e.sandboxes.all() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -87,7 +88,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 	c.life.Lock()
 	told := make(chan *SandboxStats, 1)
 	go func() {
-		all := e.SandboxStats(func(v *SandboxView) bool { return v.ID == pod })
+		all := e.SandboxStats(func(v *view.Sandbox) bool { return v.ID == pod })
 		if len(all) != 1 {
 			all = []*SandboxStats{{}}
 		}
@@ -102,7 +103,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 	}
 	c.life.Unlock()
 	s.life.Unlock()
-	if all := e.ContainerStats(func(v *ContainerView) bool { return v.SandboxID != pod }); len(all) != 0 {
+	if all := e.ContainerStats(func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
 		t.Errorf("stats of %d containers that nobody wanted", len(all))
 	}
 	b.remove(e, pod)

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // containerAPI is the part of RuntimeService that deals with containers.
@@ -93,7 +93,7 @@ func (s *containerAPI) containerList(filter *cri.ContainerFilter) (listing, erro
 		return nil, err
 	}
 	views := matching(s.engine.Containers(), filter, containerMatches)
-	return listingOf(views, func(v *pod.ContainerView) *pod.Memo { return v.Memo }, fillContainer)
+	return listingOf(views, func(v *view.Container) *view.Memo { return v.Memo }, fillContainer)
 }
 
 func (s *containerAPI) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {

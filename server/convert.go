@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -21,7 +22,7 @@ import (
 // the very object that came: CRI wants it unaltered. What the kernel, a plugin
 // or an image contributed passes through valid or clip.
 
-func fillSandbox(m *cri.PodSandbox, v *pod.SandboxView) {
+func fillSandbox(m *cri.PodSandbox, v *view.Sandbox) {
 	m.Id = v.ID
 	m.Metadata = v.Config.GetMetadata()
 	m.State = v.State
@@ -31,7 +32,7 @@ func fillSandbox(m *cri.PodSandbox, v *pod.SandboxView) {
 	m.RuntimeHandler = v.Handler
 }
 
-func sandboxMatches(f *cri.PodSandboxFilter, v *pod.SandboxView) bool {
+func sandboxMatches(f *cri.PodSandboxFilter, v *view.Sandbox) bool {
 	return strings.HasPrefix(v.ID, f.GetId()) &&
 		(f.GetState() == nil || f.GetState().GetState() == v.State) &&
 		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
@@ -39,7 +40,7 @@ func sandboxMatches(f *cri.PodSandboxFilter, v *pod.SandboxView) bool {
 
 // sandboxStatus is what a status and an event tell of the pod itself, without its
 // containers.
-func sandboxStatus(v *pod.SandboxView) *cri.PodSandboxStatus {
+func sandboxStatus(v *view.Sandbox) *cri.PodSandboxStatus {
 	options := v.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options == nil {
 		options = &cri.NamespaceOption{}
@@ -69,7 +70,7 @@ func sandboxNetwork(ips []string) *cri.PodSandboxNetworkStatus {
 	return network
 }
 
-func fillContainer(m *cri.Container, v *pod.ContainerView) {
+func fillContainer(m *cri.Container, v *view.Container) {
 	m.Id = v.ID
 	m.PodSandboxId = v.SandboxID
 	m.Metadata = v.Config.GetMetadata()
@@ -82,14 +83,14 @@ func fillContainer(m *cri.Container, v *pod.ContainerView) {
 	m.ImageId = v.ImageID
 }
 
-func containerMatches(f *cri.ContainerFilter, v *pod.ContainerView) bool {
+func containerMatches(f *cri.ContainerFilter, v *view.Container) bool {
 	return strings.HasPrefix(v.ID, f.GetId()) &&
 		strings.HasPrefix(v.SandboxID, f.GetPodSandboxId()) &&
 		(f.GetState() == nil || f.GetState().GetState() == v.State) &&
 		hasLabels(v.Config.GetLabels(), f.GetLabelSelector())
 }
 
-func containerStatus(v *pod.ContainerView) *cri.ContainerStatus {
+func containerStatus(v *view.Container) *cri.ContainerStatus {
 	s := &cri.ContainerStatus{
 		Id:          v.ID,
 		Metadata:    v.Config.GetMetadata(),
@@ -194,7 +195,7 @@ func fsUsage(u storage.FsUsage) *cri.FilesystemUsage {
 // The verbose information is one JSON document under the key info, as crictl
 // and the tools built on it expect.
 
-func sandboxInfo(v *pod.SandboxView) (map[string]string, error) {
+func sandboxInfo(v *view.Sandbox) (map[string]string, error) {
 	return verbose(struct {
 		PID            int                   `json:"pid"`
 		RuntimeHandler string                `json:"runtimeHandler"`
@@ -203,7 +204,7 @@ func sandboxInfo(v *pod.SandboxView) (map[string]string, error) {
 	}{v.PID, v.Handler, v.NetNS, v.Config})
 }
 
-func containerInfo(v *pod.ContainerView, spec json.RawMessage) (map[string]string, error) {
+func containerInfo(v *view.Container, spec json.RawMessage) (map[string]string, error) {
 	if !json.Valid(spec) {
 		spec = nil
 	}

@@ -11,12 +11,12 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
-func fullSandboxView() *pod.SandboxView {
-	return &pod.SandboxView{
+func fullSandboxView() *view.Sandbox {
+	return &view.Sandbox{
 		ID:        idOf(1),
 		Handler:   "crun",
 		Config:    maximalSandboxConfig(),
@@ -28,8 +28,8 @@ func fullSandboxView() *pod.SandboxView {
 	}
 }
 
-func fullContainerView() *pod.ContainerView {
-	return &pod.ContainerView{
+func fullContainerView() *view.Container {
+	return &view.Container{
 		ID:         idOf(2),
 		SandboxID:  idOf(1),
 		Handler:    "crun",
@@ -83,7 +83,7 @@ func TestSandboxStatus(t *testing.T) {
 // options. Clients read the enclosing messages without a look.
 func TestSandboxStatusOfBareView(t *testing.T) {
 	t.Parallel()
-	got := sandboxStatus(&pod.SandboxView{ID: idOf(1), Config: &cri.PodSandboxConfig{}})
+	got := sandboxStatus(&view.Sandbox{ID: idOf(1), Config: &cri.PodSandboxConfig{}})
 	if got.Network == nil || got.Network.Ip != "" || got.Linux.Namespaces.Options == nil {
 		t.Errorf("got %v", got)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // ServeAsCrio answers as Serve does and, on the same socket, what cAdvisor asks
@@ -186,12 +186,12 @@ func withLabel(labels map[string]string, key, value string) map[string]string {
 
 // podName and containerName are the names that dockershim gave them and CRI-O
 // gives them. The names and attempts that they are made of are unique.
-func podName(p *pod.SandboxView) string {
+func podName(p *view.Sandbox) string {
 	m := p.Config.GetMetadata()
 	return fmt.Sprintf("k8s_POD_%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 }
 
-func containerName(p *pod.SandboxView, c *pod.ContainerView) string {
+func containerName(p *view.Sandbox, c *view.Container) string {
 	m, of := c.Config.GetMetadata(), p.Config.GetMetadata()
 	return fmt.Sprintf("k8s_%s_%s_%s_%s_%d", m.GetName(), of.GetName(), of.GetNamespace(), of.GetUid(), m.GetAttempt())
 }

@@ -17,7 +17,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -69,9 +69,9 @@ func ask(t *testing.T, socket, path string) (code int, body string) {
 func crioNode(t *testing.T) *node {
 	n := start(t)
 	meta := &cri.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1", Attempt: 3}
-	n.engine.sandboxes = []*pod.SandboxView{{ID: idOf(1), IPs: []string{"10.0.0.1"}, CreatedAt: time.Unix(0, 5),
+	n.engine.sandboxes = []*view.Sandbox{{ID: idOf(1), IPs: []string{"10.0.0.1"}, CreatedAt: time.Unix(0, 5),
 		Config: &cri.PodSandboxConfig{Metadata: meta, Labels: map[string]string{"io.kubernetes.pod.name": "web"}}}}
-	n.engine.containers = []*pod.ContainerView{
+	n.engine.containers = []*view.Container{
 		{ID: idOf(3), SandboxID: idOf(1), State: cri.ContainerState_CONTAINER_EXITED, PID: 99, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "old"}}},
 		{ID: idOf(2), SandboxID: idOf(1), State: cri.ContainerState_CONTAINER_RUNNING, PID: 42, CreatedAt: time.Unix(0, 6), LogPath: "/log", ImageID: "sha256:1", ImageRef: "nginx@sha256:1",
 			Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx", Attempt: 4}, Annotations: map[string]string{"a": "b"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -29,8 +30,8 @@ type Engine interface {
 	// UpdateSandboxResources notes what the pod as a whole has been given; nil
 	// leaves it as it was.
 	UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error
-	Sandbox(id string) (*pod.SandboxView, error)
-	Sandboxes() []*pod.SandboxView
+	Sandbox(id string) (*view.Sandbox, error)
+	Sandboxes() []*view.Sandbox
 
 	// CreateContainer gets the pod's configuration as the request repeats it,
 	// nil if it did not.
@@ -39,12 +40,12 @@ type Engine interface {
 	// StopContainer and RemoveContainer succeed on an id that is not known.
 	StopContainer(ctx context.Context, id string, grace time.Duration) error
 	RemoveContainer(ctx context.Context, id string) error
-	Container(id string) (*pod.ContainerView, error)
-	Containers() []*pod.ContainerView
+	Container(id string) (*view.Container, error)
+	Containers() []*view.Container
 	// ContainerStats and SandboxStats measure those that are wanted. They never
 	// fail: what vanished meanwhile is missing, or has no values.
-	ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats
-	SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats
+	ContainerStats(wanted func(*view.Container) bool) []*pod.ContainerStats
+	SandboxStats(wanted func(*view.Sandbox) bool) []*pod.SandboxStats
 	// Metrics measures all ready pods, in the same way; MetricOffers is what the
 	// kernel can tell beyond what all do.
 	Metrics(parts pod.MetricParts) []*pod.PodMetrics
@@ -59,9 +60,9 @@ type Engine interface {
 	RuntimeSpec(id string) (json.RawMessage, error)
 
 	// SandboxContainers are a pod's containers, newest first.
-	SandboxContainers(id string) ([]*pod.ContainerView, error)
+	SandboxContainers(id string) ([]*view.Container, error)
 	// Listen begins to collect events.
-	Listen() (*pod.Listener, error)
+	Listen() (*view.Listener, error)
 	// StopEvents sends all listeners away: a server that drains need not wait
 	// for them.
 	StopEvents()

@@ -4,7 +4,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // eventAPI is the part of RuntimeService that tells of changes.
@@ -36,7 +36,7 @@ func (s *eventAPI) GetContainerEvents(_ *cri.GetEventsRequest, out grpc.ServerSt
 	}
 }
 
-func containerEvent(e *pod.Event) *cri.ContainerEventResponse {
+func containerEvent(e *view.Event) *cri.ContainerEventResponse {
 	return &cri.ContainerEventResponse{
 		ContainerId:        e.ID,
 		ContainerEventType: e.Type,
@@ -46,7 +46,7 @@ func containerEvent(e *pod.Event) *cri.ContainerEventResponse {
 	}
 }
 
-func containerStatuses(views []*pod.ContainerView) []*cri.ContainerStatus {
+func containerStatuses(views []*view.Container) []*cri.ContainerStatus {
 	statuses := make([]*cri.ContainerStatus, len(views))
 	for i, v := range views {
 		statuses[i] = containerStatus(v)

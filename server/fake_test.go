@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -135,8 +136,8 @@ func (s *script) failing(err error) {
 
 type fakeEngine struct {
 	script
-	sandboxes      []*pod.SandboxView
-	containers     []*pod.ContainerView
+	sandboxes      []*view.Sandbox
+	containers     []*view.Container
 	containerStats []*pod.ContainerStats
 	sandboxStats   []*pod.SandboxStats
 	metrics        []*pod.PodMetrics
@@ -161,7 +162,7 @@ func (f *fakeEngine) RemoveSandbox(ctx context.Context, id string) error {
 	return f.did(ctx, "RemoveSandbox", id)
 }
 
-func (f *fakeEngine) Sandbox(id string) (*pod.SandboxView, error) {
+func (f *fakeEngine) Sandbox(id string) (*view.Sandbox, error) {
 	for _, v := range f.sandboxes {
 		if strings.HasPrefix(v.ID, id) {
 			return v, f.did(context.Background(), "Sandbox", id)
@@ -170,7 +171,7 @@ func (f *fakeEngine) Sandbox(id string) (*pod.SandboxView, error) {
 	return nil, fmt.Errorf("pod %q: %w", id, fault.NotFound)
 }
 
-func (f *fakeEngine) Sandboxes() []*pod.SandboxView { return f.sandboxes }
+func (f *fakeEngine) Sandboxes() []*view.Sandbox { return f.sandboxes }
 
 func (f *fakeEngine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, sandboxCfg *cri.PodSandboxConfig) (string, error) {
 	return idOf(2), f.did(ctx, "CreateContainer", sandboxID, cfg, sandboxCfg)
@@ -188,7 +189,7 @@ func (f *fakeEngine) RemoveContainer(ctx context.Context, id string) error {
 	return f.did(ctx, "RemoveContainer", id)
 }
 
-func (f *fakeEngine) Container(id string) (*pod.ContainerView, error) {
+func (f *fakeEngine) Container(id string) (*view.Container, error) {
 	for _, v := range f.containers {
 		if strings.HasPrefix(v.ID, id) {
 			return v, f.did(context.Background(), "Container", id)
@@ -197,10 +198,10 @@ func (f *fakeEngine) Container(id string) (*pod.ContainerView, error) {
 	return nil, fmt.Errorf("container %q: %w", id, fault.NotFound)
 }
 
-func (f *fakeEngine) Containers() []*pod.ContainerView { return f.containers }
+func (f *fakeEngine) Containers() []*view.Container { return f.containers }
 
-func (f *fakeEngine) SandboxContainers(id string) ([]*pod.ContainerView, error) {
-	var views []*pod.ContainerView
+func (f *fakeEngine) SandboxContainers(id string) ([]*view.Container, error) {
+	var views []*view.Container
 	for _, v := range f.containers {
 		if v.SandboxID == id {
 			views = append(views, v)
@@ -208,16 +209,16 @@ func (f *fakeEngine) SandboxContainers(id string) ([]*pod.ContainerView, error) 
 	}
 	return views, nil
 }
-func (f *fakeEngine) StopEvents()                    {}
-func (f *fakeEngine) Listen() (*pod.Listener, error) { return nil, fault.Exhausted }
+func (f *fakeEngine) StopEvents()                     {}
+func (f *fakeEngine) Listen() (*view.Listener, error) { return nil, fault.Exhausted }
 func (f *fakeEngine) UpdateSandboxResources(_ context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }
-func (f *fakeEngine) ContainerStats(wanted func(*pod.ContainerView) bool) []*pod.ContainerStats {
+func (f *fakeEngine) ContainerStats(wanted func(*view.Container) bool) []*pod.ContainerStats {
 	return slices.DeleteFunc(slices.Clone(f.containerStats), func(s *pod.ContainerStats) bool { return !wanted(s.View) })
 }
 
-func (f *fakeEngine) SandboxStats(wanted func(*pod.SandboxView) bool) []*pod.SandboxStats {
+func (f *fakeEngine) SandboxStats(wanted func(*view.Sandbox) bool) []*pod.SandboxStats {
 	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *pod.SandboxStats) bool { return !wanted(s.View) })
 }
 

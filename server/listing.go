@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // A kubelet lists pods and containers every second for as long as the node lives,
@@ -44,7 +44,7 @@ func (e entry) size() int { return len(e) }
 func listingOf[V, M any, P interface {
 	*M
 	proto.Message
-}](views []*V, memo func(*V) *pod.Memo, fill func(*M, *V)) (listing, error) {
+}](views []*V, memo func(*V) *view.Memo, fill func(*M, *V)) (listing, error) {
 	l := make(listing, len(views))
 	for i, v := range views {
 		text, err := memo(v).Get(func() ([]byte, error) {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // What a list shows of a pod or a container is what it is in, not what it was when
@@ -21,10 +21,10 @@ func TestListsShowTheLatestView(t *testing.T) {
 	n.engine.sandboxes, n.engine.containers = manySandboxes(3), manyContainers(3)
 	for _, state := range []cri.ContainerState{cri.ContainerState_CONTAINER_RUNNING, cri.ContainerState_CONTAINER_EXITED} {
 		container := *n.engine.containers[1]
-		container.State, container.Memo = state, new(pod.Memo)
+		container.State, container.Memo = state, new(view.Memo)
 		n.engine.containers[1] = &container
 		sandbox := *n.engine.sandboxes[1]
-		sandbox.State, sandbox.Memo = cri.PodSandboxState(state%2), new(pod.Memo)
+		sandbox.State, sandbox.Memo = cri.PodSandboxState(state%2), new(view.Memo)
 		n.engine.sandboxes[1] = &sandbox
 		for _, api := range []string{packageV1, packageAlpha} { // encoded, and remembered
 			containers, sandboxes := &cri.ListContainersResponse{}, &cri.ListPodSandboxResponse{}

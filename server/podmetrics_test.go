@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -64,9 +65,9 @@ func somePodMetrics() *pod.PodMetrics {
 	p.Interfaces[0].Name = "eth0"
 	c.Layer = &storage.FsUsage{UsedBytes: 15, Timestamp: time.Unix(0, 23)}
 	c.Disk = &storage.FsSize{Device: "/dev/sdb", Bytes: 16, Inodes: 17, FreeInodes: 18}
-	p.View = &pod.SandboxView{ID: idOf(1), CreatedAt: time.Unix(19, 0),
+	p.View = &view.Sandbox{ID: idOf(1), CreatedAt: time.Unix(19, 0),
 		Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1", Attempt: 3}}}
-	c.View = &pod.ContainerView{ID: idOf(2), CreatedAt: time.Unix(20, 0), StartedAt: time.Unix(21, 0), ImageRef: "registry.test/nginx@sha256:1",
+	c.View = &view.Container{ID: idOf(2), CreatedAt: time.Unix(20, 0), StartedAt: time.Unix(21, 0), ImageRef: "registry.test/nginx@sha256:1",
 		Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx", Attempt: 4}}}
 	p.Containers = []*pod.ContainerMetrics{c}
 	return p

@@ -11,7 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // fuzzRequest feeds a validator with whatever bytes arrive: it does not change the
@@ -154,7 +154,7 @@ func FuzzPortForward(f *testing.F) {
 // A filter selects a part of what no filter selects, and each of its conditions
 // holds of that part.
 func FuzzContainerFilter(f *testing.F) {
-	view := &pod.ContainerView{ID: idOf(1), SandboxID: idOf(2), State: cri.ContainerState_CONTAINER_RUNNING,
+	view := &view.Container{ID: idOf(1), SandboxID: idOf(2), State: cri.ContainerState_CONTAINER_RUNNING,
 		Config: &cri.ContainerConfig{Labels: map[string]string{"app": "web", "": "empty"}}}
 	running := &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}
 	check := func(filter *cri.ContainerFilter) error { return in("filter", wellFormed(filter)) }
@@ -175,7 +175,7 @@ func FuzzContainerFilter(f *testing.F) {
 }
 
 func FuzzSandboxFilter(f *testing.F) {
-	view := &pod.SandboxView{ID: idOf(1), State: cri.PodSandboxState_SANDBOX_READY,
+	view := &view.Sandbox{ID: idOf(1), State: cri.PodSandboxState_SANDBOX_READY,
 		Config: &cri.PodSandboxConfig{Labels: map[string]string{"app": "web"}}}
 	check := func(filter *cri.PodSandboxFilter) error { return in("filter", wellFormed(filter)) }
 	fuzzRequest(f, check, func(t *testing.T, filter *cri.PodSandboxFilter) {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // sandboxAPI is the part of RuntimeService that deals with pods.
@@ -95,5 +95,5 @@ func (s *sandboxAPI) sandboxList(filter *cri.PodSandboxFilter) (listing, error) 
 		return nil, err
 	}
 	views := matching(s.engine.Sandboxes(), filter, sandboxMatches)
-	return listingOf(views, func(v *pod.SandboxView) *pod.Memo { return v.Memo }, fillSandbox)
+	return listingOf(views, func(v *view.Sandbox) *view.Memo { return v.Memo }, fillSandbox)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // One fix in nine of the field's largest runtimes is for a crash of the daemon.
@@ -27,12 +28,12 @@ func TestPanicEndsOneCall(t *testing.T) {
 	n := start(t)
 	n.engine.hook = func(_ context.Context, verb string) error {
 		if verb == "StartContainer" {
-			var view *pod.ContainerView
+			var view *view.Container
 			_ = view.ID //nolint:govet // it panics, that is the case
 		}
 		return nil
 	}
-	n.engine.sandboxes = []*pod.SandboxView{nil} // panics in the translation of a stream
+	n.engine.sandboxes = []*view.Sandbox{nil} // panics in the translation of a stream
 	id := freshID()
 	_, err := n.runtime.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
 	wantCode(t, err, codes.Internal)

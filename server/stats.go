@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // statsAPI is the part of RuntimeService that measures. The lists are of all
@@ -25,13 +26,13 @@ func (s *statsAPI) ContainerStats(_ context.Context, req *cri.ContainerStatsRequ
 	if err := checkID("container_id", req.GetContainerId()); err != nil {
 		return nil, err
 	}
-	view, err := s.engine.Container(req.GetContainerId())
+	found, err := s.engine.Container(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.ContainerStats(func(v *pod.ContainerView) bool { return v.ID == view.ID })
+	stats := s.engine.ContainerStats(func(v *view.Container) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
-		return nil, fmt.Errorf("container %s was removed meanwhile: %w", view.ID, fault.NotFound)
+		return nil, fmt.Errorf("container %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
 	return &cri.ContainerStatsResponse{Stats: containerStats(stats[0])}, nil
 }
@@ -55,7 +56,7 @@ func (s *statsAPI) listContainers(filter *cri.ContainerStatsFilter) ([]*cri.Cont
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	return manyContainerStats(s.engine.ContainerStats(func(v *pod.ContainerView) bool {
+	return manyContainerStats(s.engine.ContainerStats(func(v *view.Container) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) &&
 			strings.HasPrefix(v.SandboxID, filter.GetPodSandboxId()) &&
 			hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
@@ -66,13 +67,13 @@ func (s *statsAPI) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRe
 	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	view, err := s.engine.Sandbox(req.GetPodSandboxId())
+	found, err := s.engine.Sandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.SandboxStats(func(v *pod.SandboxView) bool { return v.ID == view.ID })
+	stats := s.engine.SandboxStats(func(v *view.Sandbox) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
-		return nil, fmt.Errorf("pod %s was removed meanwhile: %w", view.ID, fault.NotFound)
+		return nil, fmt.Errorf("pod %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
 	return &cri.PodSandboxStatsResponse{Stats: sandboxStats(stats[0])}, nil
 }
@@ -96,7 +97,7 @@ func (s *statsAPI) listSandboxes(filter *cri.PodSandboxStatsFilter) ([]*cri.PodS
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	measured := s.engine.SandboxStats(func(v *pod.SandboxView) bool {
+	measured := s.engine.SandboxStats(func(v *view.Sandbox) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) && hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
 	})
 	stats := make([]*cri.PodSandboxStats, len(measured))

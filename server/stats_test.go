@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -38,7 +39,7 @@ func someUsage() cgroup.Usage {
 
 func someContainerStats() *pod.ContainerStats {
 	return &pod.ContainerStats{
-		View:  &pod.ContainerView{ID: idOf(2), SandboxID: idOf(1), Config: maximalContainerConfig()},
+		View:  &view.Container{ID: idOf(2), SandboxID: idOf(1), Config: maximalContainerConfig()},
 		Usage: someUsage(),
 		Layer: &storage.FsUsage{Mountpoint: "/ctr", UsedBytes: 11, InodesUsed: 12, Timestamp: time.Unix(0, 13)},
 	}
@@ -46,7 +47,7 @@ func someContainerStats() *pod.ContainerStats {
 
 func someSandboxStats() *pod.SandboxStats {
 	return &pod.SandboxStats{
-		View:  &pod.SandboxView{ID: idOf(1), Config: maximalSandboxConfig()},
+		View:  &view.Sandbox{ID: idOf(1), Config: maximalSandboxConfig()},
 		Usage: someUsage(),
 		Network: &pod.NetworkStats{
 			Time:    time.Unix(0, 14),
@@ -124,11 +125,11 @@ func TestPodStatsAreComplete(t *testing.T) {
 // What is not known is not made up, and what kubelets take for granted is there.
 func TestStatsOfNothing(t *testing.T) {
 	t.Parallel()
-	c := containerStats(&pod.ContainerStats{View: &pod.ContainerView{ID: idOf(2), Config: maximalContainerConfig()}})
+	c := containerStats(&pod.ContainerStats{View: &view.Container{ID: idOf(2), Config: maximalContainerConfig()}})
 	if c.Attributes == nil || c.Cpu != nil || c.Memory != nil || c.Swap != nil || c.Io != nil || c.WritableLayer != nil {
 		t.Errorf("container: %v", c)
 	}
-	s := sandboxStats(&pod.SandboxStats{View: &pod.SandboxView{ID: idOf(1), Config: maximalSandboxConfig()}})
+	s := sandboxStats(&pod.SandboxStats{View: &view.Sandbox{ID: idOf(1), Config: maximalSandboxConfig()}})
 	if s.Attributes == nil || s.Linux == nil || !proto.Equal(s.Linux, &cri.LinuxPodSandboxStats{}) {
 		t.Errorf("pod: %v", s)
 	}
@@ -146,8 +147,8 @@ func TestStatsOfNothing(t *testing.T) {
 func TestStatsRequests(t *testing.T) {
 	t.Parallel()
 	n := start(t)
-	n.engine.containers = []*pod.ContainerView{someContainerStats().View}
-	n.engine.sandboxes = []*pod.SandboxView{someSandboxStats().View}
+	n.engine.containers = []*view.Container{someContainerStats().View}
+	n.engine.sandboxes = []*view.Sandbox{someSandboxStats().View}
 	ctx := t.Context()
 	for id, want := range map[string]codes.Code{"": codes.InvalidArgument, "not-an-id": codes.NotFound, idOf(9): codes.NotFound,
 		idOf(2): codes.NotFound} { // found, and gone when it is measured

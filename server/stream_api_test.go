@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // fakeSessions gives URLs that name the request's object.
@@ -34,12 +34,12 @@ func (f *fakeSessions) PortForward(r *cri.PortForwardRequest) (string, error) {
 func startStreaming(t *testing.T) (*node, *fakeSessions) {
 	sessions := &fakeSessions{}
 	n := start(t, func(_ *Config, s *Services) { s.Sessions = sessions })
-	n.engine.containers = []*pod.ContainerView{
+	n.engine.containers = []*view.Container{
 		{ID: idOf(1), State: cri.ContainerState_CONTAINER_RUNNING},
 		{ID: idOf(2), State: cri.ContainerState_CONTAINER_EXITED},
 		{ID: idOf(3), State: cri.ContainerState_CONTAINER_CREATED},
 	}
-	n.engine.sandboxes = []*pod.SandboxView{
+	n.engine.sandboxes = []*view.Sandbox{
 		{ID: idOf(4), State: cri.PodSandboxState_SANDBOX_READY},
 		{ID: idOf(5), State: cri.PodSandboxState_SANDBOX_NOTREADY},
 	}

@@ -15,14 +15,14 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
-func manySandboxes(n int) []*pod.SandboxView {
-	views := make([]*pod.SandboxView, n)
+func manySandboxes(n int) []*view.Sandbox {
+	views := make([]*view.Sandbox, n)
 	for i := range views {
-		views[i] = &pod.SandboxView{
-			Memo: new(pod.Memo),
+		views[i] = &view.Sandbox{
+			Memo: new(view.Memo),
 			ID:   idOf(i), Handler: "runc", State: cri.PodSandboxState(i % 2), CreatedAt: time.Unix(int64(i), 0),
 			Config: &cri.PodSandboxConfig{
 				Metadata:    &cri.PodSandboxMetadata{Name: fmt.Sprint("pod", i), Namespace: "default", Uid: fmt.Sprint(i)},
@@ -34,11 +34,11 @@ func manySandboxes(n int) []*pod.SandboxView {
 	return views
 }
 
-func manyContainers(n int) []*pod.ContainerView {
-	views := make([]*pod.ContainerView, n)
+func manyContainers(n int) []*view.Container {
+	views := make([]*view.Container, n)
 	for i := range views {
-		views[i] = &pod.ContainerView{
-			Memo: new(pod.Memo),
+		views[i] = &view.Container{
+			Memo: new(view.Memo),
 			ID:   idOf(i), SandboxID: idOf(i / 10), Handler: "runc", ImageID: idOf(i % 7), State: cri.ContainerState(i % 4),
 			CreatedAt: time.Unix(int64(i), 0),
 			Config: &cri.ContainerConfig{

@@ -1,4 +1,6 @@
-package pod
+// Package view holds what readers see of pods and containers: immutable snapshots,
+// and events that carry them. Nothing here waits for a verb or for a reader.
+package view
 
 import (
 	"sync/atomic"
@@ -7,9 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// SandboxView is what readers see of a pod: an immutable snapshot, replaced as
+// Sandbox is what readers see of a pod: an immutable snapshot, replaced as
 // a whole whenever a fact changes. Nothing reachable from it may be modified.
-type SandboxView struct {
+type Sandbox struct {
 	ID        string
 	Handler   string // RuntimeClass handler, never empty
 	Config    *cri.PodSandboxConfig
@@ -22,8 +24,8 @@ type SandboxView struct {
 	Memo      *Memo
 }
 
-// ContainerView is what readers see of a container; immutable as SandboxView.
-type ContainerView struct {
+// Container is what readers see of a container; immutable as Sandbox is.
+type Container struct {
 	ID         string
 	SandboxID  string
 	Handler    string
@@ -47,6 +49,14 @@ type ContainerView struct {
 	Memo       *Memo
 }
 
+// Started is when the container was started, or made if it has not been.
+func (v *Container) Started() time.Time {
+	if v.StartedAt.IsZero() {
+		return v.CreatedAt
+	}
+	return v.StartedAt
+}
+
 // Memo keeps what a reader has made of a view, which stays true for as long as the
 // view is shown. A nil one keeps nothing.
 type Memo struct{ made atomic.Pointer[[]byte] }
@@ -66,11 +76,4 @@ func (m *Memo) Get(produce func() ([]byte, error)) ([]byte, error) {
 	}
 	m.made.Store(&made) // readers at the same moment have made the same
 	return made, nil
-}
-
-// ExecResult is what a finished ExecSync gives back. Each stream is cut at
-// 16 MiB (CVE-2022-1708).
-type ExecResult struct {
-	Stdout, Stderr []byte
-	ExitCode       int32
 }

@@ -1,0 +1,188 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Event tells that a pod or a container has reached a stage of its life (CRI:
+// ContainerEventResponse). Views are those of that moment.
+type Event struct {
+	ID         string // of the container, or of the pod itself
+	Type       cri.ContainerEventType
+	At         time.Time
+	Sandbox    *Sandbox
+	Containers []*Container // the pod's, newest first
+}
+
+// Listener gets the events from its making on. Those about one container come
+// in the order of its life, none is left out and none comes twice.
+type Listener struct {
+	hub  *Hub
+	wake chan struct{} // holds a token while there is something to see
+
+	mu    sync.Mutex
+	queue []*Event
+	ended error // what Next says when the queue is empty
+}
+
+// Hub passes events on to the listeners. It never waits for one. The zero Hub is
+// ready for use.
+type Hub struct {
+	mu        sync.Mutex
+	listeners map[*Listener]bool
+	closed    error // why there are no listeners any more
+}
+
+const (
+	maxListeners = 32
+	// maxQueue is how many events a listener may be behind: what a full node
+	// makes when all its pods are restarted.
+	maxQueue = 2048
+)
+
+// Listen begins to listen; the caller closes the Listener. The error is
+// fault.Exhausted if too many do, or the cause of Close.
+func (h *Hub) Listen() (*Listener, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed != nil {
+		return nil, h.closed
+	}
+	if len(h.listeners) >= maxListeners {
+		return nil, fmt.Errorf("%d clients listen for events already: %w", maxListeners, fault.Exhausted)
+	}
+	l := &Listener{hub: h, wake: make(chan struct{}, 1)}
+	if h.listeners == nil {
+		h.listeners = map[*Listener]bool{}
+	}
+	h.listeners[l] = true
+	return l, nil
+}
+
+// Close ends the listening.
+func (l *Listener) Close() {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	delete(l.hub.listeners, l)
+}
+
+// Next waits for an event. A listener that was too slow gets what it was kept
+// and then fault.Exhausted: it has to list what there is, and listen anew. After
+// Hub.Close the error is its cause.
+func (l *Listener) Next(ctx context.Context) (*Event, error) {
+	for {
+		if event, err := l.take(); event != nil || err != nil {
+			return event, err
+		}
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (l *Listener) take() (*Event, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue) == 0 {
+		return nil, l.ended
+	}
+	event := l.queue[0]
+	l.queue = l.queue[1:]
+	return event, nil
+}
+
+func (l *Listener) put(event *Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.ended != nil:
+		return
+	case len(l.queue) < maxQueue:
+		l.queue = append(l.queue, event)
+	default:
+		l.ended = fmt.Errorf("%d events were not taken, and more are lost: list what there is, then listen anew: %w", maxQueue, fault.Exhausted)
+	}
+	l.stir()
+}
+
+func (l *Listener) end(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended == nil {
+		l.ended = cause
+	}
+	l.stir()
+}
+
+func (l *Listener) stir() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Emit passes the event that describe returns on to all listeners. Without any it
+// is not called. Events come in the order of the calls.
+func (h *Hub) Emit(describe func() *Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.listeners) == 0 {
+		return
+	}
+	event := describe()
+	for l := range h.listeners {
+		l.put(event)
+	}
+}
+
+// Close ends all listening: Next returns cause once the events before it are taken.
+func (h *Hub) Close(cause error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = cause
+	for l := range h.listeners {
+		l.end(cause)
+	}
+}
+
+// Stage is how far an object has come in its life, as far as events tell.
+type Stage int
+
+// Stages in the order in which they are reached.
+const (
+	Unknown Stage = iota // none has been reached
+	Created
+	Started
+	Stopped
+	Deleted
+)
+
+// Progress makes events of an object's changes, whoever made them and however many
+// at once: the stage that was reported only grows, one at a time. The zero Progress
+// is ready for use.
+type Progress struct {
+	mu       sync.Mutex
+	reported Stage
+}
+
+// Reach calls emit for each stage up to now that was not reported yet, in order,
+// but not for skip.
+func (p *Progress) Reach(now, skip Stage, emit func(cri.ContainerEventType)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.reported < now {
+		p.reported++
+		if p.reported != skip {
+			emit(cri.ContainerEventType(p.reported - Created))
+		}
+	}
+}
