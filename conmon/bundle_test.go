@@ -217,7 +217,7 @@ func (c *container) destroy() {
 			c.Errorf("delete: %v: %s", err, text)
 		}
 	}
-	if err := cgroup.Remove(c.cgroup); err != nil {
+	if err := cgroup.Remove(context.Background(), c.cgroup); err != nil {
 		c.Errorf("remove cgroup: %v", err)
 	}
 	for name, p := range map[string]conmon.Process{"monitor": processes.Monitor, "container": processes.Container} {

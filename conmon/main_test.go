@@ -63,7 +63,7 @@ func run(m *testing.M) int {
 	must(err)
 	cgroupRoot = "/" + owned.ID
 	defer func() {
-		if err := errors.Join(cgroup.Remove(cgroupRoot), owned.Release()); err != nil {
+		if err := errors.Join(cgroup.Remove(context.Background(), cgroupRoot), owned.Release()); err != nil {
 			fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		}
 	}()

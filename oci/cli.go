@@ -181,7 +181,7 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
 		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
 		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
-		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
+		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
 	} {
 		if err := trace.Do(ctx, step.name, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -192,11 +192,11 @@ func (r *cli) Delete(ctx context.Context, ref Ref) error {
 
 // removeCgroup and emptyCgroup have nothing to do for a container of which only
 // the id is known.
-func removeCgroup(path string) error {
+func removeCgroup(ctx context.Context, path string) error {
 	if path == "" {
 		return nil
 	}
-	return cgroup.Remove(path)
+	return cgroup.Remove(ctx, path)
 }
 
 // emptyCgroup kills everything in a cgroup.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -47,7 +48,7 @@ func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
 	}
 	cgroupPath := "/" + owned.ID
 	t.Cleanup(func() {
-		if err := errors.Join(cgroup.Remove(cgroupPath), owned.Release()); err != nil {
+		if err := errors.Join(cgroup.Remove(context.Background(), cgroupPath), owned.Release()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -73,7 +73,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		_ = c.Output(&stdout, &stderr) // neither refuses anything
+		_ = c.Output(ctx, &stdout, &stderr) // neither refuses anything
 	}()
 	defer func() {
 		c.Close()
@@ -122,7 +122,8 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 	if a.traits.guestPID == "" {
 		return t.begin(ctx, c)
 	}
-	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) }, t.killLate)
+	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
+		func(e *execution) { t.killLate(ctx, e) })
 }
 
 // beginWhole has begin do its work to the end although ctx ends, within
@@ -225,7 +226,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		err = s.watch(e.pid)
 	}
 	if err != nil {
-		t.killLate(e)
+		t.killLate(ctx, e)
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	return e, nil
@@ -306,7 +307,7 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	}
 	switch {
 	case ctx.Err() != nil && err == nil:
-		t.killLate(e) // it came too late
+		t.killLate(ctx, e) // it came too late
 		fallthrough
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -320,8 +321,8 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 
 // killLate kills a command that nobody waits for any more. It may have ended
 // already and left others.
-func (t *cliTask) killLate(e *execution) {
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+func (t *cliTask) killLate(ctx context.Context, e *execution) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 	defer cancel()
 	if e.leader == 0 {
 		e.noteLeader()

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ func helperOf(t *testing.T, ref Ref, sandbox string) (*exec.Cmd, io.Closer) {
 	}
 	top := path.Join(own, owned.ID)
 	t.Cleanup(func() {
-		if err := errors.Join(cgroup.Remove(top), owned.Release()); err != nil {
+		if err := errors.Join(cgroup.Remove(context.Background(), top), owned.Release()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -120,10 +120,10 @@ const (
 // the process at its own. A nil writer throws away. The error is that of a
 // writer. A writer that does not take its bytes is waited for, whatever the
 // process does.
-func (s *Session) Output(stdout, stderr io.Writer) error {
+func (s *Session) Output(ctx context.Context, stdout, stderr io.Writer) error {
 	copied := make(chan error, 2)
 	copying := func(dst io.Writer, src *os.File) {
-		copied <- panics.Do(context.Background(), "copy output", func() error { return s.copy(dst, src) })
+		copied <- panics.Do(ctx, "copy output", func() error { return s.copy(dst, src) })
 	}
 	go copying(stdout, s.stdout)
 	go copying(stderr, s.stderr)

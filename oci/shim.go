@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -241,7 +242,7 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
 		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
 		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
-		{"remove cgroup", func(context.Context) error { return removeCgroup(ref.Cgroup) }},
+		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
 	} {
 		if err := trace.Do(ctx, step.name, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -267,7 +268,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 		// It hangs, with all containers that it has: they end with it.
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
 	}
-	endWorkers(ref)                                       // who might still be creating
+	endWorkers(ctx, ref)                                  // who might still be creating
 	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its books
 		if err := r.bury(ctx, program, ref); err != nil {
 			// It has come to nothing that it would know, or is out of order. All of the
@@ -275,7 +276,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			slog.WarnContext(ctx, "shim did not clean up, cleaning up by force", "container", ref.ID, "err", err)
 		}
 	}
-	endWorkers(ref)
+	endWorkers(ctx, ref)
 	if record.Address != "" {
 		if err := record.RemoveSocket(ctx); err != nil {
 			return err
@@ -286,17 +287,16 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 
 // endWorkers kills what works in the container's directory, down to who was forked
 // meanwhile. What the kernel cannot kill now is not waited for long.
-func endWorkers(ref Ref) {
-	const pause = 5 * time.Millisecond
-	for end := time.Now().Add(lastTime); time.Now().Before(end); time.Sleep(pause) {
+func endWorkers(ctx context.Context, ref Ref) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+	defer cancel()
+	poll.Until(ctx, 5*time.Millisecond, func() bool {
 		workers := shim.Workers(ref.Dir)
-		if len(workers) == 0 {
-			return
-		}
 		for _, worker := range workers {
 			_ = conmon.Signal(worker, unix.SIGKILL)
 		}
-	}
+		return len(workers) == 0
+	})
 }
 
 // program is the one with which the container was made: of one without a record
@@ -366,19 +366,18 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 		}
 		return errors.Is(err, fault.NotFound)
 	}
-	for end := time.Now().Add(moment); !deaf(); time.Sleep(pause) {
-		if time.Now().After(end) {
-			return nil
-		}
+	listening, stop := context.WithTimeout(ctx, moment)
+	defer stop()
+	if !poll.Until(listening, pause, deaf) {
+		return nil
 	}
-	for conmon.Alive(record.Process) && ctx.Err() == nil {
-		time.Sleep(pause)
-	}
+	ended := func() bool { return !conmon.Alive(record.Process) }
+	poll.Until(ctx, pause, ended)
 	// Who is deaf is of use to no container, and nobody else would ever end it.
 	_ = conmon.Signal(record.Process, unix.SIGKILL)
-	for end := time.Now().Add(buryTime); conmon.Alive(record.Process) && time.Now().Before(end); {
-		time.Sleep(pause)
-	}
+	dying, stop := context.WithTimeout(context.WithoutCancel(ctx), buryTime)
+	defer stop()
+	poll.Until(dying, pause, ended)
 	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
 	return record.RemoveSocket(ctx)                               // which not all of them do
 }

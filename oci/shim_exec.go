@@ -82,13 +82,13 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		// A shim that has not answered until now may not answer soon, and nobody waits
 		// for it any more.
 		if ctx.Err() != nil {
-			go x.abandon()
+			go x.abandon(ctx)
 		} else {
-			x.abandon()
+			x.abandon(ctx)
 		}
 		return nil, t.execFailed(ctx, process, err.Error(), fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], err))
 	}
-	return x.session(c, pid), nil
+	return x.session(ctx, c, pid), nil
 }
 
 // open makes the FIFOs.
@@ -123,16 +123,16 @@ func (x *errand) close() {
 
 // abandon takes back a command that did not start, or nobody knows whether. It is
 // the last to have the errand, and takes 2 lastTimes at most.
-func (x *errand) abandon() {
-	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+func (x *errand) abandon(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false)
-	x.forget()
+	x.forget(ctx)
 }
 
 // forget has the shim forget a command that has ended.
-func (x *errand) forget() {
-	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+func (x *errand) forget(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	if err := x.client.Delete(ctx, x.process); err != nil && !errors.Is(err, fault.NotFound) {
 		slog.DebugContext(ctx, "shim failed to delete an exec process", "container", x.task.ref.ID, "err", err) // it goes with the container
@@ -142,7 +142,7 @@ func (x *errand) forget() {
 
 // session hands the command over. Its own goroutine waits for its end and, when
 // the session is over as well, has the shim forget it.
-func (x *errand) session(c Command, pid int) *execution {
+func (x *errand) session(ctx context.Context, c Command, pid int) *execution {
 	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
 	// The shim has opened the ends that it writes to by now, and with ours nobody
 	// would see an end of them. From which it reads it may open later: what lies there
@@ -157,13 +157,13 @@ func (x *errand) session(c Command, pid int) *execution {
 		_ = words.Write.Close()
 	}
 	s.kill = func() {
-		ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 		defer cancel()
 		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
 	}
 	s.endInput = func() {
 		_ = s.stdin.Close()
-		x.closeStdin(s)
+		x.closeStdin(ctx, s)
 	}
 	if c.Terminal {
 		s.resize = x.task.resize(x.process)
@@ -171,14 +171,14 @@ func (x *errand) session(c Command, pid int) *execution {
 	ended := make(chan struct{})
 	s.ended = ended
 	go func() {
-		status, err := x.client.Wait(context.Background(), x.process)
+		status, err := x.client.Wait(context.WithoutCancel(ctx), x.process)
 		s.status, s.waitErr = unix.WaitStatus(status<<8), err
 		close(ended)
 		<-s.over
-		x.forget()
+		x.forget(ctx)
 	}()
 	if c.Terminal {
-		go x.hangUp(s, ended)
+		go x.hangUp(ctx, s, ended)
 	}
 	e := &execution{Session: s, pid: pid}
 	if !x.task.record.Guest {
@@ -189,13 +189,13 @@ func (x *errand) session(c Command, pid int) *execution {
 }
 
 // hangUp does what closing a terminal does elsewhere: the shim keeps it open.
-func (x *errand) hangUp(s *Session, ended <-chan struct{}) {
+func (x *errand) hangUp(ctx context.Context, s *Session, ended <-chan struct{}) {
 	select {
 	case <-ended:
 		return
 	case <-s.over:
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
 		slog.DebugContext(ctx, "cannot hang up the terminal of a command", "container", x.task.ref.ID, "err", err)
@@ -204,7 +204,7 @@ func (x *errand) hangUp(s *Session, ended <-chan struct{}) {
 
 // closeStdin tells the shim of the end of the input when it has read all of it:
 // some throw away what they have not.
-func (x *errand) closeStdin(s *Session) {
+func (x *errand) closeStdin(ctx context.Context, s *Session) {
 	const longest = time.Second
 	for pause := 2 * time.Millisecond; shim.Unread(x.fifos[0].Path) > 0; pause = min(2*pause, longest) {
 		select {
@@ -215,7 +215,7 @@ func (x *errand) closeStdin(s *Session) {
 			return
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lastTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	_ = x.client.CloseStdin(ctx, x.process) // one that has ended has no use for it
 }

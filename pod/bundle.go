@@ -367,7 +367,7 @@ func valid(hostPath string) bool {
 // explainCreate adds to the failure of a create what is known of the request's
 // host paths: that one is missing and was not to be made, or that some lie on
 // file servers, if the runtime did not end in time.
-func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
+func (e *Engine) explainCreate(ctx context.Context, mounts []*cri.Mount, cause error) error {
 	if errors.Is(cause, fault.Timeout) {
 		if suspects := onServers(mounts); len(suspects) > 0 {
 			return fmt.Errorf("%w; is the file server alive that has %s?", cause, strings.Join(suspects, ", "))
@@ -380,7 +380,7 @@ func (e *Engine) explainCreate(mounts []*cri.Mount, cause error) error {
 			continue
 		}
 		// One that does not answer is not missing.
-		if absent, _ := conmon.Look(context.Background(), e.cfg.PauseProgram, []string{source}); len(absent) > 0 {
+		if absent, _ := conmon.Look(context.WithoutCancel(ctx), e.cfg.PauseProgram, []string{source}); len(absent) > 0 {
 			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
 		}
 	}
@@ -449,11 +449,11 @@ func (c *Container) target(id string) (oci.Task, error) {
 // loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot
 // load it, for want of AppArmor's tools, runs containers without one, as with
 // other runtimes; the operator is told.
-func loadedProfile(name string) string {
+func loadedProfile(ctx context.Context, name string) string {
 	if name != lsm.DefaultProfile {
 		return name
 	}
-	if err := lsm.LoadDefaultProfile(context.Background()); err != nil {
+	if err := lsm.LoadDefaultProfile(ctx); err != nil {
 		slog.Error("containers run without an AppArmor profile", "err", err)
 		return ""
 	}
@@ -461,7 +461,7 @@ func loadedProfile(name string) string {
 }
 
 // newDefaults parses the node's policy once.
-func newDefaults(cfg Config) (spec.Defaults, error) {
+func newDefaults(ctx context.Context, cfg Config) (spec.Defaults, error) {
 	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly, DeviceOwnership: cfg.DeviceOwnership}
 	var err error
 	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
@@ -489,7 +489,7 @@ func newDefaults(cfg Config) (spec.Defaults, error) {
 	for _, d := range devices {
 		paths = append(paths, d.GetHostPath())
 	}
-	if _, err := conmon.Look(context.Background(), cfg.PauseProgram, paths); err != nil {
+	if _, err := conmon.Look(ctx, cfg.PauseProgram, paths); err != nil {
 		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
 	}
 	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {

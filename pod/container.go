@@ -215,7 +215,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
 	if err := c.createTask(ctx, create); err != nil {
-		return c.engine.explainCreate(c.plan.Config.M.GetMounts(), err)
+		return c.engine.explainCreate(ctx, c.plan.Config.M.GetMounts(), err)
 	}
 	c.change(func(now *liveContainer) { now.Phase = phaseCreated })
 	return c.put(ctx)

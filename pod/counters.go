@@ -32,7 +32,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
 	for _, c := range e.containers.all() {
-		g.Go(func() error { panics.Run("count log", func() { c.countLog(ctx) }); return nil })
+		g.Go(func() error { panics.Run(ctx, "count log", func() { c.countLog(ctx) }); return nil })
 	}
 	_ = g.Wait()
 	log := &e.counters.log

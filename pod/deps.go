@@ -20,7 +20,7 @@ type Images interface {
 	Adopt(ctx context.Context, live []storage.Rootfs) error
 	Ready(ctx context.Context) error
 	CheckMapping(userNS string) error
-	WritableUsage(id string) (usage storage.FsUsage, ok bool)
+	WritableUsage(ctx context.Context, id string) (usage storage.FsUsage, ok bool)
 	WritableSize() (storage.FsSize, error)
 	Verify(ctx context.Context, live []storage.Rootfs) ([]storage.Defect, error)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
@@ -82,12 +83,12 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
-	defaults, err := newDefaults(cfg)
+	defaults, err := newDefaults(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	if host.AppArmor {
-		defaults.AppArmorProfile = loadedProfile(cfg.AppArmorProfile)
+		defaults.AppArmorProfile = loadedProfile(ctx, cfg.AppArmorProfile)
 	}
 	meters, err := cgroup.NewMeters()
 	if err != nil {
@@ -138,7 +139,7 @@ const ForkTime = 10 * time.Second
 // whoever had it before. The kernel drops the lock with the process, however it
 // ends, and its forked copies. While another one holds it for longer than patience
 // the error is fault.Precondition.
-func Lock(stateDir string, patience time.Duration) (io.Closer, error) {
+func Lock(ctx context.Context, stateDir string, patience time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
@@ -147,27 +148,29 @@ func Lock(stateDir string, patience time.Duration) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return f, nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
-		case time.Now().After(end):
-			return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
-		}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	poll.Until(ctx, 5*time.Millisecond, func() bool {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return !errors.Is(err, unix.EWOULDBLOCK)
+	})
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
+	case err != nil:
+		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
 	}
+	return f, nil
 }
 
 // LockRun makes sure that a run root is one server's alone, who keeps the lock of
 // its state directory: another one would sweep what is in it. The error of a run
 // root that is another crius's is an *owner.TakenError.
-func LockRun(runDir, stateDir string, patience time.Duration) (io.Closer, error) {
+func LockRun(ctx context.Context, runDir, stateDir string, patience time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil {
 		return nil, err
 	}
-	lock, err := owner.Take(filepath.Join(runDir, "lock"), stateDir, patience)
+	lock, err := owner.Take(ctx, filepath.Join(runDir, "lock"), stateDir, patience)
 	if err != nil {
 		return nil, runTaken(runDir, err)
 	}
@@ -229,7 +232,7 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 
 // inBackground runs f, which Close waits for.
 func (e *Engine) inBackground(work string, f func()) {
-	e.background.Go(func() { panics.Run(work, f) })
+	e.background.Go(func() { panics.Run(e.closing, work, f) })
 }
 
 // insist runs f, which nothing can take the place of, until it returns: after a

@@ -432,17 +432,17 @@ func TestMonitorLost(t *testing.T) {
 
 func TestOneServerAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	lock, err := Lock(dir, 0)
+	lock, err := Lock(t.Context(), dir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(dir, 0); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
+	if _, err := Lock(t.Context(), dir, 0); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("second server: %v", err)
 	}
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if lock, err = Lock(dir, 0); err != nil {
+	if lock, err = Lock(t.Context(), dir, 0); err != nil {
 		t.Fatal(err)
 	}
 	_ = lock.Close()
@@ -453,7 +453,7 @@ func TestOneServerAtATime(t *testing.T) {
 func TestLockOfAServerKilledAtAFork(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
-	lock, err := Lock(dir, 0)
+	lock, err := Lock(t.Context(), dir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -471,11 +471,11 @@ func TestLockOfAServerKilledAtAFork(t *testing.T) {
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(dir, 0); !errors.Is(err, fault.Precondition) {
+	if _, err := Lock(t.Context(), dir, 0); !errors.Is(err, fault.Precondition) {
 		t.Fatalf("the child does not hold the lock: %v", err)
 	}
 	go input.Close()
-	lock, err = Lock(dir, time.Minute)
+	lock, err = Lock(t.Context(), dir, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

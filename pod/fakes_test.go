@@ -177,7 +177,7 @@ func (f fakeImages) WritableSize() (storage.FsSize, error) {
 	return storage.FsSize{Device: "/dev/sda1", Bytes: 1}, nil
 }
 
-func (f fakeImages) WritableUsage(id string) (usage storage.FsUsage, ok bool) {
+func (f fakeImages) WritableUsage(_ context.Context, id string) (usage storage.FsUsage, ok bool) {
 	f.set(func() { usage, ok = f.layers[id] })
 	return usage, ok
 }

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"log/slog"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -48,7 +49,7 @@ func (e *Engine) MetricOffers() cgroup.Offers { return e.meters.Offers() }
 
 // Metrics measures all ready pods, and those of their containers that have not
 // exited, in no order. What vanished meanwhile is missing or has no values.
-func (e *Engine) Metrics(parts MetricParts) []*PodMetrics {
+func (e *Engine) Metrics(ctx context.Context, parts MetricParts) []*PodMetrics {
 	var sandboxes []*Sandbox
 	var all []*PodMetrics
 	for _, s := range e.sandboxes.all() {
@@ -67,12 +68,12 @@ func (e *Engine) Metrics(parts MetricParts) []*PodMetrics {
 			slog.Debug("cannot read the size of the containers' file system", "err", err)
 		}
 	}
-	sideBySide(len(all), func(i int) { sandboxes[i].meterAll(all[i], parts, disk) })
+	sideBySide(len(all), func(i int) { sandboxes[i].meterAll(ctx, all[i], parts, disk) })
 	networks.Wait()
 	return all
 }
 
-func (s *Sandbox) meterAll(m *PodMetrics, parts MetricParts, disk *storage.FsSize) {
+func (s *Sandbox) meterAll(ctx context.Context, m *PodMetrics, parts MetricParts, disk *storage.FsSize) {
 	if s.meter != nil && s.meter.wholePod {
 		m.Details = s.meter.details(parts.Cgroup)
 	}
@@ -85,7 +86,7 @@ func (s *Sandbox) meterAll(m *PodMetrics, parts MetricParts, disk *storage.FsSiz
 		if parts.Processes {
 			of.Processes = c.meter.processes(v.PID)
 		}
-		if layer, ok := c.engine.deps.Images.WritableUsage(c.id); ok && parts.Disk {
+		if layer, ok := c.engine.deps.Images.WritableUsage(ctx, c.id); ok && parts.Disk {
 			of.Layer = &layer
 		}
 		m.Containers = append(m.Containers, of)

@@ -83,7 +83,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	g.SetLimit(recoverWidth)
 	for id, rec := range ctrs {
 		g.Go(func() error {
-			panics.Run("recover container "+id, func() { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers) })
+			panics.Run(ctx, "recover container "+id, func() { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers) })
 			return nil
 		})
 	}
@@ -91,7 +91,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	answers.await(ctx)
 	for _, s := range sandboxes {
 		g.Go(func() error {
-			panics.Run("recover pod "+s.id, func() { e.recoverSandbox(ctx, s, &ends) })
+			panics.Run(ctx, "recover pod "+s.id, func() { e.recoverSandbox(ctx, s, &ends) })
 			return nil
 		})
 	}

@@ -174,7 +174,7 @@ func (v *conversation) hold(ctx context.Context) error {
 	unread := make(chan struct{})
 	group.Go(func() { v.linger(over, settled, unread) })
 	copied := make(chan error, 1)
-	group.Go(func() { copied <- v.session.Output(v.heard(v.client.Stdout), v.heard(v.client.Stderr)) })
+	group.Go(func() { copied <- v.session.Output(ctx, v.heard(v.client.Stdout), v.heard(v.client.Stderr)) })
 
 	listens := v.client.Stdout != nil || v.client.Stderr != nil
 	if listens {

@@ -48,7 +48,7 @@ type NetworkStats struct {
 
 // ContainerStats measures the containers that are wanted; they come in no order.
 // One that was removed meanwhile may be missing.
-func (e *Engine) ContainerStats(wanted func(*view.Container) bool) []*ContainerStats {
+func (e *Engine) ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*ContainerStats {
 	var containers []*Container
 	var stats []*ContainerStats
 	for _, c := range e.containers.all() {
@@ -57,7 +57,7 @@ func (e *Engine) ContainerStats(wanted func(*view.Container) bool) []*ContainerS
 			stats = append(stats, &ContainerStats{View: v})
 		}
 	}
-	sideBySide(len(stats), func(i int) { containers[i].measure(stats[i]) })
+	sideBySide(len(stats), func(i int) { containers[i].measure(ctx, stats[i]) })
 	return stats
 }
 
@@ -76,22 +76,22 @@ func sideBySide(n int, f func(i int)) {
 	group.Wait()
 }
 
-func (c *Container) measure(s *ContainerStats) {
+func (c *Container) measure(ctx context.Context, s *ContainerStats) {
 	if s.View.State != cri.ContainerState_CONTAINER_EXITED {
-		s.Usage = c.usage()
+		s.Usage = c.usage(ctx)
 	}
-	if layer, ok := c.engine.deps.Images.WritableUsage(c.id); ok {
+	if layer, ok := c.engine.deps.Images.WritableUsage(ctx, c.id); ok {
 		s.Layer = &layer
 	}
 }
 
 // usage is told by the kernel or, of a container that lives in a sandbox, by the
 // runtime.
-func (c *Container) usage() cgroup.Usage {
+func (c *Container) usage(ctx context.Context) cgroup.Usage {
 	if !c.sandbox.plan.Sandboxed {
 		return c.meter.read()
 	}
-	u, err := c.now().task.Usage(context.Background())
+	u, err := c.now().task.Usage(ctx)
 	if err != nil {
 		slog.Debug("runtime reports no usage of a container", "container", c.id, "err", err)
 	}
@@ -99,7 +99,7 @@ func (c *Container) usage() cgroup.Usage {
 }
 
 // SandboxStats measures the pods that are wanted, in no order.
-func (e *Engine) SandboxStats(wanted func(*view.Sandbox) bool) []*SandboxStats {
+func (e *Engine) SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*SandboxStats {
 	var sandboxes []*Sandbox
 	var stats []*SandboxStats
 	for _, s := range e.sandboxes.all() {
@@ -110,16 +110,16 @@ func (e *Engine) SandboxStats(wanted func(*view.Sandbox) bool) []*SandboxStats {
 	}
 	var networks panics.Group
 	networks.Go(func() { addNetworks(stats) })
-	sideBySide(len(stats), func(i int) { sandboxes[i].measure(stats[i]) })
+	sideBySide(len(stats), func(i int) { sandboxes[i].measure(ctx, stats[i]) })
 	networks.Wait()
 	return stats
 }
 
 // measure leaves out the network.
-func (s *Sandbox) measure(stats *SandboxStats) {
+func (s *Sandbox) measure(ctx context.Context, stats *SandboxStats) {
 	for _, c := range s.now().containers {
 		of := &ContainerStats{View: c.view.Load()}
-		c.measure(of)
+		c.measure(ctx, of)
 		stats.Containers = append(stats.Containers, of)
 	}
 	if stats.View.State != cri.PodSandboxState_SANDBOX_READY {

@@ -88,7 +88,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 	c.life.Lock()
 	told := make(chan *SandboxStats, 1)
 	go func() {
-		all := e.SandboxStats(func(v *view.Sandbox) bool { return v.ID == pod })
+		all := e.SandboxStats(t.Context(), func(v *view.Sandbox) bool { return v.ID == pod })
 		if len(all) != 1 {
 			all = []*SandboxStats{{}}
 		}
@@ -103,7 +103,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 	}
 	c.life.Unlock()
 	s.life.Unlock()
-	if all := e.ContainerStats(func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
+	if all := e.ContainerStats(t.Context(), func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
 		t.Errorf("stats of %d containers that nobody wanted", len(all))
 	}
 	b.remove(e, pod)

@@ -80,7 +80,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 		}
 	}
 	if s.plan.needsNetworkCgroup() {
-		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(s.infraRef().Cgroup) }); err != nil {
+		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(ctx, s.infraRef().Cgroup) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
 	}

@@ -23,7 +23,7 @@ import (
 // ServeAsCrio answers as Serve does and, on the same socket, what cAdvisor asks
 // of CRI-O over HTTP/1 (docs/decisions/0008-crio-facade.md). It closes l and
 // returns nil once Shutdown is complete.
-func (s *Server) ServeAsCrio(l net.Listener) error {
+func (s *Server) ServeAsCrio(ctx context.Context, l net.Listener) error {
 	both := split(l)
 	answers := &http.Server{
 		Handler:           s.crio(),
@@ -34,7 +34,7 @@ func (s *Server) ServeAsCrio(l net.Listener) error {
 		MaxHeaderBytes:    16 << 10,
 	}
 	ended := make(chan error, 2)
-	go func() { ended <- both.run() }()
+	go func() { ended <- both.run(ctx) }()
 	go func() {
 		if err := answers.Serve(both.http); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 			ended <- err

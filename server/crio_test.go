@@ -26,12 +26,12 @@ func asCrio(t *testing.T, n *node) string {
 	t.Helper()
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "crio.sock")
-	l, err := Listen(cfg)
+	l, err := Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- n.server.ServeAsCrio(l) }()
+	go func() { served <- n.server.ServeAsCrio(t.Context(), l) }()
 	t.Cleanup(func() { // before n's own
 		ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 		defer cancel()
@@ -152,7 +152,7 @@ func TestSplitClosesSilentConnections(t *testing.T) {
 	}
 	s := split(l)
 	ran := make(chan error, 1)
-	go func() { ran <- s.run() }()
+	go func() { ran <- s.run(t.Context()) }()
 	conn, err := net.Dial("unix", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func TestSplitOutlivesAMomentWithoutDescriptors(t *testing.T) {
 	}
 	s := split(&hiccup{Listener: l})
 	ran := make(chan error, 1)
-	go func() { ran <- s.run() }()
+	go func() { ran <- s.run(t.Context()) }()
 	conn, err := net.Dial("unix", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

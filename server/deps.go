@@ -44,11 +44,11 @@ type Engine interface {
 	Containers() []*view.Container
 	// ContainerStats and SandboxStats measure those that are wanted. They never
 	// fail: what vanished meanwhile is missing, or has no values.
-	ContainerStats(wanted func(*view.Container) bool) []*pod.ContainerStats
-	SandboxStats(wanted func(*view.Sandbox) bool) []*pod.SandboxStats
+	ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*pod.ContainerStats
+	SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*pod.SandboxStats
 	// Metrics measures all ready pods, in the same way; MetricOffers is what the
 	// kernel can tell beyond what all do.
-	Metrics(parts pod.MetricParts) []*pod.PodMetrics
+	Metrics(ctx context.Context, parts pod.MetricParts) []*pod.PodMetrics
 	MetricOffers() cgroup.Offers
 	UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error
 	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had

@@ -214,15 +214,15 @@ func (f *fakeEngine) Listen() (*view.Listener, error) { return nil, fault.Exhaus
 func (f *fakeEngine) UpdateSandboxResources(_ context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }
-func (f *fakeEngine) ContainerStats(wanted func(*view.Container) bool) []*pod.ContainerStats {
+func (f *fakeEngine) ContainerStats(_ context.Context, wanted func(*view.Container) bool) []*pod.ContainerStats {
 	return slices.DeleteFunc(slices.Clone(f.containerStats), func(s *pod.ContainerStats) bool { return !wanted(s.View) })
 }
 
-func (f *fakeEngine) SandboxStats(wanted func(*view.Sandbox) bool) []*pod.SandboxStats {
+func (f *fakeEngine) SandboxStats(_ context.Context, wanted func(*view.Sandbox) bool) []*pod.SandboxStats {
 	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *pod.SandboxStats) bool { return !wanted(s.View) })
 }
 
-func (f *fakeEngine) Metrics(parts pod.MetricParts) []*pod.PodMetrics {
+func (f *fakeEngine) Metrics(_ context.Context, parts pod.MetricParts) []*pod.PodMetrics {
 	f.measured = parts
 	return f.metrics
 }
@@ -336,7 +336,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 		t.Fatal(err)
 	}
 	n.server = server
-	l, err := Listen(cfg)
+	l, err := Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ const maxSocketPath = 107
 //
 // Closing the listener removes the socket. The lock file beside it stays until
 // Abandon.
-func Listen(cfg Config) (net.Listener, error) {
+func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	path := cfg.Listen
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath {
 		return nil, fmt.Errorf("%w: listen = %q: give an absolute path of at most %d bytes", fault.Invalid, path, maxSocketPath)
@@ -52,7 +52,7 @@ func Listen(cfg Config) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := bind(path, cfg.SocketMode, gid)
+	l, err := bind(ctx, path, cfg.SocketMode, gid)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -135,11 +135,11 @@ func groupID(group string) (int, error) {
 	return strconv.Atoi(known.Gid)
 }
 
-func bind(path string, mode os.FileMode, gid int) (net.Listener, error) {
+func bind(ctx context.Context, path string, mode os.FileMode, gid int) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	l, err := bindClosed(path)
+	l, err := bindClosed(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("CRI socket: %w", err)
 	}
@@ -156,12 +156,12 @@ func bind(path string, mode os.FileMode, gid int) (net.Listener, error) {
 
 // bindClosed binds a socket that nobody may connect to yet: Linux gives the file
 // the mode of the socket's own inode, less the umask.
-func bindClosed(path string) (net.Listener, error) {
+func bindClosed(ctx context.Context, path string) (net.Listener, error) {
 	closed := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		ctlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
 		return errors.Join(ctlErr, err)
 	}}
-	return closed.Listen(context.Background(), "unix", path)
+	return closed.Listen(ctx, "unix", path)
 }
 
 // removeStale makes way at path if all that is there is a socket on which

@@ -25,7 +25,7 @@ func listenConfig(t *testing.T) Config {
 
 func listen(t *testing.T, cfg Config) net.Listener {
 	t.Helper()
-	l, err := Listen(cfg)
+	l, err := Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestSocketPermissions_CVE_2021_41103(t *testing.T) {
 func TestSocketIsBornClosed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := bindClosed(path)
+	l, err := bindClosed(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestOneServerPerSocket(t *testing.T) {
 	t.Parallel()
 	cfg := listenConfig(t)
 	listen(t, cfg)
-	_, err := Listen(cfg)
+	_, err := Listen(t.Context(), cfg)
 	if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), cfg.Listen) {
 		t.Errorf("got %v", err)
 	}
@@ -161,7 +161,7 @@ func TestSocketIsLocked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+	if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) {
 		t.Errorf("got %v", err)
 	}
 	if err := starting.Close(); err != nil {
@@ -182,7 +182,7 @@ func TestSocketOfAnotherProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+	if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := net.Dial("unix", cfg.Listen); err != nil {
@@ -209,7 +209,7 @@ func TestBusySocketOfAnotherProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer filler.Close()
-	if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+	if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Lstat(cfg.Listen); err != nil {
@@ -264,7 +264,7 @@ func TestAbandon(t *testing.T) {
 			t.Parallel()
 			cfg := DefaultConfig()
 			cfg.Listen = filepath.Join(t.TempDir(), "crio", "crio.sock")
-			l, err := Listen(cfg)
+			l, err := Listen(t.Context(), cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -304,7 +304,7 @@ func TestNoSocketInTheWay(t *testing.T) {
 		if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), make(cfg.Listen)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Listen(cfg); !errors.Is(err, fault.Exists) {
+		if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) {
 			t.Errorf("%s: got %v", name, err)
 		}
 		if _, err := os.Lstat(cfg.Listen); err != nil {
@@ -321,7 +321,7 @@ func TestLockIsNoLink(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), os.Symlink(target, cfg.Listen+".lock")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(cfg); !errors.Is(err, syscall.ELOOP) {
+	if _, err := Listen(t.Context(), cfg); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
@@ -336,7 +336,7 @@ func TestFailedListenLetsGo(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(cfg.Listen), 0o700), os.Mkdir(cfg.Listen, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(cfg); err == nil {
+	if _, err := Listen(t.Context(), cfg); err == nil {
 		t.Fatal("a directory was taken for a socket")
 	}
 	if err := os.Remove(cfg.Listen); err != nil {
@@ -358,7 +358,7 @@ func TestListenConfig(t *testing.T) {
 	} {
 		cfg := listenConfig(t)
 		change(&cfg)
-		if _, err := Listen(cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), strings.TrimRight(key, " =")) {
+		if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), strings.TrimRight(key, " =")) {
 			t.Errorf("%s: got %v", key, err)
 		}
 	}

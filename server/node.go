@@ -31,7 +31,7 @@ func features() *cri.RuntimeFeatures {
 // nodeAPI is the part of RuntimeService that deals with the node as a whole.
 type nodeAPI struct {
 	engine  Engine
-	info    func() map[string]string
+	info    func(context.Context) map[string]string
 	version string
 
 	runtimeText, networkText steadyText
@@ -59,7 +59,7 @@ func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.Stat
 		return nil, err // what the checks said may be the caller's impatience
 	}
 	if req.GetVerbose() && s.info != nil {
-		resp.Info = validMap(s.info())
+		resp.Info = validMap(s.info(ctx))
 	}
 	return resp, nil
 }

@@ -18,7 +18,9 @@ import (
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	n := start(t, func(_ *Config, s *Services) {
-		s.Info = func() map[string]string { return map[string]string{"config": "{}", "network": "{\"a\":\"\xff\"}"} }
+		s.Info = func(context.Context) map[string]string {
+			return map[string]string{"config": "{}", "network": "{\"a\":\"\xff\"}"}
+		}
 	})
 	resp, err := n.runtime.Status(t.Context(), &cri.StatusRequest{})
 	if err != nil {

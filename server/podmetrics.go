@@ -116,21 +116,21 @@ func (a *metricsAPI) ListMetricDescriptors(context.Context, *cri.ListMetricDescr
 	return resp, nil
 }
 
-func (a *metricsAPI) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
-	return &cri.ListPodSandboxMetricsResponse{PodMetrics: a.list()}, nil
+func (a *metricsAPI) ListPodSandboxMetrics(ctx context.Context, _ *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
+	return &cri.ListPodSandboxMetricsResponse{PodMetrics: a.list(ctx)}, nil
 }
 
 func (a *metricsAPI) StreamPodSandboxMetrics(_ *cri.StreamPodSandboxMetricsRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxMetricsResponse]) error {
-	return inChunks(a.list(), messageSize, func(chunk []*cri.PodSandboxMetrics) error {
+	return inChunks(a.list(out.Context()), messageSize, func(chunk []*cri.PodSandboxMetrics) error {
 		return out.Send(&cri.StreamPodSandboxMetricsResponse{PodSandboxMetrics: chunk})
 	})
 }
 
-func (a *metricsAPI) list() []*cri.PodSandboxMetrics {
+func (a *metricsAPI) list(ctx context.Context) []*cri.PodSandboxMetrics {
 	if len(a.metrics) == 0 {
 		return nil
 	}
-	measured := a.engine.Metrics(a.parts)
+	measured := a.engine.Metrics(ctx, a.parts)
 	now, devices := time.Now(), deviceNames{}
 	all := make([]*cri.PodSandboxMetrics, len(measured))
 	for i, p := range measured {

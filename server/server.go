@@ -23,7 +23,7 @@ type Services struct {
 	Sessions Sessions
 	// Info gives JSON documents by name (config, network) for the verbose
 	// Status; nil if there are none.
-	Info func() map[string]string
+	Info func(context.Context) map[string]string
 	// Trace observes every call but streams, whose errors are gRPC's by then. It
 	// may be nil.
 	Trace *trace.Tracer

@@ -160,7 +160,7 @@ func serving(t *testing.T, heeds bool) (s *Server, socket string, release chan s
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(cfg)
+	l, err := Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 	if err := s.Shutdown(t.Context()); err != nil {
 		t.Error(err)
 	}
-	l, err := Listen(cfg)
+	l, err := Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"net"
 	"sync"
@@ -50,7 +51,7 @@ func split(l net.Listener) *splitter {
 
 // run accepts until the listener is closed, and then waits for the connections
 // that are still undecided.
-func (s *splitter) run() error {
+func (s *splitter) run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
@@ -77,7 +78,7 @@ func (s *splitter) run() error {
 		}
 		group.Go(func() {
 			defer func() { <-s.silent }()
-			panics.Run("route connection", func() { s.route(conn) })
+			panics.Run(ctx, "route connection", func() { s.route(conn) })
 		})
 	}
 }

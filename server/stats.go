@@ -22,7 +22,7 @@ type statsAPI struct {
 	engine Engine
 }
 
-func (s *statsAPI) ContainerStats(_ context.Context, req *cri.ContainerStatsRequest) (*cri.ContainerStatsResponse, error) {
+func (s *statsAPI) ContainerStats(ctx context.Context, req *cri.ContainerStatsRequest) (*cri.ContainerStatsResponse, error) {
 	if err := checkID("container_id", req.GetContainerId()); err != nil {
 		return nil, err
 	}
@@ -30,20 +30,20 @@ func (s *statsAPI) ContainerStats(_ context.Context, req *cri.ContainerStatsRequ
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.ContainerStats(func(v *view.Container) bool { return v.ID == found.ID })
+	stats := s.engine.ContainerStats(ctx, func(v *view.Container) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
 		return nil, fmt.Errorf("container %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
 	return &cri.ContainerStatsResponse{Stats: containerStats(stats[0])}, nil
 }
 
-func (s *statsAPI) ListContainerStats(_ context.Context, req *cri.ListContainerStatsRequest) (*cri.ListContainerStatsResponse, error) {
-	stats, err := s.listContainers(req.GetFilter())
+func (s *statsAPI) ListContainerStats(ctx context.Context, req *cri.ListContainerStatsRequest) (*cri.ListContainerStatsResponse, error) {
+	stats, err := s.listContainers(ctx, req.GetFilter())
 	return &cri.ListContainerStatsResponse{Stats: stats}, err
 }
 
 func (s *statsAPI) StreamContainerStats(req *cri.StreamContainerStatsRequest, out grpc.ServerStreamingServer[cri.StreamContainerStatsResponse]) error {
-	stats, err := s.listContainers(req.GetFilter())
+	stats, err := s.listContainers(out.Context(), req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -52,18 +52,18 @@ func (s *statsAPI) StreamContainerStats(req *cri.StreamContainerStatsRequest, ou
 	})
 }
 
-func (s *statsAPI) listContainers(filter *cri.ContainerStatsFilter) ([]*cri.ContainerStats, error) {
+func (s *statsAPI) listContainers(ctx context.Context, filter *cri.ContainerStatsFilter) ([]*cri.ContainerStats, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	return manyContainerStats(s.engine.ContainerStats(func(v *view.Container) bool {
+	return manyContainerStats(s.engine.ContainerStats(ctx, func(v *view.Container) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) &&
 			strings.HasPrefix(v.SandboxID, filter.GetPodSandboxId()) &&
 			hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
 	})), nil
 }
 
-func (s *statsAPI) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequest) (*cri.PodSandboxStatsResponse, error) {
+func (s *statsAPI) PodSandboxStats(ctx context.Context, req *cri.PodSandboxStatsRequest) (*cri.PodSandboxStatsResponse, error) {
 	if err := checkID("pod_sandbox_id", req.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
@@ -71,20 +71,20 @@ func (s *statsAPI) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRe
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.SandboxStats(func(v *view.Sandbox) bool { return v.ID == found.ID })
+	stats := s.engine.SandboxStats(ctx, func(v *view.Sandbox) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
 		return nil, fmt.Errorf("pod %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
 	return &cri.PodSandboxStatsResponse{Stats: sandboxStats(stats[0])}, nil
 }
 
-func (s *statsAPI) ListPodSandboxStats(_ context.Context, req *cri.ListPodSandboxStatsRequest) (*cri.ListPodSandboxStatsResponse, error) {
-	stats, err := s.listSandboxes(req.GetFilter())
+func (s *statsAPI) ListPodSandboxStats(ctx context.Context, req *cri.ListPodSandboxStatsRequest) (*cri.ListPodSandboxStatsResponse, error) {
+	stats, err := s.listSandboxes(ctx, req.GetFilter())
 	return &cri.ListPodSandboxStatsResponse{Stats: stats}, err
 }
 
 func (s *statsAPI) StreamPodSandboxStats(req *cri.StreamPodSandboxStatsRequest, out grpc.ServerStreamingServer[cri.StreamPodSandboxStatsResponse]) error {
-	stats, err := s.listSandboxes(req.GetFilter())
+	stats, err := s.listSandboxes(out.Context(), req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -93,11 +93,11 @@ func (s *statsAPI) StreamPodSandboxStats(req *cri.StreamPodSandboxStatsRequest, 
 	})
 }
 
-func (s *statsAPI) listSandboxes(filter *cri.PodSandboxStatsFilter) ([]*cri.PodSandboxStats, error) {
+func (s *statsAPI) listSandboxes(ctx context.Context, filter *cri.PodSandboxStatsFilter) ([]*cri.PodSandboxStats, error) {
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	measured := s.engine.SandboxStats(func(v *view.Sandbox) bool {
+	measured := s.engine.SandboxStats(ctx, func(v *view.Sandbox) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) && hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
 	})
 	stats := make([]*cri.PodSandboxStats, len(measured))

@@ -46,7 +46,7 @@ var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthre
 func (s *Store) copy(ctx context.Context, src *source, job *job, secrets []string) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel)
+	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).start(ctx)
 	defer watch.stop()
 	id, err := s.copyPresent(ctx, src, job, watch.events)
 	if errors.Is(err, errLayerWanted) {

@@ -18,6 +18,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
 )
 
@@ -223,7 +224,7 @@ func (d *debris) recover(ctx context.Context) error {
 	var dead []*job
 	alive := false
 	for _, entry := range entries {
-		j, readErr := d.read(entry.Name())
+		j, readErr := d.read(ctx, entry.Name())
 		switch {
 		case errors.Is(readErr, errBusy):
 			alive = true
@@ -250,13 +251,16 @@ func (d *debris) recover(ctx context.Context) error {
 const dyingTime = 2 * time.Second
 
 // read locks and reads the job of a dead process; nil if there is none.
-func (d *debris) read(name string) (*job, error) {
+func (d *debris) read(ctx context.Context, name string) (*job, error) {
 	dir := filepath.Join(d.dir, name)
-	lock, err := lockDir(dir)
-	for end := time.Now().Add(dyingTime); errors.Is(err, errBusy) && time.Now().Before(end); {
-		time.Sleep(dyingTime / 100)
+	var lock *os.File
+	var err error
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dyingTime)
+	defer cancel()
+	poll.Until(ctx, dyingTime/100, func() bool {
 		lock, err = lockDir(dir)
-	}
+		return !errors.Is(err, errBusy)
+	})
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 			err = nil

@@ -126,7 +126,7 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	h.expiry.Add(1)
 	one.timer = time.AfterFunc(h.grace, func() {
 		defer h.expiry.Done()
-		if err := h.expire(image); err != nil {
+		if err := h.expire(context.WithoutCancel(ctx), image); err != nil {
 			slog.Warn("cannot release unused image; the next start retries", "image", image, "err", err)
 		}
 	})
@@ -134,13 +134,13 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 }
 
 // expire ends the grace of an image.
-func (h *holds) expire(image string) error {
+func (h *holds) expire(ctx context.Context, image string) error {
 	one := h.acquire(image)
 	defer h.release(one)
 	if len(one.users) > 0 || !one.kept {
 		return nil
 	}
-	return h.free(context.Background(), one)
+	return h.free(ctx, one)
 }
 
 func (h *holds) stopTimer(one *hold) {
@@ -157,7 +157,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	if one.kept && !h.lost(one.image) {
 		return nil
 	}
-	if err := h.locks.await(context.Background(), toWrite); err != nil {
+	if err := h.locks.await(context.WithoutCancel(ctx), toWrite); err != nil {
 		return err
 	}
 	record, err := h.store.Image(one.image)
@@ -405,13 +405,13 @@ func (h *holds) match(ctx context.Context, image string) error {
 }
 
 // close ends every grace and gives the store free for another process.
-func (h *holds) close() error {
+func (h *holds) close(ctx context.Context) error {
 	h.mu.Lock()
 	images := slices.Collect(maps.Keys(h.images))
 	h.mu.Unlock()
 	var err error
 	for _, image := range images {
-		err = errors.Join(err, h.expire(image))
+		err = errors.Join(err, h.expire(ctx, image))
 	}
 	h.expiry.Wait()
 	h.mu.Lock()

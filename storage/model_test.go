@@ -170,7 +170,7 @@ func TestKilledAtRandom(t *testing.T) {
 	n := newNode(t)
 	a := noise(t, 200<<10, 200<<10, 200<<10)
 	r := serve(t, "app", "1", a)
-	if err := n.Close(); err != nil {
+	if err := n.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 8 {
@@ -188,7 +188,7 @@ func TestKilledAtRandom(t *testing.T) {
 			n.remove(img.ID)
 		}
 		n.empty()
-		if err := n.Close(); err != nil {
+		if err := n.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -54,7 +54,7 @@ type watchdog struct {
 // newWatchdog watches a pull of an image: rate is in bytes per second, and asked
 // tells whether an answer of the registry is under way.
 func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *watchdog {
-	w := &watchdog{
+	return &watchdog{
 		counts: counts,
 		pull:   counts.begin(image),
 		limit:  limit,
@@ -64,8 +64,12 @@ func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int
 		events: make(chan types.ProgressProperties, 64),
 		end:    make(chan struct{}),
 	}
+}
+
+// start watches until stop.
+func (w *watchdog) start(ctx context.Context) *watchdog {
 	w.done.Go(func() {
-		if panics.Do(context.Background(), "watch pull", func() error { w.run(); return nil }) != nil {
+		if panics.Do(ctx, "watch pull", func() error { w.run(); return nil }) != nil {
 			w.discard()
 		}
 	})

@@ -58,7 +58,7 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 func watchdogLetsUnpacking(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, notAsked, cancel)
+	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, notAsked, cancel).start(t.Context())
 	defer w.stop()
 	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
 	w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
@@ -81,7 +81,7 @@ func watchdogLetsUnpacking(t *testing.T) {
 // Without a limit nothing is ever called off, and it is counted all the same.
 func TestNoLimit(t *testing.T) {
 	counts := new(PullCounts)
-	w := newWatchdog(counts, "image", 0, 1<<10, notAsked, func(cause error) { t.Error(cause) })
+	w := newWatchdog(counts, "image", 0, 1<<10, notAsked, func(cause error) { t.Error(cause) }).start(t.Context())
 	for _, e := range []types.ProgressProperties{
 		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
@@ -143,7 +143,7 @@ func TestWatchdogWantsARate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
-				w := newWatchdog(new(PullCounts), "image", window, rate, notAsked, cancel)
+				w := newWatchdog(new(PullCounts), "image", window, rate, notAsked, cancel).start(t.Context())
 				defer w.stop()
 				w.events <- blob(types.ProgressEventNewArtifact, "a", 0)
 				w.events <- blob(types.ProgressEventNewArtifact, "b", 0)
@@ -167,7 +167,7 @@ func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		w := newWatchdog(new(PullCounts), "image", time.Minute, 1<<10, notAsked, cancel)
+		w := newWatchdog(new(PullCounts), "image", time.Minute, 1<<10, notAsked, cancel).start(t.Context())
 		defer w.stop()
 		for i := range 10 {
 			name := digest.Digest(fmt.Sprint(i))
@@ -185,7 +185,7 @@ func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
 func TestWatchdogWaitsForAnswers(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, func() bool { return true }, cancel)
+	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, func() bool { return true }, cancel).start(t.Context())
 	defer w.stop()
 	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: -1}}
 	<-ctx.Done()

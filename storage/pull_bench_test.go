@@ -30,7 +30,7 @@ func BenchmarkPull(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			n := newNode(b)
 			r := serve(b, "app", "1", a)
-			if err := n.Close(); err != nil {
+			if err := n.Close(b.Context()); err != nil {
 				b.Fatal(err)
 			}
 			defer n.open()

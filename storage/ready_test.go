@@ -209,7 +209,7 @@ func TestStoreTakenIsNotReady(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(other, "pods", strings.Repeat("a", 64)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := owner.Take(path, other, 0)
+	lock, err := owner.Take(t.Context(), path, other, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -334,7 +334,7 @@ func TestHoldGrace(t *testing.T) {
 	if _, err := n.store.DeleteImage(img.ID, true); !errors.Is(err, cstorage.ErrImageUsedByContainer) {
 		t.Errorf("another tool may delete the image: %v", err)
 	}
-	if err := n.holds.expire(img.ID); err != nil || !held() { // a timer that was late
+	if err := n.holds.expire(t.Context(), img.ID); err != nil || !held() { // a timer that was late
 		t.Errorf("the hold went while in use: %v", err)
 	}
 	n.removeRootfs(r)
@@ -630,7 +630,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	other.StateDir = filepath.Join(n.dir, "other")
 	looking := other
 	looking.LeaveDebris = true
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	for _, cfg := range []Config{other, looking} {
 		s, err := Open(testContext(t), cfg)
 		if taken := new(owner.TakenError); !errors.As(err, &taken) || taken.Running || !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), mine.StateDir) {
@@ -643,7 +643,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	}
 	n.removeRootfs(r)
 	ok(t, os.RemoveAll(r.Dir))
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	n.cfg = other
 	n.open()
 }
@@ -654,7 +654,7 @@ func TestLookingReleasesNoHold(t *testing.T) {
 	n, img := pulled(t, motd(t, "x"))
 	r := n.rootfs("a", img.ID)
 	n.mount(r)
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	mine := n.cfg
 	n.cfg.LeaveDebris = true
 	n.open()
@@ -669,7 +669,7 @@ func TestLookingReleasesNoHold(t *testing.T) {
 	if held, err := n.holds.records(); err != nil || len(held) != 1 {
 		t.Errorf("holds %v, %v", held, err)
 	}
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	n.cfg = mine
 	n.open()
 	n.removeRootfs(r)
@@ -701,7 +701,7 @@ func TestMountDoesNotWaitForPull(t *testing.T) {
 		c := n.rootfs(fmt.Sprint(i), img.ID)
 		n.mount(c)
 		n.removeRootfs(c)
-		n.holds.expire(img.ID) // so that each needs the library's locks
+		n.holds.expire(t.Context(), img.ID) // so that each needs the library's locks
 		n.list()
 	}
 	took := time.Since(start)

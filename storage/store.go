@@ -102,7 +102,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	lock, err := own(options.GraphRoot, cfg)
+	lock, err := own(ctx, options.GraphRoot, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
 	}
@@ -115,11 +115,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 // own makes the crius of cfg the owner of the store; for who only looks, it says
 // whether that could be.
-func own(root string, cfg Config) (lock *owner.Lock, err error) {
+func own(ctx context.Context, root string, cfg Config) (lock *owner.Lock, err error) {
 	if path := filepath.Join(root, ownerName); cfg.LeaveDebris {
 		err = owner.Look(path, cfg.StateDir)
 	} else if err = os.MkdirAll(root, 0o700); err == nil {
-		lock, err = owner.Take(path, cfg.StateDir, lockTime)
+		lock, err = owner.Take(ctx, path, cfg.StateDir, lockTime)
 	}
 	return lock, withRemedy(err)
 }
@@ -149,7 +149,7 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 	var lib cstorage.Store
 	var locks *locks
 	err = trace.Call(ctx, "open library", func() (err error) {
-		lib, locks, err = openLibrary(options)
+		lib, locks, err = openLibrary(ctx, options)
 		return err
 	})
 	if err != nil {
@@ -174,7 +174,7 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 		err = s.holds.restore()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close())
+		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close(ctx))
 	}
 	if cfg.LeaveDebris {
 		return s, nil
@@ -197,12 +197,12 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 // which is done here without it: it forks a copy of this process for that, which
 // lives on with all our locks should we be killed before the copy has asked to die
 // with us.
-func openLibrary(options types.StoreOptions) (cstorage.Store, *locks, error) {
+func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Store, *locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err
 	}
 	before := newLocks(options.GraphRoot, options.RunRoot)
-	if err := errors.Join(before.await(context.Background(), toWrite), before.close()); err != nil {
+	if err := errors.Join(before.await(ctx, toWrite), before.close()); err != nil {
 		return nil, nil, err
 	}
 	lib, err := cstorage.GetStore(options)
@@ -213,11 +213,12 @@ func openLibrary(options types.StoreOptions) (cstorage.Store, *locks, error) {
 }
 
 // Close gives back what the process holds of the store, after the last call of
-// another method has returned. Mounted root file systems stay mounted.
-func (s *Store) Close() error {
+// another method has returned, also when ctx is over. Mounted root file systems
+// stay mounted.
+func (s *Store) Close(ctx context.Context) error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
-	err := s.holds.close()
+	err := s.holds.close(context.WithoutCancel(ctx))
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil

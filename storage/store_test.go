@@ -94,7 +94,7 @@ func newNode(t testing.TB, change ...func(*Config)) *node {
 	t.Cleanup(func() { checkMounts(t, dir) }) // runs after Close
 	n.open()
 	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
+		if err := n.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -122,7 +122,7 @@ var driverSetUp sync.Mutex
 // restart is what a new process sees: the same disk, a new Store.
 func (n *node) restart() {
 	n.t.Helper()
-	if err := n.Close(); err != nil {
+	if err := n.Close(context.Background()); err != nil {
 		n.t.Fatal(err)
 	}
 	n.open()

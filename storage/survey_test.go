@@ -50,7 +50,7 @@ func (n *node) reseal(forget bool) {
 // cutPower ends the store, lets damage happen and boots the machine.
 func (n *node) cutPower(forget bool, damage func()) {
 	n.t.Helper()
-	if err := n.Close(); err != nil {
+	if err := n.Close(context.Background()); err != nil {
 		n.t.Fatal(err)
 	}
 	n.reseal(forget)
@@ -295,7 +295,7 @@ func TestSealIsOfOneLifeOfALayer(t *testing.T) {
 	}
 	last, err := n.sealer.last()
 	ok(t, err)
-	ok(t, n.Store.Close())
+	ok(t, n.Store.Close(t.Context()))
 	dir, err := record.Open[seal](filepath.Join(n.cfg.Root, sealsName), sealName, sealVersion)
 	ok(t, err)
 	last.Boot = "another" // the seal of the first pull, which is before skopeo's
@@ -571,7 +571,7 @@ func TestDamagedSealWhileTheNodeIsUp(t *testing.T) {
 	img := n.pull(r.Addr() + "/app:1")
 	c := n.rootfs("c", img.ID)
 	n.mount(c)
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	truncate(t, filepath.Join(n.cfg.Root, sealsName, sealID, sealName))
 	motd := filepath.Join(n.diff(n.chainOf(img)[0]), "etc/motd")
 	whole, err := os.ReadFile(motd)
@@ -591,7 +591,7 @@ func TestDamagedSealWhileTheNodeIsUp(t *testing.T) {
 	if images := n.list(); len(images) != 1 {
 		t.Errorf("a sound image after a boot: %+v", images)
 	}
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	truncate(t, filepath.Join(n.cfg.Root, sealsName, sealID, sealName))
 	n.open()
 	n.cutPower(false, func() { truncate(t, motd) })
@@ -604,7 +604,7 @@ func TestDamagedSealWhileTheNodeIsUp(t *testing.T) {
 func (n *node) chainOf(img *Image) []string {
 	n.t.Helper()
 	n.open()
-	defer n.Close()
+	defer n.Close(context.Background())
 	return n.chain(img)
 }
 
@@ -644,7 +644,7 @@ func TestSurveyGoesOn(t *testing.T) {
 		top := n.chain(n.pull(fmt.Sprint(r.Addr(), "/app:", i)))[0]
 		files[top] = filepath.Join(n.diff(top), "etc/motd")
 	}
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	n.reseal(true)
 	old := time.Now().Add(-100 * time.Hour).Truncate(time.Second)
 	for _, file := range files {

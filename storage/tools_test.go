@@ -57,7 +57,7 @@ func TestOtherToolsImageIsUsable(t *testing.T) {
 		t.Error("the container lost its image")
 	}
 	n.removeRootfs(c)
-	if err := n.holds.expire(img.ID); err != nil {
+	if err := n.holds.expire(t.Context(), img.ID); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := skopeo(t, "delete", n.transport("example.org/app:2")); err != nil {

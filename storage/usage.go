@@ -38,7 +38,7 @@ type FsUsage struct {
 //
 // Containers: both are sums over the containers' latest RootfsUsage. Those that
 // are older than usageAge are measured anew meanwhile, for whoever asks next.
-func (s *Store) FsInfo(context.Context) (images, containers FsUsage, err error) {
+func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
 	if images.UsedBytes, err = s.layersSize(); err != nil {
@@ -49,7 +49,7 @@ func (s *Store) FsInfo(context.Context) (images, containers FsUsage, err error) 
 		return images, containers, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: images.Mountpoint, Err: err})
 	}
 	images.InodesUsed = st.Files - st.Ffree
-	s.refreshUsage()
+	s.refreshUsage(ctx)
 	containers = s.usage.sum()
 	containers.Mountpoint = s.containersDir()
 	containers.Timestamp = now
@@ -87,8 +87,8 @@ func recordedLayers(root string) ([]cstorage.Layer, error) {
 // WritableUsage is the latest RootfsUsage of a container, which may be as old as
 // usageAge and the time that measuring takes; ok is false if there is none yet.
 // Nothing is measured while the caller waits.
-func (s *Store) WritableUsage(id string) (usage FsUsage, ok bool) {
-	s.refreshUsage()
+func (s *Store) WritableUsage(ctx context.Context, id string) (usage FsUsage, ok bool) {
+	s.refreshUsage(ctx)
 	return s.usage.of(id)
 }
 
@@ -105,11 +105,11 @@ const (
 
 // refreshUsage measures the writable layers in the background, unless that was
 // done a short while ago or is being done. Close waits for it.
-func (s *Store) refreshUsage() {
+func (s *Store) refreshUsage(ctx context.Context) {
 	if !s.usage.begin() {
 		return
 	}
-	s.background.Go(func() { panics.Run("measure writable layers", s.measureAll) })
+	s.background.Go(func() { panics.Run(context.WithoutCancel(ctx), "measure writable layers", s.measureAll) })
 }
 
 func (s *Store) measureAll() {

@@ -63,12 +63,12 @@ func TestWritableUsage(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	c := n.rootfs("c", img.ID)
-	if usage, ok := n.WritableUsage(c.ID); ok {
+	if usage, ok := n.WritableUsage(t.Context(), c.ID); ok {
 		t.Errorf("before there is one: %+v", usage)
 	}
 	n.background.Wait() // that has measured all there was: nothing
 	n.mount(c)
-	fresh, ok := n.WritableUsage(c.ID)
+	fresh, ok := n.WritableUsage(t.Context(), c.ID)
 	if !ok || fresh.InodesUsed != 1 || fresh.Mountpoint != n.containersDir() || fresh.Timestamp.IsZero() {
 		t.Errorf("new: %+v, %v", fresh, ok)
 	}
@@ -76,20 +76,20 @@ func TestWritableUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.background.Wait()
-	if usage, _ := n.WritableUsage(c.ID); usage != fresh {
+	if usage, _ := n.WritableUsage(t.Context(), c.ID); usage != fresh {
 		t.Errorf("measured again within %s: %+v", usageAge, usage)
 	}
 	n.usage.mu.Lock()
 	n.usage.next = time.Now()
 	n.usage.mu.Unlock()
-	n.WritableUsage("nobody")
+	n.WritableUsage(t.Context(), "nobody")
 	n.background.Wait()
-	full, ok := n.WritableUsage(c.ID)
+	full, ok := n.WritableUsage(t.Context(), c.ID)
 	if !ok || full.UsedBytes < 1<<20 || full.InodesUsed != 2 || !full.Timestamp.After(fresh.Timestamp) {
 		t.Errorf("full: %+v, %v", full, ok)
 	}
 	n.removeRootfs(c)
-	if usage, ok := n.WritableUsage(c.ID); ok {
+	if usage, ok := n.WritableUsage(t.Context(), c.ID); ok {
 		t.Errorf("removed: %+v", usage)
 	}
 }

@@ -185,14 +185,14 @@ func TestLostHoldIsFoundByLooking(t *testing.T) {
 		if lost {
 			ok(t, n.store.DeleteContainer(holdID(img.ID)))
 		}
-		ok(t, n.Close())
+		ok(t, n.Close(t.Context()))
 		n.open()
 		defects, err := n.Verify(testContext(t), []Rootfs{r})
 		if found := len(defects) == 1 && strings.Contains(defects[0].Text, holdPrefix+img.ID); err != nil || found != lost || !lost && len(defects) > 0 {
 			t.Errorf("lost %t: %+v, %v", lost, defects, err)
 		}
 	}
-	ok(t, n.Close())
+	ok(t, n.Close(t.Context()))
 	n.cfg = mine
 	n.open()
 	n.removeRootfs(r)

@@ -110,7 +110,7 @@ func work() {
 	captureLogs(func(_ context.Context, level slog.Level, text string) {
 		w.send(workerMessage{Log: &loggedLine{level, text}})
 	})
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
 	go w.listen(cancel)
 	if id, err := w.copy(ctx); err != nil {
 		w.send(workerMessage{Failed: failureOf(err)})

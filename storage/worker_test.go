@@ -222,7 +222,7 @@ func TestPullWorkerEndsWithServer(t *testing.T) {
 	n := newNode(t)
 	a := noise(t, 1000, 400<<10)
 	r := serve(t, "app", "1", a)
-	if err := n.Close(); err != nil {
+	if err := n.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var server *child

@@ -189,7 +189,7 @@ func TestEvents(t *testing.T) {
 		return err
 	}
 	for range 2 {
-		stop, err := serveEvents(first)
+		stop, err := serveEvents(t.Context(), first)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -125,7 +125,7 @@ func (f forwarder) Forward(_ context.Context, r *eventservice.ForwardRequest) (*
 
 // serveEvents takes events at a socket in dir, in the place of another process
 // that has died.
-func serveEvents(dir string) (stop func(), err error) {
+func serveEvents(ctx context.Context, dir string) (stop func(), err error) {
 	path := filepath.Join(dir, eventSocket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -142,7 +142,7 @@ func serveEvents(dir string) (stop func(), err error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = server.Serve(context.Background(), listener) // until it is closed
+		_ = server.Serve(ctx, listener) // until it is closed
 	}()
 	return func() {
 		_ = server.Close()

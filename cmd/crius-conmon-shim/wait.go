@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // killed is the exit status of what has gone without a word.
@@ -36,7 +37,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 		return err
 	}
 	if r.Leader && r.Guest {
-		stop, err := serveEvents(p.Dir)
+		stop, err := serveEvents(ctx, p.Dir)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "events of the shim are lost:", err) // OOM among them
 		} else {
@@ -44,7 +45,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 		}
 	}
 	if r.Leader {
-		go trimLog(filepath.Join(p.Dir, shim.LogFile))
+		go trimLog(ctx, filepath.Join(p.Dir, shim.LogFile))
 	}
 	if withStdin {
 		go closeStdin(ctx, r, p)
@@ -91,7 +92,7 @@ func bury(ctx context.Context, r shim.Record, p shim.Program) int {
 	status, err := p.Bury(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err) // the server does it once more when the container is deleted
-		buryByHand(r, p.Dir)
+		buryByHand(ctx, r, p.Dir)
 	}
 	if err != nil || status == 0 {
 		return killed
@@ -104,22 +105,21 @@ const dieTime = 5 * time.Second
 
 // buryByHand kills what lives of a container that is about to be said to have
 // ended. Those in a sandbox end with it: it works for the one that was first.
-func buryByHand(r shim.Record, dir string) {
-	const pause = 5 * time.Millisecond
-	for end := time.Now().Add(dieTime); ; time.Sleep(pause) {
-		left := living(r, dir)
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			fmt.Fprintf(os.Stderr, "killed, and still alive: %v\n", left)
-			return
-		}
+func buryByHand(ctx context.Context, r shim.Record, dir string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dieTime)
+	defer cancel()
+	var left []wire.Process
+	ended := poll.Until(ctx, 5*time.Millisecond, func() bool {
+		left = living(r, dir)
 		for _, process := range left {
 			if err := conmon.Signal(process, unix.SIGKILL); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}
+		return len(left) == 0
+	})
+	if !ended {
+		fmt.Fprintf(os.Stderr, "processes did not die: %v\n", left)
 	}
 }
 
@@ -142,7 +142,9 @@ func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 	const longest = time.Second
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	for pause := 2 * time.Millisecond; shim.Unread(filepath.Join(p.Dir, wire.StdinFifo)) > 0; pause = min(2*pause, longest) {
-		time.Sleep(pause)
+		if !poll.Pause(ctx, pause) {
+			return
+		}
 	}
 	client, err := r.Dial(ctx)
 	if err != nil {
@@ -154,10 +156,9 @@ func closeStdin(ctx context.Context, r shim.Record, p shim.Program) {
 
 // trimLog keeps the shim's log from filling the file system. The shim goes on
 // where it was, and what was before takes no room.
-func trimLog(file string) {
+func trimLog(ctx context.Context, file string) {
 	const period, most = time.Minute, 1 << 20
-	for {
-		time.Sleep(period)
+	for poll.Pause(ctx, period) {
 		var st unix.Stat_t
 		if unix.Stat(file, &st) == nil && st.Blocks*512 > most {
 			_ = os.Truncate(file, 0)

@@ -95,7 +95,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	if err != nil {
 		return []finding{fail("", "%v", err)}
 	}
-	err = errors.Join(store.Ready(ctx), store.Close())
+	err = errors.Join(store.Ready(ctx), store.Close(ctx))
 	if err != nil {
 		return []finding{fail("", "%v", err)}
 	}

@@ -46,7 +46,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		if !repair && neverLocked(cfg) {
 			return standIn{cfg}.Check(ctx, false)
 		}
-		who, release, err := findKeeper(cfg)
+		who, release, err := findKeeper(ctx, cfg)
 		if err != nil {
 			return checked, err
 		}

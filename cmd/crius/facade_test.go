@@ -22,7 +22,7 @@ func TestFacadeMoves(t *testing.T) {
 		t.Helper()
 		cfg := server.DefaultConfig()
 		cfg.Listen = socket
-		l, err := server.Listen(cfg)
+		l, err := server.Listen(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func openFloors(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*
 	}
 	runtimes, err := oci.NewTable(cfg.Runtime, cfg.RunRoot)
 	if err != nil {
-		closing(&err, store.Close)
+		closing(&err, func() error { return store.Close(ctx) })
 		return nil, err
 	}
 	cfg.Network.PodCIDRFile = filepath.Join(cfg.Root, "pod-cidr")
@@ -59,7 +59,7 @@ func (f *floors) engine(ctx context.Context) (*pod.Engine, *network.Network, err
 	return engine, cni, err
 }
 
-func (f *floors) Close() error { return f.store.Close() }
+func (f *floors) Close(ctx context.Context) error { return f.store.Close(ctx) }
 
 // controlSocket is where a server lets itself be asked to check and to wipe.
 func controlSocket(cfg config.Config) string { return filepath.Join(cfg.RunRoot, "control.sock") }

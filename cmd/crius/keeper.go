@@ -26,8 +26,8 @@ type keeper interface {
 
 // findKeeper is the running server, or who stands in for it: that one has the
 // state locked until release, so that no server can be started meanwhile.
-func findKeeper(cfg config.Config) (_ keeper, release func() error, err error) {
-	unlock, err := lockRoots(cfg, 0)
+func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func() error, err error) {
+	unlock, err := lockRoots(ctx, cfg, 0)
 	taken := new(owner.TakenError)
 	switch {
 	case errors.As(err, &taken):
@@ -48,12 +48,12 @@ func findKeeper(cfg config.Config) (_ keeper, release func() error, err error) {
 // lockRoots makes this process the only one that works on its roots. If a server of
 // the same root does, the error is fault.Precondition; if another crius has the run
 // root, it is an *owner.TakenError.
-func lockRoots(cfg config.Config, patience time.Duration) (unlock func() error, err error) {
-	state, err := pod.Lock(cfg.Root, patience)
+func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (unlock func() error, err error) {
+	state, err := pod.Lock(ctx, cfg.Root, patience)
 	if err != nil {
 		return nil, err
 	}
-	run, err := pod.LockRun(cfg.RunRoot, cfg.Root, patience)
+	run, err := pod.LockRun(ctx, cfg.RunRoot, cfg.Root, patience)
 	if err != nil {
 		return nil, errors.Join(err, state.Close())
 	}
@@ -71,10 +71,10 @@ func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, er
 	}
 	engine, _, err := floors.engine(ctx)
 	if err != nil {
-		closing(&err, floors.Close)
+		closing(&err, func() error { return floors.Close(ctx) })
 		return control.Node{}, nil, err
 	}
-	end = func() error { return errors.Join(bounded(engine.Close), floors.Close()) }
+	end = func() error { return errors.Join(bounded(ctx, engine.Close), floors.Close(ctx)) }
 	return control.Node{Engine: engine, Store: floors.store}, end, nil
 }
 
@@ -143,13 +143,13 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 	if err = errors.Join(err, end()); err != nil || !wiped.Done() {
 		return wiped, err
 	}
-	return wiped, errors.Join(removeParents(s.cfg), placeFacade(s.cfg.RunRoot, ""), rootsOf(s.cfg).remove())
+	return wiped, errors.Join(removeParents(ctx, s.cfg), placeFacade(s.cfg.RunRoot, ""), rootsOf(s.cfg).remove())
 }
 
 // removeParents removes the cgroups that containers and monitors were in, as far
 // as they are crius's own, and nothing is in them: they may be another server's as
 // well.
-func removeParents(cfg config.Config) error {
+func removeParents(ctx context.Context, cfg config.Config) error {
 	names := []string{cfg.Runtime.MonitorCgroup}
 	if cfg.Runtime.CgroupDriver == "cgroupfs" && cfg.Pod.CgroupParent == "" {
 		names = append(names, "/crius")
@@ -162,7 +162,7 @@ func removeParents(cfg config.Config) error {
 		pids, err := cgroup.Procs(name)
 		below, belowErr := cgroup.Below(name, func(string) bool { return true })
 		if err = errors.Join(err, belowErr); err == nil && len(pids)+len(below) == 0 {
-			err = cgroup.Remove(name)
+			err = cgroup.Remove(ctx, name)
 		}
 		errs = append(errs, err)
 	}

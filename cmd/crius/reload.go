@@ -37,8 +37,8 @@ func (s *settings) loaded() *config.Loaded {
 // onHangup reloads at each SIGHUP until the function that it returns is called.
 // The signal must not end the server, however early it comes: whoever sends it
 // wants the opposite.
-func onHangup(reload func(context.Context)) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+func onHangup(ctx context.Context, reload func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP)
 	done := make(chan struct{})

@@ -50,13 +50,13 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.Surveyed = manager.patient()
-	unlock, err := lockRoots(cfg, pod.ForkTime)
+	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, unlock)
 	counts := metrics.New()
-	tracer, endTraces, err := newTracer(cfg.Tracing, counts)
+	tracer, endTraces, err := newTracer(ctx, cfg.Tracing, counts)
 	if err != nil {
 		return err
 	}
@@ -66,21 +66,21 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, floors.Close)
+	defer closing(&err, func() error { return floors.Close(ctx) })
 	cfg = floors.cfg
 	store, runtimes := floors.store, floors.runtimes
 	if err := checkProfiles(cfg.Runtime); err != nil {
 		return err
 	}
 	reportHandlers(ctx, runtimes)
-	defer onHangup(func(ctx context.Context) { settings.reload(ctx, runtimes) })()
+	defer onHangup(ctx, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
 	engine, cni, err := floors.engine(ctx)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, func() error { return bounded(engine.Close) })
+	defer closing(&err, func() error { return bounded(ctx, engine.Close) })
 
-	reaping, err := reapOrphans()
+	reaping, err := reapOrphans(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,17 +93,17 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err != nil {
 		return err
 	}
-	counts.Register(metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
-	scrapes, err := counts.Listen(cfg.Metrics)
+	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
+	scrapes, err := counts.Listen(ctx, cfg.Metrics)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, background(scrapes.Serve, scrapes.Close))
-	checks, err := control.Listen(controlSocket(cfg), control.Node{Engine: engine, Store: store})
+	defer closing(&err, background(ctx, scrapes.Serve, scrapes.Close))
+	checks, err := control.Listen(ctx, controlSocket(cfg), control.Node{Engine: engine, Store: store})
 	if err != nil {
 		return err
 	}
-	defer closing(&err, background(checks.Serve, checks.Close))
+	defer closing(&err, background(ctx, checks.Serve, checks.Close))
 	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
 		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
 	}
@@ -112,10 +112,10 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		Images:   images{store, engine},
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
-		Info: func() map[string]string {
+		Info: func(ctx context.Context) map[string]string {
 			loaded := settings.loaded()
 			return statusInfo(map[string]any{
-				"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(runtimes),
+				"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, runtimes),
 				"server": newVitals(since, engine.Summary(), store.Pulls()),
 			})
 		},
@@ -124,20 +124,20 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 }
 
 // handlersInfo is what a verbose Status tells of the handlers.
-func handlersInfo(runtimes *oci.Table) []oci.Report {
-	ctx, cancel := context.WithTimeout(context.Background(), oci.StatusTime)
+func handlersInfo(ctx context.Context, runtimes *oci.Table) []oci.Report {
+	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
 	defer cancel()
 	reports, _ := runtimes.Report(ctx)
 	return reports
 }
 
 // newTracer has the work observed by counts and, if they are wanted, by traces.
-func newTracer(cfg otlp.Config, counts *metrics.Metrics) (_ *trace.Tracer, end func() error, err error) {
-	traces, err := otlp.New(cfg, currentVersion().Crius)
+func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_ *trace.Tracer, end func() error, err error) {
+	traces, err := otlp.New(ctx, cfg, currentVersion().Crius)
 	if traces == nil {
 		return trace.New(counts), func() error { return nil }, err
 	}
-	return trace.New(counts, traces), func() error { return bounded(traces.Close) }, nil
+	return trace.New(counts, traces), func() error { return bounded(ctx, traces.Close) }, nil
 }
 
 // images is the store, but for what is work of the engine.
@@ -154,12 +154,12 @@ func (i images) Remove(ctx context.Context, ref string) error { return i.engine.
 
 // answer serves CRI and its sessions until ctx ends, then drains.
 func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {
-	defer closing(&err, func() error { return bounded(sessions.Close) })
+	defer closing(&err, func() error { return bounded(ctx, sessions.Close) })
 	srv, err := server.New(cfg, services)
 	if err != nil {
 		return err
 	}
-	listener, err := server.Listen(cfg)
+	listener, err := server.Listen(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -167,11 +167,11 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	if cfg.CrioSocket != "" {
 		second := cfg
 		second.Listen = cfg.CrioSocket
-		crio, err := server.Listen(second)
+		crio, err := server.Listen(ctx, second)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}
-		servers = append(servers, func() error { return srv.ServeAsCrio(crio) })
+		servers = append(servers, func() error { return srv.ServeAsCrio(ctx, crio) })
 	}
 	served := make(chan error, len(servers))
 	for _, serve := range servers {
@@ -186,7 +186,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	}
 	manager.notify("STOPPING=1")
 	slog.Info("crius stopping, containers keep running")
-	err = errors.Join(bounded(sessions.Close), bounded(srv.Shutdown))
+	err = errors.Join(bounded(ctx, sessions.Close), bounded(ctx, srv.Shutdown))
 	for range servers {
 		err = errors.Join(err, <-served)
 	}
@@ -209,14 +209,15 @@ func statusInfo(parts map[string]any) map[string]string {
 
 // background runs serve until the function that it returns is called, which
 // ends it by close and returns what became of both.
-func background(serve func() error, close func(context.Context) error) func() error {
+func background(ctx context.Context, serve func() error, close func(context.Context) error) func() error {
 	ended := make(chan error, 1)
 	go func() { ended <- serve() }()
-	return func() error { return errors.Join(bounded(close), <-ended) }
+	return func() error { return errors.Join(bounded(ctx, close), <-ended) }
 }
 
-func bounded(end func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+// bounded calls end, also when ctx is over.
+func bounded(ctx context.Context, end func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer cancel()
 	return end(ctx)
 }
@@ -225,8 +226,8 @@ func bounded(end func(context.Context) error) error {
 func closing(err *error, end func() error) { *err = errors.Join(*err, end()) }
 
 // reapOrphans makes this process the one that orphaned exec processes come to.
-func reapOrphans() (stop func(), err error) {
-	ctx, cancel := context.WithCancel(context.Background())
+func reapOrphans(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
 	reaper, err := oci.NewReaper()

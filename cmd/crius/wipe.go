@@ -64,7 +64,7 @@ type wiping struct {
 }
 
 func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
-	who, release, err := findKeeper(cfg)
+	who, release, err := findKeeper(ctx, cfg)
 	if err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func TestRootsMayHoldNamespaces(t *testing.T) {
 // crius's.
 func TestRunRootOfAnotherIsRefused(t *testing.T) {
 	mine, other := stateOf(t), stateOf(t, "lib/pods/"+strings.Repeat("a", 64)+"/pod.json")
-	unlock, err := lockRoots(other, 0)
+	unlock, err := lockRoots(t.Context(), other, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,15 +121,15 @@ func TestRunRootOfAnotherIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal that names %s", when, err, other.Root)
 		}
 	}
-	_, err = lockRoots(mine, 0)
+	_, err = lockRoots(t.Context(), mine, 0)
 	refused("a start", err)
-	_, _, err = findKeeper(mine)
+	_, _, err = findKeeper(t.Context(), mine)
 	refused("without a server", err)
-	server, err := pod.Lock(mine.Root, 0)
+	server, err := pod.Lock(t.Context(), mine.Root, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = findKeeper(mine)
+	_, _, err = findKeeper(t.Context(), mine)
 	refused("with a server that has another run root", err)
 	if err := server.Close(); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestRunRootOfAnotherIsRefused(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(other.Root, "pods")); err != nil {
 		t.Fatal(err)
 	}
-	unlock, err = lockRoots(mine, 0)
+	unlock, err = lockRoots(t.Context(), mine, 0)
 	if err != nil {
 		t.Fatalf("once the other has no pods: %v", err)
 	}

@@ -67,7 +67,7 @@ func TestMain(m *testing.M) {
 	scratchTop = "/" + owned.ID
 	code := m.Run()
 	// Not before: a test that makes a cgroup in it would find it gone.
-	if err := errors.Join(Remove(scratchTop), owned.Release()); err != nil {
+	if err := errors.Join(Remove(context.Background(), scratchTop), owned.Release()); err != nil {
 		fmt.Fprintln(os.Stderr, "test cgroups left:", err)
 		code = 1
 	}
@@ -132,7 +132,7 @@ func scratch(t testing.TB) string {
 		if err := Kill(ctx, cgroup); err != nil {
 			t.Error(err)
 		}
-		if err := Remove(cgroup); err != nil {
+		if err := Remove(context.Background(), cgroup); err != nil {
 			t.Error(err)
 		}
 	})
@@ -186,7 +186,7 @@ func kill(t testing.TB, cgroup string) {
 
 func remove(t testing.TB, cgroup string) {
 	t.Helper()
-	if err := Remove(cgroup); err != nil {
+	if err := Remove(t.Context(), cgroup); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -275,7 +275,7 @@ func TestMake(t *testing.T) {
 	if err := Make("a/../b"); !errors.Is(err, fault.Invalid) {
 		t.Errorf("a path that is none: %v", err)
 	}
-	if err := Remove(top); err != nil {
+	if err := Remove(t.Context(), top); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -181,7 +182,7 @@ func TestProcesses(t *testing.T) {
 	t.Parallel()
 	top := scratch(t)
 	t.Cleanup(func() {
-		if err := Remove(top); err != nil {
+		if err := Remove(context.Background(), top); err != nil {
 			t.Error(err)
 		}
 	})

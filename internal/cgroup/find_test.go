@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"path"
 	"slices"
@@ -18,9 +19,9 @@ func TestBelow(t *testing.T) {
 	parent := path.Join(own, scratchTop)
 	top := parent + "/find"
 	t.Cleanup(func() {
-		err := Remove(top)
+		err := Remove(context.Background(), top)
 		if parent != scratchTop { // which others use, too
-			err = errors.Join(err, Remove(parent))
+			err = errors.Join(err, Remove(context.Background(), parent))
 		}
 		if err != nil {
 			t.Error(err)

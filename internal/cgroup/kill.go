@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
@@ -34,7 +35,7 @@ func Kill(ctx context.Context, cgroup string) error {
 		}
 	}
 	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
-		pids, err := strike(all, cgroup)
+		pids, err := strike(ctx, all, cgroup)
 		if err != nil {
 			return failed("kill cgroup", cgroup, err)
 		}
@@ -48,14 +49,14 @@ func Kill(ctx context.Context, cgroup string) error {
 }
 
 // strike kills once what is there, and tells what was.
-func strike(all []hierarchy, cgroup string) ([]int, error) {
+func strike(ctx context.Context, all []hierarchy, cgroup string) ([]int, error) {
 	for _, h := range all {
 		if h.v2() {
 			_ = write(h.dir(cgroup)+"/cgroup.kill", "1") // since Linux 5.14
 		}
 	}
 	defer thaw(all, cgroup)
-	freeze(all, cgroup)
+	freeze(ctx, all, cgroup)
 	pids, err := members(all, cgroup)
 	if err != nil {
 		return nil, err
@@ -68,18 +69,17 @@ func strike(all []hierarchy, cgroup string) ([]int, error) {
 
 // freeze stops what is in cgroup on v1, for as long as it takes or 50 ms: a
 // process that will not be frozen cannot fork either.
-func freeze(all []hierarchy, cgroup string) {
+func freeze(ctx context.Context, all []hierarchy, cgroup string) {
+	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
 	for _, h := range all {
 		if !h.has("freezer") || write(h.dir(cgroup)+"/freezer.state", "FROZEN") != nil {
 			continue
 		}
-		for range 50 {
+		poll.Until(ctx, time.Millisecond, func() bool {
 			state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state")
-			if err != nil || string(state) == "FROZEN\n" {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return err != nil || string(state) == "FROZEN\n"
+		})
 	}
 }
 

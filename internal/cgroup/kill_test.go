@@ -130,7 +130,7 @@ func TestKillRefusesOwn(t *testing.T) {
 		if err := Kill(t.Context(), cgroup); !errors.Is(err, fault.Invalid) {
 			t.Errorf("Kill(%q) = %v", cgroup, err)
 		}
-		if err := Remove(cgroup); !errors.Is(err, fault.Invalid) {
+		if err := Remove(t.Context(), cgroup); !errors.Is(err, fault.Invalid) {
 			t.Errorf("Remove(%q) = %v", cgroup, err)
 		}
 	}

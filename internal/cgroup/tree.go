@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
@@ -8,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Remove removes the cgroup path with everything below it from every hierarchy.
 // The kernel calls a cgroup busy for a moment after its last process has ended:
 // that is waited for, up to two seconds. One that does not exist is no error;
 // one that still has processes is fault.Precondition.
-func Remove(cgroup string) error {
+func Remove(ctx context.Context, cgroup string) error {
 	cgroup, err := clean(cgroup)
 	if err == nil && cgroup == "/" {
 		err = problem{fault.Invalid, "the root cgroup cannot be removed"}
@@ -26,16 +28,17 @@ func Remove(cgroup string) error {
 	if err != nil {
 		return failed("remove cgroup", cgroup, err)
 	}
-	deadline := time.Now().Add(2 * time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
 	for _, h := range all {
-		if err := h.remove(cgroup, deadline); err != nil {
+		if err := h.remove(ctx, cgroup); err != nil {
 			return failed("remove cgroup", h.dir(cgroup), err)
 		}
 	}
 	return nil
 }
 
-func (h hierarchy) remove(cgroup string, deadline time.Time) error {
+func (h hierarchy) remove(ctx context.Context, cgroup string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		err := walk(h.dir(cgroup), nil, func(parent int, name string, _ int) error {
 			err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
@@ -47,10 +50,9 @@ func (h hierarchy) remove(cgroup string, deadline time.Time) error {
 		if !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		if time.Now().After(deadline) {
+		if !poll.Pause(ctx, wait) { // v1 does not announce the end of the last process
 			return problem{fault.Precondition, "there are processes in it"}
 		}
-		time.Sleep(wait) // of "no process any more" v1 tells nobody
 	}
 }
 

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,7 @@ func TestRemoveBusy(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
 	child := start(t, cgroup+"/a", "exec sleep 1000")
-	if err := Remove(cgroup); !errors.Is(err, fault.Precondition) {
+	if err := Remove(t.Context(), cgroup); !errors.Is(err, fault.Precondition) {
 		t.Errorf("with a process: %v, want fault.Precondition", err)
 	}
 	if pids, err := Procs(cgroup); err != nil || len(pids) != 1 {
@@ -89,14 +90,14 @@ func goDeep(cgroup string) error {
 		err = fmt.Errorf("Below finds %q, want %q", found, want)
 	}
 	_, procs := Procs(cgroup)
-	return errors.Join(err, procs, Remove(cgroup))
+	return errors.Join(err, procs, Remove(context.Background(), cgroup))
 }
 
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "a", "a/b", "..", "/..", "/a/../b", "/../../etc", "/a/..", "/a\nb", "/a\x00b"} {
 		for verb, err := range map[string]error{
-			"Join": Join(bad), "Start": Start(bad, nil), "Kill": Kill(t.Context(), bad), "Remove": Remove(bad),
+			"Join": Join(bad), "Start": Start(bad, nil), "Kill": Kill(t.Context(), bad), "Remove": Remove(t.Context(), bad),
 		} {
 			if !errors.Is(err, fault.Invalid) {
 				t.Errorf("%s(%q) = %v, want fault.Invalid", verb, bad, err)

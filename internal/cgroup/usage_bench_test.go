@@ -19,7 +19,7 @@ func BenchmarkMeter(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	defer Remove(fmt.Sprintf("/crius-bench-%d", os.Getpid()))
+	defer Remove(b.Context(), fmt.Sprintf("/crius-bench-%d", os.Getpid()))
 	meters, err := NewMeters()
 	if err != nil {
 		b.Fatal(err)

@@ -440,7 +440,7 @@ func TestMeterOfARealCgroup(t *testing.T) {
 	t.Parallel()
 	cgroup := scratchTop + "/meter"
 	defer func() {
-		if err := Remove(cgroup); err != nil {
+		if err := Remove(t.Context(), cgroup); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -548,7 +548,7 @@ func TestKeptFiles(t *testing.T) {
 		}
 		kill(t, cgroup)
 		child.Wait()
-		if err := Remove(cgroup); err != nil {
+		if err := Remove(t.Context(), cgroup); err != nil {
 			t.Fatal(err)
 		}
 		if u, err := meter.Read(); err != nil || !u.Gone() {
@@ -566,7 +566,7 @@ func TestKeptFiles(t *testing.T) {
 	}
 	kill(t, cgroup)
 	again.Wait()
-	if err := Remove(cgroup); err != nil {
+	if err := Remove(t.Context(), cgroup); err != nil {
 		t.Fatal(err)
 	}
 }

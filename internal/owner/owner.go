@@ -14,6 +14,7 @@
 package owner
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 )
 
@@ -107,15 +109,15 @@ func (l *Lock) Lost() error {
 // the error is a *TakenError. A process of the same root that holds the lock is
 // waited for as long as patience, since one that was killed may take a moment to
 // end.
-func Take(path, root string, patience time.Duration) (*Lock, error) {
-	for end := time.Now().Add(patience); ; {
-		l, err := take(path, root)
+func Take(ctx context.Context, path, root string, patience time.Duration) (l *Lock, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	poll.Until(ctx, 10*time.Millisecond, func() bool {
+		l, err = take(path, root)
 		taken := new(TakenError)
-		if !errors.As(err, &taken) || !taken.ours(root) || time.Now().After(end) {
-			return l, err
-		}
-		<-time.After(10 * time.Millisecond)
-	}
+		return !errors.As(err, &taken) || !taken.ours(root)
+	})
+	return l, err
 }
 
 // ours tells whether the owner may be an earlier process of the same root.

@@ -2,6 +2,7 @@ package owner
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	if !child {
 		os.Exit(m.Run())
 	}
-	if _, err := Take(path, root, 0); err != nil {
+	if _, err := Take(context.Background(), path, root, 0); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -82,7 +83,7 @@ func wantTaken(t *testing.T, err error, running bool, words ...string) {
 
 func take1(t *testing.T, path, root string) {
 	t.Helper()
-	l, err := Take(path, root, 0)
+	l, err := Take(t.Context(), path, root, 0)
 	if err == nil {
 		err = errors.Join(l.Close(), l.Close())
 	}
@@ -109,7 +110,7 @@ func TestRunningOwnerIsNamed(t *testing.T) {
 }
 
 func tryTake(path, root string) error {
-	_, err := Take(path, root, 0)
+	_, err := Take(context.Background(), path, root, 0)
 	return err
 }
 
@@ -120,7 +121,7 @@ func TestTakeWaitsForTheSameRoot(t *testing.T) {
 	_, end := holding(t, path, root)
 	taken := make(chan error)
 	go func() {
-		_, err := Take(path, root, time.Hour)
+		_, err := Take(t.Context(), path, root, time.Hour)
 		taken <- err
 	}()
 	end()

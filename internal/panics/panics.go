@@ -44,8 +44,8 @@ func Do(ctx context.Context, work string, f func() error) (err error) {
 }
 
 // Run is Do for work that has no result: a panic in it is logged, and no more.
-func Run(work string, f func()) {
-	_ = Do(context.Background(), work, func() error { f(); return nil })
+func Run(ctx context.Context, work string, f func()) {
+	_ = Do(ctx, work, func() error { f(); return nil })
 }
 
 // Group is a sync.WaitGroup whose Wait panics with what the first of its

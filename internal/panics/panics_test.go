@@ -63,7 +63,7 @@ func TestNothingHappensWithoutAPanic(t *testing.T) {
 	before := Count()
 	refused := errors.New("refused")
 	text := logged(t, func() {
-		Run("work", func() {})
+		Run(t.Context(), "work", func() {})
 		if err := Do(context.Background(), "work", func() error { return refused }); !errors.Is(err, refused) {
 			t.Error(err)
 		}
@@ -88,7 +88,7 @@ func TestGroupWaitsForAll(t *testing.T) {
 			done.Add(1)
 		})
 	}
-	logged(t, func() { Run("all", g.Wait) })
+	logged(t, func() { Run(t.Context(), "all", g.Wait) })
 	if done.Load() != 4 {
 		t.Errorf("%d have ended", done.Load())
 	}

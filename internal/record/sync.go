@@ -78,27 +78,26 @@ func (d *Dir[T]) changeLocked(id string) {
 	d.changed[id] = d.changes
 	if !d.syncing {
 		d.syncing = true
-		go d.syncLater()
+		d.syncAfter(d.delay)
 	}
 }
 
-func (d *Dir[T]) syncLater() {
-	for delay := d.delay; ; {
-		time.Sleep(delay)
-		if err := d.Sync(); err == nil {
-			delay = d.delay
-		} else {
+// syncAfter syncs after the delay, and again until nothing is left to sync.
+func (d *Dir[T]) syncAfter(delay time.Duration) {
+	time.AfterFunc(delay, func() {
+		next := d.delay
+		if err := d.Sync(); err != nil {
 			slog.Warn("cannot sync records, a power cut may undo their latest change: check the disk", "err", err)
-			delay = min(2*delay, time.Minute)
+			next = min(2*delay, time.Minute)
 		}
 		d.mu.Lock()
 		d.syncing = len(d.changed) > 0
 		again := d.syncing
 		d.mu.Unlock()
-		if !again {
-			return
+		if again {
+			d.syncAfter(next)
 		}
-	}
+	})
 }
 
 // Sync puts on the disk all that was changed before. What cannot be synced is

@@ -191,7 +191,7 @@ func (s *Search) remove(ctx context.Context, o *orphan) error {
 		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
 	}
 	for _, name := range o.cgroups {
-		errs = append(errs, cgroup.Remove(name))
+		errs = append(errs, cgroup.Remove(ctx, name))
 	}
 	return errors.Join(errs...)
 }

@@ -47,7 +47,7 @@ func TestOrphanThatCannotBeKilled(t *testing.T) {
 			t.Error(err)
 		}
 		_ = undead.Wait() // killed
-		if err := errors.Join(cgroup.Remove(name), cgroup.Remove(filepath.Dir(name))); err != nil {
+		if err := errors.Join(cgroup.Remove(context.Background(), name), cgroup.Remove(context.Background(), filepath.Dir(name))); err != nil {
 			t.Error(err)
 		}
 	})

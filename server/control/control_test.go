@@ -21,7 +21,7 @@ func TestServer(t *testing.T) {
 	if err := os.WriteFile(socket, nil, 0o600); err != nil { // of a dead server
 		t.Fatal(err)
 	}
-	s, err := Listen(socket, Node{})
+	s, err := Listen(t.Context(), socket, Node{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestCloseEndsWork(t *testing.T) {
 			}
 			under, release := make(chan struct{}), make(chan struct{})
 			var ended atomic.Bool
-			s := newServer(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s := newServer(t.Context(), listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				close(under)
 				<-r.Context().Done()
 				if deaf {

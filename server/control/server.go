@@ -30,24 +30,24 @@ type Server struct {
 	work     sync.RWMutex       // each request reads under it
 }
 
-// Listen makes a server for node. The socket of a dead server is replaced; two
+// Listen makes a server for node, which Close ends and not ctx. The socket of a dead server is replaced; two
 // live ones cannot meet, since each has locked its state.
-func Listen(socket string, node Node) (*Server, error) {
+func Listen(ctx context.Context, socket string, node Node) (*Server, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("serve checks: %w", err)
 	}
-	listener, err := net.Listen("unix", socket)
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("serve checks: %w", err)
 	}
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve checks: %w", err), listener.Close())
 	}
-	return newServer(listener, handler(node)), nil
+	return newServer(ctx, listener, handler(node)), nil
 }
 
-func newServer(listener net.Listener, h http.Handler) *Server {
-	ctx, cancel := context.WithCancel(context.Background())
+func newServer(ctx context.Context, listener net.Listener, h http.Handler) *Server {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Server{listener: listener, cancel: cancel}
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

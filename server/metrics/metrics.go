@@ -90,11 +90,12 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 	}
 }
 
-// Register adds what is asked of sources.
-func (m *Metrics) Register(s Sources) {
+// Register adds what is asked of sources, also when ctx is over.
+func (m *Metrics) Register(ctx context.Context, s Sources) {
+	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
 		&nodeCollector{s.Node}, vulnerable(s.Vulnerable),
-		counter("crius_container_log_bytes_total", "Bytes that were written to the logs of containers.", func() float64 { return float64(s.Logged(context.Background())) }),
+		counter("crius_container_log_bytes_total", "Bytes that were written to the logs of containers.", func() float64 { return float64(s.Logged(ctx)) }),
 		counter("crius_panics_total", "Panics that were recovered: defects of crius whose stack traces are in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations that came from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Blobs of images that were fetched.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),

@@ -43,7 +43,7 @@ func full(t *testing.T) *Metrics {
 	pulls := new(storage.PullCounts)
 	pulls.Bytes.Store(7)
 	vulnerable := func() map[string][]string { return map[string][]string{"runc": {"CVE-2024-21626", "CVE-2025-31133"}} }
-	m.Register(Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
+	m.Register(t.Context(), Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
 		return pod.Summary{
 			Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
 			Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
@@ -139,7 +139,7 @@ func TestDashboard(t *testing.T) {
 
 func TestServer(t *testing.T) {
 	dir := t.TempDir()
-	s, err := full(t).Listen(Config{Socket: filepath.Join(dir, "s"), Address: "127.0.0.1:0"})
+	s, err := full(t).Listen(t.Context(), Config{Socket: filepath.Join(dir, "s"), Address: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestServer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "s"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	again, err := full(t).Listen(Config{Socket: filepath.Join(dir, "s")})
+	again, err := full(t).Listen(t.Context(), Config{Socket: filepath.Join(dir, "s")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestServer(t *testing.T) {
 		"no key":  {Socket: filepath.Join(dir, "a"), Address: "127.0.0.1:0", TLSCertFile: "/c"},
 		"no use":  {Socket: filepath.Join(dir, "a"), TLSCertFile: "/c", TLSKeyFile: "/k"},
 	} {
-		if _, err := full(t).Listen(c); err == nil {
+		if _, err := full(t).Listen(t.Context(), c); err == nil {
 			t.Errorf("%s: served", name)
 		}
 		if _, err := os.Stat(c.Socket); err == nil {

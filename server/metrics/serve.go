@@ -36,7 +36,7 @@ type Server struct {
 
 // Listen makes a server, which Serve lets answer. The socket of a dead server is
 // replaced; two live ones cannot meet, since each has locked its run root.
-func (m *Metrics) Listen(cfg Config) (_ *Server, err error) {
+func (m *Metrics) Listen(ctx context.Context, cfg Config) (_ *Server, err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	s := &Server{http: &http.Server{
@@ -53,7 +53,7 @@ func (m *Metrics) Listen(cfg Config) (_ *Server, err error) {
 	if err := os.Remove(cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	socket, err := net.Listen("unix", cfg.Socket)
+	socket, err := new(net.ListenConfig).Listen(ctx, "unix", cfg.Socket)
 	if err != nil {
 		return nil, err
 	}
@@ -61,10 +61,10 @@ func (m *Metrics) Listen(cfg Config) (_ *Server, err error) {
 	if err := os.Chmod(cfg.Socket, 0o600); err != nil {
 		return nil, err
 	}
-	return s, s.listenAt(cfg)
+	return s, s.listenAt(ctx, cfg)
 }
 
-func (s *Server) listenAt(cfg Config) error {
+func (s *Server) listenAt(ctx context.Context, cfg Config) error {
 	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
 	switch {
 	case err != nil:
@@ -74,7 +74,7 @@ func (s *Server) listenAt(cfg Config) error {
 	case cfg.Address == "":
 		return nil
 	}
-	l, err := net.Listen("tcp", cfg.Address)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.Address)
 	if err != nil {
 		return err
 	}

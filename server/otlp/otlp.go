@@ -64,7 +64,7 @@ type Traces struct {
 
 // New makes Traces; the collector need not be there yet. It is nil if there is no
 // endpoint.
-func New(cfg Config, version string) (*Traces, error) {
+func New(ctx context.Context, cfg Config, version string) (*Traces, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
 	}
@@ -72,7 +72,7 @@ func New(cfg Config, version string) (*Traces, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	client, err := otlptracegrpc.New(context.Background(), otlptracegrpc.WithGRPCConn(conn), otlptracegrpc.WithTimeout(exportTime))
+	client, err := otlptracegrpc.New(ctx, otlptracegrpc.WithGRPCConn(conn), otlptracegrpc.WithTimeout(exportTime))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("tracing: %w", err), conn.Close())
 	}

@@ -57,7 +57,7 @@ func answer(ctx context.Context, tracer *trace.Tracer) {
 
 func start(t *testing.T, cfg Config) (*Traces, *trace.Tracer) {
 	t.Helper()
-	traces, err := New(cfg, "1.2.3")
+	traces, err := New(t.Context(), cfg, "1.2.3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func selfSigned(t *testing.T) (tls.Certificate, string) {
 }
 
 func TestConfig(t *testing.T) {
-	if traces, err := New(Config{}, ""); traces != nil || err != nil {
+	if traces, err := New(t.Context(), Config{}, ""); traces != nil || err != nil {
 		t.Errorf("off: %v, %v", traces, err)
 	}
 	empty := filepath.Join(t.TempDir(), "empty.pem")
@@ -181,11 +181,11 @@ func TestConfig(t *testing.T) {
 		{Endpoint: "http://127.0.0.1:4317", CAFile: empty},
 		{Endpoint: "https://127.0.0.1:4317", CAFile: empty},
 	} {
-		if _, err := New(cfg, ""); !errors.Is(err, fault.Invalid) {
+		if _, err := New(t.Context(), cfg, ""); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
-	if _, err := New(Config{Endpoint: "https://127.0.0.1:4317", CAFile: "/no/such"}, ""); !errors.Is(err, os.ErrNotExist) {
+	if _, err := New(t.Context(), Config{Endpoint: "https://127.0.0.1:4317", CAFile: "/no/such"}, ""); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -59,7 +59,7 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 		return nil, "", fmt.Errorf("upgrade: %w", err)
 	}
 	go conn.Serve(func(s *spdystream.Stream) {
-		panics.Run("open stream of session", func() {
+		panics.Run(r.Context(), "open stream of session", func() {
 			if !take(s) {
 				_ = s.Reset()
 			}

@@ -41,7 +41,7 @@ func logRow(ctx context.Context) (_ []table, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.close(ctx)) }()
 	memory, err := l.idleMemory(ctx)
 	if err != nil {
 		return nil, err

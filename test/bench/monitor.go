@@ -50,7 +50,7 @@ func newLab(ctx context.Context) (l *lab, err error) {
 	l = &lab{cgroup: fmt.Sprintf("/crius-bench-%d", os.Getpid())}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.close())
+			err = errors.Join(err, l.close(ctx))
 		}
 	}()
 	// Monitors that fork become children of this process, which reaps them.
@@ -91,8 +91,8 @@ func (l *lab) fillRoot() error {
 
 func (l *lab) root() string { return filepath.Join(l.dir, "rootfs") }
 
-func (l *lab) close() error {
-	err := cgroup.Remove(l.cgroup)
+func (l *lab) close(ctx context.Context) error {
+	err := cgroup.Remove(ctx, l.cgroup)
 	if l.logs != "" {
 		if gone := unix.Unmount(l.logs, unix.MNT_DETACH); gone != unix.EINVAL && gone != unix.ENOENT {
 			err = errors.Join(err, gone)
@@ -197,7 +197,7 @@ func (c *container) remove(ctx context.Context) error {
 		err = errors.Join(err, c.runtime(ctx, "delete", "--force", c.id))
 	}
 	_ = os.Remove(c.log)
-	return errors.Join(err, cgroup.Remove(c.lab.cgroup+"/"+c.id), os.RemoveAll(c.dir))
+	return errors.Join(err, cgroup.Remove(ctx, c.lab.cgroup+"/"+c.id), os.RemoveAll(c.dir))
 }
 
 func startCrius(ctx context.Context, l *lab, c *container) (pid int, err error) {

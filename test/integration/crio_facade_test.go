@@ -138,7 +138,7 @@ func TestCAdvisorTakesContainersForCrios(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/cgroup/memory" + parent + "/crio-" + p.id); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the removed pod's cgroup: %v", err)
 	}
-	if err := cgroup.Remove(parent); err != nil { // as its kubelet would
+	if err := cgroup.Remove(t.Context(), parent); err != nil { // as its kubelet would
 		t.Error(err)
 	}
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"io"
 	"path/filepath"
 	"strconv"
@@ -30,7 +31,7 @@ func (p *pod) stats(t *testing.T) *cri.PodSandboxStats {
 func (w *world) ownCgroup(t *testing.T) podChange {
 	parent := ""
 	t.Cleanup(func() {
-		if err := cgroup.Remove(parent); err != nil {
+		if err := cgroup.Remove(context.Background(), parent); err != nil {
 			t.Error(err)
 		}
 	})
