@@ -105,10 +105,10 @@ func bandwidthOf(annotations map[string]string) (bandwidth, error) {
 		}
 		rate, err := quantity(text)
 		if err != nil {
-			return b, fmt.Errorf("%w: annotation %s: %w", fault.Invalid, name, err)
+			return b, fmt.Errorf("annotation %s: %w: %w", name, err, fault.Invalid)
 		}
 		if rate < 1e3 || rate > 1e15 { // the bounds of Kubernetes
-			return b, fmt.Errorf("%w: annotation %s: %.64q is not from 1k to 1P bits per second", fault.Invalid, name, text)
+			return b, fmt.Errorf("annotation %s: %.64q is not from 1k to 1P bits per second: %w", name, text, fault.Invalid)
 		}
 		*to.rate, *to.burst = rate, anyBurst
 	}

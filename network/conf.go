@@ -39,7 +39,7 @@ func (n *Network) choose() (*conf, error) { return n.chooseIn(n.cfg.ConfDir) }
 func (n *Network) chooseIn(dir string) (*conf, error) {
 	files, err := listed(dir, ".conflist", ".conf", ".json")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: CNI configuration: %w", fault.Unavailable, err)
+		return nil, fmt.Errorf("CNI configuration: %w: %w", err, fault.Unavailable)
 	}
 	broken := map[string]string{}
 	defer func() { n.report(dir, broken) }()
@@ -68,7 +68,7 @@ func (n *Network) missing(dir string, broken map[string]string) error {
 	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time: it becomes a node condition
 		text += fmt.Sprintf("; %s is unusable: %s", filepath.Base(file), broken[file])
 	}
-	return fmt.Errorf("%w: %s", fault.Unavailable, text)
+	return fmt.Errorf("%s: %w", text, fault.Unavailable)
 }
 
 // report logs the files of a directory that have become unusable, or for another

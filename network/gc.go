@@ -51,7 +51,7 @@ func (n *Network) Collect(ctx context.Context, dirs []string, live Live) error {
 	if len(lists) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fmt.Errorf("%w: the plugins took longer than %s", fault.Timeout, collectLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, collectLimit, fmt.Errorf("the plugins took longer than %s: %w", collectLimit, fault.Timeout))
 	defer cancel()
 	defer n.holdAttach()()
 	attached, err := live.Attached()

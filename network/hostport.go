@@ -61,7 +61,7 @@ func portMappings(wanted []*cri.PortMapping) ([]hostport.Mapping, error) {
 			continue
 		}
 		if !isPort(w.GetHostPort()) || !isPort(w.GetContainerPort()) {
-			return nil, fmt.Errorf("%w: port mapping from %d to %d: ports go from 1 to 65535", fault.Invalid, w.GetHostPort(), w.GetContainerPort())
+			return nil, fmt.Errorf("port mapping from %d to %d: ports go from 1 to 65535: %w", w.GetHostPort(), w.GetContainerPort(), fault.Invalid)
 		}
 		p := hostport.Mapping{HostPort: uint16(w.GetHostPort()), ContainerPort: uint16(w.GetContainerPort())}
 		switch w.GetProtocol() {
@@ -72,12 +72,12 @@ func portMappings(wanted []*cri.PortMapping) ([]hostport.Mapping, error) {
 		case cri.Protocol_SCTP:
 			p.Protocol = "sctp"
 		default:
-			return nil, fmt.Errorf("%w: port mapping from %d: unknown protocol %d", fault.Invalid, w.GetHostPort(), w.GetProtocol())
+			return nil, fmt.Errorf("port mapping from %d: unknown protocol %d: %w", w.GetHostPort(), w.GetProtocol(), fault.Invalid)
 		}
 		if w.GetHostIp() != "" {
 			ip, err := netip.ParseAddr(w.GetHostIp())
 			if err != nil || ip.Zone() != "" {
-				return nil, fmt.Errorf("%w: port mapping from %d: %.128q is not an IP address", fault.Invalid, w.GetHostPort(), w.GetHostIp())
+				return nil, fmt.Errorf("port mapping from %d: %.128q is not an IP address: %w", w.GetHostPort(), w.GetHostIp(), fault.Invalid)
 			}
 			p.HostIP = ip.Unmap()
 		}

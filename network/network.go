@@ -161,7 +161,7 @@ func (p Pod) arguments() ([][2]string, error) {
 	}
 	for _, arg := range args {
 		if strings.ContainsAny(arg[1], ";=") || strings.ContainsFunc(arg[1], func(r rune) bool { return r < ' ' }) {
-			return nil, fmt.Errorf("%w: %s %.128q would break out of the plugins' arguments", fault.Invalid, arg[0], arg[1])
+			return nil, fmt.Errorf("%s %.128q would break out of the plugins' arguments: %w", arg[0], arg[1], fault.Invalid)
 		}
 	}
 	return args, p.check()
@@ -169,10 +169,10 @@ func (p Pod) arguments() ([][2]string, error) {
 
 func (p Pod) check() error {
 	if err := utils.ValidateContainerID(p.ID); err != nil {
-		return fmt.Errorf("%w: pod id %.128q: %w", fault.Invalid, p.ID, err)
+		return fmt.Errorf("pod id %.128q: %w: %w", p.ID, err, fault.Invalid)
 	}
 	if !filepath.IsAbs(p.CacheDir) { // libcni would take a directory of all runtimes
-		return fmt.Errorf("%w: cache directory %.128q of pod %s is not an absolute path", fault.Invalid, p.CacheDir, p.ID)
+		return fmt.Errorf("cache directory %.128q of pod %s is not an absolute path: %w", p.CacheDir, p.ID, fault.Invalid)
 	}
 	return nil
 }
@@ -380,7 +380,7 @@ func (n *Network) cni(p Pod) *libcni.CNIConfig {
 }
 
 func limit(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w: the plugins took longer than %s", fault.Timeout, d))
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("the plugins took longer than %s: %w", d, fault.Timeout))
 }
 
 // installed makes sure that all plugins of list can be run, those for address
@@ -407,7 +407,7 @@ func (n *Network) installed(list *libcni.NetworkConfigList) error {
 func classify(err error) error {
 	var told *types.Error
 	if errors.As(err, &told) && (told.Code == types.ErrTryAgainLater || told.Code == types.ErrPluginNotAvailable) {
-		return fmt.Errorf("%w: %w", fault.Unavailable, err)
+		return fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}
 	return err
 }

@@ -46,7 +46,7 @@ func find(plugin string, dirs []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w: CNI plugin %q is not installed: no such executable in %s", fault.Unavailable, plugin, strings.Join(dirs, ", "))
+	return "", fmt.Errorf("CNI plugin %q is not installed: no such executable in %s: %w", plugin, strings.Join(dirs, ", "), fault.Unavailable)
 }
 
 // ExecPlugin runs a plugin to its end. When ctx is done, or the plugin prints

@@ -79,7 +79,7 @@ func parseRanges(cidr string) (podRanges, error) {
 	for _, text := range strings.Split(cidr, ",") {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
-			return r, fmt.Errorf("%w: %.64q is not an address range such as 10.1.0.0/24", fault.Invalid, text)
+			return r, fmt.Errorf("%.64q is not an address range such as 10.1.0.0/24: %w", text, fault.Invalid)
 		}
 		r.PodCIDRRanges = append(r.PodCIDRRanges, prefix.Masked().String())
 		route := "0.0.0.0/0"
@@ -101,14 +101,14 @@ func render(file string, ranges podRanges) ([]byte, error) {
 	}
 	t, err := template.New(filepath.Base(file)).Parse(string(text))
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", fault.Precondition, err)
+		return nil, fmt.Errorf("%w: %w", err, fault.Precondition)
 	}
 	var out bytes.Buffer
 	if err := t.Execute(&out, ranges); err != nil {
-		return nil, fmt.Errorf("%w: %w", fault.Precondition, err)
+		return nil, fmt.Errorf("%w: %w", err, fault.Precondition)
 	}
 	if _, err := parse(out.Bytes()); err != nil {
-		return nil, fmt.Errorf("%w: it does not give a CNI configuration: %w", fault.Precondition, err)
+		return nil, fmt.Errorf("it does not give a CNI configuration: %w: %w", err, fault.Precondition)
 	}
 	return out.Bytes(), nil
 }

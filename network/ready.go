@@ -44,7 +44,7 @@ func (n *Network) ready(ctx context.Context) error {
 	ctx, cancel := limit(ctx, min(statusLimit, n.cfg.Timeout))
 	defer cancel()
 	if err := n.cni(Pod{}).GetStatusNetworkList(ctx, chosen.list); err != nil {
-		return fmt.Errorf("network %q of %s: %w: CNI STATUS: %w", chosen.list.Name, chosen.file, fault.Unavailable, err)
+		return fmt.Errorf("network %q of %s: CNI STATUS: %w: %w", chosen.list.Name, chosen.file, err, fault.Unavailable)
 	}
 	return nil
 }

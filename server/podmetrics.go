@@ -78,7 +78,7 @@ func newMetricsAPI(engine Engine, kinds []string) (*metricsAPI, error) {
 	known := append(PodMetricKinds(), AllPodMetrics)
 	for _, kind := range kinds {
 		if !slices.Contains(known, kind) {
-			return nil, fmt.Errorf("%w: included_pod_metrics has %s: choose of %v", fault.Invalid, brief(kind), known)
+			return nil, fmt.Errorf("included_pod_metrics has %s: choose of %v: %w", brief(kind), known, fault.Invalid)
 		}
 	}
 	a := &metricsAPI{engine: engine}

@@ -41,7 +41,7 @@ type Server struct {
 // New makes a server that is ready for Serve.
 func New(cfg Config, s Services) (*Server, error) {
 	if cfg.MaxMessageSize < minMessageSize {
-		return nil, fmt.Errorf("%w: max_message_size = %d: give at least %d", fault.Invalid, cfg.MaxMessageSize, minMessageSize)
+		return nil, fmt.Errorf("max_message_size = %d: give at least %d: %w", cfg.MaxMessageSize, minMessageSize, fault.Invalid)
 	}
 	runtime, err := newRuntimeService(cfg, s)
 	if err != nil {
@@ -98,7 +98,7 @@ type health struct {
 
 func (h *health) Check(_ context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
 	if _, ok := h.services[req.GetService()]; !ok && req.GetService() != "" {
-		return nil, fmt.Errorf("%w: service %s", fault.NotFound, brief(req.GetService()))
+		return nil, fmt.Errorf("service %s: %w", brief(req.GetService()), fault.NotFound)
 	}
 	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
 }

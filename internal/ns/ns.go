@@ -223,7 +223,7 @@ func (s Spec) enter(wanted []kind) (source string, release func(), err error) {
 // limit explains the kernel's "no space left on device".
 func limit(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EUSERS) {
-		return fmt.Errorf("%w: too many namespaces, raise the sysctls user.max_*_namespaces: %w", fault.Exhausted, err)
+		return fmt.Errorf("too many namespaces, raise the sysctls user.max_*_namespaces: %w: %w", err, fault.Exhausted)
 	}
 	return err
 }
@@ -383,11 +383,11 @@ func (s Spec) valid() error {
 	}
 	switch {
 	case !s.Net && !s.IPC && !s.UTS && !s.mapped():
-		return fmt.Errorf("%w: no namespace is asked for", fault.Invalid)
+		return fmt.Errorf("no namespace is asked for: %w", fault.Invalid)
 	case len(s.UIDs) == 0 != (len(s.GIDs) == 0):
-		return fmt.Errorf("%w: a user namespace needs both user and group id mappings", fault.Invalid)
+		return fmt.Errorf("a user namespace needs both user and group id mappings: %w", fault.Invalid)
 	case s.Hostname != "" && !s.UTS:
-		return fmt.Errorf("%w: host name %q without a UTS namespace would be the host's", fault.Invalid, s.Hostname)
+		return fmt.Errorf("host name %q without a UTS namespace would be the host's: %w", s.Hostname, fault.Invalid)
 	}
 	if s.Hostname == "" {
 		return nil
@@ -398,10 +398,10 @@ func (s Spec) valid() error {
 // named makes sure that the pins are where they should be and nowhere else.
 func (s Spec) named() error {
 	if !filepath.IsAbs(s.Dir) {
-		return fmt.Errorf("%w: namespaces directory %q is not an absolute path", fault.Invalid, s.Dir)
+		return fmt.Errorf("namespaces directory %q is not an absolute path: %w", s.Dir, fault.Invalid)
 	}
 	if s.Name == "" || s.Name == "." || s.Name == ".." || len(s.Name) > 255 || strings.ContainsAny(s.Name, "/\x00") {
-		return fmt.Errorf("%w: %q cannot be the name of a namespace", fault.Invalid, s.Name)
+		return fmt.Errorf("%q cannot be the name of a namespace: %w", s.Name, fault.Invalid)
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ func (s Spec) settings() ([]setting, error) {
 	for name, value := range s.Sysctls {
 		one, err := s.setting(name, value)
 		if err != nil {
-			return nil, fmt.Errorf("%w: sysctl %.128q: %w", fault.Invalid, name, err)
+			return nil, fmt.Errorf("sysctl %.128q: %w: %w", name, err, fault.Invalid)
 		}
 		list = append(list, one)
 	}
@@ -196,9 +196,9 @@ func (one setting) write() (err error) {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("%w: sysctl %s: this kernel has none of that name in a namespace", fault.Invalid, one.name)
+		return fmt.Errorf("sysctl %s: this kernel has none of that name in a namespace: %w", one.name, fault.Invalid)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: sysctl %s: the kernel does not take the value %.128q: %w", fault.Invalid, one.name, one.value, err)
+		return fmt.Errorf("sysctl %s: the kernel does not take the value %.128q: %w: %w", one.name, one.value, err, fault.Invalid)
 	}
 	return fmt.Errorf("sysctl %s: %w", one.name, err)
 }
@@ -217,10 +217,10 @@ func writeProc(path, value string) error {
 // utsName checks what sethostname(2) and setdomainname(2) take.
 func utsName(what, name string) error {
 	if len(name) > maxUTS {
-		return fmt.Errorf("%w: %s %.128q is longer than %d bytes", fault.Invalid, what, name, maxUTS)
+		return fmt.Errorf("%s %.128q is longer than %d bytes: %w", what, name, maxUTS, fault.Invalid)
 	}
 	if strings.ContainsFunc(name, unprintable) || strings.ContainsAny(name, " \t") {
-		return fmt.Errorf("%w: %s %q has a character that a host name cannot have", fault.Invalid, what, name)
+		return fmt.Errorf("%s %q has a character that a host name cannot have: %w", what, name, fault.Invalid)
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func (t *Table) Claim(id string, mappings []Mapping) error {
 	for _, m := range mappings {
 		for _, p := range m.ports() {
 			if owner, ok := taken[p]; ok && owner != id {
-				return fmt.Errorf("%w: host port %s belongs to pod %s already", fault.Precondition, m, owner)
+				return fmt.Errorf("host port %s belongs to pod %s already: %w", m, owner, fault.Precondition)
 			}
 		}
 	}
@@ -162,7 +162,7 @@ func (t *Table) Restore(ctx context.Context, pods []Pod) error {
 
 // limited bounds a change and all its attempts: others wait for it.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("%w: it took longer than %s", fault.Timeout, timeLimit))
+	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("it took longer than %s: %w", timeLimit, fault.Timeout))
 }
 
 // checkLimit bounds what Check does: who calls it waits for other answers.
@@ -345,13 +345,13 @@ func Validate(mappings []Mapping) error {
 	for _, m := range mappings {
 		switch ip := m.HostIP; {
 		case ip == netip.IPv6Loopback():
-			return fmt.Errorf("%w: host port %s: the kernel cannot lead [::1] to a pod; use host_ip 127.0.0.1", fault.Invalid, m)
+			return fmt.Errorf("host port %s: the kernel cannot lead [::1] to a pod; use host_ip 127.0.0.1: %w", m, fault.Invalid)
 		case ip.IsMulticast():
-			return fmt.Errorf("%w: host port %s: host_ip is a multicast address and never one of this node", fault.Invalid, m)
+			return fmt.Errorf("host port %s: host_ip is a multicast address and never one of this node: %w", m, fault.Invalid)
 		}
 		for _, p := range m.ports() {
 			if end, ok := ends[p]; ok && end != m.ContainerPort {
-				return fmt.Errorf("%w: host port %s is to lead to port %d and to port %d of the pod", fault.Invalid, m, end, m.ContainerPort)
+				return fmt.Errorf("host port %s is to lead to port %d and to port %d of the pod: %w", m, end, m.ContainerPort, fault.Invalid)
 			}
 			ends[p] = m.ContainerPort
 		}

@@ -215,14 +215,14 @@ func LinkTo(ip netip.Addr) (string, error) {
 		}
 	})
 	if err != nil {
-		return "", fmt.Errorf("%w: this node has no route to %s: %w", fault.Precondition, ip, err)
+		return "", fmt.Errorf("this node has no route to %s: %w: %w", ip, err, fault.Precondition)
 	}
 	link, err := net.InterfaceByIndex(index)
 	if err != nil {
-		return "", fmt.Errorf("%w: the interface of the route to %s: %w", fault.Precondition, ip, err)
+		return "", fmt.Errorf("the interface of the route to %s: %w: %w", ip, err, fault.Precondition)
 	}
 	if !plainLink.MatchString(link.Name) {
-		return "", fmt.Errorf("%w: nftables rules cannot name the interface %q", fault.Precondition, link.Name)
+		return "", fmt.Errorf("nftables rules cannot name the interface %q: %w", link.Name, fault.Precondition)
 	}
 	return link.Name, nil
 }

@@ -27,7 +27,7 @@ const (
 // fault.Unavailable.
 func Installed() error {
 	if _, err := exec.LookPath("nft"); err != nil {
-		return fmt.Errorf("%w: host ports need the program nft: install the package nftables, or set network.host_ports to cni if the network leads them itself: %w", fault.Unavailable, err)
+		return fmt.Errorf("host ports need the program nft: install the package nftables, or set network.host_ports to cni if the network leads them itself: %w: %w", err, fault.Unavailable)
 	}
 	return nil
 }
