@@ -226,5 +226,5 @@ func droppedBy(fd int) error {
 }
 
 func dropped(m wire.Message) error {
-	return fmt.Errorf("the container's monitor has dropped this client: %s: %w", m.Text, fault.Unavailable)
+	return fmt.Errorf("monitor disconnected this client: %s: %w", m.Text, fault.Unavailable)
 }

@@ -301,7 +301,7 @@ func TestAttachLaggard(t *testing.T) {
 			want.WriteString(piece)
 			dropped = lazy.Dropped()
 		}
-		if !errors.Is(dropped, fault.Unavailable) || !strings.Contains(dropped.Error(), "does not keep up") || want.Len() <= pipeMax(t)*3/4 {
+		if !errors.Is(dropped, fault.Unavailable) || !strings.Contains(dropped.Error(), "too slowly") || want.Len() <= pipeMax(t)*3/4 {
 			t.Errorf("a client that is %d bytes behind: %v", want.Len(), dropped)
 		}
 		busy.CloseStdin()

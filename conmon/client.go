@@ -117,7 +117,7 @@ func deadClient(dir, exitFile string) (*Client, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: it has left, and what it wrote cannot be read: %w", dir, ErrLost, err)
+		return nil, fmt.Errorf("%s: %w: it has exited, and its exit file cannot be read: %w", dir, ErrLost, err)
 	}
 	done := make(chan struct{})
 	close(done)
@@ -283,12 +283,12 @@ func (c *Client) died() error {
 	if text := diagnostics(c.dir); text != "" {
 		return fmt.Errorf("%w: it died before the container was created: %s", ErrLost, text)
 	}
-	return fmt.Errorf("%w: it died before the container was created, without a word", ErrLost)
+	return fmt.Errorf("%w: it died before the container was created, without output", ErrLost)
 }
 
 // absence is why a request cannot be served.
 func absence() error {
-	return fmt.Errorf("the container's monitor has left: %w", fault.Precondition)
+	return fmt.Errorf("the container's monitor has exited: %w", fault.Precondition)
 }
 
 func (c *Client) outcome() error {
@@ -383,7 +383,7 @@ func (c *Client) Release(ctx context.Context) error {
 	case <-c.gone:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("release: the monitor does not leave: %w", context.Cause(ctx))
+		return fmt.Errorf("release: the monitor does not exit: %w", context.Cause(ctx))
 	}
 }
 
@@ -494,6 +494,6 @@ func (c *Client) terminate(ctx context.Context) error {
 	case <-c.gone:
 		return nil
 	case <-ctx.Done():
-		return errors.Join(released, fmt.Errorf("killed, but not dead: %w", context.Cause(ctx)))
+		return errors.Join(released, fmt.Errorf("still alive after SIGKILL: %w", context.Cause(ctx)))
 	}
 }

@@ -75,7 +75,7 @@ func TestRuntimeFails(t *testing.T) {
 	}{
 		"with a word":            {script: "echo no such thing >&2; exit 3", code: 3, message: "no such thing"},
 		"on the wrong stream":    {script: "echo wrong stream; exit 4", code: 4, message: "wrong stream"},
-		"without a word":         {script: "exit 5", code: 5, message: "exit code 5 without a word"},
+		"without output":         {script: "exit 5", code: 5, message: "exit code 5 without output"},
 		"by a signal":            {script: "kill -SEGV $$", code: 139, message: "killed by signal 11"},
 		"with garbage":           {script: `printf '\377\376 not \303 text' >&2; exit 6`, code: 6, message: "\uFFFD\uFFFD not \uFFFD text"},
 		"with a flood":           {script: "yes flood | head -c 3000000 >&2; echo last words >&2; exit 7", code: 7, message: "flood\nflood\nlast words"},
@@ -86,8 +86,8 @@ func TestRuntimeFails(t *testing.T) {
 		"with a bad pid file":    {script: `echo 12x > "${0%/*}/pid"`, message: "holds no pid"},
 		"with an empty pid file": {script: `> "${0%/*}/pid"`, message: "holds no pid"},
 		"with pid 0":             {script: `echo 0 > "${0%/*}/pid"`, message: "holds no pid"},
-		"with a foreign pid":     {script: `echo 1 > "${0%/*}/pid"`, message: "has not become a child"},
-		"with a dead pid":        {script: `echo 999999999 > "${0%/*}/pid"`, message: "has not become a child"},
+		"with a foreign pid":     {script: `echo 1 > "${0%/*}/pid"`, message: "is not a child"},
+		"with a dead pid":        {script: `echo 999999999 > "${0%/*}/pid"`, message: "is not a child"},
 		"with a stale pid file":  {script: "exit 0", prepare: stalePidFile, message: "pid: no such file"},
 		"without a terminal":     {script: `cd "${0%/*}"; sleep 1000 & echo $! > "${0%/*}/pid"`, prepare: func(c *container) { c.Terminal = true }, message: "console socket"},
 	} {
@@ -188,7 +188,7 @@ func TestBadMonitor(t *testing.T) {
 	}{
 		"missing":    {func(c *container) { c.Monitor = "/no/such/monitor" }, wait.Limit, os.ErrNotExist, "/no/such/monitor"},
 		"dies":       {script("echo some trouble >&2; exit 1"), wait.Limit, conmon.ErrLost, "some trouble"},
-		"is silent":  {script("exit 0"), wait.Limit, conmon.ErrLost, "without a word"},
+		"is silent":  {script("exit 0"), wait.Limit, conmon.ErrLost, "without output"},
 		"never ends": {script("exec sleep 1000"), 300 * time.Millisecond, context.DeadlineExceeded, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

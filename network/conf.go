@@ -62,7 +62,7 @@ func (n *Network) chooseIn(dir string) (*conf, error) {
 func (n *Network) missing(dir string, broken map[string]string) error {
 	text := fmt.Sprintf("no CNI network configuration in %s", dir)
 	if n.cfg.DefaultNetwork != "" {
-		text = fmt.Sprintf("no CNI configuration of the network %q in %s", n.cfg.DefaultNetwork, dir)
+		text = fmt.Sprintf("no CNI configuration for network %q in %s", n.cfg.DefaultNetwork, dir)
 	}
 	text += ": install a network add-on, or put a *.conflist there"
 	for _, file := range slices.Sorted(maps.Keys(broken)) { // the same text each time: it becomes a node condition
@@ -207,13 +207,13 @@ func complete(list *libcni.NetworkConfigList) (*libcni.NetworkConfigList, error)
 		return nil, fmt.Errorf("cniVersion %.32q is none of %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New("there are no plugins in it")
+		return nil, errors.New("it lists no plugins")
 	}
 	plugins := make([]json.RawMessage, 0, len(list.Plugins))
 	for _, plugin := range list.Plugins {
 		for _, name := range []string{plugin.Network.Type, plugin.Network.IPAM.Type} {
 			if name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-				return nil, fmt.Errorf("%.128q cannot be the name of a plugin", name)
+				return nil, fmt.Errorf("%.128q is not a valid plugin name", name)
 			}
 		}
 		plugins = append(plugins, plugin.Bytes)

@@ -7,11 +7,11 @@ type Config struct {
 	ConfDir        string        `toml:"conf_dir" help:"directory of CNI network configurations; read again at each use"`
 	PluginDirs     []string      `toml:"plugin_dirs" help:"directories searched for CNI plugins, in this order"`
 	DefaultNetwork string        `toml:"default_network" help:"name of the network to use; empty: the first configuration in alphabetical order"`
-	Timeout        time.Duration `toml:"timeout" help:"longest time one CNI ADD, DEL or CHECK of a whole plugin chain may take"`
-	ReadyGrace     time.Duration `toml:"ready_grace_period" help:"how long NetworkReady stays true once the network is not ready any more, so that a network add-on may be restarted or updated; 0: not at all"`
+	Timeout        time.Duration `toml:"timeout" help:"time limit of one CNI ADD, DEL or CHECK of a whole plugin chain"`
+	ReadyGrace     time.Duration `toml:"ready_grace_period" help:"how long NetworkReady stays true after the network stops being ready, so that a network add-on can restart or update; 0: not at all"`
 	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
 	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
-	HostPorts      string        `toml:"host_ports" help:"who leads host ports to pods: crius, by nftables rules of its own; cni, the plugins alone (also for networks that watch pods, as Cilium does); or auto, the plugin with the capability portMappings if the network has one, else crius"`
+	HostPorts      string        `toml:"host_ports" help:"who forwards host ports to pods: crius (by its own nftables rules), cni (only the plugins; also for networks that watch pods, such as Cilium), or auto (the plugin with the capability portMappings if the network has one, else crius)"`
 
 	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
 	// announces it only once. Empty: it is kept in memory only.

@@ -129,7 +129,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 		}
 	}
 	if err := trace.Do(ctx, "open host ports", func(ctx context.Context) error { return n.ports.Open(ctx, a.exposed(p.ID)) }); err != nil {
-		return fmt.Errorf("lead host ports to the pod: %w", err)
+		return fmt.Errorf("forward host ports to the pod: %w", err)
 	}
 	return nil
 }

@@ -161,7 +161,7 @@ func (p Pod) arguments() ([][2]string, error) {
 	}
 	for _, arg := range args {
 		if strings.ContainsAny(arg[1], ";=") || strings.ContainsFunc(arg[1], func(r rune) bool { return r < ' ' }) {
-			return nil, fmt.Errorf("%s %.128q would break out of the plugins' arguments: %w", arg[0], arg[1], fault.Invalid)
+			return nil, fmt.Errorf("%s %.128q has a character that is not allowed in CNI arguments: %w", arg[0], arg[1], fault.Invalid)
 		}
 	}
 	return args, p.check()
@@ -264,7 +264,7 @@ func (n *Network) detach(ctx context.Context, p Pod, a *Attachment) error {
 	}
 	closePorts := func(ctx context.Context) error { return n.ports.Close(ctx, a.exposed(p.ID)) }
 	if err := trace.Do(ctx, "close host ports", closePorts); err != nil {
-		return fmt.Errorf("take host ports back: %w", err)
+		return fmt.Errorf("remove host ports: %w", err)
 	}
 	list, err := a.list()
 	if err != nil {

@@ -105,7 +105,7 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 		return nil, fmt.Errorf("%s was killed: %w%s", name, context.Cause(ctx), said(stderr))
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
 		if slices.Contains(env, "CNI_COMMAND=ADD") && !json.Valid(stdout.Bytes()) {
-			return nil, fmt.Errorf("%s did not print a CNI result but %q%s", name, clip(string(stdout.Bytes())), said(stderr))
+			return nil, fmt.Errorf("%s printed no CNI result but %q%s", name, clip(string(stdout.Bytes())), said(stderr))
 		}
 		return stdout.Bytes(), nil
 	}
@@ -115,18 +115,18 @@ func run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, 
 	}
 	told := &types.Error{}
 	if json.Unmarshal(stdout.Bytes(), told) != nil || told.Msg == "" {
-		return nil, fmt.Errorf("%s: %w, without a CNI error but %q%s", name, err, clip(string(stdout.Bytes())), said(stderr))
+		return nil, fmt.Errorf("%s: %w, no CNI error in its output %q%s", name, err, clip(string(stdout.Bytes())), said(stderr))
 	}
 	told.Msg, told.Details = clip(told.Msg), clip(told.Details)
 	return nil, fmt.Errorf("%s: %w (CNI error %d)%s", name, told, told.Code, said(stderr))
 }
 
-var errTalkative = fmt.Errorf("it printed more than %d bytes", maxOutput)
+var errTalkative = fmt.Errorf("output exceeds %d bytes", maxOutput)
 
 // said is the end of an error message: what the plugin said, if anything.
 func said(stderr *capture.Tail) string {
 	if text := stderr.String(); text != "" {
-		return fmt.Sprintf("; it said %q", text)
+		return fmt.Sprintf("; output: %q", text)
 	}
 	return ""
 }

@@ -77,15 +77,15 @@ func addAddress(name string, address net.IPNet) error {
 	message = binary.NativeEndian.AppendUint16(message, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	message = append(message, make([]byte, 8)...) // number and sender: there is one message
 	if err := unix.Sendto(socket, append(message, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("give %s an address: %w", name, err)
+		return fmt.Errorf("assign address to %s: %w", name, err)
 	}
 	answer := make([]byte, 4096)
 	n, _, err := unix.Recvfrom(socket, answer, 0)
 	if err != nil || n < unix.SizeofNlMsghdr+4 {
-		return fmt.Errorf("give %s an address: no answer: %w", name, err)
+		return fmt.Errorf("assign address to %s: no answer: %w", name, err)
 	}
 	if code := int32(binary.NativeEndian.Uint32(answer[unix.SizeofNlMsghdr:])); code != 0 {
-		return fmt.Errorf("give %s the address %s: %w", name, &address, unix.Errno(-code))
+		return fmt.Errorf("set the address of %s to %s: %w", name, &address, unix.Errno(-code))
 	}
 	return nil
 }

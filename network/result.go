@@ -25,7 +25,7 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 		}
 		if i := ip.Interface; i != nil {
 			if *i < 0 || *i >= len(r.Interfaces) || r.Interfaces[*i] == nil {
-				return nil, fmt.Errorf("result of the plugins: address %s is of interface %d, and there are %d", ip.Address.IP, *i, len(r.Interfaces))
+				return nil, fmt.Errorf("result of the plugins: address %s belongs to interface %d, but there are %d", ip.Address.IP, *i, len(r.Interfaces))
 			}
 			if at := r.Interfaces[*i]; at.Sandbox == "" || at.Name != ifName {
 				continue
@@ -34,7 +34,7 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 		ours = append(ours, ip)
 	}
 	if len(ours) == 0 {
-		return nil, fmt.Errorf("result of the plugins: there is no address of %s in it", ifName)
+		return nil, fmt.Errorf("result of the plugins: interface %s has no address", ifName)
 	}
 	rank := func(ip *current.IPConfig) int {
 		switch four := ip.Address.IP.To4() != nil; {

@@ -136,7 +136,7 @@ func scanSockets(table io.Reader, visit func(words [][]byte) error) error {
 		}
 		words := bytes.Fields(lines.Bytes())
 		if len(words) < 10 {
-			return fmt.Errorf("%q is no line of a socket: %w", lines.Text(), fault.Invalid)
+			return fmt.Errorf("cannot parse socket line %q: %w", lines.Text(), fault.Invalid)
 		}
 		if err := visit(words); err != nil {
 			return err

@@ -66,7 +66,7 @@ func (n *Network) Verify(pods []Attached) map[string][]Damage {
 // unseen says that a pod's network could not be looked at, which tells nothing of
 // it.
 func unseen(err error) Damage {
-	return Damage{"its network could not be looked at, so that nothing is known of it: " + err.Error(), false}
+	return Damage{"its network cannot be checked: " + err.Error(), false}
 }
 
 // namespaceGone tells of an error of ns.Each that there is no such namespace any
@@ -108,7 +108,7 @@ func (p Attached) inside() []Damage {
 			return ok && ip.IP.Equal(net.ParseIP(want))
 		})
 		if !has {
-			damage = append(damage, Damage{fmt.Sprintf("%s does not have the address %s any more", p.Interface, want), false})
+			damage = append(damage, Damage{fmt.Sprintf("%s has lost the address %s", p.Interface, want), false})
 		}
 	}
 	return damage
@@ -126,7 +126,7 @@ func (p Attached) unleased() []Damage {
 			file := filepath.Join(dir, ip)
 			switch owner, _, err := readLease(file); {
 			case errors.Is(err, os.ErrNotExist):
-				damage = append(damage, Damage{fmt.Sprintf("its address %s is not reserved any more: there is no %s", ip, file), true})
+				damage = append(damage, Damage{fmt.Sprintf("its address %s is no longer reserved: %s is missing", ip, file), true})
 			case err == nil && owner != p.ID:
 				damage = append(damage, Damage{fmt.Sprintf("its address %s is reserved for %.64q in %s", ip, owner, file), true})
 			}
@@ -258,14 +258,14 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 		return err
 	}
 	if owner, _, err := readLease(l.File); err == nil && owner == l.Owner {
-		return fmt.Errorf("the plugins of network %q have left %s where it is", l.Network, l.File)
+		return fmt.Errorf("the plugins of network %q did not remove %s", l.Network, l.File)
 	}
 	return nil
 }
 
 // ErrHidden is why Idle cannot tell: a pod's runtime has taken its addresses off
 // the interface, and nobody else knows which those are.
-var ErrHidden = errors.New("the interface of a pod has no address, which its runtime may keep to itself")
+var ErrHidden = errors.New("the interface of a pod has no address: its runtime may have moved it into the sandbox")
 
 // Idle are those of addresses that no interface has, in any network namespace
 // that a process is in or that is pinned at one of paths. It is an error if one of

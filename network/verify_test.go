@@ -35,9 +35,9 @@ func TestVerify(t *testing.T) {
 	}{
 		"nothing":   {func(Pod, *Attachment) {}, "", false},
 		"interface": {func(p Pod, _ *Attachment) { n.run(p.NetNS, "ip link delete eth0") }, "interface eth0 is gone", true},
-		"address":   {func(p Pod, a *Attachment) { n.run(p.NetNS, "ip -4 addr flush dev eth0") }, "eth0 does not have the address 10.7.", false},
+		"address":   {func(p Pod, a *Attachment) { n.run(p.NetNS, "ip -4 addr flush dev eth0") }, "eth0 has lost the address 10.7.", false},
 		"namespace": {func(p Pod, _ *Attachment) { n.forget(p) }, "network namespace", true},
-		"lease":     {func(_ Pod, a *Attachment) { os.Remove(filepath.Join(n.leases, "pods", a.IPs[1])) }, "is not reserved any more", true},
+		"lease":     {func(_ Pod, a *Attachment) { os.Remove(filepath.Join(n.leases, "pods", a.IPs[1])) }, "is no longer reserved", true},
 		"another's": {func(_ Pod, a *Attachment) {
 			os.WriteFile(filepath.Join(n.leases, "pods", a.IPs[0]), []byte("other\r\neth0"), 0o600)
 		}, `is reserved for "other"`, true},
@@ -104,7 +104,7 @@ func TestRelease(t *testing.T) {
 	n.detach(p, a)
 }
 
-// What could not be looked at is not taken for gone: no pod is called dead for
+// What cannot be checked is not taken for gone: no pod is called dead for
 // it, and no address idle.
 func TestWhatCannotBeLookedAt(t *testing.T) {
 	t.Parallel()
@@ -116,12 +116,12 @@ func TestWhatCannotBeLookedAt(t *testing.T) {
 	if err := os.Symlink("loop", elsewhere.NetNS); err != nil {
 		t.Fatal(err)
 	}
-	if text, dead := n.wrong(elsewhere, a); dead || !strings.Contains(text, "could not be looked at") {
+	if text, dead := n.wrong(elsewhere, a); dead || !strings.Contains(text, "cannot be checked") {
 		t.Errorf("a namespace that cannot be opened: dead %t, %q", dead, text)
 	}
 	unnamed := *a
 	unnamed.Interface = "" // the lookup fails for another reason than that there is none
-	if text, dead := n.wrong(p, &unnamed); dead || !strings.Contains(text, "could not be looked at") {
+	if text, dead := n.wrong(p, &unnamed); dead || !strings.Contains(text, "cannot be checked") {
 		t.Errorf("an interface that cannot be looked up: dead %t, %q", dead, text)
 	}
 	if idle, err := Idle([]string{"10.7.200.200"}, []string{elsewhere.NetNS}, nil); err == nil {
@@ -194,7 +194,7 @@ func TestVerifyHostPorts(t *testing.T) {
 		expect("restored", "")
 	}
 	n.restart()
-	expect("without the records", "no pod with host ports")
+	expect("without the records", "no pod has host ports")
 	n.recover(live)
 	n.detach(p, a)
 	expect("detached", "")

@@ -12,16 +12,16 @@ import (
 // versions: those by which a container gets at the node, or a container in a
 // virtual machine at that machine. gVisor publishes none by version.
 var advisories = []advisory{
-	{"CVE-2024-21626", "runc", []string{"1.1.12"}, "containers reach the node's files by leaked descriptors", "GHSA-xr7r-f8xq-vfvv"},
+	{"CVE-2024-21626", "runc", []string{"1.1.12"}, "containers can access the node's files through leaked descriptors", "GHSA-xr7r-f8xq-vfvv"},
 	{"CVE-2025-31133", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "masked paths can be made writable", "GHSA-9493-h29p-rfm2"},
-	{"CVE-2025-52565", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "/dev/console can be made another file", "GHSA-qw9x-cqr3-wc7r"},
+	{"CVE-2025-52565", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "/dev/console can be replaced by another file", "GHSA-qw9x-cqr3-wc7r"},
 	{"CVE-2025-52881", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "writes to /proc can be redirected", "GHSA-cgrx-mc8f-2prm"},
-	{"CVE-2026-41579", "runc", []string{"1.3.6", "1.4.3", "1.5.0-rc.3"}, "images whose /dev is a link create links on the node", "GHSA-xjvp-4fhw-gc47"},
+	{"CVE-2026-41579", "runc", []string{"1.3.6", "1.4.3", "1.5.0-rc.3"}, "images with a symbolic link at /dev can create links on the node", "GHSA-xjvp-4fhw-gc47"},
 	{"CVE-2022-27650", "crun", []string{"1.4.4"}, "commands have inheritable capabilities", "GHSA-wr4f-w546-m398"},
-	{"CVE-2025-24965", "crun", []string{"1.20"}, "images reach the node's files by the krun handler", "GHSA-f42g-r5jj-qh4j"},
-	{"CVE-2026-47766", "crun", []string{"1.28"}, "images whose /dev is a link create links on the node", "GHSA-7vwr-4279-7gq5"},
-	{"CVE-2026-24054", "kata", []string{"3.26.0"}, "images without layers reach the node's disk", "https://www.cve.org/CVERecord?id=CVE-2026-24054"},
-	{"CVE-2026-24834", "kata", []string{"3.27.0"}, "containers become root of their virtual machine", "https://www.cve.org/CVERecord?id=CVE-2026-24834"},
+	{"CVE-2025-24965", "crun", []string{"1.20"}, "images can access the node's files through the krun handler", "GHSA-f42g-r5jj-qh4j"},
+	{"CVE-2026-47766", "crun", []string{"1.28"}, "images with a symbolic link at /dev can create links on the node", "GHSA-7vwr-4279-7gq5"},
+	{"CVE-2026-24054", "kata", []string{"3.26.0"}, "images without layers can access the node's disk", "https://www.cve.org/CVERecord?id=CVE-2026-24054"},
+	{"CVE-2026-24834", "kata", []string{"3.27.0"}, "containers can become root in their virtual machine", "https://www.cve.org/CVERecord?id=CVE-2026-24834"},
 }
 
 type advisory struct {

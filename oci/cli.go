@@ -428,7 +428,7 @@ func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResource
 }
 
 func (t *watched) Usage(context.Context) (cgroup.Usage, error) {
-	return cgroup.Usage{}, fmt.Errorf("the container's cgroup tells what it uses: %w", fault.Unimplemented)
+	return cgroup.Usage{}, fmt.Errorf("usage is read from the container's cgroup: %w", fault.Unimplemented)
 }
 
 func resolveMonitorCgroup(configured string) (string, error) {

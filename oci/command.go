@@ -97,7 +97,7 @@ func findMonitor(configured string) (string, error) {
 	}
 	path, err := exec.LookPath("crius-conmon")
 	if err != nil {
-		return "", fmt.Errorf("crius-conmon is neither beside this program nor in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
+		return "", fmt.Errorf("crius-conmon not found beside this program or in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
 	}
 	return path, nil
 }
@@ -110,7 +110,7 @@ func besideMonitor(monitor, name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither beside %s nor in PATH: install it: %w", name, monitor, fault.Unavailable)
+		return "", fmt.Errorf("%s not found beside %s or in PATH: install it: %w", name, monitor, fault.Unavailable)
 	}
 	return path, nil
 }

@@ -53,7 +53,7 @@ func (c *console) lastWords() string {
 func (c *console) master() (*os.File, error) {
 	conn, err := c.accept()
 	if err != nil {
-		return nil, fmt.Errorf("the runtime has sent no terminal: %w", err)
+		return nil, fmt.Errorf("the runtime sent no terminal: %w", err)
 	}
 	defer unix.Close(conn)
 	name, control := make([]byte, 256), make([]byte, unix.CmsgSpace(4))
@@ -63,11 +63,11 @@ func (c *console) master() (*os.File, error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:n])
 	if err != nil || len(messages) == 0 {
-		return nil, errors.Join(errors.New("the runtime has sent a message without a terminal"), err)
+		return nil, errors.Join(errors.New("the runtime sent a message without a terminal"), err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) == 0 {
-		return nil, errors.Join(errors.New("the runtime has sent a message without a terminal"), err)
+		return nil, errors.Join(errors.New("the runtime sent a message without a terminal"), err)
 	}
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		_ = unix.Close(fds[0])

@@ -366,14 +366,14 @@ const startTime = 300 * time.Millisecond
 func readPid(file string) (int, error) {
 	line, err := os.ReadFile(file)
 	if err != nil {
-		return 0, fmt.Errorf("it left no pid: %w", err)
+		return 0, fmt.Errorf("it wrote no pid file: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
 	if err == nil && pid <= 0 { // kill(2) takes those for several processes
 		err = strconv.ErrRange
 	}
 	if err != nil {
-		return 0, fmt.Errorf("it left a pid file that holds no pid: %w", err)
+		return 0, fmt.Errorf("its pid file has no pid: %w", err)
 	}
 	return pid, nil
 }

@@ -93,7 +93,7 @@ func (p *prober) probe(ctx context.Context, binary string, asked func(ctx contex
 		return answer, err
 	})
 	if errors.Is(err, fault.Timeout) || errors.Is(err, context.DeadlineExceeded) {
-		return nil, fmt.Errorf("%s does not say in time what it can do; run it with --version to see why: %w", path, fault.Timeout)
+		return nil, fmt.Errorf("%s did not report its version and features in time; run it with --version to see why: %w", path, fault.Timeout)
 	}
 	return answer, err
 }
@@ -176,7 +176,7 @@ func readFeatures(path string) (*features.Features, error) {
 	}
 	f, err := parseFeatures(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s is not what the features command of a runtime prints: %w: %w", path, err, fault.Invalid)
+		return nil, fmt.Errorf("%s is not the output of a runtime's features command: %w: %w", path, err, fault.Invalid)
 	}
 	return f, nil
 }

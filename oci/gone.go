@@ -52,8 +52,8 @@ func (r *cli) Unheard(ref Ref) Task {
 }
 
 var (
-	errGone    = fmt.Errorf("nobody watches over the container any more: %w", fault.Precondition)
-	errUnheard = fmt.Errorf("the container's monitor has not answered since the server was started; crius check says more: %w", fault.Unavailable)
+	errGone    = fmt.Errorf("the container's monitor is gone: %w", fault.Precondition)
+	errUnheard = fmt.Errorf("the container's monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 )
 
 // refusal is why only signals reach the container.

@@ -264,7 +264,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 		return nil, err
 	}
 	if len(a.traits.forward) == 0 {
-		return nil, fmt.Errorf("runtime handler %s leaves ports to the pod's network: %w", t.runtime.name, fault.Unimplemented)
+		return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 	}
 	c, err := newConsole(t.ref.Dir)
 	if err != nil {
@@ -278,7 +278,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	_ = c.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue
 	conn, err := c.AcceptUnix()
 	if err != nil {
-		return nil, fmt.Errorf("the runtime has not connected: %w", err)
+		return nil, fmt.Errorf("the runtime did not connect to the console socket: %w", err)
 	}
 	return &wholeStream{UnixConn: conn}, nil
 }

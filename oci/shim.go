@@ -51,7 +51,7 @@ func (r *shimmed) sameAs(other driver) bool {
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 	if !isExecutable(r.client) {
-		return nil, fmt.Errorf("handler %s: %s is no program: install it there, it is part of crius: %w", r.name, r.client, fault.Unavailable)
+		return nil, fmt.Errorf("handler %s: %s is not executable: install it there, it is part of crius: %w", r.name, r.client, fault.Unavailable)
 	}
 	a, err := r.prober.probe(ctx, r.handler.Path, r.ask)
 	if err != nil {
@@ -77,7 +77,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 		a.believe(r.features)
 	}
 	if _, err := shim.Options(!a.Sandboxed, r.options(a)); err != nil {
-		return nil, fmt.Errorf("its options: %w", err)
+		return nil, fmt.Errorf("runtime options: %w", err)
 	}
 	a.Path, a.Version, a.traits = path, shimVersion(string(text)), traits{}
 	return a, nil
@@ -313,7 +313,7 @@ func (r *shimmed) program(ctx context.Context, record shim.Record) string {
 
 // bury has the program of the shim remove what a dead one has left.
 func (r *shimmed) bury(ctx context.Context, program string, ref Ref) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete takes longer than %s: %w", verbTimeout, fault.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete did not end within %s: %w", verbTimeout, fault.Timeout))
 	defer cancel()
 	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Bury(ctx)
 	return err

@@ -155,7 +155,7 @@ func TestCommandThatStartsTooLate(t *testing.T) {
 	})
 }
 
-// A shim that answers with a pid which cannot be that of a command is not believed,
+// A shim that answers with a pid invalid pid that of a command is not believed,
 // and the command is taken back. In a guest any will do, and nothing
 // is done to whoever has that pid here.
 func TestPIDsOfCommands(t *testing.T) {
@@ -176,7 +176,7 @@ func TestPIDsOfCommands(t *testing.T) {
 		st := taskOf(t, a, c.guest)
 		dir := st.ref.Dir
 		e, err := st.exec(t.Context(), Command{Args: []string{"true"}})
-		if (err == nil) != c.right || err != nil && !strings.Contains(err.Error(), "which cannot be") {
+		if (err == nil) != c.right || err != nil && !strings.Contains(err.Error(), "invalid pid") {
 			t.Errorf("%+v: %v", c, err)
 		}
 		want := []string{"Exec", "Start", "Kill", "Delete"}

@@ -105,7 +105,7 @@ func (t *shimTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxReso
 }
 
 func (t *shimTask) Forward(context.Context, uint16) (Stream, error) {
-	return nil, fmt.Errorf("runtime handler %s leaves ports to the pod's network: %w", t.runtime.name, fault.Unimplemented)
+	return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 }
 
 // Attach joins the container's streams at its monitor, which knows of no terminal.
@@ -272,7 +272,7 @@ func (f *forwarded) connected(ctx context.Context) error {
 	_ = f.stderr.SetReadDeadline(time.Now().Add(drainTime))
 	rest, _ := io.ReadAll(io.LimitReader(f.stderr, 1000))
 	if len(text)+len(rest) == 0 {
-		return errors.Join(errors.New("the forwarder has ended without a word"), err, context.Cause(ctx))
+		return errors.Join(errors.New("the forwarder has ended without output"), err, context.Cause(ctx))
 	}
 	return errors.New(string(text) + string(rest))
 }

@@ -15,17 +15,17 @@ type Config struct {
 
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
-	SocketGroup    string      `toml:"socket_group" help:"group of the socket, by name or number, whose members may connect where socket_mode lets the group write; whoever may connect is root on the node; empty: root's group"`
+	SocketGroup    string      `toml:"socket_group" help:"group of the socket, by name or number; its members can connect if socket_mode lets the group write, and whoever can connect has root's power on the node; empty: root's group"`
 	MaxMessageSize int         `toml:"max_message_size" help:"largest gRPC message accepted or sent, in bytes"`
-	CrioSocket     string      `toml:"crio_socket" help:"second socket, /run/crio/crio.sock, at which a kubelet without the feature gate PodAndContainerStatsFromCRI finds crius as it finds CRI-O, so that its metrics of containers have names of pods; cgroups are named crio-ID then instead of crius-ID; empty: none"`
+	CrioSocket     string      `toml:"crio_socket" help:"second socket, /run/crio/crio.sock, on which the cAdvisor of a kubelet without the feature gate PodAndContainerStatsFromCRI finds crius as it finds CRI-O, so that its container metrics have pod names; cgroups are then named crio-ID instead of crius-ID; empty: none"`
 
-	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT at which exec, attach and port-forward are served to the kubelet; port 0 is any free one"`
-	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long such a session may be silent"`
-	StreamMaxSessions     int           `toml:"stream_max_sessions" help:"exec, attach and port-forward sessions that the node may have at once; 0: any number"`
-	StreamMaxSessionsEach int           `toml:"stream_max_sessions_per_container" help:"exec and attach sessions that one container may have at once, and port-forward sessions that one pod may have; 0: any number"`
-	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"certificate for sessions over TLS, in PEM; noticed when it is replaced"`
-	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"key of that certificate"`
-	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"authorities whose certificate a client must have, in PEM; empty: none is asked for"`
+	StreamAddress         string        `toml:"stream_address" help:"HOST:PORT on which exec, attach and port-forward sessions are served; port 0: any free port"`
+	StreamIdleTimeout     time.Duration `toml:"stream_idle_timeout" help:"how long a session may be idle"`
+	StreamMaxSessions     int           `toml:"stream_max_sessions" help:"maximum number of concurrent exec, attach and port-forward sessions on the node; 0: no limit"`
+	StreamMaxSessionsEach int           `toml:"stream_max_sessions_per_container" help:"maximum number of concurrent exec and attach sessions of one container, and of port-forward sessions of one pod; 0: no limit"`
+	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"PEM certificate for sessions over TLS; reloaded when the file changes"`
+	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"PEM key of that certificate"`
+	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"PEM certificates of the authorities for client certificates; empty: clients need no certificate"`
 }
 
 // DefaultConfig is what an empty configuration file means.

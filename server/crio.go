@@ -117,7 +117,7 @@ var fullID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 func (s *Server) crioContainer(id string) (*crioContainer, error) {
 	id = strings.TrimPrefix(id, spec.CrioPrefix+"-")
 	if !fullID.MatchString(id) {
-		return nil, fmt.Errorf("%s is no id: %w", brief(id), fault.Invalid)
+		return nil, fmt.Errorf("%s is not a container id: %w", brief(id), fault.Invalid)
 	}
 	c, err := s.engine.Container(id)
 	if errors.Is(err, fault.NotFound) {

@@ -175,15 +175,15 @@ func removeStale(path string) error {
 		return fmt.Errorf("CRI socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s is there and no socket; move it away or set another listen: %w", path, fault.Exists)
+		return fmt.Errorf("%s exists and is not a socket; move it away or set another listen: %w", path, fault.Exists)
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		conn.Close()
-		return fmt.Errorf("something else serves %s; stop it or set another listen: %w", path, fault.Exists)
+		return fmt.Errorf("another process serves %s; stop it or set another listen: %w", path, fault.Exists)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("cannot tell whether somebody serves %s: %w: %w", path, err, fault.Exists)
+		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", path, err, fault.Exists)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("stale CRI socket: %w", err)

@@ -102,9 +102,9 @@ func checkStreams(req interface {
 }) error {
 	switch {
 	case !req.GetStdin() && !req.GetStdout() && !req.GetStderr():
-		return in("stdin, stdout, stderr", bad("are all false; ask for one of them at least"))
+		return in("stdin, stdout, stderr", bad("are all false; request at least one of them"))
 	case req.GetTty() && req.GetStderr():
-		return in("stderr", bad("cannot be had with tty: a terminal has one output"))
+		return in("stderr", bad("is not possible with tty: a terminal has one output"))
 	}
 	return nil
 }

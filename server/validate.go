@@ -138,7 +138,7 @@ func formOfValue(field protoreflect.FieldDescriptor, v protoreflect.Value) error
 		return formOf(v.Message())
 	case protoreflect.EnumKind:
 		if field.Enum().Values().ByNumber(v.Enum()) == nil {
-			return bad("is %d, which crius does not know; send a value of CRI %s", v.Enum(), field.Enum().Name())
+			return bad("is %d, an unknown value; send one of CRI %s", v.Enum(), field.Enum().Name())
 		}
 	case protoreflect.StringKind:
 		return checkText(v.String())
@@ -153,7 +153,7 @@ func checkText(text string) error {
 		return bad("has %d bytes; send at most %d", len(text), maxString)
 	}
 	if strings.ContainsRune(text, 0) {
-		return bad("has a NUL byte; take it out")
+		return bad("has a NUL byte; remove it")
 	}
 	return nil
 }

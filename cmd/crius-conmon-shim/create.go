@@ -46,7 +46,7 @@ func create(ctx context.Context, a arguments) error {
 		return said(p.Dir, err)
 	}
 	if r.Process, err = client.Shim(ctx, p.ID); err != nil {
-		return fmt.Errorf("who is the shim: %w", err)
+		return fmt.Errorf("find the shim's process: %w", err)
 	}
 	if err := r.Write(p.Dir); err != nil {
 		return err
@@ -56,7 +56,7 @@ func create(ctx context.Context, a arguments) error {
 	}
 	if !r.Guest {
 		if err := shim.CheckPID(pid); err != nil {
-			return fmt.Errorf("who is the container: %w", err)
+			return fmt.Errorf("find the container's process: %w", err)
 		}
 	}
 	return os.WriteFile(a.pidFile, []byte(strconv.Itoa(pid)), 0o600)
@@ -90,7 +90,7 @@ func said(dir string, err error) error {
 	const end = 2048
 	text, _ := os.ReadFile(filepath.Join(dir, shim.LogFile))
 	if text = text[max(0, len(text)-end):]; len(text) > 0 {
-		return fmt.Errorf("%w; its last words: %s", err, text)
+		return fmt.Errorf("%w; end of its log: %s", err, text)
 	}
 	return err
 }

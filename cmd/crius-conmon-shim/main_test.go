@@ -29,7 +29,7 @@ import (
 func TestByHand(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
-		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "is started by it") {
+		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "is a part of crius") {
 			t.Errorf("%q: %v", args, err)
 		}
 	}
@@ -261,12 +261,12 @@ func TestWaitWithoutRecord(t *testing.T) {
 		t.Fatalf("%v: %s", err, text)
 	}
 	text, err := exec.Command(program, "wait", "--shim=/x", "--dir="+t.TempDir(), "c1").CombinedOutput()
-	if err == nil || !strings.Contains(string(text), "no shim is known") {
+	if err == nil || !strings.Contains(string(text), "no shim record") {
 		t.Errorf("%v: %s", err, text)
 	}
 }
 
-// A shim that answers with a pid which cannot be a container's, or a shim's, is not
+// A shim that answers with a pid invalid pid a container's, or a shim's, is not
 // believed. In a guest any will do, but never for the shim's own process.
 func TestPIDs(t *testing.T) {
 	t.Parallel()
@@ -308,7 +308,7 @@ func TestPIDs(t *testing.T) {
 		a := arguments{guest: c.guest, pidFile: filepath.Join(dir, "pid"), program: shim.Program{Path: path, ID: "c1", Dir: dir, Publisher: "/bin/true"}}
 		err = create(t.Context(), a)
 		_, noPID := os.Stat(a.pidFile)
-		if (err == nil) != c.right || (noPID == nil) != c.right || err != nil && !strings.Contains(err.Error(), "which cannot be") {
+		if (err == nil) != c.right || (noPID == nil) != c.right || err != nil && !strings.Contains(err.Error(), "invalid pid") {
 			t.Errorf("%+v: %v", c, err)
 		}
 		_ = server.Close()

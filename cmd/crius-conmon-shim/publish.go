@@ -68,7 +68,7 @@ func noteOOM(dir string, event []byte) error {
 			continue
 		}
 		if !together(dir, bundle) {
-			return fmt.Errorf("event %s about container %s, which is none of the shim's", oomTopic, id)
+			return fmt.Errorf("event %s about container %s, which does not belong to this shim", oomTopic, id)
 		}
 		return os.WriteFile(filepath.Join(bundle, wire.OOMFile), nil, 0o600)
 	}
@@ -105,7 +105,7 @@ func sandboxOf(bundle string) string {
 func containerOf(event []byte) (string, error) {
 	number, kind, n := protowire.ConsumeTag(event)
 	if n < 0 || number != 1 || kind != protowire.BytesType {
-		return "", errors.New("no TaskOOM")
+		return "", errors.New("not a TaskOOM message")
 	}
 	id, n := protowire.ConsumeString(event[n:])
 	return id, protowire.ParseError(min(n, 0))

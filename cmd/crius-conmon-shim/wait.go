@@ -39,7 +39,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	if r.Leader && r.Guest {
 		stop, err := serveEvents(ctx, p.Dir)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "events of the shim are lost:", err) // OOM among them
+			fmt.Fprintln(os.Stderr, "cannot receive events of the shim, OOM kills go unreported:", err) // OOM among them
 		} else {
 			defer stop()
 		}

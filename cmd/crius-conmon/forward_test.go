@@ -60,7 +60,7 @@ func TestForward(t *testing.T) {
 		t.Errorf("a closed port: %q, %v", words, err)
 	}
 	for _, args := range [][]string{nil, {"0"}, {"65536"}, {"x"}, {"1", "2"}} {
-		if _, words, err := forward("", args...); err == nil || !strings.Contains(words, "wants a port") {
+		if _, words, err := forward("", args...); err == nil || !strings.Contains(words, "needs a port") {
 			t.Errorf("%q: %q, %v", args, words, err)
 		}
 	}

@@ -90,17 +90,17 @@ func runChecks(ctx context.Context, all []check, n *node) []finding {
 func (p *program) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check whether this node has what crius and its pods need, and is as recorded",
-		Long: "Check whether this node has what crius and its pods need, with the configuration in force, and say what to do where it has not. " +
-			"Then compare what is on record with what is there: pods with their namespaces, networks, addresses and host ports, containers with their monitors, cgroups, root file systems and images, " +
-			"and the other way round whatever bears the mark of crius and has no record. A server may be running, and pods may come and go: what they are about to change does not count.\n\n" +
-			"Nothing is changed but that an image store is made where there is none. With --repair what is wrong is put right in the ways in which a stop, a removal or the start of a server do it: " +
-			"a pod that lost what it cannot be without is stopped, for the kubelet to make anew; what has no record is removed. " +
-			"The exit status is 1 if crius would not start, no pod would run, or something is wrong that was not repaired.",
+		Short: "Check whether this node has what crius and its pods need, and matches its records",
+		Long: "Check whether this node has what crius and its pods need under the configuration in force, and say how to fix what is missing. " +
+			"Then compare the records with the node: pods with their namespaces, networks, addresses and host ports, containers with their monitors, cgroups, root file systems and images; " +
+			"and look for orphans, which carry crius's name but belong to no record. A server may be running meanwhile: objects that are being created or removed are not reported.\n\n" +
+			"Nothing is changed, except that a missing image store is created. With --repair, problems are repaired as a stop, a removal or a server start would repair them: " +
+			"a pod that lost something essential is stopped, so that the kubelet creates it again; orphans are removed. " +
+			"The exit status is 1 if crius would not start, no pod could run, or a problem remains.",
 		Args: usage(cobra.NoArgs),
 	}
 	var repair bool
-	cmd.Flags().BoolVar(&repair, "repair", false, "put right what is not as recorded")
+	cmd.Flags().BoolVar(&repair, "repair", false, "repair what differs from the records")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)
@@ -151,7 +151,7 @@ func verdict(findings []finding) error {
 	case failed+wrong == 0:
 		return nil
 	case failed == 0:
-		return fmt.Errorf("this node is not as recorded: %s", findingsThatFail(wrong))
+		return fmt.Errorf("this node differs from its records: %s", findingsThatFail(wrong))
 	}
 	return fmt.Errorf("this node is not ready: %s", findingsThatFail(failed+wrong))
 }

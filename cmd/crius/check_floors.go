@@ -71,7 +71,7 @@ func abilities(r oci.Report) string {
 
 func checkMonitor(path string) finding {
 	if _, err := exec.LookPath(path); err != nil {
-		return fail("install crius-conmon or correct runtime.monitor", "the monitor cannot be run: %v", err)
+		return fail("install crius-conmon or correct runtime.monitor", "cannot run the monitor: %v", err)
 	}
 	return ok("monitor: %s", path)
 }
@@ -85,10 +85,10 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	c := n.config.Config
 	policy := cmp.Or(c.Image.SignaturePolicy, defaultPolicy)
 	if _, err := os.Stat(policy); err != nil {
-		return []finding{fail("install a policy; the one in crius's contrib directory accepts every image", "without a signature policy no image is pulled: %v", err)}
+		return []finding{fail("install a policy; the one in crius's contrib directory accepts every image", "no signature policy, no image can be pulled: %v", err)}
 	}
 	if answers(ctx, c.API.Listen) {
-		return []finding{ok("in use by the server at %s, whose Status tells more", c.API.Listen)}
+		return []finding{ok("in use by the server at %s; crius status shows whether it is writable", c.API.Listen)}
 	}
 	c.Image.StateDir = c.Root
 	store, err := storage.Open(ctx, c.Image)
@@ -99,7 +99,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	if err != nil {
 		return []finding{fail("", "%v", err)}
 	}
-	return []finding{ok("the image store can be written")}
+	return []finding{ok("the image store is writable")}
 }
 
 // checkNetwork asks CNI. A node without a network runs pods in the host's
@@ -111,11 +111,11 @@ func checkNetwork(ctx context.Context, n *node) []finding {
 	case err == nil:
 		findings := []finding{ok("CNI is ready")}
 		if err := cni.HostPortsReady(); err != nil {
-			findings = append(findings, warn("until then pods with host ports do not run", "%v", err))
+			findings = append(findings, warn("pods with host ports cannot run until then", "%v", err))
 		}
 		return findings
 	case errors.Is(err, fault.Unavailable):
-		return []finding{warn("until then only pods in the host's network run", "%v", err)}
+		return []finding{warn("only pods in the host's network can run until then", "%v", err)}
 	}
 	return []finding{fail("", "%v", err)}
 }

@@ -46,13 +46,13 @@ func checkConfiguration(_ context.Context, n *node) []finding {
 		case err != nil:
 			findings = append(findings, warn("", "%v", err))
 		case info.Mode().Perm()&0o022 != 0:
-			findings = append(findings, warn("chmod go-w "+file, "%s can be written by others than its owner", file))
+			findings = append(findings, warn("chmod go-w "+file, "%s is writable by users other than its owner", file))
 		default:
 			findings = append(findings, ok("%s", file))
 		}
 	}
 	if len(findings) == 0 {
-		return []finding{ok("no configuration files: the defaults are in force")}
+		return []finding{ok("no configuration files, using the defaults")}
 	}
 	return findings
 }
@@ -60,7 +60,7 @@ func checkConfiguration(_ context.Context, n *node) []finding {
 // checkPrivileges reads the capabilities in effect.
 func checkPrivileges(_ context.Context, n *node) []finding {
 	if os.Geteuid() != 0 {
-		return []finding{fail("run as root", "the user id is %d", os.Geteuid())}
+		return []finding{fail("run as root", "running as user id %d, not as root", os.Geteuid())}
 	}
 	var effective uint64
 	for line := range strings.Lines(n.host.read("proc/self/status")) {
@@ -82,7 +82,7 @@ func checkPrivileges(_ context.Context, n *node) []finding {
 		}
 	}
 	if effective&(1<<unix.CAP_SYS_RESOURCE) == 0 {
-		findings = append(findings, warn("", "CAP_SYS_RESOURCE is missing: containers cannot be protected better from the OOM killer than crius itself"))
+		findings = append(findings, warn("", "CAP_SYS_RESOURCE is missing: containers cannot have a lower oom_score_adj than crius itself"))
 	}
 	if findings == nil {
 		return []finding{ok("root with all capabilities that are needed")}
@@ -94,12 +94,12 @@ func checkPrivileges(_ context.Context, n *node) []finding {
 func checkKernel(_ context.Context, n *node) []finding {
 	var findings []finding
 	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err != nil {
-		findings = append(findings, fail("use Linux 5.3 or later", "no pidfds: %v", err))
+		findings = append(findings, fail("use Linux 5.3 or later", "the kernel has no pidfds: %v", err))
 	} else {
 		unix.Close(fd)
 	}
 	if fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC); err != nil {
-		findings = append(findings, fail("modprobe overlay; use Linux 5.2 or later", "no overlay file system: %v", err))
+		findings = append(findings, fail("modprobe overlay; use Linux 5.2 or later", "the kernel has no overlay file system: %v", err))
 	} else {
 		unix.Close(fd)
 	}
@@ -113,7 +113,7 @@ func checkKernel(_ context.Context, n *node) []finding {
 		}
 	}
 	if n.host.read("proc/sys/user/max_user_namespaces") == "0" {
-		findings = append(findings, warn("sysctl -w user.max_user_namespaces=15000", "user namespaces are switched off: pods with hostUsers: false fail"))
+		findings = append(findings, warn("sysctl -w user.max_user_namespaces=15000", "user namespaces are disabled: pods with hostUsers: false fail"))
 	}
 	if !n.host.exists("proc/sys/kernel/seccomp") {
 		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "no seccomp filters: containers that ask for one fail"))
@@ -136,7 +136,7 @@ func checkCgroups(_ context.Context, n *node) []finding {
 	var findings []finding
 	if n.config.Config.Runtime.CgroupDriver == "systemd" && !n.host.exists("run/systemd/system") {
 		findings = append(findings, fail(`set runtime.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet's configuration`,
-			"runtime.cgroup_driver is systemd, and systemd does not run here"))
+			"runtime.cgroup_driver is systemd, but systemd is not running"))
 	}
 	mode := cgroup.Detect()
 	if mode == cgroup.None {
@@ -144,15 +144,15 @@ func checkCgroups(_ context.Context, n *node) []finding {
 	}
 	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
 		if !slices.Contains(controllers(n.host, mode), controller) {
-			findings = append(findings, warn("switch the controller on: see the kernel's command line for cgroup_disable", "no %s controller: such limits of containers are refused", controller))
+			findings = append(findings, warn("enable the controller: look for cgroup_disable in the kernel's command line", "no %s controller: containers with such limits are refused", controller))
 		}
 	}
 	if mode == cgroup.Hybrid && n.host.read("sys/fs/cgroup/unified/cgroup.controllers") != "" {
 		findings = append(findings, warn("mkdir -p /sys/fs/cgroup/hugetlb && mount -t cgroup -o hugetlb cgroup /sys/fs/cgroup/hugetlb",
-			"the v2 hierarchy beside v1 still has controllers (%s): crun before 1.9 refuses that", n.host.read("sys/fs/cgroup/unified/cgroup.controllers")))
+			"the v2 hierarchy mounted beside v1 has controllers (%s): crun before 1.9 refuses to run", n.host.read("sys/fs/cgroup/unified/cgroup.controllers")))
 	}
 	if mode != cgroup.V2 {
-		findings = append(findings, warn("boot with systemd.unified_cgroup_hierarchy=1 when nothing here needs v1 any more",
+		findings = append(findings, warn("boot with systemd.unified_cgroup_hierarchy=1 once nothing on this node needs v1",
 			"cgroup v1: recent kubelets refuse it unless failCgroupV1 is false"))
 	}
 	if findings == nil {
@@ -184,7 +184,7 @@ func checkLimits(_ context.Context, _ *node) []finding {
 		return []finding{warn("", "limit of open files: %v", err)}
 	}
 	if files.Max < enough {
-		return []finding{warn("start crius with its systemd unit, or after ulimit -Hn 1048576", "at most %d open files: a few hundred pods use them up", files.Max)}
+		return []finding{warn("start crius with its systemd unit, or after ulimit -Hn 1048576", "the limit of %d open files is too low for more than a few hundred pods", files.Max)}
 	}
 	return []finding{ok("%d open files", files.Max)}
 }
@@ -227,10 +227,10 @@ func checkDirectory(key, path string) finding {
 	case err != nil:
 		return fail("correct "+key, "%s: %v", key, err)
 	case !info.IsDir():
-		return fail("move it away or correct "+key, "%s: %s is no directory", key, existing)
+		return fail("move it away or correct "+key, "%s: %s is not a directory", key, existing)
 	}
 	if err := unix.Access(existing, unix.W_OK); err != nil {
-		return fail("remount it read-write or correct "+key, "%s: %s cannot be written: %v", key, existing, err)
+		return fail("remount it read-write or correct "+key, "%s: %s is not writable: %v", key, existing, err)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(existing, &st); err != nil {
@@ -238,13 +238,13 @@ func checkDirectory(key, path string) finding {
 	}
 	// statfs counts free blocks of file systems without blocks (procfs) as 0.
 	if free := st.Bavail * uint64(st.Bsize); st.Blocks > 0 && free < 64<<20 {
-		return warn("make room", "%s: %d MiB are free at %s", key, free>>20, existing)
+		return warn("free disk space", "%s: only %d MiB free at %s", key, free>>20, existing)
 	}
 	if st.Files > 0 && st.Ffree == 0 {
-		return warn("delete files", "%s: no inodes are free at %s", key, existing)
+		return warn("delete files", "%s: no free inodes at %s", key, existing)
 	}
 	if existing != path {
-		return ok("%s: %s will be made", key, path)
+		return ok("%s: %s will be created", key, path)
 	}
 	return ok("%s: %s", key, path)
 }
@@ -274,7 +274,7 @@ func checkSocket(ctx context.Context, n *node) []finding {
 	case err != nil:
 		return []finding{fail("correct api.listen", "%v", err)}
 	case info.Mode().Type() != fs.ModeSocket:
-		return []finding{fail("move it away or correct api.listen", "%s is there and no socket", path)}
+		return []finding{fail("move it away or correct api.listen", "%s exists and is not a socket", path)}
 	}
 	if answers(ctx, path) {
 		return []finding{ok("%s: a server answers", path)}
@@ -294,12 +294,12 @@ func checkMetrics(ctx context.Context, n *node) []finding {
 	case facade != "":
 		return []finding{ok("api.crio_socket: the kubelet's cAdvisor finds crius at %s", facade)}
 	case strings.Contains(n.host.read("var/lib/kubelet/config.yaml"), "PodAndContainerStatsFromCRI: true"):
-		return []finding{ok("the kubelet asks crius for metrics of containers")}
+		return []finding{ok("the kubelet gets container metrics from crius")}
 	case answers(ctx, filepath.Join(n.host.root, crioSocket)):
-		return []finding{warn("switch on the kubelet's feature gate PodAndContainerStatsFromCRI",
+		return []finding{warn("enable the kubelet's feature gate PodAndContainerStatsFromCRI",
 			"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor finds CRI-O at %s", crioSocket)}
 	}
-	return []finding{warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or switch on its feature gate PodAndContainerStatsFromCRI", crioSocket),
+	return []finding{warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or enable its feature gate PodAndContainerStatsFromCRI", crioSocket),
 		"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor does not know crius")}
 }
 

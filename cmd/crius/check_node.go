@@ -26,7 +26,7 @@ func checkNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 	if repair {
 		limit = repairTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %s; crius status --stuck may say what for", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no result within %s; crius status --stuck shows what the server is waiting for", limit))
 	defer cancel()
 	findings := describeNode(ctx, cfg, repair)
 	for i := range findings {
@@ -37,7 +37,7 @@ func checkNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 
 func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 	if os.Geteuid() != 0 {
-		return []finding{fail("run as root", "what is here cannot be compared with the records")}
+		return []finding{fail("run as root", "cannot compare the node with its records")}
 	}
 	if !hasState(cfg) {
 		return []finding{ok("no state yet in %s", cfg.Root)}
@@ -54,7 +54,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		return who.Check(ctx, repair)
 	})
 	if err != nil {
-		return []finding{fail("if a server has just been started, try again", "what is here could not be compared with the records: %v", err)}
+		return []finding{fail("if a server has just been started, try again", "cannot compare the node with its records: %v", err)}
 	}
 	return nodeFindings(checked)
 }
@@ -66,13 +66,13 @@ func nodeFindings(checked control.Checked) []finding {
 		findings = append(findings, nodeFinding(f))
 	}
 	if checked.Incomplete != "" {
-		findings = append(findings, fail("", "not everything could be looked at: %s", checked.Incomplete))
+		findings = append(findings, fail("", "the check is incomplete: %s", checked.Incomplete))
 	}
 	if len(checked.OpaqueIPAM) > 0 {
-		findings = append(findings, ok("which addresses %s holds only the plugin knows: that is not compared", strings.Join(checked.OpaqueIPAM, ", ")))
+		findings = append(findings, ok("addresses held by %s are not checked: only the plugin knows them", strings.Join(checked.OpaqueIPAM, ", ")))
 	}
 	if len(checked.Findings) == 0 && checked.Incomplete == "" {
-		findings = append(findings, ok("all is as recorded: pods %d, containers %d", checked.Pods, checked.Containers))
+		findings = append(findings, ok("the node matches its records: pods %d, containers %d", checked.Pods, checked.Containers))
 	}
 	return findings
 }
@@ -82,7 +82,7 @@ func nodeFinding(f audit.Finding) finding {
 	case f.Repaired:
 		return ok("repaired: %s: %s; %s", f.Object, f.Wrong, f.Remedy)
 	case f.Err != "":
-		return fail("see to that, and run crius check --repair again", "%s: %s; the repair failed: %s", f.Object, f.Wrong, f.Err)
+		return fail("fix the cause, then run crius check --repair again", "%s: %s; the repair failed: %s", f.Object, f.Wrong, f.Err)
 	case f.Remedy != "":
 		return fail("crius check --repair: "+f.Remedy, "%s: %s", f.Object, f.Wrong)
 	}

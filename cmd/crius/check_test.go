@@ -63,7 +63,7 @@ func TestCheckConfiguration(t *testing.T) {
 	if err := os.Chmod(n.config.Files[0], 0o620); err != nil {
 		t.Fatal(err)
 	}
-	f := find(t, checkConfiguration(ctx, n), "written by others")
+	f := find(t, checkConfiguration(ctx, n), "writable by users other than its owner")
 	if f.Status != statusWarn || f.Do != "chmod go-w "+n.config.Files[0] {
 		t.Errorf("a file that the group may write: %+v", f)
 	}
@@ -96,7 +96,7 @@ func TestCheckKernel(t *testing.T) {
 	findings := checkKernel(context.Background(), n)
 	want(t, findings, "no pid namespaces", statusFail)
 	want(t, findings, "no user namespaces", statusWarn)
-	want(t, findings, "switched off", statusWarn)
+	want(t, findings, "are disabled", statusWarn)
 	want(t, findings, "IPv4 forwarding", statusWarn)
 	want(t, findings, "seccomp", statusWarn)
 	want(t, findings, "selinux_relabel", statusWarn)
@@ -146,7 +146,7 @@ func TestTmpfilesLetUserNamespacesPass(t *testing.T) {
 func TestCheckCgroups(t *testing.T) {
 	ctx := context.Background()
 	systemd, cgroupfs := "runtime.cgroup_driver = 'systemd'", "runtime.cgroup_driver = 'cgroupfs'"
-	want(t, checkCgroups(ctx, testNode(t, systemd, nil)), "systemd does not run", statusFail)
+	want(t, checkCgroups(ctx, testNode(t, systemd, nil)), "systemd is not running", statusFail)
 	for what, n := range map[string]*node{
 		"systemd runs": testNode(t, systemd, map[string]string{"run/systemd/system/x": ""}),
 		"cgroupfs":     testNode(t, cgroupfs, nil),
@@ -181,10 +181,10 @@ func TestCheckDirectory(t *testing.T) {
 		want status
 	}{
 		dir:                          {dir, statusOK},
-		filepath.Join(dir, "a/b"):    {"will be made", statusOK},
-		file:                         {"no directory", statusFail},
+		filepath.Join(dir, "a/b"):    {"will be created", statusOK},
+		file:                         {"not a directory", statusFail},
 		filepath.Join(file, "a"):     {"not a directory", statusFail},
-		"/proc/sys/crius":            {"cannot be written", statusFail},
+		"/proc/sys/crius":            {"is not writable", statusFail},
 		"/proc/self/mem/nonexisting": {"not a directory", statusFail},
 	} {
 		want(t, []finding{checkDirectory("key", path)}, c.word, c.want)
@@ -214,7 +214,7 @@ func TestCheckSocket(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkSocket(ctx, n), "no socket", statusFail)
+	want(t, checkSocket(ctx, n), "not a socket", statusFail)
 }
 
 func TestCheckMetrics(t *testing.T) {
@@ -225,7 +225,7 @@ func TestCheckMetrics(t *testing.T) {
 		t.Errorf("a stock kubelet: %+v", f)
 	}
 	want(t, checkMetrics(ctx, testNode(t, "api.crio_socket = '/run/crio/crio.sock'", nil)), "finds crius at /run/crio/crio.sock", statusOK)
-	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "asks crius", statusOK)
+	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "gets container metrics from crius", statusOK)
 	n := testNode(t, "", map[string]string{"run/crio/version": ""})
 	l, err := net.Listen("unix", filepath.Join(n.host.root, crioSocket))
 	if err != nil {
@@ -276,7 +276,7 @@ func TestCheckRuntimes(t *testing.T) {
 	if err := os.Remove(monitor); err != nil {
 		t.Fatal(err)
 	}
-	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "monitor cannot be run", statusFail)
+	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "cannot run the monitor", statusFail)
 }
 
 func TestCheckStorageWantsAPolicy(t *testing.T) {
@@ -340,7 +340,7 @@ func TestCheckCommand(t *testing.T) {
 	if err := json.Unmarshal([]byte(document), &findings); err != nil || code != 1 {
 		t.Fatalf("exit code %d, %v in %s", code, err, document)
 	}
-	if !strings.Contains(text, "FAIL  storage        without a signature policy") || find(t, findings, "signature policy").Check != "storage" {
+	if !strings.Contains(text, "FAIL  storage        no signature policy") || find(t, findings, "signature policy").Check != "storage" {
 		t.Errorf("table:\n%s\nJSON:\n%s", text, document)
 	}
 }

@@ -30,7 +30,7 @@ func (p *program) root() *cobra.Command {
 		Short: "Container runtime for Kubernetes nodes",
 		Long: "crius serves the Container Runtime Interface (CRI) on a unix socket and runs containers with OCI runtimes " +
 			"such as runc and crun. Without a command it serves.\n\n" +
-			"Stopping the server leaves all containers running. The next one finds them as they are by then.",
+			"Containers keep running while the server is stopped; the next server takes them over.",
 		Args: usage(func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -44,8 +44,8 @@ func (p *program) root() *cobra.Command {
 		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&p.file, "config", config.DefaultFile, "configuration file; must exist if it is named")
-	flags.StringVar(&p.dir, "config-dir", "", "directory of drop-ins; must exist if it is named (default: the configuration file's name with .d)")
+	flags.StringVar(&p.file, "config", config.DefaultFile, "configuration file; must exist if given")
+	flags.StringVar(&p.dir, "config-dir", "", "directory of drop-in files; must exist if given (default: the configuration file's name with .d)")
 	p.flags = config.AddFlags(flags)
 	for name, values := range p.flags.Choices() {
 		complete(root, name, values)
@@ -87,16 +87,16 @@ func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
 }
 
 // reloaded says what SIGHUP does.
-const reloaded = "log_level, runtime.default_handler and runtime.handlers are in force at once, for pods that are made from then on; " +
-	"what else has changed is named in the log and waits for a restart. If anything is wrong in it all stays as it was."
+const reloaded = "log_level, runtime.default_handler and runtime.handlers take effect at once, for new pods; " +
+	"other changed options are logged and take effect after a restart. An invalid configuration is rejected as a whole."
 
 func (p *program) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve",
-		Short: "Serve CRI; what crius does without a command",
-		Long: "Serve CRI until SIGTERM or SIGINT: then requests under way are finished and containers are left running. " +
-			"A second signal ends the server at once, which does containers no harm either.\n\n" +
-			"SIGHUP reads the configuration again: " + reloaded,
+		Short: "Serve CRI (the default without a command)",
+		Long: "Serve CRI until SIGTERM or SIGINT, then finish the requests in progress and exit; containers keep running. " +
+			"A second signal ends the server at once, which does not harm containers either.\n\n" +
+			"SIGHUP reloads the configuration: " + reloaded,
 		Args: usage(cobra.NoArgs),
 		RunE: p.serve,
 	}
@@ -131,8 +131,8 @@ func (p *program) configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Print the configuration in force and where each value comes from",
-		Long: "Print the configuration that crius would serve with: defaults, configuration file, drop-ins and flags laid over each other, " +
-			"with the origin of each value beside it. The output is a configuration file itself.",
+		Long: "Print the configuration that crius would use: defaults, configuration file, drop-ins and flags merged, " +
+			"with the origin of each value in a comment. The output is itself a valid configuration file.",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if template {

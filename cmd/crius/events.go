@@ -17,12 +17,12 @@ func (p *program) eventsCommand() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show what pods and containers there are, and what becomes of them",
-		Long: "List the pods and containers of the running server in the order of what happened to them last. With --follow, go on " +
-			"with what becomes of them: created, started, stopped, deleted. JSON is one ContainerEventResponse of CRI a line.",
+		Short: "Show pods and containers and their events",
+		Long: "List the pods and containers of the running server, ordered by their latest event. With --follow, continue " +
+			"with new events: created, started, stopped, deleted. JSON output is one CRI ContainerEventResponse per line.",
 		Args: usage(cobra.NoArgs),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until interrupted")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events until interrupted")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)

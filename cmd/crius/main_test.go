@@ -63,7 +63,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
 		{[]string{"--config", bad, "serve"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
 		{[]string{"--log-level=loud"}, 1, "crius: --log-level: log_level: want one of debug, info, warn, error, got \"loud\"\n"},
-		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: want another directory than root: a reboot empties the one and must not touch the other\n"},
+		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: want a directory other than root: a reboot may empty run_root, but must not touch root\n"},
 	} {
 		code, _, errs := crius(t, c.args...)
 		if code != c.code || errs != c.errs {

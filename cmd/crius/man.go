@@ -79,19 +79,19 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 		})
 	}
 	p.section("OPTIONS")
-	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag wins over all files. " +
-		"The flag of a list stands for one item: repeat it for several, give it empty for none.")
+	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag overrides all files. " +
+		"The flag of a list takes one item: repeat it for several, pass it empty for none.")
 	root.PersistentFlags().VisitAll(p.flag)
 	p.section("SIGNALS")
-	p.item("SIGTERM, SIGINT", "", "Finish the requests under way and exit; containers keep running. The second one exits at once.")
-	p.item("SIGHUP", "", "Read the configuration again: "+reloaded)
+	p.item("SIGTERM, SIGINT", "", "Finish the requests in progress and exit; containers keep running. A second signal exits at once.")
+	p.item("SIGHUP", "", "Reload the configuration: "+reloaded)
 	p.section("EXIT STATUS")
 	p.item("0", "", "Done.")
-	p.item("1", "", "Something failed; standard error says what, a line for each problem.")
-	p.item("2", "", "The command line makes no sense.")
+	p.item("1", "", "Failure; standard error has one line per problem.")
+	p.item("2", "", "Invalid command line.")
 	p.section("FILES")
-	p.item(config.DefaultFile, "", "The configuration, see crius.toml(5).")
-	p.item(config.DefaultFile+".d/*.toml", "", "Drop-ins, laid over it in the order of their names.")
+	p.item(config.DefaultFile, "", "Configuration file, see crius.toml(5).")
+	p.item(config.DefaultFile+".d/*.toml", "", "Drop-in files, merged in the order of their names.")
 	p.section("SEE ALSO")
 	p.text("crius.toml(5), crictl(1), runc(8), crun(1), containers-registries.conf(5), containers-policy.json(5)")
 	return p.writeTo(w)
@@ -104,7 +104,7 @@ func (p *page) flag(f *pflag.Flag) {
 		term = "-" + f.Shorthand + ", " + term
 	}
 	if kind := f.Value.Type(); kind == "bool" || kind == "boolean" {
-		about += " Off unless it is given."
+		about += " Off by default."
 	} else {
 		rest = " " + kind
 		if f.DefValue != "" {
@@ -119,8 +119,8 @@ func writeConfigPage(w io.Writer) error {
 	p := newPage("crius.toml", "5", "Configuration of crius")
 	p.section("DESCRIPTION")
 	p.text("crius reads " + config.DefaultFile + ", then the files *.toml of " + config.DefaultFile + ".d in the order of their names, then its command line flags. " +
-		"Later wins. Tables merge key by key, also those of a runtime handler; a list replaces the list from before. Every file may be missing.\n\n" +
-		"The files are TOML. A key that crius does not know is an error, and so is a value of another type: the server does not start, and says which file, line and key is wrong. " +
+		"Later values override earlier ones. Tables, including those of runtime handlers, merge key by key; a list replaces the earlier list. Every file is optional.\n\n" +
+		"The files are TOML. An unknown key or a value of the wrong type is an error: the server does not start, and reports the file, line and key. " +
 		"Durations are strings such as \"1m30s\", permission bits octal numbers such as 0o660.\n\n" +
 		"crius config prints the configuration in force and where each value comes from; crius config --default prints a commented file to start from.")
 	for _, s := range config.Schema() {

@@ -40,7 +40,7 @@ type outputFormat string
 
 func outputFlag(cmd *cobra.Command) *outputFormat {
 	f := outputFormat("text")
-	cmd.Flags().VarP(&f, "output", "o", "form of the output: text or json")
+	cmd.Flags().VarP(&f, "output", "o", "output format: text or json")
 	complete(cmd, "output", f.values())
 	return &f
 }

@@ -19,11 +19,11 @@ func (p *program) pullsCommand() *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
 		Use:   "pulls",
-		Short: "Show which images are being pulled, and how far that is",
-		Long:  "List the pulls of the running server. Layers are counted from when it is their turn, a few at a time, so that totals grow.",
+		Short: "Show the image pulls in progress",
+		Long:  "List the image pulls of the running server. A layer counts once its download starts, a few at a time, so totals grow.",
 		Args:  usage(cobra.NoArgs),
 	}
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it every second until interrupted")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)

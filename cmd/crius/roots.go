@@ -83,7 +83,7 @@ func (r roots) ours() error {
 			}
 		}
 		if len(foreign) > 0 {
-			errs = append(errs, fmt.Errorf("%s has things that are not of crius, and is not touched: %.200s; correct root or run_root, or move them away",
+			errs = append(errs, fmt.Errorf("%s not removed, it contains files that do not belong to crius: %.200s; correct root or run_root, or move them away",
 				root.path, strings.Join(foreign, ", ")))
 		}
 	}
@@ -110,7 +110,7 @@ func (r roots) unmounted() error {
 			return !below || slices.Contains(root.allowed, name)
 		})
 		if len(points) > 0 {
-			errs = append(errs, fmt.Errorf("%s has mounts in it, and is not removed, so that what is mounted is not emptied: %s; unmount them, and wipe again",
+			errs = append(errs, fmt.Errorf("%s not removed, file systems are mounted below it: %s; unmount them, then run crius wipe again",
 				root.path, strings.Join(points, ", ")))
 		}
 	}

@@ -82,9 +82,9 @@ func (p *program) statusCommand() *cobra.Command {
 	var onlyStuck bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the running server is and what it works on",
-		Long: "Ask the server that runs with this configuration how it is: whether it is ready, what there is on the node, " +
-			"and what it works on, with the step that each operation is at and since when.",
+		Short: "Show the status of the running server and its operations in progress",
+		Long: "Ask the server that runs with this configuration whether it is ready, what is on the node, " +
+			"and which operations are in progress, with the current step of each and how long it has taken.",
 		Args: usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVar(&onlyStuck, "stuck", false, fmt.Sprintf("show only operations that take longer than %s", stuck))
@@ -144,7 +144,7 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 		err = errors.Join(err, json.Unmarshal([]byte(status.Info[key]), part))
 	}
 	if err != nil {
-		return r, fmt.Errorf("%s %s does not tell how it is: is it older than this program? (%w)", r.Name, r.Version, err)
+		return r, fmt.Errorf("%s %s sent a status that cannot be parsed (server older than this client?): %w", r.Name, r.Version, err)
 	}
 	return r, nil
 }
@@ -180,7 +180,7 @@ func (r statusReport) write(w io.Writer, socket string) {
 	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
 	if v.Unheard > 0 {
-		fmt.Fprintf(w, "unheard\t%d monitors have not answered since the server was started; crius check says which\n", v.Unheard)
+		fmt.Fprintf(w, "unreachable\t%d monitors have not answered since the server started; crius check lists them\n", v.Unheard)
 	}
 	if v.Cleanups > 0 {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)
@@ -218,7 +218,7 @@ func writeWork(w io.Writer, list []work) {
 	for i, one := range list {
 		heading := ""
 		if i == 0 {
-			heading = "works on"
+			heading = "operations"
 		}
 		fmt.Fprintf(w, "%s\t%s %s for %s", heading, one.Operation, printable(one.Object), brief(seconds(one.Seconds)))
 		if one.Step != "" {

@@ -22,15 +22,15 @@ func (p *program) wipeCommand() *cobra.Command {
 	var yes, keepImages bool
 	cmd := &cobra.Command{
 		Use:   "wipe",
-		Short: "Remove all pods, containers and images, and whatever else crius keeps on this node",
-		Long: "Remove all pods and containers, which are killed, give their networks back, and remove the images. " +
-			"A running server does it, and serves an empty node afterwards; stop the kubelet first, or it makes its pods anew. " +
-			"Where no server runs, the directories of state go as well. What cannot be given back is said, stays on record, and makes the exit status 1.\n\n" +
-			"It asks first, and wants yes for an answer.",
+		Short: "Remove all pods, containers, images and other state of crius from this node",
+		Long: "Kill and remove all pods and containers, release their networks, and remove the images. " +
+			"A running server does the work and continues with an empty node; stop the kubelet first, or it creates its pods again. " +
+			"If no server is running, the state directories are removed as well. What cannot be removed is reported, stays on record, and makes the exit status 1.\n\n" +
+			"It asks for confirmation first.",
 		Args: usage(cobra.NoArgs),
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.Flags().BoolVar(&keepImages, "keep-images", false, "leave the images where they are")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&keepImages, "keep-images", false, "keep the images")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)
 		if err != nil {
@@ -71,7 +71,7 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 	defer closing(&err, release)
 	holdings, err := who.Holdings(ctx)
 	if err != nil {
-		return fmt.Errorf("count what there is: %w", err)
+		return fmt.Errorf("count pods, containers and images: %w", err)
 	}
 	if err := how.ask(loss(cfg, holdings, how.keepImages)); err != nil {
 		return err
@@ -93,7 +93,7 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 		fmt.Fprintf(how.out, "left: %s\n", printable(text))
 	}
 	if !wiped.Done() {
-		return fmt.Errorf("not everything is gone; it is on record, and crius wipe tries again")
+		return fmt.Errorf("not everything was removed; the rest stays on record, run crius wipe again")
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	if !keepImages {
 		fmt.Fprintf(&b, "  images      %d, %.1f MiB", h.Images, mib(h.ImageBytes))
 		if cfg.Image.Root == "" {
-			b.WriteString("; the store is also podman's, skopeo's and buildah's")
+			b.WriteString("; podman, skopeo and buildah share this store")
 		}
 		b.WriteString("\n")
 	}
@@ -122,9 +122,9 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 func question(in io.Reader, out io.Writer) func(string) error {
 	return func(about string) error {
 		if !isTerminal(in) {
-			return usageError{errors.New("there is no terminal to ask on; say --yes to wipe without a question")}
+			return usageError{errors.New("no terminal to ask for confirmation; use --yes to wipe without asking")}
 		}
-		fmt.Fprintf(out, "%sType yes to go on: ", about)
+		fmt.Fprintf(out, "%sType yes to continue: ", about)
 		line, err := bufio.NewReader(in).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err

@@ -209,7 +209,7 @@ func TestForeignRootsAreRefused(t *testing.T) {
 	for _, path := range []string{"lib/home", "run/systemd/x", "lib/pods.bak"} {
 		cfg := stateOf(t, path)
 		code, _, errs := crius(t, "--root", cfg.Root, "--run-root", cfg.RunRoot, "--image-root", cfg.Image.Root, "--api-listen", cfg.API.Listen, "wipe", "--yes")
-		if code != 1 || !strings.Contains(errs, "not of crius") || !strings.Contains(errs, strings.Split(path, "/")[1]) {
+		if code != 1 || !strings.Contains(errs, "do not belong to crius") || !strings.Contains(errs, strings.Split(path, "/")[1]) {
 			t.Errorf("%s: code %d, %s", path, code, errs)
 		}
 		if _, err := os.Stat(filepath.Join(cfg.Root, "pods", "1", "pod.json")); err != nil {
@@ -228,16 +228,16 @@ func TestQuestion(t *testing.T) {
 // What is found is said with what to do about it, and decides the exit code.
 func TestNodeFindings(t *testing.T) {
 	for want, c := range map[string]control.Checked{
-		"ok: all is as recorded: pods 2, containers 3 -> ": {Pods: 2, Containers: 3},
+		"ok: the node matches its records: pods 2, containers 3 -> ": {Pods: 2, Containers: 3},
 		"ok: repaired: pod 1: it is dead; it is stopped -> ": {
 			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Repaired: true}}},
 		"FAIL: pod 1: it is dead -> crius check --repair: it is stopped": {
 			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped"}}},
-		"FAIL: pod 1: it is dead; the repair failed: no -> see to that, and run crius check --repair again": {
+		"FAIL: pod 1: it is dead; the repair failed: no -> fix the cause, then run crius check --repair again": {
 			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Err: "no"}}},
 		"FAIL: pod 1: it is dead -> call": {
 			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Advice: "call"}}},
-		"FAIL: not everything could be looked at: x -> ": {Incomplete: "x"},
+		"FAIL: the check is incomplete: x -> ": {Incomplete: "x"},
 	} {
 		found := nodeFindings(c)
 		if len(found) != 1 {
@@ -249,7 +249,7 @@ func TestNodeFindings(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 		f.Check = nodeCheck
-		if bad := verdict([]finding{f}); (bad != nil) != (f.Status == statusFail) || bad != nil && !strings.Contains(bad.Error(), "not as recorded") {
+		if bad := verdict([]finding{f}); (bad != nil) != (f.Status == statusFail) || bad != nil && !strings.Contains(bad.Error(), "differs from its records") {
 			t.Errorf("%q: %v", want, bad)
 		}
 	}

@@ -43,7 +43,7 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 	case m.attached() >= maxAttached:
 		err = wire.Text("too many clients are attached")
 	case len(sent) != wanted:
-		err = wire.Text("attach: one descriptor each is to be sent for stdout and stderr")
+		err = wire.Text("attach: send one descriptor each for stdout and stderr")
 	}
 	if err != nil {
 		closeAll(sent)
@@ -153,7 +153,7 @@ func writeAhead(fd int, chunk []byte) error {
 
 // dropLaggard ends the connection of a client that does not keep up.
 func (m *monitor) dropLaggard(i int) {
-	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it does not keep up with the container's output, which goes on in the log"})
+	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it reads the container's output too slowly; the log has all of it"})
 	m.drop(i)
 }
 

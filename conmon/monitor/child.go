@@ -86,9 +86,9 @@ func (m *monitor) lastWords(exit wire.Exit) string {
 	case other != "":
 		return other
 	case exit.Signal != 0:
-		return "killed by signal " + itoa(exit.Signal) + " without a word"
+		return "killed by signal " + itoa(exit.Signal) + " without output"
 	}
-	return "exit code " + itoa(exit.Code) + " without a word"
+	return "exit code " + itoa(exit.Code) + " without output"
 }
 
 // adopt takes over the container that the runtime has made.
@@ -132,7 +132,7 @@ func (m *monitor) readPidFile() (int, error) {
 	var buf [32]byte
 	text, err := wire.ReadFile(buf[:], m.opt.PidFile)
 	if err != nil {
-		return 0, wire.Fail("the runtime reports success, but read "+m.opt.PidFile, err)
+		return 0, wire.Fail("the runtime reports success, but its pid file cannot be read: "+m.opt.PidFile, err)
 	}
 	digits, _, _ := wire.Cut(text, '\n')
 	pid, ok := wire.Number(digits)
@@ -141,8 +141,8 @@ func (m *monitor) readPidFile() (int, error) {
 	}
 	if !m.opt.Remote() && !isChild(int(pid)) {
 		return 0, wire.Text("the runtime reports success, but process " + itoa(int(pid)) +
-			", which it names as the container's init, has not become a child of the monitor: " +
-			"this runtime cannot be driven by its command line")
+			", its container's init, is not a child of the monitor: " +
+			"this runtime cannot be used through its command line")
 	}
 	return int(pid), nil
 }

@@ -20,7 +20,7 @@ func forward(args []string) int {
 		port, ok = wire.Number([]byte(args[0]))
 	}
 	if !ok || port == 0 || port > 1<<16-1 {
-		return refuse(wire.Text("forward wants a port"))
+		return refuse(wire.Text("forward needs a port"))
 	}
 	fd, err := connectLoopback(int(port))
 	if err != nil {

@@ -36,7 +36,7 @@ func openLog(base, path string) (int, error) {
 	case st.Mode&syscall.S_IFMT != syscall.S_IFREG:
 		err = wire.Text("not a regular file")
 	case st.Nlink != 1:
-		err = wire.Text("the file has other names as well")
+		err = wire.Text("the file has other hard links")
 	}
 	if err != nil {
 		syscall.Close(fd)
@@ -136,7 +136,7 @@ func (l *logFile) takeBack() error {
 		err = syscall.Ftruncate(l.fd, max(st.Size-int64(l.done-start), 0))
 	}
 	if err != nil {
-		return wire.Fail("cut half a record from the end of log "+l.path, err)
+		return wire.Fail("remove an incomplete line from the end of log "+l.path, err)
 	}
 	l.written -= uint64(l.done - start)
 	l.done = start

@@ -185,9 +185,9 @@ func (m *monitor) pump() {
 	}
 	m.stuck = !m.stuck
 	if m.stuck {
-		m.complain(wire.Fail("the container's output waits", m.log.err))
+		m.complain(wire.Fail("container output blocked", m.log.err))
 	} else {
-		m.complain(wire.Text("the container's output flows again"))
+		m.complain(wire.Text("container output continues"))
 	}
 }
 

@@ -33,7 +33,7 @@ var killed = wire.Exit{Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIG
 func (m *monitor) startRemote() error {
 	switch {
 	case len(m.opt.Start) == 0:
-		return wire.Text("this container is not for its monitor to start")
+		return wire.Text("this container is not started through its monitor")
 	case m.state == creating:
 		return wire.Text("the container does not exist yet")
 	case m.state == exited:

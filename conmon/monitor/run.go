@@ -51,7 +51,7 @@ func Run() int {
 
 func usage(err error) int {
 	text := "crius-conmon: " + err.Error() + "\n" +
-		"This is a part of crius and is started by it, once for every container.\n"
+		"This program is a part of crius, which starts it once for every container.\n"
 	_, _ = syscall.Write(2, []byte(text))
 	return 2
 }

@@ -96,7 +96,7 @@ func (p Program) Bury(ctx context.Context) (exitStatus int, err error) {
 	}
 	var died task.DeleteResponse
 	if err := proto.Unmarshal(answer, &died); err != nil {
-		return 0, fmt.Errorf("shim %s delete: its answer %.200q is no message that crius knows: %w", p.Path, answer, err)
+		return 0, fmt.Errorf("shim %s delete: cannot parse its answer %.200q: %w", p.Path, answer, err)
 	}
 	return int(died.ExitStatus), nil
 }

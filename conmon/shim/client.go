@@ -30,7 +30,7 @@ type Client struct {
 }
 
 // ErrGone means that a shim has died, or closed the connection.
-var ErrGone = fmt.Errorf("the shim has gone: %w", fault.Unavailable)
+var ErrGone = fmt.Errorf("connection to the shim lost: %w", fault.Unavailable)
 
 // Dial connects to a shim. The error is fault.NotFound if it is dead.
 func (e Endpoint) Dial(ctx context.Context) (*Client, error) {
@@ -206,7 +206,7 @@ const maxPID = 1 << 22
 // they like.
 func CheckPID(pid int) error {
 	if pid <= 1 || pid > maxPID {
-		return fmt.Errorf("the shim answers with pid %d, which cannot be: see what is wrong with it: %w", pid, fault.Unavailable)
+		return fmt.Errorf("shim returned invalid pid %d: %w", pid, fault.Unavailable)
 	}
 	return nil
 }

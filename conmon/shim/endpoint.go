@@ -33,7 +33,7 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 	switch {
 	case strings.HasPrefix(text, "{"):
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(text), &result); err != nil {
-			return Endpoint{}, fmt.Errorf("its answer %.200q is no JSON that crius knows: %w", text, err)
+			return Endpoint{}, fmt.Errorf("cannot parse its answer %.200q: %w", text, err)
 		}
 	case proto.Unmarshal(answer, &result) == nil && result.Version > 0 && result.Address != "":
 	default:
@@ -42,11 +42,11 @@ func parseEndpoint(answer []byte) (Endpoint, error) {
 	e := Endpoint{Address: result.Address, Version: int(result.Version)}
 	switch {
 	case !e.dialable():
-		return e, fmt.Errorf("its answer %.200q holds no address", answer)
+		return e, fmt.Errorf("its answer %.200q has no address", answer)
 	case result.Protocol != "ttrpc" && result.Protocol != "":
-		return e, fmt.Errorf("it speaks %q, and crius ttrpc alone: configure the shim for that", result.Protocol)
+		return e, fmt.Errorf("unsupported shim protocol %q: only ttrpc is supported", result.Protocol)
 	case e.Version != 2 && e.Version != 3:
-		return e, fmt.Errorf("it speaks version %d of the task service, and crius 2 and 3", e.Version)
+		return e, fmt.Errorf("unsupported version %d of the task service: only 2 and 3 are supported", e.Version)
 	}
 	return e, nil
 }
@@ -91,7 +91,7 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the shim says that it listens on %s, but cannot be reached: %w", e.Address, err)
+			return nil, fmt.Errorf("connect to the shim at %s: %w", e.Address, err)
 		case <-time.After(pause):
 		}
 	}

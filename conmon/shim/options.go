@@ -60,7 +60,7 @@ func set(m protoreflect.Message, name, value string) error {
 		m.Set(f, v)
 		return nil
 	}
-	return fmt.Errorf("the runtime has no option %q, but %s: %w", name, strings.Join(known, ", "), fault.Invalid)
+	return fmt.Errorf("the runtime has no option %q, only %s: %w", name, strings.Join(known, ", "), fault.Invalid)
 }
 
 func parseValue(kind protoreflect.Kind, value string) (protoreflect.Value, error) {

@@ -39,7 +39,7 @@ func (r Record) Write(dir string) error {
 		err = wire.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), false)
 	}
 	if err != nil {
-		return fmt.Errorf("note where the shim is: %w", err)
+		return fmt.Errorf("write shim record: %w", err)
 	}
 	return nil
 }
@@ -50,13 +50,13 @@ func ReadRecord(dir string) (Record, error) {
 	var r Record
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return r, fmt.Errorf("no shim is known of %s: %w", dir, fault.NotFound)
+		return r, fmt.Errorf("no shim record in %s: %w", dir, fault.NotFound)
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &r)
 	}
 	if err != nil {
-		return r, fmt.Errorf("read where the shim of %s is: %w", dir, err)
+		return r, fmt.Errorf("read shim record in %s: %w", dir, err)
 	}
 	return r, nil
 }

@@ -42,7 +42,7 @@ func parseUsage(typeURL string, metrics []byte) (Usage, error) {
 		u = Usage{CPU: 1000 * field(metrics, 2, 1), Memory: field(metrics, 4, 32), Tasks: field(metrics, 1, 1)}
 		reclaimable = field(metrics, 4, 13)
 	default:
-		return u, fmt.Errorf("the shim tells what the container uses as %q, which crius does not know: %w", typeURL, fault.Unimplemented)
+		return u, fmt.Errorf("unsupported type %q of the shim's statistics: %w", typeURL, fault.Unimplemented)
 	}
 	u.WorkingSet = u.Memory - min(reclaimable, u.Memory)
 	return u, nil

@@ -31,7 +31,7 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 	for _, h := range all {
 		if cgroup == "/" || within(h.own, cgroup) {
-			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "the caller is in it"})
+			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "the calling process is in it"})
 		}
 	}
 	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {

@@ -51,7 +51,7 @@ func (h hierarchy) remove(ctx context.Context, cgroup string) error {
 			return err
 		}
 		if !poll.Pause(ctx, wait) { // v1 does not announce the end of the last process
-			return problem{fault.Precondition, "there are processes in it"}
+			return problem{fault.Precondition, "it still has processes"}
 		}
 	}
 }

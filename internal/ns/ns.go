@@ -292,7 +292,7 @@ func enterPinned(path string) error {
 	defer func() { _ = handle.Close() }()
 	err = netns.Set(handle)
 	if errors.Is(err, unix.EINVAL) { // a pin without a mount on it
-		return fmt.Errorf("network namespace %s: none is pinned there: %w", path, fault.NotFound)
+		return fmt.Errorf("network namespace %s: not pinned: %w", path, fault.NotFound)
 	}
 	if err != nil {
 		return fmt.Errorf("enter network namespace %s: %w", path, err)
@@ -383,11 +383,11 @@ func (s Spec) valid() error {
 	}
 	switch {
 	case !s.Net && !s.IPC && !s.UTS && !s.mapped():
-		return fmt.Errorf("no namespace is asked for: %w", fault.Invalid)
+		return fmt.Errorf("no namespace requested: %w", fault.Invalid)
 	case len(s.UIDs) == 0 != (len(s.GIDs) == 0):
 		return fmt.Errorf("a user namespace needs both user and group id mappings: %w", fault.Invalid)
 	case s.Hostname != "" && !s.UTS:
-		return fmt.Errorf("host name %q without a UTS namespace would be the host's: %w", s.Hostname, fault.Invalid)
+		return fmt.Errorf("host name %q without a UTS namespace would rename the node: %w", s.Hostname, fault.Invalid)
 	}
 	if s.Hostname == "" {
 		return nil

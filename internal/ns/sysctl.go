@@ -52,29 +52,29 @@ func (s Spec) setting(name, value string) (setting, error) {
 	out := setting{name: name, path: path, value: value, flag: namespaceOf(path)}
 	switch out.flag {
 	case 0:
-		return setting{}, errors.New("it is not bound to a namespace of the pod and would change the whole node")
+		return setting{}, errors.New("it is not namespaced and would change the whole node")
 	case unix.CLONE_NEWNET:
 		if !s.Net {
-			return setting{}, errors.New("it needs a network namespace of the pod's own, not the host's")
+			return setting{}, errors.New("it needs the pod's own network namespace, not the host's")
 		}
 		out.late = namesInterface(path)
 	case unix.CLONE_NEWIPC:
 		if !s.IPC {
-			return setting{}, errors.New("it needs an IPC namespace of the pod's own, not the host's")
+			return setting{}, errors.New("it needs the pod's own IPC namespace, not the host's")
 		}
 	case unix.CLONE_NEWUTS:
 		if !s.UTS {
-			return setting{}, errors.New("it needs a UTS namespace of the pod's own, not the host's")
+			return setting{}, errors.New("it needs the pod's own UTS namespace, not the host's")
 		}
 		if err := utsName("value", value); err != nil {
 			return setting{}, err
 		}
 	}
 	if value == "" || len(value) > maxValue {
-		return setting{}, fmt.Errorf("a value of %d bytes; possible are 1 to %d", len(value), maxValue)
+		return setting{}, fmt.Errorf("the value has %d bytes; allowed are 1 to %d", len(value), maxValue)
 	}
 	if i := strings.IndexFunc(value, unprintable); i >= 0 {
-		return setting{}, fmt.Errorf("the value has a character %q, which no sysctl takes", value[i])
+		return setting{}, fmt.Errorf("the value contains %q, which no sysctl accepts", value[i])
 	}
 	return out, nil
 }
@@ -89,7 +89,7 @@ func sysctlPath(name string) (string, error) {
 		path = strings.NewReplacer(".", "/", "/", ".").Replace(name)
 	}
 	if strings.ContainsFunc(path, unprintable) || strings.ContainsAny(path, " \t") || !fs.ValidPath(path) || path == "." {
-		return "", errors.New("this cannot be the name of a sysctl")
+		return "", errors.New("not a valid sysctl name")
 	}
 	return path, nil
 }
@@ -196,9 +196,9 @@ func (one setting) write() (err error) {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("sysctl %s: this kernel has none of that name in a namespace: %w", one.name, fault.Invalid)
+		return fmt.Errorf("sysctl %s: this kernel has no such sysctl in a namespace: %w", one.name, fault.Invalid)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("sysctl %s: the kernel does not take the value %.128q: %w: %w", one.name, one.value, err, fault.Invalid)
+		return fmt.Errorf("sysctl %s: the kernel rejects the value %.128q: %w: %w", one.name, one.value, err, fault.Invalid)
 	}
 	return fmt.Errorf("sysctl %s: %w", one.name, err)
 }
@@ -220,7 +220,7 @@ func utsName(what, name string) error {
 		return fmt.Errorf("%s %.128q is longer than %d bytes: %w", what, name, maxUTS, fault.Invalid)
 	}
 	if strings.ContainsFunc(name, unprintable) || strings.ContainsAny(name, " \t") {
-		return fmt.Errorf("%s %q has a character that a host name cannot have: %w", what, name, fault.Invalid)
+		return fmt.Errorf("%s %q has a character that is not allowed in a host name: %w", what, name, fault.Invalid)
 	}
 	return nil
 }

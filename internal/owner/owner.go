@@ -61,7 +61,7 @@ func (e *TakenError) Error() string {
 	if e.Running {
 		return "in use by " + e.Owner.String()
 	}
-	return fmt.Sprintf("in use by pods and containers of another crius (root %s), which does not run now", e.Owner.Root)
+	return fmt.Sprintf("in use by pods and containers of another crius (root %s), which is not running", e.Owner.Root)
 }
 
 func (e *TakenError) Unwrap() error { return fault.Precondition }

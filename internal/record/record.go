@@ -71,7 +71,7 @@ type envelope[T any] struct {
 
 const damagedDir = "damaged"
 
-var errSpoiled = errors.New("is no JSON")
+var errSpoiled = errors.New("is not valid JSON")
 
 // Open returns the documents called name below root, which is created.
 func Open[T any](root, name string, version int) (*Dir[T], error) {
@@ -180,7 +180,7 @@ func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged,
 	for i := range damaged {
 		file, err := d.moveAside(damaged[i].ID)
 		if err != nil {
-			return nil, nil, nil, fmt.Errorf("set damaged record %s aside: %w", damaged[i].ID, err)
+			return nil, nil, nil, fmt.Errorf("move damaged record %s aside: %w", damaged[i].ID, err)
 		}
 		damaged[i].File = file
 		orphans = append(orphans, damaged[i].ID)

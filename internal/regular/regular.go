@@ -56,7 +56,7 @@ func OpenIn(dir, name string, limit int64) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return nil, fmt.Errorf("%s: others than user %d can write its directory: %w", path, os.Geteuid(), fault.Invalid)
+		return nil, fmt.Errorf("%s: its directory is writable by users other than %d: %w", path, os.Geteuid(), fault.Invalid)
 	}
 	fd, err := unix.Openat2(at, name, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,

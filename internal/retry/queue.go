@@ -183,7 +183,7 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 	case <-i.over:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the attempt before goes on: %w", context.Cause(ctx))
+		return fmt.Errorf("the previous attempt is still running: %w", context.Cause(ctx))
 	}
 	select {
 	case <-i.over: // by the attempt that this one has waited for
@@ -210,7 +210,7 @@ func (q *Queue) attempt(ctx context.Context, i *item) error {
 	case err := <-result:
 		return err
 	case <-time.After(lastWord):
-		return fmt.Errorf("the attempt goes on: %w", context.Cause(ctx))
+		return fmt.Errorf("the attempt is still running: %w", context.Cause(ctx))
 	}
 }
 

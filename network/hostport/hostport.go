@@ -207,7 +207,7 @@ func (t *Table) altered() string {
 	now, err := tableHandles()
 	for f, handle := range t.handles {
 		if there, ok := now[f]; err == nil && (!ok || there != handle) {
-			return fmt.Sprintf("table %s %s is gone, or another one", f, tableName)
+			return fmt.Sprintf("table %s %s was removed or replaced", f, tableName)
 		}
 	}
 	return ""
@@ -345,13 +345,13 @@ func Validate(mappings []Mapping) error {
 	for _, m := range mappings {
 		switch ip := m.HostIP; {
 		case ip == netip.IPv6Loopback():
-			return fmt.Errorf("host port %s: the kernel cannot lead [::1] to a pod; use host_ip 127.0.0.1: %w", m, fault.Invalid)
+			return fmt.Errorf("host port %s: the kernel cannot forward [::1] to a pod; use host_ip 127.0.0.1: %w", m, fault.Invalid)
 		case ip.IsMulticast():
-			return fmt.Errorf("host port %s: host_ip is a multicast address and never one of this node: %w", m, fault.Invalid)
+			return fmt.Errorf("host port %s: host_ip is a multicast address: %w", m, fault.Invalid)
 		}
 		for _, p := range m.ports() {
 			if end, ok := ends[p]; ok && end != m.ContainerPort {
-				return fmt.Errorf("host port %s is to lead to port %d and to port %d of the pod: %w", m, end, m.ContainerPort, fault.Invalid)
+				return fmt.Errorf("host port %s is mapped to both port %d and port %d of the pod: %w", m, end, m.ContainerPort, fault.Invalid)
 			}
 			ends[p] = m.ContainerPort
 		}

@@ -27,7 +27,7 @@ const (
 // fault.Unavailable.
 func Installed() error {
 	if _, err := exec.LookPath("nft"); err != nil {
-		return fmt.Errorf("host ports need the program nft: install the package nftables, or set network.host_ports to cni if the network leads them itself: %w: %w", err, fault.Unavailable)
+		return fmt.Errorf("host ports need the program nft: install the package nftables, or set network.host_ports to cni if the network forwards them itself: %w: %w", err, fault.Unavailable)
 	}
 	return nil
 }
@@ -74,5 +74,5 @@ func nft(ctx context.Context, stdin string, args ...string) (string, error) {
 	if len(text) > maxSaid {
 		text = text[:maxSaid]
 	}
-	return "", fmt.Errorf("nft: %w; it said %q", err, bytes.TrimSpace(text))
+	return "", fmt.Errorf("nft: %w; output: %q", err, bytes.TrimSpace(text))
 }

@@ -185,7 +185,7 @@ func TestValidate(t *testing.T) {
 	}{
 		{nil, ""}, {[]Mapping{m, m}, ""}, {[]Mapping{m, exact}, ""},
 		{[]Mapping{m, {80, 8080, "tcp", ip("0.0.0.0")}}, ""},
-		{[]Mapping{m, other}, "host port 80/tcp is to lead to port 8080 and to port 9090"},
+		{[]Mapping{m, other}, "host port 80/tcp is mapped to both port 8080 and port 9090"},
 		{[]Mapping{{80, 80, "tcp", ip("::1")}}, "[::1]:80/tcp"},
 		{[]Mapping{{80, 80, "udp", ip("224.0.0.1")}}, "multicast"},
 	} {

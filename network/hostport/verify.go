@@ -43,7 +43,7 @@ func (t *Table) Verify(ctx context.Context) ([]string, error) {
 		_, is := there[f]
 		switch {
 		case is && !slices.Contains(needed, f):
-			wrong = append(wrong, fmt.Sprintf("there is a table %s %s, and no pod with host ports", f, tableName))
+			wrong = append(wrong, fmt.Sprintf("table %s %s exists, but no pod has host ports", f, tableName))
 		case !is && slices.Contains(needed, f):
 			wrong = append(wrong, fmt.Sprintf("table %s %s is missing", f, tableName))
 		case is:

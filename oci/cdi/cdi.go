@@ -57,7 +57,7 @@ func Inject(s *specs.Spec, dirs, devices []string) error {
 	}
 	missing, err := cache.InjectDevices(s, devices...)
 	if len(missing) > 0 {
-		return fmt.Errorf("CDI devices %s are described by no file in %s%s: %w",
+		return fmt.Errorf("CDI devices %s not described by any file in %s%s: %w",
 			strings.Join(missing, ", "), strings.Join(dirs, ", "), unreadable(cache), fault.NotFound)
 	}
 	if err != nil {

@@ -63,7 +63,7 @@ func addPID(in *Input, s *specs.Spec) error {
 		addNamespace(s, specs.PIDNamespace, "")
 	case cri.NamespaceMode_POD:
 		if path == "" {
-			return precondition("the container wants the pod's PID namespace, but the pod was made without one")
+			return precondition("the container shares the pod's PID namespace, but the pod was created without one")
 		}
 		addNamespace(s, specs.PIDNamespace, path)
 	case cri.NamespaceMode_TARGET:

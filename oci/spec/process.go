@@ -127,7 +127,7 @@ func workdir(in *Input, s *specs.Spec) error {
 	}
 	s.Process.Cwd = path.Clean(dir)
 	if magicLink(s.Process.Cwd) {
-		return invalid("working directory %.256q leads through a process's own files", dir)
+		return invalid("working directory %.256q leads through /proc/PID", dir)
 	}
 	return nil
 }

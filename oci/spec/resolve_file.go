@@ -105,7 +105,7 @@ func openBelow(rootfs, name string) (fd int, err error) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return -1, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	case errors.Is(err, unix.ELOOP):
-		return -1, fmt.Errorf("the image's %s is a link that leads nowhere: %w", name, fault.Invalid)
+		return -1, fmt.Errorf("the image's %s is a dangling symbolic link: %w", name, fault.Invalid)
 	case err != nil:
 		return -1, fmt.Errorf("open the image's %s: %w", name, err)
 	}

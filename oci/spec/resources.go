@@ -59,7 +59,7 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 		return nil, invalid("cpu_period %d is not between 1000 and 1000000 microseconds", p)
 	}
 	if q := r.GetCpuQuota(); q < -1 || q > 0 && q < 1000 {
-		return nil, invalid("cpu_quota %d is less than 1000 microseconds, and not -1: no limit", q)
+		return nil, invalid("cpu_quota %d is less than 1000 microseconds and not -1 for no limit", q)
 	}
 	for _, list := range []string{r.GetCpusetCpus(), r.GetCpusetMems()} {
 		if list != "" && !cpuList.MatchString(list) {
@@ -87,7 +87,7 @@ func cpu(r *cri.LinuxContainerResources) (*specs.LinuxCPU, error) {
 func memory(r *cri.LinuxContainerResources, host Host) (*specs.LinuxMemory, error) {
 	limit, swap := r.GetMemoryLimitInBytes(), r.GetMemorySwapLimitInBytes()
 	if limit < -1 || swap < -1 {
-		return nil, invalid("memory limits must not be negative, but for -1: no limit")
+		return nil, invalid("memory limits must not be negative, except -1 for no limit")
 	}
 	if swap > 0 && swap < limit {
 		return nil, invalid("memory_swap_limit_in_bytes %d includes memory and is less than memory_limit_in_bytes %d", swap, limit)

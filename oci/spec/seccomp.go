@@ -40,7 +40,7 @@ func seccomp(in *Input, s *specs.Spec) error {
 
 func checkProfilePath(ref string) error {
 	if !path.IsAbs(ref) || path.Clean(ref) != ref {
-		return invalid("seccomp profile %q: a localhost profile must be an absolute path without detours", ref)
+		return invalid("seccomp profile %q: a localhost profile must be an absolute path without . or ..", ref)
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSec
 		ListenerMetadata: p.ListenerMetadata,
 	}
 	if !in.knowsAction(p.DefaultAction) {
-		return nil, unimplemented("the pod's runtime handler does not know seccomp action %s", p.DefaultAction)
+		return nil, unimplemented("the pod's runtime handler does not support seccomp action %s", p.DefaultAction)
 	}
 	for _, r := range p.Syscalls {
 		if !in.applies(r, caps.Bounding) {
@@ -76,7 +76,7 @@ func (in *Input) fit(p *Profile, caps *specs.LinuxCapabilities) (*specs.LinuxSec
 			if r.Action == specs.ActAllow {
 				continue
 			}
-			return nil, unimplemented("the pod's runtime handler does not know seccomp action %s or an operator used with it", r.Action)
+			return nil, unimplemented("the pod's runtime handler does not support seccomp action %s or an operator used with it", r.Action)
 		}
 		out.Syscalls = append(out.Syscalls, specs.LinuxSyscall{
 			Names:    slices.Clone(r.Names),

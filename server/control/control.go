@@ -118,6 +118,6 @@ func texts(errs ...error) []string {
 }
 
 // errRefused is a request that the server did not take for one.
-var errRefused = errors.New("the server refuses")
+var errRefused = errors.New("the server refused the request")
 
 func refused(status, text string) error { return fmt.Errorf("%w: %s: %s", errRefused, status, text) }

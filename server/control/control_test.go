@@ -66,7 +66,7 @@ func TestCloseEndsWork(t *testing.T) {
 					<-release
 				}
 				ended.Store(true)
-				http.Error(w, "the server stops", http.StatusBadRequest)
+				http.Error(w, "the server is stopping", http.StatusBadRequest)
 			}))
 			served, asked := make(chan error, 1), make(chan error, 1)
 			go func() { served <- s.Serve() }()

@@ -54,7 +54,7 @@ func newServer(ctx context.Context, listener net.Listener, h http.Handler) *Serv
 			s.work.RLock()
 			defer s.work.RUnlock()
 			if ctx.Err() != nil {
-				http.Error(w, "the server stops", http.StatusServiceUnavailable)
+				http.Error(w, "the server is stopping", http.StatusServiceUnavailable)
 				return
 			}
 			h.ServeHTTP(w, r)

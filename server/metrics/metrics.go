@@ -49,17 +49,17 @@ func New() *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crius_rpc_duration_seconds", Help: "Time that CRI calls took, by method.", Buckets: durations,
+			Name: "crius_rpc_duration_seconds", Help: "Duration of CRI calls, by method.", Buckets: durations,
 		}, []string{"method"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "crius_rpc_errors_total", Help: "CRI calls that failed, by method and gRPC code.",
 		}, []string{"method", "code"}),
 		operations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "crius_operation_duration_seconds", Buckets: durations,
-			Help: "Time that work on pods, containers and images took, whether or not a caller waited for it, by operation and outcome (ok, error).",
+			Help: "Duration of operations on pods, containers and images, whether or not a caller waited, by operation and outcome (ok, error).",
 		}, []string{"operation", "outcome"}),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crius_step_duration_seconds", Help: "Time that the steps of operations took, by step.", Buckets: durations,
+			Name: "crius_step_duration_seconds", Help: "Duration of the steps of operations, by step.", Buckets: durations,
 		}, []string{"step"}),
 	}
 	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps,
@@ -95,13 +95,13 @@ func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
 		&nodeCollector{s.Node}, vulnerable(s.Vulnerable),
-		counter("crius_container_log_bytes_total", "Bytes that were written to the logs of containers.", func() float64 { return float64(s.Logged(ctx)) }),
-		counter("crius_panics_total", "Panics that were recovered: defects of crius whose stack traces are in its log.", func() float64 { return float64(panics.Count()) }),
-		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations that came from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
-		counter("crius_image_blobs_fetched_total", "Blobs of images that were fetched.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
-		counter("crius_image_blobs_present_total", "Blobs of images that need not be fetched, for they were there.", func() float64 { return float64(s.Pulls.Present.Load()) }),
+		counter("crius_container_log_bytes_total", "Bytes written to container logs.", func() float64 { return float64(s.Logged(ctx)) }),
+		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
+		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
+		counter("crius_image_blobs_fetched_total", "Image blobs downloaded.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
+		counter("crius_image_blobs_present_total", "Image blobs not downloaded because they were present.", func() float64 { return float64(s.Pulls.Present.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "crius_build_info", Help: "1, labelled with the version.", ConstLabels: prometheus.Labels{"version": s.Version},
+			Name: "crius_build_info", Help: "Version of crius as a label; the value is always 1.", ConstLabels: prometheus.Labels{"version": s.Version},
 		}, func() float64 { return 1 }),
 	)
 }

@@ -123,7 +123,7 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !json.Valid(dashboard) {
-		t.Error("it is no JSON")
+		t.Error("it is not valid JSON")
 	}
 	text := scrape(t, full(t))
 	names := regexp.MustCompile(`crius_[a-z_]+`).FindAllString(string(dashboard), -1)

@@ -17,12 +17,12 @@ var (
 	containers = describe("crius_containers", "Containers by state (created, running, exited).", "state")
 	monitors   = describe("crius_monitors", "Monitors (crius-conmon) of containers and pods.")
 	cleanups   = describe("crius_pending_cleanups", "Objects whose cleanup could not be finished and is retried.")
-	active     = describe("crius_operations_active", "Operations under way.", "operation")
-	longest    = describe("crius_operation_longest_seconds", "How long the operation that began first has been under way; 0: there is none.")
+	active     = describe("crius_operations_active", "Operations in progress.", "operation")
+	longest    = describe("crius_operation_longest_seconds", "Time since the start of the oldest operation in progress; 0 if there is none.")
 
 	oomKilled    = describe("crius_containers_oom_total", "Containers that ended because they ran out of memory.")
 	monitorsLost = describe("crius_monitors_lost_total", "Monitors that died before their containers.")
-	leftovers    = describe("crius_leftovers_total", "Objects without a record that were found at the start of the server.")
+	leftovers    = describe("crius_orphans_total", "Orphans (objects without a record) found when the server started.")
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -76,7 +76,7 @@ func lastWord(name string) string {
 // vulnerable makes a metric of each vulnerability of a handler's runtime.
 type vulnerable func() map[string][]string
 
-var vulnerability = describe("crius_runtime_vulnerability", "1 for each known vulnerability that the runtime of a handler has, going by its version.", "handler", "cve")
+var vulnerability = describe("crius_runtime_vulnerability", "Known vulnerabilities of the runtime of a handler, judged by its version; the value is always 1.", "handler", "cve")
 
 // Describe is the prometheus.Collector's.
 func (vulnerable) Describe(out chan<- *prometheus.Desc) { out <- vulnerability }

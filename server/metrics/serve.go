@@ -20,12 +20,12 @@ type Config struct {
 	Socket string `toml:"-"`
 
 	// IncludedPodMetrics is of the CRI server (server.Config.PodMetrics).
-	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of metrics of pods that kubelets with the feature gate PodAndContainerStatsFromCRI get, as of cAdvisor: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; none: an empty list"`
+	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, as by cAdvisor: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; none: an empty list"`
 
-	Address         string `toml:"address" help:"HOST:PORT at which Prometheus may read metrics, beside the unix socket metrics.sock in run_root; empty: none"`
-	TLSCertFile     string `toml:"tls_cert_file" help:"certificate for reading metrics over TLS, in PEM; noticed when it is replaced"`
-	TLSKeyFile      string `toml:"tls_key_file" help:"key of that certificate"`
-	TLSClientCAFile string `toml:"tls_client_ca_file" help:"authorities whose certificate a reader must have, in PEM; empty: none is asked for"`
+	Address         string `toml:"address" help:"HOST:PORT on which metrics are served, in addition to the unix socket metrics.sock in run_root; empty: none"`
+	TLSCertFile     string `toml:"tls_cert_file" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
+	TLSKeyFile      string `toml:"tls_key_file" help:"PEM key of that certificate"`
+	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM certificates of the authorities for client certificates; empty: clients need no certificate"`
 }
 
 // Server answers scrapes on the socket and, if there is one, at the address.

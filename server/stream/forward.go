@@ -210,7 +210,7 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 	ws := wsstream.NewConn(offer)
 	_, c, err := ws.Open(inParts{f.session.w}, f.session.r)
 	if err != nil {
-		slog.DebugContext(f.session.ctx, "client gets no WebSocket", "err", err)
+		slog.DebugContext(f.session.ctx, "WebSocket upgrade failed", "err", err)
 		return
 	}
 	defer func() { _ = ws.Close() }()

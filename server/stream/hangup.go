@@ -38,7 +38,7 @@ type hangups struct {
 // the node can open them.
 const maxStrangers = 1000
 
-var errCrowded = errors.New("too many connections that have shown no ticket")
+var errCrowded = errors.New("too many connections without a valid session URL")
 
 func newHangups() (*hangups, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)

@@ -104,7 +104,7 @@ func checkAddress(address string) error {
 		return fmt.Errorf("stream_address: %w: %w", err, fault.Invalid)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		return fmt.Errorf("stream_address = %q: give the address at which the kubelet, or whoever it redirects, reaches this node: %w", address, fault.Invalid)
+		return fmt.Errorf("stream_address = %q: give an address at which the kubelet and its clients can reach this node: %w", address, fault.Invalid)
 	}
 	return nil
 }
@@ -235,4 +235,4 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(a.ResponseWriter).Hijack()
 }
 
-var errGone = fmt.Errorf("the client has gone: %w", context.Canceled)
+var errGone = fmt.Errorf("client disconnected: %w", context.Canceled)

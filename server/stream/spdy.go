@@ -43,8 +43,8 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 	}
 	if !strings.Contains(strings.ToLower(r.Header.Get(httpstream.HeaderConnection)), "upgrade") ||
 		!strings.EqualFold(r.Header.Get(httpstream.HeaderUpgrade), spdy31) {
-		http.Error(w, "this is for clients that upgrade to "+spdy31+" or to a WebSocket", http.StatusBadRequest)
-		return nil, "", errors.New("client does not ask for an upgrade")
+		http.Error(w, "upgrade to "+spdy31+" or to a WebSocket is required", http.StatusBadRequest)
+		return nil, "", errors.New("client did not request an upgrade")
 	}
 	w.Header().Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
 	w.Header().Set(httpstream.HeaderUpgrade, spdy31)
@@ -58,8 +58,9 @@ func upgradeSPDY(w http.ResponseWriter, r *http.Request, protocols []string, tak
 	if err != nil {
 		return nil, "", fmt.Errorf("upgrade: %w", err)
 	}
+	ctx := r.Context()
 	go conn.Serve(func(s *spdystream.Stream) {
-		panics.Run(r.Context(), "open stream of session", func() {
+		panics.Run(ctx, "open stream of session", func() {
 			if !take(s) {
 				_ = s.Reset()
 			}
@@ -114,7 +115,7 @@ func (v *session) spdyStreams(w wanted) (*dialogue, error) {
 			kind := s.Headers().Get(streamType)
 			v.atEnd(func() { _ = s.Reset() })
 			if !missing[kind] {
-				err = fmt.Errorf("client opens a stream %q that nobody wants", kind)
+				err = fmt.Errorf("client opened an unexpected stream %q", kind)
 				break
 			}
 			delete(missing, kind)

@@ -45,7 +45,7 @@ func Config(subject string, f Files) (*tls.Config, error) {
 	case f == (Files{}):
 		return nil, nil
 	case f.Cert == "" || f.Key == "":
-		return nil, fmt.Errorf("%s over TLS takes a certificate and a key: give both files: %w", subject, fault.Invalid)
+		return nil, fmt.Errorf("%s over TLS needs a certificate and a key: give both files: %w", subject, fault.Invalid)
 	}
 	c.stamps = c.look() // before: what comes meanwhile is new
 	var err error
@@ -100,7 +100,7 @@ func (c *certificates) load() (*tls.Config, error) {
 	}
 	config.ClientCAs, config.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 	if !config.ClientCAs.AppendCertsFromPEM(text) {
-		return nil, errors.New(c.ClientCA + " has no certificate in PEM")
+		return nil, errors.New(c.ClientCA + " has no PEM certificate")
 	}
 	return config, nil
 }

@@ -371,7 +371,7 @@ func TestAttachThatIsNotReadDoesNotStopTheLog(t *testing.T) {
 	equal(t, "sum of the log", sum(logged), sum(want.String()))
 
 	must(t, line.SetReadDeadline(time.Now().Add(wait.Limit)))
-	const why = "does not keep up"
+	const why = "too slowly"
 	for last := ""; ; { // past whatever of the output was on the way
 		more := make([]byte, 64<<10)
 		n, err := line.TCPConn.Read(more)

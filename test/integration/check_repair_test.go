@@ -57,10 +57,10 @@ func (w *world) check(t *testing.T, args ...string) checked {
 	return found
 }
 
-// silent checks that all is as recorded.
+// silent checks that the node matches its records.
 func (w *world) silent(t *testing.T, when string) {
 	t.Helper()
-	if found := w.check(t); len(found) != 1 || found[0].Status != "ok" || !strings.HasPrefix(found[0].Text, "all is as recorded") {
+	if found := w.check(t); len(found) != 1 || found[0].Status != "ok" || !strings.HasPrefix(found[0].Text, "the node matches its records") {
 		t.Errorf("%s: %+v", when, found)
 	}
 }
@@ -108,7 +108,7 @@ func harms() []harm {
 		{"address not reserved", true, true, func(t *testing.T, w *world, c victim) []string {
 			lease := w.Path("cni", "leases", "pods", c.ip)
 			must(t, os.Remove(lease))
-			return []string{"pod " + c.pod.id, "not reserved any more", lease}
+			return []string{"pod " + c.pod.id, "no longer reserved", lease}
 		}, true},
 		{"record lost", true, false, func(t *testing.T, w *world, c victim) []string {
 			record := filepath.Join(w.StateRoot(), "containers", c.id, "container.json")

@@ -80,7 +80,7 @@ func TestStatusOfAHealthyNode(t *testing.T) {
 	}
 	for key, value := range verbose.Info {
 		if !json.Valid([]byte(value)) {
-			t.Errorf("info %s is no JSON: %.100s", key, value)
+			t.Errorf("info %s is not valid JSON: %.100s", key, value)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestVerboseInfoIsJSON(t *testing.T) {
 		}
 		for key, value := range info {
 			if !json.Valid([]byte(value)) {
-				t.Errorf("info %s of a %s is no JSON: %.100s", key, what, value)
+				t.Errorf("info %s of a %s is not valid JSON: %.100s", key, what, value)
 			}
 		}
 	}

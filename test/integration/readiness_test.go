@@ -97,7 +97,7 @@ path = "{{.Path "slow"}}"
 	must(t, err)
 	check, err := w.crius(t, "check")
 	must(t, err)
-	for name, reason := range map[string]string{"absent": "no such file", "broken": "exit status 1", "slow": "does not say in time"} {
+	for name, reason := range map[string]string{"absent": "no such file", "broken": "exit status 1", "slow": "did not report its version and features in time"} {
 		if !strings.Contains(told[name], reason) {
 			t.Errorf("handler %s: the verbose status says %q, not %q", name, told[name], reason)
 		}

@@ -53,7 +53,7 @@ func TestSecondServerIsRefused(t *testing.T) {
 	refused("beside the server", fmt.Sprint("process ", w.PID()))
 	w.silent(t, "after the refusal")
 	must(t, w.Kill())
-	refused("beside its containers", "does not run now", "crius wipe")
+	refused("beside its containers", "is not running", "crius wipe")
 	must(t, w.Start(t.Context()))
 	w.silent(t, "with the server again")
 	c.exec(t, "echo alive")

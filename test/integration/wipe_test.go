@@ -160,7 +160,7 @@ func TestWipeAsks(t *testing.T) {
 		"no terminal":       {"", nil, 2, "--yes"},
 		"no":                {"no", nil, 1, "containers  1, killed if they run"},
 		"not quite yes":     {"y", nil, 1, "images      1, "},
-		"a root by mistake": {"yes", []string{"--root", "/"}, 1, "not of crius"},
+		"a root by mistake": {"yes", []string{"--root", "/"}, 1, "do not belong to crius"},
 		"an argument":       {"", []string{"everything"}, 2, "everything"},
 	} {
 		out, code := w.wipe(t, refuse.answer, refuse.args...)

@@ -40,14 +40,14 @@ const DefaultFile = "/etc/crius/crius.toml"
 
 // Config is everything that an operator can set.
 type Config struct {
-	Root      string `toml:"root" help:"directory of what must survive a reboot: records of pods and containers, writable layers"`
-	RunRoot   string `toml:"run_root" help:"directory of what a reboot may take away: bundles, mounts, sockets"`
-	LogLevel  string `toml:"log_level" help:"least severe message that is logged: debug, info, warn or error"`
-	LogFormat string `toml:"log_format" help:"form of the log on standard error: text or json"`
+	Root      string `toml:"root" help:"directory for state that must survive a reboot: records of pods and containers, writable layers"`
+	RunRoot   string `toml:"run_root" help:"directory for state that a reboot may discard: bundles, mounts, sockets"`
+	LogLevel  string `toml:"log_level" help:"lowest severity that is logged: debug, info, warn or error"`
+	LogFormat string `toml:"log_format" help:"format of the log on standard error: text or json"`
 
 	API     server.Config  `toml:"api" help:"The CRI endpoint."`
-	Metrics metrics.Config `toml:"metrics" help:"Metrics for Prometheus."`
-	Tracing otlp.Config    `toml:"tracing" help:"Traces of OpenTelemetry."`
+	Metrics metrics.Config `toml:"metrics" help:"Prometheus metrics."`
+	Tracing otlp.Config    `toml:"tracing" help:"OpenTelemetry traces."`
 	Pod     pod.Config     `toml:"pod" help:"The node's policy for pods and containers."`
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`

@@ -267,7 +267,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		`DIR/10.toml:1: root: want an absolute path, got "var/lib"`,
 		`--run-root: run_root: want an absolute path, got "run"`,
 		`FILE:6: runtime.cgroup_driver: want one of systemd, cgroupfs, got "cgroupv2"`,
-		`FILE:7: runtime.default_handler: there is no handler "kata": add [runtime.handlers.kata] or choose one of crun, runc`,
+		`FILE:7: runtime.default_handler: unknown handler "kata": add [runtime.handlers.kata] or choose one of crun, runc`,
 	})
 }
 

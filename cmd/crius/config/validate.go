@@ -72,7 +72,7 @@ const (
 	aProgram             = "an absolute path or a bare name to search in PATH"
 	aCVE                 = "a CVE, such as CVE-2024-21626"
 	aKeyAndValue         = "a key, an equals sign and a value"
-	aFlag                = "a flag with its value behind an equals sign, and none that crius itself sets"
+	aFlag                = "a flag of the form --name=value that crius does not set itself"
 	aboveZero            = "more than 0"
 )
 
@@ -150,14 +150,14 @@ func (v *validator) text(k Key, text string) {
 // together checks values that depend on each other, and names.
 func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
-		"want another directory than root: a reboot empties the one and must not touch the other")
+		"want a directory other than root: a reboot may empty run_root, but must not touch root")
 	v.apart(c)
 	v.require(len(c.API.Listen) <= maxSocketPath, "api.listen",
-		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
+		"the path has %d bytes, a socket path at most %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
 	v.require(len(c.API.CrioSocket) <= maxSocketPath, "api.crio_socket",
-		"the path has %d bytes, and no socket path can have more than %d: choose a shorter one", len(c.API.CrioSocket), maxSocketPath)
+		"the path has %d bytes, a socket path at most %d: choose a shorter one", len(c.API.CrioSocket), maxSocketPath)
 	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
-		"want another socket than api.listen")
+		"want a socket other than api.listen")
 	v.require(c.Tracing.SamplingRate <= otlp.PerMillion, "tracing.sampling_rate_per_million",
 		"want at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
@@ -167,11 +167,11 @@ func (v *validator) together(c *Config) {
 	handlers := names(reflect.ValueOf(c.Runtime.Handlers))
 	for _, name := range handlers {
 		v.require(label.MatchString(name), join("runtime.handlers", name),
-			"no RuntimeClass can name this handler: want lower case letters, digits and dashes, at most 63")
+			"not a handler name that a RuntimeClass can have: want lower case letters, digits and dashes, at most 63")
 	}
 	name := c.Runtime.DefaultHandler
 	v.require(slices.Contains(handlers, name), "runtime.default_handler",
-		"there is no handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
+		"unknown handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
 }
 
 // apart keeps what outlives pods and containers out of the directories of
@@ -187,7 +187,7 @@ func (v *validator) apart(c *Config) {
 			for _, taken := range []string{"pods", "containers", "runtime"} {
 				taken = filepath.Join(root.dir, taken)
 				v.require(!strings.HasPrefix(filepath.Clean(p.dir)+"/", taken+"/"), p.key,
-					"%s is crius's own, in %s, and is removed with its pods and containers: want a directory outside it, got %s", taken, root.key, quote(p.dir))
+					"want a directory outside %s, which crius keeps in %s and empties as pods and containers are removed, got %s", taken, root.key, quote(p.dir))
 			}
 		}
 	}
