@@ -133,6 +133,12 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
+	if !a.traits.sandboxed {
+		if err := checkCreated(client.PID(), spec); err != nil {
+			_ = client.Close()
+			return nil, fmt.Errorf("%s create: %w", r.name, err)
+		}
+	}
 	return r.task(ref, client).inPlace(), nil
 }
 

@@ -167,6 +167,12 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
+	if !a.Sandboxed {
+		if err := checkCreated(client.PID(), spec); err != nil {
+			_ = client.Close()
+			return nil, fmt.Errorf("%s create: %w", r.name, err)
+		}
+	}
 	return r.task(ref, client)
 }
 

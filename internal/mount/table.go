@@ -3,6 +3,7 @@ package mount
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,8 +27,15 @@ const self = "/proc/thread-self/mountinfo"
 
 // Each calls f with every mount that this process sees, oldest place in the
 // table first, until f returns false. Lines that make no sense are passed over.
-func Each(f func(Info) bool) error {
-	table, err := os.Open(self)
+func Each(f func(Info) bool) error { return each(self, f) }
+
+// EachOf is Each for another process. Points are paths below its root.
+func EachOf(pid int, f func(Info) bool) error {
+	return each(fmt.Sprintf("/proc/%d/mountinfo", pid), f)
+}
+
+func each(file string, f func(Info) bool) error {
+	table, err := os.Open(file)
 	if err != nil {
 		return err
 	}
@@ -40,7 +48,7 @@ func Each(f func(Info) bool) error {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return &os.PathError{Op: "read", Path: self, Err: err}
+		return &os.PathError{Op: "read", Path: file, Err: err}
 	}
 	return nil
 }

@@ -175,6 +175,35 @@ func TestProcIsTheKernels_CVE_2019_16884(t *testing.T) {
 	})
 }
 
+// A volume has links into /proc, and other volumes are to be mounted on what they
+// lead to: by the container's own path or by one of its files.
+func TestLinksOfVolumesDoNotLeadIntoProc_CVE_2019_16884_CVE_2019_19921(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		volume := w.dir(t)
+		for name, target := range map[string]string{"proc": "/proc", "self": "../proc/self", "kernel": "/proc/sys/kernel"} {
+			if err := os.Symlink(target, filepath.Join(volume, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, target := range []string{"/volume/self/attr", "/volume/kernel", "/volume/proc/sys", "/volume/proc/self/fdinfo"} {
+			c := p.begin(t, "sleep", withMounts(
+				&cri.Mount{ContainerPath: "/volume", HostPath: volume}, &cri.Mount{ContainerPath: target, HostPath: w.dir(t)},
+			))
+			if c != nil {
+				t.Errorf("a volume is mounted at %s: %v", target, c.facts(t).Mounts)
+			}
+		}
+		// What the kubelet and privileged pods mount is not refused.
+		for _, target := range []string{"/proc", "/node"} {
+			c := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: target, HostPath: "/proc"}))
+			c.stop(t, 0)
+		}
+	})
+}
+
 // While a container starts, its neighbour swaps the directory in their volume on
 // which another volume is to be mounted for a link that leads out.
 func TestMountsBesideSwappedLinks_CVE_2021_30465_CVE_2024_45310(t *testing.T) {

@@ -1,0 +1,62 @@
+package oci
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+)
+
+// checkCreated refuses a container that a runtime has created with mounts that links
+// have led elsewhere: into /proc, or from there over a device or a masked path. oci/spec
+// refuses those that links of the image bring about, but links may be in volumes as
+// well, where others change them meanwhile. The container's program has not run yet.
+func checkCreated(pid int, s *specs.Spec) error {
+	if pid == 0 {
+		return nil // it has ended already
+	}
+	var refused error
+	err := mount.EachOf(pid, func(m mount.Info) bool {
+		refused = checkMount(m, s)
+		return refused == nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the container's mounts: %w", err)
+	}
+	return refused
+}
+
+// checkMount goes by where mounts are and what they show.
+func checkMount(m mount.Info, s *specs.Spec) error {
+	asked := func(dest string) (specs.Mount, bool) {
+		i := slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == dest })
+		if i < 0 {
+			return specs.Mount{}, false
+		}
+		return s.Mounts[i], true
+	}
+	_, exact := asked(m.Point)
+	masked, readOnly := slices.Contains(s.Linux.MaskedPaths, m.Point), slices.Contains(s.Linux.ReadonlyPaths, m.Point)
+	ofProc := m.Type == "proc" && m.Root != "/"
+	switch proc, _ := asked("/proc"); {
+	case exact:
+		return nil
+	case strings.HasPrefix(m.Point, "/proc/") && proc.Type == "bind": // the node's, with what is mounted there
+		return nil
+	case masked && ofProc:
+		return fmt.Errorf("%s is covered with %s of /proc instead of nothing: a link is in the place of /dev/null: %w", m.Point, m.Root, fault.Invalid)
+	case strings.HasPrefix(m.Point, "/proc/") && !masked && !(readOnly && m.Type == "proc") && m.Point != binfmtMisc:
+		return fmt.Errorf("a mount would be at %s: no link in a volume may lead a mount into /proc: %w", m.Point, fault.Invalid)
+	case strings.HasPrefix(m.Point, "/dev/") && ofProc:
+		return fmt.Errorf("%s would be %s of /proc: no link in a volume may be in the place of a device: %w", m.Point, m.Root, fault.Invalid)
+	}
+	return nil
+}
+
+// binfmtMisc may be mounted by the kernel's automounter.
+const binfmtMisc = "/proc/sys/fs/binfmt_misc"

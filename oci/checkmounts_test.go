@@ -1,0 +1,56 @@
+package oci
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+)
+
+func TestMountsThatLinksOfVolumesLeadAstray_CVE_2019_16884_CVE_2025_31133_CVE_2025_52565(t *testing.T) {
+	t.Parallel()
+	proc := specs.Mount{Destination: "/proc", Type: "proc", Source: "proc"}
+	own := &specs.Spec{
+		Mounts: []specs.Mount{proc, {Destination: "/dev", Type: "tmpfs"}, {Destination: "/proc/cpuinfo", Type: "bind", Source: "/lxcfs/cpuinfo"}},
+		Linux:  &specs.Linux{MaskedPaths: []string{"/proc/kcore", "/proc/asound"}, ReadonlyPaths: []string{"/proc/sys"}},
+	}
+	node := &specs.Spec{Mounts: []specs.Mount{{Destination: "/proc", Type: "bind", Source: "/proc"}}, Linux: &specs.Linux{}}
+	for _, c := range []struct {
+		spec              *specs.Spec
+		point, kind, root string
+		ok                bool
+	}{
+		{own, "/", "overlay", "/", true},
+		{own, "/proc", "proc", "/", true},
+		{own, "/proc/sys", "proc", "/sys", true},
+		{own, "/proc/kcore", "devtmpfs", "/null", true},
+		{own, "/proc/asound", "tmpfs", "/", true},
+		{own, "/proc/cpuinfo", "fuse.lxcfs", "/proc/cpuinfo", true},
+		{own, "/proc/sys/fs/binfmt_misc", "autofs", "/", true},
+		{own, "/dev/console", "devpts", "/0", true},
+		{own, "/volume", "ext4", "/x", true},
+		{own, "/host/proc/sys", "proc", "/sys", true},
+		{own, "/proc/sys", "ext4", "/x", false},
+		{own, "/proc/1/attr", "ext4", "/x", false},
+		{own, "/proc/sys/kernel", "tmpfs", "/", false},
+		{own, "/proc/sys/net", "proc", "/sys/net", false},
+		{own, "/proc/kcore", "proc", "/sys/kernel/core_pattern", false},
+		{own, "/dev/console", "proc", "/sys/kernel/core_pattern", false},
+		{node, "/proc/sys/kernel", "tmpfs", "/", true},
+	} {
+		err := checkMount(mount.Info{Point: c.point, Type: c.kind, Root: c.root}, c.spec)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s of %s at %s: %v", c.root, c.kind, c.point, err)
+		}
+	}
+	if err := checkCreated(os.Getpid(), node); err != nil {
+		t.Errorf("the mounts of this process: %v", err)
+	}
+	if err := checkCreated(1<<30, node); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no process: %v", err)
+	}
+}
