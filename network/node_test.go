@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 		attachForever(strings.Split(args, " "))
 	}
 	if os.Getenv(isolated) != "" {
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			fmt.Printf("%v: %s", err, out)
+			os.Exit(1)
+		}
 		os.Exit(m.Run())
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)

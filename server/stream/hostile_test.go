@@ -382,11 +382,11 @@ func TestEndlessResize(t *testing.T) {
 		t.Errorf("%d bytes were allocated", grown)
 	}
 	sizes := v.sizes(strings.NewReader(`{"Width":1,"Height":2} {"Width":65535,"Height":65535}`))
-	var last pod.Size
+	var last oci.Size
 	for size := range sizes {
 		last = size
 	}
-	if want := (pod.Size{Width: 65535, Height: 65535}); last != want {
+	if want := (oci.Size{Width: 65535, Height: 65535}); last != want {
 		t.Errorf("%v, want %v", last, want)
 	}
 }

@@ -139,17 +139,17 @@ func (v *session) interruptible(in io.Reader) io.ReadCloser {
 
 // sizes decodes the stream of a terminal's sizes. One that is outdated before
 // anybody has asked for it is left out: clients may flood (CVE-2022-23471).
-func (v *session) sizes(r io.Reader) <-chan pod.Size {
+func (v *session) sizes(r io.Reader) <-chan oci.Size {
 	if r == nil {
 		return nil
 	}
-	newest := make(chan pod.Size, 1)
+	newest := make(chan oci.Size, 1)
 	v.do(func() {
 		defer close(newest)
 		limited := &io.LimitedReader{R: r}
 		decoder := json.NewDecoder(limited)
 		for {
-			var size pod.Size
+			var size oci.Size
 			limited.N = 1 << 10 // a size is shorter, and the decoder keeps what it reads
 			if decoder.Decode(&size) != nil {
 				_, _ = io.Copy(io.Discard, r)

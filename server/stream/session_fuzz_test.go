@@ -15,7 +15,7 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/oci"
 )
 
 // A client may send any sizes of its terminal at any speed: the newest one
@@ -27,9 +27,9 @@ func FuzzSizes(f *testing.F) {
 	f.Add([]byte(`[]null"x"{"width":3,"height":4,"other":{}}`))
 	f.Add(append(bytes.Repeat([]byte(" "), 2<<10), `{"Width":1}`...))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var want []pod.Size
+		var want []oci.Size
 		for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
-			var size pod.Size
+			var size oci.Size
 			if decoder.Decode(&size) != nil {
 				break
 			}
@@ -38,7 +38,7 @@ func FuzzSizes(f *testing.F) {
 		v := &session{ctx: t.Context()}
 		sizes := v.sizes(iotest.OneByteReader(bytes.NewReader(text)))
 		v.work.Wait() // nobody has looked meanwhile
-		var got []pod.Size
+		var got []oci.Size
 		for size := range sizes {
 			got = append(got, size)
 		}

@@ -1,0 +1,290 @@
+// Package session connects clients with processes in containers and with ports of
+// pods: it copies bytes, decides when a session is over, and lets no client that
+// does not read hold up anything.
+package session
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/oci"
+)
+
+// Client is whoever talks to a process in a container, as streams. The context
+// that comes with it ends when the client has gone; its methods return then.
+type Client struct {
+	Stdin          io.ReadCloser   // nil: nothing will come. Close makes a Read under way return.
+	Stdout, Stderr io.Writer       // nil: not wanted
+	Resize         <-chan oci.Size // nil: never
+	// Hangup ends the connection to a client that does not read: the reads and
+	// writes under way return.
+	Hangup func()
+}
+
+// drainTime is how long a client may leave the last output of a container that
+// has ended untouched: nobody who does not read can hold anything up (cri-o#6699).
+// Who reads slowly gets all there is, which is no more than pipes hold.
+const drainTime = 2 * time.Second
+
+// quietTime is how long a container that has read all of a client's input may take
+// for its next output before it counts as answered.
+const quietTime = time.Second
+
+// Process is what a client is connected with; *oci.Session is the one there is.
+type Process interface {
+	// Input copies r to the process; it returns at the end of r, or when the process
+	// takes no more.
+	Input(r io.Reader)
+	// EndInput tells the process that no more input comes; TakesInput, whether there
+	// is anything that could read it; Unread, how many bytes have not been read.
+	EndInput()
+	TakesInput() bool
+	Unread() int
+	// Output copies what the process writes until that ends, or the session is closed.
+	Output(ctx context.Context, stdout, stderr io.Writer) error
+	// Dropped says that output was lost; Detach ends the output with the last of it.
+	Dropped() error
+	Detach(ctx context.Context) error
+	Resize(ctx context.Context, size oci.Size) error
+	// Ended is closed when the process has ended.
+	Ended() <-chan struct{}
+	Close()
+}
+
+// Exec connects a client with a command, for as long as that runs and there is
+// output. Exited is closed when the command's container ends. The process is closed
+// in the end.
+func Exec(ctx context.Context, p Process, client Client, exited <-chan struct{}) error {
+	s := session{process: p, client: client, exited: exited, endInput: p.EndInput, command: true}
+	return s.copy(ctx)
+}
+
+// Attach connects a client with the standard streams of a container until either of
+// them ends. Exited is closed when the container ends. With once the end of the
+// client's input ends the container's, which the client sees to its end; otherwise
+// it stays open and the session ends. The process is closed in the end.
+func Attach(ctx context.Context, p Process, client Client, exited <-chan struct{}, once bool) error {
+	s := session{process: p, client: client, exited: exited, endInput: func() {}}
+	if once {
+		s.endInput = p.EndInput
+	} else {
+		s.leaves = p.TakesInput()
+	}
+	return s.copy(ctx)
+}
+
+// session is a client and a process that have been connected.
+type session struct {
+	process  Process
+	client   Client
+	exited   <-chan struct{}
+	endInput func() // when the client's input has ended
+	command  bool   // the session ends with the process, and not before
+	leaves   bool   // the session ends with the client's input
+
+	taken atomic.Uint64 // how often the client has taken output
+}
+
+// counted is the client's end of a stream of output.
+type counted struct {
+	io.Writer
+	taken *atomic.Uint64
+}
+
+func (c counted) Write(p []byte) (int, error) {
+	n, err := c.Writer.Write(p)
+	c.taken.Add(1)
+	return n, err
+}
+
+// count is w and counts its writes, unless it is not wanted.
+func (s *session) count(w io.Writer) io.Writer {
+	if w == nil {
+		return nil
+	}
+	return counted{w, &s.taken}
+}
+
+// copy copies bytes until the session is over. Then the process is closed.
+func (s *session) copy(ctx context.Context) error {
+	var group panics.Group
+	defer group.Wait()
+	defer s.process.Close()
+	over := make(chan struct{})
+	defer close(over)
+
+	inputEnded, answered := make(chan struct{}), make(chan struct{})
+	if s.client.Stdin != nil {
+		defer s.client.Stdin.Close()
+		group.Go(func() {
+			s.process.Input(s.client.Stdin)
+			s.endInput()
+			close(inputEnded)
+			if s.leaves {
+				s.awaitAnswer(s.process.Unread, over, answered)
+			}
+		})
+	}
+	group.Go(func() { s.resize(ctx, over) })
+	unread := make(chan struct{})
+	group.Go(func() { s.awaitDrain(over, answered, unread) })
+	copied := make(chan error, 1)
+	group.Go(func() { copied <- s.process.Output(ctx, s.count(s.client.Stdout), s.count(s.client.Stderr)) })
+
+	wantsOutput := s.client.Stdout != nil || s.client.Stderr != nil
+	if wantsOutput {
+		if err := s.awaitOutput(ctx, copied, answered, unread); err != nil || !s.command {
+			return err
+		}
+	}
+	var inputOver <-chan struct{} // for a client that wants no output
+	if !s.command {
+		inputOver = inputEnded
+	}
+	select {
+	case <-s.process.Ended():
+	case <-inputOver:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// awaitOutput waits for the end of the output, which it brings about once the client
+// may leave.
+func (s *session) awaitOutput(ctx context.Context, copied <-chan error, answered, unread <-chan struct{}) (err error) {
+	select {
+	case err = <-copied:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-answered:
+		return s.detach(ctx, copied, unread)
+	case <-unread:
+		s.client.Hangup()
+		err = <-copied
+	}
+	if err == nil {
+		err = s.process.Dropped()
+	}
+	return err
+}
+
+// detach ends the session with the last of what the container has written.
+func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan struct{}) error {
+	limited, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
+	dropped := s.process.Detach(limited)
+	select {
+	case err := <-copied:
+		return errors.Join(err, dropped)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-unread:
+		s.client.Hangup()
+		return <-copied
+	}
+}
+
+// awaitAnswer closes answered when the container has answered the client's input, which
+// has ended: it has read all of it and then written nothing for quietTime. One that
+// reads no more of it for drainTime, and one that writes all the time, is not
+// waited for longer. How much is unread counts the input of other clients as well.
+func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered chan<- struct{}) {
+	tick := time.NewTicker(quietTime / 10)
+	defer tick.Stop()
+	least, taken := unread(), s.taken.Load()
+	read := time.Now()
+	for moved := read; ; {
+		var now time.Time
+		select {
+		case now = <-tick.C:
+		case <-over:
+			return
+		}
+		if n := unread(); n < least {
+			least, read, moved = n, now, now
+		}
+		if n := s.taken.Load(); n != taken {
+			taken, moved = n, now
+		}
+		if now.Sub(read) >= drainTime || least == 0 && now.Sub(moved) >= quietTime {
+			close(answered)
+			return
+		}
+	}
+}
+
+// resize sets the size of the terminal to that of the client's.
+func (s *session) resize(ctx context.Context, over <-chan struct{}) {
+	for {
+		select {
+		case size, more := <-s.client.Resize:
+			if !more {
+				return
+			}
+			_ = s.process.Resize(ctx, size) // there may be no terminal, or no process any more
+		case <-over:
+			return
+		}
+	}
+}
+
+// awaitDrain closes unread when the container has ended, or the client may leave, and
+// the client has taken nothing for some time: it has had its chance.
+func (s *session) awaitDrain(over, answered <-chan struct{}, unread chan<- struct{}) {
+	select {
+	case <-s.exited:
+	case <-answered:
+	case <-over:
+		return
+	}
+	tick := time.NewTicker(drainTime)
+	defer tick.Stop()
+	for taken := s.taken.Load(); ; {
+		select {
+		case <-tick.C:
+		case <-over:
+			return
+		}
+		before := taken
+		if taken = s.taken.Load(); taken == before {
+			close(unread)
+			return
+		}
+	}
+}
+
+// Forward copies between a connection into a pod and a client's stream until both
+// sides have ended, or ctx has, whose cause is the error then. Closing stream ends
+// what is sent to the client and not what comes from it.
+func Forward(ctx context.Context, conn oci.Stream, stream io.ReadWriteCloser) error {
+	// What still reads from the client at the end does so until stream is closed
+	// for good, which is not for us to do.
+	ended := make(chan error, 2)
+	go func() {
+		_, _ = io.Copy(conn, stream)
+		_ = conn.CloseWrite()
+		_, _ = io.Copy(io.Discard, stream) // the pod does not want it, others wait behind it
+		ended <- nil
+	}()
+	go func() {
+		_, err := io.Copy(stream, conn)
+		_ = stream.Close()
+		ended <- err
+	}()
+	for range cap(ended) {
+		select {
+		case err := <-ended:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
