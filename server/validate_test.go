@@ -167,7 +167,6 @@ func TestRefusedContainers(t *testing.T) {
 		{"mounts[0].container_path", func(c *config) { c.Mounts[host].ContainerPath = "/data\x00" }},
 		{"mounts[0].host_path", func(c *config) { c.Mounts[host].HostPath = "" }},
 		{"mounts[0].host_path", func(c *config) { c.Mounts[host].HostPath = "host" }},
-		{"mounts[0].image_sub_path", func(c *config) { c.Mounts[host].ImageSubPath = "etc" }},
 		{"mounts[0].propagation", func(c *config) { c.Mounts[host].Propagation = 3 }},
 		{"mounts[0].recursive_read_only", func(c *config) { c.Mounts[host].Readonly = false }},
 		{"mounts[0].recursive_read_only", func(c *config) { c.Mounts[host].Propagation = cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER }},

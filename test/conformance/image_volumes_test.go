@@ -2,6 +2,8 @@ package main_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -124,6 +126,22 @@ func TestImageVolumeSubPath(t *testing.T) {
 	})
 }
 
+// Kubelets of 1.36 and 1.37 send the sub path of any volume of a pod that has an image
+// volume as a path inside an image (makeMounts in kubelet_pods.go). The host path has it
+// already.
+func TestSubPathOfAVolumeThatIsNoImage(t *testing.T) {
+	t.Parallel()
+	w := commons.World(t)
+	dir := w.Dir(t)
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("of the host"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := w.Pod(t, "runc").Finish(t, "cat /v/file", mounted(&cri.Mount{ContainerPath: "/v", HostPath: dir, ImageSubPath: "below"}))
+	if out != "of the host" {
+		t.Errorf("the volume's file is %q", out)
+	}
+}
+
 func TestImageVolumesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
@@ -138,7 +156,6 @@ func TestImageVolumesThatCannotBe(t *testing.T) {
 		"not pulled":          {imageVolume(node.RegistryHost+"/never/pulled:latest", ""), codes.NotFound, "never/pulled"},
 		"not an image's name": {imageVolume("UPPER:lower:x", ""), codes.InvalidArgument, "UPPER"},
 		"no name":             {imageVolume("", ""), codes.InvalidArgument, "image"},
-		"a sub path alone":    {mounted(&cri.Mount{ContainerPath: "/v", HostPath: "/tmp", ImageSubPath: "x"}), codes.InvalidArgument, "image_sub_path"},
 		"propagated":          {imageVolume(id, "", func(m *cri.Mount) { m.Propagation = cri.MountPropagation_PROPAGATION_BIDIRECTIONAL }), codes.InvalidArgument, "propagation"},
 	}
 	p := w.Pod(t, "crun")
