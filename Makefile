@@ -44,6 +44,10 @@ crash: setup ## Kill everything at every point of every verb. VERB=, HANDLER=, A
 crash-random: setup ## Run COUNT (20000) containers of up to 50 ms while the server is killed at random.
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/crash -random $(or $(COUNT),20000) $(if $(SEED),-seed $(SEED))
 
+.PHONY: soak
+soak: setup ## Let two nodes live for HOURS (1) and print the slope of everything that could grow. SEED=
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/soak -hours $(or $(HOURS),1) $(if $(SEED),-seed $(SEED))
+
 .PHONY: demo
 demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: with that runtime.
 	@echo "builds crius and the demo; with empty caches this takes a minute or two"
@@ -54,6 +58,12 @@ demo: setup ## Show a real pod, a killed server and a clean node. HANDLER=crun: 
 conformance: ## Run critest with runc and with crun. HANDLER=crun, FOCUS=regexp: only those. HANDLER=runsc or shim-runc: with that.
 	@test/setup.sh
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/conformance $(if $(FOCUS),-focus '$(FOCUS)') $(HANDLER)
+
+.PHONY: kubelet
+kubelet: setup ## Run real kubelets on crius; building them takes half an hour, once. KUBELET=v1.36.3 HANDLER=crun RUN=TestX: only those.
+	@export CRIUS_TEST_KUBELET='$(KUBELET)' CRIUS_TEST_KUBELET_HANDLER='$(HANDLER)'; \
+	go run ./test/prebuild crius probe kubelet && \
+	CRIUS_TEST_PREBUILT=1 go run ./test/runner -v -tags $(TAGS),kubelet -run '$(RUN)' ./test/kubelet
 
 .PHONY: node
 node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun FOCUS=regexp: only those.
@@ -126,7 +136,7 @@ fuzz-cri: setup ## Make random calls of every RPC and check what comes of them. 
 lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 gofmt -l); \
 	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
-	go vet -tags $(TAGS),budgets ./...
+	go vet -tags $(TAGS),budgets,kubelet ./...
 	$(GOLANGCI_LINT) run --allow-parallel-runners
 
 # The version is that of the module in test/tools/lint.
