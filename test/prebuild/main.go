@@ -4,7 +4,8 @@
 //	prebuild [NAME...]     see below for the names; by default everything
 //
 // What comes from elsewhere, such as critest or runsc, is built once and kept in
-// .cache; what comes from the repository is built again if it has changed.
+// .cache; what comes from the repository is built again if it has changed. Kubelets
+// are built only if they are named.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,14 +38,18 @@ var builds = []struct {
 	{"busybox", "busybox, from Debian's sources", tools.Busybox},
 	{"runc", "a current runc", tools.Runc},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
+	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 }
+
+// kubelet is the one that only one target needs, and that takes longest.
+const kubelet = "kubelet"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	wanted := os.Args[1:]
 	for _, b := range builds {
-		if len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+		if len(wanted) == 0 && b.name == kubelet || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
 			continue
 		}
 		err := announced("build "+b.what, func() error { _, err := b.build(ctx); return err })

@@ -19,7 +19,7 @@ var longest = []string{
 
 // programs are the packages whose tests wait for other programs, which the race
 // detector would not see, or see no more of than test/integration does.
-var programs = []string{"test/conformance", "test/runtimes", "test/crash", "test/script", "test/bench", "test/node", "test/cadvisor"}
+var programs = []string{"test/conformance", "test/runtimes", "test/crash", "test/script", "test/bench", "test/node", "test/cadvisor", "test/kubelet"}
 
 const module = "github.com/crius-run/crius/"
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -238,4 +239,23 @@ func diary(args []string) error {
 	}
 	_, err = fmt.Fprintln(f, time.Now().Format(time.RFC3339Nano))
 	return errors.Join(err, f.Close())
+}
+
+func note(args []string) error {
+	if len(args) < 2 {
+		return errUsage
+	}
+	f, err := os.OpenFile(args[0], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, strings.Join(args[1:], " "))
+	return errors.Join(err, f.Close())
+}
+
+func remove(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return os.Remove(args[0])
 }

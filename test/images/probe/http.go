@@ -28,11 +28,37 @@ func serve(args []string) error {
 		}
 		_, _ = w.Write(body)
 	})
+	http.HandleFunc("/exists", func(w http.ResponseWriter, r *http.Request) {
+		if _, err := os.Stat(r.URL.Query().Get("file")); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	http.HandleFunc("/grpc.health.v1.Health/Check", health)
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println(r.Method, r.URL.Path)
 		fmt.Fprintln(w, args[1])
 	})
-	return http.ListenAndServe(args[0], nil)
+	server := http.Server{Addr: args[0], Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true) // gRPC
+	return server.ListenAndServe()
+}
+
+// health answers as gRPC's health service does, of a service that is a file: serving
+// while there is one. The message of either side has one field and is uncompressed.
+func health(w http.ResponseWriter, r *http.Request) {
+	request, err := io.ReadAll(r.Body)
+	const header, field = 5, 2 // compression and length; tag and length
+	serving := byte(1)
+	if err == nil && len(request) > header+field {
+		if _, err := os.Stat(string(request[header+field:])); err != nil {
+			serving = 2
+		}
+	}
+	w.Header().Set("Content-Type", "application/grpc")
+	w.Header().Set("Trailer", "Grpc-Status")
+	_, _ = w.Write([]byte{0, 0, 0, 0, field, 1 << 3, serving})
+	w.Header().Set("Grpc-Status", "0")
 }
 
 func get(args []string) error {
