@@ -44,9 +44,9 @@ func TestAnswersToStart(t *testing.T) {
 		"":              {complaint: "has no address"},
 		"two\nlines":    {complaint: "has no address"},
 		`{"version":2}`: {complaint: "has no address"},
-		"{oops":         {complaint: "no JSON"},
+		"{oops":         {complaint: "cannot parse its answer"},
 		`{"version":4,"address":"unix:///x","protocol":"ttrpc"}`: {complaint: "version 4"},
-		`{"version":3,"address":"unix:///x","protocol":"grpc"}`:  {complaint: `it speaks "grpc"`},
+		`{"version":3,"address":"unix:///x","protocol":"grpc"}`:  {complaint: `unsupported shim protocol "grpc"`},
 	} {
 		got, err := parseEndpoint([]byte(answer))
 		if want.complaint != "" {
