@@ -456,7 +456,7 @@ func Terminate(ctx context.Context, dir string) error {
 		defer func() { _ = c.Close() }()
 		err = c.terminate(ctx)
 	case nobodyListens(err), errors.Is(err, unix.EAGAIN): // or it does not accept
-		err = bury(ctx, dir)
+		err = reap(ctx, dir)
 	}
 	if err != nil {
 		return fmt.Errorf("monitor of %s: %w", dir, err)
@@ -464,9 +464,9 @@ func Terminate(ctx context.Context, dir string) error {
 	return nil
 }
 
-// bury ends and reaps a monitor that cannot be reached any more. As a rule it
+// reap ends and reaps a monitor that cannot be reached any more. As a rule it
 // has left, and at most its zombie is there.
-func bury(ctx context.Context, dir string) error {
+func reap(ctx context.Context, dir string) error {
 	monitor := recorded(dir)
 	if monitor == (handle{}) {
 		return nil

@@ -14,15 +14,15 @@ import (
 )
 
 // newNamed has a runtime that takes the container's streams by name.
-func newNamed(t *testing.T, wait string) *inmate {
+func newNamed(t *testing.T, wait string) *remoteContainer {
 	t.Helper()
-	i := newInmate(t, "", wait)
+	i := newRemoteContainer(t, "", wait)
 	i.Start, i.Helpers, i.Fifos, i.Stdin = nil, false, true, true
 	return i
 }
 
 // fifo opens one end, as a runtime does.
-func (i *inmate) fifo(name string, mode int) *os.File {
+func (i *remoteContainer) fifo(name string, mode int) *os.File {
 	i.Helper()
 	f, err := os.OpenFile(filepath.Join(i.Dir, name), mode, 0)
 	if err != nil {

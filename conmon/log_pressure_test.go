@@ -15,34 +15,34 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/test/kit/torrent"
+	"github.com/crius-run/crius/test/kit/logstress"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
 var buildPour = sync.OnceFunc(func() {
-	build(filepath.Join(rootfs, "pour"), "../test/kit/torrent/pour")
+	build(filepath.Join(rootfs, "writer"), "../test/kit/logstress/writer")
 })
 
-// torrential is a container that writes to both streams as fast as it can.
-type torrential struct {
+// logWriter is a container that writes to both streams as fast as it can.
+type logWriter struct {
 	*container
 	t     *testing.T
 	files []string // of the log, those that have been rotated first
 }
 
-// newTorrential prepares one with the arguments of pour that say when it ends.
+// newLogWriter prepares one with the arguments of writer that say when it ends.
 // For share hundredths of the time it writes at full speed; what has to be read
 // and checked shall be bearable.
-func newTorrential(t *testing.T, runtime string, share int, end ...string) *torrential {
+func newLogWriter(t *testing.T, runtime string, share int, end ...string) *logWriter {
 	t.Helper()
 	buildPour()
-	c := &torrential{container: newContainer(t, runtime), t: t}
+	c := &logWriter{container: newContainer(t, runtime), t: t}
 	shared := filepath.Join(c.Dir, "shared")
 	if err := os.Mkdir(shared, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	c.linux()["resources"] = map[string]any{"cpu": map[string]any{"period": 100_000, "quota": 1000 * share}}
-	c.ociProcess()["args"] = append([]string{"/pour", "/tmp/ledger"}, end...)
+	c.ociProcess()["args"] = append([]string{"/writer", "/tmp/ledger"}, end...)
 	c.config["mounts"] = append(c.config["mounts"].([]any), map[string]any{
 		"destination": "/tmp", "type": "bind", "source": shared, "options": []string{"bind", "rw"},
 	})
@@ -56,34 +56,34 @@ func newTorrential(t *testing.T, runtime string, share int, end ...string) *torr
 }
 
 // written is what the kernel has taken from the container.
-func (c *torrential) written() [2]int64 {
+func (c *logWriter) written() [2]int64 {
 	c.t.Helper()
-	written, err := torrent.Ledger(filepath.Join(c.Dir, "shared", "ledger"))
+	written, err := logstress.Ledger(filepath.Join(c.Dir, "shared", "ledger"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	return written
 }
 
-func (c *torrential) total() int64 {
+func (c *logWriter) total() int64 {
 	w := c.written()
 	return w[0] + w[1]
 }
 
 // reaches waits until the container has written so many bytes in all.
-func (c *torrential) reaches(bytes int64) {
+func (c *logWriter) reaches(bytes int64) {
 	c.t.Helper()
 	wait.For(c.t, fmt.Sprint(bytes, " bytes to be written"), func() bool { return c.total() >= bytes })
 }
 
 // pours waits until it has written so many bytes more.
-func (c *torrential) pours(bytes int64) {
+func (c *logWriter) pours(bytes int64) {
 	c.t.Helper()
 	c.reaches(c.total() + bytes)
 }
 
 // rename is the first half of a rotation.
-func (c *torrential) rename() {
+func (c *logWriter) rename() {
 	c.t.Helper()
 	old := fmt.Sprintf("%s/log.%d", c.Dir, len(c.files))
 	if err := os.Rename(c.LogFile, old); err != nil {
@@ -93,9 +93,9 @@ func (c *torrential) rename() {
 }
 
 // check holds the log, over all its files, against what was written.
-func (c *torrential) check() {
+func (c *logWriter) check() {
 	c.t.Helper()
-	var check torrent.Check
+	var check logstress.Check
 	files := c.files
 	if _, err := os.Stat(c.LogFile); err == nil {
 		files = append(files, c.LogFile)
@@ -128,7 +128,7 @@ func TestEndAtFullSpeed(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		for range 2 {
 			limit := 1 + rand.IntN(1<<rand.IntN(21))
-			c := newTorrential(t, runtime, 100, fmt.Sprint(limit))
+			c := newLogWriter(t, runtime, 100, fmt.Sprint(limit))
 			client := c.run()
 			c.rename()
 			reopen(t, client)
@@ -142,7 +142,7 @@ func TestEndAtFullSpeed(t *testing.T) {
 			c.check()
 		}
 		for range 2 {
-			c := newTorrential(t, runtime, 100, fmt.Sprint(16<<20), "hold")
+			c := newLogWriter(t, runtime, 100, fmt.Sprint(16<<20), "hold")
 			client := c.run()
 			c.reaches(rand.Int64N(1 << 21))
 			c.rename()
@@ -177,18 +177,18 @@ func reopen(t *testing.T, client *conmon.Client) {
 func TestReopenRefusedAtFullSpeed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		refuse, heal func(t *testing.T, c *torrential)
+		refuse, heal func(t *testing.T, c *logWriter)
 		want         error
 	}{
 		"log directory removed": {
-			refuse: func(t *testing.T, c *torrential) {
+			refuse: func(t *testing.T, c *logWriter) {
 				kept := filepath.Join(filepath.Dir(filepath.Dir(c.LogFile)), "kept")
 				if err := errors.Join(os.Link(c.LogFile, kept), os.RemoveAll(filepath.Dir(c.LogFile))); err != nil {
 					t.Fatal(err)
 				}
 				c.files = append(c.files, kept)
 			},
-			heal: func(t *testing.T, c *torrential) {
+			heal: func(t *testing.T, c *logWriter) {
 				if err := os.Mkdir(filepath.Dir(c.LogFile), 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -196,7 +196,7 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 			want: unix.ENOENT,
 		},
 		"no room for another file": {
-			refuse: func(t *testing.T, c *torrential) {
+			refuse: func(t *testing.T, c *logWriter) {
 				old := c.LogFile + ".old"
 				if err := os.Rename(c.LogFile, old); err != nil {
 					t.Fatal(err)
@@ -213,7 +213,7 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 					f.Close()
 				}
 			},
-			heal: func(t *testing.T, c *torrential) {
+			heal: func(t *testing.T, c *logWriter) {
 				ballast, err := filepath.Glob(filepath.Join(filepath.Dir(c.LogFile), "ballast*"))
 				if err != nil || len(ballast) == 0 {
 					t.Fatal(ballast, err)
@@ -236,7 +236,7 @@ func TestReopenRefusedAtFullSpeed(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			c := newTorrential(t, "crun", 3, "0")
+			c := newLogWriter(t, "crun", 3, "0")
 			c.LogFile = filepath.Join(disk, "pod", "log")
 			if err := os.Mkdir(filepath.Dir(c.LogFile), 0o755); err != nil {
 				t.Fatal(err)

@@ -16,24 +16,24 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// inmate is a container in somebody else's sandbox, which is a process that
+// remoteContainer is a container in somebody else's sandbox, which is a process that
 // sleeps. Its runtime is a few scripts: what a real one does the package
 // test/runtimes shows, here it is made to fail.
-type inmate struct {
+type remoteContainer struct {
 	*testing.T
 	conmon.Spec
 	sandbox *exec.Cmd
 }
 
-// newInmate has a runtime whose create writes the sandbox's pid, and which starts
+// newRemoteContainer has a runtime whose create writes the sandbox's pid, and which starts
 // and waits as told.
-func newInmate(t *testing.T, start, wait string) *inmate {
+func newRemoteContainer(t *testing.T, start, wait string) *remoteContainer {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := &inmate{T: t, sandbox: exec.Command("sleep", "1000")}
+	i := &remoteContainer{T: t, sandbox: exec.Command("sleep", "1000")}
 	if err := i.sandbox.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func newInmate(t *testing.T, start, wait string) *inmate {
 	return i
 }
 
-func (i *inmate) launch() *conmon.Client {
+func (i *remoteContainer) launch() *conmon.Client {
 	i.Helper()
 	client, err := conmon.Launch(limit(i), i.Spec)
 	if err != nil {
@@ -66,7 +66,7 @@ func (i *inmate) launch() *conmon.Client {
 	return client
 }
 
-func (i *inmate) write(name string) {
+func (i *remoteContainer) write(name string) {
 	i.Helper()
 	if err := os.WriteFile(filepath.Join(i.Dir, name), nil, 0o600); err != nil {
 		i.Fatal(err)
@@ -74,7 +74,7 @@ func (i *inmate) write(name string) {
 }
 
 // wants checks how the container ended, and that the monitor leaves.
-func (i *inmate) wants(client *conmon.Client, code int32) {
+func (i *remoteContainer) wants(client *conmon.Client, code int32) {
 	i.Helper()
 	if e := exit(i.T, client); e.Code != code {
 		i.Errorf("it ended with %+v, want code %d", e, code)
@@ -98,7 +98,7 @@ const (
 // and the sandbox's process is nobody's to signal or to bury.
 func TestInmate(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, starts, waits)
+	i := newRemoteContainer(t, starts, waits)
 	client := i.launch()
 	if pid := client.PID(); pid != i.sandbox.Process.Pid {
 		t.Errorf("its pid is %d", pid)
@@ -124,7 +124,7 @@ func TestInmate(t *testing.T) {
 // A command that waits and dies is run again.
 func TestInmateWaitedForAgain(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
+	i := newRemoteContainer(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
 	client := i.launch()
 	if err := client.Start(limit(t)); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestInmateWaitedForAgain(t *testing.T) {
 // Nobody can say more of a container that is gone than that it is.
 func TestInmateNobodyKnowsOf(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, starts, "exit 1")
+	i := newRemoteContainer(t, starts, "exit 1")
 	client := i.launch()
 	if err := client.Start(limit(t)); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestSandboxKilled(t *testing.T) {
 	for name, wait := range map[string]string{"noticed": `while kill -0 "$(cat pid)"; do sleep 0.02; done; exit 1`, "not noticed": "exec sleep 1000", "not started": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			i := newInmate(t, starts, wait)
+			i := newRemoteContainer(t, starts, wait)
 			client := i.launch()
 			if wait != "" {
 				if err := client.Start(limit(t)); err != nil {
@@ -171,7 +171,7 @@ func TestSandboxKilled(t *testing.T) {
 // A start that fails says so, and leaves a container that can only be deleted.
 func TestInmateNotStarted(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, "exit 9", waits)
+	i := newRemoteContainer(t, "exit 9", waits)
 	client := i.launch()
 	if err := client.Start(limit(t)); err == nil || !strings.Contains(err.Error(), "exit code 9") {
 		t.Errorf("start: %v", err)
@@ -186,7 +186,7 @@ func TestInmateNotStarted(t *testing.T) {
 // those of others at once; and who leaves does not stop it.
 func TestSlowStart(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, "while [ ! -e go ]; do sleep 0.02; done\n"+starts, waits)
+	i := newRemoteContainer(t, "while [ ! -e go ]; do sleep 0.02; done\n"+starts, waits)
 	client := i.launch()
 	started := make(chan error, 1)
 	go func() { started <- client.Start(limit(t)) }()
@@ -218,7 +218,7 @@ func TestSlowStart(t *testing.T) {
 // What is released while it starts is not started any more.
 func TestReleasedWhileItStarts(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, "echo $$ >starting; exec sleep 1000", waits)
+	i := newRemoteContainer(t, "echo $$ >starting; exec sleep 1000", waits)
 	client := i.launch()
 	go func() { _ = client.Start(limit(t)) }()
 	wait.For(t, "the start", func() bool { text, _ := os.ReadFile(filepath.Join(i.Dir, "starting")); return len(text) > 0 })
@@ -232,7 +232,7 @@ func TestReleasedWhileItStarts(t *testing.T) {
 // that it is under way. While a server looks nothing is started.
 func TestInmateStartIsLocked(t *testing.T) {
 	t.Parallel()
-	i := newInmate(t, "touch begun; while [ ! -e go ]; do sleep 0.02; done; "+starts, waits)
+	i := newRemoteContainer(t, "touch begun; while [ ! -e go ]; do sleep 0.02; done; "+starts, waits)
 	client := i.launch()
 	lock, err := os.OpenFile(filepath.Join(i.Dir, wire.StartLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -20,8 +20,8 @@ const execDirs = "exec-"
 // pidFileOf is the file in an exec's directory to which the runtime writes the pid.
 func pidFileOf(dir string) string { return filepath.Join(dir, "pid") }
 
-// guestFileOf is the same for the pid inside a sandbox.
-func guestFileOf(dir string) string { return filepath.Join(dir, "guest") }
+// sandboxPIDFileOf is the same for the pid inside a sandbox.
+func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
 // endAbandoned ends the commands that a killed server has left in the container: those
 // of ExecSync, and those that were about to be started. Nobody waits for them, and
@@ -65,7 +65,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 			return nil
 		}
 	}
-	e.guest, _ = readPid(guestFileOf(dir)) // outside of sandboxes there is none
+	e.sandboxPID, _ = readPid(sandboxPIDFileOf(dir)) // outside of sandboxes there is none
 	if !t.hasStarted(e, dir) {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (t *cliTask) hasStarted(e *execution, dir string) bool {
 		return false
 	}
 	isMember, err := cgroup.Membership(t.ref.Cgroup)
-	if err != nil || e.guest == 0 && !isMember(e.pid) {
+	if err != nil || e.sandboxPID == 0 && !isMember(e.pid) {
 		return false
 	}
 	process, err := wire.Find(e.pid)

@@ -28,7 +28,7 @@ import (
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
 // understands create, start, kill, delete, exec, update and state. In what they
-// differ their traits say.
+// differ their quirks say.
 type cli struct {
 	name          string
 	handler       Handler
@@ -61,7 +61,7 @@ func (r *cli) lastProbe() *Abilities { return r.prober.answer() }
 // argv is a complete command line of the runtime.
 func (r *cli) argv(a *Abilities, args ...string) []string {
 	argv := []string{a.Path, "--root", r.handler.Root}
-	if flag := a.traits.systemd; r.systemd && flag != "" {
+	if flag := a.quirks.systemd; r.systemd && flag != "" {
 		argv = append(argv, flag)
 	}
 	argv = append(argv, r.handler.Options...)
@@ -133,7 +133,7 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, createFailed(ctx, r.name, spec.Process, err)
 	}
-	if !a.traits.sandboxed {
+	if !a.quirks.sandboxed {
 		if err := checkCreated(client.PID(), spec); err != nil {
 			_ = client.Close()
 			return nil, fmt.Errorf("%s create: %w", r.name, err)
@@ -144,8 +144,8 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 
 func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 	args := []string{"create", "--bundle", ref.Dir, "--pid-file", pidFile(ref)}
-	if len(a.traits.hostNetwork) > 0 && onHostNetwork(spec.Linux.Namespaces) {
-		args = append(slices.Clone(a.traits.hostNetwork), args...)
+	if len(a.quirks.hostNetwork) > 0 && onHostNetwork(spec.Linux.Namespaces) {
+		args = append(slices.Clone(a.quirks.hostNetwork), args...)
 	}
 	return r.logged(a, runtimeLog(ref), args)
 }
@@ -154,10 +154,10 @@ func (r *cli) task(ref Ref, client *conmon.Client) *cliTask {
 	return &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
 }
 
-// inPlace is the task as it is used: in a sandbox it is an inmate.
+// inPlace is the task as it is used: in a sandbox it is a container in a sandbox.
 func (t *cliTask) inPlace() Task {
 	if t.ref.Sandbox != "" {
-		return &inmate{cliTask: t}
+		return &sandboxedTask{cliTask: t}
 	}
 	return t
 }
@@ -230,37 +230,37 @@ func endCgroup(ctx context.Context, path string) error {
 	return emptyCgroup(ctx, path)
 }
 
-// forget removes the container from the runtime's own books, which are a
+// forget removes the container from the runtime's own state files, which are a
 // directory of its name, or some files. Without them the runtime never heard of
 // it, or has forgotten.
 func (r *cli) forget(ctx context.Context, ref Ref) error {
 	a, unusable := r.Probe(ctx)
-	patterns := append([]string{"ID*"}, runscBooks...) // of whatever it was
+	patterns := append([]string{"ID*"}, runscStateFiles...) // of whatever it was
 	if unusable == nil {
-		patterns = a.traits.books
+		patterns = a.quirks.stateFiles
 	}
-	books, err := r.booksOf(ref.ID, patterns)
-	if err != nil || len(books) == 0 {
+	stateFiles, err := r.stateFilesOf(ref.ID, patterns)
+	if err != nil || len(stateFiles) == 0 {
 		return err
 	}
 	// A runtime that has been uninstalled must not keep its pods for ever: all
-	// that it could still do is to remove its books.
+	// that it could still do is to remove its state files.
 	if unusable == nil {
-		reap := reapHelpers(a.traits.helper, ref)
-		buried := make(chan struct{})
-		go func() { reap(); close(buried) }() // for which delete waits
+		reap := reapHelpers(a.quirks.helper, ref)
+		reaped := make(chan struct{})
+		go func() { reap(); close(reaped) }() // for which delete waits
 		_, err := r.run(ctx, ref, nil, "delete", "--force")
 		if _, refused := errors.AsType[*exec.ExitError](err); refused { // and does not hang
 			err = r.forgetEnded(ctx, ref, err)
 		}
-		<-buried
+		<-reaped
 		if err != nil {
 			return err
 		}
 	}
 	// What a runtime killed in the middle of create has left there it does not
 	// always take for a container.
-	for _, path := range books {
+	for _, path := range stateFiles {
 		err = errors.Join(err, mount.RemoveAll(path))
 	}
 	return err
@@ -334,7 +334,7 @@ func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	args := t.runtime.logged(a, runtimeLog(t.ref), []string{"start"})
-	if len(a.traits.hostNetwork) == 0 {
+	if len(a.quirks.hostNetwork) == 0 {
 		return args, nil
 	}
 	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
@@ -342,7 +342,7 @@ func (t *cliTask) startArgs(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
 	if onHostNetwork(spec.Linux.Namespaces) {
-		args = append(slices.Clone(a.traits.hostNetwork), args...)
+		args = append(slices.Clone(a.quirks.hostNetwork), args...)
 	}
 	return args, nil
 }
@@ -417,7 +417,7 @@ func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResou
 	if err != nil {
 		return err
 	}
-	if m := resources.Memory; a.traits.swapFirst && m != nil && m.Swap != nil {
+	if m := resources.Memory; a.quirks.swapFirst && m != nil && m.Swap != nil {
 		// That fails where the limits are lowered, for which the order is right.
 		_ = t.updateOnce(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Swap: m.Swap}})
 	}

@@ -26,9 +26,9 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// buryTime is how long a killed command is waited for. One that sleeps
+// reapTime is how long a killed command is waited for. One that sleeps
 // uninterruptibly dies when it can.
-const buryTime = 300 * time.Millisecond
+const reapTime = 300 * time.Millisecond
 
 // Limits of what is kept of the output of Execs besides MaxExecOutput.
 const (
@@ -88,7 +88,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		})
 		select {
 		case <-c.Ended():
-		case <-time.After(buryTime):
+		case <-time.After(reapTime):
 		}
 		return nil, context.Cause(ctx)
 	}
@@ -119,7 +119,7 @@ func (t *cliTask) exec(ctx context.Context, c Command) (*execution, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.traits.guestPID == "" {
+	if a.quirks.sandboxPID == "" {
 		return t.begin(ctx, c)
 	}
 	return beginWhole(ctx, func(ctx context.Context) (*execution, error) { return t.begin(ctx, c) },
@@ -159,10 +159,10 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 // execution is a command that runs.
 type execution struct {
 	*Session
-	pid    int
-	leader int    // of its session, which is not always its own: crun makes it in a process between
-	guest  int    // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
-	dir    string // see Command.noted
+	pid        int
+	leader     int    // of its session, which is not always its own: crun makes it in a process between
+	sandboxPID int    // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
+	dir        string // see Command.noted
 }
 
 // forget removes the note for the next server.
@@ -273,9 +273,9 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 	if console != nil {
 		args = append(args, "--console-socket", console.path)
 	}
-	guestFile := guestFileOf(dir)
-	if flag := a.traits.guestPID; flag != "" {
-		args = append(args, flag, guestFile)
+	sandboxPIDFile := sandboxPIDFileOf(dir)
+	if flag := a.quirks.sandboxPID; flag != "" {
+		args = append(args, flag, sandboxPIDFile)
 	}
 	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -302,8 +302,8 @@ func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdi
 		late.Stop()
 	}
 	e.pid, err = readPid(pidFile)
-	if a.traits.guestPID != "" && err == nil {
-		e.guest, err = readPid(guestFile)
+	if a.quirks.sandboxPID != "" && err == nil {
+		e.sandboxPID, err = readPid(sandboxPIDFile)
 	}
 	switch {
 	case ctx.Err() != nil && err == nil:
@@ -383,10 +383,10 @@ func readPid(file string) (int, error) {
 // process with a session and parent of its own making is a daemon that the
 // container now has; it ends with the container.)
 func (t *cliTask) killExec(ctx context.Context, e *execution) {
-	if e.guest != 0 {
+	if e.sandboxPID != 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
 		defer cancel()
-		t.killGuest(ctx, e.guest)
+		t.killInSandbox(ctx, e.sandboxPID)
 		killTree(e.pid, isOwnChild)
 		return
 	}

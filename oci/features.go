@@ -34,7 +34,7 @@ type Abilities struct {
 	// the first of them, with a kernel of its own.
 	Sandboxed bool
 
-	traits traits
+	quirks quirks
 	behind string // version of the runtime that a shim runs
 }
 
@@ -121,8 +121,8 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 		return nil, fmt.Errorf("%s --version: %w: %w", path, err, fault.Unavailable)
 	}
 	a := &Abilities{Path: path, Version: firstLine(version)}
-	a.traits = traitsOf(a.Version)
-	a.Sandboxed = a.traits.sandboxed
+	a.quirks = quirksOf(a.Version)
+	a.Sandboxed = a.quirks.sandboxed
 	if known == nil {
 		text, err := output(ctx, path, "features")
 		if errors.Is(err, fault.Timeout) {

@@ -15,13 +15,13 @@ func runtimeLog(ref Ref) string { return filepath.Join(ref.Dir, "runtime.log") }
 
 // logged puts in front of args what makes the runtime log to file: its standard
 // error then ends with the error as one line of plain text; see errorAlone. A handler that logs elsewhere by its own options is left alone. So is a
-// runtime with sandboxes; see traits.log.
+// runtime with sandboxes; see quirks.log.
 //
 // Its log is not asked for as JSON: crun would write the error of an exec that
 // fails after the start as JSON as well, into the container's log.
 func (r *cli) logged(a *Abilities, file string, args []string) []string {
 	elsewhere := slices.ContainsFunc(r.handler.Options, func(o string) bool { return o == "--log" || strings.HasPrefix(o, "--log=") })
-	if a.traits.sandboxed || elsewhere {
+	if a.quirks.sandboxed || elsewhere {
 		return args
 	}
 	return append([]string{"--log=" + file}, args...)

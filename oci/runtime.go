@@ -42,8 +42,8 @@ type Runtime interface {
 	Delete(ctx context.Context, ref Ref) error
 	// Probe says what the runtime can do, or why it cannot be used now.
 	Probe(ctx context.Context) (*Abilities, error)
-	// Books tells what the runtime itself has on containers, wherever they come from.
-	Books() (Books, error)
+	// StateFiles tells what the runtime itself has on containers, wherever they come from.
+	StateFiles() (StateFiles, error)
 	// Handler is the configuration behind this runtime.
 	Handler() Handler
 }

@@ -79,7 +79,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	if _, err := shim.Options(!a.Sandboxed, r.options(a)); err != nil {
 		return nil, fmt.Errorf("runtime options: %w", err)
 	}
-	a.Path, a.Version, a.traits = path, shimVersion(string(text)), traits{}
+	a.Path, a.Version, a.quirks = path, shimVersion(string(text)), quirks{}
 	return a, nil
 }
 
@@ -205,8 +205,8 @@ func (r *shimmed) task(ref Ref, client *conmon.Client) (Task, error) {
 		return nil, errors.Join(err, client.Close())
 	}
 	t := &shimTask{runtime: r, record: record, watched: watched{ref: ref, client: client}}
-	if record.Guest {
-		return &guest{shimTask: t}, nil
+	if record.Sandboxed {
+		return &sandboxedShimTask{shimTask: t}, nil
 	}
 	return t, nil
 }
@@ -260,13 +260,13 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 // forget kills and removes the container: by its shim or, if that is dead, or does
 // not answer, or was never reached, by the shim's program and by hand.
 func (r *shimmed) forget(ctx context.Context, ref Ref) error {
-	if !shim.Begun(ref.Dir) { // or forgotten, perhaps by another handler, who does not know of these books
-		return r.removeBooks(ref)
+	if !shim.Begun(ref.Dir) { // or forgotten, perhaps by another handler, who does not know of these state files
+		return r.removeState(ref)
 	}
 	record, err := shim.ReadRecord(ref.Dir)
 	if err == nil {
-		if err = r.askToForget(ctx, record, ref); err == nil {
-			return errors.Join(r.removeBooks(ref), shim.Forget(ref.Dir))
+		if err = r.deleteByShim(ctx, record, ref); err == nil {
+			return errors.Join(r.removeState(ref), shim.Forget(ref.Dir))
 		}
 	}
 	slog.DebugContext(ctx, "container deleted without its shim", "container", ref.ID, "err", err)
@@ -275,8 +275,8 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 		_ = conmon.Signal(record.Process, unix.SIGKILL)
 	}
 	endWorkers(ctx, ref)                                  // who might still be creating
-	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its books
-		if err := r.bury(ctx, program, ref); err != nil {
+	if program := r.program(ctx, record); program != "" { // else all that it could do is to remove its state files
+		if err := r.deleteByProgram(ctx, program, ref); err != nil {
 			// It has come to nothing that it would know, or is out of order. All of the
 			// container's processes are in its cgroup, or work in its directory.
 			slog.WarnContext(ctx, "shim did not clean up, cleaning up by force", "container", ref.ID, "err", err)
@@ -288,7 +288,7 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return err
 		}
 	}
-	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeBooks(ref), shim.Forget(ref.Dir))
+	return errors.Join(endCgroup(ctx, ref.Cgroup), r.removeState(ref), shim.Forget(ref.Dir))
 }
 
 // endWorkers kills what works in the container's directory, down to who was forked
@@ -317,16 +317,16 @@ func (r *shimmed) program(ctx context.Context, record shim.Record) string {
 	return ""
 }
 
-// bury has the program of the shim remove what a dead one has left.
-func (r *shimmed) bury(ctx context.Context, program string, ref Ref) error {
+// deleteByProgram has the program of the shim remove what a dead one has left.
+func (r *shimmed) deleteByProgram(ctx context.Context, program string, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout, fmt.Errorf("the shim's delete did not end within %s: %w", verbTimeout, fault.Timeout))
 	defer cancel()
-	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Bury(ctx)
+	_, err := shim.Program{Path: program, ID: ref.ID, Dir: ref.Dir, Server: r.server, Publisher: r.client}.Delete(ctx)
 	return err
 }
 
-// askToForget is the polite way. Who was killed needs a moment to be dead.
-func (r *shimmed) askToForget(ctx context.Context, record shim.Record, ref Ref) error {
+// deleteByShim asks the shim itself. A process that was killed takes a moment to die.
+func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lastTime, fmt.Errorf("the shim does not answer: %w", fault.Timeout))
 	defer cancel()
 	client, err := record.Dial(ctx)
@@ -381,7 +381,7 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 	poll.Until(ctx, pause, ended)
 	// Who is deaf is of use to no container, and nobody else would ever end it.
 	_ = conmon.Signal(record.Process, unix.SIGKILL)
-	dying, stop := context.WithTimeout(context.WithoutCancel(ctx), buryTime)
+	dying, stop := context.WithTimeout(context.WithoutCancel(ctx), reapTime)
 	defer stop()
 	poll.Until(dying, pause, ended)
 	_, _ = unix.Wait4(record.Process.PID, nil, unix.WNOHANG, nil) // an orphan of the monitor's, and so a child
@@ -408,8 +408,8 @@ func drainFifos(ref Ref) (stop func()) {
 	}
 }
 
-// removeBooks removes what runc itself knows of the container and has not
+// removeState removes what runc itself knows of the container and has not
 // forgotten, as when it was killed in the middle of create.
-func (r *shimmed) removeBooks(ref Ref) error {
+func (r *shimmed) removeState(ref Ref) error {
 	return mount.RemoveAll(filepath.Join(r.handler.Root, shim.Namespace, ref.ID))
 }

@@ -32,8 +32,8 @@ func (t *shimTask) Open(ctx context.Context, c Command) (*Session, error) {
 	return e.Session, nil
 }
 
-// errand is a command that a shim runs, and what belongs to it here.
-type errand struct {
+// shimExec is a command that a shim runs, and what belongs to it here.
+type shimExec struct {
 	task    *shimTask
 	process shim.Process
 	dir     string // of its FIFOs
@@ -59,7 +59,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	}
 	var name [8]byte
 	_, _ = rand.Read(name[:]) // never fails
-	x := &errand{task: t, process: shim.Process{ID: t.ref.ID, Exec: hex.EncodeToString(name[:])}}
+	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID, Exec: hex.EncodeToString(name[:])}}
 	if x.client, err = t.record.Dial(ctx); err != nil {
 		return nil, fmt.Errorf("%s exec: %w: %w", t.runtime.name, err, fault.Unavailable)
 	}
@@ -73,7 +73,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		if err := x.client.Exec(ctx, x.process, text, io); err != nil {
 			return err
 		}
-		if pid, err = x.client.Start(ctx, x.process); err == nil && !t.record.Guest {
+		if pid, err = x.client.Start(ctx, x.process); err == nil && !t.record.Sandboxed {
 			err = shim.CheckPID(pid)
 		}
 		return err
@@ -92,7 +92,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 }
 
 // open makes the FIFOs.
-func (x *errand) open(c Command) (io shim.Stdio, err error) {
+func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
 	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, execDirs); err != nil {
 		return io, err
 	}
@@ -113,7 +113,7 @@ func (x *errand) open(c Command) (io shim.Stdio, err error) {
 	return io, nil
 }
 
-func (x *errand) close() {
+func (x *shimExec) close() {
 	for _, f := range x.fifos {
 		f.Close()
 	}
@@ -122,8 +122,8 @@ func (x *errand) close() {
 }
 
 // abandon takes back a command that did not start, or nobody knows whether. It is
-// the last to have the errand, and takes 2 lastTimes at most.
-func (x *errand) abandon(ctx context.Context) {
+// the last to have the shimExec, and takes 2 lastTimes at most.
+func (x *shimExec) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false)
@@ -131,7 +131,7 @@ func (x *errand) abandon(ctx context.Context) {
 }
 
 // forget has the shim forget a command that has ended.
-func (x *errand) forget(ctx context.Context) {
+func (x *shimExec) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	if err := x.client.Delete(ctx, x.process); err != nil && !errors.Is(err, fault.NotFound) {
@@ -142,7 +142,7 @@ func (x *errand) forget(ctx context.Context) {
 
 // session hands the command over. Its own goroutine waits for its end and, when
 // the session is over as well, has the shim forget it.
-func (x *errand) session(ctx context.Context, c Command, pid int) *execution {
+func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
 	// The shim has opened the ends that it writes to by now, and with ours nobody
 	// would see an end of them. From which it reads it may open later: what lies there
@@ -181,7 +181,7 @@ func (x *errand) session(ctx context.Context, c Command, pid int) *execution {
 		go x.hangUp(ctx, s, ended)
 	}
 	e := &execution{Session: s, pid: pid}
-	if !x.task.record.Guest {
+	if !x.task.record.Sandboxed {
 		e.noteLeader()
 		x.task.shareOOMScore(pid)
 	}
@@ -189,7 +189,7 @@ func (x *errand) session(ctx context.Context, c Command, pid int) *execution {
 }
 
 // hangUp does what closing a terminal does elsewhere: the shim keeps it open.
-func (x *errand) hangUp(ctx context.Context, s *Session, ended <-chan struct{}) {
+func (x *shimExec) hangUp(ctx context.Context, s *Session, ended <-chan struct{}) {
 	select {
 	case <-ended:
 		return
@@ -204,7 +204,7 @@ func (x *errand) hangUp(ctx context.Context, s *Session, ended <-chan struct{}) 
 
 // closeStdin tells the shim of the end of the input when it has read all of it:
 // some throw away what they have not.
-func (x *errand) closeStdin(ctx context.Context, s *Session) {
+func (x *shimExec) closeStdin(ctx context.Context, s *Session) {
 	const longest = time.Second
 	for pause := 2 * time.Millisecond; shim.Unread(x.fifos[0].Path) > 0; pause = min(2*pause, longest) {
 		select {
@@ -223,7 +223,7 @@ func (x *errand) closeStdin(ctx context.Context, s *Session) {
 // killExec kills a command that is in nobody's way any more. In a sandbox the
 // descendants are out of reach: they end with the container.
 func (t *shimTask) killExec(ctx context.Context, e *execution) {
-	if !t.record.Guest {
+	if !t.record.Sandboxed {
 		killCommand(ctx, t.ref, e)
 		return
 	}

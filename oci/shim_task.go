@@ -134,17 +134,17 @@ func (t *shimTask) resize(p shim.Process) func(context.Context, Size) error {
 	}
 }
 
-// guest is a container of a shim that lives in a sandbox with a kernel of its own,
+// sandboxedShimTask is a container of a shim that lives in a sandbox with a kernel of its own,
 // Kata's virtual machine for one. Its pid is a stand-in's, for all of a pod the
 // same, so everything goes through the shim.
-type guest struct {
+type sandboxedShimTask struct {
 	*shimTask
 	counted usageRate
 	killed  atomic.Int64 // when a kill was first acknowledged, in Unix nanoseconds; 0: not yet
 }
 
 // Signal: a container that is gone meanwhile has no use for it.
-func (t *guest) Signal(ctx context.Context, sig unix.Signal) error {
+func (t *sandboxedShimTask) Signal(ctx context.Context, sig unix.Signal) error {
 	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Kill(ctx, t.process(), sig, false) })
 	if t.dead() || errors.Is(err, fault.NotFound) {
 		return nil
@@ -155,7 +155,7 @@ func (t *guest) Signal(ctx context.Context, sig unix.Signal) error {
 // Kill: of a container that has never run no end is told. It is forgotten, and the
 // monitor, which has nothing to wait for, is told. So is one that lives on long
 // after its shim has said that it is killed: the shim ends with it.
-func (t *guest) Kill(ctx context.Context) error {
+func (t *sandboxedShimTask) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
 	}
@@ -182,13 +182,13 @@ func (t *guest) Kill(ctx context.Context) error {
 
 // deathless notes that a kill was acknowledged, and reports whether one was so long
 // ago that the container should be dead.
-func (t *guest) deathless() bool {
+func (t *sandboxedShimTask) deathless() bool {
 	now := time.Now()
 	return !t.killed.CompareAndSwap(0, now.UnixNano()) && now.Sub(time.Unix(0, t.killed.Load())) > hangTime
 }
 
 // Usage asks the shim: nothing on this machine counts for one container.
-func (t *guest) Usage(ctx context.Context) (u cgroup.Usage, err error) {
+func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, usageTime)
 	defer cancel()
 	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
@@ -210,7 +210,7 @@ func (t *guest) Usage(ctx context.Context) (u cgroup.Usage, err error) {
 // Update: the limits in the guest are the shim's business, those on this machine
 // are the sandbox's. Of a memory limit that is too low the guest's kernel has to
 // tell.
-func (t *guest) Update(ctx context.Context, u Update) error {
+func (t *sandboxedShimTask) Update(ctx context.Context, u Update) error {
 	err := t.runtimeUpdate(ctx, u.Resources)
 	if err == nil || u.Old == nil {
 		return err
@@ -224,7 +224,7 @@ func (t *guest) Update(ctx context.Context, u Update) error {
 // Forward has a program of ours in the sandbox connect the port: the loopback of
 // a guest can be reached from inside alone. The pod's own container, of which this
 // is asked, has that program.
-func (t *guest) Forward(ctx context.Context, port uint16) (Stream, error) {
+func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	spec, err := ReadSpec[specs.Spec](t.ref.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)

@@ -337,14 +337,14 @@ type fakeRuntime struct {
 
 func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
 
-// Books has a directory for each container.
-func (f fakeRuntime) Books() (oci.Books, error) {
+// StateFiles has a directory for each container.
+func (f fakeRuntime) StateFiles() (oci.StateFiles, error) {
 	entries, err := os.ReadDir(f.root)
-	books := oci.Books{}
+	files := oci.StateFiles{}
 	for _, entry := range entries {
-		books[entry.Name()] = []string{filepath.Join(f.root, entry.Name())}
+		files[entry.Name()] = []string{filepath.Join(f.root, entry.Name())}
 	}
-	return books, err
+	return files, err
 }
 
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {

@@ -163,7 +163,7 @@ func (c *Container) killOnce(ctx context.Context) {
 func (c *Container) allDead() bool {
 	processes, err := conmon.ReadProcesses(c.ref.Dir)
 	if err != nil || conmon.Alive(processes.Container) || cgroup.Asleep(processes.Monitor.PID) != "" {
-		return false // an inmate's process is the sandbox
+		return false // the process of a sandboxed task is the sandbox
 	}
 	pids, err := cgroup.Procs(c.ref.Cgroup)
 	return err == nil && len(pids) == 0

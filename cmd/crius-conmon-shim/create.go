@@ -32,7 +32,7 @@ func create(ctx context.Context, a arguments) error {
 	if err != nil {
 		return err
 	}
-	r := shim.Record{Endpoint: endpoint, Program: p.Path, Leader: leads(p.Dir), Guest: a.guest}
+	r := shim.Record{Endpoint: endpoint, Program: p.Path, Leader: leads(p.Dir), Sandboxed: a.guest}
 	if err := r.Write(p.Dir); err != nil {
 		return err
 	}
@@ -51,10 +51,10 @@ func create(ctx context.Context, a arguments) error {
 	if err := r.Write(p.Dir); err != nil {
 		return err
 	}
-	if pid == 0 && r.Guest {
+	if pid == 0 && r.Sandboxed {
 		pid = r.Process.PID
 	}
-	if !r.Guest {
+	if !r.Sandboxed {
 		if err := shim.CheckPID(pid); err != nil {
 			return fmt.Errorf("find the container's process: %w", err)
 		}

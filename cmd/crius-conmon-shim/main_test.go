@@ -222,7 +222,7 @@ func TestWaitForTheDead(t *testing.T) {
 	}
 	p.Path = "/no/such/shim"
 	for _, guest := range []bool{false, true} {
-		r.Guest, r.Leader = guest, true
+		r.Sandboxed, r.Leader = guest, true
 		own, inDir := sleeper(t, "/"), sleeper(t, dir)
 		processes := wire.AppendProcesses(nil, wire.Process{}, own)
 		if err := os.WriteFile(filepath.Join(dir, wire.Processes), processes, 0o600); err != nil {

@@ -22,8 +22,8 @@ import (
 // killed is the exit status of what has gone without a word.
 const killed = 128 + int(unix.SIGKILL)
 
-// buryTime bounds what a shim's program does about a shim that is dead.
-const buryTime = 20 * time.Second
+// cleanUpTime bounds what a shim's program does about a shim that is dead.
+const cleanUpTime = 20 * time.Second
 
 // wait prints how the container has ended, once it has. It ends what is left of a
 // container whose shim has died. As long as it runs it takes the events of the
@@ -36,7 +36,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	if err != nil {
 		return err
 	}
-	if r.Leader && r.Guest {
+	if r.Leader && r.Sandboxed {
 		stop, err := serveEvents(ctx, p.Dir)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "cannot receive events of the shim, OOM kills go unreported:", err) // OOM among them
@@ -68,7 +68,7 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 		client, err := r.Dial(ctx)
 		switch {
 		case errors.Is(err, fault.NotFound):
-			return bury(ctx, r, p), nil
+			return cleanUp(ctx, r, p), nil
 		case err != nil:
 			return 0, err
 		}
@@ -85,14 +85,14 @@ func waitFor(ctx context.Context, r shim.Record, p shim.Program) (int, error) {
 	}
 }
 
-// bury kills what a dead shim has left of the container.
-func bury(ctx context.Context, r shim.Record, p shim.Program) int {
-	ctx, cancel := context.WithTimeoutCause(ctx, buryTime, fault.Timeout)
+// cleanUp kills what a dead shim has left of the container.
+func cleanUp(ctx context.Context, r shim.Record, p shim.Program) int {
+	ctx, cancel := context.WithTimeoutCause(ctx, cleanUpTime, fault.Timeout)
 	defer cancel()
-	status, err := p.Bury(ctx)
+	status, err := p.Delete(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err) // the server does it once more when the container is deleted
-		buryByHand(ctx, r, p.Dir)
+		killLeft(ctx, r, p.Dir)
 	}
 	if err != nil || status == 0 {
 		return killed
@@ -103,9 +103,9 @@ func bury(ctx context.Context, r shim.Record, p shim.Program) int {
 // dieTime is far more than a process needs that has been killed.
 const dieTime = 5 * time.Second
 
-// buryByHand kills what lives of a container that is about to be said to have
+// killLeft kills what lives of a container that is about to be said to have
 // ended. Those in a sandbox end with it: it works for the one that was first.
-func buryByHand(ctx context.Context, r shim.Record, dir string) {
+func killLeft(ctx context.Context, r shim.Record, dir string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dieTime)
 	defer cancel()
 	var left []wire.Process
@@ -126,7 +126,7 @@ func buryByHand(ctx context.Context, r shim.Record, dir string) {
 func living(r shim.Record, dir string) []wire.Process {
 	var all []wire.Process
 	switch {
-	case !r.Guest:
+	case !r.Sandboxed:
 		if known, err := conmon.ReadProcesses(dir); err == nil { // else the container has not come to be
 			all = append(all, known.Container)
 		}

@@ -63,19 +63,19 @@ func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (
 // standIn does what a server would, where none runs.
 type standIn struct{ cfg config.Config }
 
-// node opens the floors and makes an engine on them.
+// node opens the backends and makes an engine on them.
 func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {
-	floors, err := openFloors(ctx, s.cfg, nil)
+	backends, err := openBackends(ctx, s.cfg, nil)
 	if err != nil {
 		return control.Node{}, nil, err
 	}
-	engine, _, err := floors.engine(ctx)
+	engine, _, err := backends.engine(ctx)
 	if err != nil {
-		closing(&err, func() error { return floors.Close(ctx) })
+		closing(&err, func() error { return backends.Close(ctx) })
 		return control.Node{}, nil, err
 	}
-	end = func() error { return errors.Join(bounded(ctx, engine.Close), floors.Close(ctx)) }
-	return control.Node{Engine: engine, Store: floors.store}, end, nil
+	end = func() error { return errors.Join(bounded(ctx, engine.Close), backends.Close(ctx)) }
+	return control.Node{Engine: engine, Store: backends.store}, end, nil
 }
 
 // inspect looks at the node and changes nothing.

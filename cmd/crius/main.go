@@ -2,7 +2,7 @@
 // unix socket and runs containers with OCI runtimes such as runc and crun.
 //
 // This package is the wiring: it reads the command line and the configuration,
-// builds the floors below from top to bottom and stops them again. Its other
+// builds the backends below from top to bottom and stops them again. Its other
 // subcommands look at a node and print, and change nothing.
 //
 // Exit codes: 0 done, 1 something failed, 2 the command line makes no sense.

@@ -39,7 +39,7 @@ const orphanPeriod = 10 * time.Second
 // and saves next to nothing of what little the server computes.
 const garbagePercent = 50
 
-// serve runs the node until ctx ends: it builds the floors from the bottom up,
+// serve runs the node until ctx ends: it builds the backends from the bottom up,
 // makes right what an earlier server left, and answers CRI. The containers
 // never notice its end.
 func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error) {
@@ -62,19 +62,19 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, endTraces)
 	tracer.Hook = hook
-	floors, err := openFloors(ctx, cfg, tracer)
+	backends, err := openBackends(ctx, cfg, tracer)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, func() error { return floors.Close(ctx) })
-	cfg = floors.cfg
-	store, runtimes := floors.store, floors.runtimes
+	defer closing(&err, func() error { return backends.Close(ctx) })
+	cfg = backends.cfg
+	store, runtimes := backends.store, backends.runtimes
 	if err := checkProfiles(cfg.Runtime); err != nil {
 		return err
 	}
 	reportHandlers(ctx, runtimes)
 	defer onHangup(ctx, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
-	engine, cni, err := floors.engine(ctx)
+	engine, cni, err := backends.engine(ctx)
 	if err != nil {
 		return err
 	}

@@ -109,13 +109,13 @@ func (m *monitor) start() (err error) {
 	}
 	// Both are inherited, and neither is meant for a container.
 	ignoreSignals()
-	becomePrecious()
+	protectFromOOM()
 	return nil
 }
 
-// becomePrecious asks the OOM killer to take anybody else, as far as this
+// protectFromOOM asks the OOM killer to take anybody else, as far as this
 // process may: lowering the score takes CAP_SYS_RESOURCE.
-func becomePrecious() {
+func protectFromOOM() {
 	fd, err := wire.Open(syscall.O_WRONLY, 0, "/proc/self/oom_score_adj")
 	if err != nil {
 		return

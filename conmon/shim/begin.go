@@ -79,9 +79,9 @@ func (p Program) bootstrap(ctx context.Context) ([]byte, error) {
 	return p.run(ctx, text, "start")
 }
 
-// Bury has the shim's program remove all that is left of the container and of a
+// Delete has the shim's program remove all that is left of the container and of a
 // shim that has died. It tells how the container has ended if the shim has known.
-func (p Program) Bury(ctx context.Context) (exitStatus int, err error) {
+func (p Program) Delete(ctx context.Context) (exitStatus int, err error) {
 	// Containerd's own shims look for the bundle under the container's id, beside
 	// their working directory.
 	if name := filepath.Join(filepath.Dir(p.Dir), p.ID); name != p.Dir {

@@ -24,9 +24,9 @@ type Record struct {
 	// Leader: the shim was started for this container, and is to others what it
 	// is to it. It works in this container's run directory.
 	Leader bool `json:"leader"`
-	// Guest: the container lives in a sandbox with a kernel of its own, where nothing
+	// Sandboxed: the container lives in a sandbox with a kernel of its own, where nothing
 	// goes by pids of this machine.
-	Guest bool `json:"guest"`
+	Sandboxed bool `json:"guest"`
 	// Process is the shim's, once it has said which; zero before.
 	Process wire.Process `json:"process"`
 }

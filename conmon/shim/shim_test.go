@@ -193,7 +193,7 @@ func TestRecord(t *testing.T) {
 	if _, err := ReadRecord(dir); !errors.Is(err, fault.NotFound) || Begun(dir) || Begun("") {
 		t.Errorf("where nothing is: %v", err)
 	}
-	want := Record{Endpoint: Endpoint{"unix:///x", 3}, Program: "/p", Leader: true, Guest: true}
+	want := Record{Endpoint: Endpoint{"unix:///x", 3}, Program: "/p", Leader: true, Sandboxed: true}
 	if err := errors.Join(want.Write(dir), os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -288,10 +288,10 @@ func TestBeginHangs(t *testing.T) {
 	})
 }
 
-func TestBury(t *testing.T) {
+func TestDelete(t *testing.T) {
 	t.Parallel()
 	p := program(t, `echo "$*" >asked; ls -l "../$4/asked" >found; printf '\020\211\001'`)
-	status, err := p.Bury(t.Context())
+	status, err := p.Delete(t.Context())
 	if err != nil || status != 137 {
 		t.Errorf("%d, %v", status, err)
 	}

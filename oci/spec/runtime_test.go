@@ -14,7 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestRuntimes lets the real runtimes make the animals of the zoo and compares
+// TestRuntimes lets the real runtimes make the containers of the golden specs and compares
 // what the kernel gave them with what their specs say.
 func TestRuntimes(t *testing.T) {
 	elsewhere := []string{
@@ -23,7 +23,7 @@ func TestRuntimes(t *testing.T) {
 		"user-namespace", // TestUserNamespace
 	}
 	for _, rt := range runtimes(t) {
-		for _, a := range zoo() {
+		for _, a := range goldenSpecs() {
 			if slices.Contains(elsewhere, a.name) || a.name == "cgroup-v2" && !onV2(t) {
 				continue
 			}
@@ -227,7 +227,7 @@ func checkCgroup(t *testing.T, s *specs.Spec, v2 bool) {
 
 // checkAttempts compares what the program could do with what such a container
 // may do.
-func checkAttempts(t *testing.T, animal string, r report) {
+func checkAttempts(t *testing.T, goldenSpec string, r report) {
 	t.Helper()
 	const readOnly, denied, notPermitted = "read-only file system", "permission denied", "operation not permitted"
 	want := map[string]string{
@@ -249,7 +249,7 @@ func checkAttempts(t *testing.T, animal string, r report) {
 	if entries, err := os.ReadDir("/sys/firmware"); err == nil && len(entries) == 0 {
 		firmware = "empty"
 	}
-	switch animal {
+	switch goldenSpec {
 	case "kubelet-user":
 		want["write /new"], want["write /data/new"] = "ok", "ok"
 		want["write /etc/resolv.conf"] = denied

@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // TestZoo compares whole specs with the ones that were reviewed. The default
 // seccomp profile has a golden file of its own and is cut out of the others.
 func TestZoo(t *testing.T) {
-	for _, a := range zoo() {
+	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
 			s, err := a.spec(a.input())
 			if err != nil {
@@ -36,7 +36,7 @@ func TestZoo(t *testing.T) {
 			if s.Linux.Seccomp != nil {
 				s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: s.Linux.Seccomp.DefaultAction}
 			}
-			golden(t, "testdata/zoo/"+a.name+".json", s)
+			golden(t, "testdata/golden/"+a.name+".json", s)
 		})
 	}
 }
@@ -67,15 +67,15 @@ func marshal(t *testing.T, v any) []byte {
 	return append(data, '\n')
 }
 
-// TestEveryAnimalHasAGolden and no golden file outlives its animal.
+// TestEveryAnimalHasAGolden and no golden file outlives its goldenSpec.
 func TestEveryAnimalHasAGolden(t *testing.T) {
-	files, err := filepath.Glob("testdata/zoo/*.json")
+	files, err := filepath.Glob("testdata/golden/*.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, a := range zoo() {
-		want = append(want, "testdata/zoo/"+a.name+".json")
+	for _, a := range goldenSpecs() {
+		want = append(want, "testdata/golden/"+a.name+".json")
 	}
 	slices.Sort(want)
 	if !slices.Equal(files, want) {
@@ -86,7 +86,7 @@ func TestEveryAnimalHasAGolden(t *testing.T) {
 // TestPure: equal inputs give equal specs, also at the same time, and the input
 // is as it was before.
 func TestPure(t *testing.T) {
-	for _, a := range zoo() {
+	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			in := a.input()
@@ -117,7 +117,7 @@ func TestPure(t *testing.T) {
 // what another one's spec holds. Everything reachable from one spec is
 // overwritten; the next one must not show it.
 func TestSpecsShareNothing_CVE_2021_21334(t *testing.T) {
-	for _, a := range zoo() {
+	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
 			in := a.input()
 			profile := DefaultProfile()

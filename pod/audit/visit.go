@@ -31,7 +31,7 @@ type visit struct {
 // everywhere visits all places, and tells by id what is there.
 func (s *Search) everywhere() (map[string]*orphan, error) {
 	v := &visit{Search: s, found: map[string]*orphan{}, others: map[string]bool{}}
-	for _, look := range []func() error{v.directories, v.books, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
+	for _, look := range []func() error{v.directories, v.files, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
 		if err := look(); err != nil {
 			return nil, err
 		}
@@ -85,19 +85,19 @@ func (v *visit) directories() error {
 	return nil
 }
 
-// books are the runtimes' own.
-func (v *visit) books() error {
+// files are the runtimes' own.
+func (v *visit) files() error {
 	for _, name := range v.Runtimes.Names() {
 		runtime, err := v.Runtimes.Get(name)
 		// A root elsewhere may be other programs' as well.
 		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.Layout.RunDir)+"/") {
 			continue
 		}
-		books, err := runtime.Books()
+		files, err := runtime.StateFiles()
 		if err != nil {
 			return fmt.Errorf("runtime handler %s: %w", name, err)
 		}
-		for id, paths := range books {
+		for id, paths := range files {
 			for _, path := range paths {
 				v.add(id, "%s of runtime handler %s", path, name)
 			}

@@ -44,8 +44,8 @@ func (v *session) do(f func()) {
 const (
 	// creationTime is what a client has to open its streams.
 	creationTime = 15 * time.Second
-	// farewellTime is what a client has to take the status of what has ended.
-	farewellTime = 5 * time.Second
+	// closeTime is what a client has to take the status of what has ended.
+	closeTime = 5 * time.Second
 )
 
 // wanted says which streams a session has.
@@ -116,7 +116,7 @@ func (v *session) partFrom() {
 	v.do(func() {
 		select {
 		case <-v.conn.gone:
-		case <-time.After(farewellTime):
+		case <-time.After(closeTime):
 			_ = v.conn.Close()
 		}
 	})

@@ -60,7 +60,7 @@ func TestStopWithoutPluginsConfigurationOrNamespace_crio_4084(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wait.For(t, "the addresses of all pods but the witness to be given back", func() bool { return leases(t, w) == 2 })
+	wait.For(t, "the addresses of all pods but the prober to be given back", func() bool { return leases(t, w) == 2 })
 	for _, p := range append(pods, v.pod) {
 		p.Stop(t)
 		p.Remove(t)

@@ -1,7 +1,7 @@
 // Package faults holds the promises about surroundings that fail: disks that
 // are full, file servers that do not answer, locks that others hold, runtimes
 // and plugins that hang. Each fault ends in a bound, with an error that names
-// its cause, and is nobody else's: see witness.
+// its cause, and is nobody else's: see prober.
 package faults
 
 import (

@@ -17,34 +17,34 @@ import (
 
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/logstress"
 	"github.com/crius-run/crius/test/kit/tools"
-	"github.com/crius-run/crius/test/kit/torrent"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// torrentImage has the program that writes a torrent as its entry point.
-func (w *world) torrentImage(t *testing.T) string {
+// logWriterImage has the program that writes a logstress as its entry point.
+func (w *world) logWriterImage(t *testing.T) string {
 	t.Helper()
 	repo, err := tools.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pour, err := image.GoProgram(t.Context(), "pour", repo, "./test/kit/torrent/pour")
+	writer, err := image.GoProgram(t.Context(), "writer", repo, "./test/kit/logstress/writer")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w.image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/pour"} }, pour)
+	return w.image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/writer"} }, writer)
 }
 
-// torrential is a container that writes to both streams as fast as it can, and a
+// logWriter is a container that writes to both streams as fast as it can, and a
 // kubelet that keeps its log.
-type torrential struct {
+type logWriter struct {
 	*container
 	shared string
 	old    []string // files of the log, the first ones first
 }
 
-func (p *pod) pour(t *testing.T, ref string) *torrential {
+func (p *pod) writer(t *testing.T, ref string) *logWriter {
 	t.Helper()
 	const limit = 1 << 30 // far away: it is there for machines on which the test stands still for long
 	shared := p.w.dir(t)
@@ -54,13 +54,13 @@ func (p *pod) pour(t *testing.T, ref string) *torrential {
 		// In bursts at full speed, so that what has to be read and checked is bearable.
 		c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 20_000, 3_000
 	})
-	return &torrential{container: c, shared: shared}
+	return &logWriter{container: c, shared: shared}
 }
 
 // written is what the kernel has taken from the container.
-func (c *torrential) written(t *testing.T) [2]int64 {
+func (c *logWriter) written(t *testing.T) [2]int64 {
 	t.Helper()
-	written, err := torrent.Ledger(filepath.Join(c.shared, "ledger"))
+	written, err := logstress.Ledger(filepath.Join(c.shared, "ledger"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,19 +68,19 @@ func (c *torrential) written(t *testing.T) [2]int64 {
 }
 
 // reaches waits until the container has written so many bytes in all.
-func (c *torrential) reaches(t *testing.T, bytes int64) {
+func (c *logWriter) reaches(t *testing.T, bytes int64) {
 	t.Helper()
 	wait.For(t, fmt.Sprint("the container to write ", bytes, " bytes"), func() bool { return c.total(t) >= bytes })
 }
 
-func (c *torrential) total(t *testing.T) int64 {
+func (c *logWriter) total(t *testing.T) int64 {
 	t.Helper()
 	written := c.written(t)
 	return written[0] + written[1]
 }
 
 // standsStill waits until the container can write nothing more.
-func (c *torrential) standsStill(t *testing.T) {
+func (c *logWriter) standsStill(t *testing.T) {
 	t.Helper()
 	last, times := c.written(t), 0
 	wait.For(t, "the container to stand still", func() bool {
@@ -93,7 +93,7 @@ func (c *torrential) standsStill(t *testing.T) {
 }
 
 // end is stop for any goroutine.
-func (c *torrential) end(t *testing.T) {
+func (c *logWriter) end(t *testing.T) {
 	if _, err := c.pod.w.Runtime().StopContainer(context.WithoutCancel(t.Context()), &cri.StopContainerRequest{ContainerId: c.id}); err != nil {
 		t.Errorf("StopContainer: %v", err)
 	}
@@ -101,7 +101,7 @@ func (c *torrential) end(t *testing.T) {
 
 // dead reports whether the container's init is a zombie, which its monitor has
 // had no time for yet.
-func (c *torrential) dead(t *testing.T) bool {
+func (c *logWriter) dead(t *testing.T) bool {
 	t.Helper()
 	for _, monitor := range c.pod.w.monitors(t, c.id) {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", monitor))
@@ -122,7 +122,7 @@ func (c *torrential) dead(t *testing.T) bool {
 
 // reopen asks for a new log file and reports whether there is one: too late is
 // no error.
-func (c *torrential) reopen(t *testing.T) bool {
+func (c *logWriter) reopen(t *testing.T) bool {
 	t.Helper()
 	_, err := c.pod.w.Runtime().ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: c.id})
 	if err != nil && !c.hasEnded(t) {
@@ -140,7 +140,7 @@ func (c *container) hasEnded(t *testing.T) bool {
 
 // rotate does what a kubelet does to a log that is large: rename it, ask for a
 // new file, take the old one away. It reports whether the container goes on.
-func (c *torrential) rotate(t *testing.T) bool {
+func (c *logWriter) rotate(t *testing.T) bool {
 	t.Helper()
 	renamed := c.logFile() + ".old"
 	if err := os.Rename(c.logFile(), renamed); err != nil {
@@ -157,11 +157,11 @@ func (c *torrential) rotate(t *testing.T) bool {
 }
 
 // complete checks the log, once all of it is there.
-func (c *torrential) complete(t *testing.T) {
+func (c *logWriter) complete(t *testing.T) {
 	t.Helper()
 	c.wait(t)
 	wait.For(t, "the monitor to leave", func() bool { return len(c.pod.w.monitors(t, c.id)) == 0 })
-	var check torrent.Check
+	var check logstress.Check
 	files := c.old
 	if _, err := os.Stat(c.logFile()); err == nil {
 		files = append(files, c.logFile())
@@ -237,21 +237,21 @@ func freeze(t *testing.T, disk string) (thaw func()) {
 func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
-	ref := w.torrentImage(t)
+	ref := w.logWriterImage(t)
 	for name, test := range map[string]struct {
 		size int64
-		stop func(t *testing.T, disk string, c *torrential) // while the log is stuck
-		jam  func(t *testing.T, disk string, c *torrential) (free func())
+		stop func(t *testing.T, disk string, c *logWriter) // while the log is stuck
+		jam  func(t *testing.T, disk string, c *logWriter) (free func())
 	}{
 		"full": {
 			size: 8 << 20,
-			jam: func(t *testing.T, disk string, c *torrential) func() {
+			jam: func(t *testing.T, disk string, c *logWriter) func() {
 				var st unix.Statfs_t
 				wait.For(t, "the disk to be full", func() bool { return unix.Statfs(disk, &st) == nil && st.Bavail == 0 })
 				return func() { c.rotate(t) } // and then it is full again
 			},
 			// The end is known; the rest of the log comes when there is room.
-			stop: func(t *testing.T, disk string, c *torrential) {
+			stop: func(t *testing.T, disk string, c *logWriter) {
 				c.stop(t, 0)
 				equal(t, "exit code", c.wait(t).ExitCode, 137)
 				if err := os.Remove(filepath.Join(disk, ballast)); err != nil {
@@ -261,9 +261,9 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 		},
 		"hung": {
 			size: 2 << 30,
-			jam:  func(t *testing.T, disk string, _ *torrential) func() { return freeze(t, disk) },
+			jam:  func(t *testing.T, disk string, _ *logWriter) func() { return freeze(t, disk) },
 			// The end comes when the disk does.
-			stop: func(t *testing.T, disk string, c *torrential) {
+			stop: func(t *testing.T, disk string, c *logWriter) {
 				thaw := freeze(t, disk)
 				var wg sync.WaitGroup
 				wg.Go(func() { c.end(t) })
@@ -280,7 +280,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 			disk := w.disk(t, test.size)
 			neighbours := w.run(t, "runc")
 			neighbour := neighbours.start(t, "lines 1000000 1ms")
-			c := w.run(t, "crun", kubelet.LogsBelow(disk)).pour(t, ref)
+			c := w.run(t, "crun", kubelet.LogsBelow(disk)).writer(t, ref)
 			c.reaches(t, 1<<20)
 
 			free := test.jam(t, disk, c)
@@ -298,7 +298,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 }
 
 // answers checks that the server tells of everything while a log is stuck.
-func (w *world) answers(t *testing.T, stuck *torrential) {
+func (w *world) answers(t *testing.T, stuck *logWriter) {
 	t.Helper()
 	ctx := t.Context()
 	_, list := w.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})

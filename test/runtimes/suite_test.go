@@ -1,4 +1,4 @@
-// Package runtimes is the zoo: what pods do, shown once over every runtime that
+// Package runtimes is the runtime matrix: what pods do, over every runtime that
 // crius drives, by the OCI command line or by a shim of containerd's, with the time
 // that each of them takes. For runc and crun the package test/integration promises
 // far more, so that these are left out unless somebody asks:
@@ -35,8 +35,8 @@ const (
 )
 
 var (
-	chosen = flag.String("handlers", strings.Join([]string{gvisor, ofRunc, kata}, ","), "runtime handlers of the zoo, separated by commas")
-	every  = flag.Bool("all", false, "all handlers of the zoo")
+	chosen = flag.String("handlers", strings.Join([]string{gvisor, ofRunc, kata}, ","), "runtime handlers of the matrix, separated by commas")
+	every  = flag.Bool("all", false, "all handlers of the matrix")
 )
 
 // missing says why there is no runtime for a handler.
@@ -118,7 +118,7 @@ func program(ctx context.Context, handler string) (string, error) {
 		}
 		return path, err
 	}
-	return "", fmt.Errorf("the zoo knows no handler %q", handler)
+	return "", fmt.Errorf("the matrix has no handler %q", handler)
 }
 
 // each runs a test once per handler, and notes how it went.
@@ -165,7 +165,7 @@ func eachPrivateOf(t *testing.T, handlers []string, test func(t *testing.T, w *s
 // sandboxed reports whether all containers of a pod live in one sandbox.
 func sandboxed(handler string) bool { return handler == gvisor || handler == kata }
 
-// ledger is what the zoo has found out.
+// ledger is what the matrix has found out.
 type ledger struct {
 	mu                      sync.Mutex
 	passed, failed, skipped map[string]int

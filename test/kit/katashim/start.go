@@ -89,7 +89,7 @@ func remove(s settings) error {
 	if err != nil {
 		return err
 	}
-	_, _ = inner(s.id, dir, dir).Bury(background()) // there may be nothing
+	_, _ = inner(s.id, dir, dir).Delete(background()) // there may be nothing
 	if itself {
 		for _, worker := range shim.Workers(dir) {
 			if worker.PID != os.Getpid() {

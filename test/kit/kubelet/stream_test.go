@@ -19,10 +19,10 @@ import (
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
-// parrot says back what it is told: a runtime to try the clients on.
-type parrot struct{}
+// echoRuntime says back what it is told: a runtime to try the clients on.
+type echoRuntime struct{}
 
-func (parrot) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, sizes <-chan remotecommand.TerminalSize, _ time.Duration) error {
+func (echoRuntime) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, sizes <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	if tty {
 		size := <-sizes
 		fmt.Fprintf(out, "%dx%d", size.Width, size.Height)
@@ -33,7 +33,7 @@ func (parrot) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, i
 	return exec.CodeExitError{Err: errors.New("failed"), Code: 7}
 }
 
-func (parrot) PortForward(_ context.Context, _, _ string, port int32, s io.ReadWriteCloser) error {
+func (echoRuntime) PortForward(_ context.Context, _, _ string, port int32, s io.ReadWriteCloser) error {
 	if port == 9 {
 		return errors.New("nobody listens")
 	}
@@ -42,7 +42,7 @@ func (parrot) PortForward(_ context.Context, _, _ string, port int32, s io.ReadW
 }
 
 // serve answers at /exec, at /terminal and at /forward, and nowhere else.
-func (p parrot) serve(t *testing.T) (address string) {
+func (p echoRuntime) serve(t *testing.T) (address string) {
 	t.Helper()
 	run := func(o remotecommand.Options) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -61,7 +61,7 @@ func (p parrot) serve(t *testing.T) (address string) {
 }
 
 func TestSessions(t *testing.T) {
-	address := parrot{}.serve(t)
+	address := echoRuntime{}.serve(t)
 	for name, s := range map[string]Streams{
 		"SPDY":      {},
 		"SPDY v4":   {Protocols: []string{"v4.channel.k8s.io"}},
@@ -99,7 +99,7 @@ func TestSessions(t *testing.T) {
 }
 
 func TestAFrozenLineReadsNothing(t *testing.T) {
-	_, line, err := Streams{}.SPDY(t.Context(), parrot{}.serve(t)+"/exec", "v4.channel.k8s.io")
+	_, line, err := Streams{}.SPDY(t.Context(), echoRuntime{}.serve(t)+"/exec", "v4.channel.k8s.io")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestAFrozenLineReadsNothing(t *testing.T) {
 }
 
 func TestTunnel(t *testing.T) {
-	tunnel, err := Streams{}.Tunnel(t.Context(), parrot{}.serve(t)+"/forward")
+	tunnel, err := Streams{}.Tunnel(t.Context(), echoRuntime{}.serve(t)+"/forward")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestTunnel(t *testing.T) {
 }
 
 func TestUpgradesThatAreRefused(t *testing.T) {
-	address := parrot{}.serve(t)
+	address := echoRuntime{}.serve(t)
 	if _, _, err := (Streams{}).SPDY(t.Context(), address+"/exec", "v99"); err == nil || !strings.Contains(err.Error(), "v99") {
 		t.Errorf("SPDY with an unknown version: %v", err)
 	}

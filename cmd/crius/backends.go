@@ -13,16 +13,16 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// floors are what an engine stands on. Who opens them has locked the state, for
+// backends are what an engine stands on. Who opens them has locked the state, for
 // that also tidies up.
-type floors struct {
+type backends struct {
 	cfg      config.Config // as the rooms want it
 	store    *storage.Store
 	runtimes *oci.Table
 	tracer   *trace.Tracer
 }
 
-func openFloors(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*floors, error) {
+func openBackends(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*backends, error) {
 	cfg.Image.StateDir = cfg.Root
 	store, err := openStore(ctx, tracer, cfg.Image)
 	if err != nil {
@@ -39,7 +39,7 @@ func openFloors(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*
 	if cfg.API.CrioSocket != "" {
 		cfg.Pod.CgroupPrefix = spec.CrioPrefix
 	}
-	return &floors{cfg, store, runtimes, tracer}, nil
+	return &backends{cfg, store, runtimes, tracer}, nil
 }
 
 // openStore opens the image store, which ends what a dead server had begun.
@@ -53,13 +53,13 @@ func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (s
 
 // engine makes one that has not recovered. A second one has a network of its
 // own, since that knows the pods of the first.
-func (f *floors) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
+func (f *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
 	cni := network.New(f.cfg.Network)
 	engine, err := pod.New(ctx, f.cfg.Pod, pod.Deps{Images: f.store, Network: cni, Runtimes: f.runtimes, Trace: f.tracer})
 	return engine, cni, err
 }
 
-func (f *floors) Close(ctx context.Context) error { return f.store.Close(ctx) }
+func (f *backends) Close(ctx context.Context) error { return f.store.Close(ctx) }
 
 // controlSocket is where a server lets itself be asked to check and to wipe.
 func controlSocket(cfg config.Config) string { return filepath.Join(cfg.RunRoot, "control.sock") }

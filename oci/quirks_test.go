@@ -32,7 +32,7 @@ func TestTraits(t *testing.T) {
 		"kata-runtime  : 1.13.0-alpha0":         {sandboxed: true},
 		"runc version 1.3.0 (built with runsc)": {systemd: "--systemd-cgroup"},
 	} {
-		got := traitsOf(version)
+		got := quirksOf(version)
 		if got.sandboxed != want.sandboxed || got.start != want.start || got.systemd != want.systemd || got.wait != want.wait {
 			t.Errorf("%q: %+v", version, got)
 		}
@@ -130,7 +130,7 @@ func TestLastError(t *testing.T) {
 	}
 }
 
-// A runtime that has been uninstalled leaves books that crius removes by itself,
+// A runtime that has been uninstalled leaves state files that crius removes by itself,
 // whatever it was.
 func TestForgetWithoutTheRuntime(t *testing.T) {
 	root := t.TempDir()
@@ -174,8 +174,8 @@ func TestLostInASandbox(t *testing.T) {
 	if err := task.Signal(t.Context(), unix.SIGTERM); !errors.Is(err, fault.Precondition) {
 		t.Errorf("signal: %v", err)
 	}
-	books := filepath.Join(root, "one_sandbox:two.state")
-	if err := os.WriteFile(books, nil, 0o600); err != nil {
+	stateFiles := filepath.Join(root, "one_sandbox:two.state")
+	if err := os.WriteFile(stateFiles, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
@@ -183,7 +183,7 @@ func TestLostInASandbox(t *testing.T) {
 	if err := task.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(books); err == nil {
+	if _, err := os.Stat(stateFiles); err == nil {
 		t.Error("the runtime has not been asked to forget it")
 	}
 }

@@ -1,4 +1,4 @@
-package torrent
+package logstress
 
 import (
 	"bytes"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// records is the torrent's beginning as a log would have it.
+// records is the logstress's beginning as a log would have it.
 func records(lines int) (all [][]byte) {
 	for i := range lines {
 		line := bytes.TrimSuffix(AppendLine(nil, 0, i), []byte("\n"))

@@ -123,16 +123,16 @@ func runcFeatures() *features.Features {
 	}
 }
 
-// animal is one shape of request that occurs in the wild.
-type animal struct {
+// goldenSpec is one shape of request that occurs in the wild.
+type goldenSpec struct {
 	name  string
 	infra bool
 	with  func(*Input)
 }
 
-// zoo is the requests whose whole specs are kept in testdata/zoo.
-func zoo() []animal {
-	return []animal{
+// goldenSpecs are the requests whose whole specs are kept in testdata/golden.
+func goldenSpecs() []goldenSpec {
+	return []goldenSpec{
 		{name: "kubelet-root", with: func(*Input) {}},
 		{name: "kubelet-user", with: kubeletUser},
 		{name: "kubelet-1.17", with: oldKubelet},
@@ -164,13 +164,13 @@ func zoo() []animal {
 	}
 }
 
-func (a animal) input() Input {
+func (a goldenSpec) input() Input {
 	in := typical()
 	a.with(&in)
 	return in
 }
 
-func (a animal) spec(in Input) (*specs.Spec, error) {
+func (a goldenSpec) spec(in Input) (*specs.Spec, error) {
 	if a.infra {
 		return Sandbox(in, []string{"/pause"})
 	}

@@ -1,11 +1,11 @@
-// Package torrent is container output in which every byte that is lost,
+// Package logstress is container output in which every byte that is lost,
 // doubled, moved or changed on its way into a log shows: numbered lines of any
 // length, of all bytes that there are.
 //
-// Program pour, below, writes it inside a container, as fast as it can and to
+// Program writer, below, writes it inside a container, as fast as it can and to
 // both streams at once. It counts what the kernel has taken from it in a file,
 // which survives a SIGKILL: those bytes must be in the log.
-package torrent
+package logstress
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// MaxWrite is how much pour writes at once at most.
+	// MaxWrite is how much writer writes at once at most.
 	MaxWrite = 64 << 10
 	// longest is the most that a CRI record holds of a line.
 	longest = 16 << 10
@@ -62,7 +62,7 @@ func AppendLine(b []byte, stream, i int) []byte {
 	return append(b, '\n')
 }
 
-// Ledger reads how many bytes of each stream pour has got rid of. The file need
+// Ledger reads how many bytes of each stream writer has got rid of. The file need
 // not exist yet.
 func Ledger(file string) (written [2]int64, err error) {
 	b, err := os.ReadFile(file)
@@ -130,7 +130,7 @@ func (c *Check) Record(stream string, partial bool, content []byte) error {
 // Read is how many bytes of each stream were there.
 func (c *Check) Read() [2]int64 { return [2]int64{c.streams[0].read, c.streams[1].read} }
 
-// End checks that everything is there which pour was rid of when it ended, and
+// End checks that everything is there which writer was rid of when it ended, and
 // no more than it can have written since it last counted.
 func (c *Check) End(written [2]int64) error {
 	for i, name := range []string{"stdout", "stderr"} {

@@ -26,10 +26,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// inmate is a container in a sandbox that its runtime has made for another one,
+// sandboxedTask is a container in a sandbox that its runtime has made for another one,
 // gVisor's or a virtual machine. Its pid is that of the sandbox or of a stand-in,
 // so everything goes through the runtime.
-type inmate struct {
+type sandboxedTask struct {
 	*cliTask
 
 	counted usageRate
@@ -56,25 +56,25 @@ func (r *usageRate) of(u cgroup.Usage) cgroup.Usage {
 // monitored is the monitor's task with what is peculiar to sandboxes and those in
 // them.
 func (r *cli) monitored(a *Abilities, ref Ref, s conmon.Spec) conmon.Spec {
-	s.Helpers = a.traits.sandboxed
+	s.Helpers = a.quirks.sandboxed
 	if ref.Sandbox == "" {
 		return s
 	}
-	if a.traits.start {
-		s.Start = r.argv(a, append(append([]string{}, a.traits.log...), runtimeLog(ref), "start")...)
+	if a.quirks.start {
+		s.Start = r.argv(a, append(append([]string{}, a.quirks.log...), runtimeLog(ref), "start")...)
 	}
-	if a.traits.wait != "" {
-		s.Wait = r.argv(a, a.traits.wait)
+	if a.quirks.wait != "" {
+		s.Wait = r.argv(a, a.quirks.wait)
 	}
 	return s
 }
 
-func (t *inmate) Start(ctx context.Context) error {
+func (t *sandboxedTask) Start(ctx context.Context) error {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
 		return err
 	}
-	if !a.traits.start {
+	if !a.quirks.start {
 		return t.cliTask.Start(ctx)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
@@ -99,7 +99,7 @@ func lastError(file string) string {
 }
 
 // Signal: a container that is gone meanwhile has no use for it.
-func (t *inmate) Signal(ctx context.Context, sig unix.Signal) error {
+func (t *sandboxedTask) Signal(ctx context.Context, sig unix.Signal) error {
 	_, err := t.runtime.run(ctx, t.ref, nil, "kill", t.ref.ID, strconv.Itoa(int(sig)))
 	if t.dead() {
 		return nil
@@ -110,7 +110,7 @@ func (t *inmate) Signal(ctx context.Context, sig unix.Signal) error {
 // Kill: a container that was never started takes no signals, and of one in a
 // dead sandbox the runtime knows no more than that. Both are forgotten, and the
 // monitor, which has nothing to wait for, is told.
-func (t *inmate) Kill(ctx context.Context) error {
+func (t *sandboxedTask) Kill(ctx context.Context) error {
 	if t.dead() {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (t *inmate) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reap := reapHelpers(a.traits.helper, t.ref)
+	reap := reapHelpers(a.quirks.helper, t.ref)
 	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 	if err == nil {
 		reap()
@@ -136,13 +136,13 @@ func (t *inmate) Kill(ctx context.Context) error {
 // Attach: the processes in a sandbox whose runtime does not tell them of a new size
 // are told by a signal, all of them, for only the runtime knows whose terminal it
 // is. Who does not care about terminals ignores it.
-func (t *inmate) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
+func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	s, err := t.cliTask.Attach(ctx, wanted)
-	if err != nil || s.resize == nil || !a.traits.tellSize {
+	if err != nil || s.resize == nil || !a.quirks.tellSize {
 		return s, err
 	}
 	set := s.resize
@@ -159,9 +159,9 @@ func (t *inmate) Attach(ctx context.Context, wanted conmon.Streams) (*Session, e
 	return s, nil
 }
 
-// killGuest kills a command in a sandbox and its descendants. Each is stopped
+// killInSandbox kills a command in a sandbox and its descendants. Each is stopped
 // before its children are listed, so that none is born behind our back.
-func (t *cliTask) killGuest(ctx context.Context, pid int) {
+func (t *cliTask) killInSandbox(ctx context.Context, pid int) {
 	signal := func(pid int, sig unix.Signal) error {
 		_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--pid="+strconv.Itoa(pid), t.ref.ID, strconv.Itoa(int(sig)))
 		return err
@@ -236,8 +236,8 @@ type stats struct {
 	}
 }
 
-// Usage asks the runtime: the cgroup of an inmate is empty.
-func (t *inmate) Usage(ctx context.Context) (cgroup.Usage, error) {
+// Usage asks the runtime: the cgroup of a container in a sandbox is empty.
+func (t *sandboxedTask) Usage(ctx context.Context) (cgroup.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, usageTime)
 	defer cancel()
 	text, err := t.runtime.run(ctx, t.ref, nil, "events", "--stats", t.ref.ID)
@@ -263,7 +263,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(a.traits.forward) == 0 {
+	if len(a.quirks.forward) == 0 {
 		return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 	}
 	c, err := newConsole(t.ref.Dir)
@@ -271,7 +271,7 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 		return nil, err
 	}
 	defer c.close()
-	args := append(append([]string{}, a.traits.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
+	args := append(append([]string{}, a.quirks.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
 	if _, err := t.runtime.run(ctx, t.ref, nil, args...); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}

@@ -13,7 +13,7 @@ import (
 
 // Whose book it is tells its name, with runc's, which are directories, and with
 // runsc's, which are files.
-func TestBooks(t *testing.T) {
+func TestStateFiles(t *testing.T) {
 	root := t.TempDir()
 	one, two := strings.Repeat("1", 64), strings.Repeat("2", 64)
 	for _, name := range []string{one + "/", two + "_sandbox:" + one + ".state", two + "_sandbox:" + one + ".lock", "runsc-" + one + ".sock", "k8s.io/" + two + "/", "stray.txt"} {
@@ -36,28 +36,28 @@ func TestBooks(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		runtime Runtime
-		want    Books
+		want    StateFiles
 	}{
-		"command line": {&cli{handler: Handler{Root: root}}, Books{
+		"command line": {&cli{handler: Handler{Root: root}}, StateFiles{
 			one: in(one, "runsc-"+one+".sock"), two: in(two+"_sandbox:"+one+".lock", two+"_sandbox:"+one+".state"),
 			"k8s.io": in("k8s.io"), "stray.txt": in("stray.txt"),
 		}},
-		"shim": {&shimmed{handler: Handler{Root: root}}, Books{two: in("k8s.io/" + two)}},
+		"shim": {&shimmed{handler: Handler{Root: root}}, StateFiles{two: in("k8s.io/" + two)}},
 		"none": {&cli{handler: Handler{Root: root + "/none"}}, nil},
 	} {
-		got, err := c.runtime.Books()
+		got, err := c.runtime.StateFiles()
 		if err != nil || !maps.EqualFunc(got, c.want, slices.Equal) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
-	if _, err := (&cli{handler: Handler{Root: filepath.Join(root, "stray.txt")}}).Books(); err == nil {
+	if _, err := (&cli{handler: Handler{Root: filepath.Join(root, "stray.txt")}}).StateFiles(); err == nil {
 		t.Error("a file is taken for a root")
 	}
 }
 
 // Where nobody knows which handler a container had all are asked to forget it, and
 // the first of them notes that its shim is no more.
-func TestBooksOfAnotherShim(t *testing.T) {
+func TestStateFilesOfAnotherShim(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
 	book := filepath.Join(root, "k8s.io", "c1")
 	if err := os.MkdirAll(book, 0o700); err != nil {
@@ -72,7 +72,7 @@ func TestBooksOfAnotherShim(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(book); err == nil {
-		t.Error("the books of the second are left")
+		t.Error("the stateFiles of the second are left")
 	}
 }
 

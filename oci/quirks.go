@@ -7,9 +7,9 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// traits are how a family of OCI runtimes wants to be driven, in what families
+// quirks are how a family of OCI runtimes wants to be driven, in what families
 // differ in.
-type traits struct {
+type quirks struct {
 	// systemd is the global flag that makes it ask systemd for cgroups; empty: it
 	// has none.
 	systemd string
@@ -30,9 +30,9 @@ type traits struct {
 	// tellSize: who has the terminal of a container in a sandbox is not told of a
 	// new size by the terminal.
 	tellSize bool
-	// guestPID is the flag of exec for a file with the command's pid inside the
+	// sandboxPID is the flag of exec for a file with the command's pid inside the
 	// sandbox; the pid on the host is that of a helper, whose death it survives.
-	guestPID string
+	sandboxPID string
 	// forward is the verb, with its flag, that connects a unix socket with a port
 	// of the sandbox's own network. Empty: the pod's address leads there.
 	forward []string
@@ -44,46 +44,46 @@ type traits struct {
 	// helper is the word on the command line of a process that it leaves beside a
 	// container, and whose zombie its delete takes for alive.
 	helper string
-	// books is where in its root, or elsewhere, it keeps what it knows of a
+	// stateFiles is where in its root, or elsewhere, it keeps what it knows of a
 	// container: patterns in which ID stands for the id.
-	books []string
+	stateFiles []string
 }
 
-// runscBooks: the socket is of who was made first in a sandbox. Where its path is
+// runscStateFiles: the socket is of who was made first in a sandbox. Where its path is
 // too long for one in the root, it lies in /run.
-var runscBooks = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
+var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 
 func runscSocket(id string) string { return "runsc-" + id + ".sock" }
 
-// families are those of which crius knows, by what they call themselves.
-func families(name string) traits {
+// knownQuirks are those of which crius knows, by what they call themselves.
+func knownQuirks(name string) quirks {
 	switch name {
 	case "runsc":
-		return traits{
+		return quirks{
 			systemd:     "--systemd-cgroup",
 			sandboxed:   true,
 			start:       true,
 			log:         []string{"--log-format=json", "--log"},
 			wait:        "wait",
 			tellSize:    true,
-			guestPID:    "--internal-pid-file",
+			sandboxPID:  "--internal-pid-file",
 			forward:     []string{"port-forward", "--stream"},
 			swapFirst:   true,
 			hostNetwork: []string{"--network=host"},
 			helper:      "gofer",
-			books:       runscBooks,
+			stateFiles:  runscStateFiles,
 		}
 	case "kata-runtime": // of Kata 1; later ones have no command line
-		return traits{sandboxed: true, books: []string{"ID"}}
+		return quirks{sandboxed: true, stateFiles: []string{"ID"}}
 	}
 	// What runc has laid down, and crun and youki follow.
-	return traits{systemd: "--systemd-cgroup", books: []string{"ID"}}
+	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}
 }
 
 var programName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]*`)
 
-// traitsOf knows a runtime by the first word of its answer to --version.
-func traitsOf(version string) traits { return families(programName.FindString(version)) }
+// quirksOf knows a runtime by the first word of its answer to --version.
+func quirksOf(version string) quirks { return knownQuirks(programName.FindString(version)) }
 
 // onHostNetwork reports whether the container has the node's network.
 func onHostNetwork(namespaces []specs.LinuxNamespace) bool {

@@ -1,6 +1,6 @@
-// Pour writes a torrent to standard output and standard error at once:
+// Writer writes numbered lines to standard output and standard error at once:
 //
-//	pour LEDGER BYTES [hold]
+//	writer LEDGER BYTES [hold]
 //
 // It ends when it has written so many bytes to either, 0: never. With hold it
 // falls silent instead.
@@ -16,12 +16,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/crius-run/crius/test/kit/torrent"
+	"github.com/crius-run/crius/test/kit/logstress"
 )
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
-		os.Exit(70) // standard error belongs to the torrent
+		os.Exit(70) // standard error belongs to the logstress
 	}
 }
 
@@ -40,7 +40,7 @@ func run(args []string) error {
 	var wg sync.WaitGroup
 	var errs [2]error
 	for stream := range errs {
-		wg.Go(func() { errs[stream] = pour(stream, limit, &ledger[stream]) })
+		wg.Go(func() { errs[stream] = writer(stream, limit, &ledger[stream]) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -74,19 +74,19 @@ func open(file string) (*[2]atomic.Int64, error) {
 	return (*[2]atomic.Int64)(unsafe.Pointer(&page[0])), nil
 }
 
-// pour writes pieces of many sizes, which have nothing to do with lines.
-func pour(stream int, limit int64, written *atomic.Int64) error {
+// writer writes pieces of many sizes, which have nothing to do with lines.
+func writer(stream int, limit int64, written *atomic.Int64) error {
 	var text []byte
 	for line, turn := 0, 0; limit == 0 || written.Load() < limit; turn++ {
-		size := 1 + turn*7919%torrent.MaxWrite
+		size := 1 + turn*7919%logstress.MaxWrite
 		if turn%3 > 0 {
-			size = torrent.MaxWrite
+			size = logstress.MaxWrite
 		}
 		if limit > 0 {
 			size = int(min(int64(size), limit-written.Load()))
 		}
 		for ; len(text) < size; line++ {
-			text = torrent.AppendLine(text, stream, line)
+			text = logstress.AppendLine(text, stream, line)
 		}
 		n, err := syscall.Write(1+stream, text[:size])
 		if err == syscall.EINTR {

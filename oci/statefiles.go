@@ -10,13 +10,13 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// Books are what a runtime has laid down about each container that it knows, or
+// StateFiles are what a runtime has laid down about each container that it knows, or
 // has begun to make: the paths by the container's id.
-type Books map[string][]string
+type StateFiles map[string][]string
 
-// booksOf are the paths that patterns name for a container: in the runtime's root,
+// stateFilesOf are the paths that patterns name for a container: in the runtime's root,
 // unless they say where.
-func (r *cli) booksOf(id string, patterns []string) ([]string, error) {
+func (r *cli) stateFilesOf(id string, patterns []string) ([]string, error) {
 	var all []string
 	for _, pattern := range patterns {
 		path := strings.Replace(pattern, "ID", id, 1) // an id needs no quoting
@@ -38,25 +38,25 @@ func (r *cli) booksOf(id string, patterns []string) ([]string, error) {
 	return all, nil
 }
 
-// Books reads the root of the runtime.
-func (r *cli) Books() (Books, error) { return readBooks(r.handler.Root) }
+// StateFiles reads the root of the runtime.
+func (r *cli) StateFiles() (StateFiles, error) { return readStateFiles(r.handler.Root) }
 
-// Books are those of runc behind its shim. Others keep theirs where they like.
-func (r *shimmed) Books() (Books, error) {
-	return readBooks(filepath.Join(r.handler.Root, shim.Namespace))
+// StateFiles are those of runc behind its shim. Others keep theirs where they like.
+func (r *shimmed) StateFiles() (StateFiles, error) {
+	return readStateFiles(filepath.Join(r.handler.Root, shim.Namespace))
 }
 
-func readBooks(dir string) (Books, error) {
+func readStateFiles(dir string) (StateFiles, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	books := Books{}
+	stateFiles := StateFiles{}
 	for _, entry := range entries {
 		id := subject(entry.Name())
-		books[id] = append(books[id], filepath.Join(dir, entry.Name()))
+		stateFiles[id] = append(stateFiles[id], filepath.Join(dir, entry.Name()))
 	}
-	return books, err
+	return stateFiles, err
 }
 
 // subject is the id of the container that a runtime's file or directory of this

@@ -12,10 +12,10 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// witness is a pod beside the one that meets the fault. It sees whether List
+// prober is a pod beside the one that meets the fault. It sees whether List
 // and Status go on answering, and whether its own containers can be made and
 // run.
-type witness struct {
+type prober struct {
 	pod       *scene.Pod
 	container *scene.Container
 
@@ -25,10 +25,10 @@ type witness struct {
 }
 
 // watch begins to ask, time and again.
-func watch(t *testing.T, w *scene.World) *witness {
+func watch(t *testing.T, w *scene.World) *prober {
 	t.Helper()
 	p := w.Pod(t, "runc")
-	v := &witness{pod: p, container: p.Start(t, "sleep"), stop: make(chan struct{}), ended: make(chan struct{})}
+	v := &prober{pod: p, container: p.Start(t, "sleep"), stop: make(chan struct{}), ended: make(chan struct{})}
 	go func() {
 		defer close(v.ended)
 		pause := time.NewTicker(20 * time.Millisecond)
@@ -47,7 +47,7 @@ func watch(t *testing.T, w *scene.World) *witness {
 }
 
 // ask asks the four questions that a kubelet asks all the time.
-func (v *witness) ask() error {
+func (v *prober) ask() error {
 	ctx, r := context.Background(), v.pod.World.Runtime()
 	if _, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{}); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (v *witness) ask() error {
 }
 
 // answered waits until questions that were asked from now on have been answered.
-func (v *witness) answered(t *testing.T) {
+func (v *prober) answered(t *testing.T) {
 	t.Helper()
 	now := v.rounds.Load() // the next one may have begun before
 	wait.For(t, "List and Status to answer during the fault", func() bool {
@@ -78,7 +78,7 @@ func (v *witness) answered(t *testing.T) {
 
 // works checks in the midst of a fault that List and Status answer, and that
 // others can make and run containers and pods.
-func (v *witness) works(t *testing.T) {
+func (v *prober) works(t *testing.T) {
 	t.Helper()
 	v.answered(t)
 	v.pod.Finish(t, "echo runs")
@@ -87,7 +87,7 @@ func (v *witness) works(t *testing.T) {
 
 // unaffected ends the asking, and checks that all was answered. Call it before
 // the fault ends: whoever waits for that end has no answer yet.
-func (v *witness) unaffected(t *testing.T) {
+func (v *prober) unaffected(t *testing.T) {
 	t.Helper()
 	v.answered(t)
 	close(v.stop)
