@@ -16,13 +16,14 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // catalog is the list of images, read from containers/storage at every request
 // and parsed only where a record has changed.
 type catalog struct {
 	store  cstorage.Store
-	locks  *locks
+	locks  *durable.Locks
 	pinned func(*Image) bool
 	hidden func(id string) bool
 
@@ -39,7 +40,7 @@ type entry struct {
 	kept   int    // bytes of the image's config
 }
 
-func newCatalog(store cstorage.Store, locks *locks, pinned func(*Image) bool, hidden func(string) bool) *catalog {
+func newCatalog(store cstorage.Store, locks *durable.Locks, pinned func(*Image) bool, hidden func(string) bool) *catalog {
 	return &catalog{store: store, locks: locks, pinned: pinned, hidden: hidden, entries: map[string]entry{}, limit: maxKeptSum}
 }
 
@@ -80,12 +81,12 @@ func (c *catalog) lost(ctx context.Context) ([]string, error) {
 // While another process writes records, what was known before it began is as
 // good: that nobody waits.
 func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
-	if c.locks.held(toRead) != nil {
+	if c.locks.Held(durable.ToRead) != nil {
 		if known := c.known(); len(known) > 0 {
 			return known, nil
 		}
 	}
-	if err := c.locks.await(ctx, toRead); err != nil {
+	if err := c.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
 	}
 	records, err := c.store.Images()
@@ -166,7 +167,7 @@ func usableLayers(store cstorage.Store, top string) ([]string, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	dirs, err := layerDirs(store, top)
+	dirs, err := durable.LayerDirs(store, top)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", errLayersLost, err)
 	} else if err != nil {
@@ -183,23 +184,6 @@ func usableLayers(store cstorage.Store, top string) ([]string, error) {
 			return nil, fmt.Errorf("%w: layer %s is stored as composefs; remove the image and pull it again without use_composefs",
 				fault.Precondition, filepath.Dir(dir))
 		}
-	}
-	return dirs, nil
-}
-
-// layerDirs are the directories of a layer and of all below it, top first.
-func layerDirs(store cstorage.Store, layer string) ([]string, error) {
-	driver, err := store.GraphDriver()
-	if err != nil {
-		return nil, err
-	}
-	metadata, err := driver.Metadata(layer)
-	if err != nil {
-		return nil, err
-	}
-	dirs := []string{metadata["UpperDir"]}
-	if below := metadata["LowerDir"]; below != "" {
-		dirs = append(dirs, strings.Split(below, ":")...)
 	}
 	return dirs, nil
 }

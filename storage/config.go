@@ -9,12 +9,12 @@ type Config struct {
 	// StateDir is crius's own state root, below which containers/<id> hold the
 	// writable layers. It comes from the top of the configuration.
 	StateDir string `toml:"-"`
-	// LeaveDebris is for who only looks: what dead pulls and power cuts have left
+	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
 	// stays.
-	LeaveDebris bool `toml:"-"`
-	// Surveyed is called while images are looked through after a boot, which may
-	// take long, as often as some of them have been; nil: nobody wants to know.
-	Surveyed func() `toml:"-" json:"-"`
+	ReadOnly bool `toml:"-"`
+	// CheckProgress is called while the images are checked after a boot, which may take
+	// long, as often as some of one have been; nil: no caller.
+	CheckProgress func() `toml:"-" json:"-"`
 
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`

@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // workerGrace is how long a worker may tidy up after its pull was called off.
@@ -43,7 +44,7 @@ var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthre
 
 // copy brings the image into the store and returns its id. It leaves foreign layers
 // to a worker process; an image whose layers are present needs none.
-func (s *Store) copy(ctx context.Context, src *source, job *job, secrets []string) (string, error) {
+func (s *Store) copy(ctx context.Context, src *source, job *durable.Job, secrets []string) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).start(ctx)
@@ -57,20 +58,20 @@ func (s *Store) copy(ctx context.Context, src *source, job *job, secrets []strin
 }
 
 // copyPresent notes the names, manifests and signatures of an image that is present.
-func (s *Store) copyPresent(ctx context.Context, src *source, job *job, events chan types.ProgressProperties) (string, error) {
+func (s *Store) copyPresent(ctx context.Context, src *source, job *durable.Job, events chan types.ProgressProperties) (string, error) {
 	if src.opened.ConfigDigest == "" || !s.store.Exists(src.opened.ConfigDigest.Encoded()) {
 		return "", errLayerWanted
 	}
 	src.opened.presentOnly = true
 	defer func() { src.opened.presentOnly = false }()
 	sys := s.libraryContext()
-	sys.BigFilesTemporaryDir = job.temporary
+	sys.BigFilesTemporaryDir = job.Temporary
 	return copyImage(ctx, s.store, src.name, src, sys, copy.Options{Progress: events})
 }
 
 // copyForeign has a worker copy the image.
 func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) (string, error) {
-	order := pullOrder{documents: src.opened.documents, Name: src.name.String(), Store: s.options, Temporary: w.job.temporary, Parallel: s.cfg.ParallelLayers}
+	order := pullOrder{documents: src.opened.documents, Name: src.name.String(), Store: s.options, Temporary: w.job.Temporary, Parallel: s.cfg.ParallelLayers}
 	var err error
 	if order.Signatures, err = src.opened.GetSignatures(ctx, order.instance()); err != nil {
 		return "", fmt.Errorf("reading signatures: %w", err)
@@ -78,7 +79,7 @@ func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) 
 	if err := s.features.find(ctx, s.options); err != nil {
 		return "", err
 	}
-	w.writable = []string{s.store.GraphRoot(), s.store.RunRoot(), w.job.temporary}
+	w.writable = []string{s.store.GraphRoot(), s.store.RunRoot(), w.job.Temporary}
 	if s.options.ImageStore != "" {
 		w.writable = append(w.writable, s.options.ImageStore)
 	}
@@ -91,7 +92,7 @@ func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) 
 // workerProcess is a worker as the server sees it.
 type workerProcess struct {
 	source   *inspected
-	job      *job
+	job      *durable.Job
 	secrets  []string // that the worker is not to see
 	events   chan<- types.ProgressProperties
 	writable []string // directories
@@ -132,7 +133,7 @@ func (w *workerProcess) start(ctx context.Context) error {
 		"GOGC=400", // it does not live long
 	}
 	w.cmd.Stderr = &w.stderr
-	w.cmd.ExtraFiles = []*os.File{theirs, w.job.lock}
+	w.cmd.ExtraFiles = []*os.File{theirs, w.job.Lock}
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}
 	w.cmd.Cancel = w.conn.CloseWrite
 	w.cmd.WaitDelay = workerGrace

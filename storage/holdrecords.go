@@ -14,6 +14,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // Holds as records of containers/storage. Other tools share those, and may delete
@@ -53,7 +54,7 @@ func (h *holds) makeRecord(ctx context.Context, image string) error {
 // the records locked it is taken to be there: root file systems do not wait for
 // that.
 func (h *holds) lost(image string) bool {
-	if h.locks.held(toWrite) != nil {
+	if h.locks.Held(durable.ToWrite) != nil {
 		return false
 	}
 	_, err := h.store.Container(holdID(image))

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // holds keep the images that root file systems stand on.
@@ -25,10 +26,10 @@ import (
 // the library before 1.45 do not see those. It outlives its last user by a
 // short grace, so that pods which come and go one after the other find it.
 type holds struct {
-	store  cstorage.Store
-	locks  *locks
-	debris *debris
-	grace  time.Duration
+	store     cstorage.Store
+	locks     *durable.Locks
+	leftovers *durable.Leftovers
+	grace     time.Duration
 
 	mu      sync.Mutex
 	images  map[string]*hold
@@ -57,15 +58,15 @@ const (
 	ownerName   = "crius.lock" // in the graph root; see package owner
 )
 
-func newHolds(store cstorage.Store, locks *locks, debris *debris, owner *owner.Lock) *holds {
+func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Leftovers, owner *owner.Lock) *holds {
 	return &holds{
-		store:   store,
-		locks:   locks,
-		debris:  debris,
-		grace:   holdGrace,
-		images:  map[string]*hold{},
-		removed: map[string]bool{},
-		owner:   owner,
+		store:     store,
+		locks:     locks,
+		leftovers: leftovers,
+		grace:     holdGrace,
+		images:    map[string]*hold{},
+		removed:   map[string]bool{},
+		owner:     owner,
 	}
 }
 
@@ -157,7 +158,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	if one.kept && !h.lost(one.image) {
 		return nil
 	}
-	if err := h.locks.await(context.WithoutCancel(ctx), toWrite); err != nil {
+	if err := h.locks.Await(context.WithoutCancel(ctx), durable.ToWrite); err != nil {
 		return err
 	}
 	record, err := h.store.Image(one.image)
@@ -188,7 +189,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 // free deletes the record, and the image if it was to go with it.
 func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
-	if err := h.locks.await(ctx, toWrite); err != nil {
+	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
 		return fmt.Errorf("release image %s: %w", one.image, err)
 	}
 	err := trace.Call(ctx, "release image", func() error {
@@ -227,7 +228,7 @@ func (h *holds) remove(ctx context.Context, image string) error {
 	if err := h.owned(); err != nil {
 		return err
 	}
-	if err := h.locks.await(ctx, toWrite); err != nil {
+	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
 		return err
 	}
 	one := h.acquire(image)
@@ -271,16 +272,16 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		}
 		id = layer.Parent
 	}
-	job, err := h.debris.beginRemoval(ctx, layers)
+	job, err := h.leftovers.BeginRemoval(ctx, layers)
 	if err != nil && !diskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
-	h.debris.removals.Add(1)
+	h.leftovers.Removals.Add(1)
 	err = trace.Call(ctx, "delete image", func() error {
 		_, err := h.store.DeleteImage(record.ID, true)
 		return err
 	})
-	h.debris.removals.Add(1)
+	h.leftovers.Removals.Add(1)
 	switch {
 	case errors.Is(err, cstorage.ErrNotAnImage):
 		err = nil
@@ -290,7 +291,7 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		err = fmt.Errorf("delete image %s: %w", record.ID, err)
 	}
 	if job != nil {
-		job.end(ctx, err == nil || errors.Is(err, fault.Precondition))
+		job.End(ctx, err == nil || errors.Is(err, fault.Precondition))
 	}
 	return err
 }
@@ -366,7 +367,7 @@ func (h *holds) adopt(ctx context.Context, users map[string][]string) error {
 	h.mu.Unlock()
 	// Once for all of them. The records of an earlier server keep the images
 	// meanwhile.
-	locked := h.locks.await(ctx, toWrite)
+	locked := h.locks.Await(ctx, durable.ToWrite)
 	err = errors.Join(err, locked)
 	for image, ids := range users {
 		delete(stale, image)

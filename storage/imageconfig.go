@@ -12,6 +12,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // Limits of an image's config, far beyond those of real images: the largest
@@ -140,7 +141,7 @@ func (s *Store) whole(ctx context.Context, image *Image) (*Image, error) {
 // Spec reads the whole config of an image, up to 4 MiB of it. It says
 // fault.NotFound of an image that was removed meanwhile.
 func (s *Store) Spec(ctx context.Context, image *Image) (*imagespec.Image, error) {
-	if err := s.locks.await(ctx, toRead); err != nil {
+	if err := s.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image config: %w", err)
 	}
 	spec, _, err := readSpec(ctx, s.store, image.ID)

@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // PullRequest is what to pull and for whom.
@@ -63,13 +64,13 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
-		before := s.debris.removals.Load()
+		before := s.leftovers.Removals.Load()
 		image, err := s.pullOnce(ctx, name, req)
 		if err == nil || attempt == attempts || ctx.Err() != nil {
 			return image, err
 		}
 		// The library has errors without a type for this, too.
-		unclear := len(kinds(err)) == 0 && s.debris.removals.Load() != before
+		unclear := len(kinds(err)) == 0 && s.leftovers.Removals.Load() != before
 		if !unclear && !removedMeanwhile(err) {
 			return image, err
 		}
@@ -91,7 +92,7 @@ func removedMeanwhile(err error) bool {
 
 func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	start := time.Now()
-	if err := s.locks.await(ctx, toWrite); err != nil {
+	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
 		return nil, err
 	}
 	sys := s.libraryContext()
@@ -121,16 +122,16 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.debris.beginPull(ctx, s.cfg.TemporaryDir)
+	job, err := s.leftovers.BeginPull(ctx, s.cfg.TemporaryDir)
 	if err != nil {
 		return nil, err
 	}
 	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, secrets(req.Auth)) })
-	job.end(ctx, err == nil)
+	job.End(ctx, err == nil)
 	if err != nil {
 		return nil, err
 	}
-	if err := trace.Do(ctx, "seal image store", s.sealer.seal); err != nil {
+	if err := trace.Do(ctx, "write store manifest", s.manifest.Write); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
 	image, err := s.pulled(ctx, id)
@@ -147,7 +148,7 @@ func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 	if err := s.holds.revive(ctx, id); err != nil {
 		return nil, err
 	}
-	if err := s.locks.await(ctx, toRead); err != nil { // or the list is an old one
+	if err := s.locks.Await(ctx, durable.ToRead); err != nil { // or the list is an old one
 		return nil, err
 	}
 	images, err := s.images.list(ctx)
@@ -165,7 +166,7 @@ func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 // machine is left to a person.
 func (s *Store) dropLost(ctx context.Context) error {
 	// While another program has a lock the list is an old one.
-	if err := s.locks.await(ctx, toWrite); err != nil {
+	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
 		return err
 	}
 	lost, err := s.images.lost(ctx)
@@ -188,13 +189,13 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if record.ReadOnly || !fromRegistry(record) {
+	if record.ReadOnly || !durable.FromRegistry(record) {
 		return nil
 	}
 	if err := s.usable(id); !errors.Is(err, errLayersLost) {
 		return err // nil: it was mended
 	}
-	s.debris.removals.Add(1)
+	s.leftovers.Removals.Add(1)
 	err = trace.Call(ctx, "delete image", func() error {
 		_, err := s.store.DeleteImage(id, true)
 		return err

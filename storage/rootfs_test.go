@@ -18,6 +18,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -420,24 +421,24 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	removal, err := n.debris.beginRemoval(t.Context(), []string{top.ID, parent.ID})
+	removal, err := n.leftovers.BeginRemoval(t.Context(), []string{top.ID, parent.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull, err := n.debris.beginPull(t.Context(), t.TempDir())
+	pull, err := n.leftovers.BeginPull(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.store.CreateLayer("", "", nil, "", false, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(pull.temporary, "blob"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(pull.Temporary, "blob"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	removal.lock.Close() // as the kernel does when the process dies
-	pull.lock.Close()
+	removal.Lock.Close() // as the kernel does when the process dies
+	pull.Lock.Close()
 	n.restart()
-	if _, err := os.Stat(pull.temporary); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(pull.Temporary); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("temporary files: %v", err)
 	}
 	if err := n.store.DeleteLayer(orphan.ID); err != nil {
@@ -451,26 +452,26 @@ func TestRecoverAfterCrash(t *testing.T) {
 func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.debris.beginPull(t.Context(), "")
+	other := durable.NewLeftovers(n.store, n.locks) // of another process
+	dead, err := other.BeginPull(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.store.CreateLayer("", "", nil, "", false, nil); err != nil {
 		t.Fatal(err)
 	}
-	dead.lock.Close()
-	live, err := n.debris.beginPull(t.Context(), "")
+	dead.Lock.Close()
+	live, err := n.leftovers.BeginPull(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := newDebris(n.store, n.locks).recover(t.Context()); err != nil {
+	if err := durable.NewLeftovers(n.store, n.locks).Recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if layers, _ := n.store.Layers(); len(layers) != 1 || len(n.entries("root/crius-pulls")) != 2 {
 		t.Error("a layer or a job went while a pull is under way")
 	}
-	n.debris.running-- // of the dead one
-	live.end(testContext(t), true)
+	live.End(testContext(t), true)
 	n.restart()
 	n.empty()
 }
@@ -479,12 +480,12 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 func TestNextStartTriesAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.debris.beginPull(t.Context(), "")
+	dead, err := n.leftovers.BeginPull(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead.lock.Close() // as the kernel does when the process dies
-	busy := filepath.Join(dead.dir, "busy")
+	dead.Lock.Close() // as the kernel does when the process dies
+	busy := filepath.Join(dead.Temporary, "busy")
 	if err := os.Mkdir(busy, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -516,11 +517,11 @@ func TestRemainsOfARemovedImageGo(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.dir, images, gone, "manifest"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	removal, err := n.debris.beginRemoval(testContext(t), nil)
+	removal, err := n.leftovers.BeginRemoval(testContext(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	removal.lock.Close() // as the kernel does when the process dies
+	removal.Lock.Close() // as the kernel does when the process dies
 	n.restart()
 	if _, err := os.Stat(filepath.Join(n.dir, images, gone)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its directory: %v", err)
@@ -564,31 +565,31 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	for _, again := range []string{"pull", "start"} {
 		t.Run(again, func(t *testing.T) {
 			n := newNode(t)
-			job, err := n.debris.beginPull(testContext(t), t.TempDir())
+			job, err := n.leftovers.BeginPull(testContext(t), t.TempDir())
 			if err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join(job.temporary, "blob")
+			file := filepath.Join(job.Temporary, "blob")
 			if err := os.WriteFile(file, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil { // what is mounted on cannot be deleted
 				t.Fatal(err)
 			}
-			job.end(testContext(t), true)
+			job.End(testContext(t), true)
 			if err := unix.Unmount(file, 0); err != nil {
 				t.Fatal(err)
 			}
 			if again == "pull" {
-				next, err := n.debris.beginPull(testContext(t), "")
+				next, err := n.leftovers.BeginPull(testContext(t), "")
 				if err != nil {
 					t.Fatal(err)
 				}
-				next.end(testContext(t), true)
+				next.End(testContext(t), true)
 			} else {
 				n.restart()
 			}
-			if _, err := os.Stat(job.temporary); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(job.Temporary); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("temporary files: %v", err)
 			}
 			n.empty()
@@ -629,7 +630,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	other := mine
 	other.StateDir = filepath.Join(n.dir, "other")
 	looking := other
-	looking.LeaveDebris = true
+	looking.ReadOnly = true
 	ok(t, n.Close(t.Context()))
 	for _, cfg := range []Config{other, looking} {
 		s, err := Open(testContext(t), cfg)
@@ -656,7 +657,7 @@ func TestLookingReleasesNoHold(t *testing.T) {
 	n.mount(r)
 	ok(t, n.Close(t.Context()))
 	mine := n.cfg
-	n.cfg.LeaveDebris = true
+	n.cfg.ReadOnly = true
 	n.open()
 	for name, err := range map[string]error{
 		"mount": n.MountRootfs(testContext(t), n.rootfs("b", img.ID)), "remove": n.Remove(testContext(t), img.ID),

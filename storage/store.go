@@ -44,8 +44,8 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -73,15 +73,15 @@ type Store struct {
 	cfg          Config
 	options      types.StoreOptions // of store
 	store        cstorage.Store
-	locks        *locks
+	locks        *durable.Locks
 	images       *catalog
 	holds        *holds
-	debris       *debris
+	leftovers    *durable.Leftovers
 	reserve      reserve
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
-	sealer       *sealer
+	manifest     *durable.Manifest
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 	features     features
@@ -116,10 +116,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 // own makes the crius of cfg the owner of the store; for who only looks, it says
 // whether that could be.
 func own(ctx context.Context, root string, cfg Config) (lock *owner.Lock, err error) {
-	if path := filepath.Join(root, ownerName); cfg.LeaveDebris {
+	if path := filepath.Join(root, ownerName); cfg.ReadOnly {
 		err = owner.Look(path, cfg.StateDir)
 	} else if err = os.MkdirAll(root, 0o700); err == nil {
-		lock, err = owner.Take(ctx, path, cfg.StateDir, lockTime)
+		lock, err = owner.Take(ctx, path, cfg.StateDir, durable.LockTime)
 	}
 	return lock, withRemedy(err)
 }
@@ -134,20 +134,18 @@ func withRemedy(err error) error {
 
 // openOwned opens the store of an owner; without one it is only looked at.
 func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock *owner.Lock) (_ *Store, err error) {
-	seals := &sealer{root: options.GraphRoot, runRoot: options.RunRoot, surveyed: cfg.Surveyed,
-		records: record.At[seal](filepath.Join(options.GraphRoot, sealsName), sealName, sealVersion),
-		sync:    !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone)}
-	var last *seal
-	if cfg.LeaveDebris {
-		err = recordsIntact(options.GraphRoot)
-	} else if last, err = seals.last(); err == nil {
-		err = checkRecords(options.GraphRoot, last)
+	manifest := durable.NewManifest(durable.Config{Root: options.GraphRoot, RunRoot: options.RunRoot, Progress: cfg.CheckProgress,
+		Sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone), Reference: holdID})
+	if cfg.ReadOnly {
+		err = durable.RecordsIntact(options.GraphRoot)
+	} else {
+		err = manifest.Restore()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	var lib cstorage.Store
-	var locks *locks
+	var locks *durable.Locks
 	err = trace.Call(ctx, "open library", func() (err error) {
 		lib, locks, err = openLibrary(ctx, options)
 		return err
@@ -159,16 +157,13 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, sealer: seals, largeWindows: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1)}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
-	s.debris = newDebris(lib, locks)
-	s.holds = newHolds(lib, locks, s.debris, lock)
+	s.leftovers = durable.NewLeftovers(lib, locks)
+	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	if !cfg.LeaveDebris {
-		err = trace.Call(ctx, "look through images", func() (err error) {
-			seals.unsure, err = seals.settle(ctx, lib, last)
-			return err
-		})
+	if !cfg.ReadOnly {
+		err = trace.Do(ctx, "look through images", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
 	}
 	if err == nil {
 		err = s.holds.restore()
@@ -176,14 +171,13 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open image store %s: %w", options.GraphRoot, err), s.Close(ctx))
 	}
-	if cfg.LeaveDebris {
+	if cfg.ReadOnly {
 		return s, nil
 	}
-	if err := s.debris.recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
+	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
-	begin := func(ctx context.Context) error { return seals.begin(ctx, last) }
-	if err := trace.Do(ctx, "seal image store", begin); err != nil {
+	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {
 		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)
 	}
 	s.reserve = newReserve(lib.GraphRoot())
@@ -197,19 +191,19 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 // which is done here without it: it forks a copy of this process for that, which
 // lives on with all our locks should we be killed before the copy has asked to die
 // with us.
-func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Store, *locks, error) {
+func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Store, *durable.Locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err
 	}
-	before := newLocks(options.GraphRoot, options.RunRoot)
-	if err := errors.Join(before.await(ctx, toWrite), before.close()); err != nil {
+	before := durable.NewLocks(options.GraphRoot, options.RunRoot)
+	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
 		return nil, nil, err
 	}
 	lib, err := cstorage.GetStore(options)
 	if err != nil {
 		return nil, nil, err
 	}
-	return lib, newLocks(lib.GraphRoot(), lib.RunRoot()), nil
+	return lib, durable.NewLocks(lib.GraphRoot(), lib.RunRoot()), nil
 }
 
 // Close gives back what the process holds of the store, after the last call of
@@ -223,7 +217,7 @@ func (s *Store) Close(ctx context.Context) error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr, s.debris.close(), s.locks.close()); err != nil {
+	if err := errors.Join(err, shutdownErr, s.leftovers.Close(), s.locks.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil
@@ -234,10 +228,10 @@ func (s *Store) Close(ctx context.Context) error {
 // gone and right before Close; nothing else may be called in between.
 func (s *Store) Forget() error {
 	var errs []error
-	for _, name := range []string{reserveName, sealsName, jobsName, ownerName} {
+	for _, name := range []string{reserveName, ownerName} {
 		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
 	}
-	errs = append(errs, os.RemoveAll(s.sealer.settledFile()))
+	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // FsUsage is what something occupies on a file system.
@@ -61,27 +61,15 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 // time.
 func (s *Store) layersSize() (total uint64, err error) {
 	var layers []cstorage.Layer
-	if s.locks.held(toRead) == nil {
+	if s.locks.Held(durable.ToRead) == nil {
 		layers, err = s.store.Layers()
 	} else {
-		layers, err = recordedLayers(s.store.GraphRoot())
+		layers, err = durable.RecordedLayers(s.store.GraphRoot())
 	}
 	for _, layer := range layers {
 		total += uint64(max(layer.UncompressedSize, 0))
 	}
 	return total, err
-}
-
-func recordedLayers(root string) ([]cstorage.Layer, error) {
-	text, err := os.ReadFile(filepath.Join(root, layersFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var layers []cstorage.Layer
-	if err == nil {
-		err = json.Unmarshal(text, &layers)
-	}
-	return layers, err
 }
 
 // WritableUsage is the latest RootfsUsage of a container, which may be as old as

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 func TestRootfsUsage(t *testing.T) {
@@ -191,7 +192,7 @@ func TestFsInfoWaitsForNobody(t *testing.T) {
 	n.child("lock")
 	began := time.Now()
 	got, _, err := n.FsInfo(testContext(t))
-	if took := time.Since(began); err != nil || got.UsedBytes != want.UsedBytes || took >= lockTime {
+	if took := time.Since(began); err != nil || got.UsedBytes != want.UsedBytes || took >= durable.LockTime {
 		t.Errorf("%+v, %v after %v, want %+v", got, err, took, want)
 	}
 }

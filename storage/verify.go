@@ -8,9 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // Defect is something of the store that is not as it should be.
@@ -22,10 +23,6 @@ type Defect struct {
 	Remedy string
 	Mend   func(context.Context) error
 }
-
-// strayAge is how old a layer without an image must be to count as left over: a
-// pull of another tool may be about to make its image.
-const strayAge = time.Hour
 
 // Verify looks for what live root file systems, which are mounted, lack, for images that lost
 // layers or the record that keeps other tools from removing them, and for layers that no image came to own. It reads records and looks
@@ -108,7 +105,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		if !errors.Is(lost, errLayersLost) || record.ReadOnly {
 			continue
 		}
-		if !fromRegistry(&record) {
+		if !durable.FromRegistry(&record) {
 			defects = append(defects, Defect{Object: "image " + record.ID,
 				Text: lost.Error() + "; it was made on this machine, and no registry has it: make it again, or remove it"})
 			continue
@@ -121,7 +118,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 			},
 		})
 	}
-	aside, err := damagedRecords(s.store.GraphRoot())
+	aside, err := durable.DamagedRecords(s.store.GraphRoot())
 	if err != nil {
 		return defects, err
 	}
@@ -129,48 +126,12 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		defects = append(defects, Defect{Object: "record file " + file, Text: "it was damaged and set aside: layers without an image are kept, " +
 			"since containers of other tools may need them; delete it to have them removed"})
 	}
-	stray, err := s.debris.stray()
-	for _, id := range stray {
+	orphans, err := s.leftovers.Orphans()
+	for _, id := range orphans {
 		defects = append(defects, Defect{
 			Object: "layer " + id, Text: "no image stands on it", Remedy: "it is deleted",
-			Mend: func(ctx context.Context) error { return s.debris.remove(ctx, id) },
+			Mend: func(ctx context.Context) error { return s.leftovers.DeleteOrphan(ctx, id) },
 		})
 	}
 	return defects, err
-}
-
-// stray are old layers that nothing stands on; none while something is pulled
-// or removed here, which may be about to change that.
-func (d *debris) stray() ([]string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	unsettled := func(j *job) bool { return !j.settled }
-	if d.running > 0 || slices.ContainsFunc(d.left, unsettled) {
-		return nil, nil
-	}
-	orphans, err := d.orphans()
-	if err != nil {
-		return nil, fmt.Errorf("look for layers without an image: %w", err)
-	}
-	var ids []string
-	for _, layer := range orphans {
-		if time.Since(layer.Created) > d.strayAge {
-			ids = append(ids, layer.ID)
-		}
-	}
-	return ids, nil
-}
-
-// remove deletes a layer as what unfinished work has left.
-func (d *debris) remove(ctx context.Context, layer string) error {
-	j, err := d.beginRemoval(ctx, []string{layer})
-	if err != nil {
-		return err
-	}
-	j.end(ctx, false)
-	left, err := d.stray()
-	if err == nil && slices.Contains(left, layer) {
-		err = fmt.Errorf("layer %s is still there; another program may be using it", layer)
-	}
-	return err
 }

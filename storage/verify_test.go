@@ -10,6 +10,8 @@ import (
 	"time"
 
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // verify is what is said of live root file systems and of the store, a line
@@ -92,7 +94,7 @@ func TestVerify(t *testing.T) {
 	if got := n.verify(false); got != "" {
 		t.Errorf("a new layer may be becoming an image: %q", got)
 	}
-	n.debris.strayAge = time.Nanosecond
+	n.leftovers.OrphanAge = time.Nanosecond
 	for _, mend := range []bool{false, true} {
 		if got := n.verify(mend, r, v); !strings.Contains(got, "layer "+stray.ID) {
 			t.Errorf("a layer without an image: %q", got)
@@ -106,7 +108,7 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dirs, err := layerDirs(n.store, top.TopLayer)
+	dirs, err := durable.LayerDirs(n.store, top.TopLayer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +182,7 @@ func TestLostHoldIsFoundByLooking(t *testing.T) {
 	r := n.rootfs("a", img.ID)
 	n.mount(r)
 	mine := n.cfg
-	n.cfg.LeaveDebris = true
+	n.cfg.ReadOnly = true
 	for _, lost := range []bool{false, true} {
 		if lost {
 			ok(t, n.store.DeleteContainer(holdID(img.ID)))

@@ -80,7 +80,7 @@ func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, er
 
 // inspect looks at the node and changes nothing.
 func (s standIn) inspect(ctx context.Context) (checked control.Checked, err error) {
-	s.cfg.Image.LeaveDebris = true
+	s.cfg.Image.ReadOnly = true
 	s.cfg.Pod.AppArmorProfile = "" // which would be loaded
 	node, end, err := s.node(ctx)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s standIn) recovered(ctx context.Context) (control.Node, func() error, err
 }
 
 func (s standIn) Holdings(ctx context.Context) (holdings control.Holdings, err error) {
-	s.cfg.Image.LeaveDebris, s.cfg.Pod.AppArmorProfile = true, ""
+	s.cfg.Image.ReadOnly, s.cfg.Pod.AppArmorProfile = true, ""
 	node, end, err := s.node(ctx)
 	if err != nil {
 		return holdings, err

@@ -49,7 +49,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	cfg := settings.loaded().Config
 	manager := findManager()
-	cfg.Image.Surveyed = manager.patient()
+	cfg.Image.CheckProgress = manager.patient()
 	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
 	if err != nil {
 		return err

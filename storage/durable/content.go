@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"archive/tar"
@@ -19,7 +19,7 @@ import (
 
 // content compares all of a layer with its digest, and what a digest does not
 // see, what is not in the files' content, with the archive.
-func (s *survey) content(ctx context.Context, layer *cstorage.Layer, dir string) (err error) {
+func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) (err error) {
 	if layer.UncompressedDigest.Validate() != nil {
 		return nil // nobody knows what is in it
 	}
@@ -72,13 +72,13 @@ func (s *survey) content(ctx context.Context, layer *cstorage.Layer, dir string)
 }
 
 // watched reads until it is called off, and tells that it does.
-func (s *survey) watched(ctx context.Context, from io.Reader) io.Reader {
+func (s *check) watched(ctx context.Context, from io.Reader) io.Reader {
 	return reading(func(p []byte) (int, error) {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		if s.sealer.surveyed != nil {
-			s.sealer.surveyed()
+		if s.manifest.cfg.Progress != nil {
+			s.manifest.cfg.Progress()
 		}
 		return from.Read(p)
 	})

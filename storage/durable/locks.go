@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// locks are the files by which containers/storage keeps processes from one
+// Locks are the files by which containers/storage keeps processes from one
 // another's records. The library waits for them for ever and cannot be called
 // off; so whoever is about to call it looks first whether another process holds
 // one. (Who takes one in between is waited for, as the library does.)
@@ -25,7 +25,7 @@ import (
 // They are record locks, which a process loses with the first descriptor of the
 // file that it closes, whoever opened it: these here stay open until the library
 // has none any more.
-type locks struct {
+type Locks struct {
 	paths []string
 
 	mu    sync.Mutex
@@ -34,16 +34,17 @@ type locks struct {
 
 // What is about to be done, and with which locks of others that collides.
 const (
-	toRead  = unix.F_RDLCK
-	toWrite = unix.F_WRLCK
+	ToRead  = unix.F_RDLCK
+	ToWrite = unix.F_WRLCK
 )
 
-// lockTime is how long others may keep a lock before those who wait here are
+// LockTime is how long others may keep a lock before those who wait here are
 // told; they try again.
-const lockTime = 10 * time.Second
+const LockTime = 10 * time.Second
 
-func newLocks(root, runRoot string) *locks {
-	return &locks{
+// NewLocks opens no file yet.
+func NewLocks(root, runRoot string) *Locks {
+	return &Locks{
 		paths: []string{
 			filepath.Join(root, "storage.lock"),
 			filepath.Join(root, "overlay-layers", "layers.lock"),
@@ -55,7 +56,8 @@ func newLocks(root, runRoot string) *locks {
 	}
 }
 
-func (l *locks) close() error {
+// Close may come when the library has no lock open any more.
+func (l *Locks) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var errs []error
@@ -66,8 +68,8 @@ func (l *locks) close() error {
 	return errors.Join(errs...)
 }
 
-// held says which lock another process holds, and which one that is.
-func (l *locks) held(purpose int16) error {
+// Held says which lock another process holds, and which one that is.
+func (l *Locks) Held(purpose int16) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, path := range l.paths {
@@ -92,22 +94,22 @@ func (l *locks) held(purpose int16) error {
 	return nil
 }
 
-// await waits until no other process holds a lock. If one keeps it for too long
+// Await waits until no other process holds a lock. If one keeps it for too long
 // the error is fault.Timeout.
-func (l *locks) await(ctx context.Context, purpose int16) error {
-	held := l.held(purpose)
+func (l *Locks) Await(ctx context.Context, purpose int16) error {
+	held := l.Held(purpose)
 	if held == nil {
 		return nil
 	}
 	const often = 50 * time.Millisecond
-	limit := time.NewTimer(lockTime)
+	limit := time.NewTimer(LockTime)
 	defer limit.Stop()
 	for held != nil {
 		select {
 		case <-time.After(often):
-			held = l.held(purpose)
+			held = l.Held(purpose)
 		case <-limit.C:
-			return fmt.Errorf("%w and did not become free within %s: %w", held, lockTime, fault.Timeout)
+			return fmt.Errorf("%w and did not become free within %s: %w", held, LockTime, fault.Timeout)
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", held, context.Cause(ctx))
 		}

@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// debris keeps the store free of what unfinished work leaves: the temporary
+// Leftovers keeps the store free of what unfinished work leaves: the temporary
 // files of a pull, layers that no image came to own or still owns, and what the
 // library kept beside an image's record.
 //
@@ -33,70 +34,73 @@ import (
 // that an image, a container or another layer needs. A layer that another tool
 // has just pulled, for an image that is still to come, cannot be told from
 // ours: that pull fails and has to be repeated.
-type debris struct {
+type Leftovers struct {
 	store cstorage.Store
-	locks *locks
+	locks *Locks
 	dir   string
 
-	strayAge time.Duration // see there
+	// OrphanAge is how old a layer without an image must be to count as left over: a
+	// pull of another tool may be about to make its image.
+	OrphanAge time.Duration
 
-	// removals changes whenever the deletion of layers begins or ends.
-	removals atomic.Uint64
+	// Removals changes whenever the deletion of layers begins or ends.
+	Removals atomic.Uint64
 
 	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
 	running int
-	left    []*job // that have ended, but for something that remains of them
+	left    []*Job // that have ended, but for something that remains of them
 }
 
-// job is one pull or removal under way.
-type job struct {
-	debris    *debris
+// Job is one pull or removal under way.
+type Job struct {
+	all       *Leftovers
 	dir       string
-	lock      *os.File
+	Lock      *os.File // who has it open is at work: a worker inherits it
 	start     time.Time
 	layers    []string // to look at, whenever they were made
-	temporary string   // directory for large files
+	Temporary string   // directory for large files
 	settled   bool     // its layers need not be looked at, for it succeeded or they have been
 }
 
 const (
-	jobsName      = "crius-pulls"
+	jobsName      = "crius-pulls" // directory in the graph root
 	layersName    = "layers"
 	temporaryName = "temporary"   // link to a directory elsewhere
 	temporaryMark = "crius-pull-" // which begins so
 )
 
-func newDebris(store cstorage.Store, locks *locks) *debris {
-	return &debris{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), strayAge: strayAge}
+// NewLeftovers reads and writes nothing yet.
+func NewLeftovers(store cstorage.Store, locks *Locks) *Leftovers {
+	return &Leftovers{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), OrphanAge: orphanAge}
 }
 
-// beginPull starts a job with a directory for large files, below parent or,
+// BeginPull starts a job with a directory for large files, below parent or,
 // without one, within the job.
-func (d *debris) beginPull(ctx context.Context, parent string) (*job, error) {
+func (d *Leftovers) BeginPull(ctx context.Context, parent string) (*Job, error) {
 	j, err := d.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	j.temporary = j.dir
+	j.Temporary = j.dir
 	if parent == "" {
 		return j, nil
 	}
-	j.temporary = filepath.Join(parent, temporaryMark+filepath.Base(j.dir))
+	j.Temporary = filepath.Join(parent, temporaryMark+filepath.Base(j.dir))
 	err = trace.Call(ctx, "make temporary directory", func() error {
-		if err := os.Symlink(j.temporary, filepath.Join(j.dir, temporaryName)); err != nil {
+		if err := os.Symlink(j.Temporary, filepath.Join(j.dir, temporaryName)); err != nil {
 			return err
 		}
-		return os.Mkdir(j.temporary, 0o700)
+		return os.Mkdir(j.Temporary, 0o700)
 	})
 	if err != nil {
-		j.end(ctx, true)
+		j.End(ctx, true)
 		return nil, fmt.Errorf("temporary directory of the pull: %w", err)
 	}
 	return j, nil
 }
 
-// beginRemoval starts a job that is about layers.
-func (d *debris) beginRemoval(ctx context.Context, layers []string) (*job, error) {
+// BeginRemoval starts a job that is about layers.
+func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, error) {
 	j, err := d.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -105,13 +109,13 @@ func (d *debris) beginRemoval(ctx context.Context, layers []string) (*job, error
 	list := strings.Join(layers, "\n")
 	err = trace.Call(ctx, "note layers", func() error { return os.WriteFile(filepath.Join(j.dir, layersName), []byte(list), 0o600) })
 	if err != nil {
-		j.end(ctx, true)
+		j.End(ctx, true)
 		return nil, err
 	}
 	return j, nil
 }
 
-func (d *debris) begin(ctx context.Context) (*job, error) {
+func (d *Leftovers) begin(ctx context.Context) (*Job, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -134,7 +138,7 @@ func (d *debris) begin(ctx context.Context) (*job, error) {
 			continue
 		}
 		d.running++
-		return &job{debris: d, dir: dir, lock: lock, start: start}, nil
+		return &Job{all: d, dir: dir, Lock: lock, start: start}, nil
 	}
 	return nil, err
 }
@@ -158,12 +162,12 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// end deletes the job's files. The layers of failed work go when no other work
+// End deletes the job's files. The layers of failed work go when no other work
 // is under way, which might be building on them.
-func (j *job) end(ctx context.Context, succeeded bool) {
-	d := j.debris
+func (j *Job) End(ctx context.Context, succeeded bool) {
+	d := j.all
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
-		slog.WarnContext(ctx, "cannot remove temporary files of a pull; the next pull or start retries", "path", j.temporary, "err", err)
+		slog.WarnContext(ctx, "cannot remove temporary files of a pull; the next pull or start retries", "path", j.Temporary, "err", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,12 +186,12 @@ func (j *job) end(ctx context.Context, succeeded bool) {
 }
 
 // removeFiles deletes what is large.
-func (j *job) removeFiles() error {
-	if j.temporary == "" {
+func (j *Job) removeFiles() error {
+	if j.Temporary == "" {
 		return nil
 	}
-	if j.temporary != j.dir {
-		return os.RemoveAll(j.temporary)
+	if j.Temporary != j.dir {
+		return os.RemoveAll(j.Temporary)
 	}
 	entries, err := os.ReadDir(j.dir)
 	for _, entry := range entries {
@@ -198,7 +202,7 @@ func (j *job) removeFiles() error {
 
 // forget deletes the job itself, of which nothing else may remain: nobody would
 // know of it.
-func (j *job) forget(ctx context.Context) error {
+func (j *Job) forget(ctx context.Context) error {
 	err := trace.Call(ctx, "forget job", func() error {
 		if err := j.removeFiles(); err != nil {
 			return err
@@ -206,13 +210,13 @@ func (j *job) forget(ctx context.Context) error {
 		return os.RemoveAll(j.dir)
 	})
 	if err == nil {
-		j.lock.Close()
+		j.Lock.Close()
 	}
 	return err
 }
 
-// recover ends the jobs of processes that died.
-func (d *debris) recover(ctx context.Context) error {
+// Recover ends the jobs of processes that died.
+func (d *Leftovers) Recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	unwritten := trace.Do(ctx, "delete half records", d.sweepWrites)
@@ -221,7 +225,7 @@ func (d *debris) recover(ctx context.Context) error {
 		return unwritten
 	}
 	err = errors.Join(unwritten, err)
-	var dead []*job
+	var dead []*Job
 	alive := false
 	for _, entry := range entries {
 		j, readErr := d.read(ctx, entry.Name())
@@ -237,7 +241,7 @@ func (d *debris) recover(ctx context.Context) error {
 	}
 	if alive { // another process pulls and may build on those layers
 		for _, j := range dead {
-			j.lock.Close()
+			j.Lock.Close()
 		}
 		return err
 	}
@@ -251,7 +255,7 @@ func (d *debris) recover(ctx context.Context) error {
 const dyingTime = 2 * time.Second
 
 // read locks and reads the job of a dead process; nil if there is none.
-func (d *debris) read(ctx context.Context, name string) (*job, error) {
+func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	dir := filepath.Join(d.dir, name)
 	var lock *os.File
 	var err error
@@ -267,31 +271,72 @@ func (d *debris) read(ctx context.Context, name string) (*job, error) {
 		}
 		return nil, err
 	}
-	j := &job{debris: d, dir: dir, lock: lock, start: time.Now()}
+	j := &Job{all: d, dir: dir, Lock: lock, start: time.Now()}
 	if list, err := os.ReadFile(filepath.Join(dir, layersName)); err == nil {
 		j.layers = strings.Fields(string(list))
 		return j, nil
 	}
-	j.temporary = dir
+	j.Temporary = dir
 	since, _, _ := strings.Cut(name, "-")
 	if nanoseconds, err := strconv.ParseInt(since, 10, 64); err == nil {
 		j.start = time.Unix(0, nanoseconds)
 	}
 	if elsewhere, err := os.Readlink(filepath.Join(dir, temporaryName)); err == nil &&
 		strings.HasPrefix(filepath.Base(elsewhere), temporaryMark) {
-		j.temporary = elsewhere
+		j.Temporary = elsewhere
 	}
 	return j, nil
 }
 
-// close lets go of what remains, for the next start.
-func (d *debris) close() error {
+// Close lets go of what remains, for the next start.
+func (d *Leftovers) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var errs []error
 	for _, j := range d.left {
-		errs = append(errs, j.lock.Close())
+		errs = append(errs, j.Lock.Close())
 	}
 	d.left = nil
 	return errors.Join(errs...)
+}
+
+// Remove deletes all that is known of jobs, for a node that crius leaves.
+func (d *Leftovers) Remove() error { return os.RemoveAll(d.dir) }
+
+const orphanAge = time.Hour
+
+// Orphans are old layers that nothing stands on; none while something is pulled
+// or removed here, which may be about to change that.
+func (d *Leftovers) Orphans() ([]string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	unsettled := func(j *Job) bool { return !j.settled }
+	if d.running > 0 || slices.ContainsFunc(d.left, unsettled) {
+		return nil, nil
+	}
+	orphans, err := d.orphans()
+	if err != nil {
+		return nil, fmt.Errorf("look for layers without an image: %w", err)
+	}
+	var ids []string
+	for _, layer := range orphans {
+		if time.Since(layer.Created) > d.OrphanAge {
+			ids = append(ids, layer.ID)
+		}
+	}
+	return ids, nil
+}
+
+// DeleteOrphan deletes a layer as what unfinished work has left.
+func (d *Leftovers) DeleteOrphan(ctx context.Context, layer string) error {
+	j, err := d.BeginRemoval(ctx, []string{layer})
+	if err != nil {
+		return err
+	}
+	j.End(ctx, false)
+	left, err := d.Orphans()
+	if err == nil && slices.Contains(left, layer) {
+		err = fmt.Errorf("layer %s is still there; another program may be using it", layer)
+	}
+	return err
 }

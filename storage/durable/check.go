@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"context"
@@ -18,22 +18,21 @@ import (
 	cstorage "go.podman.io/storage"
 )
 
-// survey looks through a store after a reboot. The power may have failed: what
-// was not on the disk by then may be there in part. Layers that the last seal
-// knows are only looked at from outside; of others every file is read and
+// check is a check of the store after a reboot. The power may have failed: what
+// was not on the disk by then may be there in part. Layers that the last manifest
+// lists are only looked at from outside; of others every file is read and
 // compared with the digest. What is damaged is deleted, image by image: the
 // kubelet sees that it is gone and pulls it again.
-type survey struct {
-	sealer *sealer
-	last   *seal
-	store  cstorage.Store
-	sealed map[string]time.Time // layers known to be on the disk
+type check struct {
+	manifest *Manifest
+	store    cstorage.Store
+	listed   map[string]time.Time // layers known to be on the disk
 
 	layers  map[string]*cstorage.Layer
 	damaged map[string]error // layers by id
 	read    int              // layers that were read as a whole
-	whole   []sealedLayer    // of which those that are in order
-	aside   []string         // record files that were set aside; see damagedRecords
+	whole   []layerID        // of which those that are in order
+	aside   []string         // record files that were set aside; see DamagedRecords
 }
 
 // errDamaged: what is on the disk is not what it should be. Like fs.ErrNotExist it
@@ -49,13 +48,18 @@ func certain(err error) bool {
 	return errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist)
 }
 
-// settle makes the store right after a reboot. In the same boot it does nothing:
-// what was written is still in memory, and containers run on what would be
-// deleted. Errors are reported and leave the rest of the store usable: only what
-// cannot even be read is returned.
-//
-// unsure are layers that stay and that no seal may vouch for.
-func (s *sealer) settle(ctx context.Context, store cstorage.Store, last *seal) (unsure []sealedLayer, err error) {
+// Check is the post-crash check: it makes the store right after a reboot. In the same
+// boot it does nothing: what was written is still in memory, and containers run on
+// what would be deleted. Errors are reported and leave the rest of the store usable:
+// only what cannot even be read is returned. It comes after Restore.
+func (s *Manifest) Check(ctx context.Context, store cstorage.Store) (err error) {
+	s.unsure, err = s.check(ctx, store)
+	return err
+}
+
+// check returns the layers that stay and that no manifest may vouch for.
+func (s *Manifest) check(ctx context.Context, store cstorage.Store) (unsure []layerID, err error) {
+	last := s.last
 	boot, err := bootID()
 	if err != nil {
 		return nil, err
@@ -69,20 +73,20 @@ func (s *sealer) settle(ctx context.Context, store cstorage.Store, last *seal) (
 	}
 	if last.lost { // and with it what it said of them
 		for _, layer := range layers {
-			unsure = append(unsure, sealedLayer{ID: layer.ID, Created: layer.Created})
+			unsure = append(unsure, layerID{ID: layer.ID, Created: layer.Created})
 		}
 		return unsure, nil
 	}
-	return s.survey(ctx, store, last, layers)
+	return s.checkLayers(ctx, store, layers)
 }
 
-func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, layers []cstorage.Layer) (unsure []sealedLayer, err error) {
+func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers []cstorage.Layer) (unsure []layerID, err error) {
 	started := time.Now()
-	v := &survey{
-		sealer: s, last: last, store: store, sealed: last.layers(), whole: slices.Clone(last.Whole),
+	v := &check{
+		manifest: s, store: store, listed: s.last.layers(), whole: slices.Clone(s.last.Whole),
 		layers: map[string]*cstorage.Layer{}, damaged: map[string]error{},
 	}
-	if v.aside, err = damagedRecords(store.GraphRoot()); err != nil {
+	if v.aside, err = DamagedRecords(store.GraphRoot()); err != nil {
 		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {
@@ -107,7 +111,7 @@ func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, l
 			kept++
 			slog.Warn("cannot verify image after the boot, keeping it: the next boot retries",
 				"image", images[i].ID, "names", images[i].Names, "err", err)
-		case !fromRegistry(&images[i]):
+		case !FromRegistry(&images[i]):
 			kept++
 			slog.Error("image damaged when the machine went down, kept since it was made on this machine and no registry has it: "+
 				"make it again, or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
@@ -126,25 +130,27 @@ func (s *sealer) survey(ctx context.Context, store cstorage.Store, last *seal, l
 }
 
 // unsure are the layers that were not found to be whole.
-func (s *survey) unsure() []sealedLayer {
-	var unsure []sealedLayer
+func (s *check) unsure() []layerID {
+	var unsure []layerID
 	for id, why := range s.damaged {
 		if layer := s.layers[id]; why != nil && layer != nil {
-			unsure = append(unsure, sealedLayer{ID: id, Created: layer.Created})
+			unsure = append(unsure, layerID{ID: id, Created: layer.Created})
 		}
 	}
 	return unsure
 }
 
-// fromRegistry tells an image that can be pulled again from one that podman or
+// FromRegistry tells an image that can be pulled again from one that podman or
 // buildah has made here, which has no name or one of localhost.
-func fromRegistry(image *cstorage.Image) bool {
-	names := parseNames(slices.Concat(image.Names, image.NamesHistory))
-	return slices.ContainsFunc(names, func(name reference.Named) bool { return reference.Domain(name) != "localhost" })
+func FromRegistry(image *cstorage.Image) bool {
+	return slices.ContainsFunc(slices.Concat(image.Names, image.NamesHistory), func(name string) bool {
+		named, err := reference.ParseNormalizedNamed(name)
+		return err == nil && named.String() == name && reference.Domain(named) != "localhost"
+	})
 }
 
 // collect deletes what has no record, if the records are those that were there.
-func (s *survey) collect() error {
+func (s *check) collect() error {
 	if len(s.aside) == 0 {
 		return s.store.GarbageCollect()
 	}
@@ -155,7 +161,7 @@ func (s *survey) collect() error {
 
 // image says what is wrong with an image. It looks at every layer, so that those
 // behind one that cannot be looked at are not taken for sound.
-func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
+func (s *check) image(ctx context.Context, image *cstorage.Image) error {
 	var errs []error
 	for _, name := range image.BigDataNames {
 		data, err := s.bigData(image.ID, name)
@@ -184,7 +190,7 @@ func (s *survey) image(ctx context.Context, image *cstorage.Image) error {
 }
 
 // bigData reads a manifest or the config of an image.
-func (s *survey) bigData(image, name string) ([]byte, error) {
+func (s *check) bigData(image, name string) ([]byte, error) {
 	data, err := s.store.ImageBigData(image, name)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return data, err
@@ -201,7 +207,7 @@ func (s *survey) bigData(image, name string) ([]byte, error) {
 var plainName = regexp.MustCompile(`^[.0-9a-z]*$`)
 
 // layer says what is wrong with a layer, and remembers it.
-func (s *survey) layer(ctx context.Context, id string) error {
+func (s *check) layer(ctx context.Context, id string) error {
 	if err, known := s.damaged[id]; known {
 		return err
 	}
@@ -213,7 +219,7 @@ func (s *survey) layer(ctx context.Context, id string) error {
 	return err
 }
 
-func (s *survey) look(ctx context.Context, id string) error {
+func (s *check) look(ctx context.Context, id string) error {
 	layer := s.layers[id]
 	if layer == nil {
 		return damage("it has no record")
@@ -221,7 +227,7 @@ func (s *survey) look(ctx context.Context, id string) error {
 	if layer.ReadOnly {
 		return nil
 	}
-	dirs, err := layerDirs(s.store, id)
+	dirs, err := LayerDirs(s.store, id)
 	if err != nil {
 		return err
 	}
@@ -235,15 +241,15 @@ func (s *survey) look(ctx context.Context, id string) error {
 	if err := driverFiles(dirs[0], depth-1); err != nil {
 		return err
 	}
-	if covers(s.sealed, layer) {
+	if covers(s.listed, layer) {
 		return nil
 	}
 	s.read++
 	if err := s.content(ctx, layer, dirs[0]); err != nil {
 		return err
 	}
-	s.whole = append(s.whole, sealedLayer{ID: id, Created: layer.Created})
-	s.sealer.keep(ctx, s.last, s.whole)
+	s.whole = append(s.whole, layerID{ID: id, Created: layer.Created})
+	s.manifest.keep(ctx, s.whole)
 	return nil
 }
 
@@ -280,7 +286,7 @@ func driverFiles(dir string, below int) error {
 
 // setAside takes a damaged image out of the store. Only its own layers go: those
 // that other images have stay, if they are sound.
-func (s *survey) setAside(image *cstorage.Image, why error) {
+func (s *check) setAside(image *cstorage.Image, why error) {
 	slog.Warn("image damaged when the machine went down, deleted: it will be pulled again when needed",
 		"image", image.ID, "names", image.Names, "err", why)
 	if err := s.drop(image.ID); err != nil {
@@ -289,9 +295,9 @@ func (s *survey) setAside(image *cstorage.Image, why error) {
 	}
 }
 
-func (s *survey) drop(image string) error {
-	// No container runs yet: a hold is of the last boot.
-	err := s.store.DeleteContainer(holdID(image))
+func (s *check) drop(image string) error {
+	// No container runs yet: a reference is of the last boot.
+	err := s.store.DeleteContainer(s.manifest.cfg.Reference(image))
 	if err != nil && !errors.Is(err, cstorage.ErrNotAContainer) && !errors.Is(err, cstorage.ErrContainerUnknown) {
 		return err
 	}
@@ -303,7 +309,7 @@ func (s *survey) drop(image string) error {
 
 // sweep deletes the damaged layers that are left, those above them first, so
 // that no pull builds on one.
-func (s *survey) sweep() {
+func (s *check) sweep() {
 	for id, why := range s.damaged {
 		if why == nil || !certain(why) {
 			continue
@@ -314,7 +320,7 @@ func (s *survey) sweep() {
 	}
 }
 
-func (s *survey) deleteLayer(id string) error {
+func (s *check) deleteLayer(id string) error {
 	var errs []error
 	if layer := s.layers[id]; len(s.aside) > 0 && layer != nil && layer.UncompressedDigest == "" {
 		return nil // of a container, perhaps, whose record is lost

@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 
 // sweep deletes the layers that jobs have left, and then the jobs. It returns
 // those that it could not.
-func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error) {
-	if slices.ContainsFunc(jobs, func(j *job) bool { return !j.settled }) {
+func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err error) {
+	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.settled }) {
 		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete remains of images", d.sweepImages))
 		if err != nil {
 			return jobs, err
@@ -35,7 +35,7 @@ func (d *debris) sweep(ctx context.Context, jobs []*job) (left []*job, err error
 	return left, err
 }
 
-func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
+func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
 	if err := trace.Do(ctx, "sweep staging directories", d.sweepStaging); err != nil {
 		return err
 	}
@@ -44,13 +44,13 @@ func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
 		return err
 	}
 	for _, layer := range orphans {
-		left := slices.ContainsFunc(jobs, func(j *job) bool {
+		left := slices.ContainsFunc(jobs, func(j *Job) bool {
 			return !j.settled && (!layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID))
 		})
 		if !left {
 			continue
 		}
-		d.removals.Add(1)
+		d.Removals.Add(1)
 		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
 		if deleteErr != nil && !needed(deleteErr) {
 			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
@@ -62,8 +62,8 @@ func (d *debris) sweepLayers(ctx context.Context, jobs []*job) error {
 // sweepStaging has the library delete the directories in which workers that died
 // were unpacking: it does so whenever it reads layer records that others may have
 // written.
-func (d *debris) sweepStaging(ctx context.Context) error {
-	if err := d.locks.await(ctx, toWrite); err != nil {
+func (d *Leftovers) sweepStaging(ctx context.Context) error {
+	if err := d.locks.Await(ctx, ToWrite); err != nil {
 		return err
 	}
 	lock, err := lockfile.GetLockFile(filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-layers", "layers.lock"))
@@ -79,8 +79,8 @@ func (d *debris) sweepStaging(ctx context.Context) error {
 // sweepImages deletes the manifests and configs of images that have no record:
 // the library deletes the record first. It makes it first, too, so that what is
 // there before the records are read either has one or will never have.
-func (d *debris) sweepImages() error {
-	if aside, err := damagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+func (d *Leftovers) sweepImages() error {
+	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
 		return err
 	}
 	dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-images")
@@ -106,14 +106,14 @@ func (d *debris) sweepImages() error {
 // sweepWrites deletes the files that the library was writing when its process
 // died or the power failed. It writes them under a lock, so under that lock nobody
 // is writing; one that somebody keeps for too long is an error.
-func (d *debris) sweepWrites(ctx context.Context) error {
+func (d *Leftovers) sweepWrites(ctx context.Context) error {
 	var errs []error
 	for _, kind := range []string{"images", "layers", "containers"} {
 		dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-"+kind)
 		if len(halfWritten(dir)) == 0 {
 			continue
 		}
-		if err := d.locks.await(ctx, toWrite); err != nil {
+		if err := d.locks.Await(ctx, ToWrite); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 		lock, err := lockfile.GetLockFile(filepath.Join(dir, kind+".lock"))
@@ -154,8 +154,8 @@ func needed(err error) bool {
 
 // orphans are the layers that no image and no container stands on, children
 // before their parents. While records are set aside nobody knows.
-func (d *debris) orphans() ([]cstorage.Layer, error) {
-	if aside, err := damagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+func (d *Leftovers) orphans() ([]cstorage.Layer, error) {
+	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
 		return nil, err
 	}
 	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})

@@ -1,4 +1,4 @@
-package storage
+package durable
 
 import (
 	"encoding/json"
@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -15,12 +18,12 @@ import (
 // library does. The library refuses a file that is cut off, and takes an empty
 // layers.json for a store without layers. Either way the node would be without
 // images until a person came (cri-o#5015): a damaged file is moved aside, and
-// the one of the last seal takes its place. Without a seal the list is empty, and
+// the one of the last manifest takes its place. Without one the list is empty, and
 // what it had listed is pulled again.
 //
 // The volatile files are never synced, so that a power cut may well spoil
 // them, and describe only what cannot outlive a boot. They are just moved aside.
-func checkRecords(root string, last *seal) error {
+func checkRecords(root string, last *manifest) error {
 	for _, file := range recordFiles {
 		path := filepath.Join(root, file)
 		err := setDamagedAside(path, func() error {
@@ -44,16 +47,17 @@ func volatileFiles() []string {
 	return []string{"overlay-layers/volatile-layers.json", "overlay-containers/volatile-containers.json"}
 }
 
-const damagedSuffix = ".damaged"
+// DamagedSuffix is appended to the name of a record file that was moved aside.
+const DamagedSuffix = ".damaged"
 
-// damagedRecords are the record files that were set aside. As long as there is
+// DamagedRecords are the record files that were set aside. As long as there is
 // one, what has no record may be of a container or an image that was in it, and
 // that exists nowhere else: nothing is deleted for want of a record until a
 // person has deleted the file.
-func damagedRecords(root string) ([]string, error) {
+func DamagedRecords(root string) ([]string, error) {
 	var found []string
 	for _, file := range recordFiles { // what was in the volatile ones ended with the boot
-		path := filepath.Join(root, file) + damagedSuffix
+		path := filepath.Join(root, file) + DamagedSuffix
 		if _, err := os.Lstat(path); err == nil {
 			found = append(found, path)
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -63,8 +67,8 @@ func damagedRecords(root string) ([]string, error) {
 	return found, nil
 }
 
-// recordsIntact is fault.Precondition if checkRecords would have something to do.
-func recordsIntact(root string) error {
+// RecordsIntact is fault.Precondition if checkRecords would have something to do.
+func RecordsIntact(root string) error {
 	for _, file := range recordFiles {
 		path := filepath.Join(root, file)
 		wrong, err := checkRecord(path)
@@ -86,7 +90,7 @@ func setDamagedAside(path string, replace func() error) error {
 	if wrong == nil || err != nil {
 		return err
 	}
-	aside := path + damagedSuffix
+	aside := path + DamagedSuffix
 	if err := os.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -131,4 +135,35 @@ func checkRecord(path string) (wrong, err error) {
 		return fmt.Errorf("it is not valid: %w", err), nil
 	}
 	return nil, nil
+}
+
+// RecordedLayers reads the library's file of layers, which is replaced as a whole and
+// so can be read whoever has it locked.
+func RecordedLayers(root string) ([]cstorage.Layer, error) {
+	text, err := os.ReadFile(filepath.Join(root, layersFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var layers []cstorage.Layer
+	if err == nil {
+		err = json.Unmarshal(text, &layers)
+	}
+	return layers, err
+}
+
+// LayerDirs are the directories of a layer and of all below it, top first.
+func LayerDirs(store cstorage.Store, layer string) ([]string, error) {
+	driver, err := store.GraphDriver()
+	if err != nil {
+		return nil, err
+	}
+	metadata, err := driver.Metadata(layer)
+	if err != nil {
+		return nil, err
+	}
+	dirs := []string{metadata["UpperDir"]}
+	if below := metadata["LowerDir"]; below != "" {
+		dirs = append(dirs, strings.Split(below, ":")...)
+	}
+	return dirs, nil
 }

@@ -1,0 +1,290 @@
+package durable
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/record"
+)
+
+// Config says which store it is.
+type Config struct {
+	Root, RunRoot string // of containers/storage
+	// Sync is false where the operator wants no syncing: then nothing is certain.
+	Sync bool
+	// Progress is called while layers are read after a boot, which may take long, as
+	// often as some of one have been; nil: nobody wants to know.
+	Progress func()
+	// Reference is the id of the container record that keeps an image from removal.
+	Reference func(image string) string
+}
+
+// Manifest says what of the store has certainly reached the disk: it is written after
+// each pull, and at the first start after a boot, by reading the records of
+// containers/storage, syncing the file system and then, durably, writing the
+// records that were read once more. So a layer in the manifest has its content on the
+// disk, whoever has pulled it; and where the power fails while one of those
+// records is written, the manifest has an older one.
+//
+// After a reboot all that is not in the manifest is checked; see Check. Manifests are
+// written one at a time.
+type Manifest struct {
+	cfg    Config
+	stored *record.Dir[manifest]
+	last   *manifest // as Restore has found it
+
+	mu     sync.Mutex
+	unsure []layerID // that the check could not vouch for
+}
+
+// manifest is the document.
+type manifest struct {
+	Boot    string                     `json:"boot"` // in which it was written
+	Records map[string]json.RawMessage `json:"records"`
+	Unsure  []layerID                  `json:"unsure,omitempty"` // layers of which nothing is promised
+	// Whole are layers that a check has read and that has not come to its end: the
+	// next one need not read them again.
+	Whole []layerID `json:"whole,omitempty"`
+
+	lost bool // it could not be read, and is of this boot
+}
+
+const (
+	manifestDir     = "crius-seal" // directory in the graph root
+	manifestName    = "seal.json"
+	manifestID      = "store"
+	settledName     = "crius-settled" // file in the run root: the boot in which the store was checked
+	manifestVersion = 1
+)
+
+// NewManifest reads and writes nothing yet.
+func NewManifest(cfg Config) *Manifest {
+	return &Manifest{cfg: cfg, stored: record.At[manifest](filepath.Join(cfg.Root, manifestDir), manifestName, manifestVersion)}
+}
+
+// Restore reads the last manifest and moves record files of containers/storage aside
+// that are damaged; the manifest's take their place. It comes before the library is
+// opened.
+func (s *Manifest) Restore() (err error) {
+	if s.last, err = s.read(); err != nil {
+		return err
+	}
+	return checkRecords(s.cfg.Root, s.last)
+}
+
+// Remove deletes the manifest, for a node that crius leaves.
+func (s *Manifest) Remove() error {
+	return errors.Join(os.RemoveAll(filepath.Join(s.cfg.Root, manifestDir)), os.RemoveAll(s.settledFile()))
+}
+
+// recordFiles are those of containers/storage that live as long as the store.
+var recordFiles = []string{
+	layersFile,
+	"overlay-images/images.json",
+	"overlay-containers/containers.json",
+}
+
+const layersFile = "overlay-layers/layers.json"
+
+// read returns the manifest that was written last; nil if there was never one. One that cannot
+// be read says nothing of any layer. In a boot in which the store has been looked
+// through that does not make it suspect: what was written since is still in memory,
+// and containers may run on it.
+func (s *Manifest) read() (*manifest, error) {
+	if err := s.stored.Make(); err != nil {
+		return nil, err
+	}
+	all, lost, damaged, err := s.stored.All()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range damaged {
+		reportAside(d.File, d.Err)
+	}
+	if len(lost) > 0 { // now or earlier, and no other one was made
+		boot, err := bootID()
+		if err != nil {
+			return nil, err
+		}
+		if settled, _ := os.ReadFile(s.settledFile()); string(settled) == boot {
+			return &manifest{Boot: boot, lost: true}, nil
+		}
+		return &manifest{}, nil
+	}
+	return all[manifestID], nil
+}
+
+// Begin writes the first manifest after a boot. What the one before says is still true
+// in the same boot: a restart need not wait for the disk.
+func (s *Manifest) Begin(ctx context.Context) error {
+	defer func() { s.last = nil }() // it is as large as the records
+	boot, err := bootID()
+	if err == nil {
+		err = os.WriteFile(s.settledFile(), []byte(boot), 0o600)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "cannot back up the store manifest: if it is damaged, the next start re-verifies all images", "err", err)
+	}
+	if last := s.last; boot != "" && last != nil && last.Boot == boot && !last.lost && s.cfg.Sync == (len(last.Records) > 0) {
+		return nil
+	}
+	if s.cfg.Sync {
+		return s.Write(ctx)
+	}
+	return s.write(ctx, nil)
+}
+
+func (s *Manifest) settledFile() string { return filepath.Join(s.cfg.RunRoot, settledName) }
+
+// keep adds layers that a check has found whole to the manifest of the boot before.
+// That is for a check that is cut short: nothing depends on it.
+func (s *Manifest) keep(ctx context.Context, whole []layerID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := *s.last
+	more.Whole = whole
+	err := syncFilesystem(s.cfg.Root)
+	if err == nil {
+		err = s.put(ctx, &more)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "cannot record the progress of the post-crash check", "err", err)
+	}
+}
+
+// Write writes a manifest of what the store has now. It takes as long as syncing the
+// file system does. On a full disk the error is fault.Exhausted.
+func (s *Manifest) Write(ctx context.Context) error {
+	if !s.cfg.Sync {
+		return nil
+	}
+	return s.write(ctx, recordFiles)
+}
+
+func (s *Manifest) write(ctx context.Context, files []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	boot, err := bootID()
+	if err != nil {
+		return fmt.Errorf("write the store manifest: %w", err)
+	}
+	now := manifest{Boot: boot, Records: map[string]json.RawMessage{}, Unsure: s.unsure}
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(s.cfg.Root, file))
+		if err == nil && json.Valid(text) {
+			now.Records[file] = text
+		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("write the store manifest: %w", err)
+		}
+	}
+	if s.cfg.Sync {
+		if err := syncFilesystem(s.cfg.Root); err != nil {
+			return fmt.Errorf("write the store manifest: %w", err)
+		}
+	}
+	err = s.put(ctx, &now)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
+	}
+	if err != nil {
+		return fmt.Errorf("write the store manifest: %w", err)
+	}
+	return nil
+}
+
+// put returns when the manifest is on the disk.
+func (s *Manifest) put(ctx context.Context, to *manifest) error {
+	if err := s.stored.Make(); err != nil {
+		return err
+	}
+	if err := s.stored.Put(ctx, manifestID, to); err != nil {
+		return err
+	}
+	return s.stored.Sync()
+}
+
+func syncFilesystem(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return &os.PathError{Op: "syncfs", Path: path, Err: err}
+	}
+	return nil
+}
+
+func bootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text)), err
+}
+
+// layerID tells a layer from another of the same id: the id follows from the
+// content, and a layer may have been deleted and pulled again.
+type layerID struct {
+	ID      string    `json:"id"`
+	Created time.Time `json:"created"`
+}
+
+func (s *manifest) unsure() []layerID {
+	if s == nil {
+		return nil
+	}
+	return s.Unsure
+}
+
+// layers are those that are known to be on the disk.
+func (s *manifest) layers() map[string]time.Time {
+	if s == nil {
+		return nil
+	}
+	var list []struct {
+		layerID
+		Flags map[string]any `json:"flags"`
+	}
+	known := map[string]time.Time{}
+	if json.Unmarshal(s.Records[layersFile], &list) != nil {
+		list = nil // it was valid JSON, but no list
+	}
+	for _, l := range list {
+		unsure := slices.ContainsFunc(s.Unsure, func(u layerID) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
+		if l.Flags["incomplete"] == nil && !unsure {
+			known[l.ID] = l.Created
+		}
+	}
+	for _, l := range s.Whole {
+		known[l.ID] = l.Created
+	}
+	return known
+}
+
+// covers tells whether the content of a layer was on the disk when the manifest was
+// written.
+func covers(known map[string]time.Time, layer *cstorage.Layer) bool {
+	created, ok := known[layer.ID]
+	return ok && created.Equal(layer.Created)
+}
+
+// restored is the content that a damaged record file gets.
+func (s *manifest) restored(file string) []byte {
+	if s != nil && bytes.HasPrefix(bytes.TrimSpace(s.Records[file]), []byte("[")) {
+		return s.Records[file]
+	}
+	return []byte("[]")
+}

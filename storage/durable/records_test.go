@@ -1,0 +1,51 @@
+package durable
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A record file passes exactly if the library can read it as a list, and one that
+// does not is moved aside whole, with a list in its place.
+func FuzzRecordFile(f *testing.F) {
+	for _, text := range []string{`[{"id":"a"}]`, "[]", "", "null", "\x00\x00", `[{"id":"a"}`, `{"0":[]}`, " [] x"} {
+		f.Add([]byte(text), []byte(`[{"id":"b","flags":{"incomplete":true}}]`))
+	}
+	f.Add([]byte("["), []byte("{}"))
+	f.Fuzz(func(t *testing.T, text, sealed []byte) {
+		root := t.TempDir()
+		path := filepath.Join(root, layersFile)
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		last := &manifest{Records: map[string]json.RawMessage{layersFile: sealed}}
+		if !json.Valid(sealed) {
+			last = nil
+		}
+		for id := range last.layers() {
+			if strings.Contains(string(sealed), "incomplete") && last.layers()[id].IsZero() && id == "b" {
+				t.Errorf("%s vouches for %s", sealed, id)
+			}
+		}
+		var list []json.RawMessage
+		wrong := json.Unmarshal(text, &list) != nil
+		if err := checkRecords(root, last); err != nil {
+			t.Fatal(err)
+		}
+		now, err := os.ReadFile(path)
+		if err != nil || json.Unmarshal(now, &list) != nil || !wrong && !bytes.Equal(now, text) {
+			t.Errorf("%q became %q, %v", text, now, err)
+		}
+		kept, err := os.ReadFile(path + DamagedSuffix)
+		if wrong != (err == nil) || wrong && !bytes.Equal(kept, text) {
+			t.Errorf("%q was kept as %q, %v", text, kept, err)
+		}
+	})
+}
