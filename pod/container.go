@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -36,7 +37,7 @@ type Container struct {
 	live    guarded.Value[liveContainer]
 	runtime oci.Runtime
 	ref     oci.Ref
-	meter   *meter
+	meter   *usage.Meter
 	view    atomic.Pointer[view.Container]
 	logged  atomic.Uint64 // bytes, as last counted
 
@@ -61,7 +62,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Conta
 		live:    guarded.Of(liveContainer{containerState: rec.containerState}),
 		runtime: s.runtime,
 		ref:     ref,
-		meter:   e.newMeter(rec.Cgroup),
+		meter:   usage.NewMeter(e.meters, rec.Cgroup),
 		exited:  make(chan struct{}),
 	}
 }

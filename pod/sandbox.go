@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -33,8 +34,8 @@ type Sandbox struct {
 	plan    podPlan
 	live    guarded.Value[livePod]
 	runtime oci.Runtime
-	meter   *meter // nil: only the containers use anything
-	cgroup  string // the pod's own, or the one of its infra container
+	meter   *usage.Meter // nil: only the containers use anything
+	cgroup  string       // the pod's own, or the one of its infra container
 	view    atomic.Pointer[view.Sandbox]
 	// clamped: the sandbox may not have got all that an update has given to the pod.
 	clamped atomic.Bool
@@ -55,7 +56,11 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, m := e.podMeter(id, rec.podPlan)
+	var own string
+	var m *usage.Meter
+	if _, infra, err := e.cgroupOf(rec.Config.M, rec.CgroupPrefix, id); err == nil {
+		own, m = usage.NewPodMeter(e.meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
+	}
 	s := &Sandbox{
 		engine:  e,
 		id:      id,

@@ -72,7 +72,7 @@ func TestSandboxedPod(t *testing.T) {
 // checkSandboxed wants what the containers use told by the runtime.
 func (b *bench) checkSandboxed(e *Engine, pod string) {
 	b.Helper()
-	for _, s := range e.ContainerStats(context.Background(), func(v *view.Container) bool { return v.SandboxID == pod }) {
+	for _, s := range e.Usage().ContainerStats(context.Background(), func(v *view.Container) bool { return v.SandboxID == pod }) {
 		if s.Usage.CPU == nil || s.Usage.CPU.Total != 4711 {
 			b.Errorf("a container uses %+v", s.Usage)
 		}

@@ -86,7 +86,7 @@ func (s *Sandbox) publish() {
 				v.PID = now.infra.PID()
 			}
 		} else {
-			s.meter.close()
+			s.meter.Close()
 		}
 		s.view.Store(v) // before anybody changes the pod again
 	})
@@ -251,7 +251,7 @@ func (c *Container) setExit(exit conmon.Exit) {
 func (c *Container) showExit(exit conmon.Exit) {
 	c.change(func(now *liveContainer) { now.exit = &exit })
 	c.publish()
-	c.meter.close()
+	c.meter.Close()
 }
 
 // Codes of exits that nobody saw.

@@ -1,77 +1,13 @@
 package pod
 
 import (
-	"reflect"
 	"testing"
 	"time"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
-
-func TestIsPodCgroup(t *testing.T) {
-	t.Parallel()
-	const uid = "0f0f0f0f-1111-2222-3333-444444444444"
-	for cgroup, want := range map[string]bool{
-		"/kubepods/burstable/pod" + uid: true,
-		"/kubepods/pod" + uid:           true,
-		"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod0f0f0f0f_1111_2222_3333_444444444444.slice": true,
-		"/kubepods.slice/kubepods-pod0f0f0f0f_1111_2222_3333_444444444444.slice":                                      true,
-		"/kubepods/burstable":                false,
-		"/kubepods/pod" + uid + "/container": false,
-		"/kubepods/pod" + uid[:8]:            false,
-		"/":                                  false,
-		"/system.slice":                      false,
-		"/crius":                             false,
-		"/kubepods.slice/kubepods-pod0f0f0f0f.slice": false,
-	} {
-		cfg := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Uid: uid}, Linux: &cri.LinuxPodSandboxConfig{CgroupParent: cgroup}}
-		if got := isPodCgroup(cgroup, cfg); got != want {
-			t.Errorf("%s: %v", cgroup, got)
-		}
-		cfg.Linux.CgroupParent = "" // then it is the node's own setting
-		if isPodCgroup(cgroup, cfg) {
-			t.Errorf("%s, not asked for", cgroup)
-		}
-	}
-	if isPodCgroup("/a/pod", &cri.PodSandboxConfig{Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/a/pod"}}) {
-		t.Error("a pod without a uid")
-	}
-}
-
-func TestTotal(t *testing.T) {
-	t.Parallel()
-	at := time.Now()
-	part := func(n uint64) cgroup.Usage {
-		return cgroup.Usage{Time: at, CPU: &cgroup.CPU{Total: n}, Tasks: &n}
-	}
-	gone := cgroup.Usage{Time: at}
-	if sum := total([]cgroup.Usage{gone, part(1), gone, part(2), part(4)}); sum.CPU.Total != 7 || *sum.Tasks != 7 || !sum.Time.Equal(at) {
-		t.Errorf("sum is %+v", sum)
-	}
-	for _, parts := range [][]cgroup.Usage{nil, {gone}, {gone, gone}} {
-		if sum := total(parts); !sum.Gone() {
-			t.Errorf("sum of %d is %+v", len(parts), sum)
-		}
-	}
-}
-
-func TestNetworkStats(t *testing.T) {
-	t.Parallel()
-	one, eth, two := network.Interface{Name: "net1", RxBytes: 1}, network.Interface{Name: "eth0", RxBytes: 2}, network.Interface{Name: "tun0", RxBytes: 3}
-	got := networkStats("eth0", []network.Interface{one, eth, two})
-	if want := (&NetworkStats{Default: eth, Others: []network.Interface{one, two}}); !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	got = networkStats("eth0", []network.Interface{one})
-	if want := (&NetworkStats{Default: network.Interface{Name: "eth0"}, Others: []network.Interface{one}}); !reflect.DeepEqual(got, want) {
-		t.Errorf("without the default one: %+v, want %+v", got, want)
-	}
-}
 
 // A verb may hold the locks of a pod and its container for as long as it hangs:
 // stats are told all the same.
@@ -86,11 +22,11 @@ func TestStatsWaitForNobody(t *testing.T) {
 	c, _ := e.containers.find(id)
 	s.life.Lock()
 	c.life.Lock()
-	told := make(chan *SandboxStats, 1)
+	told := make(chan *usage.SandboxStats, 1)
 	go func() {
-		all := e.SandboxStats(t.Context(), func(v *view.Sandbox) bool { return v.ID == pod })
+		all := e.Usage().SandboxStats(t.Context(), func(v *view.Sandbox) bool { return v.ID == pod })
 		if len(all) != 1 {
-			all = []*SandboxStats{{}}
+			all = []*usage.SandboxStats{{}}
 		}
 		told <- all[0]
 	}()
@@ -103,7 +39,7 @@ func TestStatsWaitForNobody(t *testing.T) {
 	}
 	c.life.Unlock()
 	s.life.Unlock()
-	if all := e.ContainerStats(t.Context(), func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
+	if all := e.Usage().ContainerStats(t.Context(), func(v *view.Container) bool { return v.SandboxID != pod }); len(all) != 0 {
 		t.Errorf("stats of %d containers that nobody wanted", len(all))
 	}
 	b.remove(e, pod)

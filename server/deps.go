@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -42,14 +43,6 @@ type Engine interface {
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (*view.Container, error)
 	Containers() []*view.Container
-	// ContainerStats and SandboxStats measure those that are wanted. They never
-	// fail: what vanished meanwhile is missing, or has no values.
-	ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*pod.ContainerStats
-	SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*pod.SandboxStats
-	// Metrics measures all ready pods, in the same way; MetricOffers is what the
-	// kernel can tell beyond what all do.
-	Metrics(ctx context.Context, parts pod.MetricParts) []*pod.PodMetrics
-	MetricOffers() cgroup.Offers
 	UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error
 	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had
 	// to be killed for its time is fault.Timeout, which the kubelet takes for
@@ -75,6 +68,18 @@ type Engine interface {
 	CgroupDriver() cri.CgroupDriver
 	// SetPodCIDR gets one CIDR or, on a dual-stack node, two joined by a comma.
 	SetPodCIDR(cidr string) error
+}
+
+// Usage measures pods and containers; *usage.Reader is the one there is.
+type Usage interface {
+	// ContainerStats and SandboxStats measure those that are wanted. They never
+	// fail: what vanished meanwhile is missing, or has no values.
+	ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*usage.ContainerStats
+	SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*usage.SandboxStats
+	// Metrics measures all ready pods, in the same way; MetricOffers is what the
+	// kernel can tell beyond what all do.
+	Metrics(ctx context.Context, parts usage.MetricParts) []*usage.PodMetrics
+	MetricOffers() cgroup.Offers
 }
 
 // Images keeps images; *storage.Store is the one there is.

@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -138,11 +139,11 @@ type fakeEngine struct {
 	script
 	sandboxes      []*view.Sandbox
 	containers     []*view.Container
-	containerStats []*pod.ContainerStats
-	sandboxStats   []*pod.SandboxStats
-	metrics        []*pod.PodMetrics
+	containerStats []*usage.ContainerStats
+	sandboxStats   []*usage.SandboxStats
+	metrics        []*usage.PodMetrics
 	offers         cgroup.Offers
-	measured       pod.MetricParts // by the latest Metrics
+	measured       usage.MetricParts // by the latest Metrics
 	spec           json.RawMessage
 	exec           pod.ExecResult
 	handlers       []*cri.RuntimeHandler
@@ -214,15 +215,15 @@ func (f *fakeEngine) Listen() (*view.Listener, error) { return nil, fault.Exhaus
 func (f *fakeEngine) UpdateSandboxResources(_ context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
 	return f.did(context.Background(), "UpdateSandboxResources", id, overhead, resources)
 }
-func (f *fakeEngine) ContainerStats(_ context.Context, wanted func(*view.Container) bool) []*pod.ContainerStats {
-	return slices.DeleteFunc(slices.Clone(f.containerStats), func(s *pod.ContainerStats) bool { return !wanted(s.View) })
+func (f *fakeEngine) ContainerStats(_ context.Context, wanted func(*view.Container) bool) []*usage.ContainerStats {
+	return slices.DeleteFunc(slices.Clone(f.containerStats), func(s *usage.ContainerStats) bool { return !wanted(s.View) })
 }
 
-func (f *fakeEngine) SandboxStats(_ context.Context, wanted func(*view.Sandbox) bool) []*pod.SandboxStats {
-	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *pod.SandboxStats) bool { return !wanted(s.View) })
+func (f *fakeEngine) SandboxStats(_ context.Context, wanted func(*view.Sandbox) bool) []*usage.SandboxStats {
+	return slices.DeleteFunc(slices.Clone(f.sandboxStats), func(s *usage.SandboxStats) bool { return !wanted(s.View) })
 }
 
-func (f *fakeEngine) Metrics(_ context.Context, parts pod.MetricParts) []*pod.PodMetrics {
+func (f *fakeEngine) Metrics(_ context.Context, parts usage.MetricParts) []*usage.PodMetrics {
 	f.measured = parts
 	return f.metrics
 }
@@ -326,7 +327,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 	}
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	services := Services{Engine: n.engine, Images: n.images, Version: "1.2.3"}
+	services := Services{Engine: n.engine, Usage: n.engine, Images: n.images, Version: "1.2.3"}
 	for _, c := range configure {
 		c(&cfg, &services)
 	}

@@ -12,16 +12,16 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 )
 
 // metricsAPI is the part of RuntimeService that gives kubelets what cAdvisor
 // gives them (KEP-2371): metrics of the same names, labels and units, which they
 // show at /metrics/cadvisor (docs/decisions/0007-pod-metrics.md).
 type metricsAPI struct {
-	engine  Engine
+	usage   Usage
 	metrics []podMetric // those that are wanted and that the kernel can tell
-	parts   pod.MetricParts
+	parts   usage.MetricParts
 }
 
 // podMetric is a metric. It has values, or else one value and no labels of its
@@ -49,8 +49,8 @@ type sample struct {
 	now       time.Time
 	devices   deviceNames
 	details   *cgroup.Details
-	pod       *pod.PodMetrics       // nil: of a container
-	container *pod.ContainerMetrics // nil: of a pod
+	pod       *usage.PodMetrics       // nil: of a container
+	container *usage.ContainerMetrics // nil: of a pod
 }
 
 // AllPodMetrics stands for all kinds of metrics.
@@ -74,21 +74,21 @@ func DefaultPodMetricKinds() []string {
 	return []string{"cpu", "memory", "network", "disk", "diskIO", "process", "oom", "pressure", "spec"}
 }
 
-func newMetricsAPI(engine Engine, kinds []string) (*metricsAPI, error) {
+func newMetricsAPI(measured Usage, kinds []string) (*metricsAPI, error) {
 	known := append(PodMetricKinds(), AllPodMetrics)
 	for _, kind := range kinds {
 		if !slices.Contains(known, kind) {
 			return nil, fmt.Errorf("included_pod_metrics has %s: choose of %v: %w", brief(kind), known, fault.Invalid)
 		}
 	}
-	a := &metricsAPI{engine: engine}
+	a := &metricsAPI{usage: measured}
 	if len(kinds) == 0 {
 		return a, nil
 	}
 	wanted := func(kind string) bool {
 		return kind == "" || slices.Contains(kinds, AllPodMetrics) || slices.Contains(kinds, kind)
 	}
-	offers := engine.MetricOffers()
+	offers := measured.MetricOffers()
 	for _, m := range podMetrics() {
 		if wanted(m.kind) && (m.unless == nil || !m.unless(offers)) {
 			a.metrics = append(a.metrics, m)
@@ -130,7 +130,7 @@ func (a *metricsAPI) list(ctx context.Context) []*cri.PodSandboxMetrics {
 	if len(a.metrics) == 0 {
 		return nil
 	}
-	measured := a.engine.Metrics(ctx, a.parts)
+	measured := a.usage.Metrics(ctx, a.parts)
 	now, devices := time.Now(), deviceNames{}
 	all := make([]*cri.PodSandboxMetrics, len(measured))
 	for i, p := range measured {
@@ -149,7 +149,7 @@ func (a *metricsAPI) list(ctx context.Context) []*cri.PodSandboxMetrics {
 // cgroup: who adds up containers leaves it out by that. The names and attempts
 // of pods are unique, and so is the name made of them: a kubelet that gets one
 // series twice would throw all away.
-func podSample(p *pod.PodMetrics, now time.Time) *sample {
+func podSample(p *usage.PodMetrics, now time.Time) *sample {
 	m := p.View.Config.GetMetadata()
 	return &sample{
 		labels:  []string{"", p.Cgroup, "", podName(p.View), m.GetNamespace(), m.GetName()},
@@ -157,7 +157,7 @@ func podSample(p *pod.PodMetrics, now time.Time) *sample {
 	}
 }
 
-func containerSample(p *pod.PodMetrics, c *pod.ContainerMetrics, now time.Time) *sample {
+func containerSample(p *usage.PodMetrics, c *usage.ContainerMetrics, now time.Time) *sample {
 	m, of := c.View.Config.GetMetadata(), p.View.Config.GetMetadata()
 	image := cmp.Or(c.View.Config.GetImage().GetUserSpecifiedImage(), c.View.ImageRef)
 	return &sample{

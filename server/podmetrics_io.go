@@ -10,11 +10,11 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/network"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 )
 
 func diskMetrics() []podMetric {
-	disk := func(name, help string, value func(*pod.ContainerMetrics) *uint64) podMetric {
+	disk := func(name, help string, value func(*usage.ContainerMetrics) *uint64) podMetric {
 		return podMetric{kind: "disk", name: name, help: help, gauge: true, labels: []string{"device"}, values: func(s *sample, add emit) {
 			if s.container != nil && s.container.Disk != nil {
 				add(value(s.container), valid(s.container.Disk.Device))
@@ -22,7 +22,7 @@ func diskMetrics() []podMetric {
 		}}
 	}
 	used := disk("container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem.",
-		func(c *pod.ContainerMetrics) *uint64 {
+		func(c *usage.ContainerMetrics) *uint64 {
 			if c.Layer == nil {
 				return nil
 			}
@@ -31,11 +31,11 @@ func diskMetrics() []podMetric {
 	used.measured = func(s *sample) time.Time { return s.container.Layer.Timestamp }
 	return []podMetric{
 		disk("container_fs_inodes_free", "Number of available Inodes",
-			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.FreeInodes }),
+			func(c *usage.ContainerMetrics) *uint64 { return &c.Disk.FreeInodes }),
 		disk("container_fs_inodes_total", "Number of Inodes",
-			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.Inodes }),
+			func(c *usage.ContainerMetrics) *uint64 { return &c.Disk.Inodes }),
 		disk("container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem.",
-			func(c *pod.ContainerMetrics) *uint64 { return &c.Disk.Bytes }),
+			func(c *usage.ContainerMetrics) *uint64 { return &c.Disk.Bytes }),
 		used,
 	}
 }

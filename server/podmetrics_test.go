@@ -20,7 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -50,9 +50,9 @@ func fillDetails(v reflect.Value, n *uint64) {
 }
 
 // somePodMetrics has a value in every field, each its own.
-func somePodMetrics() *pod.PodMetrics {
-	p := &pod.PodMetrics{Cgroup: "/kubepods/pod1"}
-	c := &pod.ContainerMetrics{Cgroup: "/kubepods/pod1/crius-2"}
+func somePodMetrics() *usage.PodMetrics {
+	p := &usage.PodMetrics{Cgroup: "/kubepods/pod1"}
+	c := &usage.ContainerMetrics{Cgroup: "/kubepods/pod1/crius-2"}
 	n := uint64(100)
 	for _, v := range []any{&p.Details, &p.Interfaces, &p.Sockets, &c.Details, &c.Processes} {
 		fillDetails(reflect.ValueOf(v).Elem(), &n)
@@ -69,13 +69,13 @@ func somePodMetrics() *pod.PodMetrics {
 		Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u-1", Attempt: 3}}}
 	c.View = &view.Container{ID: idOf(2), CreatedAt: time.Unix(20, 0), StartedAt: time.Unix(21, 0), ImageRef: "registry.test/nginx@sha256:1",
 		Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx", Attempt: 4}}}
-	p.Containers = []*pod.ContainerMetrics{c}
+	p.Containers = []*usage.ContainerMetrics{c}
 	return p
 }
 
 // podMetricsOf are the metrics of p of these kinds, of the pod and its first
 // container.
-func podMetricsOf(t *testing.T, p *pod.PodMetrics, kinds ...string) (ofPod, ofContainer []*cri.Metric, descriptors []*cri.MetricDescriptor) {
+func podMetricsOf(t *testing.T, p *usage.PodMetrics, kinds ...string) (ofPod, ofContainer []*cri.Metric, descriptors []*cri.MetricDescriptor) {
 	t.Helper()
 	a, err := newMetricsAPI(&fakeEngine{offers: everything}, kinds)
 	if err != nil {
@@ -276,7 +276,7 @@ func TestPodMetricsAreChosen(t *testing.T) {
 	if _, err := newMetricsAPI(&fakeEngine{}, []string{"cpu", "cpus"}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "diskIO") {
 		t.Errorf("an unknown kind: %v", err)
 	}
-	for kind, want := range map[string]pod.MetricParts{
+	for kind, want := range map[string]usage.MetricParts{
 		"cpu": {Cgroup: cgroup.CPUPart | cgroup.QuotaPart}, "memory": {Cgroup: cgroup.MemoryPart}, "network": {Interfaces: true},
 		"disk": {Disk: true}, "diskIO": {Cgroup: cgroup.IOPart}, "process": {Cgroup: cgroup.TasksPart, Processes: true},
 		"oom": {Cgroup: cgroup.OOMPart}, "pressure": {Cgroup: cgroup.PressurePart}, "hugetlb": {Cgroup: cgroup.HugePagesPart},
@@ -287,7 +287,7 @@ func TestPodMetricsAreChosen(t *testing.T) {
 				c.PodMetrics = nil
 			}
 		})
-		n.engine.metrics = []*pod.PodMetrics{somePodMetrics()}
+		n.engine.metrics = []*usage.PodMetrics{somePodMetrics()}
 		resp, err := n.runtime.ListPodSandboxMetrics(t.Context(), &cri.ListPodSandboxMetricsRequest{})
 		if err != nil {
 			t.Fatal(err)

@@ -20,7 +20,7 @@ type unimplementedRuntime struct {
 }
 
 func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
-	metrics, err := newMetricsAPI(s.Engine, cfg.PodMetrics)
+	metrics, err := newMetricsAPI(s.Usage, cfg.PodMetrics)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 		containerAPI: &containerAPI{engine: s.Engine, maxExecOutput: min(cfg.MaxMessageSize, clientMessageSize) - messageOverhead},
 		streamAPI:    &streamAPI{engine: s.Engine, sessions: s.Sessions},
 		eventAPI:     &eventAPI{engine: s.Engine},
-		statsAPI:     &statsAPI{engine: s.Engine},
+		statsAPI:     &statsAPI{engine: s.Engine, usage: s.Usage},
 		metricsAPI:   metrics,
 		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
 	}, nil

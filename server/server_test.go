@@ -114,7 +114,7 @@ func TestMessageSizes(t *testing.T) {
 
 	cfg := DefaultConfig()
 	cfg.MaxMessageSize = minMessageSize - 1
-	if _, err := New(cfg, Services{Engine: n.engine}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "max_message_size") {
+	if _, err := New(cfg, Services{Engine: n.engine, Usage: n.engine}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "max_message_size") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -156,7 +156,7 @@ func serving(t *testing.T, heeds bool) (s *Server, socket string, release chan s
 	}
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	s, err := New(cfg, Services{Engine: engine, Images: &fakeImages{}})
+	s, err := New(cfg, Services{Engine: engine, Usage: engine, Images: &fakeImages{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 	t.Parallel()
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	s, err := New(cfg, Services{Engine: &fakeEngine{}, Images: &fakeImages{}})
+	s, err := New(cfg, Services{Engine: &fakeEngine{}, Usage: &fakeEngine{}, Images: &fakeImages{}})
 	if err != nil {
 		t.Fatal(err)
 	}

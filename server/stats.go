@@ -11,7 +11,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -20,6 +20,7 @@ import (
 // their writable layer, but neither CPU nor memory, by which crictl tells them.
 type statsAPI struct {
 	engine Engine
+	usage  Usage
 }
 
 func (s *statsAPI) ContainerStats(ctx context.Context, req *cri.ContainerStatsRequest) (*cri.ContainerStatsResponse, error) {
@@ -30,7 +31,7 @@ func (s *statsAPI) ContainerStats(ctx context.Context, req *cri.ContainerStatsRe
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.ContainerStats(ctx, func(v *view.Container) bool { return v.ID == found.ID })
+	stats := s.usage.ContainerStats(ctx, func(v *view.Container) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
 		return nil, fmt.Errorf("container %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
@@ -56,7 +57,7 @@ func (s *statsAPI) listContainers(ctx context.Context, filter *cri.ContainerStat
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	return manyContainerStats(s.engine.ContainerStats(ctx, func(v *view.Container) bool {
+	return manyContainerStats(s.usage.ContainerStats(ctx, func(v *view.Container) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) &&
 			strings.HasPrefix(v.SandboxID, filter.GetPodSandboxId()) &&
 			hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
@@ -71,7 +72,7 @@ func (s *statsAPI) PodSandboxStats(ctx context.Context, req *cri.PodSandboxStats
 	if err != nil {
 		return nil, err
 	}
-	stats := s.engine.SandboxStats(ctx, func(v *view.Sandbox) bool { return v.ID == found.ID })
+	stats := s.usage.SandboxStats(ctx, func(v *view.Sandbox) bool { return v.ID == found.ID })
 	if len(stats) == 0 {
 		return nil, fmt.Errorf("pod %s was removed meanwhile: %w", found.ID, fault.NotFound)
 	}
@@ -97,7 +98,7 @@ func (s *statsAPI) listSandboxes(ctx context.Context, filter *cri.PodSandboxStat
 	if err := in("filter", wellFormed(filter)); err != nil {
 		return nil, err
 	}
-	measured := s.engine.SandboxStats(ctx, func(v *view.Sandbox) bool {
+	measured := s.usage.SandboxStats(ctx, func(v *view.Sandbox) bool {
 		return strings.HasPrefix(v.ID, filter.GetId()) && hasLabels(v.Config.GetLabels(), filter.GetLabelSelector())
 	})
 	stats := make([]*cri.PodSandboxStats, len(measured))
@@ -108,7 +109,7 @@ func (s *statsAPI) listSandboxes(ctx context.Context, filter *cri.PodSandboxStat
 }
 
 // sandboxStats always has a Linux part, which kubelets take for granted.
-func sandboxStats(s *pod.SandboxStats) *cri.PodSandboxStats {
+func sandboxStats(s *usage.SandboxStats) *cri.PodSandboxStats {
 	linux := &cri.LinuxPodSandboxStats{
 		Cpu:        cpuUsage(s.Usage),
 		Memory:     memoryUsage(s.Usage),
@@ -130,7 +131,7 @@ func sandboxStats(s *pod.SandboxStats) *cri.PodSandboxStats {
 	}
 }
 
-func manyContainerStats(measured []*pod.ContainerStats) []*cri.ContainerStats {
+func manyContainerStats(measured []*usage.ContainerStats) []*cri.ContainerStats {
 	stats := make([]*cri.ContainerStats, len(measured))
 	for i, m := range measured {
 		stats[i] = containerStats(m)
@@ -138,7 +139,7 @@ func manyContainerStats(measured []*pod.ContainerStats) []*cri.ContainerStats {
 	return stats
 }
 
-func containerStats(s *pod.ContainerStats) *cri.ContainerStats {
+func containerStats(s *usage.ContainerStats) *cri.ContainerStats {
 	stats := &cri.ContainerStats{
 		Attributes: &cri.ContainerAttributes{
 			Id:          s.View.ID,
@@ -223,7 +224,7 @@ func psiData(s *cgroup.Stall) *cri.PsiData {
 	return &cri.PsiData{Total: s.Total, Avg10: s.Avg10, Avg60: s.Avg60, Avg300: s.Avg300}
 }
 
-func networkUsage(s *pod.SandboxStats) *cri.NetworkUsage {
+func networkUsage(s *usage.SandboxStats) *cri.NetworkUsage {
 	n := s.Network
 	if n == nil {
 		return nil

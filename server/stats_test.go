@@ -11,7 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/network"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -37,24 +37,24 @@ func someUsage() cgroup.Usage {
 	}
 }
 
-func someContainerStats() *pod.ContainerStats {
-	return &pod.ContainerStats{
+func someContainerStats() *usage.ContainerStats {
+	return &usage.ContainerStats{
 		View:  &view.Container{ID: idOf(2), SandboxID: idOf(1), Config: maximalContainerConfig()},
 		Usage: someUsage(),
 		Layer: &storage.FsUsage{Mountpoint: "/ctr", UsedBytes: 11, InodesUsed: 12, Timestamp: time.Unix(0, 13)},
 	}
 }
 
-func someSandboxStats() *pod.SandboxStats {
-	return &pod.SandboxStats{
+func someSandboxStats() *usage.SandboxStats {
+	return &usage.SandboxStats{
 		View:  &view.Sandbox{ID: idOf(1), Config: maximalSandboxConfig()},
 		Usage: someUsage(),
-		Network: &pod.NetworkStats{
+		Network: &usage.NetworkStats{
 			Time:    time.Unix(0, 14),
 			Default: network.Interface{Name: "eth0", RxBytes: 1, RxErrors: 2, TxBytes: 3, TxErrors: 4},
 			Others:  []network.Interface{{Name: "net1", RxBytes: 5, RxErrors: 6, TxBytes: 7, TxErrors: 8}},
 		},
-		Containers: []*pod.ContainerStats{someContainerStats()},
+		Containers: []*usage.ContainerStats{someContainerStats()},
 	}
 }
 
@@ -125,11 +125,11 @@ func TestPodStatsAreComplete(t *testing.T) {
 // What is not known is not made up, and what kubelets take for granted is there.
 func TestStatsOfNothing(t *testing.T) {
 	t.Parallel()
-	c := containerStats(&pod.ContainerStats{View: &view.Container{ID: idOf(2), Config: maximalContainerConfig()}})
+	c := containerStats(&usage.ContainerStats{View: &view.Container{ID: idOf(2), Config: maximalContainerConfig()}})
 	if c.Attributes == nil || c.Cpu != nil || c.Memory != nil || c.Swap != nil || c.Io != nil || c.WritableLayer != nil {
 		t.Errorf("container: %v", c)
 	}
-	s := sandboxStats(&pod.SandboxStats{View: &view.Sandbox{ID: idOf(1), Config: maximalSandboxConfig()}})
+	s := sandboxStats(&usage.SandboxStats{View: &view.Sandbox{ID: idOf(1), Config: maximalSandboxConfig()}})
 	if s.Attributes == nil || s.Linux == nil || !proto.Equal(s.Linux, &cri.LinuxPodSandboxStats{}) {
 		t.Errorf("pod: %v", s)
 	}
@@ -159,8 +159,8 @@ func TestStatsRequests(t *testing.T) {
 		_, err := n.runtime.PodSandboxStats(ctx, &cri.PodSandboxStatsRequest{PodSandboxId: id})
 		wantCode(t, err, want)
 	}
-	n.engine.containerStats = []*pod.ContainerStats{someContainerStats()}
-	n.engine.sandboxStats = []*pod.SandboxStats{someSandboxStats()}
+	n.engine.containerStats = []*usage.ContainerStats{someContainerStats()}
+	n.engine.sandboxStats = []*usage.SandboxStats{someSandboxStats()}
 	if resp, err := n.runtime.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: idOf(2)[:63]}); err != nil || !proto.Equal(resp.Stats, containerStats(someContainerStats())) {
 		t.Errorf("by a prefix: %v, %v", resp, err)
 	}

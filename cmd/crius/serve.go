@@ -108,7 +108,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
 	}
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
-		Engine:   engine,
+		Engine: engine, Usage: engine.Usage(),
 		Images:   images{store, engine},
 		Sessions: sessions,
 		Version:  currentVersion().Crius,

@@ -1,8 +1,9 @@
-package pod
+package usage
 
 import (
 	"context"
 	"log/slog"
+	"slices"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -44,71 +45,48 @@ type ContainerMetrics struct {
 	Disk      *storage.FsSize  // the file system it is on
 }
 
-// MetricOffers is what the kernel tells beyond what all do.
-func (e *Engine) MetricOffers() cgroup.Offers { return e.meters.Offers() }
+// MetricOffers is what the kernel reports beyond what all do.
+func (r *Reader) MetricOffers() cgroup.Offers { return r.Meters.Offers() }
 
 // Metrics measures all ready pods, and those of their containers that have not
 // exited, in no order. What vanished meanwhile is missing or has no values.
-func (e *Engine) Metrics(ctx context.Context, parts MetricParts) []*PodMetrics {
-	var sandboxes []*Sandbox
-	var all []*PodMetrics
-	for _, s := range e.sandboxes.all() {
-		if v := s.view.Load(); v.State == cri.PodSandboxState_SANDBOX_READY {
-			sandboxes = append(sandboxes, s)
-			all = append(all, &PodMetrics{View: v, Cgroup: s.cgroup})
-		}
+func (r *Reader) Metrics(ctx context.Context, parts MetricParts) []*PodMetrics {
+	ready := slices.DeleteFunc(r.Sandboxes(), func(s Sandbox) bool { return s.View.State != cri.PodSandboxState_SANDBOX_READY })
+	all := make([]*PodMetrics, len(ready))
+	for i, s := range ready {
+		all[i] = &PodMetrics{View: s.View, Cgroup: s.Cgroup}
 	}
 	var networks panics.Group
 	networks.Go(func() { addTraffic(all, parts) })
 	var disk *storage.FsSize
 	if parts.Disk {
-		if size, err := e.deps.Images.WritableSize(); err == nil {
+		if size, err := r.Images.WritableSize(); err == nil {
 			disk = &size
 		} else {
-			slog.Debug("cannot read the size of the containers' file system", "err", err)
+			slog.DebugContext(ctx, "cannot read the size of the containers' file system", "err", err)
 		}
 	}
-	sideBySide(len(all), func(i int) { sandboxes[i].meterAll(ctx, all[i], parts, disk) })
+	sideBySide(len(all), func(i int) { r.measure(ctx, ready[i], all[i], parts, disk) })
 	networks.Wait()
 	return all
 }
 
-func (s *Sandbox) meterAll(ctx context.Context, m *PodMetrics, parts MetricParts, disk *storage.FsSize) {
-	if s.meter != nil && s.meter.wholePod {
-		m.Details = s.meter.details(parts.Cgroup)
+func (r *Reader) measure(ctx context.Context, s Sandbox, m *PodMetrics, parts MetricParts, disk *storage.FsSize) {
+	if s.Meter != nil && s.Meter.wholePod {
+		m.Details = s.Meter.details(parts.Cgroup)
 	}
-	for _, c := range s.now().containers {
-		v := c.view.Load()
-		if v.State == cri.ContainerState_CONTAINER_EXITED || c.meter == nil {
+	for _, c := range s.Containers() {
+		if c.View.State == cri.ContainerState_CONTAINER_EXITED || c.Meter == nil {
 			continue
 		}
-		of := &ContainerMetrics{View: v, Cgroup: c.meter.path, Details: c.meter.details(parts.Cgroup), Disk: disk}
+		of := &ContainerMetrics{View: c.View, Cgroup: c.Meter.path, Details: c.Meter.details(parts.Cgroup), Disk: disk}
 		if parts.Processes {
-			of.Processes = c.meter.processes(v.PID)
+			of.Processes = c.Meter.processes(c.View.PID)
 		}
-		if layer, ok := c.engine.deps.Images.WritableUsage(ctx, c.id); ok && parts.Disk {
+		if layer, ok := r.Images.WritableUsage(ctx, c.View.ID); ok && parts.Disk {
 			of.Layer = &layer
 		}
 		m.Containers = append(m.Containers, of)
-	}
-}
-
-func (m *meter) details(parts cgroup.Parts) cgroup.Details {
-	d, err := m.Details(parts)
-	m.complain(err)
-	return d
-}
-
-func (m *meter) processes(init int) *cgroup.Processes {
-	p, err := m.Processes(init)
-	m.complain(err)
-	return p
-}
-
-// complain does so once.
-func (m *meter) complain(err error) {
-	if err != nil {
-		m.complaint.Do(func() { slog.Debug("cannot read some counters of a cgroup", "err", err) })
 	}
 }
 

@@ -1,0 +1,212 @@
+// Package usage measures what pods and containers use. It reads the kernel's files
+// and what storage measured before: it takes no lock of a container, walks no
+// directory tree, and asks a runtime only for what lives in a sandbox of its own.
+package usage
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/storage"
+)
+
+// ContainerStats is what a container uses.
+type ContainerStats struct {
+	View  *view.Container
+	Usage cgroup.Usage     // all nil unless it has processes
+	Layer *storage.FsUsage // writable layer; nil: not measured yet
+}
+
+// SandboxStats is what a pod uses.
+type SandboxStats struct {
+	View       *view.Sandbox
+	Usage      cgroup.Usage // all nil unless it is ready
+	Network    *NetworkStats
+	Containers []*ContainerStats
+}
+
+// NetworkStats is what went through the interfaces of a pod that has a network
+// of its own, but for its loopback.
+type NetworkStats struct {
+	Time    time.Time
+	Default network.Interface   // the one that CNI made
+	Others  []network.Interface // all but Default
+}
+
+// Reporter asks a runtime what its container uses; oci.Task is one.
+type Reporter interface {
+	Usage(ctx context.Context) (cgroup.Usage, error)
+}
+
+// Container is a container to measure.
+type Container struct {
+	View  *view.Container
+	Meter *Meter   // nil: its cgroup cannot be measured
+	Task  Reporter // asked instead of the kernel for what lives in a sandbox; nil: ask the kernel
+}
+
+// Sandbox is a pod to measure.
+type Sandbox struct {
+	View       *view.Sandbox
+	Meter      *Meter // nil: only the containers use anything
+	Cgroup     string // the pod's own, or the one that its infra container would have
+	Containers func() []Container
+}
+
+// Images is what is asked of storage.
+type Images interface {
+	WritableUsage(ctx context.Context, id string) (usage storage.FsUsage, ok bool)
+	WritableSize() (storage.FsSize, error)
+}
+
+// Reader measures what Sandboxes and Containers list, each with what readers see of
+// it at that moment. What vanishes meanwhile has no value, which is no error.
+type Reader struct {
+	Images     Images
+	Meters     *cgroup.Meters
+	Sandboxes  func() []Sandbox
+	Containers func() []Container
+}
+
+// ContainerStats measures the containers that are wanted; they come in no order.
+func (r *Reader) ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*ContainerStats {
+	containers := slices.DeleteFunc(r.Containers(), func(c Container) bool { return !wanted(c.View) })
+	stats := make([]*ContainerStats, len(containers))
+	sideBySide(len(stats), func(i int) { stats[i] = r.container(ctx, containers[i]) })
+	return stats
+}
+
+func (r *Reader) container(ctx context.Context, c Container) *ContainerStats {
+	s := &ContainerStats{View: c.View}
+	if c.View.State != cri.ContainerState_CONTAINER_EXITED {
+		s.Usage = c.usage(ctx)
+	}
+	if layer, ok := r.Images.WritableUsage(ctx, c.View.ID); ok {
+		s.Layer = &layer
+	}
+	return s
+}
+
+// usage is reported by the kernel or, of a container that lives in a sandbox, by the
+// runtime.
+func (c Container) usage(ctx context.Context) cgroup.Usage {
+	if c.Task == nil {
+		return c.Meter.read()
+	}
+	u, err := c.Task.Usage(ctx)
+	if err != nil {
+		slog.DebugContext(ctx, "runtime reports no usage of a container", "container", c.View.ID, "err", err)
+	}
+	return u
+}
+
+// SandboxStats measures the pods that are wanted, in no order.
+func (r *Reader) SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*SandboxStats {
+	sandboxes := slices.DeleteFunc(r.Sandboxes(), func(s Sandbox) bool { return !wanted(s.View) })
+	stats := make([]*SandboxStats, len(sandboxes))
+	for i, s := range sandboxes {
+		stats[i] = &SandboxStats{View: s.View}
+	}
+	var networks panics.Group
+	networks.Go(func() { addNetworks(stats) })
+	sideBySide(len(stats), func(i int) { r.sandbox(ctx, sandboxes[i], stats[i]) })
+	networks.Wait()
+	return stats
+}
+
+// sandbox leaves out the network.
+func (r *Reader) sandbox(ctx context.Context, s Sandbox, stats *SandboxStats) {
+	for _, c := range s.Containers() {
+		stats.Containers = append(stats.Containers, r.container(ctx, c))
+	}
+	if stats.View.State != cri.PodSandboxState_SANDBOX_READY {
+		return
+	}
+	own := s.Meter.read()
+	if s.Meter != nil && s.Meter.wholePod && !own.Gone() {
+		stats.Usage = own
+		return
+	}
+	parts := []cgroup.Usage{own}
+	for _, c := range stats.Containers {
+		parts = append(parts, c.Usage)
+	}
+	stats.Usage = total(parts)
+}
+
+// sideBySide calls f for 0 to n-1, on several CPUs if there is much to do.
+func sideBySide(n int, f func(i int)) {
+	const most = 4
+	var next atomic.Int64
+	var group panics.Group
+	for range min(most, n, runtime.GOMAXPROCS(0)) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// total leaves out what is gone, or has never been there.
+func total(parts []cgroup.Usage) (sum cgroup.Usage) {
+	for _, part := range parts {
+		switch {
+		case part.Gone():
+		case sum.Gone():
+			sum = part
+		default:
+			sum.Add(part)
+		}
+	}
+	return sum
+}
+
+// addNetworks asks all pods together, since to go into their namespaces takes a
+// thread.
+func addNetworks(stats []*SandboxStats) {
+	var own []*SandboxStats
+	var paths []string
+	for _, s := range stats {
+		if s.View.NetNS != "" {
+			own = append(own, s)
+			paths = append(paths, s.View.NetNS)
+		}
+	}
+	now := time.Now()
+	counted, err := network.Usage(paths)
+	if err != nil {
+		slog.Debug("cannot read the network counters of some pods", "err", err)
+	}
+	for i, interfaces := range counted {
+		if interfaces != nil {
+			own[i].Network = networkStats(own[i].View.Interface, interfaces)
+			own[i].Network.Time = now
+		}
+	}
+}
+
+// networkStats always has a default interface, which kubelets take for granted;
+// should it not be there, it has counted nothing.
+func networkStats(name string, interfaces []network.Interface) *NetworkStats {
+	n := &NetworkStats{Default: network.Interface{Name: name}}
+	for _, i := range interfaces {
+		if i.Name == name {
+			n.Default = i
+		} else {
+			n.Others = append(n.Others, i)
+		}
+	}
+	return n
+}
