@@ -80,17 +80,19 @@ func TestStatsSummary(t *testing.T) {
 		}
 		// The kubelet measures in intervals of its own.
 		var s *podSummary
-		wait.For(t, "the summary to know the pod's CPU, memory, network and disk", func() bool {
+		wait.For(t, "the summary to know the pod's CPU, memory and disk", func() bool {
 			s = p.summary(t)
 			if s == nil || len(s.Containers) != 1 || len(s.Volume) != 1 || s.CPU == nil || s.Memory == nil || s.EphemeralStorage == nil {
 				return false
 			}
 			c := s.Containers[0]
 			return c.CPU != nil && c.Memory != nil && c.Rootfs != nil && c.Logs != nil &&
-				c.CPU.UsageCoreNanoSeconds > 0 && c.Memory.WorkingSetBytes > 40*mib && c.Rootfs.UsedBytes > 20*mib && c.Logs.UsedBytes > 0 &&
-				s.CPU.UsageCoreNanoSeconds > 0 && s.Memory.WorkingSetBytes > 40*mib && s.Volume[0].UsedBytes >= 30*mib && s.EphemeralStorage.UsedBytes > 50*mib
+				c.CPU.UsageCoreNanoSeconds > 0 && c.Memory.WorkingSetBytes > 40*mib && c.Rootfs.UsedBytes >= 20*mib && c.Logs.UsedBytes > 0 &&
+				s.CPU.UsageCoreNanoSeconds > 0 && s.Memory.WorkingSetBytes > 40*mib && s.Volume[0].UsedBytes >= 30*mib && s.EphemeralStorage.UsedBytes >= 50*mib
 		})
-		if s.Network == nil || s.Network.Name != "eth0" {
+		// With cAdvisor's numbers and the cgroupfs driver a kubelet looks for the network by
+		// the name of a sandbox's cgroup, crio-ID, instead of its id, and finds none.
+		if k.statsFromCRI && (s.Network == nil || s.Network.Name != "eth0") {
 			t.Errorf("the pod's network is %+v", s.Network)
 		}
 		if c := s.Containers[0]; c.Rootfs.UsedBytes > 25*mib || c.Logs.UsedBytes > mib {
