@@ -53,11 +53,11 @@ func credentialsFor(auth *cri.AuthConfig, name reference.Named) (*credentials, e
 func decodeAuth(auth string) (user, password string, err error) {
 	decoded, err := base64.StdEncoding.DecodeString(auth)
 	if err != nil { // the text stays out of the error: it is a secret
-		return "", "", fmt.Errorf("credentials: %w: auth is not valid base64", fault.Invalid)
+		return "", "", fmt.Errorf("credentials: auth is not valid base64: %w", fault.Invalid)
 	}
 	user, password, found := strings.Cut(string(decoded), ":")
 	if !found || user == "" {
-		return "", "", fmt.Errorf("credentials: %w: auth does not hold user:password", fault.Invalid)
+		return "", "", fmt.Errorf("credentials: auth does not hold user:password: %w", fault.Invalid)
 	}
 	return user, strings.Trim(password, "\x00"), nil
 }

@@ -181,8 +181,7 @@ func usableLayers(store cstorage.Store, top string) ([]string, error) {
 		}
 		composefs := filepath.Join(filepath.Dir(dir), "composefs-data")
 		if _, err := os.Lstat(composefs); err == nil {
-			return nil, fmt.Errorf("%w: layer %s is stored as composefs; remove the image and pull it again without use_composefs",
-				fault.Precondition, filepath.Dir(dir))
+			return nil, fmt.Errorf("layer %s is stored as composefs; remove the image and pull it again without use_composefs: %w", filepath.Dir(dir), fault.Precondition)
 		}
 	}
 	return dirs, nil

@@ -122,7 +122,7 @@ func (g *layerGuard) next(step func(*layerGuard) error, skip uint64) error {
 }
 
 func (g *layerGuard) refuse(format string, args ...any) error {
-	return fmt.Errorf("layer %s: %w: %s; build the image with gzip or ordinary zstd layers", g.layer, fault.Invalid, fmt.Sprintf(format, args...))
+	return fmt.Errorf("layer %s: %s; build the image with gzip or ordinary zstd layers: %w", g.layer, fmt.Sprintf(format, args...), fault.Invalid)
 }
 
 var (

@@ -232,7 +232,7 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.failed = append(w.failed, nil)
 	w.mu.Unlock()
 	if number > 2*maxLayers {
-		return fmt.Errorf("%w: the worker asks for too much", fault.Invalid)
+		return fmt.Errorf("the worker asks for too much: %w", fault.Invalid)
 	}
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -330,7 +330,7 @@ func (w *workerProcess) died(ctx context.Context, ended error) error {
 		slog.WarnContext(ctx, "pull worker died", "err", ended, "stderr", redact(said))
 	}
 	if outOfMemory.MatchString(said) {
-		return fmt.Errorf("%w: %w: its layers take more than %d MiB of memory to unpack", errWorkerDied, fault.Invalid, workerMemory>>20)
+		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", errWorkerDied, workerMemory>>20, fault.Invalid)
 	}
-	return fmt.Errorf("%w: %w: %w; the pull can be repeated (was it killed for lack of memory? see the kernel's log)", errWorkerDied, fault.Unavailable, ended)
+	return fmt.Errorf("%w: %w; the pull can be repeated (was it killed for lack of memory? see the kernel's log): %w", errWorkerDied, ended, fault.Unavailable)
 }

@@ -163,12 +163,12 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 	}
 	record, err := h.store.Image(one.image)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
-		return fmt.Errorf("image %s: %w: pull it again", one.image, fault.NotFound)
+		return fmt.Errorf("image %s is not in the store, pull it again: %w", one.image, fault.NotFound)
 	} else if err != nil {
 		return err
 	}
 	if record.ID != one.image { // the library takes names and beginnings too
-		return fmt.Errorf("image %s: %w: not a whole id", one.image, fault.Invalid)
+		return fmt.Errorf("image %s: not a full id: %w", one.image, fault.Invalid)
 	}
 	err = h.makeRecord(ctx, one.image)
 	if err == nil {
@@ -261,7 +261,7 @@ func (h *holds) remove(ctx context.Context, image string) error {
 // delete deletes an image and the layers that no other image has.
 func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 	if record.ReadOnly {
-		return fmt.Errorf("image %s: %w: it lies in a read-only store", record.ID, fault.Precondition)
+		return fmt.Errorf("image %s: it is in a read-only store: %w", record.ID, fault.Precondition)
 	}
 	layers := record.MappedTopLayers
 	for id := record.TopLayer; id != ""; {
@@ -286,7 +286,7 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 	case errors.Is(err, cstorage.ErrNotAnImage):
 		err = nil
 	case errors.Is(err, cstorage.ErrImageUsedByContainer):
-		err = fmt.Errorf("image %s: %w: a container that another tool made stands on it: %w", record.ID, fault.Precondition, err)
+		err = fmt.Errorf("image %s: a container of another tool uses it: %w: %w", record.ID, err, fault.Precondition)
 	case err != nil:
 		err = fmt.Errorf("delete image %s: %w", record.ID, err)
 	}

@@ -71,7 +71,7 @@ const maxDocument = 4 << 20
 func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
 	for name, size := range record.BigDataSizes {
 		if size > maxDocument {
-			return nil, fmt.Errorf("%w: its %s has %d bytes", fault.Invalid, name, size)
+			return nil, fmt.Errorf("its %s has %d bytes: %w", name, size, fault.Invalid)
 		}
 	}
 	if _, err := usableLayers(store, record.TopLayer); err != nil {
@@ -176,7 +176,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		s.images.forget(image.ID) // or it stays in the list while another program has a lock
 	}
 	if diskFull(err) {
-		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
+		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
 	}
 	if err != nil {
 		return fmt.Errorf("remove image: %w", err)

@@ -35,7 +35,7 @@ const (
 // for others to find.
 func checkConfig(raw []byte) error {
 	if len(raw) > maxConfig {
-		return fmt.Errorf("image config: %w: it has more than %d bytes", fault.Invalid, maxConfig)
+		return fmt.Errorf("image config: it has more than %d bytes: %w", maxConfig, fault.Invalid)
 	}
 	tokens := json.NewDecoder(bytes.NewReader(raw))
 	for count := 1; ; count++ {
@@ -43,7 +43,7 @@ func checkConfig(raw []byte) error {
 			break
 		}
 		if count > maxConfigTokens {
-			return fmt.Errorf("image config: %w: it has more than %d JSON tokens", fault.Invalid, maxConfigTokens)
+			return fmt.Errorf("image config: it has more than %d JSON tokens: %w", maxConfigTokens, fault.Invalid)
 		}
 	}
 	var spec imagespec.Image
@@ -53,7 +53,7 @@ func checkConfig(raw []byte) error {
 
 func checkUser(user string) error {
 	if len(user) > maxUser {
-		return fmt.Errorf("image config: %w: its user has %d bytes, more than %d", fault.Invalid, len(user), maxUser)
+		return fmt.Errorf("image config: its user has %d bytes, more than %d: %w", len(user), maxUser, fault.Invalid)
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func admitted(sys *types.SystemContext, name reference.Named) error {
 		return registriesError(err)
 	}
 	if registry != nil && registry.Blocked {
-		return fmt.Errorf("registry %s: %w: registries.conf blocks it", registry.Prefix, fault.Denied)
+		return fmt.Errorf("registry %s: registries.conf blocks it: %w", registry.Prefix, fault.Denied)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (s *Store) signaturePolicy(sys *types.SystemContext, namespace string) (*si
 			"such as crius's contrib/policy.json, which accepts every image", ErrSignature, fault.Precondition, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w: %w", ErrSignature, fault.Precondition, err)
+		return nil, fmt.Errorf("%w: %w: %w", ErrSignature, err, fault.Precondition)
 	}
 	return signature.NewPolicyContext(policy)
 }

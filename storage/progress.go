@@ -28,9 +28,9 @@ func causeOf(ctx context.Context, err error) error {
 	case cause == nil || err == nil:
 		return err
 	case errors.Is(cause, errStalled), errors.Is(cause, errTooSlow), errors.Is(cause, errTooLong):
-		return fmt.Errorf("%w: %w", fault.Timeout, cause)
+		return fmt.Errorf("%w: %w", cause, fault.Timeout)
 	case errors.Is(cause, context.DeadlineExceeded):
-		return fmt.Errorf("%w: %w", fault.Timeout, cause)
+		return fmt.Errorf("%w: %w", cause, fault.Timeout)
 	default:
 		return cause
 	}

@@ -29,7 +29,7 @@ func (s *Store) Ready(ctx context.Context) error {
 		return err
 	}
 	if err := s.probe.look(ctx, s.failing); err != nil {
-		return fmt.Errorf("storage is not writable: %w: %w", fault.Unavailable, err)
+		return fmt.Errorf("storage is not writable: %w: %w", err, fault.Unavailable)
 	}
 	return nil
 }

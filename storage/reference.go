@@ -29,12 +29,11 @@ var localTransports = regexp.MustCompile(`^(containers-storage|docker-archive|do
 // a short one.
 func parseReference(ref string) (string, error) {
 	if len(ref) > maxReference {
-		return "", fmt.Errorf("image reference of %d bytes: %w: at most %d are taken", len(ref), fault.Invalid, maxReference)
+		return "", fmt.Errorf("image reference of %d bytes: at most %d are taken: %w", len(ref), maxReference, fault.Invalid)
 	}
 	name := strings.TrimPrefix(ref, transport)
 	if strings.Contains(name, "://") || localTransports.MatchString(name) {
-		return "", fmt.Errorf("image reference %q: %w: images come from registries only; give a name without a transport or with %s",
-			ref, fault.Invalid, transport)
+		return "", fmt.Errorf("image reference %q: images come from registries only; give a name without a transport or with %s: %w", ref, transport, fault.Invalid)
 	}
 	if _, err := normalize(name); err != nil {
 		return "", err
@@ -123,7 +122,7 @@ func suffix(name string) string {
 func normalize(name string) (reference.Named, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
-		return nil, fmt.Errorf("image reference %q: %w: %w", name, fault.Invalid, err)
+		return nil, fmt.Errorf("image reference %q: %w: %w", name, err, fault.Invalid)
 	}
 	return complete(named), nil
 }
@@ -141,7 +140,7 @@ func complete(named reference.Named) reference.Named {
 }
 
 func registriesError(err error) error {
-	return fmt.Errorf("registries.conf: %w: %w", fault.Precondition, err)
+	return fmt.Errorf("registries.conf: %w: %w", err, fault.Precondition)
 }
 
 // find is the image that ref means among images: a whole id, else a name, else
@@ -206,7 +205,7 @@ func byPrefix(images []*Image, prefix string) (*Image, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("image id %s: %w: several images begin with it; give more digits", prefix, fault.Invalid)
+			return nil, fmt.Errorf("image id %s: several images begin with it; give more digits: %w", prefix, fault.Invalid)
 		}
 		found = image
 	}

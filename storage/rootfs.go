@@ -48,18 +48,18 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		return err
 	}
 	if r.ID == "" || !filepath.IsAbs(r.Dir) || !filepath.IsAbs(r.Target) {
-		return fmt.Errorf("mount rootfs %s: %w: id or absolute paths are missing", r.ID, fault.Invalid)
+		return fmt.Errorf("mount rootfs %s: id or absolute paths are missing: %w", r.ID, fault.Invalid)
 	}
 	lower, err := s.holds.use(ctx, r.ImageID, r.ID)
 	if errors.Is(err, errLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
-		err = fmt.Errorf("%w: %w", fault.NotFound, err)
+		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if err == nil {
 		err = trace.Call(ctx, "mount layers", func() error { return s.mountRootfs(r, lower) })
 	}
 	if diskFull(err) {
-		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
+		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
 	}
 	if err != nil {
 		return fmt.Errorf("mount rootfs %s: %w", r.ID, err)
@@ -164,7 +164,7 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 			return fmt.Errorf("unmount rootfs %s: %w", r.ID, &os.PathError{Op: "unmount", Path: r.Target, Err: err})
 		}
 	}
-	return fmt.Errorf("unmount rootfs %s: %w: %s stays mounted", r.ID, fault.Unavailable, r.Target)
+	return fmt.Errorf("unmount rootfs %s: %s stays mounted: %w", r.ID, r.Target, fault.Unavailable)
 }
 
 // RemoveRootfs unmounts a root file system, deletes its writable layer and

@@ -43,7 +43,7 @@ type source struct {
 func openSource(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, name reference.Named, limit time.Duration) (*source, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", fault.Invalid, err)
+		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
 	if limit > 0 {
 		var cancel context.CancelFunc
@@ -111,7 +111,7 @@ func (d *documents) GetManifest(_ context.Context, instance *digest.Digest) ([]b
 	}
 	m, ok := d.Manifests[wanted]
 	if !ok {
-		return nil, "", fmt.Errorf("image manifest %s: %w: it was not inspected", wanted, fault.Invalid)
+		return nil, "", fmt.Errorf("image manifest %s: it was not inspected: %w", wanted, fault.Invalid)
 	}
 	return m.Content, m.MediaType, nil
 }
@@ -196,7 +196,7 @@ func (s *inspected) end() {
 // readConfig fetches the image's config and checks it.
 func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 	if info.Size > maxConfig {
-		return fmt.Errorf("image config: %w: it has %d bytes, more than %d", fault.Invalid, info.Size, maxConfig)
+		return fmt.Errorf("image config: it has %d bytes, more than %d: %w", info.Size, maxConfig, fault.Invalid)
 	}
 	stream, _, err := s.ImageSource.GetBlob(ctx, info, none.NoCache)
 	if err != nil {
@@ -239,13 +239,13 @@ func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.Po
 			return nil, err
 		}
 		if manifest.MIMETypeIsMultiImage(mediaType) {
-			return nil, fmt.Errorf("image index: %w: it leads to another index", fault.Invalid)
+			return nil, fmt.Errorf("image index: it leads to another index: %w", fault.Invalid)
 		}
 		seen.Manifests[chosen] = document{raw, mediaType}
 	}
 	parsed, err := manifest.FromBlob(raw, mediaType)
 	if err != nil {
-		return nil, fmt.Errorf("image manifest: %w: %w", fault.Invalid, err)
+		return nil, fmt.Errorf("image manifest: %w: %w", err, fault.Invalid)
 	}
 	if err := inspectManifest(parsed); err != nil {
 		return nil, err
@@ -265,17 +265,17 @@ func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.Po
 func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
 	list, err := manifest.ListFromBlob(raw, mediaType)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", fault.Invalid, err)
+		return "", fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
 	if n := len(list.Instances()); n > maxInstances {
-		return "", fmt.Errorf("%w: it lists %d images, more than %d", fault.Invalid, n, maxInstances)
+		return "", fmt.Errorf("it lists %d images, more than %d: %w", n, maxInstances, fault.Invalid)
 	}
 	chosen, err := list.ChooseInstance(sys)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", fault.NotFound, err)
+		return "", fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if err := chosen.Validate(); err != nil {
-		return "", fmt.Errorf("%w: digest %q: %w", fault.Invalid, chosen, err)
+		return "", fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
 	}
 	return chosen, nil
 }
@@ -286,27 +286,25 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 func inspectManifest(m manifest.Manifest) error {
 	layers := m.LayerInfos()
 	if len(layers) > maxLayers {
-		return fmt.Errorf("image manifest: %w: %d layers, more than %d", fault.Invalid, len(layers), maxLayers)
+		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), maxLayers, fault.Invalid)
 	}
 	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {
-			return fmt.Errorf("image manifest: %w: config digest %q: %w", fault.Invalid, config.Digest, err)
+			return fmt.Errorf("image manifest: config digest %q: %w: %w", config.Digest, err, fault.Invalid)
 		}
 		if len(config.URLs) > 0 {
-			return fmt.Errorf("image manifest: %w: the config is a foreign one, to be fetched from %q; crius fetches from the image's registry only",
-				fault.Invalid, config.URLs[0])
+			return fmt.Errorf("image manifest: the config is a foreign one, to be fetched from %q; crius fetches from the image's registry only: %w", config.URLs[0], fault.Invalid)
 		}
 	}
 	for i, layer := range layers {
 		if err := layer.Digest.Validate(); err != nil {
-			return fmt.Errorf("image manifest: %w: digest %q of layer %d: %w", fault.Invalid, layer.Digest, i, err)
+			return fmt.Errorf("image manifest: digest %q of layer %d: %w: %w", layer.Digest, i, err, fault.Invalid)
 		}
 		if layer.Size <= 0 && !isSchema1(m) {
-			return fmt.Errorf("image manifest: %w: layer %d has a size of %d", fault.Invalid, i, layer.Size)
+			return fmt.Errorf("image manifest: layer %d has a size of %d: %w", i, layer.Size, fault.Invalid)
 		}
 		if len(layer.URLs) > 0 {
-			return fmt.Errorf("image manifest: %w: layer %d is a foreign one, to be fetched from %q; crius fetches from the image's registry only",
-				fault.Invalid, i, layer.URLs[0])
+			return fmt.Errorf("image manifest: layer %d is a foreign one, to be fetched from %q; crius fetches from the image's registry only: %w", i, layer.URLs[0], fault.Invalid)
 		}
 	}
 	return nil

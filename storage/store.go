@@ -243,7 +243,7 @@ func (s *Store) Forget() error {
 func libraryOptions(cfg Config) (types.StoreOptions, error) {
 	options, err := types.LoadStoreOptions(types.LoadOptions{})
 	if err != nil {
-		return options, fmt.Errorf("storage.conf: %w: %w", fault.Precondition, err)
+		return options, fmt.Errorf("storage.conf: %w: %w", err, fault.Precondition)
 	}
 	if cfg.Root != "" {
 		options = types.StoreOptions{GraphRoot: cfg.Root, RunRoot: options.RunRoot}
@@ -256,7 +256,7 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 			return options, err
 		}
 		if strings.Contains(*path, ":") {
-			return options, fmt.Errorf("path %s: %w: overlay takes no colon in a path", *path, fault.Invalid)
+			return options, fmt.Errorf("path %s: overlay takes no colon in a path: %w", *path, fault.Invalid)
 		}
 	}
 	options.GraphDriverOptions = append(options.GraphDriverOptions, cfg.Options...)
@@ -290,8 +290,7 @@ func optionName(option string) string {
 // supported refuses what a plain overlay mount cannot honour.
 func supported(options *types.StoreOptions) error {
 	if driver := options.GraphDriverName; driver != "" && driver != driverName {
-		return fmt.Errorf("storage driver %q: %w: crius needs %q; set it in storage.conf or give crius a root of its own",
-			driver, fault.Precondition, driverName)
+		return fmt.Errorf("storage driver %q: crius needs %q; set it in storage.conf or give crius a root of its own: %w", driver, driverName, fault.Precondition)
 	}
 	options.GraphDriverName = driverName
 	for _, option := range options.GraphDriverOptions {

@@ -199,7 +199,7 @@ func (s *Manifest) write(ctx context.Context, files []string) error {
 	}
 	err = s.put(ctx, &now)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		err = fmt.Errorf("%w: %w", fault.Exhausted, err)
+		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
 	}
 	if err != nil {
 		return fmt.Errorf("write the store manifest: %w", err)

@@ -31,7 +31,7 @@ func unmountable(c *cri.ContainerConfig) {
 func TestProgramThatCannotBeExecuted(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
-	plain := w.image(t, nil, image.Text("plain", "not executable"))
+	plain := w.image(t, nil, image.Text("plain", "no program"))
 	each(t, func(t *testing.T, handler string) {
 		p := w.Pod(t, handler)
 		c := p.Create(t, "", executing(probe, "/no/such/program"))
