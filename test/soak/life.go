@@ -80,7 +80,8 @@ func (l *life) live(ctx context.Context) error {
 	for range 1 + h.n(2) {
 		fate := fates[h.n(len(fates))]
 		for range 1 + h.n(3) { // it is restarted
-			err := l.start(ctx, ref, fate.line)
+			// Containers of a pod share its ports.
+			err := l.start(ctx, ref, strings.Replace(fate.line, ":8080", fmt.Sprintf(":%d", 8080+len(l.containers)), 1))
 			if status.Code(errors.Unwrap(err)) == codes.NotFound && ref != images.Probe {
 				return nil // another life has removed the image
 			}
@@ -242,12 +243,13 @@ func (l *life) attach(ctx context.Context, c *inhabitant) error {
 
 // forward sends something through a port, where somebody listens.
 func (l *life) forward(ctx context.Context, c *inhabitant) error {
-	if !strings.HasPrefix(strings.Join(c.config.Args, " "), "tcp :8080") {
-		return nil
+	var port int
+	if _, err := fmt.Sscanf(strings.Join(c.config.Args, " "), "tcp :%d", &port); err != nil {
+		return nil //nolint:nilerr // it does something else
 	}
 	var err error
 	if wait.Until(ctx, func() bool { // it may not listen yet
-		err = l.echo(ctx)
+		err = l.echo(ctx, port)
 		return err == nil || l.h.shaken
 	}) {
 		return nil
@@ -255,8 +257,8 @@ func (l *life) forward(ctx context.Context, c *inhabitant) error {
 	return err
 }
 
-// echo connects to the pod's port once.
-func (l *life) echo(ctx context.Context) error {
+// echo connects to a port of the pod once.
+func (l *life) echo(ctx context.Context, port int) error {
 	resp, err := l.h.Runtime().PortForward(ctx, &cri.PortForwardRequest{PodSandboxId: l.id})
 	if err != nil {
 		return fmt.Errorf("PortForward: %w", err)
@@ -266,7 +268,7 @@ func (l *life) echo(ctx context.Context) error {
 		return fmt.Errorf("tunnel: %w", err)
 	}
 	defer tunnel.Close()
-	wire, err := tunnel.Connect(8080)
+	wire, err := tunnel.Connect(port)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
