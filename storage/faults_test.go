@@ -103,8 +103,8 @@ func TestTooManyRequestsIsRetried(t *testing.T) {
 	}
 }
 
-// A layer that stops coming ends the pull; one that comes slowly does not, nor
-// does one that takes long to unpack after it has come.
+// A layer that stops coming ends the pull. That one which comes slowly does not, nor
+// one that takes long to unpack, is the watchdog's, whose tests have a clock of their own.
 func TestProgressTimeout(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -117,15 +117,6 @@ func TestProgressTimeout(t *testing.T) {
 		t.Errorf("stalled layer: %v", err)
 	}
 	n.empty()
-	r.Heal()
-	const limit = 6 * time.Second // a busy machine keeps bytes back, too
-	n.Store.cfg.ProgressTimeout = limit
-	r.Inject(registry.Fault{Path: "/blobs/" + layerDigest(a, 1), Do: registry.Slow(50 << 10)})
-	start := time.Now()
-	n.pull(r.Addr() + "/app:1")
-	if took := time.Since(start); took < limit {
-		t.Errorf("the slow layer came in %s", took)
-	}
 }
 
 func TestPullTimeout(t *testing.T) {
