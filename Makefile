@@ -7,7 +7,7 @@ SHELL := bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-TAGS := containers_image_openpgp,exclude_graphdriver_btrfs
+TAGS := containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
 BIN ?= bin
 comma := ,
 LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)

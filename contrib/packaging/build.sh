@@ -34,7 +34,7 @@ package_version() {
 
 # licences prints those of all modules linked into the programs.
 licences() {
-	GOFLAGS=-tags=containers_image_openpgp,exclude_graphdriver_btrfs CGO_ENABLED=0 GOARCH=$goarch \
+	GOFLAGS=-tags=containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm CGO_ENABLED=0 GOARCH=$goarch \
 		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/... |
 		sort -u | while read -r module at dir; do
 		find "$dir" -maxdepth 1 -type f \( -iname 'licen[cs]e*' -o -iname 'notice*' -o -iname 'copying*' \) | sort |

@@ -14,7 +14,7 @@ import (
 const module = "github.com/crius-run/crius/"
 
 // tags are the build tags of the product.
-const tags = "containers_image_openpgp,exclude_graphdriver_btrfs"
+const tags = "containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm"
 
 // root is the top of the repository, seen from this package.
 var root = filepath.Join("..", "..")

@@ -16,7 +16,7 @@ import (
 )
 
 // BuildTags are those of the product.
-const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs"
+const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm"
 
 // PrebuiltVariable says that what this package builds from the repository's own
 // sources has just been built, as test/prebuild does before a run of all tests.

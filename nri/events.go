@@ -1,0 +1,184 @@
+package nri
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/containerd/nri/pkg/api"
+)
+
+// RunPod asks plugins whether a pod may run. The caller must call release, also after
+// an error, as soon as Node.Pods returns the pod or the pod is gone.
+func (p *Plugins) RunPod(ctx context.Context, pod func() *Pod) (release func(), err error) {
+	release, connected := p.hold()
+	if !connected {
+		return release, nil
+	}
+	return release, refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod().message()}))
+}
+
+// UpdatePod asks plugins whether a pod may get these resources.
+func (p *Plugins) UpdatePod(ctx context.Context, pod func() *Pod, overhead, resources *Resources) error {
+	release, connected := p.hold()
+	defer release()
+	if !connected {
+		return nil
+	}
+	_, err := p.library.UpdatePodSandbox(ctx, &api.UpdatePodSandboxRequest{
+		Pod:                    pod().message(),
+		OverheadLinuxResources: api.FromOCILinuxResources(overhead, nil),
+		LinuxResources:         api.FromOCILinuxResources(resources, nil),
+	})
+	return refused(err)
+}
+
+// PodUpdated notifies plugins that a pod got its new resources.
+func (p *Plugins) PodUpdated(ctx context.Context, pod func() *Pod) {
+	p.notifyOfPod(ctx, "post-update pod", pod, func(m *api.PodSandbox) error {
+		return p.library.PostUpdatePodSandbox(ctx, &api.PostUpdatePodSandboxRequest{Pod: m})
+	})
+}
+
+// StopPod notifies plugins that a pod's containers have exited. The pod still has its
+// network.
+func (p *Plugins) StopPod(ctx context.Context, pod func() *Pod) {
+	p.notifyOfPod(ctx, "stop pod", pod, func(m *api.PodSandbox) error {
+		return p.library.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: m})
+	})
+}
+
+// RemovePod notifies plugins that a pod is being removed.
+func (p *Plugins) RemovePod(ctx context.Context, pod func() *Pod) {
+	p.notifyOfPod(ctx, "remove pod", pod, func(m *api.PodSandbox) error {
+		return p.library.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: m})
+	})
+}
+
+func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod, send func(*api.PodSandbox) error) {
+	release, connected := p.hold()
+	defer release()
+	if !connected {
+		return
+	}
+	m := pod().message()
+	if err := send(m); err != nil {
+		slog.WarnContext(ctx, "NRI plugin failed", "event", what, "pod", m.GetId(), "err", err)
+	}
+}
+
+// CreateContainer lets plugins adjust the spec of a container in place, and returns
+// the limits that they set. The caller must call release, also after an error, as soon
+// as Node.Containers returns the container or the container is gone.
+func (p *Plugins) CreateContainer(ctx context.Context, container func() *Container) (set *Resources, release func(), err error) {
+	release, connected := p.hold()
+	if !connected {
+		return nil, release, nil
+	}
+	c := container()
+	request := &api.CreateContainerRequest{Pod: c.Pod.message(), Container: c.message()}
+	answer, err := p.library.CreateContainer(ctx, request)
+	if err != nil {
+		return nil, release, refused(err)
+	}
+	p.update(ctx, answer.GetUpdate())
+	dropRemovedEnv(c.Spec, request.GetContainer().GetEnv())
+	if err := p.adjust(c.Spec, answer.GetAdjust()); err != nil {
+		return nil, release, fmt.Errorf("adjustment by NRI plugins: %w", err)
+	}
+	set, err = overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources())
+	return set, release, err
+}
+
+// ContainerCreated notifies plugins that the runtime has created a container.
+func (p *Plugins) ContainerCreated(ctx context.Context, container func() *Container) {
+	p.notifyOfContainer(ctx, "post-create container", container, func(pod *api.PodSandbox, c *api.Container) error {
+		return p.library.PostCreateContainer(ctx, &api.PostCreateContainerRequest{Pod: pod, Container: c})
+	})
+}
+
+// StartContainer asks plugins whether a container may be started.
+func (p *Plugins) StartContainer(ctx context.Context, container func() *Container) error {
+	release, connected := p.hold()
+	defer release()
+	if !connected {
+		return nil
+	}
+	c := container()
+	return refused(p.library.StartContainer(ctx, &api.StartContainerRequest{Pod: c.Pod.message(), Container: c.message()}))
+}
+
+// ContainerStarted notifies plugins that a container runs.
+func (p *Plugins) ContainerStarted(ctx context.Context, container func() *Container) {
+	p.notifyOfContainer(ctx, "post-start container", container, func(pod *api.PodSandbox, c *api.Container) error {
+		return p.library.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: pod, Container: c})
+	})
+}
+
+// UpdateContainer lets plugins change the new limits of a container in place, and
+// returns the limits that they set.
+func (p *Plugins) UpdateContainer(ctx context.Context, container func() *Container, r *Resources) (set *Resources, err error) {
+	release, connected := p.hold()
+	defer release()
+	if !connected {
+		return nil, nil
+	}
+	c := container()
+	answer, err := p.library.UpdateContainer(ctx, &api.UpdateContainerRequest{
+		Pod: c.Pod.message(), Container: c.message(), LinuxResources: api.FromOCILinuxResources(r, nil),
+	})
+	if err != nil {
+		return nil, refused(err)
+	}
+	var others []*api.ContainerUpdate
+	for _, u := range answer.GetUpdate() {
+		switch u.GetContainerId() {
+		case "": // no plugin has changed anything
+		case c.ID:
+			if set, err = overlaid(r, u.GetLinux().GetResources()); err != nil {
+				return nil, fmt.Errorf("update by NRI plugins: %w", err)
+			}
+		default:
+			others = append(others, u)
+		}
+	}
+	p.update(ctx, others)
+	return set, nil
+}
+
+// ContainerUpdated notifies plugins that a container got its new limits.
+func (p *Plugins) ContainerUpdated(ctx context.Context, container func() *Container) {
+	p.notifyOfContainer(ctx, "post-update container", container, func(pod *api.PodSandbox, c *api.Container) error {
+		return p.library.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: pod, Container: c})
+	})
+}
+
+// StopContainer notifies plugins that a container has exited.
+func (p *Plugins) StopContainer(ctx context.Context, container func() *Container) {
+	p.notifyOfContainer(ctx, "stop container", container, func(pod *api.PodSandbox, c *api.Container) error {
+		answer, err := p.library.StopContainer(ctx, &api.StopContainerRequest{Pod: pod, Container: c})
+		if err == nil {
+			p.update(ctx, answer.GetUpdate())
+		}
+		return err
+	})
+}
+
+// RemoveContainer notifies plugins that a container is being removed.
+func (p *Plugins) RemoveContainer(ctx context.Context, container func() *Container) {
+	p.notifyOfContainer(ctx, "remove container", container, func(pod *api.PodSandbox, c *api.Container) error {
+		return p.library.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: pod, Container: c})
+	})
+}
+
+func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container func() *Container, send func(*api.PodSandbox, *api.Container) error) {
+	release, connected := p.hold()
+	defer release()
+	if !connected {
+		return
+	}
+	c := container()
+	if err := send(c.Pod.message(), c.message()); err != nil {
+		slog.WarnContext(ctx, "NRI plugin failed", "event", what, "container", c.ID, "pod", c.Pod.ID, "err", err)
+	}
+}

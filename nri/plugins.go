@@ -1,0 +1,203 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/log"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+)
+
+// Resources are limits: those that are not set keep their value.
+type Resources = specs.LinuxResources
+
+// Node is the runtime that plugins observe and change. Pods and Containers must not
+// wait for a verb: while a plugin synchronizes, verbs wait for it.
+type Node interface {
+	// Pods returns all pods that were run and not removed.
+	Pods() []*Pod
+	// Containers returns all containers that were created and have not exited.
+	Containers() []*Container
+	// UpdateContainer calls change with the limits in force, applies the result, and
+	// records the limits that change returns. It may wait for a verb.
+	UpdateContainer(ctx context.Context, id string, change Change) error
+	// InjectDevices adds the CDI devices with these names to a spec.
+	InjectDevices(s *Spec, names []string) error
+}
+
+// Change changes limits in place and returns the ones that plugins set.
+type Change func(*Resources) (*Resources, error)
+
+// Plugins are the NRI plugins of a node. All methods but Start work on nil, which is
+// a node without plugins.
+type Plugins struct {
+	cfg     Config
+	library *adaptation.Adaptation
+	node    Node         // from Start on
+	active  atomic.Int32 // synchronized plugins
+	states  states
+	updates sync.WaitGroup
+}
+
+// New returns Plugins to which no plugin can connect before Start.
+func New(cfg Config, version string) (*Plugins, error) {
+	setLogger()
+	adaptation.SetPluginRegistrationTimeout(cfg.RegistrationTimeout)
+	adaptation.SetPluginRequestTimeout(cfg.RequestTimeout)
+	p := &Plugins{cfg: cfg}
+	options := []adaptation.Option{
+		adaptation.WithPluginPath(cfg.PluginDir),
+		adaptation.WithPluginConfigPath(cfg.PluginConfigDir),
+		adaptation.WithSocketPath(cfg.Socket),
+		adaptation.WithMetrics(metrics{p}),
+		adaptation.WithDefaultValidator(cfg.Validator.library()),
+	}
+	if !cfg.Connections {
+		options = append(options, adaptation.WithDisabledExternalConnections())
+	}
+	var err error
+	p.library, err = adaptation.New("crius", version, p.synchronize, p.updateContainers, options...)
+	return p, err
+}
+
+// Start starts the plugins in the plugin directory and listens for others. A plugin
+// that fails is skipped and logged. On an error no plugin can connect. Start does not
+// replace the socket of another runtime.
+func (p *Plugins) Start(node Node) (err error) {
+	defer func() {
+		if err != nil {
+			p.states.cannotStart(err)
+		}
+	}()
+	if p.cfg.Connections {
+		if conn, err := net.Dial("unix", p.cfg.Socket); err == nil {
+			_ = conn.Close()
+			return fmt.Errorf("another runtime listens on %s: set another nri.socket for one of the two", p.cfg.Socket)
+		}
+	}
+	p.node = node
+	return p.library.Start()
+}
+
+// Close stops listening, kills the plugins that Start started, and waits for pending
+// container updates.
+func (p *Plugins) Close() error {
+	if p != nil {
+		p.library.Stop()
+		p.updates.Wait()
+	}
+	return nil
+}
+
+// synchronize sends all pods and containers to a new plugin. The library calls it
+// with the lock that hold takes for reading.
+func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
+	var pods []*api.PodSandbox
+	for _, pod := range p.node.Pods() {
+		pods = append(pods, pod.message())
+	}
+	var containers []*api.Container
+	for _, container := range p.node.Containers() {
+		containers = append(containers, container.message())
+	}
+	updates, err := tell(ctx, pods, containers)
+	if err != nil {
+		return err
+	}
+	p.update(ctx, updates)
+	return nil
+}
+
+// updateContainers handles updates that a plugin requests outside of an event.
+func (p *Plugins) updateContainers(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate, err error) {
+	for _, u := range updates {
+		if err := p.updateContainer(ctx, u); err != nil {
+			failed = append(failed, u)
+		}
+	}
+	return failed, nil
+}
+
+// update applies the updates of other containers in the answer to an event. It does
+// not wait: the verb that sent the event may hold a lock that an update needs.
+func (p *Plugins) update(ctx context.Context, updates []*api.ContainerUpdate) {
+	if len(updates) == 0 {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	p.updates.Go(func() {
+		panics.Run(ctx, "update containers for NRI plugins", func() {
+			for _, u := range updates {
+				_ = p.updateContainer(ctx, u)
+			}
+		})
+	})
+}
+
+func (p *Plugins) updateContainer(ctx context.Context, u *api.ContainerUpdate) error {
+	err := p.node.UpdateContainer(ctx, u.GetContainerId(), func(inForce *Resources) (*Resources, error) {
+		return overlaid(inForce, u.GetLinux().GetResources())
+	})
+	if err == nil || u.GetIgnoreFailure() || errors.Is(err, fault.NotFound) || errors.Is(err, fault.Precondition) {
+		return err // it exited meanwhile
+	}
+	slog.WarnContext(ctx, "container update by NRI plugin failed", "container", u.GetContainerId(), "err", err)
+	return err
+}
+
+// hold delays the synchronization of new plugins until release. connected reports
+// whether a plugin is to receive an event now. Holds do not nest: while a new plugin
+// waits for the first one, a second one waits for the plugin.
+func (p *Plugins) hold() (release func(), connected bool) {
+	if p == nil {
+		return func() {}, false
+	}
+	block := p.library.BlockPluginSync()
+	return block.Unblock, p.active.Load() > 0
+}
+
+// refused wraps the error with which a plugin refused an operation.
+func refused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("NRI plugin: %w: %w", err, fault.Denied)
+}
+
+var setLogger = sync.OnceFunc(func() { log.Set(logger{}) })
+
+// logger receives the library's messages.
+type logger struct{}
+
+func (logger) Debugf(ctx context.Context, format string, args ...any) {
+	slog.DebugContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
+
+// Infof logs at debug: the library reports every step at info.
+func (logger) Infof(ctx context.Context, format string, args ...any) {
+	slog.DebugContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
+
+func (logger) Warnf(ctx context.Context, format string, args ...any) {
+	slog.WarnContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
+
+// Errorf drops the error that this build has no WASM plugins.
+func (logger) Errorf(ctx context.Context, format string, args ...any) {
+	for _, arg := range args {
+		if err, ok := arg.(error); ok && errors.Is(err, adaptation.ErrWasmDisabled) {
+			return
+		}
+	}
+	slog.ErrorContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,450 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/nriplugin"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// TestMain is the plugin of TestPluginOfTheDirectory, when the server starts it.
+func TestMain(m *testing.M) {
+	if os.Getenv(api.PluginNameEnvVar) == "" {
+		os.Exit(m.Run())
+	}
+	plugin := &nriplugin.Plugin{Answer: nriplugin.Refuse("RunPodSandbox", 0)}
+	if err := plugin.Connect(context.Background(), "", "", ""); err != nil {
+		os.Exit(1)
+	}
+	<-plugin.Closed()
+}
+
+type fakeNode struct {
+	mu         sync.Mutex
+	pods       []*Pod
+	containers []*Container
+	updates    map[string]*Resources
+}
+
+func (n *fakeNode) Pods() []*Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.pods)
+}
+
+func (n *fakeNode) Containers() []*Container {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.containers)
+}
+
+func (n *fakeNode) UpdateContainer(_ context.Context, id string, change Change) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.ContainsFunc(n.containers, func(c *Container) bool { return c.ID == id }) {
+		return fault.NotFound
+	}
+	if n.updates == nil {
+		n.updates = map[string]*Resources{}
+	}
+	set, err := change(&Resources{})
+	n.updates[id] = set
+	return err
+}
+
+func (n *fakeNode) limitOf(id string) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r := n.updates[id]; r != nil && r.Memory != nil {
+		return *r.Memory.Limit
+	}
+	return 0
+}
+
+func (n *fakeNode) InjectDevices(s *specs.Spec, names []string) error {
+	s.Annotations = map[string]string{"injected": names[0]}
+	return nil
+}
+
+func (n *fakeNode) addPod(p *Pod) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pods = append(n.pods, p)
+}
+
+func (n *fakeNode) addContainer(c *Container) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.containers = append(n.containers, c)
+}
+
+func aPod(id string) *Pod {
+	return &Pod{ID: id, Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "name-" + id, Uid: "uid", Namespace: "ns"}}}
+}
+
+func aContainer(pod *Pod, id string) *Container {
+	return &Container{
+		ID: id, Pod: pod, State: cri.ContainerState_CONTAINER_CREATED,
+		Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "name-" + id}},
+		Spec:   &specs.Spec{Process: &specs.Process{Args: []string{"sleep"}}, Linux: &specs.Linux{}},
+	}
+}
+
+// start starts plugins on a socket whose path is short.
+func start(t *testing.T, node Node, change func(*Config)) (*Plugins, Config) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "nri")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := DefaultConfig()
+	cfg.Socket, cfg.PluginDir, cfg.PluginConfigDir = filepath.Join(dir, "s"), filepath.Join(dir, "plugins"), filepath.Join(dir, "conf")
+	cfg.RegistrationTimeout, cfg.RequestTimeout = wait.Limit, wait.Limit
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := New(cfg, "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	if err := p.Start(node); err != nil {
+		t.Fatal(err)
+	}
+	return p, cfg
+}
+
+func connect(t *testing.T, p *Plugins, cfg Config, index string, plugin *nriplugin.Plugin) {
+	t.Helper()
+	before := p.active.Load()
+	if err := plugin.Connect(t.Context(), cfg.Socket, index, "test"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plugin.Close)
+	wait.For(t, "the plugin to be told of all there is", func() bool { return p.active.Load() > before })
+}
+
+func TestPluginIsToldInOrder(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	plugin := &nriplugin.Plugin{}
+	connect(t, p, cfg, "10", plugin)
+	ctx := t.Context()
+	pod := aPod("p")
+	podOf := func() *Pod { return pod }
+	c := aContainer(pod, "c")
+	of := func() *Container { return c }
+	release, err := p.RunPod(ctx, podOf)
+	release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, release, err = p.CreateContainer(ctx, of)
+	release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.ContainerCreated(ctx, of)
+	if err := p.StartContainer(ctx, of); err != nil {
+		t.Fatal(err)
+	}
+	p.ContainerStarted(ctx, of)
+	if _, err := p.UpdateContainer(ctx, of, &Resources{}); err != nil {
+		t.Fatal(err)
+	}
+	p.ContainerUpdated(ctx, of)
+	p.StopContainer(ctx, of)
+	p.RemoveContainer(ctx, of)
+	if err := p.UpdatePod(ctx, podOf, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	p.PodUpdated(ctx, podOf)
+	p.StopPod(ctx, podOf)
+	p.RemovePod(ctx, podOf)
+	want := []string{
+		"RunPodSandbox", "CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer",
+		"UpdateContainer", "PostUpdateContainer", "StopContainer", "RemoveContainer",
+		"UpdatePodSandbox", "PostUpdatePodSandbox", "StopPodSandbox", "RemovePodSandbox",
+	}
+	if got := plugin.Names(""); !slices.Equal(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	event := plugin.Events("c")[0]
+	if event.Pod.GetName() != "name-p" || event.Pod.GetNamespace() != "ns" || event.Container.GetName() != "name-c" || event.Container.GetPodSandboxId() != "p" {
+		t.Errorf("described as %v", event)
+	}
+	if report := p.Report(); report.Connected != 1 || len(report.Plugins) != 1 || report.Plugins[0].Name != "10-test" || report.Plugins[0].Requests != 14 {
+		t.Errorf("reported as %+v", report)
+	}
+}
+
+// A plugin that comes while pods and containers are made hears of each: of those
+// before with all there is, of the others by their events. This is raced.
+func TestLatePluginMissesNothing(t *testing.T) {
+	t.Parallel()
+	node := &fakeNode{}
+	p, cfg := start(t, node, nil)
+	var makers sync.WaitGroup
+	ids := make(chan string, 1000)
+	stop := make(chan struct{})
+	for _, maker := range []string{"a", "b", "c"} {
+		makers.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				pod := aPod(maker + string(rune('0'+i%10)) + string(rune('a'+i/10%26)))
+				release, err := p.RunPod(t.Context(), func() *Pod { return pod })
+				if err != nil {
+					t.Error(err)
+				}
+				node.addPod(pod)
+				release()
+				c := aContainer(pod, "c-"+pod.ID)
+				_, release, err = p.CreateContainer(t.Context(), func() *Container { return c })
+				if err != nil {
+					t.Error(err)
+				}
+				node.addContainer(c)
+				release()
+				select {
+				case ids <- pod.ID:
+				case <-stop:
+					return
+				}
+				ids <- c.ID
+			}
+		})
+	}
+	<-ids
+	plugins := []*nriplugin.Plugin{{}, {}, {}}
+	for i, plugin := range plugins {
+		connect(t, p, cfg, "1"+string(rune('0'+i)), plugin)
+	}
+	for range 50 {
+		<-ids
+	}
+	close(stop)
+	done := make(chan struct{})
+	go func() { makers.Wait(); close(done) }()
+	for running := true; running; {
+		select {
+		case <-ids:
+		case <-done:
+			running = false
+		}
+	}
+	for i, plugin := range plugins {
+		for _, pod := range node.Pods() {
+			if !plugin.Knows(pod.ID) {
+				t.Errorf("plugin %d has not heard of pod %s", i, pod.ID)
+			}
+		}
+		for _, c := range node.Containers() {
+			if !plugin.Knows(c.ID) {
+				t.Errorf("plugin %d has not heard of container %s", i, c.ID)
+			}
+		}
+	}
+}
+
+func TestPluginRefuses(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	connect(t, p, cfg, "10", &nriplugin.Plugin{Answer: nriplugin.Refuse("RunPodSandbox", 0)})
+	release, err := p.RunPod(t.Context(), func() *Pod { return aPod("p") })
+	release()
+	if !errors.Is(err, fault.Denied) {
+		t.Errorf("%v, want %v", err, fault.Denied)
+	}
+	if state := p.Report().Plugins[0]; state.Failures != 1 || state.LastError == "" {
+		t.Errorf("the refusal is not in the report: %+v", state)
+	}
+}
+
+func TestPluginAdjustsAndUpdatesOthers(t *testing.T) {
+	t.Parallel()
+	node := &fakeNode{}
+	pod := aPod("p")
+	other := aContainer(pod, "other")
+	node.addContainer(other)
+	p, cfg := start(t, node, nil)
+	memory := func(id string, limit int64) *api.ContainerUpdate {
+		u := &api.ContainerUpdate{}
+		u.SetContainerId(id)
+		u.SetLinuxMemoryLimit(limit)
+		return u
+	}
+	plugin := &nriplugin.Plugin{
+		Sync: func([]*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error) {
+			return []*api.ContainerUpdate{memory("other", 1)}, nil
+		},
+		Create: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+			a := &api.ContainerAdjustment{}
+			a.AddEnv("NEW", "1")
+			a.RemoveEnv("OLD")
+			a.AddCDIDevice(&api.CDIDevice{Name: "vendor.com/device=gpu0"})
+			return a, []*api.ContainerUpdate{memory("other", 2), memory("unknown", 3)}, nil
+		},
+		Update: func(c *api.Container, r *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+			return []*api.ContainerUpdate{memory(c.GetId(), 2*r.GetMemory().GetLimit().GetValue())}, nil
+		},
+	}
+	connect(t, p, cfg, "10", plugin)
+	wait.For(t, "the update after synchronization", func() bool { return node.limitOf("other") == 1 })
+	c := aContainer(pod, "c")
+	c.Spec.Process.Env = []string{"A=1", "OLD=2"}
+	_, release, err := p.CreateContainer(t.Context(), func() *Container { return c })
+	release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(c.Spec.Process.Env, []string{"A=1", "NEW=1"}) || c.Spec.Annotations["injected"] != "vendor.com/device=gpu0" {
+		t.Errorf("spec is %+v, %+v", c.Spec.Process, c.Spec.Annotations)
+	}
+	wait.For(t, "the update after the creation", func() bool { return node.limitOf("other") == 2 })
+
+	limit, shares := int64(10), uint64(3)
+	r := &Resources{Memory: &specs.LinuxMemory{Limit: &limit}, CPU: &specs.LinuxCPU{Shares: &shares}}
+	if _, err := p.UpdateContainer(t.Context(), func() *Container { return c }, r); err != nil {
+		t.Fatal(err)
+	}
+	if *r.Memory.Limit != 20 || *r.CPU.Shares != 3 {
+		t.Errorf("memory %d, shares %d; want 20, 3", *r.Memory.Limit, *r.CPU.Shares)
+	}
+
+	failed, err := plugin.Ask(memory("other", 5), memory("unknown", 6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(failed) != 1 || failed[0].GetContainerId() != "unknown" || node.limitOf("other") != 5 {
+		t.Errorf("failed %v, limit %d", failed, node.limitOf("other"))
+	}
+}
+
+func TestUpdateThatNoPluginChanges(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	connect(t, p, cfg, "10", &nriplugin.Plugin{})
+	c := aContainer(aPod("p"), "c")
+	limit := int64(10)
+	r := &Resources{Memory: &specs.LinuxMemory{Limit: &limit}}
+	if _, err := p.UpdateContainer(t.Context(), func() *Container { return c }, r); err != nil {
+		t.Fatal(err)
+	}
+	if *r.Memory.Limit != 10 || r.CPU != nil {
+		t.Errorf("resources are %+v now", r)
+	}
+}
+
+func TestDeadPluginCostsNothing(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	plugin := &nriplugin.Plugin{}
+	connect(t, p, cfg, "10", plugin)
+	plugin.Close()
+	<-plugin.Closed()
+	for range 2 {
+		release, err := p.RunPod(t.Context(), func() *Pod { return aPod("p") })
+		release()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait.For(t, "the plugin to be forgotten", func() bool {
+		p.PodUpdated(t.Context(), func() *Pod { return aPod("p") })
+		return p.Report().Connected == 0
+	})
+}
+
+func TestRequiredPlugin(t *testing.T) {
+	t.Parallel()
+	p, _ := start(t, &fakeNode{}, func(cfg *Config) {
+		cfg.Validator.Enable, cfg.Validator.RequiredPlugins = true, []string{"policy"}
+	})
+	_, release, err := p.CreateContainer(t.Context(), func() *Container { return aContainer(aPod("p"), "c") })
+	release()
+	if !errors.Is(err, fault.Denied) {
+		t.Errorf("%v, want %v", err, fault.Denied)
+	}
+}
+
+func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	second, err := New(cfg, "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.Start(&fakeNode{}) == nil {
+		t.Error("the socket was taken away from the first")
+	}
+	if second.Report().Error == "" {
+		t.Error("the report does not say why there are no plugins")
+	}
+	connect(t, p, cfg, "10", &nriplugin.Plugin{})
+}
+
+// Without plugins an event does not even describe the pod.
+func TestNoPluginNoWork(t *testing.T) {
+	t.Parallel()
+	started, _ := start(t, &fakeNode{}, nil)
+	for name, p := range map[string]*Plugins{"switched off": nil, "none connected": started} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pod := func() *Pod { t.Error("described a pod to nobody"); return aPod("p") }
+			container := func() *Container { t.Error("described a container to nobody"); return aContainer(aPod("p"), "c") }
+			release, err := p.RunPod(t.Context(), pod)
+			release()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, release, err = p.CreateContainer(t.Context(), container)
+			release()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.StopContainer(t.Context(), container)
+			p.StopPod(t.Context(), pod)
+		})
+	}
+}
+
+// The server starts the plugins of its directory, and ends them with itself.
+func TestPluginOfTheDirectory(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := start(t, &fakeNode{}, func(cfg *Config) {
+		if err := os.Mkdir(cfg.PluginDir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(program, filepath.Join(cfg.PluginDir, "15-directory")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	release, err := p.RunPod(t.Context(), func() *Pod { return aPod("p") })
+	release()
+	if !errors.Is(err, fault.Denied) {
+		t.Errorf("%v, want %v", err, fault.Denied)
+	}
+	if report := p.Report(); report.Connected != 1 || report.Plugins[0].Name != "15-directory" {
+		t.Errorf("reported as %+v", report)
+	}
+}

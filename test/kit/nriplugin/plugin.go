@@ -1,0 +1,218 @@
+// Package nriplugin is an NRI plugin for tests, made of the library's own stub: it
+// notes what it is told, and answers as the test wants.
+package nriplugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/log"
+	"github.com/containerd/nri/pkg/stub"
+)
+
+// Event is what a plugin has been told. Of an event of a pod Container is nil.
+type Event struct {
+	Name      string // as in the protocol: RunPodSandbox, …
+	Pod       *api.PodSandbox
+	Container *api.Container
+}
+
+// Plugin notes all events. The functions that are not nil answer them; they must
+// not be changed once the plugin is connected.
+type Plugin struct {
+	// Answer is called on every event; an error refuses what can be refused.
+	Answer func(Event) error
+	Create func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error)
+	Update func(*api.Container, *api.LinuxResources) ([]*api.ContainerUpdate, error)
+	// Sync is called with all there is.
+	Sync func([]*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error)
+
+	stub stub.Stub
+
+	mu         sync.Mutex
+	pods       []*api.PodSandbox
+	containers []*api.Container
+	events     []Event
+	closed     chan struct{}
+}
+
+// Connect has the plugin register at the runtime that listens on socket. It returns
+// when it has registered; being told of all there is comes later. A plugin that a
+// runtime has started needs none of the three.
+func (p *Plugin) Connect(ctx context.Context, socket, index, name string) (err error) {
+	p.closed = make(chan struct{})
+	options := []stub.Option{stub.WithOnClose(sync.OnceFunc(func() { close(p.closed) })), stub.WithLogger(silent{})}
+	if socket != "" {
+		options = append(options, stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithSocketPath(socket))
+	}
+	if p.stub, err = stub.New(plugin{p}, options...); err != nil {
+		return err
+	}
+	return p.stub.Start(ctx)
+}
+
+// Close disconnects the plugin.
+func (p *Plugin) Close() { p.stub.Stop() }
+
+// Closed is closed when the plugin is not connected any more.
+func (p *Plugin) Closed() <-chan struct{} { return p.closed }
+
+// Ask asks the runtime for updates, and returns those that failed.
+func (p *Plugin) Ask(updates ...*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
+	return p.stub.UpdateContainers(updates)
+}
+
+// Events are those of a pod or a container, by its id: all if it is empty.
+func (p *Plugin) Events(id string) []Event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id == "" {
+		return slices.Clone(p.events)
+	}
+	var events []Event
+	for _, e := range p.events {
+		if e.Container.GetId() == id || e.Container == nil && e.Pod.GetId() == id {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// Names are the names of Events.
+func (p *Plugin) Names(id string) []string {
+	var names []string
+	for _, e := range p.Events(id) {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// Synchronized are the pods and containers that were there when the plugin came.
+func (p *Plugin) Synchronized() ([]*api.PodSandbox, []*api.Container) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.pods), slices.Clone(p.containers)
+}
+
+// Knows reports whether the plugin has heard of a pod or container.
+func (p *Plugin) Knows(id string) bool {
+	pods, containers := p.Synchronized()
+	return len(p.Events(id)) > 0 ||
+		slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool { return pod.GetId() == id }) ||
+		slices.ContainsFunc(containers, func(c *api.Container) bool { return c.GetId() == id })
+}
+
+func (p *Plugin) note(name string, pod *api.PodSandbox, c *api.Container) error {
+	e := Event{name, pod, c}
+	p.mu.Lock()
+	p.events = append(p.events, e)
+	p.mu.Unlock()
+	if p.Answer != nil {
+		return p.Answer(e)
+	}
+	return nil
+}
+
+// plugin has the methods that the stub looks for.
+type plugin struct{ *Plugin }
+
+func (p plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	p.mu.Lock()
+	p.pods, p.containers = append(p.pods, pods...), append(p.containers, containers...)
+	p.mu.Unlock()
+	if p.Sync != nil {
+		return p.Sync(pods, containers)
+	}
+	return nil, nil
+}
+
+func (p plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.note("RunPodSandbox", pod, nil)
+}
+
+func (p plugin) UpdatePodSandbox(_ context.Context, pod *api.PodSandbox, _, _ *api.LinuxResources) error {
+	return p.note("UpdatePodSandbox", pod, nil)
+}
+
+func (p plugin) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.note("PostUpdatePodSandbox", pod, nil)
+}
+
+func (p plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.note("StopPodSandbox", pod, nil)
+}
+
+func (p plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.note("RemovePodSandbox", pod, nil)
+}
+
+func (p plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	if err := p.note("CreateContainer", pod, c); err != nil {
+		return nil, nil, err
+	}
+	if p.Create != nil {
+		return p.Create(pod, c)
+	}
+	return nil, nil, nil
+}
+
+func (p plugin) PostCreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	return p.note("PostCreateContainer", pod, c)
+}
+
+func (p plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	return p.note("StartContainer", pod, c)
+}
+
+func (p plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	return p.note("PostStartContainer", pod, c)
+}
+
+func (p plugin) UpdateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container, r *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+	if err := p.note("UpdateContainer", pod, c); err != nil {
+		return nil, err
+	}
+	if p.Update != nil {
+		return p.Update(c, r)
+	}
+	return nil, nil
+}
+
+func (p plugin) PostUpdateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	return p.note("PostUpdateContainer", pod, c)
+}
+
+func (p plugin) StopContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
+	return nil, p.note("StopContainer", pod, c)
+}
+
+func (p plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	return p.note("RemoveContainer", pod, c)
+}
+
+// Refuse is an Answer that refuses an event as often as times says, 0: always.
+func Refuse(name string, times int) func(Event) error {
+	var mu sync.Mutex
+	done := 0
+	return func(e Event) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Name != name || times > 0 && done >= times {
+			return nil
+		}
+		done++
+		return fmt.Errorf("%s is refused by this test", name)
+	}
+}
+
+type silent struct{}
+
+var _ log.Logger = silent{}
+
+func (silent) Debugf(context.Context, string, ...any) {}
+func (silent) Infof(context.Context, string, ...any)  {}
+func (silent) Warnf(context.Context, string, ...any)  {}
+func (silent) Errorf(context.Context, string, ...any) {}
