@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
@@ -45,6 +46,7 @@ type Container struct {
 	life     sync.Mutex
 	stop     stopper
 	progress view.Progress
+	plugins  notified
 
 	exited chan struct{} // closed when the exit is known and published
 }
@@ -124,6 +126,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		s.change(func(now *livePod) { now.add(c) })
 		e.containers.publish(id, c)
+		c.notifyCreated(ctx)
 		c.tell()
 		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
 		return id, nil
@@ -161,6 +164,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		}
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
+		c.notifyUndone(ctx)
 		if undo := c.teardown(ctx); undo != nil {
 			slog.WarnContext(ctx, "cleanup after failed container creation incomplete, retrying", "container", id, "err", undo)
 			e.cleanups.Add(id, c.teardown)
@@ -209,6 +213,9 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
+		return err
+	}
+	if err := c.askPlugins(ctx, ociSpec); err != nil {
 		return err
 	}
 	if err := ensureSources(); err != nil {
@@ -275,6 +282,10 @@ func (c *Container) start(ctx context.Context) error {
 	if refused := now.refused(); refused != nil {
 		return c.failStart(ctx, refused)
 	}
+	c.beginEvents()
+	if err := c.engine.deps.Plugins.StartContainer(ctx, c.describe); err != nil {
+		return c.failStart(ctx, err)
+	}
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime. When it
 	// did the record does tell, which may be long before that; and before the
@@ -283,6 +294,7 @@ func (c *Container) start(ctx context.Context) error {
 	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseStarting, started })
 	if err := c.put(ctx); err != nil {
 		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseCreated, time.Time{} })
+		c.endEvents(ctx, nil)
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
@@ -299,6 +311,7 @@ func (c *Container) start(ctx context.Context) error {
 		c.engine.cleanups.Add(c.id, c.recordStart)
 	}
 	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.now().task.PID())
+	c.endEvents(ctx, c.engine.deps.Plugins.ContainerStarted)
 	return nil
 }
 
@@ -330,6 +343,7 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	defer cancel()
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
 	err := errors.Join(cause, c.put(ctx), c.kill(ctx))
+	c.endEvents(ctx, nil)
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()
 	return err
@@ -355,6 +369,8 @@ func (c *Container) remove(ctx context.Context) error {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.tell() // of its end; watch may not have come to it
+	c.notifyStopped(ctx)
+	c.engine.deps.Plugins.RemoveContainer(ctx, c.describe)
 	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.id, "err", err)
@@ -383,14 +399,19 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	}
 	// Half an update is worse than a late one: a caller who leaves does not
 	// interrupt it.
-	err = e.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error { return c.update(ctx, r) })
+	err = e.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error {
+		return c.update(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
+			return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
+		})
+	})
 	if err != nil {
 		return fmt.Errorf("update container %s: %w", c.id, err)
 	}
 	return nil
 }
 
-func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) (err error) {
+// update changes the limits in force to r, as far as plugins do not change that.
+func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
 	if err := c.sandbox.enoughMemory(r); err != nil {
 		return err
 	}
@@ -404,6 +425,14 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 			return err
 		}
 	}
+	c.beginEvents()
+	var updated func(context.Context, func() *nri.Container) // nil: not yet
+	defer func() { c.endEvents(ctx, updated) }()
+	set, err := change(update.Resources)
+	if err != nil {
+		return err
+	}
+	merged = spec.Report(merged, set)
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}
@@ -412,6 +441,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources) 
 	}
 	c.change(func(now *liveContainer) { now.Resources.M = merged })
 	c.publish()
+	updated = c.engine.deps.Plugins.ContainerUpdated
 	return c.put(ctx)
 }
 

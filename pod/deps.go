@@ -5,6 +5,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
 )
@@ -58,4 +59,5 @@ type Deps struct {
 	Network  Network
 	Runtimes Runtimes
 	Trace    *trace.Tracer // follows the work; nil: nobody does
+	Plugins  *nri.Plugins  // follow and change pods and containers; nil: none
 }

@@ -43,6 +43,7 @@ type Sandbox struct {
 	// life is held by the verb that changes the pod.
 	life     sync.Mutex
 	progress view.Progress
+	plugins  notified // guarded by life
 
 	// ending ends, within a change, when the pod does: no container is created from
 	// then on, and the creations under way are called off.
@@ -155,6 +156,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	if err != nil {
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
+		s.notifyUndone(ctx)
 		if undo := s.teardown(ctx); undo != nil {
 			slog.WarnContext(ctx, "cleanup after failed pod creation incomplete, retrying", "pod", id, "err", undo)
 			e.cleanups.Add(id, s.teardown)
@@ -163,6 +165,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	}
 	s.publish()
 	e.sandboxes.publish(id, s)
+	s.plugins.release()
 	s.tell()
 	return nil
 }
@@ -190,6 +193,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
 		{"make cgroup", s.plan.needsNetworkCgroup(), s.makeNetworkCgroup},
+		{"ask plugins", true, s.askPlugins},
 	} {
 		if !step.needed {
 			continue
@@ -263,6 +267,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	// another pod's soon.
 	s.change(func(now *livePod) { now.Phase = phaseStopping })
 	s.note(ctx)
+	s.notifyStopped(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
@@ -307,6 +312,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	s.engine.deps.Plugins.RemovePod(ctx, s.describe)
 	if err := s.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
 		s.engine.cleanups.Add(s.id, s.teardown)
@@ -331,6 +337,9 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
+	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
+		return fmt.Errorf("update pod %s: %w", s.id, err)
+	}
 	before := s.view.Load().Config
 	s.change(func(now *livePod) { now.give(overhead, resources) })
 	if err := s.limitSandbox(ctx, before); err != nil {
@@ -341,6 +350,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	s.publish()
+	e.deps.Plugins.PodUpdated(ctx, s.describe)
 	return nil
 }
 

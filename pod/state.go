@@ -229,6 +229,7 @@ func (c *Container) awaitExit() {
 	c.showExit(exit)
 	c.tell() // before whoever waits for this goes on, and ends or removes the pod
 	close(c.exited)
+	defer c.notifyStopped(c.engine.closing)
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 

@@ -79,6 +79,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)
 	}
+	c.notifyStopped(ctx)
 	return nil
 }
 

@@ -2,11 +2,13 @@ package spec
 
 import (
 	"cmp"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -150,4 +152,43 @@ func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, erro
 		out[key] = value
 	}
 	return out, nil
+}
+
+// Report returns base with the limits in r that CRI can express, for limits that were
+// not set by a request. Nil sets none.
+func Report(base *cri.LinuxContainerResources, r *specs.LinuxResources) *cri.LinuxContainerResources {
+	if r == nil {
+		return base
+	}
+	out := &cri.LinuxContainerResources{}
+	if base != nil {
+		out = proto.CloneOf(base)
+	}
+	if c := r.CPU; c != nil {
+		reportLimit(&out.CpuShares, c.Shares)
+		reportLimit(&out.CpuPeriod, c.Period)
+		reportLimit(&out.CpuQuota, c.Quota)
+		out.CpusetCpus, out.CpusetMems = cmp.Or(c.Cpus, out.CpusetCpus), cmp.Or(c.Mems, out.CpusetMems)
+	}
+	if m := r.Memory; m != nil {
+		reportLimit(&out.MemoryLimitInBytes, m.Limit)
+		if noSwap := m.Limit != nil && m.Swap != nil && *m.Limit == *m.Swap; !noSwap || out.MemorySwapLimitInBytes != 0 {
+			reportLimit(&out.MemorySwapLimitInBytes, m.Swap) // else it follows the limit of memory by itself
+		}
+	}
+	for _, limit := range r.HugepageLimits {
+		out.HugepageLimits = slices.DeleteFunc(out.HugepageLimits, func(l *cri.HugepageLimit) bool { return l.GetPageSize() == limit.Pagesize })
+		out.HugepageLimits = append(out.HugepageLimits, &cri.HugepageLimit{PageSize: limit.Pagesize, Limit: limit.Limit})
+	}
+	if len(r.Unified) > 0 && out.Unified == nil {
+		out.Unified = map[string]string{}
+	}
+	maps.Copy(out.Unified, r.Unified)
+	return out
+}
+
+func reportLimit[T int64 | uint64](to *int64, limit *T) {
+	if limit != nil {
+		*to = int64(*limit)
+	}
 }

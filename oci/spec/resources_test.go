@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -113,5 +115,35 @@ func TestPidsLimit(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	t.Parallel()
+	number := func(n int64) *int64 { return &n }
+	base := &cri.LinuxContainerResources{CpuShares: 2, MemoryLimitInBytes: 64, HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1}}}
+	shares := uint64(512)
+	got := Report(base, &specs.LinuxResources{
+		CPU:            &specs.LinuxCPU{Shares: &shares, Cpus: "0"},
+		Memory:         &specs.LinuxMemory{Limit: number(96), Swap: number(96)},
+		HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 3}},
+		Unified:        map[string]string{"memory.high": "50"},
+	})
+	want := &cri.LinuxContainerResources{
+		CpuShares: 512, CpusetCpus: "0", MemoryLimitInBytes: 96,
+		HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 3}}, Unified: map[string]string{"memory.high": "50"},
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if base.CpuShares != 2 || base.HugepageLimits[0].Limit != 1 {
+		t.Errorf("the base has changed: %v", base)
+	}
+	if got := Report(base, nil); got != base {
+		t.Errorf("nothing set, and %v", got)
+	}
+	base.MemorySwapLimitInBytes = 64 // named by a request
+	if got := Report(base, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: number(96), Swap: number(96)}}); got.MemorySwapLimitInBytes != 96 {
+		t.Errorf("limit of swap %d, want 96", got.MemorySwapLimitInBytes)
 	}
 }

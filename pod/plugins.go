@@ -1,0 +1,243 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/cdi"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// This file sends the events of pods and containers to NRI plugins. Plugins are asked
+// before the record says that a pod is ready or a container created, so that a refusal
+// is undone like any other failure.
+
+// notified is the part of a pod's or container's events that plugins have received.
+type notified struct {
+	release func() // of the hold on new plugins; nil: plugins were not asked
+
+	mu      sync.Mutex // keeps the events of a container in order; held while one is sent
+	pending bool       // a verb has sent the first of two events
+	exited  bool       // the stop is to be sent, after the second one
+	stopped bool       // the stop has been sent
+}
+
+// askPlugins is the last step of running a pod. The caller releases its hold when
+// readers can see the pod, or calls notifyUndone.
+func (s *Sandbox) askPlugins(ctx context.Context) (err error) {
+	s.plugins.release, err = s.engine.deps.Plugins.RunPod(ctx, s.describe)
+	return err
+}
+
+// askPluginsForUpdate asks plugins whether the pod may get these resources.
+func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *cri.LinuxContainerResources) error {
+	o, err := spec.Resources(overhead, s.engine.host)
+	if err != nil {
+		return err
+	}
+	r, err := spec.Resources(resources, s.engine.host)
+	if err != nil {
+		return err
+	}
+	return s.engine.deps.Plugins.UpdatePod(ctx, s.describe, o, r)
+}
+
+// notifyUndone undoes askPlugins.
+func (s *Sandbox) notifyUndone(ctx context.Context) {
+	if s.plugins.release == nil {
+		return
+	}
+	s.plugins.release()
+	s.engine.deps.Plugins.StopPod(ctx, s.describe)
+	s.engine.deps.Plugins.RemovePod(ctx, s.describe)
+}
+
+// notifyStopped is called when all containers have exited, before the network is
+// removed, with life held.
+func (s *Sandbox) notifyStopped(ctx context.Context) {
+	for _, c := range s.now().containers {
+		c.notifyStopped(ctx)
+	}
+	if !s.plugins.stopped {
+		s.plugins.stopped = true
+		s.engine.deps.Plugins.StopPod(ctx, s.describe)
+	}
+}
+
+// askPlugins lets plugins adjust the spec. The caller calls notifyCreated when readers
+// can see the container, or notifyUndone.
+func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
+	c.beginEvents()
+	return trace.Do(ctx, "ask plugins", func(ctx context.Context) error {
+		set, release, err := c.engine.deps.Plugins.CreateContainer(ctx, func() *nri.Container { return c.describeWith(s) })
+		c.plugins.release = release
+		if err != nil {
+			return err
+		}
+		if score := s.Process.OOMScoreAdj; score != nil {
+			*score = spec.OOMScoreAdj(int64(*score), c.engine.host)
+		}
+		c.change(func(now *liveContainer) { now.Resources.M = spec.Report(now.Resources.M, set) })
+		return nil
+	})
+}
+
+// notifyCreated is called when readers can see the container.
+func (c *Container) notifyCreated(ctx context.Context) {
+	c.plugins.release()
+	c.endEvents(ctx, c.engine.deps.Plugins.ContainerCreated)
+}
+
+// notifyUndone undoes askPlugins.
+func (c *Container) notifyUndone(ctx context.Context) {
+	if c.plugins.release == nil {
+		return
+	}
+	c.plugins.release()
+	c.endEvents(ctx, nil)
+	c.notifyStopped(ctx)
+	c.engine.deps.Plugins.RemoveContainer(ctx, c.describe)
+}
+
+// beginEvents delays the stop until endEvents: a container may exit while a verb works
+// between two events. It wants life held, or a container that nobody knows yet.
+func (c *Container) beginEvents() {
+	c.plugins.mu.Lock()
+	defer c.plugins.mu.Unlock()
+	c.plugins.pending = true
+}
+
+// endEvents sends the verb's second event unless the verb failed, which is nil, and
+// the stop if the container has exited meanwhile.
+func (c *Container) endEvents(ctx context.Context, second func(context.Context, func() *nri.Container)) {
+	c.plugins.mu.Lock()
+	defer c.plugins.mu.Unlock()
+	c.plugins.pending = false
+	if second != nil {
+		second(ctx, c.describe)
+	}
+	c.sendStop(ctx)
+}
+
+// notifyStopped is called when the container has exited; it may be called again.
+func (c *Container) notifyStopped(ctx context.Context) {
+	c.plugins.mu.Lock()
+	defer c.plugins.mu.Unlock()
+	c.plugins.exited = true
+	c.sendStop(ctx)
+}
+
+// sendStop wants the lock of the events held.
+func (c *Container) sendStop(ctx context.Context) {
+	if c.plugins.exited && !c.plugins.pending && !c.plugins.stopped {
+		c.plugins.stopped = true
+		c.engine.deps.Plugins.StopContainer(ctx, c.describe)
+	}
+}
+
+// describe returns the pod as plugins see it.
+func (s *Sandbox) describe() *nri.Pod {
+	now := s.now()
+	cfg := podRecord{s.plan, now.podState}.config()
+	p := &nri.Pod{ID: s.id, Handler: s.plan.Handler, Config: cfg}
+	// Invalid limits were refused when they were requested.
+	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.host)
+	p.Resources, _ = spec.Resources(cfg.GetLinux().GetResources(), s.engine.host)
+	if now.infra != nil {
+		p.PID = now.infra.PID()
+	}
+	if now.Network != nil {
+		p.IPs = now.Network.IPs
+	}
+	paths := s.plan.Namespaces.Paths()
+	for _, n := range []nri.Namespace{
+		{Type: "network", Path: paths.Net}, {Type: "ipc", Path: paths.IPC},
+		{Type: "uts", Path: paths.UTS}, {Type: "user", Path: paths.User},
+	} {
+		if n.Path != "" {
+			p.Namespaces = append(p.Namespaces, n)
+		}
+	}
+	return p
+}
+
+// describe returns the container as plugins see it, with the spec of its bundle.
+func (c *Container) describe() *nri.Container {
+	s, err := oci.ReadSpec[nri.Spec](c.ref.Dir)
+	if err != nil {
+		slog.Warn("cannot read the spec of a container for NRI plugins", "container", c.id, "err", err)
+	}
+	return c.describeWith(s)
+}
+
+func (c *Container) describeWith(s *nri.Spec) *nri.Container {
+	now := c.now()
+	d := &nri.Container{
+		ID: c.id, Pod: c.sandbox.describe(), Config: c.plan.Config.M, Spec: s,
+		State:     cri.ContainerState_CONTAINER_UNKNOWN, // not created yet
+		CreatedAt: c.plan.CreatedAt, ImageID: c.plan.ImageID,
+	}
+	_, d.ImageDigest, _ = strings.Cut(c.plan.ImageRef, "@")
+	d.CDIDevices, _ = cdi.Devices(c.plan.Config.M)
+	if now.task != nil {
+		v := c.viewOf(&now)
+		d.State, d.PID, d.StartedAt, d.FinishedAt = v.State, v.PID, v.StartedAt, v.FinishedAt
+		d.ExitCode, d.Reason, d.Message = v.ExitCode, v.Reason, v.Message
+	}
+	return d
+}
+
+// PluginNode lets NRI plugins observe and change an engine.
+type PluginNode struct{ Engine *Engine }
+
+// Pods implements nri.Node.
+func (n PluginNode) Pods() []*nri.Pod {
+	var pods []*nri.Pod
+	for _, s := range n.Engine.sandboxes.all() {
+		if s.now().Phase != phaseRemoving {
+			pods = append(pods, s.describe())
+		}
+	}
+	return pods
+}
+
+// Containers implements nri.Node.
+func (n PluginNode) Containers() []*nri.Container {
+	var containers []*nri.Container
+	for _, c := range n.Engine.containers.all() {
+		if state := c.view.Load().State; state == cri.ContainerState_CONTAINER_CREATED || state == cri.ContainerState_CONTAINER_RUNNING {
+			containers = append(containers, c.describe())
+		}
+	}
+	return containers
+}
+
+// UpdateContainer implements nri.Node.
+func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.Change) error {
+	c, err := n.Engine.containers.find(id)
+	if err != nil {
+		return err
+	}
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
+		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
+	}
+	return n.Engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error {
+		return c.update(ctx, nil, change)
+	})
+}
+
+// InjectDevices implements nri.Node.
+func (n PluginNode) InjectDevices(s *nri.Spec, names []string) error {
+	return cdi.Inject(s, n.Engine.cfg.CDISpecDirs, names)
+}
