@@ -7,6 +7,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod"
@@ -20,6 +21,7 @@ type backends struct {
 	store    *storage.Store
 	runtimes *oci.Table
 	tracer   *trace.Tracer
+	plugins  *nri.Plugins // nil: none
 }
 
 func openBackends(ctx context.Context, cfg config.Config, tracer *trace.Tracer) (*backends, error) {
@@ -39,7 +41,7 @@ func openBackends(ctx context.Context, cfg config.Config, tracer *trace.Tracer) 
 	if cfg.API.CrioSocket != "" {
 		cfg.Pod.CgroupPrefix = spec.CrioPrefix
 	}
-	return &backends{cfg, store, runtimes, tracer}, nil
+	return &backends{cfg: cfg, store: store, runtimes: runtimes, tracer: tracer}, nil
 }
 
 // openStore opens the image store, which ends what a dead server had begun.
@@ -53,13 +55,13 @@ func openStore(ctx context.Context, tracer *trace.Tracer, cfg storage.Config) (s
 
 // engine makes one that has not recovered. A second one has a network of its
 // own, since that knows the pods of the first.
-func (f *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
-	cni := network.New(f.cfg.Network)
-	engine, err := pod.New(ctx, f.cfg.Pod, pod.Deps{Images: f.store, Network: cni, Runtimes: f.runtimes, Trace: f.tracer})
+func (b *backends) engine(ctx context.Context) (*pod.Engine, *network.Network, error) {
+	cni := network.New(b.cfg.Network)
+	engine, err := pod.New(ctx, b.cfg.Pod, pod.Deps{Images: b.store, Network: cni, Runtimes: b.runtimes, Trace: b.tracer, Plugins: b.plugins})
 	return engine, cni, err
 }
 
-func (f *backends) Close(ctx context.Context) error { return f.store.Close(ctx) }
+func (b *backends) Close(ctx context.Context) error { return b.store.Close(ctx) }
 
 // controlSocket is where a server lets itself be asked to check and to wipe.
 func controlSocket(cfg config.Config) string { return filepath.Join(cfg.RunRoot, "control.sock") }

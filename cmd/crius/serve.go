@@ -15,7 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server"
@@ -73,6 +76,9 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		return err
 	}
 	reportHandlers(ctx, runtimes)
+	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
+		return err
+	}
 	defer onHangup(ctx, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
 	engine, cni, err := backends.engine(ctx)
 	if err != nil {
@@ -89,6 +95,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		return fmt.Errorf("recover: %w", err)
 	}
 	engine.CollectNetwork()
+	defer startPlugins(ctx, backends.plugins, engine)()
 	sessions, err := stream.New(cfg.API.Stream(), engine)
 	if err != nil {
 		return err
@@ -113,14 +120,34 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func(ctx context.Context) map[string]string {
-			loaded := settings.loaded()
-			return statusInfo(map[string]any{
-				"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, runtimes),
-				"server": newVitals(since, engine.Summary(), store.Pulls()),
-			})
+			return backends.info(ctx, settings.loaded(), cni, newVitals(since, engine.Summary(), store.Pulls()))
 		},
 		Trace: tracer,
 	})
+}
+
+// newPlugins is nil if there are to be none.
+func newPlugins(cfg nri.Config) (*nri.Plugins, error) {
+	if !cfg.Enable {
+		return nil, nil
+	}
+	plugins, err := nri.New(cfg, currentVersion().Crius)
+	if err != nil {
+		return nil, fmt.Errorf("prepare NRI: %w", err)
+	}
+	return plugins, nil
+}
+
+// startPlugins lets NRI plugins connect. A node without them runs pods all the same,
+// so what keeps them away is no reason not to start.
+func startPlugins(ctx context.Context, plugins *nri.Plugins, engine *pod.Engine) (end func()) {
+	if plugins == nil {
+		return func() {}
+	}
+	if err := plugins.Start(pod.PluginNode{Engine: engine}); err != nil {
+		slog.ErrorContext(ctx, "NRI plugins cannot connect", "err", err)
+	}
+	return func() { _ = plugins.Close() }
 }
 
 // handlersInfo is what a verbose Status tells of the handlers.
@@ -193,7 +220,15 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	return err
 }
 
-// statusInfo is what a verbose Status tells beyond the conditions.
+// info is what a verbose Status tells beyond the conditions.
+func (b *backends) info(ctx context.Context, loaded *config.Loaded, cni *network.Network, server vitals) map[string]string {
+	return statusInfo(map[string]any{
+		"config": loaded.Config, "settings": loaded.Settings(), "network": cni.Info(), "handlers": handlersInfo(ctx, b.runtimes),
+		"plugins": b.plugins.Report(), "server": server,
+	})
+}
+
+// statusInfo is each part as JSON.
 func statusInfo(parts map[string]any) map[string]string {
 	info := make(map[string]string)
 	for name, part := range parts {

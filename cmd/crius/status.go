@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
@@ -120,6 +121,7 @@ type statusReport struct {
 	Version    string                  `json:"version"`
 	Conditions []*cri.RuntimeCondition `json:"conditions"`
 	Handlers   []oci.Report            `json:"handlers"`
+	Plugins    nri.Report              `json:"plugins"`
 	Server     vitals                  `json:"server"`
 	Config     json.RawMessage         `json:"config"`
 	Settings   []config.Setting        `json:"settings"` // what of config does not come from the defaults
@@ -140,7 +142,7 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 		Conditions: status.Status.GetConditions(),
 		Config:     json.RawMessage(status.Info["config"]),
 	}
-	for key, part := range map[string]any{"server": &r.Server, "settings": &r.Settings, "handlers": &r.Handlers} {
+	for key, part := range map[string]any{"server": &r.Server, "settings": &r.Settings, "handlers": &r.Handlers, "plugins": &r.Plugins} {
 		err = errors.Join(err, json.Unmarshal([]byte(status.Info[key]), part))
 	}
 	if err != nil {
@@ -176,6 +178,7 @@ func (r statusReport) write(w io.Writer, socket string) {
 		fmt.Fprintf(w, "%s\t%s\n", c.Type, answer)
 	}
 	writeHandlers(w, r.Handlers)
+	writePlugins(w, r.Plugins)
 	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
 	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
@@ -211,6 +214,25 @@ func writeHandlers(w io.Writer, list []oci.Report) {
 			answer = "NO: " + h.Error
 		}
 		fmt.Fprintf(w, "%s\t%s: %s\n", heading, printable(name), printable(answer))
+	}
+}
+
+// writePlugins is silent on a node that has none.
+func writePlugins(w io.Writer, r nri.Report) {
+	if r.Error != "" {
+		fmt.Fprintf(w, "plugins\tNO: %s\n", printable(r.Error))
+		return
+	}
+	for i, p := range r.Plugins {
+		heading := ""
+		if i == 0 {
+			heading = fmt.Sprintf("plugins, %d connected", r.Connected)
+		}
+		fmt.Fprintf(w, "%s\t%s: %d requests, the slowest took %s", heading, printable(p.Name), p.Requests, brief(p.Slowest))
+		if p.Failures > 0 {
+			fmt.Fprintf(w, "; %d failed, the last %s ago: %s", p.Failures, brief(time.Since(p.FailedAt)), printable(p.LastError))
+		}
+		fmt.Fprintln(w)
 	}
 }
 

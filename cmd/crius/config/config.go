@@ -5,7 +5,7 @@
 // behind.
 //
 // Every package owns the options of its own room (server.Config, pod.Config,
-// oci.Config, storage.Config, network.Config) and what they mean when nothing
+// oci.Config, storage.Config, network.Config, nri.Config) and what they mean when nothing
 // is said (its DefaultConfig); this package only composes them.
 //
 // # Where values come from
@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server"
@@ -52,6 +53,7 @@ type Config struct {
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`
 	Network network.Config `toml:"network" help:"CNI."`
+	NRI     nri.Config     `toml:"nri" help:"Plugins that follow and change pods and containers (NRI)."`
 }
 
 // Default is the configuration of a node without configuration files.
@@ -67,6 +69,7 @@ func Default() Config {
 		Runtime:   oci.DefaultConfig(),
 		Image:     storage.DefaultConfig(),
 		Network:   network.DefaultConfig(),
+		NRI:       nri.DefaultConfig(),
 	}
 	c.spread()
 	return c

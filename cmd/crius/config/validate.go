@@ -40,7 +40,8 @@ func choices(model string) []string {
 // wanted says what a key's value must be, beyond its type; empty: nothing.
 func wanted(model string) string {
 	switch model {
-	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs":
+	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs",
+		"nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",
 		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
@@ -58,7 +59,7 @@ func wanted(model string) string {
 	case "runtime.handlers.NAME.options":
 		return aFlag
 	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
-		"network.timeout", "runtime.handlers.NAME.create_timeout":
+		"network.timeout", "runtime.handlers.NAME.create_timeout", "nri.registration_timeout", "nri.request_timeout":
 		return aboveZero
 	}
 	return ""
@@ -152,10 +153,10 @@ func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
 		"want a directory other than root: a reboot may empty run_root, but must not touch root")
 	v.apart(c)
-	v.require(len(c.API.Listen) <= maxSocketPath, "api.listen",
-		"the path has %d bytes, a socket path at most %d: choose a shorter one", len(c.API.Listen), maxSocketPath)
-	v.require(len(c.API.CrioSocket) <= maxSocketPath, "api.crio_socket",
-		"the path has %d bytes, a socket path at most %d: choose a shorter one", len(c.API.CrioSocket), maxSocketPath)
+	for _, socket := range []struct{ key, path string }{{"api.listen", c.API.Listen}, {"api.crio_socket", c.API.CrioSocket}, {"nri.socket", c.NRI.Socket}} {
+		v.require(len(socket.path) <= maxSocketPath, socket.key,
+			"the path has %d bytes, a socket path at most %d: choose a shorter one", len(socket.path), maxSocketPath)
+	}
 	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
 		"want a socket other than api.listen")
 	v.require(c.Tracing.SamplingRate <= otlp.PerMillion, "tracing.sampling_rate_per_million",

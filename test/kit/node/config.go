@@ -44,6 +44,11 @@ temporary_dir = "{{.Path "tmp"}}"
 [network]
 conf_dir = "{{.Path "cni" "net.d"}}"
 plugin_dirs = ["{{.Path "cni" "bin"}}", "/usr/lib/cni", "/opt/cni/bin"]
+
+[nri]
+socket = "{{.Path "nri.sock"}}"
+plugin_dir = "{{.Path "nri" "plugins"}}"
+plugin_config_dir = "{{.Path "nri" "conf.d"}}"
 `
 
 // cniConf has no "ipMasq": no test's pod talks to the world, and the rules for it
