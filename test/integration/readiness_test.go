@@ -215,7 +215,7 @@ func TestFullDiskLetsRemovalsGoOn_O7(t *testing.T) {
 		report, err := w.crius(t, "check")
 		for line := range strings.Lines(report) {
 			for _, key := range []string{"root", "image.root"} {
-				warned[key] = warned[key] || strings.HasPrefix(line, "warn") && strings.Contains(line, " "+key+": 0 MiB are free")
+				warned[key] = warned[key] || strings.HasPrefix(line, "warn") && strings.Contains(line, " "+key+": only 0 MiB free")
 			}
 		}
 		if err != nil || !warned["root"] || !warned["image.root"] {
