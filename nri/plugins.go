@@ -73,14 +73,14 @@ func New(cfg Config, version string) (*Plugins, error) {
 // Start starts the plugins in the plugin directory and listens for others. A plugin
 // that fails is skipped and logged. On an error no plugin can connect. Start does not
 // replace the socket of another runtime.
-func (p *Plugins) Start(node Node) (err error) {
+func (p *Plugins) Start(ctx context.Context, node Node) (err error) {
 	defer func() {
 		if err != nil {
 			p.states.cannotStart(err)
 		}
 	}()
 	if p.cfg.Connections {
-		if conn, err := net.Dial("unix", p.cfg.Socket); err == nil {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", p.cfg.Socket); err == nil {
 			_ = conn.Close()
 			return fmt.Errorf("another runtime listens on %s: set another nri.socket for one of the two", p.cfg.Socket)
 		}
@@ -180,16 +180,16 @@ var setLogger = sync.OnceFunc(func() { log.Set(logger{}) })
 type logger struct{}
 
 func (logger) Debugf(ctx context.Context, format string, args ...any) {
-	slog.DebugContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+	slog.DebugContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
 }
 
 // Infof logs at debug: the library reports every step at info.
 func (logger) Infof(ctx context.Context, format string, args ...any) {
-	slog.DebugContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+	slog.DebugContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
 }
 
 func (logger) Warnf(ctx context.Context, format string, args ...any) {
-	slog.WarnContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+	slog.WarnContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
 }
 
 // Errorf drops the error that this build has no WASM plugins.
@@ -199,5 +199,5 @@ func (logger) Errorf(ctx context.Context, format string, args ...any) {
 			return
 		}
 	}
-	slog.ErrorContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+	slog.ErrorContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
 }

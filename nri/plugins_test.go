@@ -120,7 +120,7 @@ func start(t *testing.T, node Node, change func(*Config)) (*Plugins, Config) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = p.Close() })
-	if err := p.Start(node); err != nil {
+	if err := p.Start(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
 	return p, cfg
@@ -390,7 +390,7 @@ func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if second.Start(&fakeNode{}) == nil {
+	if second.Start(t.Context(), &fakeNode{}) == nil {
 		t.Error("the socket was taken away from the first")
 	}
 	if second.Report().Error == "" {

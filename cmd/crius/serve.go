@@ -144,7 +144,7 @@ func startPlugins(ctx context.Context, plugins *nri.Plugins, engine *pod.Engine)
 	if plugins == nil {
 		return func() {}
 	}
-	if err := plugins.Start(pod.PluginNode{Engine: engine}); err != nil {
+	if err := plugins.Start(ctx, pod.PluginNode{Engine: engine}); err != nil {
 		slog.ErrorContext(ctx, "NRI plugins cannot connect", "err", err)
 	}
 	return func() { _ = plugins.Close() }

@@ -212,7 +212,7 @@ func (l *life) fail(ctx context.Context, c *inhabitant) error {
 func (l *life) converse(ctx context.Context, c *inhabitant) error {
 	resp, err := l.h.Runtime().Exec(ctx, &cri.ExecRequest{ContainerId: c.id, Cmd: []string{"/probe", "until", "enough"}, Stdin: true, Stdout: true, Stderr: true})
 	if err != nil {
-		return l.broken(fmt.Errorf("Exec: %w", err))
+		return l.broken(fmt.Errorf("exec: %w", err))
 	}
 	s := l.streams().Open(ctx, resp.Url, kubelet.Wants{Stdin: true, Stdout: true, Stderr: true})
 	defer s.Leave()
@@ -229,7 +229,7 @@ func (l *life) converse(ctx context.Context, c *inhabitant) error {
 func (l *life) attach(ctx context.Context, c *inhabitant) error {
 	resp, err := l.h.Runtime().Attach(ctx, &cri.AttachRequest{ContainerId: c.id, Stdout: true, Stderr: true})
 	if err != nil {
-		return l.broken(fmt.Errorf("Attach: %w", err))
+		return l.broken(fmt.Errorf("attach: %w", err))
 	}
 	s := l.streams().Open(ctx, resp.Url, kubelet.Wants{Stdout: true, Stderr: true})
 	select {
@@ -267,7 +267,7 @@ func (l *life) echo(ctx context.Context, port int) error {
 	if err != nil {
 		return fmt.Errorf("tunnel: %w", err)
 	}
-	defer tunnel.Close()
+	defer func() { _ = tunnel.Close() }()
 	wire, err := tunnel.Connect(port)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
