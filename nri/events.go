@@ -11,11 +11,9 @@ import (
 // RunPod asks plugins whether a pod may run. The caller must call release, also after
 // an error, as soon as Node.Pods returns the pod or the pod is gone.
 func (p *Plugins) RunPod(ctx context.Context, pod func() *Pod) (release func(), err error) {
-	release, connected := p.hold()
-	if !connected {
-		return release, nil
-	}
-	return release, refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod().message()}))
+	return p.ask(func() error {
+		return refused(p.library.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod().message()}))
+	})
 }
 
 // UpdatePod asks plugins whether a pod may get these resources.
@@ -71,23 +69,25 @@ func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod,
 // the limits that they set. The caller must call release, also after an error, as soon
 // as Node.Containers returns the container or the container is gone.
 func (p *Plugins) CreateContainer(ctx context.Context, container func() *Container) (set *Resources, release func(), err error) {
-	release, connected := p.hold()
-	if !connected {
-		return nil, release, nil
-	}
-	c := container()
+	release, err = p.ask(func() (err error) {
+		set, err = p.createContainer(ctx, container())
+		return err
+	})
+	return set, release, err
+}
+
+func (p *Plugins) createContainer(ctx context.Context, c *Container) (set *Resources, err error) {
 	request := &api.CreateContainerRequest{Pod: c.Pod.message(), Container: c.message()}
 	answer, err := p.library.CreateContainer(ctx, request)
 	if err != nil {
-		return nil, release, refused(err)
+		return nil, refused(err)
 	}
 	p.update(ctx, answer.GetUpdate())
 	dropRemovedEnv(c.Spec, request.GetContainer().GetEnv())
 	if err := p.adjust(c.Spec, answer.GetAdjust()); err != nil {
-		return nil, release, fmt.Errorf("adjustment by NRI plugins: %w", err)
+		return nil, fmt.Errorf("adjustment by NRI plugins: %w", err)
 	}
-	set, err = overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources())
-	return set, release, err
+	return overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources())
 }
 
 // ContainerCreated notifies plugins that the runtime has created a container.

@@ -86,22 +86,36 @@ func (p *Plugins) Start(ctx context.Context, node Node) (err error) {
 		}
 	}
 	p.node = node
-	return p.library.Start()
+	if err = p.library.Start(); err != nil {
+		p.library.Stop()
+	}
+	return err
 }
 
-// Close stops listening, kills the plugins that Start started, and waits for pending
-// container updates.
-func (p *Plugins) Close() error {
-	if p != nil {
-		p.library.Stop()
-		p.updates.Wait()
+// Close stops listening, kills the plugins that Start started, and waits until ctx ends
+// for pending container updates.
+func (p *Plugins) Close(ctx context.Context) error {
+	if p == nil {
+		return nil
 	}
-	return nil
+	p.library.Stop()
+	done := make(chan struct{})
+	go func() { p.updates.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("container updates for NRI plugins do not end: %w", context.Cause(ctx))
+	}
 }
 
 // synchronize sends all pods and containers to a new plugin. The library calls it
 // with the lock that hold takes for reading.
-func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
+func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error {
+	return panics.Do(ctx, "synchronize NRI plugin", func() error { return p.sendAll(ctx, send) })
+}
+
+func (p *Plugins) sendAll(ctx context.Context, send adaptation.SyncCB) error {
 	var pods []*api.PodSandbox
 	for _, pod := range p.node.Pods() {
 		pods = append(pods, pod.message())
@@ -110,7 +124,7 @@ func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error
 	for _, container := range p.node.Containers() {
 		containers = append(containers, container.message())
 	}
-	updates, err := tell(ctx, pods, containers)
+	updates, err := send(ctx, pods, containers)
 	if err != nil {
 		return err
 	}
@@ -120,12 +134,15 @@ func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error
 
 // updateContainers handles updates that a plugin requests outside of an event.
 func (p *Plugins) updateContainers(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate, err error) {
-	for _, u := range updates {
-		if err := p.updateContainer(ctx, u); err != nil {
-			failed = append(failed, u)
+	err = panics.Do(ctx, "update containers for NRI plugin", func() error {
+		for _, u := range updates {
+			if p.updateContainer(ctx, u) != nil {
+				failed = append(failed, u)
+			}
 		}
-	}
-	return failed, nil
+		return nil
+	})
+	return failed, err
 }
 
 // update applies the updates of other containers in the answer to an event. It does
@@ -166,6 +183,24 @@ func (p *Plugins) hold() (release func(), connected bool) {
 	return block.Unblock, p.active.Load() > 0
 }
 
+// ask sends the event of a creation. After a panic, which has no release for the caller,
+// nothing is held: one pod must not keep all plugins from connecting, and then all verbs.
+func (p *Plugins) ask(send func() error) (release func(), err error) {
+	release, connected := p.hold()
+	if !connected {
+		return release, nil
+	}
+	answered := false
+	defer func() {
+		if !answered {
+			release()
+		}
+	}()
+	err = send()
+	answered = true
+	return release, err
+}
+
 // refused wraps the error with which a plugin refused an operation.
 func refused(err error) error {
 	if err == nil {
@@ -180,16 +215,16 @@ var setLogger = sync.OnceFunc(func() { log.Set(logger{}) })
 type logger struct{}
 
 func (logger) Debugf(ctx context.Context, format string, args ...any) {
-	slog.DebugContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
+	slog.DebugContext(ctx, "message from the NRI library", "text", fmt.Sprintf(format, args...))
 }
 
 // Infof logs at debug: the library reports every step at info.
 func (logger) Infof(ctx context.Context, format string, args ...any) {
-	slog.DebugContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
+	slog.DebugContext(ctx, "message from the NRI library", "text", fmt.Sprintf(format, args...))
 }
 
 func (logger) Warnf(ctx context.Context, format string, args ...any) {
-	slog.WarnContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
+	slog.WarnContext(ctx, "message from the NRI library", "text", fmt.Sprintf(format, args...))
 }
 
 // Errorf drops the error that this build has no WASM plugins.
@@ -199,5 +234,5 @@ func (logger) Errorf(ctx context.Context, format string, args ...any) {
 			return
 		}
 	}
-	slog.ErrorContext(ctx, "NRI library", "message", fmt.Sprintf(format, args...))
+	slog.ErrorContext(ctx, "message from the NRI library", "text", fmt.Sprintf(format, args...))
 }

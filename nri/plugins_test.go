@@ -3,10 +3,14 @@ package nri
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
@@ -14,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/test/kit/nriplugin"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -31,6 +36,8 @@ func TestMain(m *testing.M) {
 }
 
 type fakeNode struct {
+	listed atomic.Bool // Pods has been called
+
 	mu         sync.Mutex
 	pods       []*Pod
 	containers []*Container
@@ -38,6 +45,7 @@ type fakeNode struct {
 }
 
 func (n *fakeNode) Pods() []*Pod {
+	n.listed.Store(true)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.pods)
@@ -119,7 +127,7 @@ func start(t *testing.T, node Node, change func(*Config)) (*Plugins, Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = p.Close() })
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	if err := p.Start(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
@@ -190,6 +198,37 @@ func TestPluginIsToldInOrder(t *testing.T) {
 	}
 }
 
+// A plugin that connects between the event of a creation and its listing waits for the
+// listing. The test is not parallel: it looks for the library's goroutine that waits.
+func TestSynchronizationWaitsForCreation(t *testing.T) {
+	node := &fakeNode{}
+	p, cfg := start(t, node, nil)
+	node.listed.Store(false) // by the start
+	pod := aPod("p")
+	release, err := p.RunPod(t.Context(), func() *Pod { return pod })
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugin := &nriplugin.Plugin{}
+	if err := plugin.Connect(t.Context(), cfg.Socket, "10", "test"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plugin.Close)
+	wait.For(t, "the library to wait for the creation", func() bool {
+		stacks := make([]byte, 1<<20)
+		return node.listed.Load() || strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "requestPluginSync")
+	})
+	if node.listed.Load() {
+		t.Error("the plugin was synchronized while the pod was not listed yet")
+	}
+	node.addPod(pod)
+	release()
+	wait.For(t, "the plugin to be connected", func() bool { return p.active.Load() == 1 })
+	if !plugin.Knows(pod.ID) {
+		t.Error("the plugin does not know the pod")
+	}
+}
+
 // A plugin that comes while pods and containers are made hears of each: of those
 // before with all there is, of the others by their events. This is raced.
 func TestLatePluginMissesNothing(t *testing.T) {
@@ -233,7 +272,7 @@ func TestLatePluginMissesNothing(t *testing.T) {
 	<-ids
 	plugins := []*nriplugin.Plugin{{}, {}, {}}
 	for i, plugin := range plugins {
-		connect(t, p, cfg, "1"+string(rune('0'+i)), plugin)
+		connect(t, p, cfg, fmt.Sprint(10+i), plugin)
 	}
 	for range 50 {
 		<-ids
@@ -397,6 +436,39 @@ func TestSocketOfAnotherRuntimeIsLeftAlone(t *testing.T) {
 		t.Error("the report does not say why there are no plugins")
 	}
 	connect(t, p, cfg, "10", &nriplugin.Plugin{})
+}
+
+// A panic in a creation neither keeps plugins from connecting nor later verbs waiting.
+func TestPanicReleasesHold(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	connect(t, p, cfg, "10", &nriplugin.Plugin{})
+	err := panics.Do(t.Context(), "test", func() error {
+		_, err := p.RunPod(t.Context(), func() *Pod { panic("a test") })
+		return err
+	})
+	if !errors.Is(err, fault.Internal) {
+		t.Fatal(err)
+	}
+	connect(t, p, cfg, "20", &nriplugin.Plugin{})
+}
+
+// What plugins call themselves, and their errors, take a bounded amount of memory.
+func TestStatesAreBounded(t *testing.T) {
+	t.Parallel()
+	p := &Plugins{}
+	for i := range 2 * maxStates {
+		metrics{p}.RecordPluginInvocation(fmt.Sprint(i, strings.Repeat("x", 2*maxText)), "op", errors.New(strings.Repeat("y", 2*maxText)))
+	}
+	report := p.Report()
+	if len(report.Plugins) != maxStates {
+		t.Errorf("%d states are kept, want %d", len(report.Plugins), maxStates)
+	}
+	for _, state := range report.Plugins {
+		if len(state.Name) > maxText || len(state.LastError) > maxText {
+			t.Fatalf("a name of %d bytes, an error of %d", len(state.Name), len(state.LastError))
+		}
+	}
 }
 
 // Without plugins an event does not even describe the pod.

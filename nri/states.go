@@ -3,6 +3,7 @@ package nri
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,8 +42,13 @@ func (p *Plugins) Report() Report {
 	return r
 }
 
-// maxStates bounds how many names are kept: plugins choose theirs.
-const maxStates = 100
+// Bounds of what is kept: plugins choose their names and errors.
+const (
+	maxStates = 100
+	maxText   = 1 << 10 // bytes of a name, and of an error
+)
+
+func cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxText)], "") }
 
 type states struct {
 	mu         sync.Mutex
@@ -59,6 +65,7 @@ func (s *states) cannotStart(err error) {
 
 // change ignores plugins beyond maxStates.
 func (s *states) change(name string, f func(*State)) {
+	name = cut(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byName == nil {
@@ -83,7 +90,7 @@ func (m metrics) RecordPluginInvocation(plugin, operation string, err error) {
 		s.Requests++
 		if err != nil {
 			s.Failures++
-			s.LastError, s.FailedAt = operation+": "+err.Error(), time.Now()
+			s.LastError, s.FailedAt = cut(operation+": "+err.Error()), time.Now()
 		}
 	})
 }
