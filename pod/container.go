@@ -391,6 +391,13 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if err != nil {
 		return err
 	}
+	return c.changeResources(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
+		return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
+	})
+}
+
+// changeResources changes the limits in force by r, and then by change.
+func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) error {
 	c.sandbox.raiseSandbox(ctx)
 	c.life.Lock()
 	defer c.life.Unlock()
@@ -399,22 +406,15 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	}
 	// Half an update is worse than a late one: a caller who leaves does not
 	// interrupt it.
-	err = e.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error {
-		return c.update(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
-			return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
-		})
-	})
+	update := func(ctx context.Context) error { return c.update(ctx, r, change) }
+	err := c.engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, update)
 	if err != nil {
 		return fmt.Errorf("update container %s: %w", c.id, err)
 	}
 	return nil
 }
 
-// update changes the limits in force to r, as far as plugins do not change that.
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	if err := c.sandbox.enoughMemory(r); err != nil {
-		return err
-	}
 	merged := mergeResources(c.now().Resources.M, r)
 	var update oci.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
@@ -433,6 +433,9 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 		return err
 	}
 	merged = spec.Report(merged, set)
+	if err := c.sandbox.enoughMemory(merged); err != nil {
+		return err
+	}
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}

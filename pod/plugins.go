@@ -2,14 +2,12 @@ package pod
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
@@ -86,8 +84,9 @@ func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
 		if score := s.Process.OOMScoreAdj; score != nil {
 			*score = spec.OOMScoreAdj(int64(*score), c.engine.host)
 		}
-		c.change(func(now *liveContainer) { now.Resources.M = spec.Report(now.Resources.M, set) })
-		return nil
+		limits := spec.Report(c.now().Resources.M, set)
+		c.change(func(now *liveContainer) { now.Resources.M = limits })
+		return c.sandbox.enoughMemory(limits)
 	})
 }
 
@@ -227,14 +226,7 @@ func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.C
 	if err != nil {
 		return err
 	}
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.view.Load().State == cri.ContainerState_CONTAINER_EXITED {
-		return fmt.Errorf("container %s has exited: %w", c.id, fault.Precondition)
-	}
-	return n.Engine.deps.Trace.Do(context.WithoutCancel(ctx), "update container", c.id, func(ctx context.Context) error {
-		return c.update(ctx, nil, change)
-	})
+	return c.changeResources(ctx, nil, change)
 }
 
 // InjectDevices implements nri.Node.

@@ -47,6 +47,7 @@ const patience = 5 * time.Second
 //	AppArmor's parser                                       30 s, once after a boot
 //	lock of containers/storage, for the images in use       10 s
 //	host ports: the firewall's tool                         30 s, then it is tried again later
+//	runtimes that are still starting commands               2 s, containers side by side
 //	monitors' answers, teardown of unfinished containers    patience, together; see takeUp
 //	teardown of pods, and of what has no record             patience, together
 //

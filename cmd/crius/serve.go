@@ -147,7 +147,7 @@ func startPlugins(ctx context.Context, plugins *nri.Plugins, engine *pod.Engine)
 	if err := plugins.Start(ctx, pod.PluginNode{Engine: engine}); err != nil {
 		slog.ErrorContext(ctx, "NRI plugins cannot connect", "err", err)
 	}
-	return func() { _ = plugins.Close() }
+	return func() { _ = bounded(ctx, plugins.Close) }
 }
 
 // handlersInfo is what a verbose Status tells of the handlers.
