@@ -25,15 +25,17 @@ func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
 // endAbandoned ends the commands that a killed server has left in the container: those
 // of ExecSync, and those that were about to be started. Nobody waits for them, and
-// nobody else would keep their time limit. It takes a moment only if a runtime is
-// still starting one.
+// nobody else would keep their time limit. It takes abandonedTime at most, and only if
+// a runtime is still starting one.
 func (t *cliTask) endAbandoned(ctx context.Context) {
 	dirs, err := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*"))
 	if err != nil {
 		return // of a bad pattern alone
 	}
+	starting, cancel := context.WithTimeout(ctx, abandonedTime)
+	defer cancel()
 	for _, dir := range dirs {
-		if e := t.abandoned(ctx, dir); e != nil {
+		if e := t.abandoned(starting, dir); e != nil {
 			slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", e.pid)
 			t.killExec(ctx, e)
 		}
@@ -43,14 +45,12 @@ func (t *cliTask) endAbandoned(ctx context.Context) {
 	}
 }
 
-// abandonedTime is what a runtime gets that is still starting a command.
+// abandonedTime is what runtimes get that are still starting commands of a container.
 const abandonedTime = 2 * time.Second
 
 // abandoned is the command to which an exec's directory belongs, nil if it does not
-// run.
+// run before ctx ends.
 func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
-	ctx, cancel := context.WithTimeout(ctx, abandonedTime)
-	defer cancel()
 	e := &execution{}
 	again := time.NewTicker(abandonedTime / 100)
 	defer again.Stop()
