@@ -110,7 +110,7 @@ func TestOverlayMapped(t *testing.T) {
 			if mounts := mountsBelow(t, filepath.Dir(o.target)); len(mounts) != 1 {
 				t.Errorf("%s, %d layers: mounted %q", name, layers, mounts)
 			}
-			if err := unix.Unmount(o.target, 0); err != nil {
+			if err := unix.Unmount(o.target, unix.MNT_DETACH); err != nil {
 				t.Error(err)
 			}
 		}

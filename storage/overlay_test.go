@@ -58,7 +58,8 @@ func TestOverlayMount(t *testing.T) {
 						t.Fatal(err)
 					}
 					defer func() {
-						if err := unix.Unmount(o.target, 0); err != nil {
+						// Detached, for a program that reads the mount table may be looking at it.
+						if err := unix.Unmount(o.target, unix.MNT_DETACH); err != nil {
 							t.Error(err)
 						}
 					}()

@@ -496,7 +496,7 @@ func TestNextStartTriesAgain(t *testing.T) {
 	if jobs := n.entries("root/crius-pulls"); len(jobs) != 1 {
 		t.Errorf("jobs %q, want that which cannot be deleted", jobs)
 	}
-	if err := unix.Unmount(busy, 0); err != nil {
+	if err := unix.Unmount(busy, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
 	n.restart()
@@ -577,7 +577,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			job.End(testContext(t), true)
-			if err := unix.Unmount(file, 0); err != nil {
+			if err := unix.Unmount(file, unix.MNT_DETACH); err != nil {
 				t.Fatal(err)
 			}
 			if again == "pull" {

@@ -105,7 +105,7 @@ func TestRemoveTree(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Join(busy, "a", "b"), 0o755), unix.Mount("test", filepath.Join(busy, "a", "b"), "tmpfs", 0, "size=64k")); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Unmount(filepath.Join(busy, "a", "b"), 0)
+	defer unix.Unmount(filepath.Join(busy, "a", "b"), unix.MNT_DETACH)
 	if err := removeTree(busy); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("with a mount in it: %v", err)
 	}
