@@ -2,20 +2,32 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 )
 
-// execDirs is how the names of execs' directories in a bundle begin.
-const execDirs = "exec-"
+// How the names of commands' directories in a bundle begin.
+const (
+	execDirs    = "exec-"    // those of an ExecSync, and those that are being started
+	sessionDirs = "session-" // those of a session with a shim: its FIFOs
+)
+
+// execIDOf is what a shim knows the command by.
+func execIDOf(dir string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(filepath.Base(dir), execDirs), sessionDirs)
+}
 
 // pidFileOf is the file in an exec's directory to which the runtime writes the pid.
 func pidFileOf(dir string) string { return filepath.Join(dir, "pid") }
@@ -23,22 +35,63 @@ func pidFileOf(dir string) string { return filepath.Join(dir, "pid") }
 // sandboxPIDFileOf is the same for the pid inside a sandbox.
 func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
-// endAbandoned ends the commands that a killed server has left in the container: those
-// of ExecSync, and those that were about to be started. Nobody waits for them, and
-// nobody else would keep their time limit. It takes abandonedTime at most, and only if
-// a runtime is still starting one.
-func (t *cliTask) endAbandoned(ctx context.Context) {
-	dirs, err := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*"))
-	if err != nil {
-		return // of a bad pattern alone
-	}
+// EndAbandoned takes abandonedTime at most to find out what commands there are, and
+// only if a runtime is still starting one.
+func (t *cliTask) EndAbandoned(ctx context.Context) {
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	for _, dir := range dirs {
+	t.eachAbandoned(ctx, func(dir string) {
 		if e := t.abandoned(starting, dir); e != nil {
 			slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", e.pid)
 			t.killExec(ctx, e)
 		}
+	})
+}
+
+// EndAbandoned leaves it to the shim to know whether a command still runs, and gives
+// it lastTime for all of them.
+func (t *shimTask) EndAbandoned(ctx context.Context) {
+	answering, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	t.eachAbandoned(ctx, func(dir string) {
+		if err := t.endCommand(answering, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}); err != nil && !errors.Is(err, fault.NotFound) {
+			slog.WarnContext(ctx, "cannot end command of an earlier server", "container", t.ref.ID, "exec", execIDOf(dir), "err", err)
+		}
+	})
+}
+
+// endCommand kills a command, with all that it has started where that is within
+// reach, and has the shim forget it.
+func (t *shimTask) endCommand(ctx context.Context, process shim.Process) error {
+	client, err := t.record.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	pid, err := client.PID(ctx, process)
+	if err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", pid)
+	if !t.record.Sandboxed && shim.CheckPID(pid) == nil {
+		e := &execution{pid: pid}
+		e.noteLeader()
+		killCommand(ctx, t.ref, e)
+	}
+	// It may have ended by now, and may not have been started.
+	_ = client.Kill(ctx, process, unix.SIGKILL, false)
+	_, _ = client.Wait(ctx, process)
+	return client.Delete(ctx, process)
+}
+
+// eachAbandoned calls end for each directory of a command, and removes it then.
+func (t *watched) eachAbandoned(ctx context.Context, end func(dir string)) {
+	dirs, err := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*"))
+	if err != nil {
+		return // of a bad pattern alone
+	}
+	for _, dir := range dirs {
+		end(dir)
 		if err := mount.RemoveAll(dir); err != nil {
 			slog.WarnContext(ctx, "cannot remove files of a command of an earlier server", "container", t.ref.ID, "err", err)
 		}

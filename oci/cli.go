@@ -170,9 +170,7 @@ func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach monitor: %w", err)
 	}
-	t := r.task(ref, client)
-	t.endAbandoned(ctx)
-	return t.inPlace(), nil
+	return r.task(ref, client).inPlace(), nil
 }
 
 // Delete ends the monitor first, so that nobody is left who could still be

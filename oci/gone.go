@@ -97,6 +97,9 @@ func (g *gone) Exit() (conmon.Exit, error)  { return g.exit, g.err }
 func (*gone) Close()                        {}
 func (*gone) Logged(context.Context) uint64 { return 0 }
 
+// EndAbandoned leaves that to whoever kills the container.
+func (*gone) EndAbandoned(context.Context) {}
+
 func (g *gone) Exited() <-chan struct{} {
 	if g.unheard {
 		return nil

@@ -72,6 +72,10 @@ type Task interface {
 	// killed, with its children, and the error is fault.Timeout. The result counts
 	// as memory of Execs until ctx ends.
 	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
+	// EndAbandoned ends the commands of Execs that an earlier server, which was killed,
+	// has left: nobody waits for them, and nobody else would keep their time limit. It
+	// comes before any Exec of this server, and takes seconds at most.
+	EndAbandoned(ctx context.Context)
 	// Open starts a command in the container like Exec, for somebody who talks to
 	// it. ctx is about the start only; the command runs on when the Session is
 	// closed, as it does when a terminal is hung up.
@@ -129,7 +133,7 @@ type Command struct {
 	Terminal bool
 	Stdin    bool // else its input is /dev/null, or a terminal on which nothing is typed
 
-	// noted: its pid stays on the disk as long as it runs, for the next server to end it.
+	// noted: its directory stays as long as it runs, for EndAbandoned.
 	noted bool
 }
 

@@ -2,8 +2,6 @@ package oci
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,9 +55,7 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	if err != nil {
 		return nil, err
 	}
-	var name [8]byte
-	_, _ = rand.Read(name[:]) // never fails
-	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID, Exec: hex.EncodeToString(name[:])}}
+	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID}}
 	if x.client, err = t.record.Dial(ctx); err != nil {
 		return nil, fmt.Errorf("%s exec: %w: %w", t.runtime.name, err, fault.Unavailable)
 	}
@@ -91,11 +87,16 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 	return x.session(ctx, c, pid), nil
 }
 
-// open makes the FIFOs.
+// open makes the FIFOs, in a directory that names the command.
 func (x *shimExec) open(c Command) (io shim.Stdio, err error) {
-	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, execDirs); err != nil {
+	prefix := sessionDirs
+	if c.noted {
+		prefix = execDirs
+	}
+	if x.dir, err = os.MkdirTemp(x.task.ref.Dir, prefix); err != nil {
 		return io, err
 	}
+	x.process.Exec = execIDOf(x.dir)
 	io.Terminal = c.Terminal
 	for i, one := range []struct {
 		name   string

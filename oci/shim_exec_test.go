@@ -150,7 +150,7 @@ func TestCommandThatStartsTooLate(t *testing.T) {
 	})
 	wait.For(t, "the shim to forget the command", func() bool { return slices.Contains(a.called(t), "Delete") })
 	wait.For(t, "the FIFOs to go", func() bool {
-		left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "exec-*"))
+		left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*"))
 		return len(left) == 0
 	})
 }
@@ -192,7 +192,7 @@ func TestPIDsOfCommands(t *testing.T) {
 			t.Errorf("%+v: the shim was asked for %q, want %q", c, got, want)
 		}
 		wait.For(t, "the FIFOs to go", func() bool {
-			left, _ := filepath.Glob(filepath.Join(dir, "exec-*"))
+			left, _ := filepath.Glob(filepath.Join(dir, "*-*"))
 			return len(left) == 0
 		})
 	}

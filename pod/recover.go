@@ -300,6 +300,7 @@ func (c *Container) takeUp(known chan<- struct{}) {
 	if err != nil {
 		return // the end of the server
 	}
+	task.EndAbandoned(ctx)
 	if !c.setTask(task, false) || ctx.Err() != nil {
 		task.Close()
 		return

@@ -186,6 +186,13 @@ func (c *Client) Started(ctx context.Context, p Process) (bool, error) {
 	return resp.Status != tasktypes.Status_CREATED && resp.Status != tasktypes.Status_UNKNOWN, err
 }
 
+// PID is that of the process as the shim tells it, which may be any number.
+func (c *Client) PID(ctx context.Context, p Process) (int, error) {
+	var resp task.StateResponse
+	err := c.call(ctx, "State", &task.StateRequest{ID: p.ID, ExecID: p.Exec}, &resp)
+	return int(resp.Pid), err
+}
+
 // Shim is the process of the shim, as it tells.
 func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 	var resp task.ConnectResponse

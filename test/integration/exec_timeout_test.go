@@ -131,6 +131,31 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 	})
 }
 
+// Whoever looks at a node while a probe runs does not end the probe.
+func TestCheckLeavesCommandsAlone(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	each(t, func(t *testing.T, handler string) {
+		c := w.run(t, handler).start(t, "sleep")
+		before := len(w.processesOf(t, c.id))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.Runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/probe", "sleep"}})
+			ended <- err
+		}()
+		c.only(t, before+1)
+		for _, command := range []string{"check", "status"} {
+			if out, err := w.crius(t, command); err != nil {
+				t.Errorf("crius %s: %v: %s", command, err, out)
+			}
+		}
+		c.only(t, before+1)
+		cancel()
+		wantCode(t, <-ended, codes.Canceled)
+	})
+}
+
 // A kubelet takes no answer above 16 MiB: two streams share it as they come, and
 // each has its beginning in it; one alone has all but the other's 64 KiB.
 func TestExecSyncOutputIsBounded_CVE_2022_1708_CVE_2022_31030(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/wait"
@@ -53,6 +54,25 @@ func TestServerRestart(t *testing.T) {
 		waiting.Start(t)
 		scene.Equal(t, "exit code of one that was not started before", waiting.Wait(t).ExitCode, int32(4))
 		p.Start(t, "sleep")
+	})
+}
+
+// The command of a server that was killed is ended by the next one.
+func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
+	eachPrivate(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "sleep"}})
+			ended <- err
+		}()
+		wait.For(t, "the command to run", func() bool { return len(c.Facts(t).Processes) == 3 })
+		if err := w.Crash(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		scene.WantCode(t, <-ended, codes.Unavailable)
+		alone(t, c)
+		wait.For(t, "the directories of commands to go", func() bool { return len(execDirs(c)) == 0 })
 	})
 }
 
