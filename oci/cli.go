@@ -322,7 +322,10 @@ func (t *cliTask) Start(ctx context.Context) error {
 	if err == nil {
 		_, err = t.runtime.runWith(ctx, t.ref, command{files: []*os.File{lock}}, args...)
 	}
-	return err
+	if err != nil {
+		return startFailed(t.ref.Dir, err)
+	}
+	return nil
 }
 
 // startArgs are those of start, and of a sandbox's network, which is set up then.

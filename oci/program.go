@@ -46,6 +46,15 @@ func createFailed(ctx context.Context, name string, p *specs.Process, err error)
 	return errors.New(text)
 }
 
+// startFailed is the same for a start.
+func startFailed(bundle string, err error) error {
+	p, unread := readProcess[specs.Process](bundle)
+	if unread == nil && blamesProgram(err.Error(), p) {
+		return &ProgramError{err.Error()}
+	}
+	return err
+}
+
 // programErrnos are what an image or a request can bring about. Any other errno,
 // EIO for one, is the node's.
 var programErrnos = []unix.Errno{
@@ -69,6 +78,7 @@ func blamesProgram(message string, p *specs.Process) bool {
 			byRunc := errno.Error()
 			byCrun := strings.ToUpper(byRunc[:1]) + byRunc[1:]
 			return slices.ContainsFunc(wordsOfRunc(p), func(words string) bool { return says(words + byRunc) }) ||
+				slices.ContainsFunc(wordsOfGVisor(p), func(words string) bool { return says(words + byRunc) }) ||
 				slices.ContainsFunc(wordsOfCrun(p), func(words string) bool { return says(words + byCrun) })
 		})
 }
@@ -82,6 +92,23 @@ func wordsOfRunc(p *specs.Process) []string {
 		words = append(words, "error during container init: mkdir "+dir+": ")
 	}
 	return words
+}
+
+// wordsOfGVisor: it loads the program when the container is started, not before.
+func wordsOfGVisor(p *specs.Process) []string {
+	program := p.Args[0]
+	if strings.Contains(program, "/") && !path.IsAbs(program) {
+		program = path.Join(p.Cwd, program)
+	}
+	var dirs []string
+	if i := slices.IndexFunc(p.Env, func(e string) bool { return strings.HasPrefix(e, "PATH=") }); i >= 0 {
+		dirs = strings.Split(strings.TrimPrefix(p.Env[i], "PATH="), ":")
+	}
+	return []string{
+		"failed to load " + program + ": ",
+		fmt.Sprintf("error finding executable %q in PATH %v: ", program, dirs),
+		fmt.Sprintf("failed to find initial working directory %q: ", p.Cwd),
+	}
 }
 
 // wordsOfCrun: versions before 1.9 do not name a program that has a path.

@@ -14,11 +14,12 @@ import (
 )
 
 // TestCreateFailed has the words of runc 1.1.5 and 1.5.2, of crun 1.8.1 and of the
-// current one, and of containerd's shim for runc.
+// current one, of containerd's shim for runc, and of gVisor 20260527.
 func TestCreateFailed(t *testing.T) {
 	t.Parallel()
 	const runc = "runc create failed: unable to start container process: "
 	const init = runc + "error during container init: "
+	const gvisor = "starting container: starting root container: starting sandbox: creating process: "
 	// A whole script in the place of a program's name, and what the monitor keeps.
 	script := strings.Repeat("/bin/trüe;\n", wire.MaxText/8)
 	end := func(message string) string {
@@ -55,6 +56,11 @@ func TestCreateFailed(t *testing.T) {
 		{"/x", "/file", "chdir `/file`: Not a directory", true},
 		{"nope", "/", "OCI runtime create failed: executable file `nope` not found in $PATH: No such file or directory: unknown", true},
 		{script, "/", end(runc + "exec: " + strconv.Quote(script) + ": stat " + script + ": file name too long"), true},
+		{"/nope", "/", gvisor + "failed to load /nope: no such file or directory", true},
+		{"bin/nope", "/usr", gvisor + "failed to load /usr/bin/nope: no such file or directory", true},
+		{"/text", "/", gvisor + "failed to load /text: exec format error", true},
+		{"nope", "/", gvisor + `error finding executable "nope" in PATH [/usr/bin /bin]: no such file or directory`, true},
+		{"/x", "/nope", gvisor + `failed to find initial working directory "/nope": no such file or directory`, true},
 
 		{"/nope", "/", runc + `exec: "/nope": stat /nope: input/output error`, false},
 		{"/nope", "/", runc + `exec: "/other": stat /other: no such file or directory`, false},
@@ -65,6 +71,8 @@ func TestCreateFailed(t *testing.T) {
 		{"/nope", "/", `exec: "newuidmap": executable file not found in $PATH`, false},
 		{"/nope", "/", "open executable: Input/output error", false},
 		{"/nope", "/", "open `/sys/fs/cgroup/x`: No such file or directory", false},
+		{"/nope", "/", gvisor + "failed to load /other: no such file or directory", false},
+		{"/nope", "/", gvisor + "failed to load /nope: input/output error", false},
 		{"/nope", "/a", "chdir `/b`: No such file or directory", false},
 		{"a\nb", "/", "executable file `a\nb` not found in $PATH: No such file or directory", true},
 		{"/nope", "/", "warning, open executable: Permission denied", false},
@@ -74,7 +82,7 @@ func TestCreateFailed(t *testing.T) {
 		{"/nope", "/", "/nope", false},
 		{"/nope", "/", "", false},
 	} {
-		p := &specs.Process{Args: []string{test.program}, Cwd: test.cwd}
+		p := &specs.Process{Args: []string{test.program}, Cwd: test.cwd, Env: []string{"HOME=/", "PATH=/usr/bin:/bin"}}
 		err := createFailed(t.Context(), "some", p, &conmon.CreateError{ExitCode: 1, Message: test.says})
 		var program *ProgramError
 		if errors.As(err, &program) != test.own || test.own && !errors.Is(err, fault.Precondition) {

@@ -81,7 +81,7 @@ func (t *sandboxedTask) Start(ctx context.Context) error {
 		fmt.Errorf("runtime %s did not start the container within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
 	defer cancel()
 	if err := t.client.Start(ctx); err != nil {
-		return fmt.Errorf("%s: %w", t.runtime.name, describe(err, lastError(runtimeLog(t.ref))))
+		return startFailed(t.ref.Dir, fmt.Errorf("%s: %w", t.runtime.name, describe(err, lastError(runtimeLog(t.ref)))))
 	}
 	return nil
 }
