@@ -80,7 +80,8 @@ func (v *town) sh(t *testing.T, script string) string {
 // from dials from a network namespace.
 func from(netns, network, address string) (conn net.Conn, err error) {
 	err = ns.Do(netns, func() error {
-		conn, err = net.DialTimeout(network, address, wait.Limit)
+		dialer := net.Dialer{Timeout: wait.Limit, KeepAlive: -1} // see serve of the probe
+		conn, err = dialer.Dial(network, address)
 		return err
 	})
 	return conn, err
