@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/poll"
@@ -39,7 +37,7 @@ type Engine struct {
 	defaults spec.Defaults
 	boot     string
 	mark     string // of our ids
-	mapping  mapping
+	handlers handlers
 	meters   *cgroup.Meters
 
 	podRecords  *record.Dir[podRecord]
@@ -102,6 +100,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		boot:       boot,
 		mark:       mark(cfg.StateDir),
 		meters:     meters,
+		handlers:   handlers{runtimes: deps.Runtimes, images: deps.Images},
 		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
@@ -309,80 +308,7 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 // RuntimeHandler.name). A handler whose runtime cannot be used now, or does not say
 // within oci.StatusTime what it can do, is left out, but for the default one, which
 // has no features then; RuntimeReady says why.
-func (e *Engine) Handlers(ctx context.Context) []*cri.RuntimeHandler {
-	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
-	defer cancel()
-	names := append([]string{""}, e.deps.Runtimes.Names()...)
-	handlers := make([]*cri.RuntimeHandler, len(names))
-	var group panics.Group // side by side: a runtime may hang
-	for i, name := range names {
-		group.Go(func() { handlers[i] = e.offered(ctx, name) })
-	}
-	group.Wait()
-	return slices.DeleteFunc(handlers, func(h *cri.RuntimeHandler) bool { return h == nil })
-}
-
-// offered is nil for a handler that is not offered now.
-func (e *Engine) offered(ctx context.Context, name string) *cri.RuntimeHandler {
-	abilities, err := e.probe(ctx, name)
-	if err != nil && name != "" && name != e.deps.Runtimes.Default() {
-		return nil
-	}
-	features := &cri.RuntimeHandlerFeatures{}
-	if err == nil {
-		features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
-		features.UserNamespaces = e.canMap(name, abilities) == nil
-	}
-	return &cri.RuntimeHandler{Name: name, Features: features}
-}
-
-// probe says what pods of a handler may ask for, or why it makes none now.
-func (e *Engine) probe(ctx context.Context, handler string) (*oci.Abilities, error) {
-	runtime, err := e.deps.Runtimes.Get(handler)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.deps.Runtimes.MonitorReady(); err != nil {
-		return nil, err
-	}
-	return runtime.Probe(ctx)
-}
-
-// canMap says why a handler's pods cannot have user namespaces of their own:
-// both their volumes, which the runtime mounts, and their root file systems,
-// which the kernel puts together, need id-mapped mounts.
-func (e *Engine) canMap(handler string, abilities *oci.Abilities) error {
-	if !abilities.IDMap {
-		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts, which user namespaces need; use runc from 1.2 or crun from 1.9 on: %w",
-			handler, abilities.Version, fault.Unimplemented)
-	}
-	if err := e.mapping.check(e.deps.Images.CheckMapping); err != nil {
-		return fmt.Errorf("userns_options: %w", err)
-	}
-	return nil
-}
-
-// mapping remembers whether the node can id-map the layers of images. To find
-// out takes some milliseconds, and the answer holds for as long as the node is
-// up, unless there was none.
-type mapping struct {
-	mu       sync.Mutex
-	answered bool
-	answer   error
-}
-
-func (m *mapping) check(ask func(userNS string) error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.answered {
-		return m.answer
-	}
-	err := ns.WithUser([]ns.IDMap{{Container: 0, Host: 1 << 16, Size: 1}}, ask)
-	if err == nil || errors.Is(err, fault.Unimplemented) {
-		m.answered, m.answer = true, err
-	}
-	return err
-}
+func (e *Engine) Handlers(ctx context.Context) []*cri.RuntimeHandler { return e.handlers.list(ctx) }
 
 // RuntimeReady says why containers of the default handler cannot be run now: its
 // runtime or the monitor is missing or broken, or the store is not ready. Other

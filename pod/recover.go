@@ -73,44 +73,27 @@ func (e *Engine) recover(ctx context.Context) error {
 	reportDamaged(ctx, "pod", damagedPods)
 	reportDamaged(ctx, "container", damagedCtrs)
 
-	e.adopt(ctx, ctrs)
-	e.restoreNetwork(ctx, pods)
-	sandboxes := e.loadSandboxes(ctx, pods)
-	var answers, ends waiting // first of containers, then of the rest
-	for _, s := range sandboxes {
-		s.hearInfra(&answers)
-	}
-	var g errgroup.Group
-	g.SetLimit(recoverWidth)
-	for id, rec := range ctrs {
-		g.Go(func() error {
-			panics.Run(ctx, "recover container "+id, func() { e.recoverContainer(ctx, id, sandboxes[rec.SandboxID], *rec, &answers) })
-			return nil
-		})
-	}
-	_ = g.Wait()
-	answers.await(ctx)
-	for _, s := range sandboxes {
-		g.Go(func() error {
-			panics.Run(ctx, "recover pod "+s.id, func() { e.recoverSandbox(ctx, s, &ends) })
-			return nil
-		})
-	}
-	_ = g.Wait()
+	r := &recovery{engine: e}
+	r.adopt(ctx, ctrs)
+	r.restoreNetwork(ctx, pods)
+	r.loadSandboxes(ctx, pods)
+	r.recoverContainers(ctx, ctrs)
+	r.recoverSandboxes(ctx)
 	if silent := e.Summary().Unheard; silent > 0 {
 		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}
 	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
-	for _, id := range e.withoutRecord(slices.Concat(orphanPods, orphanCtrs), known) {
-		e.counters.leftovers.Add(1)
-		slog.WarnContext(ctx, "removing leftovers without a record", "id", id)
-		e.end(id, func(ctx context.Context) error { return e.sweep(ctx, id) }, &ends)
-	}
-	if left := ends.await(ctx); left > 0 {
-		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
-	}
+	r.sweepWithoutRecord(ctx, slices.Concat(orphanPods, orphanCtrs), known)
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.all()), "containers", len(e.containers.all()), "took", time.Since(started))
 	return nil
+}
+
+// recovery is one run of Recover.
+type recovery struct {
+	engine    *Engine
+	sandboxes map[string]*Sandbox // those whose handlers are configured
+	answers   waiting             // of monitors, and for the teardown of unfinished containers
+	ends      waiting             // of pods, and of what has no record
 }
 
 // waiting is what the start has begun and gives some time.
@@ -150,38 +133,67 @@ func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	}
 }
 
-func (e *Engine) loadSandboxes(ctx context.Context, records map[string]*podRecord) map[string]*Sandbox {
-	sandboxes := make(map[string]*Sandbox, len(records))
+func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRecord) {
+	r.sandboxes = make(map[string]*Sandbox, len(records))
 	for id, rec := range records {
-		s, err := e.newSandbox(id, *rec)
+		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
 			// The handler is no longer configured. Its pods cannot be managed
 			// until it is back; they are left alone, record and all.
 			slog.ErrorContext(ctx, "pod has an unknown runtime handler, not managing it: configure the handler again", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}
-		sandboxes[id] = s
+		r.sandboxes[id] = s
 	}
-	return sandboxes
+}
+
+// recoverContainers waits until their states are known, within bounds.
+func (r *recovery) recoverContainers(ctx context.Context, records map[string]*containerRecord) {
+	for _, s := range r.sandboxes {
+		r.hearInfra(s)
+	}
+	var g errgroup.Group
+	g.SetLimit(recoverWidth)
+	for id, rec := range records {
+		g.Go(func() error {
+			panics.Run(ctx, "recover container "+id, func() { r.recoverContainer(ctx, id, *rec) })
+			return nil
+		})
+	}
+	_ = g.Wait()
+	r.answers.await(ctx)
+}
+
+// recoverSandboxes comes after recoverContainers.
+func (r *recovery) recoverSandboxes(ctx context.Context) {
+	var g errgroup.Group
+	g.SetLimit(recoverWidth)
+	for _, s := range r.sandboxes {
+		g.Go(func() error {
+			panics.Run(ctx, "recover pod "+s.id, func() { r.recoverSandbox(ctx, s) })
+			return nil
+		})
+	}
+	_ = g.Wait()
 }
 
 // restoreNetwork makes the node's host ports those of the pods that were ready
 // when the last server ended. Those that have died since are detached later, as
 // any other.
-func (e *Engine) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
-	if err := e.deps.Network.Restore(ctx, e.attachedPods(records)); err != nil {
+func (r *recovery) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
+	if err := r.engine.deps.Network.Restore(ctx, r.engine.attachedPods(records)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
 
 // adopt keeps the images of all containers on record, whatever becomes of those:
 // a teardown lets go of its own.
-func (e *Engine) adopt(ctx context.Context, records map[string]*containerRecord) {
+func (r *recovery) adopt(ctx context.Context, records map[string]*containerRecord) {
 	var rootfs []storage.Rootfs
 	for id, rec := range records {
 		rootfs = append(rootfs, rec.imagesInUse(id)...)
 	}
-	adopt := func(ctx context.Context) error { return e.deps.Images.Adopt(ctx, rootfs) }
+	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
 		slog.ErrorContext(ctx, "images of containers missing", "err", err)
@@ -189,22 +201,23 @@ func (e *Engine) adopt(ctx context.Context, records map[string]*containerRecord)
 }
 
 // end does cleanup at once, and retries it until it succeeds.
-func (e *Engine) end(id string, cleanup retry.Work, ends *waiting) {
-	ends.add(e.cleanups.AddNow(id, cleanup))
+func (r *recovery) end(id string, cleanup retry.Work, ends *waiting) {
+	ends.add(r.engine.cleanups.AddNow(id, cleanup))
 }
 
 // recoverSandbox puts the pod back in its place, or tears it down if it was
 // not ready. Its containers have been recovered.
-func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) {
+func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
+	e := r.engine
 	switch s.now().Phase {
 	case phaseCreating, phaseRemoving:
 		s.end()
 		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.id)
-		e.end(s.id, s.dismantle, ends)
+		r.end(s.id, s.dismantle, &r.ends)
 		return
 	case phaseStopping:
 		s.end()
-		e.end(s.id, s.expire, ends)
+		r.end(s.id, s.expire, &r.ends)
 	case phaseReady:
 		lost, unseen := s.lost()
 		for _, why := range unseen {
@@ -213,7 +226,7 @@ func (e *Engine) recoverSandbox(ctx context.Context, s *Sandbox, ends *waiting) 
 		if len(lost) > 0 {
 			slog.WarnContext(ctx, "pod did not survive, stopping it", "pod", s.id, "err", errors.Join(lost...))
 			s.end()
-			e.end(s.id, s.expire, ends)
+			r.end(s.id, s.expire, &r.ends)
 		}
 	case phaseStopped:
 		if s.now().hasNetwork() {
@@ -245,19 +258,20 @@ func (s *Sandbox) expire(ctx context.Context) error {
 
 // recoverContainer puts a container back in its place, or tears it down if it
 // was not ready or has lost its pod.
-func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, rec containerRecord, answers *waiting) {
+func (r *recovery) recoverContainer(ctx context.Context, id string, rec containerRecord) {
+	e, s := r.engine, r.sandboxes[rec.SandboxID]
 	if s == nil {
 		runtime, err := e.deps.Runtimes.Get(rec.Handler)
 		if err != nil {
 			return // with its pod, until the handler is back
 		}
 		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
-		e.end(id, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec).teardown, answers)
+		r.end(id, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec).teardown, &r.answers)
 		return
 	}
 	c := e.newContainer(id, s, rec)
 	if rec.Phase == phaseCreating || rec.Phase == phaseRemoving {
-		e.end(id, c.teardown, answers)
+		r.end(id, c.teardown, &r.answers)
 		return
 	}
 	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil {
@@ -270,7 +284,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 	} else if rec.BootID != e.boot {
 		if err := c.reloadDead(ctx, err); err != nil {
 			slog.ErrorContext(ctx, "cannot recover container, removing it", "container", id, "err", err)
-			e.end(id, c.teardown, answers)
+			r.end(id, c.teardown, &r.answers)
 			return
 		}
 	} else if refused := rec.refused(); refused != nil {
@@ -281,7 +295,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 		c.setTask(c.runtime.Unheard(c.ref), true)
 		c.publish()
 		known := make(chan struct{})
-		answers.add(known)
+		r.answers.add(known)
 		e.inBackground("take up container "+id, func() { c.takeUp(known) })
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
@@ -296,7 +310,7 @@ func (e *Engine) recoverContainer(ctx context.Context, id string, s *Sandbox, re
 func (c *Container) takeUp(known chan<- struct{}) {
 	ctx, cancel := context.WithCancel(c.engine.closing)
 	defer cancel()
-	task, err := c.engine.load(ctx, c.runtime, c.ref)
+	task, err := load(ctx, c.runtime, c.ref)
 	if err != nil {
 		return // the end of the server
 	}
@@ -321,7 +335,7 @@ func (c *Container) takeUp(known chan<- struct{}) {
 }
 
 // load asks a monitor until it answers, or the server ends.
-func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
+func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, error) {
 	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		task, err := runtime.Load(ctx, ref)
 		if err == nil || ctx.Err() != nil {
@@ -339,18 +353,18 @@ func (e *Engine) load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oc
 }
 
 // hearInfra is takeUp for the infra container of a pod that may live.
-func (s *Sandbox) hearInfra(answers *waiting) {
+func (r *recovery) hearInfra(s *Sandbox) {
 	if s.now().Phase != phaseReady || !s.plan.Infra || s.plan.BootID != s.engine.boot {
 		return
 	}
 	infra := s.runtime.Unheard(s.infraRef())
 	s.change(func(now *livePod) { now.infra, now.unreachable = infra, true })
 	known := make(chan struct{})
-	answers.add(known)
+	r.answers.add(known)
 	s.engine.inBackground("take up infra container of pod "+s.id, func() {
 		ctx, cancel := context.WithCancel(s.engine.closing)
 		defer cancel()
-		task, err := s.engine.load(ctx, s.runtime, s.infraRef())
+		task, err := load(ctx, s.runtime, s.infraRef())
 		if err != nil {
 			return
 		}
@@ -427,15 +441,24 @@ func (c *Container) reloadDead(ctx context.Context, unknown error) error {
 	return nil
 }
 
-// withoutRecord lists the ids that have a run or state directory but no
-// record.
-func (e *Engine) withoutRecord(orphans []string, known func(id string) bool) []string {
+// sweepWithoutRecord removes what has a run or state directory but no record.
+func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, known func(id string) bool) {
 	for _, kind := range []string{"pods", "containers"} {
-		entries, _ := os.ReadDir(filepath.Join(e.cfg.RunDir, kind))
+		entries, _ := os.ReadDir(filepath.Join(r.engine.cfg.RunDir, kind))
 		for _, entry := range entries {
 			orphans = append(orphans, entry.Name())
 		}
 	}
 	slices.Sort(orphans)
-	return slices.DeleteFunc(slices.Compact(orphans), func(id string) bool { return known(id) || !record.ValidID(id) })
+	for _, id := range slices.Compact(orphans) {
+		if known(id) || !record.ValidID(id) {
+			continue
+		}
+		r.engine.counters.leftovers.Add(1)
+		slog.WarnContext(ctx, "removing leftovers without a record", "id", id)
+		r.end(id, func(ctx context.Context) error { return r.engine.sweep(ctx, id) }, &r.ends)
+	}
+	if left := r.ends.await(ctx); left > 0 {
+		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
+	}
 }

@@ -83,7 +83,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if handler == "" {
 		handler = e.deps.Runtimes.Default()
 	}
-	abilities, err := e.probe(ctx, handler)
+	abilities, err := e.handlers.probe(ctx, handler)
 	if err != nil {
 		return "", err
 	}
@@ -91,7 +91,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		return "", err
 	}
 	if e.namespacesOf("", cfg).UIDs != nil {
-		if err := e.canMap(handler, abilities); err != nil {
+		if err := e.handlers.canMap(handler, abilities); err != nil {
 			return "", err
 		}
 	}
