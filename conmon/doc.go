@@ -48,7 +48,7 @@
 //
 // Such runtimes leave processes of their own beside the container, which die with
 // it (--helpers). They are the monitor's children, and it stays for a moment to
-// bury them.
+// reap them.
 //
 // # Files
 //

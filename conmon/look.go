@@ -61,11 +61,11 @@ func missing(paths []string, answers []byte) (absent []string) {
 
 // ask has monitor do verb with each path. Without an error there is an answer of
 // each.
-func ask(ctx context.Context, monitor, verb string, paths []string, patience time.Duration) ([]byte, error) {
+func ask(ctx context.Context, monitor, verb string, paths []string, limit time.Duration) ([]byte, error) {
 	if len(paths) == 0 {
 		return nil, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	answers, theirs, err := os.Pipe()
 	if err != nil {
@@ -93,7 +93,7 @@ func ask(ctx context.Context, monitor, verb string, paths []string, patience tim
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case limited.Err() != nil:
-		return seen, fmt.Errorf("host path %s does not answer within %s: is its file server alive?: %w", path, patience, fault.Timeout)
+		return seen, fmt.Errorf("host path %s does not answer within %s: is its file server alive?: %w", path, limit, fault.Timeout)
 	default:
 		err = errors.Join(err, io.ErrUnexpectedEOF)
 	}

@@ -95,7 +95,7 @@ const (
 )
 
 // The streams are those of the start, the end is what the waiting command says,
-// and the sandbox's process is nobody's to signal or to bury.
+// and the sandbox's process is nobody's to signal or to reap.
 func TestInmate(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, waits)

@@ -377,8 +377,8 @@ func (t *cliTask) Started(ctx context.Context) (bool, error) {
 
 // lockStart takes the lock of the container's start, when the one who has it,
 // if any, has ended.
-func lockStart(ctx context.Context, ref Ref, patience time.Duration) (*os.File, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fault.Timeout)
+func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fault.Timeout)
 	defer cancel()
 	f, err := os.OpenFile(filepath.Join(ref.Dir, wire.StartLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

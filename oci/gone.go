@@ -24,9 +24,9 @@ type gone struct {
 	// kill is the runtime's, where the process is that of a sandbox with other
 	// containers in it.
 	kill func(context.Context) error
-	// unheard: its monitor may be there and has not answered.
-	unheard bool
-	why     error // why nothing but signals reaches it; nil: as unheard has it
+	// unreachable: its monitor may be there and has not answered.
+	unreachable bool
+	why         error // why nothing but signals reaches it; nil: as unreachable has it
 }
 
 // Dead is the Task of a container whose exit is known and of which nothing is
@@ -44,16 +44,16 @@ func (r *cli) lost(ref Ref, cause error) *gone {
 	return g
 }
 
-// Unheard goes by what the monitor has written down.
-func (r *cli) Unheard(ref Ref) Task {
-	g := r.lost(ref, errUnheard)
-	g.unheard = true
+// Unreachable goes by what the monitor has written down.
+func (r *cli) Unreachable(ref Ref) Task {
+	g := r.lost(ref, errUnreachable)
+	g.unreachable = true
 	return g
 }
 
 var (
-	errGone    = fmt.Errorf("the container's monitor is gone: %w", fault.Precondition)
-	errUnheard = fmt.Errorf("the container's monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
+	errGone        = fmt.Errorf("the container's monitor is gone: %w", fault.Precondition)
+	errUnreachable = fmt.Errorf("the container's monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 )
 
 // refusal is why only signals reach the container.
@@ -61,8 +61,8 @@ func (g *gone) refusal() error {
 	switch {
 	case g.why != nil:
 		return g.why
-	case g.unheard:
-		return errUnheard
+	case g.unreachable:
+		return errUnreachable
 	}
 	return errGone
 }
@@ -101,7 +101,7 @@ func (*gone) Logged(context.Context) uint64 { return 0 }
 func (*gone) EndAbandoned(context.Context) {}
 
 func (g *gone) Exited() <-chan struct{} {
-	if g.unheard {
+	if g.unreachable {
 		return nil
 	}
 	closed := make(chan struct{})

@@ -33,10 +33,10 @@ type Runtime interface {
 	// Load finds the Task of a container that Create made, perhaps under an
 	// earlier server. It does not fail because the container is dead.
 	Load(ctx context.Context, ref Ref) (Task, error)
-	// Unheard is what there is of a container while Load has no answer: it can be
+	// Unreachable is what there is of a container while Load has no answer: it can be
 	// signalled and killed, and Exited is never closed. All else is
 	// fault.Unavailable.
-	Unheard(ref Ref) Task
+	Unreachable(ref Ref) Task
 	// Delete kills what is left of the container and removes every trace of it
 	// from the runtime, the monitor and the cgroup tree. It is idempotent.
 	Delete(ctx context.Context, ref Ref) error

@@ -321,7 +321,7 @@ func (s *wholeStream) Read(p []byte) (int, error) {
 // runtime's own processes. The other children of this process are commands in
 // containers: their arguments say what they like, and may keep who reads them.
 func reapHelpers(word string, ref Ref) (reap func()) {
-	const patience = time.Second
+	const helperTime = time.Second
 	if word == "" {
 		return func() {}
 	}
@@ -336,7 +336,7 @@ func reapHelpers(word string, ref Ref) (reap func()) {
 		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), ref.ID)
 	})
 	return func() {
-		end := time.Now().Add(patience)
+		end := time.Now().Add(helperTime)
 		for _, pid := range pids {
 			fd, err := unix.PidfdOpen(pid, 0)
 			if err != nil {

@@ -87,7 +87,7 @@ func TestHelpersAreKnownByTheirCgroup(t *testing.T) {
 }
 
 // TestReapHelpersDespiteSignals interrupts the wait for a helper's end: it goes
-// on until the helper has ended or the patience is over.
+// on until the helper has ended or it has tried long enough.
 func TestReapHelpersDespiteSignals(t *testing.T) {
 	helper, stdin := helperOf(t, sandboxed, sandboxed.Sandbox)
 	reap := reapHelpers("gofer", sandboxed)

@@ -231,10 +231,10 @@ func (r *shimmed) lost(ref Ref, cause error) *gone {
 	}
 }
 
-// Unheard goes by what the monitor has written down.
-func (r *shimmed) Unheard(ref Ref) Task {
-	g := r.lost(ref, errUnheard)
-	g.unheard = true
+// Unreachable goes by what the monitor has written down.
+func (r *shimmed) Unreachable(ref Ref) Task {
+	g := r.lost(ref, errUnreachable)
+	g.unreachable = true
 	return g
 }
 

@@ -64,12 +64,12 @@ func (c *Container) retire() {
 // Summary is what there is on the node, and what has happened to it since the
 // server started.
 type Summary struct {
-	Pods       map[cri.PodSandboxState]int
-	Containers map[cri.ContainerState]int
-	Monitors   int          // of containers and of pods
-	Unheard    int          // monitors that have not answered since the server was started
-	Cleanups   int          // objects whose cleanup could not be finished and is retried
-	Work       []trace.Work // under way, the longest first
+	Pods        map[cri.PodSandboxState]int
+	Containers  map[cri.ContainerState]int
+	Monitors    int          // of containers and of pods
+	Unreachable int          // monitors that have not answered since the server was started
+	Cleanups    int          // objects whose cleanup could not be finished and is retried
+	Work        []trace.Work // under way, the longest first
 
 	OOMKilled    uint64 // containers that ended for want of memory
 	MonitorsLost uint64
@@ -95,12 +95,12 @@ func (e *Engine) Summary() Summary {
 	}
 	for _, pod := range e.sandboxes.all() {
 		if pod.now().unreachable {
-			s.Unheard++
+			s.Unreachable++
 		}
 	}
 	for _, c := range e.containers.all() {
 		if c.now().unreachable {
-			s.Unheard++
+			s.Unreachable++
 		}
 	}
 	for _, v := range e.Containers() {

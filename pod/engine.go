@@ -136,9 +136,9 @@ const ForkTime = 10 * time.Second
 // Lock makes sure that one server at a time works on a state directory. It is
 // the first thing that a server takes, for opening the rest also tidies up after
 // whoever had it before. The kernel drops the lock with the process, however it
-// ends, and its forked copies. While another one holds it for longer than patience
+// ends, and its forked copies. While another one holds it for longer than limit
 // the error is fault.Precondition.
-func Lock(ctx context.Context, stateDir string, patience time.Duration) (io.Closer, error) {
+func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func Lock(ctx context.Context, stateDir string, patience time.Duration) (io.Clos
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	poll.Until(ctx, 5*time.Millisecond, func() bool {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -165,11 +165,11 @@ func Lock(ctx context.Context, stateDir string, patience time.Duration) (io.Clos
 // LockRun makes sure that a run root is one server's alone, who keeps the lock of
 // its state directory: another one would sweep what is in it. The error of a run
 // root that is another crius's is an *owner.TakenError.
-func LockRun(ctx context.Context, runDir, stateDir string, patience time.Duration) (io.Closer, error) {
+func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil {
 		return nil, err
 	}
-	lock, err := owner.Take(ctx, filepath.Join(runDir, "lock"), stateDir, patience)
+	lock, err := owner.Take(ctx, filepath.Join(runDir, "lock"), stateDir, limit)
 	if err != nil {
 		return nil, runTaken(runDir, err)
 	}

@@ -374,8 +374,8 @@ func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
 	return task, err
 }
 
-// Unheard takes signals, and never ends.
-func (f fakeRuntime) Unheard(ref oci.Ref) oci.Task {
+// Unreachable takes signals, and never ends.
+func (f fakeRuntime) Unreachable(ref oci.Ref) oci.Task {
 	var task *fakeTask
 	f.set(func() { task = f.tasks[ref.ID] })
 	return &unheardTask{task}

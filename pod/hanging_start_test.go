@@ -35,18 +35,18 @@ func TestStartWhileMonitorsHang(t *testing.T) {
 				t.Errorf("pod %s is %s with process %d, want %s, %d", pod.Config.Metadata.Name, pod.State, pod.PID, want.State, want.PID)
 			}
 		}
-		unheard := 1 // of the infra container
+		unreachable := 1 // of the infra container
 		for _, c := range e.Containers() {
 			want := before["container "+c.ID].(view.Container)
 			if c.State != want.State {
 				t.Errorf("container %s is %s, want %s", c.Config.Metadata.Name, c.State, want.State)
 			}
 			if c.State != cri.ContainerState_CONTAINER_EXITED { // as is on record, and need not be asked for
-				unheard++
+				unreachable++
 			}
 		}
-		if s := e.Summary(); s.Unheard != unheard || s.MonitorsLost != 0 {
-			t.Errorf("%d monitors have not answered, want %d; %d are lost", s.Unheard, unheard, s.MonitorsLost)
+		if s := e.Summary(); s.Unreachable != unreachable || s.MonitorsLost != 0 {
+			t.Errorf("%d monitors have not answered, want %d; %d are lost", s.Unreachable, unreachable, s.MonitorsLost)
 		}
 		if b.node.count("kill") != kills {
 			t.Error("a container was killed because its monitor hangs")
@@ -63,7 +63,7 @@ func TestStartWhileMonitorsHang(t *testing.T) {
 		if err := <-stopped; err != nil {
 			t.Errorf("stop of a container whose monitor hung: %v", err)
 		}
-		wait.For(t, "every monitor to answer", func() bool { return e.Summary().Unheard == 0 })
+		wait.For(t, "every monitor to answer", func() bool { return e.Summary().Unreachable == 0 })
 		if v := b.waitState(e, dying, cri.ContainerState_CONTAINER_EXITED); v.ExitCode != 7 {
 			t.Errorf("exit code %d", v.ExitCode)
 		}
@@ -93,11 +93,11 @@ func TestStartWhileMonitorsCannotBeReached(t *testing.T) {
 		b.close(e)
 		b.node.set(func() { b.node.fail["load"] = errInjected })
 		e = b.engine()
-		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || e.Summary().Unheard != 1 {
-			t.Errorf("%+v, %d monitors unheard", v, e.Summary().Unheard)
+		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || e.Summary().Unreachable != 1 {
+			t.Errorf("%+v, %d monitors unreachable", v, e.Summary().Unreachable)
 		}
 		b.node.set(func() { delete(b.node.fail, "load") })
-		wait.For(t, "every monitor to answer", func() bool { return e.Summary().Unheard == 0 })
+		wait.For(t, "every monitor to answer", func() bool { return e.Summary().Unreachable == 0 })
 		b.remove(e, pod)
 		b.nothingLeft()
 	})

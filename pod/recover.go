@@ -26,9 +26,9 @@ import (
 // recoverWidth bounds how many objects are recovered side by side.
 const recoverWidth = 16
 
-// patience is how long the start waits for monitors, and then again for what is
+// recoverTime is how long the start waits for monitors, and then again for what is
 // to be torn down.
-const patience = 5 * time.Second
+const recoverTime = 5 * time.Second
 
 // Recover makes the engine right again after whatever ended the last one: it
 // reads the records, finds the containers that still run, notes the exits that
@@ -48,8 +48,8 @@ const patience = 5 * time.Second
 //	lock of containers/storage, for the images in use       10 s
 //	host ports: the firewall's tool                         30 s, then it is tried again later
 //	runtimes that are still starting commands               2 s, containers side by side
-//	monitors' answers, teardown of unfinished containers    patience, together; see takeUp
-//	teardown of pods, and of what has no record             patience, together
+//	monitors' answers, teardown of unfinished containers    recoverTime, together; see reconnect
+//	teardown of pods, and of what has no record             recoverTime, together
 //
 // Teardown that takes longer goes on in the background. In between two looks at a lock
 // containers/storage may wait for one itself, which it does without bound.
@@ -79,7 +79,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	r.loadSandboxes(ctx, pods)
 	r.recoverContainers(ctx, ctrs)
 	r.recoverSandboxes(ctx)
-	if silent := e.Summary().Unheard; silent > 0 {
+	if silent := e.Summary().Unreachable; silent > 0 {
 		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}
 	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
@@ -110,7 +110,7 @@ func (w *waiting) add(done <-chan struct{}) {
 
 // await tells how many have not come to an end.
 func (w *waiting) await(ctx context.Context) (left int) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, recoverTime)
 	defer cancel()
 	for _, done := range w.all {
 		select {
@@ -150,7 +150,7 @@ func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRec
 // recoverContainers waits until their states are known, within bounds.
 func (r *recovery) recoverContainers(ctx context.Context, records map[string]*containerRecord) {
 	for _, s := range r.sandboxes {
-		r.hearInfra(s)
+		r.loadInfra(s)
 	}
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
@@ -292,11 +292,11 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 		c.publish()
 		e.inBackground("watch container", c.watch)
 	} else {
-		c.setTask(c.runtime.Unheard(c.ref), true)
+		c.setTask(c.runtime.Unreachable(c.ref), true)
 		c.publish()
 		known := make(chan struct{})
 		r.answers.add(known)
-		e.inBackground("take up container "+id, func() { c.takeUp(known) })
+		e.inBackground("reconnect container "+id, func() { c.reconnect(known) })
 	}
 	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.change(func(now *livePod) { now.add(c) })
@@ -304,10 +304,10 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 	c.tell()
 }
 
-// takeUp finds out how a container is, of which only its monitor can tell. One
+// reconnect finds out how a container is, of which only its monitor can tell. One
 // that hangs is waited for as long as the server lives: its container may be well,
 // can be stopped, and is neither dead nor lost until it is known to be.
-func (c *Container) takeUp(known chan<- struct{}) {
+func (c *Container) reconnect(known chan<- struct{}) {
 	ctx, cancel := context.WithCancel(c.engine.closing)
 	defer cancel()
 	task, err := load(ctx, c.runtime, c.ref)
@@ -352,16 +352,16 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 	}
 }
 
-// hearInfra is takeUp for the infra container of a pod that may live.
-func (r *recovery) hearInfra(s *Sandbox) {
+// loadInfra is reconnect for the infra container of a pod that may live.
+func (r *recovery) loadInfra(s *Sandbox) {
 	if s.now().Phase != phaseReady || !s.plan.Infra || s.plan.BootID != s.engine.boot {
 		return
 	}
-	infra := s.runtime.Unheard(s.infraRef())
+	infra := s.runtime.Unreachable(s.infraRef())
 	s.change(func(now *livePod) { now.infra, now.unreachable = infra, true })
 	known := make(chan struct{})
 	r.answers.add(known)
-	s.engine.inBackground("take up infra container of pod "+s.id, func() {
+	s.engine.inBackground("reconnect infra container of pod "+s.id, func() {
 		ctx, cancel := context.WithCancel(s.engine.closing)
 		defer cancel()
 		task, err := load(ctx, s.runtime, s.infraRef())

@@ -143,8 +143,8 @@ func TestUnstartableSurvivesRestart(t *testing.T) {
 	if v, err := e.Container(waits); err != nil || v.State != cri.ContainerState_CONTAINER_CREATED {
 		t.Errorf("the other: %+v, %v", v, err)
 	}
-	if s := e.Summary(); s.MonitorsLost != 0 || s.Unheard != 0 {
-		t.Errorf("%d monitors lost, %d not heard", s.MonitorsLost, s.Unheard)
+	if s := e.Summary(); s.MonitorsLost != 0 || s.Unreachable != 0 {
+		t.Errorf("%d monitors lost, %d not heard", s.MonitorsLost, s.Unreachable)
 	}
 	b.close(e)
 	b.boot = "another"

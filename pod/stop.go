@@ -102,12 +102,12 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 			c.engine.insist("stop container "+c.id, func() { c.stopAndKill(ctx, graceful) })
 		})
 	}
-	patience := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
-	defer patience.Stop()
+	expired := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
+	defer expired.Stop()
 	select {
 	case <-c.exited:
 		return nil
-	case <-patience.C:
+	case <-expired.C:
 		return fmt.Errorf("still alive %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))

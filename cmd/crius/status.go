@@ -24,16 +24,16 @@ import (
 
 // vitals is what the server tells of itself in a verbose Status.
 type vitals struct {
-	PID        int       `json:"pid"`
-	Since      time.Time `json:"since"`
-	Pods       states    `json:"pods"`
-	Containers states    `json:"containers"`
-	Monitors   int       `json:"monitors"`
-	Unheard    int       `json:"unheardMonitors"` // have not answered since the server was started
-	Cleanups   int       `json:"pending_cleanups"`
-	Goroutines int       `json:"goroutines"`
-	Heap       uint64    `json:"heapBytes"`
-	Work       []work    `json:"work"`
+	PID         int       `json:"pid"`
+	Since       time.Time `json:"since"`
+	Pods        states    `json:"pods"`
+	Containers  states    `json:"containers"`
+	Monitors    int       `json:"monitors"`
+	Unreachable int       `json:"unreachableMonitors"` // have not answered since the server was started
+	Cleanups    int       `json:"pending_cleanups"`
+	Goroutines  int       `json:"goroutines"`
+	Heap        uint64    `json:"heapBytes"`
+	Work        []work    `json:"work"`
 
 	Pulls []storage.PullProgress `json:"pulls"`
 }
@@ -54,7 +54,7 @@ func newVitals(since time.Time, s pod.Summary, pulls *storage.PullCounts) vitals
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{
-		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unheard: s.Unheard, Cleanups: s.Cleanups,
+		PID: os.Getpid(), Since: since, Monitors: s.Monitors, Unreachable: s.Unreachable, Cleanups: s.Cleanups,
 		Goroutines: runtime.NumGoroutine(), Heap: memory.HeapAlloc, Work: []work{}, Pulls: pulls.Active(),
 		Pods: states{
 			"ready":    s.Pods[cri.PodSandboxState_SANDBOX_READY],
@@ -182,8 +182,8 @@ func (r statusReport) write(w io.Writer, socket string) {
 	fmt.Fprintf(w, "pods\t%d ready, %d not ready\n", v.Pods["ready"], v.Pods["notready"])
 	fmt.Fprintf(w, "containers\t%d created, %d running, %d exited; %d monitors\n",
 		v.Containers["created"], v.Containers["running"], v.Containers["exited"], v.Monitors)
-	if v.Unheard > 0 {
-		fmt.Fprintf(w, "unreachable\t%d monitors have not answered since the server started; crius check lists them\n", v.Unheard)
+	if v.Unreachable > 0 {
+		fmt.Fprintf(w, "unreachable\t%d monitors have not answered since the server started; crius check lists them\n", v.Unreachable)
 	}
 	if v.Cleanups > 0 {
 		fmt.Fprintf(w, "pending cleanups\t%d, retrying; the log says why\n", v.Cleanups)

@@ -74,8 +74,8 @@ func TestExitFileRefused(t *testing.T) {
 	m.complaints = 1 << 20 // not into the output of the test
 	m.conclude(wire.Exit{Code: 137, Signal: 9})
 	for i := 1; !m.told; i++ {
-		if m.proceed(false); m.recorded || m.left || m.patience() <= 0 || i > 100 {
-			t.Fatalf("attempt %d: recorded: %v, left: %v, patience %d", i, m.recorded, m.left, m.patience())
+		if m.proceed(false); m.recorded || m.left || m.pollTimeout() <= 0 || i > 100 {
+			t.Fatalf("attempt %d: recorded: %v, left: %v, pollTimeout %d", i, m.recorded, m.left, m.pollTimeout())
 		}
 	}
 	if m.attempts < 10 {

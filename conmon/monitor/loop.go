@@ -105,7 +105,7 @@ func (m *monitor) listenTo(fd int, what uint32, e event, number int) error {
 func (m *monitor) loop() {
 	var batch [16]syscall.EpollEvent
 	for !m.left {
-		n, err := syscall.EpollWait(m.epoll, batch[:], m.patience())
+		n, err := syscall.EpollWait(m.epoll, batch[:], m.pollTimeout())
 		if err != nil && err != syscall.EINTR {
 			m.complain(wire.Fail("wait for events", err))
 			return
@@ -119,12 +119,12 @@ func (m *monitor) loop() {
 	}
 }
 
-// patience is how many milliseconds the loop may wait for the next event.
-func (m *monitor) patience() int {
+// pollTimeout is how many milliseconds the loop may wait for the next event.
+func (m *monitor) pollTimeout() int {
 	const (
 		retry   = 200   // what the file system has refused
 		silence = 1000  // then the buffers are not needed for now
-		burial  = 10    // helpers of the runtime are dying
+		helpers = 10    // helpers of the runtime are dying
 		undead  = 10000 // nothing tells of the death of an orphan
 		forever = -1
 	)
@@ -135,7 +135,7 @@ func (m *monitor) patience() int {
 	case m.log.blocked(), m.state == exited && !m.recorded, m.remote.again, m.remote.gone && m.state == running:
 		return retry
 	case m.state == exited && m.opt.Helpers:
-		return burial
+		return helpers
 	case m.stdout.touched, m.stderr.touched:
 		return silence
 	case m.orphans:
@@ -163,7 +163,7 @@ func (m *monitor) proceed(quiet bool) {
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
-			if !m.opt.Helpers || m.buried() {
+			if !m.opt.Helpers || m.reapedHelpers() {
 				m.tell(m.loggedMessage())
 				m.left = true
 			}

@@ -14,16 +14,16 @@ import (
 type remote struct {
 	stdio stdio // for the start; nothing once it has been tried
 
-	pid      int // of the command under way, 0: there is none
-	pidfd    int
-	result   int // where the waiting command writes what it has found; -1: it is the starting one
-	client   int // who waits for the start; -1: nobody
-	started  bool
-	failures int   // of the waiting command
-	again    bool  // it is to be run again
-	gone     bool  // the sandbox is dead
-	burial   int64 // uptime at which helpers are no longer waited for
-	deadline int64 // uptime at which the command is run again or, with gone, killed
+	pid          int // of the command under way, 0: there is none
+	pidfd        int
+	result       int // where the waiting command writes what it has found; -1: it is the starting one
+	client       int // who waits for the start; -1: nobody
+	started      bool
+	failures     int   // of the waiting command
+	again        bool  // it is to be run again
+	gone         bool  // the sandbox is dead
+	helpersUntil int64 // uptime at which helpers are no longer waited for
+	deadline     int64 // uptime at which the command is run again or, with gone, killed
 }
 
 // killed is the end of a container about which nobody can say more.
@@ -223,12 +223,12 @@ func (m *monitor) sandboxEnded() {
 	}
 }
 
-// buried collects the runtime's helpers, and reports whether there are none any
+// reapedHelpers collects the runtime's helpers, and reports whether there are none any
 // more, or they have had their time.
-func (m *monitor) buried() bool {
-	const patience = 3000
-	if m.remote.burial == 0 {
-		m.remote.burial = uptime() + patience
+func (m *monitor) reapedHelpers() bool {
+	const helperTime = 3000
+	if m.remote.helpersUntil == 0 {
+		m.remote.helpersUntil = uptime() + helperTime
 	}
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
@@ -237,7 +237,7 @@ func (m *monitor) buried() bool {
 		case err == syscall.ECHILD:
 			return true
 		default:
-			return uptime() > m.remote.burial
+			return uptime() > m.remote.helpersUntil
 		}
 	}
 }

@@ -81,8 +81,8 @@ func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
 
 // await connects to a shim that has just been started.
 func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
-	const patience, pause = 10 * time.Second, 5 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	const timeout, pause = 10 * time.Second, 5 * time.Millisecond
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		conn, err := e.dial(ctx)

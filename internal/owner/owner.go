@@ -107,10 +107,10 @@ func (l *Lock) Lost() error {
 // Take makes the crius of a root the owner of the directory in which path is to
 // be the lock. If another one is, and runs or has pods or containers on record,
 // the error is a *TakenError. A process of the same root that holds the lock is
-// waited for as long as patience, since one that was killed may take a moment to
+// waited for as long as limit, since one that was killed may take a moment to
 // end.
-func Take(ctx context.Context, path, root string, patience time.Duration) (l *Lock, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func Take(ctx context.Context, path, root string, limit time.Duration) (l *Lock, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	poll.Until(ctx, 10*time.Millisecond, func() bool {
 		l, err = take(path, root)
