@@ -45,7 +45,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return containerPlan{}, err
 	}
-	cgroupsPath, cgroup, err := e.cgroupOf(s.plan.Config.M, e.cfg.CgroupPrefix, id)
+	cgroupsPath, cgroup, err := e.cfg.cgroupOf(s.plan.Config.M, e.cfg.CgroupPrefix, id)
 	if err != nil {
 		return containerPlan{}, err
 	}

@@ -378,13 +378,13 @@ func (f fakeRuntime) Load(ctx context.Context, ref oci.Ref) (oci.Task, error) {
 func (f fakeRuntime) Unreachable(ref oci.Ref) oci.Task {
 	var task *fakeTask
 	f.set(func() { task = f.tasks[ref.ID] })
-	return &unheardTask{task}
+	return &unreachableTask{task}
 }
 
-type unheardTask struct{ *fakeTask }
+type unreachableTask struct{ *fakeTask }
 
-func (*unheardTask) Exited() <-chan struct{} { return nil }
-func (t *unheardTask) PID() int {
+func (*unreachableTask) Exited() <-chan struct{} { return nil }
+func (t *unreachableTask) PID() int {
 	if t.fakeTask == nil {
 		return 0
 	}

@@ -42,7 +42,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})
 		}
 	}
-	e.deps.Network.Load(e.attachedPods(pods))
+	e.deps.Network.Load(attachedPods(pods, e.boot))
 	found, err := e.Verify(ctx, false)
 	return append(findings, found...), err
 }
@@ -71,11 +71,11 @@ func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
 	return findings
 }
 
-// attachedPods are the pods on record that live as far as that tells.
-func (e *Engine) attachedPods(records map[string]*podRecord) map[string]*network.Attachment {
+// attachedPods are the pods on record that live in this boot as far as that tells.
+func attachedPods(records map[string]*podRecord, boot string) map[string]*network.Attachment {
 	live := map[string]*network.Attachment{}
 	for id, rec := range records {
-		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == e.boot {
+		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == boot {
 			live[id] = rec.Network
 		}
 	}

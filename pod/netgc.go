@@ -15,7 +15,7 @@ import (
 func (e *Engine) CollectNetwork() {
 	e.inBackground("collect garbage of networks", func() {
 		collect := func(ctx context.Context) error {
-			return e.deps.Network.Collect(ctx, e.networkDirs(), network.Live{Attached: e.attached, Ours: e.isOurs})
+			return e.deps.Network.Collect(ctx, networkDirs(e.deps.Runtimes), network.Live{Attached: known{e}.attached, Ours: known{e}.isOurs})
 		}
 		if err := e.deps.Trace.Do(e.closing, "collect", "networks", collect); err != nil {
 			slog.WarnContext(e.closing, "network plugins did not remove all that they hold for pods that are gone, the next start tries again", "err", err)
@@ -24,9 +24,9 @@ func (e *Engine) CollectNetwork() {
 }
 
 // networkDirs are those of handlers that have networks of their own.
-func (e *Engine) networkDirs() (dirs []string) {
-	for _, name := range e.deps.Runtimes.Names() {
-		if runtime, err := e.deps.Runtimes.Get(name); err == nil && runtime.Handler().CNIConfDir != "" {
+func networkDirs(runtimes Runtimes) (dirs []string) {
+	for _, name := range runtimes.Names() {
+		if runtime, err := runtimes.Get(name); err == nil && runtime.Handler().CNIConfDir != "" {
 			dirs = append(dirs, runtime.Handler().CNIConfDir)
 		}
 	}
@@ -35,8 +35,8 @@ func (e *Engine) networkDirs() (dirs []string) {
 
 // attached are the pods on record that have a network, or are about to get one. The
 // record comes before the network: of a pod that the plugins know there is one.
-func (e *Engine) attached() (map[string]string, error) {
-	records, _, damaged, err := e.podRecords.Read()
+func (k known) attached() (map[string]string, error) {
+	records, _, damaged, err := k.engine.podRecords.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read pod records: %w", err)
 	}
@@ -53,4 +53,4 @@ func (e *Engine) attached() (map[string]string, error) {
 }
 
 // isOurs reports whether an id was made by this root and by nobody else.
-func (e *Engine) isOurs(id string) bool { return record.ValidID(id) && hasMark(id, e.mark) }
+func (k known) isOurs(id string) bool { return record.ValidID(id) && hasMark(id, k.engine.mark) }

@@ -13,7 +13,7 @@ import (
 // pinPrefix is what the names of pinned namespaces begin with.
 const pinPrefix = "crius-"
 
-// known is what the engine tells the search for orphans.
+// known is what the engine tells those who search for what is not on record.
 type known struct{ engine *Engine }
 
 // orphans searches for what bears an id that belongs to nothing on record.
@@ -48,9 +48,9 @@ func (k known) CgroupParents() []string {
 			parents = append(parents, filepath.Dir(name))
 		}
 	}
-	note(k.engine.cgroupOf(nil, "", "0"))
+	note(k.engine.cfg.cgroupOf(nil, "", "0"))
 	for _, pod := range k.engine.sandboxes.all() {
-		note(k.engine.cgroupOf(pod.plan.Config.M, "", "0"))
+		note(k.engine.cfg.cgroupOf(pod.plan.Config.M, "", "0"))
 	}
 	return parents
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // validatePod refuses what can never work before anything is made.
-func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
+func (c *Config) validatePod(cfg *cri.PodSandboxConfig) error {
 	if err := spec.ValidatePod(cfg); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (e *Engine) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := resolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
-	_, err := spec.CgroupsPath(e.cfg.CgroupDriver, spec.CgroupPrefix, e.cgroupParent(cfg), "0")
+	_, err := spec.CgroupsPath(c.CgroupDriver, spec.CgroupPrefix, c.cgroupParent(cfg), "0")
 	return err
 }
 
@@ -43,14 +43,11 @@ func needsInfra(cfg *cri.PodSandboxConfig) bool {
 	return cfg.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == cri.NamespaceMode_POD
 }
 
-func (e *Engine) cgroupParent(cfg *cri.PodSandboxConfig) string {
-	if parent := cfg.GetLinux().GetCgroupParent(); parent != "" {
+func (c *Config) cgroupParent(cfg *cri.PodSandboxConfig) string {
+	if parent := cmp.Or(cfg.GetLinux().GetCgroupParent(), c.CgroupParent); parent != "" {
 		return parent
 	}
-	if e.cfg.CgroupParent != "" {
-		return e.cfg.CgroupParent
-	}
-	if e.cfg.CgroupDriver == "systemd" {
+	if c.CgroupDriver == "systemd" {
 		return "system.slice"
 	}
 	return "/crius"
@@ -208,19 +205,19 @@ func (s *Sandbox) infraRef() oci.Ref {
 		ExitFile: filepath.Join(s.runDir(), "infra-exit.json"),
 	}
 	if cfg := s.plan.Config.M; cfg != nil {
-		ref.CgroupPath, ref.Cgroup, _ = s.engine.cgroupOf(cfg, s.plan.CgroupPrefix, s.id)
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.cfg.cgroupOf(cfg, s.plan.CgroupPrefix, s.id)
 	}
 	return ref
 }
 
 // cgroupOf is where a container of the pod lives: as the runtime wants it
 // named, and below the cgroup mount. An empty prefix is crius's own.
-func (e *Engine) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
-	path, err = spec.CgroupsPath(e.cfg.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), e.cgroupParent(cfg), id)
+func (c *Config) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
+	path, err = spec.CgroupsPath(c.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), c.cgroupParent(cfg), id)
 	if err != nil {
 		return "", "", err
 	}
-	cgroupfs, err = spec.CgroupfsPath(e.cfg.CgroupDriver, path)
+	cgroupfs, err = spec.CgroupfsPath(c.CgroupDriver, path)
 	return path, cgroupfs, err
 }
 

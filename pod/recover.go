@@ -181,7 +181,7 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 // when the last server ended. Those that have died since are detached later, as
 // any other.
 func (r *recovery) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
-	if err := r.engine.deps.Network.Restore(ctx, r.engine.attachedPods(records)); err != nil {
+	if err := r.engine.deps.Network.Restore(ctx, attachedPods(records, r.engine.boot)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }

@@ -59,7 +59,7 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 	}
 	var own string
 	var m *usage.Meter
-	if _, infra, err := e.cgroupOf(rec.Config.M, rec.CgroupPrefix, id); err == nil {
+	if _, infra, err := e.cfg.cgroupOf(rec.Config.M, rec.CgroupPrefix, id); err == nil {
 		own, m = usage.NewPodMeter(e.meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
 	}
 	s := &Sandbox{
@@ -87,7 +87,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if err != nil {
 		return "", err
 	}
-	if err := e.validatePod(cfg); err != nil {
+	if err := e.cfg.validatePod(cfg); err != nil {
 		return "", err
 	}
 	if e.namespacesOf("", cfg).UIDs != nil {
