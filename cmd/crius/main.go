@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -60,12 +62,15 @@ func (e usageError) Unwrap() error { return e.error }
 
 // report writes an error as one line, or one line for each that was joined.
 func report(w io.Writer, err error) {
-	hint := ""
+	hint, priority := "", ""
+	if logx.Journal(w) {
+		priority = logx.Prefix(slog.LevelError)
+	}
 	if errors.As(err, new(usageError)) {
 		hint = " (see crius --help)"
 	}
 	for _, text := range lines(err) {
-		fmt.Fprintf(w, "crius: %s%s\n", printable(text), hint)
+		fmt.Fprintf(w, "%scrius: %s%s\n", priority, printable(text), hint)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -163,6 +165,25 @@ func TestReport(t *testing.T) {
 		if out.String() != x.want {
 			t.Errorf("%s: %q, want %q", what, out.String(), x.want)
 		}
+	}
+}
+
+// A server that cannot start says so with the priority of an error.
+func TestReportToTheJournal(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
+	report(f, errors.Join(errors.New("a"), errors.New("b")))
+	text, err := os.ReadFile(f.Name())
+	if want := "<3>crius: a\n<3>crius: b\n"; err != nil || string(text) != want {
+		t.Errorf("the journal gets %q, want %q (%v)", text, want, err)
 	}
 }
 

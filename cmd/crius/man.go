@@ -82,6 +82,9 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag overrides all files. " +
 		"The flag of a list takes one item: repeat it for several, pass it empty for none.")
 	root.PersistentFlags().VisitAll(p.flag)
+	p.section("LOG")
+	p.text("The log goes to standard error. If that is connected to the journal, as systemd does it for the unit, each line is filed under its priority: " +
+		"journalctl -u crius -p warning shows warnings and errors. Text lines are then written without the time, which the journal has itself.")
 	p.section("SIGNALS")
 	p.item("SIGTERM, SIGINT", "", "Finish the requests in progress and exit; containers keep running. A second signal exits at once.")
 	p.item("SIGHUP", "", "Reload the configuration: "+reloaded)

@@ -32,13 +32,17 @@ func Level(name string) (slog.Level, error) {
 }
 
 // New returns a logger that writes records of at least that level to w, in the
-// format "text" or "json". A *slog.LevelVar lets the level change later.
+// format "text" or "json". A *slog.LevelVar lets the level change later. Records
+// for the journal carry their priority.
 func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: level}
-	switch format {
-	case "text":
+	switch {
+	case format != "text" && format != "json":
+	case Journal(w):
+		return slog.New(handler{newJournal(w, format == "json", options)}), nil
+	case format == "text":
 		return slog.New(handler{slog.NewTextHandler(w, options)}), nil
-	case "json":
+	default:
 		return slog.New(handler{slog.NewJSONHandler(w, options)}), nil
 	}
 	return nil, fmt.Errorf("log format %q: want text or json: %w", format, fault.Invalid)
