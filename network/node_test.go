@@ -59,6 +59,7 @@ type node struct {
 	confs, leases string // directories
 	plugins       string // directory of a test's own plugins, searched before the real ones
 	cfg           Config
+	read          int // bytes of the plugins' calls
 	*Network
 }
 
