@@ -4,7 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"path"
+	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -15,10 +17,10 @@ import (
 )
 
 // guardUnary lets tracer observe each call as well, by the name of its method.
-func guardUnary(tracer *trace.Tracer) grpc.UnaryServerInterceptor {
+func guardUnary(tracer *trace.Tracer, engine Engine) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 		err = tracer.Call(ctx, path.Base(info.FullMethod), func(ctx context.Context) error {
-			return guard(ctx, req, func() (err error) {
+			return guard(ctx, req, engine, func() (err error) {
 				resp, err = handler(ctx, req)
 				return err
 			})
@@ -28,29 +30,74 @@ func guardUnary(tracer *trace.Tracer) grpc.UnaryServerInterceptor {
 }
 
 func guardStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return guard(ss.Context(), nil, func() error { return handler(srv, decodedStream{ss}) })
+	return guard(ss.Context(), nil, nil, func() error { return handler(srv, decodedStream{ss}) })
 }
 
 // guard surrounds every RPC: log(translate(recover(call))).
-func guard(ctx context.Context, req any, call func() error) error {
+func guard(ctx context.Context, req any, engine Engine, call func() error) error {
 	start := time.Now()
 	method, _ := grpc.Method(ctx)
 	err := statusOf(panics.Do(ctx, path.Base(method), call))
-	logCall(ctx, req, time.Since(start), err)
+	attrs := subject(req)
+	if err != nil {
+		attrs = append(attrs, names(req, engine)...)
+	}
+	logCall(ctx, attrs, time.Since(start), err)
 	return err
 }
 
-func logCall(ctx context.Context, req any, took time.Duration, err error) {
+func logCall(ctx context.Context, attrs []slog.Attr, took time.Duration, err error) {
 	level := levelOf(status.Code(err))
 	if !slog.Default().Enabled(ctx, level) {
 		return
 	}
 	method, _ := grpc.Method(ctx)
-	attrs := append(subject(req), slog.String("method", method), slog.Duration("took", took))
+	message := "CRI call"
+	attrs = append(attrs, slog.String("method", method), slog.Duration("took", took))
 	if err != nil {
+		message = inWords(path.Base(method)) + " failed"
 		attrs = append(attrs, slog.String("code", status.Code(err).String()), slog.String("err", status.Convert(err).Message()))
 	}
-	slog.LogAttrs(ctx, level, "CRI call", attrs...)
+	slog.LogAttrs(ctx, level, message, attrs...)
+}
+
+// inWords is the name of a method as a sentence has it: PullImage is "pull image".
+func inWords(method string) string {
+	var b strings.Builder
+	for i, r := range method {
+		if unicode.IsUpper(r) && i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
+}
+
+// names are those of the pod and the container whose id a request has, as far as
+// they exist: the log of the kubelet and the API know them by these.
+func names(req any, engine Engine) []slog.Attr {
+	if engine == nil {
+		return nil
+	}
+	var attrs []slog.Attr
+	podID := ""
+	if r, ok := req.(interface{ GetPodSandboxId() string }); ok {
+		podID = r.GetPodSandboxId()
+	}
+	if r, ok := req.(interface{ GetContainerId() string }); ok && r.GetContainerId() != "" {
+		if c, err := engine.Container(r.GetContainerId()); err == nil && c != nil {
+			podID = c.SandboxID
+			attrs = append(attrs, slog.String("container_name", brief(c.Config.GetMetadata().GetName())))
+		}
+	}
+	if podID == "" {
+		return attrs
+	}
+	if p, err := engine.Sandbox(podID); err == nil && p != nil {
+		m := p.Config.GetMetadata()
+		attrs = append(attrs, slog.String("pod_name", brief(m.GetNamespace()+"/"+m.GetName())))
+	}
+	return attrs
 }
 
 // subject tells by name what a request is about.
@@ -73,9 +120,13 @@ func subject(req any) []slog.Attr {
 	switch r := req.(type) {
 	case *cri.RunPodSandboxRequest:
 		m := r.GetConfig().GetMetadata()
-		add("name", m.GetNamespace()+"/"+m.GetName())
+		add("pod_name", m.GetNamespace()+"/"+m.GetName())
 	case *cri.CreateContainerRequest:
-		add("name", r.GetConfig().GetMetadata().GetName())
+		add("container_name", r.GetConfig().GetMetadata().GetName())
+	case *cri.PullImageRequest:
+		if m := r.GetSandboxConfig().GetMetadata(); m != nil {
+			add("pod_name", m.GetNamespace()+"/"+m.GetName())
+		}
 	}
 	return attrs
 }

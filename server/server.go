@@ -52,7 +52,7 @@ func New(cfg Config, s Services) (*Server, error) {
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageSize),
 		grpc.MaxSendMsgSize(cfg.MaxMessageSize),
-		grpc.UnaryInterceptor(guardUnary(s.Trace)),
+		grpc.UnaryInterceptor(guardUnary(s.Trace, s.Engine)),
 		grpc.StreamInterceptor(guardStream),
 	)
 	registerCRI(srv, runtime, newImageService(s))

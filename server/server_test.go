@@ -73,10 +73,10 @@ func TestLogOfCalls(t *testing.T) {
 		mark string
 		want map[string]any
 	}{
-		{good, map[string]any{"level": "DEBUG", "container": good, "method": "/runtime.v1.RuntimeService/StopContainer"}},
-		{bad, map[string]any{"level": "INFO", "container": bad, "code": "NotFound", "err": `container "` + bad + `": not found`}},
-		{web, map[string]any{"level": "DEBUG", "name": "ns/" + web}},
-		{image, map[string]any{"level": "INFO", "code": "InvalidArgument"}},
+		{good, map[string]any{"level": "DEBUG", "msg": "CRI call", "container": good, "method": "/runtime.v1.RuntimeService/StopContainer"}},
+		{bad, map[string]any{"level": "INFO", "msg": "container status failed", "container": bad, "code": "NotFound", "err": `container "` + bad + `": not found`}},
+		{web, map[string]any{"level": "DEBUG", "pod_name": "ns/" + web}},
+		{image, map[string]any{"level": "INFO", "msg": "image status failed", "code": "InvalidArgument"}},
 		{old, map[string]any{"level": "DEBUG", "pod": old, "method": "/runtime.v1alpha2.RuntimeService/StopPodSandbox"}},
 	} {
 		lines := logs.about(c.mark)
@@ -94,6 +94,35 @@ func TestLogOfCalls(t *testing.T) {
 		}
 		if len(fmt.Sprint(lines[0])) > 1000 {
 			t.Errorf("a client makes a line of %d bytes", len(fmt.Sprint(lines[0])))
+		}
+	}
+}
+
+// Who reads the log of a failure looks for the pod by its name, not by its id.
+func TestLogOfFailedCallsNamesPodAndContainer(t *testing.T) {
+	t.Parallel()
+	n := start(t)
+	id, pod := freshID(), freshID()
+	n.engine.sandboxes = []*view.Sandbox{{ID: pod, Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "shop"}}}}
+	n.engine.containers = []*view.Container{{ID: id, SandboxID: pod, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "nginx"}}}}
+	n.engine.hook = func(_ context.Context, verb string) error {
+		if verb == "StartContainer" {
+			return fmt.Errorf("runc: no such program: %w", fault.Invalid)
+		}
+		return nil
+	}
+	_, err := n.runtime.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
+	wantCode(t, err, codes.InvalidArgument)
+	lines := logs.about(id)
+	if len(lines) != 1 {
+		t.Fatalf("%d lines: %v", len(lines), lines)
+	}
+	for key, want := range map[string]string{
+		"level": "INFO", "msg": "start container failed", "container_name": "nginx", "pod_name": "shop/web",
+		"code": "InvalidArgument", "err": "runc: no such program: invalid argument",
+	} {
+		if lines[0][key] != want {
+			t.Errorf("%s is %v, want %s", key, lines[0][key], want)
 		}
 	}
 }
