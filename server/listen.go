@@ -32,10 +32,10 @@ const maxSocketPath = 107
 func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	path := cfg.Listen
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath {
-		return nil, fmt.Errorf("listen = %q: give an absolute path of at most %d bytes: %w", path, maxSocketPath, fault.Invalid)
+		return nil, fmt.Errorf("api.listen = %q: give an absolute path of at most %d bytes: %w", path, maxSocketPath, fault.Invalid)
 	}
 	if cfg.SocketMode&^fs.ModePerm != 0 || cfg.SocketMode == 0 {
-		return nil, fmt.Errorf("socket_mode = %#o: give permission bits such as 0660: %w", cfg.SocketMode, fault.Invalid)
+		return nil, fmt.Errorf("api.socket_mode = %#o: give permission bits such as 0660: %w", cfg.SocketMode, fault.Invalid)
 	}
 	gid, err := groupID(cfg.SocketGroup)
 	if err != nil {
@@ -101,7 +101,7 @@ func lockSocket(path string) (*os.File, error) {
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named(lock) {
-		err = fmt.Errorf("another crius holds %s; stop it or set another listen: %w", path, fault.Exists)
+		err = fmt.Errorf("another crius holds %s; stop it or set another api.listen: %w", path, fault.Exists)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock of the CRI socket: %w", err), lock.Close())
@@ -130,7 +130,7 @@ func groupID(group string) (int, error) {
 	}
 	known, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("socket_group = %q: %w; create the group or give a number: %w", group, err, fault.Invalid)
+		return 0, fmt.Errorf("api.socket_group = %q: %w; create the group or give a number: %w", group, err, fault.Invalid)
 	}
 	return strconv.Atoi(known.Gid)
 }
@@ -175,12 +175,12 @@ func removeStale(path string) error {
 		return fmt.Errorf("CRI socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket; move it away or set another listen: %w", path, fault.Exists)
+		return fmt.Errorf("%s exists and is not a socket; move it away or set another api.listen: %w", path, fault.Exists)
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		conn.Close()
-		return fmt.Errorf("another process serves %s; stop it or set another listen: %w", path, fault.Exists)
+		return fmt.Errorf("another process serves %s; stop it or set another api.listen: %w", path, fault.Exists)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", path, err, fault.Exists)

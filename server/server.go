@@ -42,7 +42,7 @@ type Server struct {
 // New makes a server that is ready for Serve.
 func New(cfg Config, s Services) (*Server, error) {
 	if cfg.MaxMessageSize < minMessageSize {
-		return nil, fmt.Errorf("max_message_size = %d: give at least %d: %w", cfg.MaxMessageSize, minMessageSize, fault.Invalid)
+		return nil, fmt.Errorf("api.max_message_size = %d: give at least %d: %w", cfg.MaxMessageSize, minMessageSize, fault.Invalid)
 	}
 	runtime, err := newRuntimeService(cfg, s)
 	if err != nil {

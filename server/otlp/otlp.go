@@ -112,7 +112,7 @@ func connect(cfg Config) (*grpc.ClientConn, error) {
 		}
 		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities})
 	} else if cfg.CAFile != "" {
-		return nil, fmt.Errorf("ca_file has no effect with %s: use https:// or remove ca_file: %w", cfg.Endpoint, fault.Invalid)
+		return nil, fmt.Errorf("tracing.ca_file has no effect with %s: use https:// or remove tracing.ca_file: %w", cfg.Endpoint, fault.Invalid)
 	}
 	return grpc.NewClient(address, grpc.WithTransportCredentials(secure))
 }
@@ -128,7 +128,7 @@ func authorities(file string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("ca_file %s has no PEM certificate: %w", file, fault.Invalid)
+		return nil, fmt.Errorf("tracing.ca_file %s has no PEM certificate: %w", file, fault.Invalid)
 	}
 	return pool, nil
 }

@@ -71,7 +71,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 		return nil, err
 	}
 	if cfg.IdleTimeout < 0 {
-		return nil, fmt.Errorf("stream_idle_timeout = %q: give a positive duration, or 0 for none: %w", cfg.IdleTimeout, fault.Invalid)
+		return nil, fmt.Errorf("api.stream_idle_timeout = %q: give a positive duration, or 0 for none: %w", cfg.IdleTimeout, fault.Invalid)
 	}
 	hangups, err := newHangups()
 	if err != nil {
@@ -104,7 +104,7 @@ func checkAddress(address string) error {
 		return fmt.Errorf("stream_address: %w: %w", err, fault.Invalid)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		return fmt.Errorf("stream_address = %q: give an address at which the kubelet and its clients can reach this node: %w", address, fault.Invalid)
+		return fmt.Errorf("api.stream_address = %q: give an address at which the kubelet and its clients can reach this node: %w", address, fault.Invalid)
 	}
 	return nil
 }
