@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // How the names of commands' directories in a bundle begin.
@@ -49,26 +50,37 @@ func (t *cliTask) EndAbandoned(ctx context.Context) {
 }
 
 // EndAbandoned leaves it to the shim to know whether a command still runs, and gives
-// it lastTime for all of them.
+// it lastTime for all of them, of which abandonedTime is for those that it is
+// starting.
 func (t *shimTask) EndAbandoned(ctx context.Context) {
 	answering, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
+	starting, cancel := context.WithTimeout(ctx, abandonedTime)
+	defer cancel()
 	t.eachAbandoned(ctx, func(dir string) {
-		if err := t.endCommand(answering, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}); err != nil && !errors.Is(err, fault.NotFound) {
+		if err := t.endCommand(answering, starting, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}); err != nil && !errors.Is(err, fault.NotFound) {
 			slog.WarnContext(ctx, "cannot end command of an earlier server", "container", t.ref.ID, "exec", execIDOf(dir), "err", err)
 		}
 	})
 }
 
 // endCommand kills a command, with all that it has started where that is within
-// reach, and has the shim forget it.
-func (t *shimTask) endCommand(ctx context.Context, process shim.Process) error {
+// reach, and has the shim forget it. A shim that is asked to forget what it is just
+// starting would start it nevertheless: that is waited for until starting ends.
+func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Process) error {
 	client, err := t.record.Dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	pid, err := client.PID(ctx, process)
+	var pid int
+	poll.Until(starting, abandonedTime/100, func() bool {
+		var started bool
+		if started, err = client.Started(ctx, process); err == nil && started {
+			pid, err = client.PID(ctx, process)
+		}
+		return err != nil || started
+	})
 	if err != nil {
 		return err
 	}
@@ -105,18 +117,13 @@ const abandonedTime = 2 * time.Second
 // run before ctx ends.
 func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	e := &execution{}
-	again := time.NewTicker(abandonedTime / 100)
-	defer again.Stop()
-	for {
+	written := poll.Until(ctx, abandonedTime/100, func() bool {
 		var err error
-		if e.pid, err = readPid(pidFileOf(dir)); err == nil {
-			break
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return nil
-		}
+		e.pid, err = readPid(pidFileOf(dir))
+		return err == nil
+	})
+	if !written {
+		return nil
 	}
 	e.sandboxPID, _ = readPid(sandboxPIDFileOf(dir)) // outside of sandboxes there is none
 	if !t.hasStarted(e, dir) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -28,6 +29,7 @@ type answering struct {
 	pid  int
 	hold chan struct{} // unless nil, until it is closed no command is started
 
+	starts  atomic.Int32 // for how many questions it still starts the command
 	started atomic.Bool
 
 	mu    sync.Mutex
@@ -74,6 +76,13 @@ func (a *answering) serve(t *testing.T, path string) {
 			close(a.ended)
 		}
 		return empty()
+	}))
+	add(method("State", new(task.StateRequest), func() any {
+		if a.starts.Add(-1) >= 0 {
+			return &task.StateResponse{Status: tasktypes.Status_CREATED}
+		}
+		a.started.Store(true)
+		return &task.StateResponse{Status: tasktypes.Status_RUNNING, Pid: uint32(a.pid)}
 	}))
 	add(method("Wait", new(task.WaitRequest), func() any { <-a.ended; return &task.WaitResponse{ExitStatus: 137} }))
 	add(method("Delete", new(task.DeleteRequest), func() any { return new(task.DeleteResponse) }))
@@ -155,7 +164,25 @@ func TestCommandThatStartsTooLate(t *testing.T) {
 	})
 }
 
-// A shim that answers with a pid invalid pid that of a command is not believed,
+// The shim may be starting the command of a server that was killed: what is killed and
+// forgotten before would be started nevertheless.
+func TestAbandonedCommandIsAwaited(t *testing.T) {
+	a := &answering{pid: 1}
+	a.starts.Store(3)
+	task := taskOf(t, a, true)
+	if err := errors.Join(os.Mkdir(filepath.Join(task.ref.Dir, "exec-17"), 0o700), os.Mkdir(filepath.Join(task.ref.Dir, "session-18"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	task.EndAbandoned(t.Context())
+	if got, want := a.called(t), []string{"State", "State", "State", "State", "State", "Kill", "Wait", "Delete"}; !slices.Equal(got, want) {
+		t.Errorf("the shim was asked for %q, want %q", got, want)
+	}
+	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) != 1 || filepath.Base(left[0]) != "session-18" {
+		t.Errorf("directories that are left: %q", left)
+	}
+}
+
+// A shim that answers with an invalid pid for a command is not believed,
 // and the command is taken back. In a guest any will do, and nothing
 // is done to whoever has that pid here.
 func TestPIDsOfCommands(t *testing.T) {
