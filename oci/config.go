@@ -21,8 +21,9 @@ type Handler struct {
 	CreateTimeout time.Duration `toml:"create_timeout" help:"time limit for creating a container"`
 
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" help:"do not add the host's devices to privileged containers"`
-	DefaultAnnotations           []string `toml:"default_annotations" help:"annotations (key=value) passed to the runtime for every container; a pod's own annotation overrides one if allowed_annotations has its key"`
-	AllowedAnnotations           []string `toml:"allowed_annotations" help:"pod annotations, by exact key, that are passed to the runtime"`
+	DefaultAnnotations           []string `toml:"default_annotations" help:"annotations (key=value) passed to the runtime for every container; an allowed annotation of the pod or the container overrides one with the same key"`
+	AllowedAnnotations           []string `toml:"allowed_annotations" help:"annotations of the pod that are passed to the runtime, by key or by a pattern such as io.katacontainers.*, in which * does not match a slash"`
+	AllowedContainerAnnotations  []string `toml:"allowed_container_annotations" help:"annotations of the container that are passed to the runtime, by key or by pattern as in allowed_annotations; they override the pod's"`
 	SeccompProfile               string   `toml:"seccomp_profile" help:"JSON file that replaces the RuntimeDefault seccomp profile for this handler; empty: pod.seccomp_profile"`
 	MinMemory                    int64    `toml:"min_memory" help:"lowest memory limit in bytes that a container may have, since the runtime itself needs memory in its cgroup; 0: any"`
 	MonitorCgroup                string   `toml:"monitor_cgroup" help:"cgroup of the monitors of this handler's containers; empty: runtime.monitor_cgroup"`

@@ -156,6 +156,7 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	handler := s.runtime.Handler()
 	defaults := s.engine.defaults
 	defaults.AllowedAnnotations = handler.AllowedAnnotations
+	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
 	defaults.Annotations = handler.DefaultAnnotations
 	if handler.SeccompProfile != "" {
 		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"encoding/json"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,9 +13,10 @@ import (
 
 // annotations writes what tells runtimes and node tools whose container this
 // is, in the two families of keys that they know; an empty name means the
-// pod's infra container. The node's own come first. Nothing of the pod's own reaches the runtime but the
-// keys that the handler allows one by one: runtimes act on some of
-// them with root's powers (CVE-2023-6476, CVE-2024-3154).
+// pod's infra container. Later ones override earlier ones: the node's, the
+// pod's, the container's, crius's. Of the pod's and the container's only those
+// reach the runtime that the handler allows: runtimes act on some of them with
+// root's powers (CVE-2023-6476, CVE-2024-3154).
 func annotations(container string) rule {
 	return func(in *Input, s *specs.Spec) error {
 		s.Annotations = map[string]string{}
@@ -22,11 +24,8 @@ func annotations(container string) rule {
 			key, value, _ := strings.Cut(annotation, "=")
 			s.Annotations[key] = value
 		}
-		for key, value := range in.Request.Pod.GetAnnotations() {
-			if slices.Contains(in.Defaults.AllowedAnnotations, key) {
-				s.Annotations[key] = value
-			}
-		}
+		pass(s.Annotations, in.Request.Pod.GetAnnotations(), in.Defaults.AllowedAnnotations)
+		pass(s.Annotations, in.Request.Container.GetAnnotations(), in.Defaults.AllowedContainerAnnotations)
 		kind := "sandbox"
 		if container != "" {
 			kind = "container"
@@ -50,6 +49,30 @@ func annotations(container string) rule {
 		}
 		return nil
 	}
+}
+
+// pass copies the annotations whose keys are allowed.
+func pass(to, from map[string]string, allowed []string) {
+	for key, value := range from {
+		if slices.ContainsFunc(allowed, func(pattern string) bool { return admits(pattern, key) }) {
+			to[key] = value
+		}
+	}
+}
+
+// admits tells whether an allowed key or pattern covers a key. A pattern covers
+// none of the keys in which crius tells runtimes whose container this is:
+// crius does not write all of them for every container, and a pod could add
+// those that are missing.
+func admits(pattern, key string) bool {
+	if pattern == key {
+		return true
+	}
+	if strings.HasPrefix(key, "io.kubernetes.cri.") || strings.HasPrefix(key, "io.kubernetes.cri-o.") {
+		return false
+	}
+	matched, err := path.Match(pattern, key)
+	return err == nil && matched
 }
 
 // sizing tells a virtual machine handler how large the pod's machine must be, and

@@ -1,13 +1,14 @@
 package spec
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// No annotation of the pod reaches the runtime unless its exact key is allowed,
+// No annotation of the pod reaches the runtime unless its key is allowed,
 // and none passes for ours.
 func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	hostile := map[string]string{
@@ -24,7 +25,7 @@ func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 		in.Request.Container.Annotations = hostile
 		in.Request.Container.Labels = hostile
 		in.Request.Image.Labels = hostile
-		in.Defaults.AllowedAnnotations = []string{"example.com/ok", "io.kubernetes.cri.container-type", "example.com/", "run.oci.*"}
+		in.Defaults.AllowedAnnotations = []string{"example.com/ok", "io.kubernetes.cri.container-type", "example.com/", "run.oci.", "org.systemd.property", "*.image"}
 	})
 	for key := range s.Annotations {
 		ours := strings.HasPrefix(key, "io.kubernetes.cri.") || strings.HasPrefix(key, "io.kubernetes.cri-o.")
@@ -38,6 +39,53 @@ func TestAnnotations_CVE_2023_6476_CVE_2024_3154(t *testing.T) {
 	} {
 		if got := s.Annotations[key]; got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+}
+
+// A pattern covers the keys of one domain, of pods and of containers apart, and
+// never the keys by which runtimes tell whose container this is.
+func TestAnnotationPatterns(t *testing.T) {
+	in := typical()
+	in.Defaults.Annotations = []string{"io.katacontainers.both=node", "io.katacontainers.node=node"}
+	in.Defaults.AllowedAnnotations = []string{"io.katacontainers.*", "io.kubernetes.*", "*"}
+	in.Defaults.AllowedContainerAnnotations = []string{"io.katacontainers.*", "example.com/device-?", "example.com/[*]"}
+	in.Request.Pod.Annotations = map[string]string{
+		"io.katacontainers.config.hypervisor.default_vcpus": "2", "io.katacontainers.both": "pod",
+		"io.katacontainers.a/b": "x", "example.com/device-1": "pod", "example.com/any": "x",
+		"io.kubernetes.cri.container-name": "spoofed", "io.kubernetes.cri-o.PodLinuxOverhead": "{}",
+	}
+	in.Request.Container.Annotations = map[string]string{
+		"io.katacontainers.both": "container", "example.com/device-0": "container", "example.com/device-10": "x",
+		"example.com/any": "x", "run.oci.handler": "wasm",
+	}
+	container, err := Container(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	infra, err := Sandbox(in, []string{"/pause"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := func(key string) bool { return !strings.HasPrefix(key, "io.kubernetes.") }
+	for name, test := range map[string]struct{ got, want map[string]string }{
+		"container": {container.Annotations, map[string]string{
+			"io.katacontainers.config.hypervisor.default_vcpus": "2", "io.katacontainers.both": "container",
+			"io.katacontainers.node": "node", "example.com/device-0": "container",
+		}},
+		"infra container": {infra.Annotations, map[string]string{
+			"io.katacontainers.config.hypervisor.default_vcpus": "2", "io.katacontainers.both": "pod", "io.katacontainers.node": "node",
+		}},
+	} {
+		got := maps.Clone(test.got)
+		maps.DeleteFunc(got, func(key, _ string) bool { return !own(key) })
+		if !maps.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+	for _, key := range []string{"io.kubernetes.cri.container-name", "io.kubernetes.cri-o.PodLinuxOverhead"} {
+		if value, ok := infra.Annotations[key]; ok {
+			t.Errorf("the pod set %s of its infra container to %q by a pattern", key, value)
 		}
 	}
 }

@@ -76,18 +76,19 @@ type Labels struct{ Process, Mount string }
 
 // Defaults is the node's policy.
 type Defaults struct {
-	Capabilities       CapSet // before the request adds and drops; from ParseCapabilities
-	Ulimits            []specs.POSIXRlimit
-	Env                []string // NAME=value, before the image's
-	Sysctls            map[string]string
-	Devices            []Device
-	DeviceOwnership    bool  // requested devices belong to run_as_user and run_as_group
-	PidsLimit          int64 // 0: no limit
-	ReadOnly           bool
-	Seccomp            *Profile // RuntimeDefault; nil: DefaultProfile
-	AppArmorProfile    string   // RuntimeDefault, loaded by the caller; empty: none
-	AllowedAnnotations []string // pod annotations that reach the runtime, by exact key
-	Annotations        []string // key=value, for every container
+	Capabilities                CapSet // before the request adds and drops; from ParseCapabilities
+	Ulimits                     []specs.POSIXRlimit
+	Env                         []string // NAME=value, before the image's
+	Sysctls                     map[string]string
+	Devices                     []Device
+	DeviceOwnership             bool  // requested devices belong to run_as_user and run_as_group
+	PidsLimit                   int64 // 0: no limit
+	ReadOnly                    bool
+	Seccomp                     *Profile // RuntimeDefault; nil: DefaultProfile
+	AppArmorProfile             string   // RuntimeDefault, loaded by the caller; empty: none
+	AllowedAnnotations          []string // pod annotations that reach the runtime, by key or path.Match pattern
+	AllowedContainerAnnotations []string // the same of the container's, which override the pod's
+	Annotations                 []string // key=value, for every container
 
 	// PrivilegedWithoutHostDevices withholds the node's devices from privileged
 	// containers.

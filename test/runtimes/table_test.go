@@ -133,7 +133,8 @@ path = "runc"
 root = "{{.Path "own-root"}}"
 options = ["--debug", "--log={{.Path "own.log"}}"]
 default_annotations = ["example.com/node=yes", "example.com/pod=no", "example.com/rest=a=b"]
-allowed_annotations = ["example.com/pod"]
+allowed_annotations = ["example.com/pod", "pattern.example.com/*"]
+allowed_container_annotations = ["device.example.com/*"]
 seccomp_profile = "{{.Path "own.json"}}"
 monitor_cgroup = "/{{.ID}}/own"
 cni_conf_dir = "{{.Path "own.d"}}"
@@ -150,13 +151,20 @@ path = "no-such-runtime"
 	p := w.Pod(t, "own", func(c *cri.PodSandboxConfig) {
 		c.Linux.SecurityContext.Privileged = true
 		c.Annotations["example.com/pod"], c.Annotations["example.com/rest"] = "mine", "mine"
+		c.Annotations["pattern.example.com/a"], c.Annotations["device.example.com/a"] = "pod", "pod"
 	})
 	if ip := p.Status(t).Network.Ip; !strings.HasPrefix(ip, "10.98.") {
 		t.Errorf("cni_conf_dir: the pod's address is %s", ip)
 	}
-	c := p.Start(t, "sleep")
+	c := p.Start(t, "sleep", func(c *cri.ContainerConfig) {
+		c.Annotations = map[string]string{"device.example.com/b": "container", "pattern.example.com/b": "container"}
+	})
 	got := annotations(t, c)
-	for key, want := range map[string]string{"example.com/node": "yes", "example.com/pod": "mine", "example.com/rest": "a=b"} {
+	for key, want := range map[string]string{
+		"example.com/node": "yes", "example.com/pod": "mine", "example.com/rest": "a=b",
+		"pattern.example.com/a": "pod", "pattern.example.com/b": "",
+		"device.example.com/a": "", "device.example.com/b": "container",
+	} {
 		scene.Equal(t, "annotation "+key, got[key], want)
 	}
 	scene.Equal(t, "seccomp_profile: mkdir", strings.TrimSpace(c.Exec(t, "try mkdir")), "ENOSPC")

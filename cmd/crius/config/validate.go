@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -56,6 +57,8 @@ func wanted(model string) string {
 		return aProgram
 	case "runtime.handlers.NAME.default_annotations":
 		return aKeyAndValue
+	case "runtime.handlers.NAME.allowed_annotations", "runtime.handlers.NAME.allowed_container_annotations":
+		return aKeyOrPattern
 	case "runtime.handlers.NAME.options":
 		return aFlag
 	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
@@ -73,6 +76,7 @@ const (
 	aProgram             = "an absolute path or a bare name to search in PATH"
 	aCVE                 = "a CVE, such as CVE-2024-21626"
 	aKeyAndValue         = "a key, an equals sign and a value"
+	aKeyOrPattern        = "an annotation key or a pattern of *, ? and [...], with every bracket closed"
 	aFlag                = "a flag of the form --name=value that crius does not set itself"
 	aboveZero            = "more than 0"
 )
@@ -140,6 +144,9 @@ func (v *validator) text(k Key, text string) {
 		ok = cveNumber.MatchString(text)
 	case aKeyAndValue:
 		ok = strings.IndexByte(text, '=') > 0
+	case aKeyOrPattern:
+		_, err := path.Match(text, "")
+		ok = err == nil
 	case aFlag:
 		name, _, _ := strings.Cut(strings.TrimLeft(text, "-"), "=")
 		ok = strings.HasPrefix(text, "-") && name != "" && !slices.Contains([]string{"root", "systemd-cgroup"}, name)
