@@ -65,18 +65,10 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 		if c.Hidden || c.Name() == "help" {
 			continue
 		}
-		about := c.Long
-		if about == "" {
-			about = c.Short + "."
+		p.command(c, c.Use)
+		for _, below := range c.Commands() {
+			p.command(below, c.Name()+" "+below.Use)
 		}
-		p.item(c.Use, "", about)
-		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name != "help" {
-				fmt.Fprintf(&p.b, ".RS\n")
-				p.flag(f)
-				fmt.Fprintf(&p.b, ".RE\n")
-			}
-		})
 	}
 	p.section("OPTIONS")
 	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag overrides all files. " +
@@ -88,6 +80,8 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.section("SIGNALS")
 	p.item("SIGTERM, SIGINT", "", "Finish the requests in progress and exit; containers keep running. A second signal exits at once.")
 	p.item("SIGHUP", "", "Reload the configuration: "+reloaded)
+	p.item("SIGUSR1", "", "Write the stacks of all goroutines to "+stacksFile+" in run_root; the log names the file. "+
+		"This also works while the server starts or stops, when crius status goroutines does not yet or no longer.")
 	p.section("EXIT STATUS")
 	p.item("0", "", "Done.")
 	p.item("1", "", "Failure; standard error has one line per problem.")
@@ -98,6 +92,22 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.section("SEE ALSO")
 	p.text("crius.toml(5), crictl(1), runc(8), crun(1), containers-registries.conf(5), containers-policy.json(5)")
 	return p.writeTo(w)
+}
+
+// command writes a command with its own flags.
+func (p *page) command(c *cobra.Command, term string) {
+	about := c.Long
+	if about == "" {
+		about = c.Short + "."
+	}
+	p.item(term, "", about)
+	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" {
+			fmt.Fprintf(&p.b, ".RS\n")
+			p.flag(f)
+			fmt.Fprintf(&p.b, ".RE\n")
+		}
+	})
 }
 
 // flag writes a flag with its value's type, its help and its default.

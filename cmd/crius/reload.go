@@ -11,8 +11,6 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
@@ -34,13 +32,13 @@ func (s *settings) loaded() *config.Loaded {
 	return s.inForce
 }
 
-// onHangup reloads at each SIGHUP until the function that it returns is called.
-// The signal must not end the server, however early it comes: whoever sends it
-// wants the opposite.
-func onHangup(ctx context.Context, reload func(context.Context)) (stop func()) {
+// onSignal calls f at each such signal until the function that it returns is called.
+// SIGHUP must not end the server, however early it comes: whoever sends it wants the
+// opposite.
+func onSignal(ctx context.Context, sig os.Signal, f func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, unix.SIGHUP)
+	came := make(chan os.Signal, 1)
+	signal.Notify(came, sig)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -48,15 +46,15 @@ func onHangup(ctx context.Context, reload func(context.Context)) (stop func()) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-hangup:
-				reload(ctx)
+			case <-came:
+				f(ctx)
 			}
 		}
 	}()
 	return func() {
 		cancel()
 		<-done
-		signal.Stop(hangup)
+		signal.Stop(came)
 	}
 }
 

@@ -38,7 +38,7 @@ type roots []root
 
 func rootsOf(cfg config.Config) roots {
 	all := roots{
-		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock", facadeLink, "lock"}, last: "lock"},
+		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock", stacksFile, facadeLink, "lock"}, last: "lock"},
 		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "lock"}, last: "lock"},
 	}
 	for i := range all {

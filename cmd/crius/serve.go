@@ -53,7 +53,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	cfg := settings.loaded().Config
 	manager := findManager()
 	cfg.Image.CheckProgress = manager.patient()
-	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
+	unlock, err := occupyRoots(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
 		return err
 	}
-	defer onHangup(ctx, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
+	defer onSignal(ctx, unix.SIGHUP, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
 	engine, cni, err := backends.engine(ctx)
 	if err != nil {
 		return err
@@ -124,6 +124,20 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		},
 		Trace: tracer,
 	})
+}
+
+// occupyRoots locks the roots, and from then on saves the stacks of goroutines there
+// at SIGUSR1.
+func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, err error) {
+	unlock, err := lockRoots(ctx, cfg, pod.ForkTime)
+	if err != nil {
+		return nil, err
+	}
+	stop := onSignal(ctx, unix.SIGUSR1, func(ctx context.Context) { saveStacks(ctx, cfg.RunRoot) })
+	return func() error {
+		stop()
+		return unlock()
+	}, nil
 }
 
 // newPlugins is nil if there are to be none.

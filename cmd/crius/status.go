@@ -112,6 +112,7 @@ func (p *program) statusCommand() *cobra.Command {
 			writeTable(w, func(w io.Writer) { report.write(w, socket) })
 		})
 	}
+	cmd.AddCommand(p.dumpCommands()...)
 	return cmd
 }
 

@@ -47,7 +47,24 @@ func (c *Client) Wipe(ctx context.Context, keepImages bool) (result Wiped, err e
 // maxComplaint bounds what is shown of an answer that is none.
 const maxComplaint = 1 << 10
 
+// Goroutines writes the stacks of the server's goroutines to w.
+func (c *Client) Goroutines(ctx context.Context, w io.Writer) error {
+	return c.dump(ctx, goroutinesPath, w)
+}
+
+// Heap writes the profile of the server's heap to w, as go tool pprof reads it.
+func (c *Client) Heap(ctx context.Context, w io.Writer) error { return c.dump(ctx, heapPath, w) }
+
+func (c *Client) dump(ctx context.Context, path string, w io.Writer) error {
+	return c.send(ctx, http.MethodGet, path, nil, func(r io.Reader) error { return copyDump(w, r) })
+}
+
 func (c *Client) ask(ctx context.Context, method, path string, form url.Values, result any) error {
+	return c.send(ctx, method, path, form, func(r io.Reader) error { return json.NewDecoder(r).Decode(result) })
+}
+
+// send calls read with the body of the answer.
+func (c *Client) send(ctx context.Context, method, path string, form url.Values, read func(io.Reader) error) error {
 	request, err := http.NewRequestWithContext(ctx, method, "http://crius"+path, strings.NewReader(form.Encode()))
 	if err != nil {
 		return err
@@ -62,7 +79,7 @@ func (c *Client) ask(ctx context.Context, method, path string, form url.Values, 
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxComplaint))
 		return fmt.Errorf("server at %s: %w", c.socket, refused(response.Status, strings.TrimSpace(string(text))))
 	}
-	if err := json.NewDecoder(response.Body).Decode(result); err != nil {
+	if err := read(response.Body); err != nil {
 		return fmt.Errorf("server at %s: %w", c.socket, err)
 	}
 	return nil

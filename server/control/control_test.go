@@ -97,6 +97,43 @@ func TestCloseEndsWork(t *testing.T) {
 	}
 }
 
+func TestDumps(t *testing.T) {
+	s, err := Listen(t.Context(), filepath.Join(t.TempDir(), "s"), Node{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	defer func() {
+		if err := errors.Join(s.Close(context.Background()), <-served); err != nil {
+			t.Error(err)
+		}
+	}()
+	c := NewClient(s.listener.Addr().String())
+	var stacks, heap strings.Builder
+	if err := c.Goroutines(t.Context(), &stacks); err != nil || !strings.Contains(stacks.String(), "control.TestDumps(") {
+		t.Errorf("the stacks lack this test: %v: %.300s", err, stacks.String())
+	}
+	if err := c.Heap(t.Context(), &heap); err != nil || !strings.HasPrefix(heap.String(), "\x1f\x8b") {
+		t.Errorf("not a compressed profile: %v: %.20q", err, heap.String())
+	}
+}
+
+func TestDumpsAreBounded(t *testing.T) {
+	const most = 200
+	if stacks := goroutines(100, most); len(stacks) != most || !strings.HasSuffix(string(stacks), "fit]\n") {
+		t.Errorf("%d bytes of stacks, want %d: %q", len(stacks), most, stacks)
+	}
+	var out strings.Builder
+	if err := copyDump(&out, endless{}); err == nil {
+		t.Errorf("took a dump of %d bytes", out.Len())
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
 func TestDone(t *testing.T) {
 	if !(Wiped{}).Done() || (Wiped{Errors: texts(nil, errors.New("x"))}).Done() {
 		t.Error("what could not be done is not done")

@@ -20,6 +20,9 @@ const (
 	wipePath     = "/wipe"
 	repairKey    = "repair"
 	imagesKey    = "keep_images"
+
+	goroutinesPath = "/goroutines"
+	heapPath       = "/heap"
 )
 
 // Server answers on the socket.
@@ -105,6 +108,7 @@ func handler(node Node) http.Handler {
 		}
 		return node.Wipe(r.Context(), keepImages)
 	})
+	serveDumps(mux)
 	return mux
 }
 

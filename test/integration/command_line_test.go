@@ -68,3 +68,10 @@ func TestCheckOfAHealthyNode(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+func TestStacksOfALiveServer(t *testing.T) {
+	t.Parallel()
+	if out, err := shared(t).crius(t, "status", "goroutines"); err != nil || !strings.Contains(out, "\nmain.serve(") {
+		t.Errorf("%v: %.500s", err, out)
+	}
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/server/control"
+)
+
+// stacksFile is what SIGUSR1 makes in the run root. Each replaces the last one, so
+// that they do not fill it.
+const stacksFile = "goroutines.txt"
+
+// saveStacks writes the stacks of all goroutines to a file that root alone reads.
+func saveStacks(ctx context.Context, runRoot string) {
+	path := filepath.Join(runRoot, stacksFile)
+	if err := replace(path, control.Goroutines()); err != nil {
+		slog.ErrorContext(ctx, "cannot save the stacks of goroutines", "err", err)
+		return
+	}
+	slog.InfoContext(ctx, "stacks of goroutines saved", "file", path)
+}
+
+// replace makes a new file: whoever reads the old one keeps it whole.
+func replace(path string, data []byte) error {
+	unfinished := filepath.Join(filepath.Dir(path), unfinished+filepath.Base(path))
+	if err := os.Remove(unfinished); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	closing(&err, f.Close)
+	if err != nil {
+		return err
+	}
+	return os.Rename(unfinished, path)
+}
+
+// dumpCommands are below crius status.
+func (p *program) dumpCommands() []*cobra.Command {
+	command := func(use, short, long string, dump func(*control.Client, context.Context, io.Writer) error) *cobra.Command {
+		return &cobra.Command{
+			Use: use, Short: short, Long: long,
+			Args: usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				loaded, err := p.load(cmd)
+				if err != nil {
+					return err
+				}
+				return dump(control.NewClient(controlSocket(loaded.Config)), cmd.Context(), cmd.OutOrStdout())
+			},
+		}
+	}
+	return []*cobra.Command{
+		command("goroutines", "Print the stacks of the server's goroutines",
+			"Print the stacks of all goroutines of the running server, with how long each has waited: what it hangs on, for a bug report. "+
+				"While the server is starting or does not answer, send it SIGUSR1 instead. Only root can ask.",
+			(*control.Client).Goroutines),
+		command("heap", "Write a profile of the server's heap to standard output",
+			"Write a profile of the heap of the running server to standard output, as a compressed pprof file: crius status heap > heap.pb.gz; go tool pprof -top heap.pb.gz. Only root can ask.",
+			(*control.Client).Heap),
+	}
+}

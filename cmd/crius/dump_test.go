@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/server/control"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+func TestStatusDumps(t *testing.T) {
+	run := t.TempDir()
+	s, err := control.Listen(t.Context(), filepath.Join(run, "control.sock"), control.Node{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	for kind, want := range map[string]string{"goroutines": "TestStatusDumps(", "heap": "\x1f\x8b"} {
+		if code, out, errs := crius(t, "--run-root", run, "status", kind); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("crius status %s: exit code %d, %q, %.100q", kind, code, errs, out)
+		}
+	}
+	if err := s.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	<-served
+	if code, _, errs := crius(t, "--run-root", run, "status", "heap"); code != 1 || !strings.Contains(errs, run) {
+		t.Errorf("without a server: exit code %d, %q", code, errs)
+	}
+}
+
+// Each signal replaces the file of the one before, and a link that somebody has put
+// in its place.
+func TestSignalSavesStacks(t *testing.T) {
+	run := t.TempDir()
+	path, other := filepath.Join(run, stacksFile), write(t, "other", "kept")
+	if err := os.Symlink(other, path); err != nil {
+		t.Fatal(err)
+	}
+	stop := onSignal(t.Context(), unix.SIGUSR1, func(ctx context.Context) { saveStacks(ctx, run) })
+	defer stop()
+	if err := unix.Kill(os.Getpid(), unix.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	var info os.FileInfo
+	if !wait.Until(t.Context(), func() bool {
+		info, _ = os.Lstat(path)
+		return info != nil && info.Mode().IsRegular()
+	}) {
+		t.Fatalf("no stacks saved: %v", info)
+	}
+	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), "TestSignalSavesStacks(") || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v: %.200s", err, info.Mode(), text)
+	}
+	if text, err := os.ReadFile(other); err != nil || string(text) != "kept" {
+		t.Errorf("wrote through a link: %q, %v", text, err)
+	}
+}
