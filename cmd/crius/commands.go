@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -73,6 +74,25 @@ All flags of crius --help are taken as well.{{end}}
 
 // load reads the configuration that the command line asks for.
 func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
+	return config.Load(p.sources(cmd))
+}
+
+// loadForClient is load for commands that only ask a running server, which goes on
+// with the configuration that it has read: to find it, what is right in a broken one
+// will do, and a warning.
+func (p *program) loadForClient(cmd *cobra.Command) (*config.Loaded, error) {
+	loaded, err := config.LoadPart(p.sources(cmd))
+	problem := new(config.Problem)
+	if err == nil || loaded == nil || !errors.As(err, &problem) {
+		return loaded, err
+	}
+	c := loaded.Config
+	fmt.Fprintf(cmd.ErrOrStderr(), "crius: warning: configuration is broken (%s); using api.listen = %s (%s), run_root = %s (%s); others: --api-listen, --run-root\n",
+		printable(problem.Error()), printable(c.API.Listen), printable(loaded.Origin("api.listen")), printable(c.RunRoot), printable(loaded.Origin("run_root")))
+	return loaded, nil
+}
+
+func (p *program) sources(cmd *cobra.Command) config.Sources {
 	s := config.Sources{
 		File:      p.file,
 		FileNamed: cmd.Flags().Changed("config"),
@@ -83,7 +103,7 @@ func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {
 	if !s.DirNamed {
 		s.Dir = p.file + ".d"
 	}
-	return config.Load(s)
+	return s
 }
 
 // reloaded says what SIGHUP does.

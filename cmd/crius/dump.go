@@ -52,7 +52,7 @@ func (p *program) dumpCommands() []*cobra.Command {
 			Use: use, Short: short, Long: long,
 			Args: usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				loaded, err := p.load(cmd)
+				loaded, err := p.loadForClient(cmd)
 				if err != nil {
 					return err
 				}

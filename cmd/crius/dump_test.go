@@ -26,10 +26,25 @@ func TestStatusDumps(t *testing.T) {
 			t.Errorf("crius status %s: exit code %d, %q, %.100q", kind, code, errs, out)
 		}
 	}
+	// The server that is to be looked at is well, whatever the file has become.
+	broken := write(t, "broken.toml", "run_root = '"+run+"'\nlisen = 1\n")
+	code, out, errs := crius(t, "--config", broken, "status", "heap")
+	if code != 0 || !strings.HasPrefix(out, "\x1f\x8b") || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "lisen") ||
+		!strings.Contains(errs, run) || !strings.Contains(errs, "/run/crius/crius.sock (default)") {
+		t.Errorf("with a broken configuration: exit code %d, %q, %.20q", code, errs, out)
+	}
 	if err := s.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
 	<-served
+	for _, command := range [][]string{{"wipe", "--yes"}, {"check"}, {"config"}, {"serve"}} {
+		if code, _, errs := crius(t, append([]string{"--config", broken}, command...)...); code != 1 || strings.Contains(errs, "warning") {
+			t.Errorf("crius %s takes a broken configuration: exit code %d, %q", command, code, errs)
+		}
+	}
+	if code, _, errs := crius(t, "--config", run+"/none", "status"); code != 1 || !strings.Contains(errs, "no such file") {
+		t.Errorf("a file that was named and is missing: exit code %d, %q", code, errs)
+	}
 	if code, _, errs := crius(t, "--run-root", run, "status", "heap"); code != 1 || !strings.Contains(errs, run) {
 		t.Errorf("without a server: exit code %d, %q", code, errs)
 	}

@@ -25,7 +25,7 @@ func (p *program) eventsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events until interrupted")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		loaded, err := p.load(cmd)
+		loaded, err := p.loadForClient(cmd)
 		if err != nil {
 			return err
 		}

@@ -74,6 +74,10 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag overrides all files. " +
 		"The flag of a list takes one item: repeat it for several, pass it empty for none.")
 	root.PersistentFlags().VisitAll(p.flag)
+	p.section("BROKEN CONFIGURATION")
+	p.text("With a configuration that is invalid no server starts, and one that runs goes on with the configuration that it has read. " +
+		"status, events and pulls then find it by the values that are valid, with a warning on standard error; if these do not lead to it, give --api-listen and --run-root. " +
+		"config, check and wipe refuse to work: wipe would remove what the wrong values name.")
 	p.section("LOG")
 	p.text("The log goes to standard error. If that is connected to the journal, as systemd does it for the unit, each line is filed under its priority: " +
 		"journalctl -u crius -p warning shows warnings and errors. Text lines are then written without the time, which the journal has itself.")

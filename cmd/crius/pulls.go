@@ -26,7 +26,7 @@ func (p *program) pullsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		loaded, err := p.load(cmd)
+		loaded, err := p.loadForClient(cmd)
 		if err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func (p *program) statusCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&onlyStuck, "stuck", false, fmt.Sprintf("show only operations that take longer than %s", stuck))
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		loaded, err := p.load(cmd)
+		loaded, err := p.loadForClient(cmd)
 		if err != nil {
 			return err
 		}

@@ -66,6 +66,17 @@ func (*Problem) Unwrap() error { return fault.Invalid }
 
 // Load reads and validates a configuration. The error joins all problems found.
 func Load(s Sources) (*Loaded, error) {
+	l, err := LoadPart(s)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// LoadPart is Load for clients of a server that runs already. With an error that
+// joins problems it also returns the configuration without unknown keys, values of a
+// wrong type and files that are no TOML. No server may be started with that.
+func LoadPart(s Sources) (*Loaded, error) {
 	files, err := s.files()
 	if err != nil {
 		return nil, err
@@ -81,10 +92,7 @@ func Load(s Sources) (*Loaded, error) {
 	}
 	l.Config.spread()
 	problems = append(problems, l.validate()...)
-	if err := errors.Join(problems...); err != nil {
-		return nil, err
-	}
-	return l, nil
+	return l, errors.Join(problems...)
 }
 
 // file is a TOML document and what it is called in messages.
