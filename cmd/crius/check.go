@@ -63,6 +63,7 @@ func checks() []check {
 		{"limits", checkLimits},
 		{"directories", checkDirectories},
 		{"socket", checkSocket},
+		{"addresses", checkAddresses},
 		{"runtimes", checkRuntimes},
 		{"storage", checkStorage},
 		{"network", checkNetwork},

@@ -282,6 +282,21 @@ func checkSocket(ctx context.Context, n *node) []finding {
 	return []finding{ok("%s: left by a server that is gone, will be replaced", path)}
 }
 
+// checkAddresses checks what the server would serve on TCP as the server does.
+func checkAddresses(_ context.Context, n *node) []finding {
+	c := n.config.Config
+	var findings []finding
+	for _, err := range []error{c.API.Stream().Check(), c.Metrics.Check()} {
+		if err != nil {
+			findings = append(findings, fail("correct the configuration: the server does not start with it", "%v", err))
+		}
+	}
+	if findings == nil {
+		return []finding{ok("streams and metrics can be served")}
+	}
+	return findings
+}
+
 // crioSocket is where a kubelet's cAdvisor looks for CRI-O.
 const crioSocket = "/run/crio/crio.sock"
 

@@ -373,3 +373,26 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 }
+
+// What keeps the server from starting fails a check.
+func TestCheckAddresses(t *testing.T) {
+	for name, c := range map[string]struct {
+		set  func(*config.Config)
+		want string // empty: nothing is wrong
+	}{
+		"defaults":                    {func(*config.Config) {}, ""},
+		"metrics without host":        {func(c *config.Config) { c.Metrics.Address = "9090" }, "metrics.address"},
+		"metrics without key":         {func(c *config.Config) { c.Metrics.Address, c.Metrics.TLSCertFile = "127.0.0.1:0", "/c" }, "metrics over TLS"},
+		"certificate without metrics": {func(c *config.Config) { c.Metrics.TLSCertFile, c.Metrics.TLSKeyFile = "/c", "/k" }, "metrics"},
+		"streams without port":        {func(c *config.Config) { c.API.StreamAddress = "127.0.0.1" }, "api.stream_address"},
+		"streams at every address":    {func(c *config.Config) { c.API.StreamAddress = "0.0.0.0:0" }, "api.stream_address"},
+		"streams without key":         {func(c *config.Config) { c.API.StreamTLSCertFile = "/c" }, "api.stream_tls_cert_file"},
+	} {
+		loaded := &config.Loaded{Config: config.Default()}
+		c.set(&loaded.Config)
+		found := checkAddresses(t.Context(), &node{config: loaded})
+		if len(found) != 1 || (found[0].Status == statusFail) != (c.want != "") || !strings.Contains(found[0].Text, c.want) {
+			t.Errorf("%s: %+v, want a failure about %q", name, found, c.want)
+		}
+	}
+}

@@ -64,15 +64,33 @@ func (m *Metrics) Listen(ctx context.Context, cfg Config) (_ *Server, err error)
 	return s, s.listenAt(ctx, cfg)
 }
 
-func (s *Server) listenAt(ctx context.Context, cfg Config) error {
+// Check is what Listen finds wrong without listening.
+func (cfg Config) Check() error {
+	_, err := cfg.check()
+	return err
+}
+
+// check returns the configuration of TLS, nil without TLS.
+func (cfg Config) check() (*tls.Config, error) {
 	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case cfg.Address == "" && secure != nil:
-		return fmt.Errorf("metrics.tls_cert_file without metrics.address: %w", fault.Invalid)
+		return nil, fmt.Errorf("metrics.tls_cert_file without metrics.address: %w", fault.Invalid)
 	case cfg.Address == "":
-		return nil
+		return nil, nil
+	}
+	if _, _, err := net.SplitHostPort(cfg.Address); err != nil {
+		return nil, fmt.Errorf("metrics.address = %q: give HOST:PORT: %w: %w", cfg.Address, err, fault.Invalid)
+	}
+	return secure, nil
+}
+
+func (s *Server) listenAt(ctx context.Context, cfg Config) error {
+	secure, err := cfg.check()
+	if err != nil || cfg.Address == "" {
+		return err
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.Address)
 	if err != nil {

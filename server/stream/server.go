@@ -61,17 +61,32 @@ type Server struct {
 	sessions sync.WaitGroup
 }
 
-// New listens, so that URLs can be given from then on.
-func New(cfg Config, engine Engine) (*Server, error) {
+// Check is what New finds wrong without listening.
+func (cfg Config) Check() error {
+	_, err := cfg.check()
+	return err
+}
+
+// check returns the configuration of TLS, nil without TLS.
+func (cfg Config) check() (*tls.Config, error) {
 	secure, err := tlsfile.Config("streaming", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
 	if err != nil {
-		return nil, fmt.Errorf("stream_tls_cert_file, stream_tls_key_file and stream_tls_client_ca_file: %w", err)
+		return nil, fmt.Errorf("api.stream_tls_cert_file, stream_tls_key_file and stream_tls_client_ca_file: %w", err)
 	}
 	if err := checkAddress(cfg.Address); err != nil {
 		return nil, err
 	}
 	if cfg.IdleTimeout < 0 {
 		return nil, fmt.Errorf("api.stream_idle_timeout = %q: give a positive duration, or 0 for none: %w", cfg.IdleTimeout, fault.Invalid)
+	}
+	return secure, nil
+}
+
+// New listens, so that URLs can be given from then on.
+func New(cfg Config, engine Engine) (*Server, error) {
+	secure, err := cfg.check()
+	if err != nil {
+		return nil, err
 	}
 	hangups, err := newHangups()
 	if err != nil {
@@ -80,7 +95,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 	l, err := net.Listen("tcp", cfg.Address)
 	if err != nil {
 		hangups.close()
-		return nil, fmt.Errorf("stream_address: %w", err)
+		return nil, fmt.Errorf("api.stream_address: %w", err)
 	}
 	s := &Server{
 		cfg: cfg, engine: engine, hangups: hangups,
@@ -101,7 +116,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 func checkAddress(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("stream_address: %w: %w", err, fault.Invalid)
+		return fmt.Errorf("api.stream_address: %w: %w", err, fault.Invalid)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		return fmt.Errorf("api.stream_address = %q: give an address at which the kubelet and its clients can reach this node: %w", address, fault.Invalid)
