@@ -29,16 +29,14 @@ type Config struct {
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate        int64         `toml:"min_pull_rate" help:"bytes per second that a pull must receive on average over progress_timeout, while it waits for any; it is cancelled else; 0: one byte in that time is enough"`
 	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer in all, however fast it is; 0: never"`
-	DefaultTransport   string        `toml:"default_transport" help:"containers/image transport of names that carry none"`
 }
 
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
-		ParallelLayers:   3,
-		ProgressTimeout:  5 * time.Minute,
-		MinPullRate:      1 << 10,
-		PullTimeout:      24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
-		DefaultTransport: "docker://",
+		ParallelLayers:  3,
+		ProgressTimeout: 5 * time.Minute,
+		MinPullRate:     1 << 10,
+		PullTimeout:     24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
 	}
 }

@@ -172,6 +172,7 @@ func TestUnknownKeys(t *testing.T) {
 		{"cgroup_driver = 'systemd'", "FILE:1: cgroup_driver: unknown key; did you mean runtime.cgroup_driver?"},
 		{"[runtime.handlers.kata]\nroot_dir = '/x'", "FILE:2: runtime.handlers.kata.root_dir: unknown key; did you mean runtime.handlers.kata.root?"},
 		{"[runtime]\npath = '/x'", "FILE:2: runtime.path: unknown key; did you mean runtime.handlers.NAME.path?"},
+		{"[image]\ndefault_transport = 'docker://'", "FILE:2: image.default_transport: unknown key; it was removed and never had an effect: delete the line"},
 		{"[plugins.'io.containerd.grpc.v1.cri']\nx = 1", "FILE: plugins: unknown key; `crius config --default` lists all keys"},
 		{"'state dir' = '/x'", "FILE:1: \"state dir\": unknown key; `crius config --default` lists all keys"},
 		{"[pod]\nstate_dir = '/x'\nrun_dir = '/x'", "FILE:2: pod.state_dir: unknown key; `crius config --default` lists all keys"},

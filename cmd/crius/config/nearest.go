@@ -5,9 +5,17 @@ import (
 	"strings"
 )
 
+// removed are keys of earlier versions, and what to do about them.
+var removed = map[string]string{
+	"image.default_transport": "it was removed and never had an effect: delete the line",
+}
+
 // hint names the key that was probably meant by name in the table at path: a
 // key of that table, or else one of a like name elsewhere.
 func hint(path, name string, siblings []string) string {
+	if advice := removed[join(path, name)]; advice != "" {
+		return "; " + advice
+	}
 	best, bestDistance := "", len(name)
 	consider := func(candidate, last string, detour int) {
 		d := distance(name, last)
