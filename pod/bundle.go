@@ -222,6 +222,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.User, err = c.lookUpUser(ctx, imageUser); err != nil {
 		return in, err
 	}
+	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
+		return in, err
+	}
 	if err := c.lookAtDevices(ctx); err != nil {
 		return in, err
 	}

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -126,4 +128,27 @@ func (c *Container) mountRoots(ctx context.Context) ([]string, error) {
 		sources[v.Mount] = path
 	}
 	return sources, nil
+}
+
+// makeVolumes makes the directories that the image declares as its volumes
+// (docs/decisions/0027-image-volumes.md), and returns those that are mounted.
+func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, error) {
+	mode := c.engine.cfg.ImageVolumes
+	if mode != "mkdir" && mode != "bind" {
+		return nil, nil
+	}
+	volumes, ignored, err := spec.MakeVolumes(&in)
+	if diskFull := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT); diskFull {
+		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(ignored) > 0 {
+		slog.WarnContext(ctx, "volumes of the image ignored", "container", c.id, "image", c.plan.ImageID, "volumes", len(ignored), "first", ignored[0])
+	}
+	if mode != "bind" {
+		return nil, nil
+	}
+	return volumes, nil
 }

@@ -29,6 +29,7 @@ type Config struct {
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate        int64         `toml:"min_pull_rate" help:"bytes per second that a pull must receive on average over progress_timeout, while it waits for any; it is cancelled else; 0: one byte in that time is enough"`
 	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer in all, however fast it is; 0: never"`
+	Volumes            string        `toml:"volumes" help:"what becomes of the VOLUMEs of images: mkdir makes the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
 // DefaultConfig is what an empty configuration file means.
@@ -38,5 +39,6 @@ func DefaultConfig() Config {
 		ProgressTimeout: 5 * time.Minute,
 		MinPullRate:     1 << 10,
 		PullTimeout:     24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
+		Volumes:         "mkdir",
 	}
 }

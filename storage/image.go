@@ -30,7 +30,7 @@ type Image struct {
 	// Size in bytes of the unpacked layers, the config and the manifests.
 	Size uint64
 	// Config is what the image says about its containers: User, Env, Entrypoint,
-	// Cmd, WorkingDir and StopSignal. It comes from whoever made the image and is
+	// Cmd, WorkingDir, StopSignal and Volumes. It comes from whoever made the image and is
 	// to be trusted no further than that. A large one has its User alone but in the
 	// answer of Image.
 	Config *imagespec.ImageConfig

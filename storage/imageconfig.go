@@ -99,6 +99,7 @@ func runConfig(c *imagespec.ImageConfig) *imagespec.ImageConfig {
 		Cmd:        c.Cmd,
 		WorkingDir: c.WorkingDir,
 		StopSignal: c.StopSignal,
+		Volumes:    c.Volumes,
 	}
 }
 
@@ -109,6 +110,9 @@ func keptBytes(c *imagespec.ImageConfig) int {
 		for _, text := range list {
 			sum += len(text) + 16
 		}
+	}
+	for name := range c.Volumes {
+		sum += len(name) + 32 // and its part of the map
 	}
 	return sum
 }

@@ -36,6 +36,10 @@ type Facts struct {
 	// Empty: the mount's host_path as it stands.
 	MountSources []string
 
+	// BindVolumes are volumes of the image, as MakeVolumes returns them, that stay
+	// writable where the root file system is read-only.
+	BindVolumes []string
+
 	Devices     []Device // the request's, from ResolveDevices
 	HostDevices []Device // from HostDevices; given to privileged containers
 

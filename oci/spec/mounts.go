@@ -17,7 +17,7 @@ func mounts(in *Input, s *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(append(kernelMounts(in), fileMounts(in)...), asked)
+	s.Mounts = overlay(slices.Concat(kernelMounts(in), fileMounts(in), volumeMounts(in)), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
 }
@@ -79,6 +79,19 @@ func fileMounts(in *Input) []specs.Mount {
 				Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", access},
 			})
 		}
+	}
+	return list
+}
+
+// volumeMounts mount each directory on itself: a root file system that the runtime
+// makes read-only does not make the mounts in it read-only.
+func volumeMounts(in *Input) []specs.Mount {
+	var list []specs.Mount
+	for _, volume := range in.Facts.BindVolumes {
+		list = append(list, specs.Mount{
+			Destination: volume, Type: "bind", Source: path.Join(in.Facts.Rootfs, volume),
+			Options: []string{"bind", "rprivate", "rw"},
+		})
 	}
 	return list
 }

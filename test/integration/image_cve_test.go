@@ -20,9 +20,9 @@ import (
 	"github.com/crius-run/crius/test/kit/registry"
 )
 
-// Volumes that an image declares are nothing to crius: it makes and copies nothing
-// for them.
-func TestVolumesOfImagesAreIgnored_CVE_2022_23648(t *testing.T) {
+// Volumes that an image declares mount and copy nothing of the node, wherever their
+// paths and the image's links lead.
+func TestVolumesOfImagesStayInThem_CVE_2022_23648(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	outside := w.dir(t)

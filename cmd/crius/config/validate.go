@@ -26,6 +26,8 @@ func choices(model string) []string {
 		return []string{"text", "json"}
 	case "runtime.cgroup_driver":
 		return []string{"systemd", "cgroupfs"}
+	case "image.volumes":
+		return []string{"mkdir", "bind", "ignore"}
 	case "network.primary_ip":
 		return []string{"ipv4", "ipv6", "cni"}
 	case "network.host_ports":

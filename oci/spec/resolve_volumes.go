@@ -1,0 +1,168 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Limits of the volumes that an image declares, far beyond those of real images.
+const (
+	maxVolumes    = 128
+	maxVolumePath = unix.PathMax - 1
+)
+
+// MakeVolumes makes the directories that the image declares as its volumes where
+// they are missing, for the container's user, and returns all of them, parents
+// first, with links resolved inside the root file system. Those that the request
+// mounts something on or above are left out. Volumes that cannot be are ignored:
+// the second result says why, in an entry for each. Too many are fault.Invalid.
+//
+// The root file system must be mounted, and no process may run in it yet.
+func MakeVolumes(in *Input) (volumes []string, ignored []error, err error) {
+	if in.Request.Image == nil || len(in.Request.Image.Volumes) == 0 {
+		return nil, nil, nil
+	}
+	if count := len(in.Request.Image.Volumes); count > maxVolumes {
+		return nil, nil, invalid("the image declares %d volumes, more than %d: use another image, or set image.volumes to \"ignore\"", count, maxVolumes)
+	}
+	root, err := os.OpenRoot(in.Facts.Rootfs)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer root.Close()
+	covered, err := mountTargets(in)
+	if err != nil {
+		return nil, nil, err
+	}
+	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
+	uid, gid := nodeID(users.GetUids(), in.Facts.User.UID), nodeID(users.GetGids(), in.Facts.User.GID)
+	for _, declared := range slices.Sorted(maps.Keys(in.Request.Image.Volumes)) {
+		volume, err := resolveVolume(in.Facts.Rootfs, declared)
+		if err == nil && (slices.Contains(volumes, volume) || atOrBelow(volume, covered)) {
+			continue
+		}
+		if err == nil {
+			err = makeVolume(root, volume, uid, gid)
+		}
+		switch {
+		case err == nil:
+			volumes = append(volumes, volume)
+		case imageCausedVolumeError(err):
+			ignored = append(ignored, fmt.Errorf("%.256q: %w", declared, err))
+		default:
+			return nil, nil, fmt.Errorf("make the image's volume %.256q: %w", declared, err)
+		}
+	}
+	return volumes, ignored, nil
+}
+
+// mountTargets are the places of the request's mounts, with links resolved.
+func mountTargets(in *Input) ([]string, error) {
+	var targets []string
+	for _, m := range in.Request.Container.GetMounts() {
+		target, err := securejoin.SecureJoin(in.Facts.Rootfs, m.GetContainerPath())
+		if err != nil {
+			return nil, invalid("mount at %q: follow the image's links: %v", m.GetContainerPath(), err)
+		}
+		targets = append(targets, below(in.Facts.Rootfs, target))
+	}
+	return targets, nil
+}
+
+var errVolumePath = errors.New("it is not an absolute path below / without \"..\"")
+
+// resolveVolume is the path to which a volume leads inside the root file system.
+func resolveVolume(rootfs, declared string) (string, error) {
+	if !path.IsAbs(declared) || len(declared) > maxVolumePath || strings.ContainsRune(declared, 0) ||
+		slices.Contains(strings.Split(declared, "/"), "..") {
+		return "", errVolumePath
+	}
+	target, err := securejoin.SecureJoin(rootfs, declared)
+	if err != nil {
+		return "", err
+	}
+	volume := below(rootfs, target)
+	if volume == "/" {
+		return "", errVolumePath
+	}
+	if atOrBelow(volume, reservedPaths) {
+		return "", errVolumeReserved
+	}
+	return volume, nil
+}
+
+// reservedPaths are the places of the kernel's file systems and the pod's files.
+var reservedPaths = []string{"/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+
+var errVolumeReserved = errors.New("it is in the place of the kernel's file systems or of the pod's files")
+
+// below is a path in the root file system as the container has it.
+func below(rootfs, target string) string {
+	return path.Join("/", strings.TrimPrefix(target, path.Clean(rootfs)))
+}
+
+func atOrBelow(name string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+	})
+}
+
+var errVolumeFile = errors.New("the image has something else than a directory there")
+
+// makeVolume makes a directory, and those above it that are missing.
+func makeVolume(root *os.Root, volume string, uid, gid int) error {
+	name := strings.TrimPrefix(volume, "/")
+	for end := range len(name) + 1 {
+		if end < len(name) && name[end] != '/' {
+			continue
+		}
+		err := root.Mkdir(name[:end], 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil {
+			err = root.Chmod(name[:end], 0o755) // whatever the server's umask is
+		}
+		if err == nil {
+			err = root.Lchown(name[:end], uid, gid)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	info, err := root.Lstat(name)
+	if err == nil && !info.IsDir() {
+		err = errVolumeFile
+	}
+	return err
+}
+
+// imageCausedVolumeError tells whether the volume, and not the node, is at fault.
+func imageCausedVolumeError(err error) bool {
+	for _, cause := range []error{errVolumePath, errVolumeReserved, errVolumeFile, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG} {
+		if errors.Is(err, cause) {
+			return true
+		}
+	}
+	return false
+}
+
+// nodeID is what an id of the container is on the node.
+func nodeID(mappings []*cri.IDMapping, id uint32) int {
+	for _, m := range mappings {
+		if id >= m.GetContainerId() && id-m.GetContainerId() < m.GetLength() {
+			return int(m.GetHostId() + id - m.GetContainerId())
+		}
+	}
+	return int(id)
+}
