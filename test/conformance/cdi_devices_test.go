@@ -43,7 +43,7 @@ const acme = `{
     {"name": "two", "containerEdits": {
       "env": ["ACME_TWO=2"],
       "deviceNodes": [{"path": "/dev/acme2", "hostPath": "/dev/zero", "fileMode": 432, "uid": 1001, "gid": 1002}],
-      "hooks": [{"hookName": "createRuntime", "path": "/bin/touch", "args": ["touch", "{{.Path "hooked"}}"]}]
+      "hooks": [{"hookName": "createRuntime", "path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; touch {{.Path "hooked"}}"]}]
     }}
   ]
 }`

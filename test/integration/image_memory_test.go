@@ -27,6 +27,11 @@ func TestImageThatTakesTooMuchMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Close()
+	defer func() {
+		if t.Failed() {
+			t.Log(n.LogTail(60))
+		}
+	}()
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
