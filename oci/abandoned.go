@@ -3,6 +3,7 @@ package oci
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -85,15 +86,59 @@ func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Proces
 		return err
 	}
 	slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", pid)
-	if !t.record.Sandboxed && shim.CheckPID(pid) == nil {
-		e := &execution{pid: pid}
-		e.noteLeader()
-		killCommand(ctx, t.ref, e)
+	switch {
+	case t.record.Sandboxed:
+	case shim.CheckPID(pid) == nil:
+		t.killByPID(ctx, pid)
+	default:
+		t.killUnknown(ctx, client)
 	}
 	// It may have ended by now, and may not have been started.
 	_ = client.Kill(ctx, process, unix.SIGKILL, false)
 	_, _ = client.Wait(ctx, process)
 	return client.Delete(ctx, process)
+}
+
+func (t *shimTask) killByPID(ctx context.Context, pid int) {
+	e := &execution{pid: pid}
+	e.noteLeader()
+	killCommand(ctx, t.ref, e)
+}
+
+// killUnknown kills the commands of which the shim does not know: a shim ends its
+// runtime when the connection over which it was to start a command is lost, and the
+// runtime may have started it by then. Such a command is the shim's child, while
+// orphans of the container are its init's: but for those of a container in the node's
+// PID namespace, where such a command runs on.
+func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client) {
+	own, ownErr := os.Stat("/proc/self/ns/pid")
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", t.PID()))
+	if ownErr != nil || err != nil || os.SameFile(own, theirs) {
+		return
+	}
+	isMember, err := cgroup.Membership(t.ref.Cgroup)
+	if err != nil {
+		return
+	}
+	parent, err := client.Shim(ctx, t.ref.ID)
+	if err != nil {
+		return
+	}
+	known := map[int]bool{t.PID(): true}
+	sessions, _ := filepath.Glob(filepath.Join(t.ref.Dir, sessionDirs+"*")) // the pattern is well-formed
+	for _, dir := range sessions {
+		pid, err := client.PID(ctx, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)})
+		if err == nil {
+			known[pid] = true
+		} else if !errors.Is(err, fault.NotFound) {
+			return
+		}
+	}
+	for _, pid := range children(parent.PID) {
+		if !known[pid] && isMember(pid) {
+			t.killByPID(ctx, pid)
+		}
+	}
 }
 
 // eachAbandoned calls end for each directory of a command, and removes it then.

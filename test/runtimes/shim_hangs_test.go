@@ -1,8 +1,10 @@
 package runtimes
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -39,6 +42,55 @@ func TestExecOfHangingShim(t *testing.T) {
 		alone(t, c)
 		wait.For(t, "the directory of the command to go", func() bool { return len(execDirs(c)) == 0 })
 	})
+}
+
+// A server that is killed while its shim starts a command takes the start along, and
+// not what the runtime has started by then: the shim does not know of it.
+func TestCommandThatItsShimDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	path, err := exec.LookPath("containerd-shim-runc-v2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	holding, hold := filepath.Join(dir, "runc"), filepath.Join(dir, "hold")
+	scene.WriteProgram(t, holding, fmt.Appendf(nil, `#!/bin/sh
+case " $* " in
+*" exec "*) %[1]s "$@" || exit; [ ! -e %[2]s ] || exec sleep 600;;
+*) exec %[1]s "$@";;
+esac
+`, runc, hold))
+	w := scene.Private(t, node.Options{Config: fmt.Sprintf("[runtime.handlers.held]\ntype = \"shim\"\npath = %q\noptions = [%q]\n", path, "--BinaryName="+holding)})
+	c := w.Pod(t, "held").Start(t, "fork 1 sleep ; sleep")
+	s := session(t, w, &cri.ExecRequest{ContainerId: c.ID, Cmd: []string{"/probe", "echo", "here", ";", "sleep"}, Stdin: true, Stdout: true})
+	shows(t, s, "here")
+	before := len(c.Facts(t).Processes)
+	scene.Write(t, hold, "")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "write", "/tmp/runs", "yes", ";", "sleep"}})
+		ended <- err
+	}()
+	_, pid := processes(t, runDir(c))
+	wait.For(t, "the command to run", func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/runs", pid))
+		return err == nil
+	})
+	if err := w.Crash(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	scene.WantCode(t, <-ended, codes.Unavailable)
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	var all map[int]string
+	if !wait.Until(t.Context(), func() bool { all = c.Facts(t).Processes; return len(all) == before }) {
+		t.Errorf("processes: %v, want %d", all, before)
+	}
 }
 
 // execDirs are those of a container's commands.
