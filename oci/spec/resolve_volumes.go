@@ -19,6 +19,10 @@ import (
 const (
 	maxVolumes    = 128
 	maxVolumePath = unix.PathMax - 1
+
+	// maxVolumeDepth is in directories. Each may have to be made, and is looked up from
+	// the root on: thousands in each volume would take minutes.
+	maxVolumeDepth = 32
 )
 
 // MakeVolumes makes the directories that the image declares as its volumes where
@@ -87,6 +91,9 @@ func resolveVolume(rootfs, declared string) (string, error) {
 		slices.Contains(strings.Split(declared, "/"), "..") {
 		return "", errVolumePath
 	}
+	if strings.Count(declared, "/") > maxVolumeDepth {
+		return "", errVolumeDepth
+	}
 	target, err := securejoin.SecureJoin(rootfs, declared)
 	if err != nil {
 		return "", err
@@ -95,11 +102,16 @@ func resolveVolume(rootfs, declared string) (string, error) {
 	if volume == "/" {
 		return "", errVolumePath
 	}
+	if strings.Count(volume, "/") > maxVolumeDepth {
+		return "", errVolumeDepth
+	}
 	if atOrBelow(volume, reservedPaths) {
 		return "", errVolumeReserved
 	}
 	return volume, nil
 }
+
+var errVolumeDepth = fmt.Errorf("it is more than %d directories deep", maxVolumeDepth)
 
 // reservedPaths are the places of the kernel's file systems and the pod's files.
 var reservedPaths = []string{"/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
@@ -149,7 +161,7 @@ func makeVolume(root *os.Root, volume string, uid, gid int) error {
 
 // imageCausedVolumeError tells whether the volume, and not the node, is at fault.
 func imageCausedVolumeError(err error) bool {
-	for _, cause := range []error{errVolumePath, errVolumeReserved, errVolumeFile, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG} {
+	for _, cause := range []error{errVolumePath, errVolumeDepth, errVolumeReserved, errVolumeFile, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG} {
 		if errors.Is(err, cause) {
 			return true
 		}

@@ -31,12 +31,14 @@ func TestMakeVolumes(t *testing.T) {
 	files := map[string]string{
 		"there/file": "", "link": "->/there/deep", "dangling": "->new/one", "file": "", "loop": "->loop",
 		"root": "->/", "up": "->../../../..", "kernel": "->/proc/sys", "etc/motd": "", "conf": "->/etc", "mounted": "->/srv",
+		"deep": "->" + strings.Repeat("a/", maxVolumeDepth),
 	}
 	for declared, want := range map[string]string{ // empty: ignored
 		"/there": "/there", "/data": "/data", "/data/": "/data", "//a/./b": "/a/b", "/link/x": "/there/deep/x", "/dangling": "/new/one", "/up/x": "/x",
 		"/device": "/device", "/processes": "/processes", "/etc": "/etc",
 		"": "", ".": "", "/": "", "/.": "", "data": "", "/a/../b": "", "/..": "", "/root": "", "/up": "", "/file": "", "/file/x": "", "/loop": "", "/nul\x00": "",
 		"/proc": "", "/proc/self/attr": "", "/sys": "", "/dev/shm": "", "/kernel": "", "/kernel/x": "", "/etc/hosts": "", "/conf/hostname": "", "/etc/resolv.conf/x": "",
+		strings.Repeat("/a", maxVolumeDepth): strings.Repeat("/a", maxVolumeDepth), strings.Repeat("/a", maxVolumeDepth+1): "", "/deep/x": "",
 		"/" + strings.Repeat("a/", 2048): "", "/" + strings.Repeat("n", 256): "",
 	} {
 		root := image(t, files)
