@@ -146,29 +146,6 @@ func (p *program) serve(cmd *cobra.Command, _ []string) error {
 	}, p.hook)
 }
 
-func (p *program) configCommand() *cobra.Command {
-	var template bool
-	cmd := &cobra.Command{
-		Use:   "config",
-		Short: "Print the configuration in force and where each value comes from",
-		Long: "Print the configuration that crius would use: defaults, configuration file, drop-ins and flags merged, " +
-			"with the origin of each value in a comment. The output is itself a valid configuration file.",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if template {
-				return config.WriteTemplate(cmd.OutOrStdout())
-			}
-			loaded, err := p.load(cmd)
-			if err != nil {
-				return err
-			}
-			return loaded.Write(cmd.OutOrStdout())
-		},
-	}
-	cmd.Flags().BoolVar(&template, "default", false, "print a commented configuration file with all keys and their defaults instead")
-	return cmd
-}
-
 // completions are the shells for which cobra can write a completion script.
 var completions = map[string]func(*cobra.Command, io.Writer) error{
 	"bash": func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },

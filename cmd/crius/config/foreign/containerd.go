@@ -1,0 +1,301 @@
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const containerd = "containerd"
+
+// Versions of containerd's configuration that are understood.
+const oldest, newest = 2, 4
+
+// Containerd reads the configuration of containerd in file, which is
+// /etc/containerd/config.toml on a node, and the files that it imports. Tables merge,
+// later files win.
+func Containerd(file string) (*Import, error) {
+	top, files, version, err := containerdFiles(file)
+	if err != nil {
+		return nil, err
+	}
+	c := newConversion(containerd, top, containerdRules)
+	c.out.Files = files
+	c.plain(containerdRules, c.containerdKeys)
+	d := containerdConversion{c, version}
+	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.sysctls, d.capabilities, d.plugins, d.tracing, d.old, d.runtimes} {
+		joint()
+	}
+	c.out.Differ = append(c.out.Differ, "images: containerd's are not seen by crius and are pulled again")
+	c.finish()
+	return c.out, errors.Join(c.problems...)
+}
+
+func containerdFiles(file string) (top *table, files []string, version int64, err error) {
+	var r reader
+	top = newTable()
+	for pending := []string{file}; len(pending) > 0; {
+		path := pending[0]
+		pending = pending[1:]
+		if slices.Contains(r.files, path) {
+			continue
+		}
+		one, err := r.read(path)
+		if err != nil {
+			return nil, nil, 0, fmt.Errorf("read the configuration of containerd: %w", err)
+		}
+		if len(r.files) == 1 {
+			if version, err = versionOf(path, one); err != nil {
+				return nil, nil, 0, err
+			}
+		}
+		more, err := imports(path, one)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		pending = append(pending, more...)
+		top.overlay(one, func([]string) bool { return false })
+	}
+	return top, r.files, version, nil
+}
+
+// versionOf refuses formats with other names of plugins.
+func versionOf(path string, top *table) (int64, error) {
+	l, set := top.leaf("version")
+	version, ok := l.value.(int64)
+	switch {
+	case set && !ok:
+		return 0, &Problem{Place: l.place, Key: "version", Text: "want a number, got " + Format(l.value)}
+	case version < oldest:
+		return 0, &Problem{Place: path, Key: "version", Text: "version 1 is not read: write the configuration anew with containerd config migrate (containerd 1.7 and earlier)"}
+	case version > newest:
+		return 0, &Problem{Place: l.place, Key: "version", Text: fmt.Sprintf("want a version from %d to %d, got %d", oldest, newest, version)}
+	}
+	return version, nil
+}
+
+// imports are the files that a file names, by themselves or with a star.
+func imports(path string, top *table) ([]string, error) {
+	l, set := top.leaf("imports")
+	if !set {
+		return nil, nil
+	}
+	list, err := textsOf(l.value)
+	if err != nil {
+		return nil, &Problem{Place: l.place, Key: "imports", Text: err.Error()}
+	}
+	var files []string
+	for _, file := range list {
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(filepath.Dir(path), file)
+		}
+		if !strings.Contains(file, "*") {
+			files = append(files, filepath.Clean(file))
+			continue
+		}
+		matches, err := filepath.Glob(file)
+		if err != nil {
+			return nil, &Problem{Place: l.place, Key: "imports", Text: fmt.Sprintf("%q: %v", file, err)}
+		}
+		files = append(files, matches...)
+	}
+	return files, nil
+}
+
+// containerdKeys visits every key that is set.
+func (c *conversion) containerdKeys(visit func(found)) { c.keys(generalContainerd, visit) }
+
+// generalContainerd is the key of a path in the rules, and the name that stands for
+// NAME.
+func generalContainerd(path []string) (general, name string) {
+	if len(path) < 2 || path[0] != "plugins" {
+		return strings.Join(path, "."), ""
+	}
+	id, known := plugin[path[1]]
+	if !known {
+		return "plugins.OTHER", ""
+	}
+	path = slices.Clone(path)
+	path[1] = id
+	if len(path) > 5 && path[2] == "containerd" && path[3] == "runtimes" {
+		name, path[4] = path[4], anyName
+	}
+	return strings.Join(path, "."), name
+}
+
+// containerdConversion has the rules that look at several keys.
+type containerdConversion struct {
+	*conversion
+	version int64
+}
+
+// cri is the value of a key in any of CRI's plugins, with its path.
+func (c containerdConversion) cri(path ...string) (leaf, []string) {
+	for _, id := range slices.Sorted(maps.Keys(plugin)) {
+		at := append([]string{"plugins", id}, path...)
+		if l, set := c.top.leaf(at...); set && plugin[id] == "cri" {
+			return l, at
+		}
+	}
+	return leaf{}, append([]string{"plugins", "io.containerd.grpc.v1.cri"}, path...)
+}
+
+func (c containerdConversion) criFlag(unset bool, path ...string) (bool, []string) {
+	l, at := c.cri(path...)
+	if l.value == nil {
+		return unset, at
+	}
+	return c.flag(at...), at
+}
+
+func (c containerdConversion) criText(path ...string) (string, []string) {
+	l, at := c.cri(path...)
+	if l.value == nil {
+		return "", at
+	}
+	return c.text(at...), at
+}
+
+// socket has cAdvisor find crius, which it finds containerd without.
+func (c containerdConversion) socket() {
+	c.set("api.crio_socket", crioSocket, "chosen by crius",
+		"so that the kubelet's container metrics have the names of pods; its --container-runtime-endpoint becomes unix:///run/crius/crius.sock")
+	for _, path := range [][]string{{"grpc", "gid"}, {"plugins", "io.containerd.server.v1.grpc", "gid"}} {
+		if gid, _ := typed[int64](c.conversion, path); gid > 0 {
+			c.set("api.socket_group", strconv.FormatInt(gid, 10), c.from(path), "")
+		}
+	}
+	for _, table := range [][]string{{"grpc"}, {"plugins", "io.containerd.server.v1.grpc"}} {
+		send, receive := append(slices.Clone(table), "max_send_message_size"), append(slices.Clone(table), "max_recv_message_size")
+		n, _ := typed[int64](c.conversion, send)
+		m, _ := typed[int64](c.conversion, receive)
+		if size := max(n, m); size > 0 {
+			c.set("api.max_message_size", size, c.from(send, receive), "")
+		}
+	}
+}
+
+func (c containerdConversion) streams() {
+	address, at := c.criText("stream_server_address")
+	port, also := c.criText("stream_server_port")
+	if address != "" || port != "" {
+		if address == "" {
+			address = "127.0.0.1"
+		}
+		if port == "" {
+			port = "0"
+		}
+		c.set("api.stream_address", net.JoinHostPort(address, port), c.from(at, also), "")
+	}
+	on, at := c.criFlag(false, "enable_tls_streaming")
+	if !on {
+		return
+	}
+	cert, from := c.criText("x509_key_pair_streaming", "tls_cert_file")
+	key, keyFrom := c.criText("x509_key_pair_streaming", "tls_key_file")
+	if cert == "" || key == "" {
+		l, _ := c.top.leaf(at...)
+		c.remark(keyOf(at), l, "streams are not encrypted: crius makes no certificate by itself; set api.stream_tls_cert_file and api.stream_tls_key_file")
+		return
+	}
+	c.set("api.stream_tls_cert_file", cert, c.from(from), "")
+	c.set("api.stream_tls_key_file", key, c.from(keyFrom), "")
+}
+
+// pinned takes all pinned images but that of the pause container.
+func (c containerdConversion) pinned() {
+	at := []string{"plugins", "io.containerd.cri.v1.images", "pinned_images"}
+	images := c.top.table(at...)
+	if images == nil {
+		return
+	}
+	list := []string{}
+	for _, name := range slices.Sorted(maps.Keys(images.leaves)) {
+		if image := c.text(append(slices.Clone(at), name)...); name != "sandbox" && image != "" {
+			list = append(list, image)
+		}
+	}
+	if len(list) > 0 {
+		c.set("image.pinned_images", list, images.asLeaf().place+" "+keyOf(at), "")
+	}
+}
+
+func (c containerdConversion) apparmor() {
+	if off, at := c.criFlag(false, "disable_apparmor"); off {
+		c.set("pod.apparmor_profile", "", c.from(at), "")
+	}
+}
+
+// sysctls lets pods use low ports and ping without privileges where containerd does:
+// version 2 of the configuration has that off by default, later ones on.
+func (c containerdConversion) sysctls() {
+	on := c.version > 2
+	list, from := []string{}, "default of "+containerd
+	for _, s := range []struct{ key, sysctl string }{
+		{"enable_unprivileged_icmp", "net.ipv4.ping_group_range=0 2147483647"},
+		{"enable_unprivileged_ports", "net.ipv4.ip_unprivileged_port_start=0"},
+	} {
+		yes, at := c.criFlag(on, s.key)
+		if yes {
+			list = append(list, s.sysctl)
+			from = c.from(at)
+		}
+	}
+	if len(list) > 0 {
+		c.set("pod.default_sysctls", list, from, "")
+	}
+}
+
+func (c containerdConversion) capabilities() {
+	c.set("pod.default_capabilities", fourteenCapabilities, "default of "+containerd,
+		"remove this key for crius's nine: pods then lack MKNOD, NET_RAW, SETFCAP, SYS_CHROOT and AUDIT_WRITE")
+}
+
+func (c containerdConversion) plugins() {
+	one, at := c.criText("cni", "bin_dir")
+	l, also := c.cri("cni", "bin_dirs")
+	list := []string{}
+	if l.value != nil {
+		var err error
+		if list, err = textsOf(l.value); err != nil {
+			c.problem(l.place, keyOf(also), err.Error())
+		}
+	}
+	if len(list) == 0 && one != "" {
+		list = []string{one}
+	}
+	if len(list) > 0 {
+		c.set("network.plugin_dirs", list, c.from(also, at), "")
+	}
+}
+
+func (c containerdConversion) tracing() {
+	at := []string{"plugins", "io.containerd.tracing.processor.v1.otlp", "endpoint"}
+	endpoint := c.text(at...)
+	if endpoint == "" {
+		return
+	}
+	if !strings.Contains(endpoint, "://") {
+		scheme := "https://"
+		if c.flag("plugins", "io.containerd.tracing.processor.v1.otlp", "insecure") {
+			scheme = "http://"
+		}
+		endpoint = scheme + endpoint
+	}
+	c.set("tracing.endpoint", endpoint, c.from(at), "")
+}
+
+// old tells of two tables of runtimes that have no name.
+func (c containerdConversion) old() {
+	for _, key := range []string{"default_runtime", "untrusted_workload_runtime"} {
+		at := []string{"plugins", "io.containerd.grpc.v1.cri", "containerd", key, "runtime_type"}
+		if l, _ := c.top.leaf(at...); l.value != nil && l.value != "" {
+			c.remark(keyOf(at), l, c.rules["plugins.cri.containerd."+key].why)
+		}
+	}
+}

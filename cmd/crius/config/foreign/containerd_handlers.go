@@ -1,0 +1,163 @@
+package foreign
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// The tables of containerd's runtimes.
+
+// cgroupDriver is what the runtimes of runc's shim say about the cgroup driver.
+type cgroupDriver struct {
+	systemd bool
+	from    string
+}
+
+// runtimes writes a handler for each table. The cgroup driver is one for all: that
+// of the default runtime.
+func (c containerdConversion) runtimes() {
+	var tables *table
+	var at []string
+	for _, id := range []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"} {
+		at = []string{"plugins", id, "containerd", "runtimes"}
+		if tables = c.top.table(at...); tables != nil {
+			break
+		}
+	}
+	drivers := map[string]cgroupDriver{}
+	if tables != nil {
+		for _, name := range slices.Sorted(maps.Keys(tables.tables)) {
+			r := containerdRuntime{c, name, append(slices.Clone(at), name), tables.table(name)}
+			r.handler(drivers)
+		}
+	}
+	c.cgroups(drivers)
+}
+
+func (c containerdConversion) cgroups(drivers map[string]cgroupDriver) {
+	name, _ := c.criText("containerd", "default_runtime_name")
+	if name == "" {
+		name = "runc"
+	}
+	chosen, known := drivers[name]
+	if !known {
+		for _, other := range slices.Sorted(maps.Keys(drivers)) {
+			chosen, known = drivers[other], true
+			break
+		}
+	}
+	if old, at := c.criFlag(false, "systemd_cgroup"); old {
+		chosen, known = cgroupDriver{true, c.from(at)}, true
+	}
+	if !known {
+		chosen = cgroupDriver{false, "default of " + containerd}
+	}
+	value := "cgroupfs"
+	if chosen.systemd {
+		value = "systemd"
+	}
+	c.set("runtime.cgroup_driver", value, chosen.from, "must be the kubelet's cgroupDriver")
+}
+
+// containerdRuntime is one of the tables.
+type containerdRuntime struct {
+	containerdConversion
+	name string
+	at   []string
+	own  *table
+}
+
+func (r containerdRuntime) path(keys ...string) []string { return append(slices.Clone(r.at), keys...) }
+
+func (r containerdRuntime) put(key string, value any, from, note string) {
+	r.set("runtime.handlers."+toml.Key{r.name}.String()+"."+key, value, from, note)
+}
+
+func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
+	kind := r.text(r.path("runtime_type")...)
+	from := r.from(r.path("runtime_type"))
+	switch {
+	case kind == "":
+		l := r.own.asLeaf()
+		r.problem(l.place, keyOf(r.path("runtime_type")), "is missing: containerd refuses this runtime")
+	case strings.HasPrefix(kind, "io.containerd.runc."):
+		r.runc(from, drivers)
+	case strings.HasPrefix(kind, "io.containerd.runsc."):
+		r.put("type", "oci", from, "gVisor is driven by its command line: see docs/handlers.md for its options")
+		r.put("path", "runsc", from, "")
+		r.others("flags in this file have to be given in options of the handler", "")
+	default:
+		r.shim(kind, from)
+	}
+}
+
+// runc is for containerd's shim of runc: crius runs the binary behind it.
+func (r containerdRuntime) runc(from string, drivers map[string]cgroupDriver) {
+	r.put("type", "oci", from, "")
+	binary, where := r.text(r.path("options", "BinaryName")...), r.path("options", "BinaryName")
+	if binary == "" {
+		r.put("path", "runc", from, "")
+	} else {
+		r.put("path", binary, r.from(where), "")
+	}
+	systemd := r.path("options", "SystemdCgroup")
+	drivers[r.name] = cgroupDriver{r.flag(systemd...), r.from(systemd)}
+	r.others("no counterpart for OCI runtimes", "BinaryName", "SystemdCgroup", "Root", "IoUid", "IoGid", "CriuImagePath", "CriuPath", "CriuWorkPath")
+}
+
+// others remarks on options that are set and are none of those named.
+func (r containerdRuntime) others(why string, except ...string) {
+	options := r.own.table("options")
+	if options == nil {
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(options.leaves)) {
+		l := options.leaves[key]
+		if !slices.Contains(except, key) && !(rule{}).isOff(l.value) {
+			r.remark(keyOf(r.path("options", key)), l, why)
+		}
+	}
+}
+
+// shim is for all other shims.
+func (r containerdRuntime) shim(kind, from string) {
+	program := r.text(r.path("runtime_path")...)
+	if program == "" {
+		program = kind
+		if parts := strings.Split(kind, "."); !filepath.IsAbs(kind) && len(parts) > 1 {
+			program = fmt.Sprintf("containerd-shim-%s-%s", parts[len(parts)-2], parts[len(parts)-1])
+		}
+	} else {
+		from = r.from(r.path("runtime_path"))
+	}
+	r.put("type", "shim", r.from(r.path("runtime_type")), "")
+	r.put("path", program, from, "")
+	options := r.own.table("options")
+	if options == nil {
+		return
+	}
+	var list []string
+	for _, key := range slices.Sorted(maps.Keys(options.leaves)) {
+		l := options.leaves[key]
+		switch value := l.value.(type) {
+		case string:
+			if value != "" {
+				list = append(list, "--"+key+"="+value)
+			}
+		case bool, int64:
+			if !(rule{}).isOff(value) {
+				list = append(list, fmt.Sprintf("--%s=%v", key, value))
+			}
+		default:
+			r.remark(keyOf(r.path("options", key)), l, "only texts, numbers and switches are passed to a shim")
+		}
+	}
+	if len(list) > 0 {
+		r.put("options", list, options.asLeaf().place+" "+keyOf(r.path("options")), "")
+	}
+}

@@ -1,0 +1,273 @@
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const (
+	crio    = "CRI-O"
+	anyName = "NAME" // in the keys of rules
+)
+
+// CRIO reads the configuration of CRI-O in dir, which is /etc/crio on a node:
+// crio.conf, then crio.conf.d. Like CRI-O it reads every file of that directory,
+// whatever its name is; later ones win, and the table of a runtime or workload
+// replaces one from before as a whole.
+func CRIO(dir string) (*Import, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("read the configuration of CRI-O: %w", err)
+	}
+	files, err := below(filepath.Join(dir, "crio.conf.d"))
+	if err != nil {
+		return nil, fmt.Errorf("read the drop-ins of CRI-O: %w", err)
+	}
+	if main := filepath.Join(dir, "crio.conf"); exists(main) {
+		files = slices.Insert(files, 0, main)
+	}
+	top, read, err := crioFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	c := newConversion(crio, top, crioRules)
+	c.out.Files = read
+	c.plain(crioRules, c.crioKeys)
+	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes} {
+		joint()
+	}
+	c.out.Differ = append(c.out.Differ, "annotations of pods: CRI-O passes most of them to the OCI runtime, crius those that allowed_annotations of the handler names")
+	c.finish()
+	return c.out, errors.Join(c.problems...)
+}
+
+// CRIOHandlers reads the runtimes alone, and which is the default, from the drop-ins
+// in dir.
+func CRIOHandlers(dir string) (*Import, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return nil, err
+	}
+	files, err := below(dir)
+	if err != nil {
+		return nil, err
+	}
+	top, read, err := crioFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	c := newConversion(crio, top, crioRules)
+	c.out.Files = read
+	c.plain(nil, func(visit func(found)) {
+		c.crioKeys(func(f found) {
+			if strings.HasPrefix(f.general, "crio.runtime.runtimes.") {
+				visit(f)
+			}
+		})
+	})
+	if _, set := c.top.leaf("crio", "runtime", "default_runtime"); set {
+		c.defaultRuntime()
+	}
+	c.runtimes()
+	c.finish()
+	return c.out, errors.Join(c.problems...)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// crioFiles lays files over each other as CRI-O does.
+func crioFiles(files []string) (*table, []string, error) {
+	top := newTable()
+	var r reader
+	for _, file := range files {
+		one, err := r.read(file)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read the configuration of CRI-O: %w", err)
+		}
+		joinStorageOptions(top, one)
+		top.overlay(one, isNamedTable)
+	}
+	return top, r.files, nil
+}
+
+// isNamedTable tells the tables that replace one with their name from before.
+func isNamedTable(path []string) bool {
+	return len(path) == 4 && path[0] == "crio" && path[1] == "runtime" && (path[2] == "runtimes" || path[2] == "workloads")
+}
+
+// joinStorageOptions adds the storage options from before to those of a file: the
+// only list that grows.
+func joinStorageOptions(before, file *table) {
+	old, had := before.leaf("crio", "storage_option")
+	added, has := file.leaf("crio", "storage_option")
+	if !had || !has {
+		return
+	}
+	older, ok := old.value.([]any)
+	newer, also := added.value.([]any)
+	if !ok || !also {
+		return
+	}
+	older = slices.DeleteFunc(slices.Clone(older), func(o any) bool { return slices.Contains(newer, o) })
+	file.tables["crio"].leaves["storage_option"] = leaf{append(older, newer...), added.place}
+}
+
+// crioKeys visits every key that is set.
+func (c *conversion) crioKeys(visit func(found)) { c.keys(generalCRIO, visit) }
+
+// generalCRIO is the key of a path in the rules, and the name that stands for NAME.
+func generalCRIO(path []string) (general, name string) {
+	if len(path) > 4 && isNamedTable(path[:4]) {
+		name = path[3]
+		path = slices.Clone(path)
+		path[3] = anyName
+	}
+	return strings.Join(path, "."), name
+}
+
+// crioSocket is where CRI-O listens, and the only place where cAdvisor looks for it.
+const crioSocket = "/var/run/crio/crio.sock"
+
+// socket has the kubelet find crius where it found CRI-O. At CRI-O's own socket crius
+// also answers what cAdvisor asks of CRI-O.
+func (c *conversion) socket() {
+	path := c.text("crio", "api", "listen")
+	from := c.from([]string{"crio", "api", "listen"})
+	if path == "" || plainRun(path) == plainRun(crioSocket) {
+		c.set("api.crio_socket", crioSocket, from,
+			"kubelets that are configured for CRI-O find crius here; crius listens at api.listen as well")
+		return
+	}
+	c.set("api.listen", path, from, "")
+}
+
+func plainRun(path string) string {
+	return strings.TrimPrefix(filepath.Clean(path), "/var")
+}
+
+// streams puts the address together, and takes certificates only if TLS is on.
+func (c *conversion) streams() {
+	address, port := c.text("crio", "api", "stream_address"), c.text("crio", "api", "stream_port")
+	if address != "" || port != "" {
+		if address == "" {
+			address = "127.0.0.1"
+		}
+		if port == "" {
+			port = "0"
+		}
+		c.set("api.stream_address", net.JoinHostPort(address, port), c.from([]string{"crio", "api", "stream_address"}, []string{"crio", "api", "stream_port"}), "")
+	}
+	if idle := c.text("crio", "api", "stream_idle_timeout"); idle != "" {
+		path := []string{"crio", "api", "stream_idle_timeout"}
+		if _, err := duration(idle); err != nil {
+			l, _ := c.top.leaf(path...)
+			c.problem(l.place, keyOf(path), err.Error())
+		}
+		c.set("api.stream_idle_timeout", idle, c.from(path), "")
+	}
+	if !c.flag("crio", "api", "stream_enable_tls") {
+		return
+	}
+	c.files("api.stream_tls_cert_file", "crio", "api", "stream_tls_cert")
+	c.files("api.stream_tls_key_file", "crio", "api", "stream_tls_key")
+	c.files("api.stream_tls_client_ca_file", "crio", "api", "stream_tls_ca")
+}
+
+// files takes the path of a file if one is set.
+func (c *conversion) files(to string, path ...string) {
+	if file := c.text(path...); file != "" {
+		c.set(to, file, c.from(path), "")
+	}
+}
+
+// messages takes the larger of the two sizes: crius has one bound.
+func (c *conversion) messages() {
+	send, receive := []string{"crio", "api", "grpc_max_send_msg_size"}, []string{"crio", "api", "grpc_max_recv_msg_size"}
+	size := int64(0)
+	for _, path := range [][]string{send, receive} {
+		n, _ := typed[int64](c, path)
+		if n <= 0 {
+			n = 80 << 20 // what CRI-O means by none
+		}
+		size = max(size, n)
+	}
+	c.set("api.max_message_size", size, c.from(send, receive), "")
+}
+
+// apparmor takes the name of a profile; CRI-O's default is its own.
+func (c *conversion) apparmor() {
+	path := []string{"crio", "runtime", "apparmor_profile"}
+	switch name := c.text(path...); name {
+	case "", "crio-default":
+	case "unconfined":
+		c.set("pod.apparmor_profile", "", c.from(path), "")
+	default:
+		c.set("pod.apparmor_profile", name, c.from(path), "load this profile at boot: crius loads none but its own")
+	}
+}
+
+// plugins joins the old key for one directory with the list.
+func (c *conversion) plugins() {
+	dirs, one := []string{"crio", "network", "plugin_dirs"}, []string{"crio", "network", "plugin_dir"}
+	list := []string{}
+	if l, set := c.top.leaf(dirs...); set {
+		var err error
+		if list, err = textsOf(l.value); err != nil {
+			c.problem(l.place, keyOf(dirs), err.Error())
+		}
+	}
+	if dir := c.text(one...); dir != "" {
+		list = append(list, dir)
+	}
+	if len(list) > 0 {
+		c.set("network.plugin_dirs", list, c.from(dirs, one), "")
+	} else {
+		c.out.Differ = append(c.out.Differ, "crio.network.plugin_dirs: crius looks for CNI plugins in the directories of distributions as well as in /opt/cni/bin")
+	}
+}
+
+// metrics serves metrics on TCP if CRI-O did.
+func (c *conversion) metrics() {
+	on := []string{"crio", "metrics", "enable_metrics"}
+	if !c.flag(on...) {
+		return
+	}
+	host := c.text("crio", "metrics", "metrics_host")
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	port, set := typed[int64](c, []string{"crio", "metrics", "metrics_port"})
+	if !set {
+		port = 9090
+	}
+	c.set("metrics.address", net.JoinHostPort(host, fmt.Sprint(port)), c.from(on), "names of metrics differ: docs/metrics.md has those for dashboards")
+	c.files("metrics.tls_cert_file", "crio", "metrics", "metrics_cert")
+	c.files("metrics.tls_key_file", "crio", "metrics", "metrics_key")
+}
+
+// tracing sends traces if CRI-O did.
+func (c *conversion) tracing() {
+	on := []string{"crio", "tracing", "enable_tracing"}
+	if !c.flag(on...) {
+		return
+	}
+	endpoint := c.text("crio", "tracing", "tracing_endpoint")
+	if endpoint == "" {
+		endpoint = "127.0.0.1:4317"
+	}
+	if !strings.Contains(endpoint, "://") {
+		endpoint = "http://" + endpoint
+	}
+	c.set("tracing.endpoint", endpoint, c.from(on), "")
+	rate := []string{"crio", "tracing", "tracing_sampling_rate_per_million"}
+	if n, set := typed[int64](c, rate); set {
+		c.set("tracing.sampling_rate_per_million", max(n, 0), c.from(rate), "")
+	}
+}

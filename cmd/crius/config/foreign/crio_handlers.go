@@ -1,0 +1,153 @@
+package foreign
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/BurntSushi/toml"
+)
+
+// The tables [crio.runtime.runtimes.NAME].
+
+// defaultRuntime names the default handler. CRI-O's own default was runc before
+// version 1.31.
+func (c *conversion) defaultRuntime() {
+	path := []string{"crio", "runtime", "default_runtime"}
+	c.set("runtime.default_handler", c.defaultName(), c.from(path), "")
+}
+
+func (c *conversion) defaultName() string {
+	if name := c.text("crio", "runtime", "default_runtime"); name != "" {
+		return name
+	}
+	tables := c.top.table("crio", "runtime", "runtimes")
+	if tables.table("crun") == nil && tables.table("runc") != nil {
+		return "runc"
+	}
+	return "crun"
+}
+
+// runtimes writes a handler for each table.
+func (c *conversion) runtimes() {
+	tables := c.top.table("crio", "runtime", "runtimes")
+	names := []string{}
+	if tables != nil {
+		names = slices.Sorted(maps.Keys(tables.tables))
+	}
+	for _, name := range names {
+		(&crioRuntime{c, name, c.inherited(tables, name)}).handler()
+	}
+}
+
+// inherited is the table of a runtime with what it takes from the default one.
+func (c *conversion) inherited(tables *table, name string) *table {
+	own := tables.table(name)
+	inherits, set := own.leaves["inherit_default_runtime"]
+	base := tables.table(c.defaultName())
+	if yes, ok := inherits.value.(bool); set && !ok {
+		c.problem(inherits.place, runtimeKey(name, "inherit_default_runtime"), "want true or false, got "+Format(inherits.value))
+		return own
+	} else if !yes || base == nil {
+		return own
+	}
+	merged := newTable()
+	merged.overlay(own, func([]string) bool { return true })
+	for _, key := range []string{"runtime_path", "runtime_type", "runtime_config_path"} {
+		delete(merged.leaves, key)
+		if l, ok := base.leaves[key]; ok {
+			merged.leaves[key] = l
+		}
+	}
+	if _, ok := base.leaves["runtime_path"]; !ok {
+		merged.leaves["runtime_path"] = leaf{c.defaultName(), inherits.place}
+	}
+	return merged
+}
+
+func runtimeKey(name, key string) string {
+	return keyOf([]string{"crio", "runtime", "runtimes", name, key})
+}
+
+// crioRuntime is one of the tables.
+type crioRuntime struct {
+	*conversion
+	name string
+	own  *table
+}
+
+// text is a key of the table, "" if it is not set.
+func (r *crioRuntime) text(key string) (string, leaf) {
+	l, set := r.own.leaves[key]
+	if !set {
+		return "", l
+	}
+	text, ok := l.value.(string)
+	if !ok {
+		r.problem(l.place, runtimeKey(r.name, key), "want a value of type string, got "+Format(l.value))
+	}
+	return text, l
+}
+
+// put sets a key of the handler from a key of the table.
+func (r *crioRuntime) put(key string, value any, from leaf, foreign, note string) {
+	r.set("runtime.handlers."+toml.Key{r.name}.String()+"."+key, value, from.place+" "+runtimeKey(r.name, foreign), note)
+}
+
+func (r *crioRuntime) handler() {
+	kind, of := r.text("runtime_type")
+	switch kind {
+	case "", "oci":
+		if of.place == "" {
+			of = r.own.asLeaf()
+		}
+		r.put("type", "oci", of, "runtime_type", "")
+	case "vm":
+		r.put("type", "shim", of, "runtime_type", "")
+	case "pod":
+		r.put("type", "oci", of, "runtime_type", "")
+		r.remark(runtimeKey(r.name, "runtime_type"), of, "containers of a pod have a monitor each, crius-conmon, instead of one for the pod")
+	default:
+		r.problem(of.place, runtimeKey(r.name, "runtime_type"), fmt.Sprintf(`want "oci", "vm" or "pod", got %q`, kind))
+	}
+	if path, from := r.text("runtime_path"); path != "" {
+		r.put("path", path, from, "runtime_path", "")
+	}
+	if file, from := r.text("runtime_config_path"); file != "" {
+		if kind == "vm" {
+			r.put("options", []string{"--ConfigPath=" + file}, from, "runtime_config_path", "")
+		} else {
+			r.remark(runtimeKey(r.name, "runtime_config_path"), from, "only shims are given a configuration file, by CRI-O as well: runtime_type is not \"vm\"")
+		}
+	}
+	r.annotations(kind)
+}
+
+// annotations allows what CRI-O allows. Its entries are beginnings of keys. Kata's own
+// annotations reach Kata in any case with CRI-O.
+func (r *crioRuntime) annotations(kind string) {
+	var patterns []string
+	from, set := r.own.leaves["allowed_annotations"]
+	if set {
+		list, err := textsOf(from.value)
+		if err != nil {
+			r.problem(from.place, runtimeKey(r.name, "allowed_annotations"), err.Error())
+		}
+		for _, prefix := range list {
+			patterns = append(patterns, prefix, literally(prefix)+"*", literally(prefix)+"*/*")
+		}
+	}
+	note := ""
+	if kind == "vm" {
+		patterns = append(patterns, "io.katacontainers.*")
+		note = "CRI-O passes annotations of Kata without being told"
+		if !set {
+			from = r.own.asLeaf()
+		}
+	}
+	if len(patterns) == 0 {
+		return
+	}
+	r.put("allowed_annotations", patterns, from, "allowed_annotations", note)
+	r.put("allowed_container_annotations", patterns, from, "allowed_annotations", "")
+}

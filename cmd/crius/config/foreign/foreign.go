@@ -1,0 +1,271 @@
+// Package foreign reads the configurations of CRI-O and containerd and says what
+// each of their keys means for crius.
+//
+// Every key that these programs know has one rule, in the tables of crio_rules.go
+// and containerd_rules.go: it is mapped to a key of crius, crius always does what
+// it asks for, or there is no counterpart and the rule says what that means for the
+// node. The package knows the keys of crius by name only; cmd/crius/config writes
+// and checks the file that is made of them.
+package foreign
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Import is what the configuration of another runtime means for crius.
+type Import struct {
+	Of       string   // the program: CRI-O or containerd
+	Files    []string // what was read, in the order in which it applies
+	Settings []Setting
+	Remarks  []Remark // keys that are set and have no counterpart
+	Builtin  []string // keys that are set and ask for what crius always does
+	Unused   []string // keys that are set to what switches a feature off
+	Differ   []string // defaults of the two programs that are not the same
+}
+
+// Setting is a value for a key of crius.
+type Setting struct {
+	Key   string
+	Value any    // as a TOML decoder delivers it, or []string
+	From  string // FILE:LINE and foreign key, or whose default it is
+	Note  string // what an operator should know; may be empty
+}
+
+// Remark is a key, or a part of its value, that crius does not follow.
+type Remark struct {
+	Key   string
+	Value string // as TOML; may be empty
+	Place string // FILE:LINE
+	Text  string // what that means for the node
+}
+
+// Problem is an error in a foreign configuration. It is a fault.Invalid.
+type Problem struct {
+	Place string // FILE:LINE
+	Key   string // may be empty
+	Text  string
+}
+
+func (p *Problem) Error() string {
+	parts := slices.DeleteFunc([]string{p.Place, p.Key, p.Text}, func(s string) bool { return s == "" })
+	return strings.Join(parts, ": ")
+}
+
+// Unwrap classifies every problem.
+func (*Problem) Unwrap() error { return fault.Invalid }
+
+// verdict is what becomes of a foreign key.
+type verdict int
+
+const (
+	mapped  verdict = iota + 1 // crius has a key for it
+	builtin                    // crius always does so
+	refused                    // crius has nothing for it
+)
+
+// rule says what becomes of one foreign key.
+type rule struct {
+	key     string // NAME stands for the name that an operator gives to a table
+	verdict verdict
+
+	// Of a mapped key.
+	to    string                 // crius's key
+	as    func(any) (any, error) // how its value is converted
+	joint bool                   // its value depends on other keys: see joint functions
+	unset any                    // foreign default that crius must be told if the key is not set
+	note  string                 // written beside the value
+
+	// Of one that is refused or built in.
+	off []any  // values with which nothing is lost; of a boolean, a number, a text or a list the empty one
+	why string // what it means for the node that crius has nothing for it, or how crius does it
+
+	differs string // how the foreign default differs from crius's, which is kept if the key is not set
+}
+
+// conversion turns one foreign configuration into an Import.
+type conversion struct {
+	out      *Import
+	top      *table
+	rules    map[string]rule
+	problems []error
+}
+
+func newConversion(of string, top *table, rules []rule) *conversion {
+	c := &conversion{out: &Import{Of: of}, top: top, rules: map[string]rule{}}
+	for _, r := range rules {
+		c.rules[r.key] = r
+	}
+	return c
+}
+
+// found is a key that is set.
+type found struct {
+	leaf
+	key     string // as the file has it
+	general string // as the rules have it
+	name    string // of the table whose name the operator chose, if it is in one
+}
+
+// plain follows the rules that look at one key alone.
+func (c *conversion) plain(rules []rule, visit func(func(found))) {
+	set := map[string]bool{}
+	visit(func(f found) {
+		r, known := c.rules[f.general]
+		set[f.general] = true
+		if !known {
+			c.remark(f.key, f.leaf, "crius does not know this key; if "+c.out.Of+" does not either, it ignores it as well")
+			return
+		}
+		c.follow(r, f)
+	})
+	for _, r := range rules {
+		if set[r.key] || strings.Contains(r.key, anyName) {
+			continue
+		}
+		if r.unset != nil {
+			c.set(r.to, r.unset, "default of "+c.out.Of, r.note)
+		}
+		if r.differs != "" {
+			c.out.Differ = append(c.out.Differ, r.key+": "+r.differs)
+		}
+	}
+}
+
+func (c *conversion) follow(r rule, f found) {
+	switch {
+	case r.joint:
+	case r.verdict == mapped:
+		value, err := convert(r, f.value)
+		if err != nil {
+			c.problem(f.place, f.key, err.Error())
+			return
+		}
+		to := r.to
+		if f.name != "" {
+			if empty(value) { // what a handler without the key has
+				return
+			}
+			to = strings.Replace(to, anyName, toml.Key{f.name}.String(), 1)
+		}
+		c.set(to, value, f.place+" "+f.key, r.note)
+	case r.isOff(f.value):
+		if r.verdict == builtin {
+			c.out.Builtin = append(c.out.Builtin, f.key)
+		} else {
+			c.out.Unused = append(c.out.Unused, f.key)
+		}
+	default:
+		c.remark(f.key, f.leaf, r.why)
+	}
+}
+
+func convert(r rule, value any) (any, error) {
+	if r.as == nil {
+		return value, nil
+	}
+	return r.as(value)
+}
+
+// isOff reports whether nothing is lost with a value.
+func (r rule) isOff(value any) bool {
+	if r.verdict == builtin && r.off == nil {
+		return true
+	}
+	if r.off == nil {
+		return empty(value)
+	}
+	text := Format(value)
+	return slices.ContainsFunc(r.off, func(off any) bool { return Format(off) == text })
+}
+
+// empty reports whether a value is what the key has that is not set, in most cases.
+func empty(value any) bool {
+	return slices.Contains([]string{`""`, "false", "0", "[]", "{}"}, Format(value))
+}
+
+// set has the last word on a key.
+func (c *conversion) set(key string, value any, from, note string) {
+	c.out.Settings = slices.DeleteFunc(c.out.Settings, func(s Setting) bool { return s.Key == key })
+	c.out.Settings = append(c.out.Settings, Setting{Key: key, Value: value, From: from, Note: note})
+}
+
+func (c *conversion) remark(key string, l leaf, text string) {
+	value := Format(l.value)
+	if secret(key) {
+		value = "(not shown)"
+	}
+	c.out.Remarks = append(c.out.Remarks, Remark{Key: key, Value: value, Place: l.place, Text: text})
+}
+
+// secret reports whether the value of a key may be or hold a credential, which does
+// not belong into a file that everybody may read.
+func secret(key string) bool {
+	return slices.ContainsFunc([]string{"password", "username", "token", ".auth", ".headers", ".registry.configs"},
+		func(part string) bool { return strings.Contains(strings.ToLower(key), part) })
+}
+
+func (c *conversion) problem(place, key, text string) {
+	c.problems = append(c.problems, &Problem{Place: place, Key: key, Text: text})
+}
+
+// finish puts the lists in a stable order.
+func (c *conversion) finish() {
+	slices.SortStableFunc(c.out.Remarks, func(a, b Remark) int { return cmp.Compare(a.Key, b.Key) })
+	slices.Sort(c.out.Builtin)
+	slices.Sort(c.out.Unused)
+	slices.Sort(c.out.Differ)
+}
+
+// text is a key of the foreign configuration as a string, "" if it is not set. One
+// of another type is a problem.
+func (c *conversion) text(path ...string) string {
+	value, _ := typed[string](c, path)
+	return value
+}
+
+func (c *conversion) flag(path ...string) bool {
+	value, _ := typed[bool](c, path)
+	return value
+}
+
+func typed[T any](c *conversion, path []string) (value T, set bool) {
+	l, set := c.top.leaf(path...)
+	if !set {
+		return value, false
+	}
+	value, ok := l.value.(T)
+	if !ok {
+		c.problem(l.place, keyOf(path), fmt.Sprintf("want a value of type %s, got %s", typeName[T](), Format(l.value)))
+	}
+	return value, ok
+}
+
+// from says where a setting comes from that several keys make: from the first of
+// them that is set.
+func (c *conversion) from(paths ...[]string) string {
+	for _, path := range paths {
+		if l, ok := c.top.leaf(path...); ok {
+			return l.place + " " + keyOf(path)
+		}
+	}
+	return "default of " + c.out.Of
+}
+
+// Targets are the keys of crius that foreign keys are mapped to.
+func Targets() []string {
+	var all []string
+	for _, r := range slices.Concat(crioRules, containerdRules) {
+		if r.to != "" {
+			all = append(all, r.to)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

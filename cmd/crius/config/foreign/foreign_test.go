@@ -1,0 +1,339 @@
+package foreign
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// etc writes files below a new directory.
+func etc(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func crioOf(t *testing.T, files map[string]string) *Import {
+	t.Helper()
+	imp, err := CRIO(etc(t, files))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return imp
+}
+
+func containerdOf(t *testing.T, text string) *Import {
+	t.Helper()
+	imp, err := Containerd(filepath.Join(etc(t, map[string]string{"c.toml": text}), "c.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return imp
+}
+
+// setting is what crius is told for a key, as TOML; "" if nothing.
+func setting(imp *Import, key string) string {
+	for _, s := range imp.Settings {
+		if s.Key == key {
+			return Format(s.Value)
+		}
+	}
+	return ""
+}
+
+func wantSettings(t *testing.T, imp *Import, want map[string]string) {
+	t.Helper()
+	for key, value := range want {
+		if got := setting(imp, key); got != value {
+			t.Errorf("%s is %s, want %s", key, got, value)
+		}
+	}
+}
+
+func remarked(imp *Import, key string) bool {
+	return slices.ContainsFunc(imp.Remarks, func(r Remark) bool { return r.Key == key })
+}
+
+// CRI-O reads every file of crio.conf.d and below it, in lexical order, and a table of
+// a runtime replaces the one from before.
+func TestCrioMergesAsCrioDoes(t *testing.T) {
+	imp := crioOf(t, map[string]string{
+		"crio.conf": "[crio]\nstorage_option = ['a', 'b']\n[crio.runtime]\nread_only = true\npids_limit = 5\ndefault_env = ['A=1']\n" +
+			"[crio.runtime.runtimes.x]\nruntime_path = '/old'\nprivileged_without_host_devices = true\n",
+		"crio.conf.d/20-later":      "[crio]\nstorage_option = ['b', 'c']\n[crio.runtime]\npids_limit = 7\n[crio.runtime.runtimes.x]\nruntime_path = '/new'\n",
+		"crio.conf.d/10/sooner.bak": "[crio.runtime]\npids_limit = 6\ndefault_env = ['B=1']\n",
+	})
+	wantSettings(t, imp, map[string]string{
+		"image.options":           `["a", "b", "c"]`,
+		"pod.read_only":           "true",
+		"pod.pids_limit":          "7",
+		"pod.default_env":         `["B=1"]`,
+		"runtime.handlers.x.path": `"/new"`,
+		"runtime.handlers.x.privileged_without_host_devices": "",
+	})
+	for i, name := range []string{"crio.conf", "sooner.bak", "20-later"} {
+		if filepath.Base(imp.Files[i]) != name {
+			t.Errorf("files are read as %v", imp.Files)
+		}
+	}
+}
+
+func TestCrioValues(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want map[string]string
+	}{
+		{"[crio.api]\nlisten = '/run/crio/crio.sock'", map[string]string{"api.crio_socket": `"/var/run/crio/crio.sock"`, "api.listen": ""}},
+		{"[crio.api]\nlisten = '/run/other.sock'", map[string]string{"api.crio_socket": "", "api.listen": `"/run/other.sock"`}},
+		{"[crio.api]\nstream_port = '10010'", map[string]string{"api.stream_address": `"127.0.0.1:10010"`}},
+		{"[crio.api]\nstream_address = '::'", map[string]string{"api.stream_address": `"[::]:0"`}},
+		{"[crio.api]\nstream_tls_cert = '/c'\nstream_tls_key = '/k'", map[string]string{"api.stream_tls_cert_file": "", "api.stream_tls_key_file": ""}},
+		{"[crio.api]\nstream_enable_tls = true\nstream_tls_cert = '/c'\nstream_tls_key = '/k'\nstream_tls_ca = '/a'",
+			map[string]string{"api.stream_tls_cert_file": `"/c"`, "api.stream_tls_key_file": `"/k"`, "api.stream_tls_client_ca_file": `"/a"`}},
+		{"[crio.api]\nstream_idle_timeout = '30m'", map[string]string{"api.stream_idle_timeout": `"30m"`}},
+		{"[crio.api]\ngrpc_max_send_msg_size = 7\ngrpc_max_recv_msg_size = 9", map[string]string{"api.max_message_size": "9"}},
+		{"[crio.api]\ngrpc_max_send_msg_size = 0\ngrpc_max_recv_msg_size = 9", map[string]string{"api.max_message_size": "83886080"}},
+		{"[crio.runtime]\npids_limit = -1", map[string]string{"pod.pids_limit": "0"}},
+		{"[crio.runtime]\nlog_level = 'trace'", map[string]string{"log_level": `"debug"`}},
+		{"[crio.runtime]\nlog_level = 'panic'", map[string]string{"log_level": `"error"`}},
+		{"[crio.runtime]\napparmor_profile = 'unconfined'", map[string]string{"pod.apparmor_profile": `""`}},
+		{"[crio.runtime]\napparmor_profile = 'mine'", map[string]string{"pod.apparmor_profile": `"mine"`}},
+		{"[crio.runtime]\ndisable_hostport_mapping = true", map[string]string{"network.host_ports": `"cni"`}},
+		{"[crio.runtime]\ncgroup_manager = 'cgroupfs'", map[string]string{"runtime.cgroup_driver": `"cgroupfs"`}},
+		{"[crio.runtime]\ndefault_capabilities = ['CAP_kill', 'net_raw']", map[string]string{"pod.default_capabilities": `["KILL", "NET_RAW"]`}},
+		{"[crio.runtime]\ndefault_capabilities = []", map[string]string{"pod.default_capabilities": `[]`}},
+		{"[crio.runtime]\ndefault_sysctls = ['net.ipv4.ping_group_range = 0   2147483647']",
+			map[string]string{"pod.default_sysctls": `["net.ipv4.ping_group_range=0   2147483647"]`}},
+		{"[crio.runtime.runtimes.runc]", map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.runc.type": `"oci"`}},
+		{"[crio.runtime.runtimes.runc]\n[crio.runtime.runtimes.crun]", map[string]string{"runtime.default_handler": `"crun"`}},
+		{"[crio.image]\npull_progress_timeout = '10s'", map[string]string{"image.progress_timeout": `"10s"`}},
+		{"[crio.image]\npull_progress_timeout = 10000000000", map[string]string{"image.progress_timeout": `"10s"`}},
+		{"[crio.network]\nplugin_dirs = ['/a']\nplugin_dir = '/b'", map[string]string{"network.plugin_dirs": `["/a", "/b"]`}},
+		{"[crio.metrics]\nmetrics_port = 1\nmetrics_cert = '/c'", map[string]string{"metrics.address": "", "metrics.tls_cert_file": ""}},
+		{"[crio.metrics]\nenable_metrics = true", map[string]string{"metrics.address": `"127.0.0.1:9090"`}},
+		{"[crio.metrics]\nenable_metrics = true\nmetrics_host = '::1'\nmetrics_port = 1\nmetrics_cert = '/c'",
+			map[string]string{"metrics.address": `"[::1]:1"`, "metrics.tls_cert_file": `"/c"`}},
+		{"[crio.tracing]\ntracing_endpoint = 'x:1'", map[string]string{"tracing.endpoint": ""}},
+		{"[crio.tracing]\nenable_tracing = true\ntracing_endpoint = 'x:1'\ntracing_sampling_rate_per_million = 3",
+			map[string]string{"tracing.endpoint": `"http://x:1"`, "tracing.sampling_rate_per_million": "3"}},
+		{"[crio.nri]\nnri_disable_connections = true", map[string]string{"nri.connections": "false"}},
+	} {
+		wantSettings(t, crioOf(t, map[string]string{"crio.conf": c.text}), c.want)
+	}
+}
+
+func TestCrioRuntimes(t *testing.T) {
+	imp := crioOf(t, map[string]string{"crio.conf": `
+[crio.runtime]
+default_runtime = "main"
+[crio.runtime.runtimes.main]
+runtime_path = "/main"
+runtime_type = "vm"
+runtime_config_path = "/main.toml"
+[crio.runtime.runtimes.heir]
+runtime_path = "/own"
+inherit_default_runtime = true
+container_min_memory = "1.5 GB"
+container_create_timeout = 90
+seccomp_profile = "/s.json"
+[crio.runtime.runtimes.heir.default_annotations]
+b = "2"
+a = "1"
+[crio.runtime.runtimes.pod]
+runtime_type = "pod"
+runtime_config_path = "/ignored"
+`})
+	wantSettings(t, imp, map[string]string{
+		"runtime.handlers.heir.path":                `"/main"`,
+		"runtime.handlers.heir.type":                `"shim"`,
+		"runtime.handlers.heir.options":             `["--ConfigPath=/main.toml"]`,
+		"runtime.handlers.heir.min_memory":          "1610612736",
+		"runtime.handlers.heir.create_timeout":      `"1m30s"`,
+		"runtime.handlers.heir.seccomp_profile":     `"/s.json"`,
+		"runtime.handlers.heir.default_annotations": `["a=1", "b=2"]`,
+		"runtime.handlers.pod.type":                 `"oci"`,
+		"runtime.handlers.pod.options":              "",
+	})
+	for _, key := range []string{"crio.runtime.runtimes.pod.runtime_type", "crio.runtime.runtimes.pod.runtime_config_path"} {
+		if !remarked(imp, key) {
+			t.Errorf("nothing is said of %s", key)
+		}
+	}
+}
+
+// What is set and has no counterpart is told with its place, what is switched off is
+// not.
+func TestCrioRemarks(t *testing.T) {
+	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nlog_to_journald = false\nconmon = '/c'\ninvented = 'x'\n" +
+		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\ncpushares = 5\n"})
+	for key, place := range map[string]string{
+		"crio.runtime.no_pivot": "crio.conf:2", "crio.runtime.invented": "crio.conf:5", "crio.runtime.workloads.w.activation_annotation": "crio.conf:7",
+		"crio.runtime.workloads.w.resources": "crio.conf:9",
+	} {
+		if !slices.ContainsFunc(imp.Remarks, func(r Remark) bool { return r.Key == key && strings.HasSuffix(r.Place, place) && r.Text != "" }) {
+			t.Errorf("%s at %s is not in %+v", key, place, imp.Remarks)
+		}
+	}
+	if len(imp.Remarks) != 4 || !slices.Equal(imp.Unused, []string{"crio.runtime.log_to_journald"}) || !slices.Equal(imp.Builtin, []string{"crio.runtime.conmon"}) {
+		t.Errorf("remarks %+v, unused %v, builtin %v", imp.Remarks, imp.Unused, imp.Builtin)
+	}
+}
+
+func TestBrokenCrioConfigurations(t *testing.T) {
+	for text, want := range map[string]string{
+		"[crio.runtime]\npids_limit = 'x'":                            "crio.conf:2: crio.runtime.pids_limit: want a value of type integer",
+		"[crio.runtime]\npids_limit = ":                               "crio.conf:2: ",
+		"[crio.runtime]\n\ndefault_env = 'x'":                         "crio.conf:3: crio.runtime.default_env: want a list of strings",
+		"[crio.runtime]\ndefault_env = [1]":                           "crio.conf:2: crio.runtime.default_env: want strings in the list",
+		"[crio.runtime]\nlog_level = 'loud'":                          `crio.conf:2: crio.runtime.log_level: want a log level, got "loud"`,
+		"[crio.runtime]\ndefault_runtime = 1":                         "crio.conf:2: crio.runtime.default_runtime: want a value of type string",
+		"[crio.runtime.runtimes.x]\nruntime_type = 'y'":               `crio.conf:2: crio.runtime.runtimes.x.runtime_type: want "oci", "vm" or "pod", got "y"`,
+		"[crio.runtime.runtimes.x]\ncontainer_min_memory = '1 duck'":  `crio.conf:2: crio.runtime.runtimes.x.container_min_memory: want a number of bytes such as "12MiB"`,
+		"[crio.runtime.runtimes.x]\ninherit_default_runtime = 'si'":   "crio.conf:2: crio.runtime.runtimes.x.inherit_default_runtime: want true or false",
+		"[crio.image]\npull_progress_timeout = 'soon'":                "crio.conf:2: crio.image.pull_progress_timeout: want a duration",
+		"[crio.metrics]\nenable_metrics = true\nmetrics_port = '909'": "crio.conf:3: crio.metrics.metrics_port: want a value of type integer",
+		"[crio.nri]\nnri_disable_connections = 0":                     "crio.conf:2: crio.nri.nri_disable_connections: want true or false",
+	} {
+		dir := etc(t, map[string]string{"crio.conf": text})
+		_, err := CRIO(dir)
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), filepath.Join(dir, want)) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestUnreadableConfigurations(t *testing.T) {
+	dir := etc(t, map[string]string{"crio.conf.d/big": strings.Repeat("#", maxFile+1), "loop.toml": "version = 2\nimports = ['loop.toml', 'gone.toml']", "dir/x": ""})
+	if err := unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"gone": "no such file", "loop.toml": "gone.toml: no such file", "dir": "not a regular file", "fifo": "not a regular file"} {
+		if _, err := Containerd(filepath.Join(dir, path)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("containerd, %s: %v, want %q", path, err, want)
+		}
+	}
+	if _, err := CRIO(filepath.Join(dir, "gone")); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("CRI-O, no directory: %v", err)
+	}
+	if _, err := CRIO(dir); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("CRI-O, large file: %v", err)
+	}
+	many := map[string]string{}
+	for i := range maxFiles + 1 {
+		many["crio.conf.d/"+strings.Repeat("x", i+1)[:min(i+1, 200)]+string(rune('a'+i%26))+string(rune('a'+i/26))] = ""
+	}
+	if _, err := CRIO(etc(t, many)); !errors.Is(err, fault.Invalid) {
+		t.Errorf("CRI-O, many files: %v", err)
+	}
+}
+
+func TestContainerdValues(t *testing.T) {
+	const cri = "[plugins.'io.containerd.grpc.v1.cri'"
+	for _, c := range []struct {
+		text string
+		want map[string]string
+	}{
+		{cri + "]\nenable_unprivileged_ports = true", map[string]string{"pod.default_sysctls": `["net.ipv4.ip_unprivileged_port_start=0"]`}},
+		{cri + "]\nsystemd_cgroup = true", map[string]string{"runtime.cgroup_driver": `"systemd"`}},
+		{cri + "]\ndisable_apparmor = true", map[string]string{"pod.apparmor_profile": `""`}},
+		{cri + "]\nignore_image_defined_volumes = true", map[string]string{"image.volumes": `"ignore"`}},
+		{cri + "]\nstream_server_address = '::'\nstream_server_port = '10010'", map[string]string{"api.stream_address": `"[::]:10010"`}},
+		{cri + "]\nenable_tls_streaming = true\n" + cri + ".x509_key_pair_streaming]\ntls_cert_file = '/c'\ntls_key_file = '/k'",
+			map[string]string{"api.stream_tls_cert_file": `"/c"`, "api.stream_tls_key_file": `"/k"`}},
+		{cri + ".cni]\nbin_dir = '/b'\nip_pref = 'ipv6'", map[string]string{"network.plugin_dirs": `["/b"]`, "network.primary_ip": `"ipv6"`}},
+		{cri + ".containerd]\ndefault_runtime_name = 'x'\n" + cri + ".containerd.runtimes.x]\nruntime_type = 'io.containerd.runc.v2'\n" + cri + ".containerd.runtimes.x.options]\nSystemdCgroup = true",
+			map[string]string{"runtime.default_handler": `"x"`, "runtime.cgroup_driver": `"systemd"`, "runtime.handlers.x.path": `"runc"`}},
+		{cri + ".containerd.runtimes.g]\nruntime_type = 'io.containerd.runsc.v1'", map[string]string{"runtime.handlers.g.type": `"oci"`, "runtime.handlers.g.path": `"runsc"`}},
+		{cri + ".containerd.runtimes.s]\nruntime_type = '/opt/shim'\n" + cri + ".containerd.runtimes.s.options]\nTypeUrl = 'u'\nOn = true\nOff = false\nEmpty = ''",
+			map[string]string{"runtime.handlers.s.type": `"shim"`, "runtime.handlers.s.path": `"/opt/shim"`, "runtime.handlers.s.options": `["--On=true", "--TypeUrl=u"]`}},
+		{"[grpc]\ngid = 100\nmax_recv_message_size = 5", map[string]string{"api.socket_group": `"100"`, "api.max_message_size": "5"}},
+		{"[plugins.'io.containerd.server.v1.metrics']\naddress = '127.0.0.1:1338'", map[string]string{"metrics.address": `"127.0.0.1:1338"`}},
+		{"[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:4317'\ninsecure = true\n[plugins.'io.containerd.internal.v1.tracing']\nsampling_ratio = 0.5",
+			map[string]string{"tracing.endpoint": `"http://h:4317"`, "tracing.sampling_rate_per_million": "500000"}},
+		{"[plugins.'io.containerd.cri.v1.images'.pinned_images]\nsandbox = 'p'\nmine = 'm'", map[string]string{"image.pinned_images": `["m"]`}},
+		{"[plugins.'io.containerd.transfer.v1.local']\nmax_concurrent_downloads = 9", map[string]string{"image.parallel_layers": "9"}},
+		{"[plugins.'io.containerd.nri.v1.nri']\ndisable = true", map[string]string{"nri.enable": "false"}},
+	} {
+		wantSettings(t, containerdOf(t, "version = 2\n"+c.text), c.want)
+	}
+	wantSettings(t, containerdOf(t, "version = 3\n"), map[string]string{
+		"pod.default_sysctls":        `["net.ipv4.ping_group_range=0 2147483647", "net.ipv4.ip_unprivileged_port_start=0"]`,
+		"runtime.cgroup_driver":      `"cgroupfs"`,
+		"runtime.handlers.runc.type": "",
+	})
+}
+
+func TestContainerdRemarks(t *testing.T) {
+	const cri = "[plugins.'io.containerd.grpc.v1.cri'"
+	imp := containerdOf(t, "version = 2\n"+cri+"]\nenable_tls_streaming = true\n"+
+		cri+".containerd]\nsnapshotter = 'stargz'\n"+
+		cri+".containerd.untrusted_workload_runtime]\nruntime_type = 'io.containerd.kata.v2'\n"+
+		cri+".containerd.runtimes.r]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/b'\n"+
+		cri+".containerd.runtimes.r.options]\nNoNewKeyring = true\n"+
+		cri+".registry.mirrors.'docker.io']\nendpoint = ['https://m']\n"+
+		cri+".registry.configs.'r'.auth]\npassword = 'hunter2'\n"+
+		"[proxy_plugins.stargz]\ntype = 'snapshot'\naddress = '/run/s'\n")
+	const at = `plugins."io.containerd.grpc.v1.cri".`
+	for _, key := range []string{
+		at + "enable_tls_streaming", at + "containerd.snapshotter", at + "containerd.untrusted_workload_runtime.runtime_type",
+		at + "containerd.runtimes.r.base_runtime_spec", at + "containerd.runtimes.r.options.NoNewKeyring", at + "registry.mirrors", at + "registry.configs", "proxy_plugins",
+	} {
+		if !remarked(imp, key) {
+			t.Errorf("nothing is said of %s", key)
+		}
+	}
+	for _, r := range imp.Remarks {
+		if strings.Contains(r.Value, "hunter2") {
+			t.Errorf("a password is shown: %+v", r)
+		}
+	}
+}
+
+func TestBrokenContainerdConfigurations(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                              "version 1 is not read: write the configuration anew with containerd config migrate",
+		"version = 1":                   "version 1 is not read",
+		"version = 5":                   "c.toml:1: version: want a version from 2 to 4, got 5",
+		"version = 'x'":                 "c.toml:1: version: want a number",
+		"version = 2\nimports = 'x'":    "c.toml:2: imports: want a list of strings",
+		"version = 2\nimports = ['[*']": "c.toml:2: imports: ",
+		"version = 2\n[x":               "c.toml:2: ",
+		"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.x]\nruntime_path = ''": "is missing: containerd refuses this runtime",
+		"version = 2\n[debug]\nformat = 'xml'":                                                        `c.toml:3: debug.format: want "text" or "json"`,
+		"version = 2\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = 'x'":                   "c.toml:3: ",
+	} {
+		_, err := Containerd(filepath.Join(etc(t, map[string]string{"c.toml": text}), "c.toml"))
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for text, want := range map[string]int64{"5": 5, "12MiB": 12 << 20, "500k": 500 << 10, "500KiB": 500 << 10, "1 GB": 1 << 30, "1.5k": 1536, "2t": 2 << 40} {
+		if got, err := bytes(text); err != nil || got != want {
+			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "k", "-1", "5 ducks", "1kk", "9999999999p", "1..2"} {
+		if got, err := bytes(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}

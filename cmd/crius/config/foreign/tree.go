@@ -1,0 +1,201 @@
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// leaf is a value with the place where it stands.
+type leaf struct {
+	value any // as the decoder delivers it
+	place string
+}
+
+// table is a TOML table whose values know where they stand.
+type table struct {
+	leaves map[string]leaf
+	tables map[string]*table
+}
+
+func newTable() *table { return &table{leaves: map[string]leaf{}, tables: map[string]*table{}} }
+
+// parse reads the TOML document called path in messages.
+func parse(path string, data []byte) (*table, error) {
+	var top map[string]toml.Primitive
+	md, err := toml.Decode(string(data), &top)
+	if wrong := (toml.ParseError{}); errors.As(err, &wrong) {
+		return nil, &Problem{Place: fmt.Sprintf("%s:%d", path, wrong.Position.Line), Text: wrong.Message}
+	} else if err != nil {
+		return nil, &Problem{Place: path, Text: err.Error()}
+	}
+	return (&parser{path, md}).table(top)
+}
+
+type parser struct {
+	path string
+	md   toml.MetaData
+}
+
+func (p *parser) table(from map[string]toml.Primitive) (*table, error) {
+	t := newTable()
+	for name, primitive := range from {
+		var value any
+		if err := p.md.PrimitiveDecode(primitive, &value); err != nil {
+			return nil, &Problem{Place: p.place(primitive), Key: name, Text: err.Error()}
+		}
+		if _, ok := value.(map[string]any); !ok {
+			t.leaves[name] = leaf{value, p.place(primitive)}
+			continue
+		}
+		var inner map[string]toml.Primitive
+		if err := p.md.PrimitiveDecode(primitive, &inner); err != nil {
+			return nil, &Problem{Place: p.place(primitive), Key: name, Text: err.Error()}
+		}
+		below, err := p.table(inner)
+		if err != nil {
+			return nil, err
+		}
+		t.tables[name] = below
+	}
+	return t, nil
+}
+
+// place is FILE:LINE of a value. The decoder tells the line only to those who fail.
+func (p *parser) place(value toml.Primitive) string {
+	var wrong toml.ParseError
+	if !errors.As(p.md.PrimitiveDecode(value, new(refusal)), &wrong) || wrong.Position.Line == 0 {
+		return p.path
+	}
+	return fmt.Sprintf("%s:%d", p.path, wrong.Position.Line)
+}
+
+type refusal struct{}
+
+// UnmarshalTOML refuses every value.
+func (*refusal) UnmarshalTOML(any) error { return errors.New("refused") }
+
+// leaf finds the value at a path.
+func (t *table) leaf(path ...string) (leaf, bool) {
+	inner := t.table(path[:len(path)-1]...)
+	if inner == nil {
+		return leaf{}, false
+	}
+	l, ok := inner.leaves[path[len(path)-1]]
+	return l, ok
+}
+
+// table finds the table at a path, nil if there is none.
+func (t *table) table(path ...string) *table {
+	for _, name := range path {
+		if t == nil {
+			return nil
+		}
+		t = t.tables[name]
+	}
+	return t
+}
+
+// overlay lays another table over this one. Tables merge, but those that whole names
+// replace the one from before.
+func (t *table) overlay(over *table, whole func(path []string) bool, at ...string) {
+	for name, l := range over.leaves {
+		t.leaves[name] = l
+		delete(t.tables, name)
+	}
+	for name, below := range over.tables {
+		path := append(slices.Clone(at), name)
+		old := t.tables[name]
+		if old == nil || whole(path) {
+			old = newTable()
+			t.tables[name] = old
+			delete(t.leaves, name)
+		}
+		old.overlay(below, whole, path...)
+	}
+}
+
+// walk calls visit for each value, by the order of their keys. Where atom says so, a
+// table is one value.
+func (t *table) walk(atom func(path []string) bool, visit func(path []string, l leaf), at ...string) {
+	for _, name := range slices.Sorted(maps.Keys(t.leaves)) {
+		visit(append(slices.Clone(at), name), t.leaves[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.tables)) {
+		path := append(slices.Clone(at), name)
+		if below := t.tables[name]; atom(path) {
+			visit(path, below.asLeaf())
+		} else {
+			below.walk(atom, visit, path...)
+		}
+	}
+}
+
+// keys visits every key that is set. A table for which there is a rule is one value.
+func (c *conversion) keys(general func(path []string) (key, name string), visit func(found)) {
+	c.top.walk(func(path []string) bool {
+		key, _ := general(path)
+		_, known := c.rules[key]
+		return known
+	}, func(path []string, l leaf) {
+		key, name := general(path)
+		visit(found{l, keyOf(path), key, name})
+	})
+}
+
+// asLeaf is a table as one value, which stands where its first key does.
+func (t *table) asLeaf() leaf {
+	all := leaf{value: t.asMap()}
+	t.walk(func([]string) bool { return false }, func(_ []string, l leaf) {
+		if all.place == "" {
+			all.place = l.place
+		}
+	})
+	return all
+}
+
+func (t *table) asMap() map[string]any {
+	all := map[string]any{}
+	for name, l := range t.leaves {
+		all[name] = l.value
+	}
+	for name, below := range t.tables {
+		all[name] = below.asMap()
+	}
+	return all
+}
+
+// keyOf writes a path as TOML does.
+func keyOf(path []string) string { return toml.Key(path).String() }
+
+// Format writes a decoded value in TOML, as far as it matters for people: it is for
+// comments and comparisons.
+func Format(value any) string {
+	switch v := value.(type) {
+	case string:
+		return fmt.Sprintf("%q", v)
+	case []string:
+		items := make([]any, len(v))
+		for i, item := range v {
+			items[i] = item
+		}
+		return Format(items)
+	case []any:
+		items := make([]string, len(v))
+		for i, item := range v {
+			items[i] = Format(item)
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	case map[string]any:
+		var items []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			items = append(items, toml.Key{name}.String()+" = "+Format(v[name]))
+		}
+		return "{" + strings.Join(items, ", ") + "}"
+	}
+	return fmt.Sprint(value)
+}

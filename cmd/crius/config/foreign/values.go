@@ -1,0 +1,251 @@
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The conversions of single values. Their errors say what was wanted.
+
+func typeName[T any]() string {
+	switch any(*new(T)).(type) {
+	case string:
+		return "string"
+	case bool:
+		return "boolean"
+	case int64:
+		return "integer"
+	}
+	return "table"
+}
+
+func as[T any](value any) (any, error) {
+	if _, ok := value.(T); !ok {
+		return nil, fmt.Errorf("want a value of type %s, got %s", typeName[T](), Format(value))
+	}
+	return value, nil
+}
+
+// not is for switches that are the other way round in crius.
+func not(value any) (any, error) {
+	b, ok := value.(bool)
+	if !ok {
+		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+	}
+	return !b, nil
+}
+
+// texts takes a list of strings.
+func texts(value any) (any, error) {
+	list, err := textsOf(value)
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+func textsOf(value any) ([]string, error) {
+	items, ok := value.([]any)
+	if !ok {
+		return nil, fmt.Errorf("want a list of strings, got %s", Format(value))
+	}
+	list := []string{}
+	for _, item := range items {
+		text, ok := item.(string)
+		if !ok {
+			return nil, fmt.Errorf("want strings in the list, got %s", Format(item))
+		}
+		if text != "" {
+			list = append(list, text)
+		}
+	}
+	return list, nil
+}
+
+// sysctls takes "key = value" as well as "key=value".
+func sysctls(value any) (any, error) {
+	list, err := textsOf(value)
+	for i, text := range list {
+		name, setting, _ := strings.Cut(text, "=")
+		list[i] = strings.TrimSpace(name) + "=" + strings.TrimSpace(setting)
+	}
+	return list, err
+}
+
+// atMostUnlimited takes a number for which a negative one means no limit.
+func atMostUnlimited(value any) (any, error) {
+	n, ok := value.(int64)
+	if !ok {
+		return nil, fmt.Errorf("want a value of type integer, got %s", Format(value))
+	}
+	return max(n, 0), nil
+}
+
+// duration takes "5m" and, as Go programs read TOML, a number of nanoseconds.
+func duration(value any) (any, error) {
+	switch v := value.(type) {
+	case string:
+		if _, err := time.ParseDuration(v); err != nil {
+			return nil, fmt.Errorf(`want a duration such as "5m", got %q`, v)
+		}
+		return v, nil
+	case int64:
+		return time.Duration(v).String(), nil
+	}
+	return nil, fmt.Errorf(`want a duration such as "5m", got %s`, Format(value))
+}
+
+// seconds takes a number of seconds.
+func seconds(value any) (any, error) {
+	n, ok := value.(int64)
+	if !ok || n < 0 || n > math.MaxInt64/int64(time.Second) {
+		return nil, fmt.Errorf("want a number of seconds, got %s", Format(value))
+	}
+	return (time.Duration(n) * time.Second).String(), nil
+}
+
+// logLevel takes the levels of logrus.
+func logLevel(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("want a log level, got %s", Format(value))
+	}
+	switch strings.ToLower(text) {
+	case "fatal", "panic", "error":
+		return "error", nil
+	case "warn", "warning":
+		return "warn", nil
+	case "info", "":
+		return "info", nil
+	case "debug", "trace":
+		return "debug", nil
+	}
+	return nil, fmt.Errorf("want a log level, got %q", text)
+}
+
+// bytes takes "12MiB", "500k" and the like; k is 1024.
+func bytes(text string) (int64, error) {
+	wrong := fmt.Errorf(`want a number of bytes such as "12MiB", got %q`, text)
+	digits := strings.TrimLeft(text, "0123456789.")
+	number, err := strconv.ParseFloat(text[:len(text)-len(digits)], 64)
+	if err != nil {
+		return 0, wrong
+	}
+	unit := strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(strings.TrimSpace(digits)), "b"), "i")
+	power := strings.Index(" kmgtp", unit)
+	if unit == "" {
+		power = 0
+	}
+	if power < 0 || len(unit) > 1 {
+		return 0, wrong
+	}
+	number *= math.Pow(1024, float64(power))
+	if number >= math.MaxInt64 {
+		return 0, wrong
+	}
+	return int64(number), nil
+}
+
+// pairs writes a table of strings as a list of key=value.
+func pairs(value any) (any, error) {
+	entries, ok := value.(map[string]any)
+	if !ok {
+		return nil, errors.New("want a table of strings")
+	}
+	list := []string{}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		text, ok := entries[name].(string)
+		if !ok {
+			return nil, fmt.Errorf("want strings in the table, got %s", Format(entries[name]))
+		}
+		list = append(list, name+"="+text)
+	}
+	return list, nil
+}
+
+// byteText is bytes as a conversion. An empty text sets nothing.
+func byteText(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf(`want a text such as "12MiB", got %s`, Format(value))
+	}
+	if text == "" {
+		return int64(0), nil
+	}
+	return bytes(text)
+}
+
+// capabilities writes their names without prefix and in capitals.
+func capabilities(value any) (any, error) {
+	list, err := textsOf(value)
+	for i, name := range list {
+		list[i] = strings.TrimPrefix(strings.ToUpper(name), "CAP_")
+	}
+	return list, err
+}
+
+// hostPorts takes CRI-O's switch that leaves host ports to CNI plugins.
+func hostPorts(value any) (any, error) {
+	off, ok := value.(bool)
+	if !ok {
+		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+	}
+	if off {
+		return "cni", nil
+	}
+	return "auto", nil
+}
+
+// literally writes a text as a pattern that matches nothing else.
+func literally(text string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
+}
+
+// logFormat takes containerd's.
+func logFormat(value any) (any, error) {
+	switch value {
+	case "", "text":
+		return "text", nil
+	case "json":
+		return "json", nil
+	}
+	return nil, fmt.Errorf(`want "text" or "json", got %s`, Format(value))
+}
+
+// imageVolumes takes containerd's switch. What it makes of volumes by default is
+// writable even where the root file system is not.
+func imageVolumes(value any) (any, error) {
+	ignore, ok := value.(bool)
+	if !ok {
+		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+	}
+	if ignore {
+		return "ignore", nil
+	}
+	return "bind", nil
+}
+
+// firstFamily takes containerd's preference of addresses.
+func firstFamily(value any) (any, error) {
+	if value == "" {
+		return "ipv4", nil
+	}
+	return as[string](value)
+}
+
+// perMillion takes a ratio.
+func perMillion(value any) (any, error) {
+	switch v := value.(type) {
+	case float64:
+		return int64(math.Round(v * 1e6)), nil
+	case int64:
+		return v * 1e6, nil
+	}
+	return nil, fmt.Errorf("want a number from 0 to 1, got %s", Format(value))
+}

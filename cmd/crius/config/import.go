@@ -1,0 +1,196 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
+)
+
+// WriteImport writes the configuration file that imp makes, with a comment for each
+// foreign key that has no counterpart. Values that crius refuses become such
+// comments, so that the file is always one that crius takes.
+func WriteImport(w io.Writer, imp *foreign.Import) error {
+	accepted, err := accept(imp)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, accepted.file())
+	return err
+}
+
+// accepted is an import without the values that crius refuses.
+type accepted struct {
+	*foreign.Import
+	loaded *Loaded
+}
+
+// accept drops values that crius refuses until it takes all that are left.
+func accept(imp *foreign.Import) (*accepted, error) {
+	left := *imp
+	for {
+		l := &Loaded{Config: Default(), origin: map[string]origin{}}
+		problems := l.lay(left.Settings, imp.Of)
+		l.Config.spread()
+		problems = append(problems, l.validate()...)
+		if len(problems) == 0 {
+			return &accepted{&left, l}, nil
+		}
+		if !drop(&left, problems) {
+			return nil, fmt.Errorf("the configuration of %s cannot be converted: %w", imp.Of, errors.Join(problems...))
+		}
+	}
+}
+
+// lay lays settings of another program over the configuration.
+func (l *Loaded) lay(settings []foreign.Setting, kind string) []error {
+	var b strings.Builder
+	for _, s := range settings { // dotted keys: each is a line of its own
+		fmt.Fprintf(&b, "%s = %s\n", s.Key, tomlOf(s.Value))
+	}
+	problems := l.merge(file{kind, kind, b.String()})
+	for _, s := range settings {
+		l.origin[s.Key] = origin{kind, s.From}
+	}
+	for i, err := range problems {
+		if p := new(Problem); errors.As(err, &p) {
+			problems[i] = &Problem{Where: l.origin[p.Key].place, Key: p.Key, Text: p.Text}
+		}
+	}
+	return problems
+}
+
+// tomlOf is a value as TOML.
+func tomlOf(value any) string {
+	if items, ok := value.([]any); ok {
+		list := make([]string, len(items))
+		for i, item := range items {
+			list[i] = fmt.Sprint(item)
+		}
+		value = list
+	}
+	return format(value)
+}
+
+// drop turns the settings that have problems into remarks. It reports whether there
+// were any.
+func drop(imp *foreign.Import, problems []error) bool {
+	wrong := map[string]string{}
+	for _, err := range problems {
+		if p := new(Problem); errors.As(err, &p) {
+			wrong[p.Key] = p.Text
+		}
+	}
+	var left []foreign.Setting
+	for _, s := range imp.Settings {
+		text := problemOf(wrong, s.Key)
+		if text == "" {
+			left = append(left, s)
+			continue
+		}
+		imp.Remarks = append(imp.Remarks, foreign.Remark{Key: s.Key, Value: tomlOf(s.Value), Place: s.From, Text: "crius refuses this value: " + text})
+	}
+	dropped := len(left) < len(imp.Settings)
+	imp.Settings = left
+	return dropped
+}
+
+// problemOf is the problem of a key or of a table above it.
+func problemOf(wrong map[string]string, key string) string {
+	for at := key; ; {
+		if text, found := wrong[at]; found {
+			return text
+		}
+		dot := strings.LastIndexByte(at, '.')
+		if dot < 0 {
+			return ""
+		}
+		at = at[:dot]
+	}
+}
+
+// file is the whole text.
+func (a *accepted) file() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Configuration of crius, made from that of %s:\n", a.Of)
+	for _, path := range a.Files {
+		fmt.Fprintf(&b, "#   %s\n", visible(path))
+	}
+	b.WriteString("# Keys that are not here have the defaults of crius: see crius.toml(5).\n")
+	a.remarks(&b)
+	a.settings(&b)
+	return b.String()
+}
+
+func (a *accepted) remarks(b *strings.Builder) {
+	if len(a.Remarks) > 0 {
+		b.WriteString("\n# Without counterpart:\n")
+	}
+	for _, r := range a.Remarks {
+		fmt.Fprintf(b, "#\n# %s = %s\n# (%s)\n%s", visible(r.Key), visible(short(r.Value)), visible(r.Place), indented(r.Text))
+	}
+	for _, list := range []struct {
+		head  string
+		items []string
+	}{
+		{"Different defaults, which were not set and are crius's now:", a.Differ},
+		{"Not in use before, and not with crius:", a.Unused},
+		{"What these ask for crius always does, or does not need:", a.Builtin},
+	} {
+		if len(list.items) > 0 {
+			fmt.Fprintf(b, "\n# %s\n", list.head)
+		}
+		for _, item := range list.items {
+			b.WriteString(indented(item))
+		}
+	}
+}
+
+// short cuts values that are tables of tables.
+func short(value string) string {
+	const most = 100
+	if len(value) <= most {
+		return value
+	}
+	return strings.ToValidUTF8(value[:most], "") + " ..."
+}
+
+// settings writes the values by table, as the template does.
+func (a *accepted) settings(b *strings.Builder) {
+	last := map[string]foreign.Setting{}
+	for _, s := range a.Settings {
+		last[s.Key] = s
+	}
+	for _, section := range sections(&a.loaded.Config) {
+		head := section.Path
+		for _, k := range section.Keys {
+			s, set := last[k.Path]
+			if !set {
+				continue
+			}
+			if head != "" {
+				fmt.Fprintf(b, "\n[%s]\n", head)
+				head = ""
+			} else if k.Path == k.Name() {
+				b.WriteString("\n")
+			}
+			if s.Note != "" && k.TOML() != `""` {
+				b.WriteString(comment(s.Note))
+			}
+			fmt.Fprintf(b, "%s = %s # %s\n", k.Name(), k.TOML(), visible(s.From))
+		}
+	}
+}
+
+// indented writes a text as a comment below a heading.
+func indented(text string) string {
+	return strings.ReplaceAll(comment(visible(text)), "# ", "#   ")
+}
+
+// visible is a text without anything that could end a comment or reach a terminal.
+func visible(text string) string {
+	quoted := quote(text)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+}

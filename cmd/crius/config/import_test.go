@@ -1,0 +1,218 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
+	"github.com/crius-run/crius/oci"
+)
+
+// converted writes the file of an import and loads it as the server does.
+func converted(t *testing.T, imp *foreign.Import, err error) (*Loaded, string) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := WriteImport(&b, imp); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t)
+	n.write(n.file, b.String())
+	loaded, err := n.load()
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, b.String())
+	}
+	return loaded, b.String()
+}
+
+func fromCrio(t *testing.T, dir string) (*Loaded, string) {
+	t.Helper()
+	imp, err := foreign.CRIO(dir)
+	return converted(t, imp, err)
+}
+
+func fromContainerd(t *testing.T, file string) (*Loaded, string) {
+	t.Helper()
+	imp, err := foreign.Containerd(file)
+	return converted(t, imp, err)
+}
+
+// handler is one with changes.
+func handler(name string, change func(*oci.Handler)) oci.Handler {
+	h := oci.DefaultHandlerConfig(name)
+	change(&h)
+	return h
+}
+
+func TestImportOfCrioDefaults(t *testing.T) {
+	loaded, text := fromCrio(t, "testdata/crio-defaults")
+	c := loaded.Config
+	equal(t, "facade", c.API.CrioSocket, "/var/run/crio/crio.sock")
+	equal(t, "capabilities", c.Pod.DefaultCapabilities, Default().Pod.DefaultCapabilities)
+	equal(t, "pids limit", c.Pod.PidsLimit, int64(0))
+	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "systemd")
+	equal(t, "default handler", c.Runtime.DefaultHandler, "crun")
+	equal(t, "message size", c.API.MaxMessageSize, 80<<20)
+	equal(t, "signature policies", c.Image.SignaturePolicyDir, "/etc/crio/policies")
+	equal(t, "AppArmor profile", c.Pod.AppArmorProfile, "crius-default")
+	equal(t, "metrics", c.Metrics.Address, "")
+	equal(t, "tracing", c.Tracing.Endpoint, "")
+	equal(t, "handler", c.Runtime.Handlers["crun"], handler("crun", func(h *oci.Handler) {
+		h.Path, h.MinMemory = "/usr/libexec/crio/crun", 12<<20
+	}))
+	for _, key := range []string{"enable_criu_support", "oci_artifact_mount_support"} {
+		if !strings.Contains(text, "."+key+" = true\n") {
+			t.Errorf("nothing is said of %s in\n%s", key, text)
+		}
+	}
+	if n := strings.Count(text, "crio.conf:"); n < 50 {
+		t.Errorf("only %d lines of the file are named", n)
+	}
+	// CRI-O without any file means the same.
+	nothing, _ := fromCrio(t, t.TempDir())
+	for _, key := range Differences(loaded, nothing) {
+		switch {
+		case strings.HasPrefix(key, "runtime.handlers.crun."):
+		case slices.Contains([]string{"image.progress_timeout", "network.plugin_dirs", "metrics.included_pod_metrics", "image.root", "image.run_root",
+			"pod.namespaces_dir", "network.conf_dir", "network.ready_grace_period"}, key):
+		default:
+			t.Errorf("%s depends on whether CRI-O's default is written out", key)
+		}
+	}
+}
+
+func TestImportOfCrioInstallers(t *testing.T) {
+	loaded, text := fromCrio(t, "testdata/crio-installers")
+	c := loaded.Config.Runtime
+	equal(t, "default handler", c.DefaultHandler, "nvidia")
+	trace := []string{"io.containers.trace-syscall", "io.containers.trace-syscall*", "io.containers.trace-syscall*/*"}
+	for name, want := range map[string]func(*oci.Handler){
+		"crun": func(h *oci.Handler) {
+			h.Path, h.AllowedAnnotations, h.AllowedContainerAnnotations = "/usr/libexec/crio/crun", trace, trace
+		},
+		"runc": func(h *oci.Handler) { h.Path = "/usr/libexec/crio/runc" },
+		"nvidia": func(h *oci.Handler) {
+			h.Path, h.AllowedAnnotations, h.AllowedContainerAnnotations = "/usr/bin/nvidia-container-runtime", trace, trace
+		},
+		"nvidia-cdi": func(h *oci.Handler) { h.Path = "/usr/bin/nvidia-container-runtime.cdi" },
+		"kata-qemu":  kata("qemu"),
+		"kata-clh":   kata("clh"),
+	} {
+		equal(t, name, c.Handlers[name], handler(name, want))
+	}
+	if !strings.Contains(text, "crio.runtime.runtimes.kata-clh.runtime_pull_image = true\n# (testdata/crio-installers/crio.conf.d/99-kata-deploy:15)\n") {
+		t.Errorf("nothing is said of runtime_pull_image in\n%s", text)
+	}
+}
+
+func kata(hypervisor string) func(*oci.Handler) {
+	return func(h *oci.Handler) {
+		h.Type, h.Path, h.PrivilegedWithoutHostDevices = "shim", "/opt/kata/bin/containerd-shim-kata-v2", true
+		h.Options = []string{"--ConfigPath=/opt/kata/share/defaults/kata-containers/configuration-" + hypervisor + ".toml"}
+		h.AllowedAnnotations = []string{"io.katacontainers.*"}
+		h.AllowedContainerAnnotations = h.AllowedAnnotations
+	}
+}
+
+func TestImportOfContainerdVersion2(t *testing.T) {
+	loaded, text := fromContainerd(t, "testdata/containerd/v2.toml")
+	c := loaded.Config
+	equal(t, "capabilities", len(c.Pod.DefaultCapabilities), 14)
+	equal(t, "sysctls", c.Pod.DefaultSysctls, Default().Pod.DefaultSysctls)
+	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "cgroupfs")
+	equal(t, "handler", c.Runtime.Handlers["runc"], oci.DefaultHandlerConfig("runc"))
+	equal(t, "plugins", c.Network.PluginDirs, []string{"/opt/cni/bin"})
+	equal(t, "volumes of images", c.Image.Volumes, "bind")
+	equal(t, "NRI", c.NRI.Enable, false)
+	equal(t, "facade", c.API.CrioSocket, "/var/run/crio/crio.sock")
+	if strings.Contains(text, "# Without counterpart") {
+		t.Errorf("the defaults have keys without counterpart:\n%s", text)
+	}
+}
+
+func TestImportOfContainerdWithInstallers(t *testing.T) {
+	loaded, text := fromContainerd(t, "testdata/containerd/v3.toml")
+	c := loaded.Config
+	equal(t, "sysctls", c.Pod.DefaultSysctls, []string{"net.ipv4.ping_group_range=0 2147483647", "net.ipv4.ip_unprivileged_port_start=0"})
+	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "systemd")
+	equal(t, "default handler", c.Runtime.DefaultHandler, "nvidia")
+	equal(t, "runc", c.Runtime.Handlers["runc"], oci.DefaultHandlerConfig("runc"))
+	equal(t, "nvidia", c.Runtime.Handlers["nvidia"], handler("nvidia", func(h *oci.Handler) { h.Path = "/usr/bin/nvidia-container-runtime" }))
+	equal(t, "kata-qemu", c.Runtime.Handlers["kata-qemu"], handler("kata-qemu", func(h *oci.Handler) {
+		kata("qemu")(h)
+		h.AllowedContainerAnnotations = nil
+	}))
+	equal(t, "kata-fc", c.Runtime.Handlers["kata-fc"], handler("kata-fc", func(h *oci.Handler) { h.Type, h.Path = "shim", "containerd-shim-kata-fc-v2" }))
+	equal(t, "remarks", strings.Count(text, "\n#\n"), 1) // enable_criu
+}
+
+// Values that crius refuses become remarks, and what depends on them goes with them.
+func TestImportDropsWhatCriusRefuses(t *testing.T) {
+	dir := t.TempDir()
+	err := os.WriteFile(filepath.Join(dir, "crio.conf"), []byte("[crio.network]\nnetwork_dir = 'net.d'\n[crio.runtime]\ndefault_runtime = 'not_a_label'\n[crio.runtime.runtimes.not_a_label]\nruntime_path = \"/x\\u007f\"\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, text := fromCrio(t, dir)
+	equal(t, "network", loaded.Config.Network.ConfDir, Default().Network.ConfDir)
+	equal(t, "default handler", loaded.Config.Runtime.DefaultHandler, "runc")
+	if _, there := loaded.Config.Runtime.Handlers["not_a_label"]; there {
+		t.Error("a handler whose name is refused is there")
+	}
+	for _, want := range []string{"want an absolute path", "not a handler name", "unknown handler"} {
+		if !strings.Contains(strings.ReplaceAll(text, "\n#   ", " "), want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if strings.ContainsRune(text, '\x7f') {
+		t.Error("a control character reaches the terminal")
+	}
+}
+
+// Every key that rules name for crius is one.
+func TestImportRulesNameOptionsThatExist(t *testing.T) {
+	known := map[string]bool{}
+	for _, s := range Schema() {
+		for _, k := range s.Keys {
+			known[k.Path] = true
+		}
+	}
+	targets := foreign.Targets()
+	for _, key := range targets {
+		if !known[key] {
+			t.Errorf("no option is called %s", key)
+		}
+	}
+	if len(targets) < 60 {
+		t.Errorf("only %d keys are mapped", len(targets))
+	}
+}
+
+// Whatever CRI-O's file says, either its error is told or crius takes what is made of it.
+func FuzzImport(f *testing.F) {
+	for _, seed := range []string{
+		"[crio.runtime]\ndefault_runtime = 'a.b'\n[crio.runtime.runtimes.'a.b']\nruntime_type = 'vm'\nruntime_config_path = ''",
+		"[crio.runtime]\ndefault_env = ['\\u0000']\nnamespaces_dir = '/var/lib/crius/pods/x'",
+		"[crio.metrics]\nenable_metrics = true\nmetrics_host = '\"\\n'\n[crio.tracing]\nenable_tracing = true\ntracing_endpoint = 'http://'",
+		"[crio]\nroot = \"/a\\nb\"\n[[crio.x]]\na = 1979-05-27\n[crio.image]\nimage_volumes = 'maybe'",
+		"crio = 1", "[crio.runtime]\nruntimes = 1", "[crio.runtime.runtimes.x.runtime_path]\n", "[crio.api]\nlisten = 'x'\n[crio.runtime.runtimes.\"\"]",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "crio.conf"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		imp, err := foreign.CRIO(dir)
+		if err != nil {
+			return
+		}
+		converted(t, imp, nil)
+	})
+}

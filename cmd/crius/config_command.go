@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
+)
+
+// Where other runtimes have their configuration.
+const (
+	crioDir        = "/etc/crio"
+	containerdFile = "/etc/containerd/config.toml"
+)
+
+func (p *program) configCommand() *cobra.Command {
+	var template bool
+	var from importFlags
+	cmd := &cobra.Command{
+		Use:   "config [PATH]",
+		Short: "Print the configuration in force and where each value comes from",
+		Long: "Print the configuration that crius would use: defaults, configuration file, drop-ins and flags merged, " +
+			"with the origin of each value in a comment. The output is itself a valid configuration file.\n\n" +
+			"With --from-crio or --from-containerd, print the configuration file that makes crius do what CRI-O or containerd does on this node. " +
+			"Comments say where each value comes from, and what it means for the node that crius has nothing for a key. " +
+			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
+		Args: usage(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := from.check(args, template); err != nil {
+				return usageError{err}
+			}
+			switch {
+			case template:
+				return config.WriteTemplate(cmd.OutOrStdout())
+			case from.any():
+				return from.write(cmd.OutOrStdout(), args)
+			}
+			loaded, err := p.load(cmd)
+			if err != nil {
+				return err
+			}
+			return loaded.Write(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&template, "default", false, "print a commented configuration file with all keys and their defaults instead")
+	cmd.Flags().BoolVar(&from.crio, "from-crio", false, "print a configuration file made from that of CRI-O instead")
+	cmd.Flags().BoolVar(&from.containerd, "from-containerd", false, "print a configuration file made from that of containerd instead")
+	return cmd
+}
+
+// importFlags say whose configuration to read.
+type importFlags struct{ crio, containerd bool }
+
+func (f importFlags) any() bool { return f.crio || f.containerd }
+
+func (f importFlags) check(args []string, template bool) error {
+	switch {
+	case f.crio && f.containerd, f.any() && template:
+		return errors.New("--default, --from-crio and --from-containerd exclude each other")
+	case len(args) > 0 && !f.any():
+		return fmt.Errorf("unexpected argument %q: only --from-crio and --from-containerd take a path", args[0])
+	}
+	return nil
+}
+
+// read reads the configuration at the path in args, or where it is on a node.
+func (f importFlags) read(args []string) (*foreign.Import, error) {
+	read, path := foreign.CRIO, crioDir
+	if f.containerd {
+		read, path = foreign.Containerd, containerdFile
+	}
+	if len(args) > 0 {
+		path = args[0]
+	}
+	return read(path)
+}
+
+func (f importFlags) write(w io.Writer, args []string) error {
+	imp, err := f.read(args)
+	if err != nil {
+		return err
+	}
+	return config.WriteImport(w, imp)
+}
