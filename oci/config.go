@@ -9,6 +9,7 @@ type Config struct {
 	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: beside the crius program, else searched in PATH"`
 	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the service's own"`
 	BackportedCVEs []string           `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
+	HooksDir       []string           `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
 	Handlers       map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
 }
 
@@ -41,6 +42,7 @@ func DefaultConfig() Config {
 	return Config{
 		DefaultHandler: "runc",
 		CgroupDriver:   "systemd",
+		HooksDir:       []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"},
 		Handlers: map[string]Handler{
 			"runc": DefaultHandlerConfig("runc"),
 			"crun": DefaultHandlerConfig("crun"),

@@ -17,6 +17,8 @@ type Config struct {
 	PauseProgram string `toml:"-"`
 	// ImageVolumes is image.volumes: mkdir, bind or ignore.
 	ImageVolumes string `toml:"-"`
+	// HookDirs is runtime.hooks_dir.
+	HookDirs []string `toml:"-"`
 
 	NamespacesDir       string   `toml:"namespaces_dir" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
 	CgroupParent        string   `toml:"cgroup_parent" help:"cgroup of pods that name none; empty: /crius with cgroupfs, system.slice with systemd"`

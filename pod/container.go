@@ -17,12 +17,10 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/guarded"
-	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
-	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
@@ -198,21 +196,8 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	defer release()
 	in.Facts.MountSources = sources
 	c.change(func(now *liveContainer) { now.User.M = in.Facts.User.CRI() })
-	ociSpec, err := spec.Container(in)
+	ociSpec, err := c.makeSpec(ctx, in)
 	if err != nil {
-		return err
-	}
-	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
-		err := trace.Do(ctx, "ensure AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
-		if err != nil {
-			return err
-		}
-	}
-	devices, err := cdi.Devices(in.Request.Container)
-	if err != nil {
-		return err
-	}
-	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
 		return err
 	}
 	if err := c.askPlugins(ctx, ociSpec); err != nil {

@@ -256,6 +256,9 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 		return err
 	}
 	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.cfg.PauseProgram, pausePath))
+	if err := s.addHooks(ctx, nil, ociSpec); err != nil {
+		return err
+	}
 	task, err := trace.Get(ctx, "runtime create", func(ctx context.Context) (oci.Task, error) {
 		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
 	})

@@ -37,6 +37,7 @@ func openBackends(ctx context.Context, cfg config.Config, tracer *trace.Tracer) 
 	}
 	cfg.Network.PodCIDRFile = filepath.Join(cfg.Root, "pod-cidr")
 	cfg.Pod.CgroupDriver = cfg.Runtime.CgroupDriver
+	cfg.Pod.HookDirs = cfg.Runtime.HooksDir
 	cfg.Pod.PauseProgram = runtimes.Monitor()
 	cfg.Pod.ImageVolumes = cfg.Image.Volumes
 	if cfg.API.CrioSocket != "" {

@@ -65,6 +65,7 @@ func checks() []check {
 		{"socket", checkSocket},
 		{"addresses", checkAddresses},
 		{"runtimes", checkRuntimes},
+		{"hooks", checkHooks},
 		{"storage", checkStorage},
 		{"network", checkNetwork},
 		{"metrics", checkMetrics},

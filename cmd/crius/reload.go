@@ -69,7 +69,13 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) {
 		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and send SIGHUP again", "err", err)
 		return
 	}
+	reportRuntimes(ctx, s.loaded().Config.Runtime, runtimes)
+}
+
+// reportRuntimes logs what the node's containers are run by.
+func reportRuntimes(ctx context.Context, cfg oci.Config, runtimes *oci.Table) {
 	reportHandlers(ctx, runtimes)
+	reportHooks(ctx, cfg.HooksDir)
 }
 
 func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) error {

@@ -75,7 +75,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err := checkProfiles(cfg.Runtime); err != nil {
 		return err
 	}
-	reportHandlers(ctx, runtimes)
+	reportRuntimes(ctx, cfg.Runtime, runtimes)
 	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
 		return err
 	}

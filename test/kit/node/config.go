@@ -33,6 +33,7 @@ cgroup_parent = "{{.CgroupParent}}"
 cgroup_driver = "cgroupfs"
 monitor = "{{.Program "crius-conmon"}}"
 monitor_cgroup = "/{{.ID}}/monitors"
+hooks_dir = ["{{.Path "hooks.d"}}"]
 
 [image]
 root = "{{.Path "img"}}"
