@@ -49,6 +49,27 @@ func MakeDirs(ctx context.Context, monitor string, paths []string) error {
 	return err
 }
 
+// relabelTime is how long it may take to relabel a volume: one with millions of files
+// takes minutes.
+const relabelTime = 30 * time.Minute
+
+// Relabel gives files and directories, and all below these, an SELinux context. One
+// whose directory has it already has been relabelled before, and is left alone. A path
+// that is the system's (/etc, /usr) is fault.Invalid.
+func Relabel(ctx context.Context, monitor, label string, paths []string) error {
+	answers, err := ask(ctx, monitor, wire.RelabelVerb+label, paths, relabelTime)
+	for i, code := range answers {
+		switch errno := syscall.Errno(code); errno {
+		case 0:
+		case wire.SystemPath:
+			return fmt.Errorf("relabel %s for SELinux: the path is the system's, and no pod may have it for itself: %w", paths[i], fault.Invalid)
+		default:
+			return fmt.Errorf("relabel %s to %s for SELinux: %w", paths[i], label, errno)
+		}
+	}
+	return err
+}
+
 // missing are the paths that are plainly not there.
 func missing(paths []string, answers []byte) (absent []string) {
 	for i, code := range answers {

@@ -11,6 +11,9 @@ import (
 // that package conmon starts: one that asks a dead file server for a path cannot
 // even be killed until that server is back, and must keep nobody else.
 func pathVerb(verb string) func(path string) error {
+	if n := len(wire.RelabelVerb); len(verb) > n && verb[:n] == wire.RelabelVerb {
+		return relabel(verb[n:])
+	}
 	switch verb {
 	case wire.StatVerb:
 		return stat

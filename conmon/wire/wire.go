@@ -9,6 +9,8 @@
 // to it.
 package wire
 
+import "syscall"
+
 // Names in a container's run directory.
 const (
 	Socket        = "monitor.sock" // where the monitor listens
@@ -56,7 +58,14 @@ const (
 	StatVerb = "stat"
 	LookVerb = "look"     // into directories, too
 	MakeVerb = "make-dir" // where there is nothing yet
+
+	// RelabelVerb is followed by an SELinux context, which is given to the paths and to
+	// all below them.
+	RelabelVerb = "relabel="
 )
+
+// SystemPath is the answer of RelabelVerb for a path that is the system's.
+const SystemPath = syscall.EISNAM
 
 // Text is an error that is nothing but words.
 type Text string
