@@ -44,7 +44,8 @@ type Facts struct {
 	HostDevices []Device // from HostDevices; given to privileged containers
 
 	Seccomp *Profile // from ResolveSeccomp: the request's localhost profile
-	SELinux Labels   // labels allotted to the pod; parts the request names win
+
+	SELinuxLevel string // that of the pod; the request's wins
 
 	Host     Host               // from ResolveHost
 	Features *features.Features // of the handler; nil: it does not tell
@@ -58,6 +59,8 @@ type Facts struct {
 	// OwnKernel says that the handler runs the pod on a kernel of its own, in a
 	// virtual machine or gVisor, where the pod's sysctls are yet to be set.
 	OwnKernel bool
+	// VirtualMachine says that this kernel is in a virtual machine.
+	VirtualMachine bool
 }
 
 // Namespaces are the paths of namespaces to join. An empty path means a new
@@ -75,9 +78,6 @@ type Files struct {
 	Shm                         string // directory; empty: the container gets a /dev/shm of its own
 }
 
-// Labels are SELinux contexts (user:role:type:level).
-type Labels struct{ Process, Mount string }
-
 // Defaults is the node's policy.
 type Defaults struct {
 	Capabilities                CapSet // before the request adds and drops; from ParseCapabilities
@@ -93,6 +93,7 @@ type Defaults struct {
 	AllowedAnnotations          []string // pod annotations that reach the runtime, by key or path.Match pattern
 	AllowedContainerAnnotations []string // the same of the container's, which override the pod's
 	Annotations                 []string // key=value, for every container
+	SELinux                     *SELinux // nil: the node has none
 
 	// PrivilegedWithoutHostDevices withholds the node's devices from privileged
 	// containers.

@@ -286,15 +286,3 @@ func rootPropagation(asked []*cri.Mount) string {
 	}
 	return propagation
 }
-
-// Relabels are the positions of the request's mounts that want their source
-// relabelled for SELinux.
-func Relabels(container *cri.ContainerConfig) []int {
-	var list []int
-	for i, m := range container.GetMounts() {
-		if m.GetSelinuxRelabel() {
-			list = append(list, i)
-		}
-	}
-	return list
-}

@@ -230,13 +230,6 @@ func TestPodFiles(t *testing.T) {
 	}
 }
 
-func TestRelabels(t *testing.T) {
-	got := Relabels(&cri.ContainerConfig{Mounts: []*cri.Mount{{SelinuxRelabel: true}, {}, {SelinuxRelabel: true}}})
-	if !slices.Equal(got, []int{0, 2}) {
-		t.Error(got)
-	}
-}
-
 // Nothing is mounted in /proc but files of statistics, and /proc itself.
 func TestMountsInProc_CVE_2019_16884_CVE_2025_52881(t *testing.T) {
 	for _, c := range []struct {

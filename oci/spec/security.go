@@ -116,22 +116,10 @@ func localhostProfile(ref string) (choice, error) {
 	return choice{localhost, ref}, nil
 }
 
-// lsmLabels are the AppArmor profile and the SELinux labels, where the node
-// has the one or the other.
-func lsmLabels(in *Input, s *specs.Spec) error {
-	profile, err := in.appArmor()
-	if err != nil {
-		return err
-	}
-	s.Process.ApparmorProfile = profile
-	if in.Facts.Host.SELinux && !in.privileged() {
-		labels := in.Facts.SELinux
-		options := in.security().GetSelinuxOptions()
-		s.Process.SelinuxLabel = relabel(labels.Process, "system_u:system_r:container_t:s0", options)
-		s.Linux.MountLabel = relabel(labels.Mount, "system_u:object_r:container_file_t:s0",
-			&cri.SELinuxOption{Level: options.GetLevel()})
-	}
-	return nil
+// appArmorProfile is the AppArmor profile, where the node has AppArmor.
+func appArmorProfile(in *Input, s *specs.Spec) (err error) {
+	s.Process.ApparmorProfile, err = in.appArmor()
+	return err
 }
 
 func (in *Input) appArmor() (string, error) {
@@ -162,18 +150,4 @@ func (in *Input) appArmor() (string, error) {
 		return "", nil
 	}
 	return in.Defaults.AppArmorProfile, nil
-}
-
-// relabel replaces the parts of an SELinux context that the request names.
-func relabel(label, fallback string, options *cri.SELinuxOption) string {
-	if label == "" {
-		label = fallback
-	}
-	parts := strings.SplitN(label, ":", 4)
-	for i, part := range []string{options.GetUser(), options.GetRole(), options.GetType(), options.GetLevel()} {
-		if part != "" && i < len(parts) {
-			parts[i] = part
-		}
-	}
-	return strings.Join(parts, ":")
 }

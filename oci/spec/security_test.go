@@ -16,7 +16,7 @@ import (
 func TestPrivileged(t *testing.T) {
 	s := mutate(t, func(in *Input) {
 		privilegedPod(in)
-		in.Facts.Host.AppArmor, in.Facts.Host.SELinux = true, true
+		in.Facts.Host.AppArmor, in.Defaults.SELinux = true, &SELinux{}
 		in.Defaults.AppArmorProfile = "crius-default"
 	})
 	if len(s.Linux.MaskedPaths)+len(s.Linux.ReadonlyPaths) != 0 || s.Linux.Seccomp != nil ||
@@ -158,34 +158,6 @@ func TestAppArmor(t *testing.T) {
 	})
 	if s.Process.ApparmorProfile != "" {
 		t.Error("a profile for a runtime that cannot set it")
-	}
-}
-
-func TestSELinux(t *testing.T) {
-	s := mutate(t, func(in *Input) {
-		in.Request.Container.Linux.SecurityContext.SelinuxOptions = &cri.SELinuxOption{Type: "x_t"}
-	})
-	if s.Process.SelinuxLabel != "" || s.Linux.MountLabel != "" {
-		t.Error("labels on a node without SELinux")
-	}
-	for _, c := range []struct {
-		options        *cri.SELinuxOption
-		labels         Labels
-		process, mount string
-	}{
-		{nil, Labels{}, "system_u:system_r:container_t:s0", "system_u:object_r:container_file_t:s0"},
-		{nil, Labels{"a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"}, "a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"},
-		{&cri.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0:c5"}, Labels{"a:b:c:s0:c1,c2", "a:b:d:s0:c1,c2"}, "u:r:t:s0:c5", "a:b:d:s0:c5"},
-		{&cri.SELinuxOption{Type: "spc_t"}, Labels{}, "system_u:system_r:spc_t:s0", "system_u:object_r:container_file_t:s0"},
-	} {
-		s := mutate(t, func(in *Input) {
-			in.Facts.Host.SELinux = true
-			in.Facts.SELinux = c.labels
-			in.Request.Container.Linux.SecurityContext.SelinuxOptions = c.options
-		})
-		if s.Process.SelinuxLabel != c.process || s.Linux.MountLabel != c.mount {
-			t.Errorf("%v %v: %s, %s", c.options, c.labels, s.Process.SelinuxLabel, s.Linux.MountLabel)
-		}
 	}
 }
 

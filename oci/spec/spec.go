@@ -67,6 +67,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 		Sysctls:            in.Defaults.Sysctls,
 		AllowedAnnotations: in.Defaults.AllowedAnnotations,
 		Annotations:        in.Defaults.Annotations,
+		SELinux:            in.Defaults.SELinux,
 	}
 	return fold(&in, sysctls, annotations(""), sizing)
 }
@@ -143,7 +144,7 @@ func fold(in *Input, more ...rule) (*specs.Spec, error) {
 	rules := []rule{
 		privilege, root, command, environment, workdir, identity,
 		capabilities, limits, namespaces, userNamespace, mounts, pathMasks,
-		resources, devices, lsmLabels, seccomp,
+		resources, devices, appArmorProfile, seLinuxLabels, seccomp,
 	}
 	for _, apply := range append(rules, more...) {
 		if err := apply(in, s); err != nil {

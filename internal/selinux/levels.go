@@ -1,0 +1,65 @@
+package selinux
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Levels are the levels that the node's pods have, by the pod's id.
+type Levels struct {
+	categories int
+
+	mu sync.Mutex
+	of map[string]string
+}
+
+// NewLevels returns levels of so many categories.
+func NewLevels(categories int) *Levels {
+	return &Levels{categories: categories, of: map[string]string{}}
+}
+
+// triesPerLevel bounds the search for a free pair. With 1024 categories there are half
+// a million of them.
+const triesPerLevel = 1000
+
+// Allot gives a pod a level that no other pod has: two categories, so that neither can
+// be had by guessing one. It is fault.Exhausted when there is none left.
+func (l *Levels) Allot(id string) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	taken := slices.Collect(maps.Values(l.of))
+	for range triesPerLevel {
+		low, high := rand.IntN(l.categories), rand.IntN(l.categories)
+		if low == high {
+			continue
+		}
+		level := fmt.Sprintf("s0:c%d,c%d", min(low, high), max(low, high))
+		if !slices.Contains(taken, level) {
+			l.of[id] = level
+			return level, nil
+		}
+	}
+	return "", fmt.Errorf("no SELinux level is free: %d pods have one of %d categories: %w", len(l.of), l.categories, fault.Exhausted)
+}
+
+// Note says that a pod has a level, which others may have as well.
+func (l *Levels) Note(id, level string) {
+	if level == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.of[id] = level
+}
+
+// Free gives a pod's level back.
+func (l *Levels) Free(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.of, id)
+}
