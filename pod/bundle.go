@@ -49,6 +49,10 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return containerPlan{}, err
 	}
+	label, err := e.defaults.SELinux.FileContext(s.plan.SELinuxLevel, s.plan.Config.M, cfg)
+	if err != nil {
+		return containerPlan{}, err
+	}
 	return containerPlan{
 		SandboxID:   s.id,
 		Handler:     s.plan.Handler,
@@ -60,6 +64,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 		LogPath:     logPath,
 		CgroupsPath: cgroupsPath,
 		Cgroup:      cgroup,
+		MountLabel:  label,
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}, nil
@@ -179,6 +184,9 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		IDMap:    abilities.IDMap,
 
 		OwnKernel: s.plan.Sandboxed,
+
+		VirtualMachine: s.plan.Sandboxed && handler.Type == "shim",
+		SELinuxLevel:   s.plan.SELinuxLevel,
 	}
 	if s.plan.Namespaces.IPC {
 		facts.Files.Shm = s.shmDir()
@@ -328,8 +336,8 @@ func (c *Container) io() oci.IO {
 
 // sources begins to look at the host paths of the container's mounts, beside
 // what the caller does until it calls ensure, which has those made that are
-// missing, as peers do; hostPath volumes of type "" rely on it. The caller calls
-// stop in any case.
+// missing, as peers do; hostPath volumes of type "" rely on it. Those that ask for it
+// are relabelled for SELinux then. The caller calls stop in any case.
 func (c *Container) sources(ctx context.Context) (ensure func() error, stop func()) {
 	var wanted, absent []string
 	for _, m := range c.plan.Config.M.GetMounts() {
@@ -339,7 +347,7 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 		}
 	}
 	if len(wanted) == 0 {
-		return func() error { return nil }, func() {}
+		return func() error { return c.relabel(ctx) }, func() {}
 	}
 	looking, cancel := context.WithCancel(ctx)
 	var group errgroup.Group
@@ -350,12 +358,16 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 		})
 	})
 	ensure = func() error {
-		if err := group.Wait(); err != nil || len(absent) == 0 {
+		err := group.Wait()
+		if err == nil && len(absent) > 0 {
+			err = trace.Do(ctx, "make missing host paths", func(ctx context.Context) error {
+				return conmon.MakeDirs(ctx, c.engine.cfg.PauseProgram, absent)
+			})
+		}
+		if err != nil {
 			return err
 		}
-		return trace.Do(ctx, "make missing host paths", func(ctx context.Context) error {
-			return conmon.MakeDirs(ctx, c.engine.cfg.PauseProgram, absent)
-		})
+		return c.relabel(ctx)
 	}
 	return ensure, func() {
 		cancel()

@@ -32,6 +32,10 @@ type Config struct {
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
 	SeccompProfile      string   `toml:"seccomp_profile" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
 	AppArmorProfile     string   `toml:"apparmor_profile" help:"profile of containers that ask for the runtime's default, where the node has AppArmor; crius-default is loaded by crius, another one by you; empty: none"`
+	SELinux             bool     `toml:"selinux" help:"keep pods apart by SELinux, where the node has it: each gets a level of its own"`
+
+	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine pods on the node's network by SELinux"`
+
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created when a mount asks for them and they are missing"`
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
@@ -40,8 +44,12 @@ type Config struct {
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
-		NamespacesDir:   "/run",
-		ShmSize:         64 << 20,
+		NamespacesDir: "/run",
+		ShmSize:       64 << 20,
+		SELinux:       true,
+
+		HostNetworkDisablesSELinux: true,
+
 		AppArmorProfile: lsm.DefaultProfile,
 		CDISpecDirs:     []string{"/etc/cdi", "/var/run/cdi"},
 		DefaultCapabilities: []string{

@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
+	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/view"
@@ -39,6 +40,7 @@ type Engine struct {
 	mark     string // of our ids
 	handlers handlers
 	meters   *cgroup.Meters
+	levels   *selinux.Levels
 
 	podRecords  *record.Dir[podRecord]
 	ctrRecords  *record.Dir[containerRecord]
@@ -88,6 +90,9 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if host.AppArmor {
 		defaults.AppArmorProfile = loadedProfile(ctx, cfg.AppArmorProfile)
 	}
+	if defaults.SELinux, err = newSELinux(cfg, host); err != nil {
+		return nil, err
+	}
 	meters, err := cgroup.NewMeters()
 	if err != nil {
 		return nil, err
@@ -100,6 +105,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		boot:       boot,
 		mark:       mark(cfg.StateDir),
 		meters:     meters,
+		levels:     newLevels(defaults.SELinux),
 		handlers:   handlers{runtimes: deps.Runtimes, images: deps.Images},
 		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
@@ -124,7 +130,7 @@ func (e *Engine) makeDirs() error {
 			return err
 		}
 	}
-	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make())
+	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make(), e.copyPause())
 }
 
 // ForkTime is far more than the forked copy of a process takes to become the

@@ -79,7 +79,11 @@ func (s *Sandbox) makeRunDir(context.Context) error {
 // mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes
 // with the node's namespace.
 func (s *Sandbox) mountShm(context.Context) error {
-	if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, ""); err != nil {
+	label, err := s.fileContext()
+	if err != nil {
+		return err
+	}
+	if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, label); err != nil {
 		return err
 	}
 	return s.give(s.shmDir())
@@ -88,7 +92,11 @@ func (s *Sandbox) mountShm(context.Context) error {
 // mountFiles makes room for the pod's files that its containers can use up
 // without harm to the node (CVE-2020-8557).
 func (s *Sandbox) mountFiles(context.Context) error {
-	return errors.Join(mount.Files(s.filesDir(), ""), s.letIn(s.filesDir()))
+	label, err := s.fileContext()
+	if err != nil {
+		return err
+	}
+	return errors.Join(mount.Files(s.filesDir(), label), s.letIn(s.filesDir()))
 }
 
 // writeFiles makes the files that the pod's containers see.
@@ -240,7 +248,12 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	defer cgroup.Warm()()
 	ref := s.infraRef()
 	err := trace.Call(ctx, "make infra directory", func() error {
-		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), s.give(ref.Rootfs()), s.letIn(ref.Dir))
+		label, err := s.fileContext()
+		if err != nil {
+			return err
+		}
+		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), setLabel(ref.Rootfs(), label),
+			s.give(ref.Rootfs()), s.letIn(ref.Dir))
 	})
 	if err != nil {
 		return err
@@ -255,7 +268,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.cfg.PauseProgram, pausePath))
+	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.pauseProgram(), pausePath))
 	if err := s.addHooks(ctx, nil, ociSpec); err != nil {
 		return err
 	}

@@ -48,6 +48,8 @@ type podPlan struct {
 	OwnFiles bool `json:",omitempty"`
 	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
 	CgroupPrefix string `json:",omitempty"`
+	// SELinuxLevel is the pod's own; empty: the node had no SELinux.
+	SELinuxLevel string `json:",omitempty"`
 }
 
 // podState is what verbs change of a pod.
@@ -109,7 +111,7 @@ type containerPlan struct {
 	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
 	CgroupsPath string
 	Cgroup      string
-	MountLabel  string        `json:",omitempty"`
+	MountLabel  string        `json:",omitempty"` // SELinux context of its files
 	Volumes     []imageVolume `json:",omitempty"`
 	StopSignal  cri.Signal    // as reported
 	StopNumber  int           // as sent

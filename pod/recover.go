@@ -136,6 +136,7 @@ func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRecord) {
 	r.sandboxes = make(map[string]*Sandbox, len(records))
 	for id, rec := range records {
+		r.engine.levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
 			// The handler is no longer configured. Its pods cannot be managed

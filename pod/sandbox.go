@@ -139,16 +139,18 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	plan.Namespaces = e.namespacesOf(id, plan.Config.M)
 	plan.CgroupPrefix = e.cfg.CgroupPrefix
 	plan.OwnFiles = true
-	s, err := e.newSandbox(id, podRecord{plan, podState{Phase: phaseCreating}})
+	level, err := e.allotLevel(id, plan.Config.M)
 	if err != nil {
 		return err
 	}
-	if plan.Namespaces.Net {
-		attachment, err := e.deps.Network.Plan(s.networkPod())
-		if err != nil {
-			return err
-		}
-		s.change(func(now *livePod) { now.Network = attachment })
+	plan.SELinuxLevel = level
+	s, err := e.newSandbox(id, podRecord{plan, podState{Phase: phaseCreating}})
+	if err == nil && plan.Namespaces.Net {
+		err = s.planNetwork()
+	}
+	if err != nil {
+		e.levels.Free(id)
+		return err
 	}
 	if err = s.put(ctx); err == nil {
 		err = panics.Do(ctx, "build pod", func() error { return s.build(ctx) })
@@ -167,6 +169,15 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	e.sandboxes.publish(id, s)
 	s.plugins.release()
 	s.tell()
+	return nil
+}
+
+func (s *Sandbox) planNetwork() error {
+	attachment, err := s.engine.deps.Network.Plan(s.networkPod())
+	if err != nil {
+		return err
+	}
+	s.change(func(now *livePod) { now.Network = attachment })
 	return nil
 }
 

@@ -62,7 +62,11 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	if s.now().hasNetwork() {
 		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.now().detachErr)
 	}
-	return s.engine.podRecords.Delete(ctx, s.id)
+	if err := s.engine.podRecords.Delete(ctx, s.id); err != nil {
+		return err
+	}
+	s.engine.levels.Free(s.id)
+	return nil
 }
 
 // release gives back what a stopped pod does not need: its infra container,

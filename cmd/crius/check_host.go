@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -118,10 +120,7 @@ func checkKernel(_ context.Context, n *node) []finding {
 	if !n.host.exists("proc/sys/kernel/seccomp") {
 		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "no seccomp filters: containers that ask for one fail"))
 	}
-	if n.host.read("sys/fs/selinux/enforce") != "" {
-		findings = append(findings, warn("give pods seLinuxOptions with levels of their own, and label volumes yourself",
-			"SELinux: containers are container_t:s0 without categories, so it does not separate them from each other; selinux_relabel of mounts is ignored"))
-	}
+	findings = append(findings, checkSELinux(n)...)
 	if n.host.read("proc/sys/net/ipv4/ip_forward") == "0" {
 		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach beyond this node"))
 	}
@@ -129,6 +128,24 @@ func checkKernel(_ context.Context, n *node) []finding {
 		return []finding{ok("Linux %s", n.host.read("proc/sys/kernel/osrelease"))}
 	}
 	return findings
+}
+
+// checkSELinux asks whether the policy in use has types for containers: without them the
+// server does not start.
+func checkSELinux(n *node) []finding {
+	switch n.host.read("sys/fs/selinux/enforce") {
+	case "":
+		return nil
+	case "0":
+		return []finding{warn("setenforce 1, and SELINUX=enforcing in /etc/selinux/config", "SELinux is permissive: it records what containers may not do, and lets them")}
+	}
+	if !n.config.Config.Pod.SELinux {
+		return []finding{warn("remove pod.selinux = false", "SELinux is enforcing, and pod.selinux is off: containers run in the domain of the server")}
+	}
+	if _, err := selinux.Load(); err != nil {
+		return []finding{fail("install container-selinux (Fedora, RHEL) or the policy's container module", "%s", fault.Text(err))}
+	}
+	return nil
 }
 
 // checkCgroups compares the layout with what the driver and the runtimes want.
@@ -272,7 +289,7 @@ func checkSocket(ctx context.Context, n *node) []finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return []finding{ok("%s is free", path)}
 	case err != nil:
-		return []finding{fail("correct api.listen", "%v", err)}
+		return []finding{fail("correct api.listen", "%s", fault.Text(err))}
 	case info.Mode().Type() != fs.ModeSocket:
 		return []finding{fail("move it away or correct api.listen", "%s exists and is not a socket", path)}
 	}

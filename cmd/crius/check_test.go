@@ -91,7 +91,7 @@ func TestCheckKernel(t *testing.T) {
 		"proc/self/ns/net": "", "proc/self/ns/ipc": "", "proc/self/ns/mnt": "", "proc/self/ns/uts": "",
 		"proc/sys/user/max_user_namespaces": "0\n",
 		"proc/sys/net/ipv4/ip_forward":      "0\n",
-		"sys/fs/selinux/enforce":            "1",
+		"sys/fs/selinux/enforce":            "0",
 	})
 	findings := checkKernel(context.Background(), n)
 	want(t, findings, "no pid namespaces", statusFail)
@@ -99,11 +99,19 @@ func TestCheckKernel(t *testing.T) {
 	want(t, findings, "are disabled", statusWarn)
 	want(t, findings, "IPv4 forwarding", statusWarn)
 	want(t, findings, "seccomp", statusWarn)
-	want(t, findings, "selinux_relabel", statusWarn)
+	want(t, findings, "SELinux is permissive", statusWarn)
 	for _, f := range findings {
 		if strings.Contains(f.Text, "pidfds") || strings.Contains(f.Text, "overlay") {
 			t.Errorf("this kernel: %+v", f)
 		}
+	}
+}
+
+func TestCheckSELinuxSwitchedOff(t *testing.T) {
+	n := testNode(t, "[pod]\nselinux = false\n", map[string]string{"sys/fs/selinux/enforce": "1"})
+	want(t, checkSELinux(n), "pod.selinux is off", statusWarn)
+	if findings := checkSELinux(testNode(t, "", nil)); len(findings) > 0 {
+		t.Errorf("a node without SELinux: %+v", findings)
 	}
 }
 
