@@ -140,7 +140,7 @@ func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.Contai
 
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
 	defer cgroup.Warm()()
-	image, err := e.deps.Images.Image(ctx, cfg.GetImage().GetImage())
+	image, err := s.admitImage(ctx, cfg.GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
 	}
@@ -148,7 +148,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, err
 	}
-	if plan.Volumes, err = e.planVolumes(ctx, cfg.GetMounts()); err != nil {
+	if plan.Volumes, err = s.planVolumes(ctx, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
 	state := containerState{Phase: phaseCreating, Resources: message[*cri.LinuxContainerResources]{cfg.GetLinux().GetResources()}}

@@ -14,6 +14,7 @@ import (
 type Images interface {
 	Image(ctx context.Context, ref string) (*storage.Image, error)
 	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
+	Admit(ctx context.Context, use storage.Use) error
 	MountRootfs(ctx context.Context, r storage.Rootfs) error
 	UnmountRootfs(r storage.Rootfs) error
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error

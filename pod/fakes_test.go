@@ -146,6 +146,10 @@ func (f fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage
 	return &storage.Image{ID: req.Image}, f.step(ctx, "pull", func() {})
 }
 
+func (f fakeImages) Admit(ctx context.Context, use storage.Use) error {
+	return f.step(ctx, "admit "+use.Namespace+" "+use.Name, func() {})
+}
+
 func (f fakeImages) MountRootfs(ctx context.Context, r storage.Rootfs) error {
 	return f.step(ctx, "mount", func() { f.rootfs[r.ID] = true })
 }

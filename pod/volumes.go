@@ -33,19 +33,34 @@ type imageVolume struct {
 
 // planVolumes finds the images that a container mounts. They were pulled
 // before, as the container's own (CRI: Mount.image).
-func (e *Engine) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageVolume, error) {
+func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageVolume, error) {
 	var volumes []imageVolume
 	for i, m := range mounts {
 		if m.GetImage() == nil {
 			continue
 		}
-		image, err := e.deps.Images.Image(ctx, m.GetImage().GetImage())
+		image, err := s.admitImage(ctx, m.GetImage())
 		if err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
 		volumes = append(volumes, imageVolume{Mount: i, ImageID: image.ID, ImageRef: digestedName(m.GetImage(), image)})
 	}
 	return volumes, nil
+}
+
+// admitImage finds an image that was pulled before and asks the signature policy of
+// the pod's namespace about it, for another namespace may have pulled it.
+func (s *Sandbox) admitImage(ctx context.Context, asked *cri.ImageSpec) (*storage.Image, error) {
+	image, err := s.engine.deps.Images.Image(ctx, asked.GetImage())
+	if err != nil {
+		return nil, err
+	}
+	use := storage.Use{
+		ImageID:   image.ID,
+		Name:      cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()),
+		Namespace: s.plan.Config.M.GetMetadata().GetNamespace(),
+	}
+	return image, s.engine.deps.Images.Admit(ctx, use)
 }
 
 // roots are all that the container has of storage: its root file system and its

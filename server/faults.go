@@ -69,12 +69,21 @@ func statusOf(err error) error {
 }
 
 // createFault is statusOf for CreateContainer: the kubelet counts the failures
-// of image volumes by the first word of the message.
+// of image volumes by the first word of the message, and people know a refused
+// signature by the word that PullImage uses.
 func createFault(err error) error {
-	if !errors.Is(err, pod.ErrImageVolume) {
+	volume, signature := errors.Is(err, pod.ErrImageVolume), errors.Is(err, storage.ErrSignature)
+	if !volume && !signature {
 		return err
 	}
-	return status.Error(codeOf(err), clip(crierrors.ErrImageVolumeMountFailed.Error()+": "+err.Error()))
+	text, code := err.Error(), codeOf(err)
+	if signature {
+		text, code = crierrors.ErrSignatureValidationFailed.Error()+": "+text, codes.Unknown
+	}
+	if volume {
+		text = crierrors.ErrImageVolumeMountFailed.Error() + ": " + text
+	}
+	return status.Error(code, clip(text))
 }
 
 // pullFault is statusOf for PullImage. The kubelet recognises two causes by

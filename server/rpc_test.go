@@ -323,6 +323,27 @@ func TestCancelledCaller(t *testing.T) {
 	wantCode(t, err, codes.Canceled)
 }
 
+func TestCreateFaults(t *testing.T) {
+	t.Parallel()
+	refused := fmt.Errorf("no key: %w: %w", storage.ErrSignature, fault.Denied)
+	for _, c := range []struct {
+		err  error
+		code codes.Code
+		text string
+	}{
+		{refused, codes.Unknown, "SignatureValidationFailed: no key: signature policy: permission denied"},
+		{fmt.Errorf("%w at /v: %w", pod.ErrImageVolume, refused), codes.Unknown, "ImageVolumeMountFailed: SignatureValidationFailed: image volume at /v: no key: signature policy: permission denied"},
+		{fmt.Errorf("%w at /v: %w", pod.ErrImageVolume, fault.NotFound), codes.NotFound, "ImageVolumeMountFailed: image volume at /v: not found"},
+		{fmt.Errorf("image: %w", fault.NotFound), codes.NotFound, "image: not found"},
+	} {
+		err := statusOf(createFault(c.err))
+		wantCode(t, err, c.code)
+		if got := status.Convert(err).Message(); got != c.text {
+			t.Errorf("message %q, want %q", got, c.text)
+		}
+	}
+}
+
 func TestPullFaults(t *testing.T) {
 	t.Parallel()
 	n := start(t)

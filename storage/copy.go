@@ -49,12 +49,30 @@ func (s *Store) copy(ctx context.Context, src *source, job *durable.Job, secrets
 	defer cancel(nil)
 	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).start(ctx)
 	defer watch.stop()
+	end := s.keepSignatures(ctx, src.opened)
 	id, err := s.copyPresent(ctx, src, job, watch.events)
 	if errors.Is(err, errLayerWanted) {
 		w := &workerProcess{source: src.opened, job: job, secrets: secrets, events: watch.events}
 		id, err = s.copyForeign(ctx, w, src)
 	}
+	end()
 	return id, causeOf(ctx, err)
+}
+
+// keepSignatures adds to the image's signatures those that are stored with it. The
+// result must be called after the copy.
+func (s *Store) keepSignatures(ctx context.Context, src *inspected) (end func()) {
+	if src.ConfigDigest == "" { // its id is not known
+		return func() {}
+	}
+	id := src.ConfigDigest.Encoded()
+	src.signatures = s.signatures.begin(ctx, id, src.manifest(), src.signatures)
+	return func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := s.signatures.end(ctx, id); err != nil {
+			slog.WarnContext(ctx, "cannot store again the signatures that the image had before; pull it again from where it is signed", "image", id, "err", err)
+		}
+	}
 }
 
 // copyPresent notes the names, manifests and signatures of an image that is present.
@@ -71,10 +89,9 @@ func (s *Store) copyPresent(ctx context.Context, src *source, job *durable.Job, 
 
 // copyForeign has a worker copy the image.
 func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) (string, error) {
-	order := pullOrder{documents: src.opened.documents, Name: src.name.String(), Store: s.options, Temporary: w.job.Temporary, Parallel: s.cfg.ParallelLayers}
-	var err error
-	if order.Signatures, err = src.opened.GetSignatures(ctx, order.instance()); err != nil {
-		return "", fmt.Errorf("reading signatures: %w", err)
+	order := pullOrder{
+		documents: src.opened.documents, Signatures: src.opened.signatures, Name: src.name.String(),
+		Store: s.options, Temporary: w.job.Temporary, Parallel: s.cfg.ParallelLayers,
 	}
 	if err := s.features.find(ctx, s.options); err != nil {
 		return "", err

@@ -104,11 +104,10 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 		return nil, err
 	}
 	creds.apply(sys)
-	policy, err := s.signaturePolicy(sys, req.Namespace)
+	policy, err := s.policies.For(req.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = policy.Destroy() }()
 	src, err := openSource(ctx, sys, policy, name, s.cfg.ProgressTimeout)
 	if err != nil {
 		return nil, err

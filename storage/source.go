@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -17,10 +18,10 @@ import (
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
-	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/trust"
 )
 
 // Limits of what a registry may hand out; imageconfig.go has those of configs. The
@@ -40,7 +41,7 @@ type source struct {
 
 // openSource reaches the first of the name's mirrors, or the registry itself,
 // that has the image, and inspects it. It gives up after limit.
-func openSource(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, name reference.Named, limit time.Duration) (*source, error) {
+func openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, limit time.Duration) (*source, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
@@ -72,10 +73,12 @@ func (s *source) NewImageSource(context.Context, *types.SystemContext) (types.Im
 // cannot answer differently the second time.
 //
 // The library shows only simple signatures of a source that is wrapped like this
-// one, so inspect evaluates the signature policy on the source itself.
+// one, so inspect evaluates the signature policy on the source itself and keeps all
+// signatures for the store (trust.Blobs).
 type inspected struct {
 	types.ImageSource
 	documents
+	signatures [][]byte
 
 	presentOnly bool // layers are refused with errLayerWanted
 
@@ -124,14 +127,14 @@ func (d *documents) config(blob digest.Digest) (content io.ReadCloser, size int6
 	return io.NopCloser(bytes.NewReader(d.Config)), int64(len(d.Config)), true
 }
 
-// instance is the image of this platform, where the image's name refers to an index.
-func (d *documents) instance() *digest.Digest {
+// manifest is the digest of the manifest of this platform's image.
+func (d *documents) manifest() digest.Digest {
 	for instance := range d.Manifests {
 		if instance != "" {
-			return &instance
+			return instance
 		}
 	}
-	return nil
+	return digest.FromBytes(d.Manifests[""].Content)
 }
 
 // errLayerWanted: the image is not present as a whole.
@@ -140,6 +143,11 @@ var errLayerWanted = errors.New("a layer is not present")
 // GetManifest implements types.ImageSource.
 func (s *inspected) GetManifest(ctx context.Context, instance *digest.Digest) ([]byte, string, error) {
 	return s.documents.GetManifest(ctx, instance)
+}
+
+// GetSignatures implements types.ImageSource.
+func (s *inspected) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
+	return s.signatures, nil
 }
 
 // GetBlob implements types.ImageSource.
@@ -220,7 +228,7 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 // inspect checks the manifest, and behind an index that of this platform's
 // instance, before anything is fetched on its word; asks the signature policy; and
 // checks the config.
-func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.PolicyContext, src types.ImageSource) (*inspected, error) {
+func inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, src types.ImageSource) (*inspected, error) {
 	seen := &inspected{ImageSource: src, documents: documents{Manifests: map[digest.Digest]document{}}}
 	unparsed := image.UnparsedInstance(src, nil)
 	raw, mediaType, err := unparsed.Manifest(ctx)
@@ -250,8 +258,11 @@ func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.Po
 	if err := inspectManifest(parsed); err != nil {
 		return nil, err
 	}
-	if allowed, err := policy.IsRunningImageAllowed(ctx, unparsed); err != nil || !allowed {
-		return nil, fmt.Errorf("image refused by the signature policy: %w", err)
+	if err := seen.readSignatures(ctx, unparsed); err != nil {
+		return nil, err
+	}
+	if err := policy.Check(ctx, unparsed); err != nil {
+		return nil, err
 	}
 	if isSchema1(parsed) {
 		return seen, nil
@@ -260,6 +271,19 @@ func inspect(ctx context.Context, sys *types.SystemContext, policy *signature.Po
 		return nil, err
 	}
 	return seen, nil
+}
+
+// readSignatures fetches the signatures, which the image then has.
+func (s *inspected) readSignatures(ctx context.Context, image *image.UnparsedImage) error {
+	found, err := image.UntrustedSignatures(ctx)
+	if err != nil {
+		return fmt.Errorf("read signatures: %w", err)
+	}
+	var dropped int
+	if s.signatures, dropped = trust.Blobs(found); dropped > 0 {
+		slog.WarnContext(ctx, "image has signatures that are not stored, being too many, too large or of an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
+	}
+	return nil
 }
 
 func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {

@@ -46,6 +46,7 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/trust"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -85,6 +86,8 @@ type Store struct {
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 	features     features
+	policies     *trust.Policies
+	signatures   *signatureStore
 	largeWindows chan struct{} // see inspected
 
 	background sync.WaitGroup // the measuring of writable layers
@@ -158,6 +161,8 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1)}
+	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
+	s.signatures = &signatureStore{store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
