@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -41,13 +42,13 @@ func relabel(label string) func(path string) error {
 		if labelled(fd, label) {
 			return nil
 		}
-		w := relabelling{label: label, device: uint64(top.Dev)}
+		w := relabelling{label: label, device: top.Dev}
 		if top.Mode&syscall.S_IFMT == syscall.S_IFDIR {
 			err = w.tree(fd, ".", 0)
 		} else {
 			err = w.set(fd)
 		}
-		if err == syscall.ENOTSUP {
+		if errors.Is(err, syscall.ENOTSUP) {
 			return nil
 		}
 		return err
@@ -129,7 +130,7 @@ func (w *relabelling) file(dir int, name string) error {
 func (w *relabelling) sameDevice(fd int) (bool, error) {
 	var st syscall.Stat_t
 	err := syscall.Fstat(fd, &st)
-	return uint64(st.Dev) == w.device, err
+	return st.Dev == w.device, err
 }
 
 func (w *relabelling) set(fd int) error {
@@ -153,7 +154,7 @@ func labelled(fd int, label string) bool {
 
 // gone makes no error of what has been removed meanwhile.
 func gone(err error) error {
-	if err == syscall.ENOENT {
+	if errors.Is(err, syscall.ENOENT) {
 		return nil
 	}
 	return err
