@@ -55,7 +55,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.enable_tls_streaming", verdict: mapped, to: "api.stream_tls_cert_file", joint: true},
 	{key: "plugins.cri.x509_key_pair_streaming.tls_cert_file", verdict: mapped, to: "api.stream_tls_cert_file", joint: true},
 	{key: "plugins.cri.x509_key_pair_streaming.tls_key_file", verdict: mapped, to: "api.stream_tls_key_file", joint: true},
-	{key: "plugins.cri.enable_selinux", verdict: refused, why: "crius finds out by itself whether the node has SELinux; crius check says what it does there"},
+	{key: "plugins.cri.enable_selinux", verdict: mapped, to: "pod.selinux", as: as[bool], unset: false, note: "pods on the node's network are confined only with pod.host_network_disables_selinux = false"},
 	{key: "plugins.cri.selinux_category_range", verdict: refused, off: []any{int64(0), int64(1024)}, why: "the range of categories cannot be chosen"},
 	{key: "plugins.cri.sandbox_image", verdict: builtin, why: noInfra},
 	{key: "plugins.cri.pinned_images", verdict: mapped, to: "image.pinned_images", joint: true},
