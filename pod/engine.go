@@ -130,7 +130,7 @@ func (e *Engine) makeDirs() error {
 			return err
 		}
 	}
-	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make(), e.copyPause())
+	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make())
 }
 
 // ForkTime is far more than the forked copy of a process takes to become the

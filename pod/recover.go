@@ -62,6 +62,9 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err := e.makeDirs(); err != nil {
 		return err
 	}
+	if err := e.copyPause(); err != nil { // a full disk keeps no server from starting
+		slog.ErrorContext(ctx, "cannot copy the program of infra containers, pods that share a PID namespace may fail", "err", err)
+	}
 	pods, orphanPods, damagedPods, err := e.podRecords.All()
 	if err != nil {
 		return fmt.Errorf("read pod records: %w", err)

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -87,7 +86,7 @@ func (e *Engine) copyPause() (err error) {
 	partial := e.pauseProgram() + ".partial"
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("copy the program of infra containers: %w", errors.Join(err, removeIfThere(partial)))
+			err = errors.Join(err, removeIfThere(partial))
 		}
 	}()
 	if err := copyProgram(partial, e.cfg.PauseProgram); err != nil {

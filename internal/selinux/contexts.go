@@ -156,11 +156,3 @@ func With(context, user, role, kind, level string) string {
 	}
 	return strings.Join(parts, ":")
 }
-
-// Level is the level of a context, s0:c1,c2.
-func Level(context string) string {
-	if parts := strings.SplitN(context, ":", 4); len(parts) == 4 {
-		return parts[3]
-	}
-	return ""
-}
