@@ -26,6 +26,7 @@ type program struct {
 func newRoot() *cobra.Command { return (&program{}).root() }
 
 func (p *program) root() *cobra.Command {
+	var version bool
 	root := &cobra.Command{
 		Use:   "crius",
 		Short: "Container runtime for Kubernetes nodes",
@@ -38,7 +39,12 @@ func (p *program) root() *cobra.Command {
 			}
 			return fmt.Errorf("unknown command %q%s", args[0], suggestion(cmd, args[0]))
 		}),
-		RunE:                       p.serve,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if version {
+				return printVersion(cmd.OutOrStdout())
+			}
+			return p.serve(cmd, args)
+		},
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
@@ -47,30 +53,16 @@ func (p *program) root() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.file, "config", config.DefaultFile, "configuration file; must exist if given")
 	flags.StringVar(&p.dir, "config-dir", "", "directory of drop-in files; must exist if given (default: the configuration file's name with .d)")
+	root.Flags().BoolVar(&version, "version", false, "print the versions of crius and of what it is built with")
 	p.flags = config.AddFlags(flags)
 	for name, values := range p.flags.Choices() {
 		complete(root, name, values)
 	}
-	root.SetUsageTemplate(usageTemplate)
+	root.SetUsageFunc(p.printUsage)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.checkCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand())
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.checkCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
-
-// usageTemplate is cobra's without what crius does not have. The options of the
-// configuration, which all commands take, are listed by the program alone.
-const usageTemplate = `Usage:
-  {{.UseLine}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} [command]
-
-Commands:{{range .Commands}}{{if .IsAvailableCommand}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}
-
-Flags:
-{{.LocalFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{if .HasAvailableInheritedFlags}}
-
-All flags of crius --help are taken as well.{{end}}
-`
 
 // load reads the configuration that the command line asks for.
 func (p *program) load(cmd *cobra.Command) (*config.Loaded, error) {

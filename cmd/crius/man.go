@@ -73,7 +73,11 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.section("OPTIONS")
 	p.text("Each key of the configuration has a flag of the same name, with dashes for dots and underscores; a flag overrides all files. " +
 		"The flag of a list takes one item: repeat it for several, pass it empty for none.")
-	root.PersistentFlags().VisitAll(p.flag)
+	root.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" {
+			p.flag(f)
+		}
+	})
 	p.section("BROKEN CONFIGURATION")
 	p.text("With a configuration that is invalid no server starts, and one that runs goes on with the configuration that it has read. " +
 		"status, events and pulls then find it by the values that are valid, with a warning on standard error; if these do not lead to it, give --api-listen and --run-root. " +

@@ -78,6 +78,11 @@ func versionCommand() *cobra.Command {
 	return cmd
 }
 
+// printVersion prints what `crius version` prints.
+func printVersion(w io.Writer) error {
+	return outputFormat("text").print(w, nil, currentVersion().text)
+}
+
 func (v versionInfo) text(w io.Writer) {
 	row := func(name, value string) {
 		if value != "" {

@@ -9,14 +9,15 @@ import (
 
 // Flags are the command line flags of a configuration.
 type Flags struct {
-	set    *pflag.FlagSet
+	set    *pflag.FlagSet // of the command line, with other flags
+	own    *pflag.FlagSet // those of the configuration alone
 	parsed Config
 }
 
 // AddFlags gives set one flag for each option but those of single runtime
 // handlers. A flag's value is checked while the command line is parsed.
 func AddFlags(set *pflag.FlagSet) *Flags {
-	f := &Flags{set: set, parsed: Default()}
+	f := &Flags{set: set, own: pflag.NewFlagSet("configuration", pflag.ContinueOnError), parsed: Default()}
 	options := keys(&f.parsed)
 	for _, path := range slices.Sorted(maps.Keys(options)) {
 		key := options[path]
@@ -24,9 +25,16 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 		if key.Type() == "boolean" {
 			flag.NoOptDefVal = "true"
 		}
+		f.own.AddFlag(flag)
 	}
 	return f
 }
+
+// Set are the flags of the configuration, without others of the command line.
+func (f *Flags) Set() *pflag.FlagSet { return f.own }
+
+// Has tells whether name is a flag of the configuration.
+func (f *Flags) Has(name string) bool { return f.own.Lookup(name) != nil }
 
 // Choices are the values that flags allow, by the name of the flag, for those
 // that allow only some.
