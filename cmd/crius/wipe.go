@@ -95,7 +95,17 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 	if !wiped.Done() {
 		return fmt.Errorf("not everything was removed; the rest stays on record, run crius wipe again")
 	}
+	fmt.Fprintln(how.out, gone(holdings, how.keepImages))
 	return nil
+}
+
+// gone says what a wipe has removed.
+func gone(h control.Holdings, keepImages bool) string {
+	text := fmt.Sprintf("removed: pods %d, containers %d", h.Pods, h.Containers)
+	if !keepImages {
+		text += fmt.Sprintf(", images %d", h.Images)
+	}
+	return text
 }
 
 // loss is what will be gone, in words.

@@ -98,7 +98,8 @@ func TestWipeBesideAServer(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	w.crowd(t)
-	if out, code := w.wipe(t, "", "--yes", "--keep-images"); code != 0 {
+	all := w.counts(t)
+	if out, code := w.wipe(t, "", "--yes", "--keep-images"); code != 0 || out != fmt.Sprintf("removed: pods %d, containers %d\n", all[0], all[1]) {
 		t.Fatalf("code %d: %s", code, out)
 	}
 	equal(t, "pods, containers, images", w.counts(t), [3]int{0, 0, 1})
@@ -177,7 +178,7 @@ func TestWipeAsks(t *testing.T) {
 	}
 	c.exec(t, "echo alive")
 	must(t, os.Remove(foreign))
-	if out, code := w.wipe(t, "yes"); code != 0 {
+	if out, code := w.wipe(t, "yes"); code != 0 || !strings.HasSuffix(out, "removed: pods 1, containers 1, images 1\n") {
 		t.Errorf("yes: code %d: %s", code, out)
 	}
 	equal(t, "pods, containers, images", w.counts(t), [3]int{})
