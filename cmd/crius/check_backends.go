@@ -85,7 +85,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	c := n.config.Config
 	policy := cmp.Or(c.Image.SignaturePolicy, defaultPolicy)
 	if _, err := os.Stat(policy); err != nil {
-		return []finding{fail("install a policy; the one in crius's contrib directory accepts every image", "no signature policy, no image can be pulled: %v", err)}
+		return []finding{fail("install a policy; /usr/share/doc/crius/examples/policy.json of crius's package accepts every image", "no signature policy, no image can be pulled: %v", err)}
 	}
 	if answers(ctx, c.API.Listen) {
 		return []finding{ok("in use by the server at %s; crius status shows whether it is writable", c.API.Listen)}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -54,7 +56,11 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		return who.Check(ctx, repair)
 	})
 	if err != nil {
-		return []finding{fail("if a server has just been started, try again", "cannot compare the node with its records: %v", err)}
+		advice := ""
+		if errors.As(err, new(*net.OpError)) { // it has its lock before its socket
+			advice = "if a server has just been started, try again"
+		}
+		return []finding{fail(advice, "cannot compare the node with its records: %v", err)}
 	}
 	return nodeFindings(checked)
 }

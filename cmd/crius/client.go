@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -17,8 +21,29 @@ func ask(ctx context.Context, socket string, f func(context.Context, cri.Runtime
 		return fmt.Errorf("server at %s: %w", socket, err)
 	}
 	defer conn.Close()
-	if err := f(ctx, cri.NewRuntimeServiceClient(conn)); err != nil {
-		return fmt.Errorf("server at %s: %w", socket, err)
+	err = f(ctx, cri.NewRuntimeServiceClient(conn))
+	if err == nil {
+		return nil
+	}
+	if away := unserved(ctx, socket); away != nil {
+		return away
+	}
+	if answer, ok := grpcstatus.FromError(err); ok {
+		err = errors.New(answer.Message())
+	}
+	return fmt.Errorf("server at %s: %w", socket, err)
+}
+
+// unserved says what to do if no server can be reached at the socket.
+func unserved(ctx context.Context, socket string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	switch {
+	case err == nil:
+		return conn.Close()
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("server at %s: permission denied: run as root", socket)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("no server at %s: start it (systemctl start crius); if it has ended, its log says why (journalctl -u crius)", socket)
 	}
 	return nil
 }

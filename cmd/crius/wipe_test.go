@@ -290,3 +290,27 @@ func TestAskedEndsWithItsContext(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// To try again helps with a server that has its lock and not yet its socket, and with
+// nothing else.
+func TestAdviceOfACheckThatFails(t *testing.T) {
+	cfg := stateOf(t)
+	cfg.Image.Options = []string{"overlay.nonsense=1"}
+	findings := describeNode(t.Context(), cfg, false)
+	if len(findings) != 1 || !strings.HasPrefix(findings[0].Text, "cannot compare the node with its records: ") || findings[0].Do != "" {
+		t.Errorf("an image store that cannot be opened: %+v", findings)
+	}
+	unlock, err := lockRoots(t.Context(), cfg, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unlock(); err != nil {
+			t.Error(err)
+		}
+	}()
+	findings = describeNode(t.Context(), cfg, false)
+	if len(findings) != 1 || !strings.Contains(findings[0].Do, "try again") {
+		t.Errorf("a server without a socket: %+v", findings)
+	}
+}
