@@ -46,7 +46,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 	}
 	checked, err := asked(ctx, func(ctx context.Context) (checked control.Checked, err error) {
 		if !repair && neverLocked(cfg) {
-			return standIn{cfg}.Check(ctx, false)
+			return newStandIn(cfg).Check(ctx, false)
 		}
 		who, release, err := findKeeper(ctx, cfg)
 		if err != nil {

@@ -42,7 +42,7 @@ func findKeeper(ctx context.Context, cfg config.Config) (_ keeper, release func(
 	case err != nil:
 		return nil, nil, err
 	}
-	return standIn{cfg}, unlock, nil
+	return newStandIn(cfg), unlock, nil
 }
 
 // lockRoots makes this process the only one that works on its roots. If a server of
@@ -62,6 +62,13 @@ func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (
 
 // standIn does what a server would, where none runs.
 type standIn struct{ cfg config.Config }
+
+// newStandIn makes no pods, and so labels nothing: it works also on a node whose SELinux
+// policy has no types for containers, where no server starts.
+func newStandIn(cfg config.Config) standIn {
+	cfg.Pod.SELinux = false
+	return standIn{cfg}
+}
 
 // node opens the backends and makes an engine on them.
 func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {

@@ -279,6 +279,21 @@ func TestCheckOfANodeWithoutState(t *testing.T) {
 	}
 }
 
+// Where no server can start because the SELinux policy has no types for containers, its
+// state can still be checked and wiped.
+func TestStandInNeedsNoSELinuxTypes(t *testing.T) {
+	cfg := config.Default()
+	cfg.Root, cfg.RunRoot = filepath.Join(t.TempDir(), "lib"), filepath.Join(t.TempDir(), "run")
+	who, release, err := findKeeper(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if s, ok := who.(standIn); !ok || s.cfg.Pod.SELinux {
+		t.Errorf("%T looks for SELinux types", who)
+	}
+}
+
 // A node that hangs does not hang who looks.
 func TestAskedEndsWithItsContext(t *testing.T) {
 	release := make(chan struct{})
