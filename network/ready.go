@@ -9,8 +9,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// statusLimit is how long the CNI verb STATUS may take: the kubelet asks every
-// few seconds.
+// statusLimit is how long the CNI verb STATUS may take.
 const statusLimit = 10 * time.Second
 
 // Ready tells whether a pod could be attached now. If not, the error is
@@ -22,8 +21,8 @@ const statusLimit = 10 * time.Second
 // that is restarted or updated takes its configuration or its agent away for a
 // moment, and the pods of a node that is not ready are taken out of all services.
 //
-// The kubelet asks every few seconds, so this is also when the firewall's rules
-// for host ports are looked after: whoever wiped them, they come back.
+// It is called every few seconds, so this is also when the firewall's rules for host
+// ports are looked after: whoever wiped them, they come back.
 func (n *Network) Ready(ctx context.Context) error {
 	n.ports.Check(ctx)
 	err := n.ready(ctx)

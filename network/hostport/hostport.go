@@ -59,6 +59,7 @@ type Table struct {
 	mu      sync.Mutex
 	pods    map[string]Pod
 	have    map[element]bool  // what the kernel has, unless unsure
+	node    []netip.Addr      // addresses of the node that have is for
 	handles map[family]uint64 // of our tables; they change when somebody replaces them
 	unsure  bool
 	told    string // the last complaint of Check
@@ -218,25 +219,31 @@ func (t *Table) moved() bool {
 	if len(t.have) == 0 {
 		return false
 	}
-	want, err := t.want()
-	return err == nil && delta(t.have, want) != ""
+	node, err := nodeAddresses()
+	return err == nil && !sameAddresses(node, t.node)
 }
 
-// want is what the kernel should have.
-func (t *Table) want() (map[element]bool, error) {
+func sameAddresses(a, b []netip.Addr) bool {
+	a, b = slices.Clone(a), slices.Clone(b)
+	slices.SortFunc(a, netip.Addr.Compare)
+	slices.SortFunc(b, netip.Addr.Compare)
+	return slices.Equal(a, b)
+}
+
+// want is what the kernel should have, on a node with these addresses.
+func (t *Table) want() (all map[element]bool, node []netip.Addr, err error) {
 	if len(t.pods) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
-	node, err := nodeAddresses()
-	if err != nil {
-		return nil, fmt.Errorf("addresses of the node: %w", err)
+	if node, err = nodeAddresses(); err != nil {
+		return nil, nil, fmt.Errorf("addresses of the node: %w", err)
 	}
-	return elements(t.pods, node), nil
+	return elements(t.pods, node), node, nil
 }
 
 // apply brings the kernel from what it has to what the pods want.
 func (t *Table) apply(ctx context.Context) error {
-	want, err := t.want()
+	want, node, err := t.want()
 	if err != nil {
 		return err
 	}
@@ -245,6 +252,7 @@ func (t *Table) apply(ctx context.Context) error {
 	}
 	script := delta(t.have, want)
 	if script == "" {
+		t.node = node
 		return nil
 	}
 	if err := run(ctx, script); err != nil {
@@ -256,14 +264,14 @@ func (t *Table) apply(ctx context.Context) error {
 		slog.DebugContext(ctx, "host port change failed, rebuilding the nftables tables", "err", err)
 		return t.rebuild(ctx)
 	}
-	t.have = want
+	t.have, t.node = want, node
 	return nil
 }
 
 // rebuild makes our tables what they should be, whatever they are.
 func (t *Table) rebuild(ctx context.Context) error {
 	t.unsure = true
-	want, err := t.want()
+	want, node, err := t.want()
 	if err != nil {
 		return err
 	}
@@ -288,7 +296,7 @@ func (t *Table) rebuild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.have, t.handles, t.unsure = want, handles, false
+	t.have, t.node, t.handles, t.unsure = want, node, handles, false
 	all := slices.Collect(maps.Values(t.pods))
 	for _, p := range all {
 		setLocalnet(ctx, p.localLinks(), true)

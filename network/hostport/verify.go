@@ -33,7 +33,7 @@ func (t *Table) Verify(ctx context.Context) ([]string, error) {
 	want := t.have
 	if t.unsure {
 		// Addresses of the node that came meanwhile are Check's business.
-		if want, err = t.want(); err != nil {
+		if want, _, err = t.want(); err != nil {
 			return nil, err
 		}
 	}
