@@ -26,6 +26,7 @@ type Table struct {
 	runDir  string
 	output  *capture.Budget // of the Execs of all handlers
 	now     atomic.Pointer[handlers]
+	version atomic.Uint64
 }
 
 // handlers are those of one configuration.
@@ -77,6 +78,7 @@ func (t *Table) Reload(cfg Config) error {
 			next.defaultName, strings.Join(next.names(), ", "), fault.Invalid)
 	}
 	t.now.Store(next)
+	t.version.Add(1)
 	return nil
 }
 
@@ -152,6 +154,9 @@ func (t *Table) Get(name string) (Runtime, error) {
 	return nil, fmt.Errorf("no runtime handler %q: this node has %s; correct the RuntimeClass or add it to runtime.handlers: %w",
 		name, strings.Join(now.names(), ", "), fault.NotFound)
 }
+
+// Version changes with each Reload.
+func (t *Table) Version() uint64 { return t.version.Load() }
 
 // MonitorReady says why crius-conmon cannot be run now, without which no handler
 // makes a container.

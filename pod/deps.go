@@ -50,6 +50,7 @@ type Runtimes interface {
 	Get(name string) (oci.Runtime, error)
 	Names() []string
 	Default() string
+	Version() uint64
 	Ready(ctx context.Context) error
 	MonitorReady() error
 }

@@ -39,6 +39,8 @@ type Engine struct {
 	boot     string
 	mark     string // of our ids
 	handlers handlers
+	status   nodeStatus
+	watching sync.Once // nodeStatus
 	meters   *cgroup.Meters
 	levels   *selinux.Levels
 
@@ -119,6 +121,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	e.pulling, e.endPulls = context.WithCancelCause(life)
 	e.closing, e.endWaits = context.WithCancelCause(life)
 	e.cleanups = e.newCleanups()
+	e.status = e.newNodeStatus()
 	return e, nil
 }
 
@@ -309,25 +312,11 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	return *text, nil
 }
 
-// Handlers lists the RuntimeClass handlers that this node offers in
-// alphabetical order, after the default one under its other name "" (CRI:
-// RuntimeHandler.name). A handler whose runtime cannot be used now, or does not say
-// within oci.StatusTime what it can do, is left out, but for the default one, which
-// has no features then; RuntimeReady says why.
+// Handlers lists the RuntimeClass handlers that this node offers now in alphabetical
+// order, after the default one under its other name "" (CRI: RuntimeHandler.name). A
+// handler whose runtime cannot be used, or does not say within oci.StatusTime what it
+// can do, is left out, but for the default one, which has no features then.
 func (e *Engine) Handlers(ctx context.Context) []*cri.RuntimeHandler { return e.handlers.list(ctx) }
-
-// RuntimeReady says why containers of the default handler cannot be run now: its
-// runtime or the monitor is missing or broken, or the store is not ready. Other
-// handlers do not count (Handlers leaves them out): the pod that installs one may
-// have to run first. The text stays the same for as long as the cause does.
-func (e *Engine) RuntimeReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
-	defer cancel()
-	return errors.Join(e.deps.Images.Ready(ctx), e.deps.Runtimes.Ready(ctx))
-}
-
-// NetworkReady says why pods cannot be given a network now.
-func (e *Engine) NetworkReady(ctx context.Context) error { return e.deps.Network.Ready(ctx) }
 
 // SetPodCIDR hands the node's pod CIDR to the network.
 func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }

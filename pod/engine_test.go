@@ -618,18 +618,18 @@ func TestPullsAreShared(t *testing.T) {
 func TestReadiness(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	if err := e.RuntimeReady(t.Context()); err != nil {
+	if err := e.runtimeReady(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for _, step := range []string{"store ready", "runtime ready"} {
 		b.node.fail[step] = errInjected
-		if err := e.RuntimeReady(t.Context()); !errors.Is(err, errInjected) {
+		if err := e.runtimeReady(t.Context()); !errors.Is(err, errInjected) {
 			t.Errorf("%s: %v", step, err)
 		}
 		delete(b.node.fail, step)
 	}
 	b.node.fail["probe"] = errInjected // of any handler: whether it is the default one's the table knows
-	if err := e.RuntimeReady(t.Context()); err != nil {
+	if err := e.runtimeReady(t.Context()); err != nil {
 		t.Error(err)
 	}
 	delete(b.node.fail, "probe")

@@ -50,6 +50,7 @@ type node struct {
 	layers   map[string]storage.FsUsage
 	unknown  bool     // the handler is not configured
 	more     []string // handlers beside "fake"
+	version  uint64   // of the table of handlers
 	root     string
 	sandbox  bool // its pods live in sandboxes
 }
@@ -325,6 +326,11 @@ func (f fakeRuntimes) Names() (names []string) {
 }
 
 func (fakeRuntimes) Default() string { return "fake" }
+
+func (f fakeRuntimes) Version() (version uint64) {
+	f.set(func() { version = f.version })
+	return version
+}
 
 func (f fakeRuntimes) Ready(ctx context.Context) error {
 	return f.step(ctx, "runtime ready", func() {})

@@ -60,11 +60,13 @@ type Engine interface {
 	// for them.
 	StopEvents()
 
-	// Handlers lists the RuntimeClass handlers in an order that never changes.
+	// Handlers lists the RuntimeClass handlers that can be used now.
 	Handlers(ctx context.Context) []*cri.RuntimeHandler
-	// RuntimeReady and NetworkReady say why a pod could not be run now.
-	RuntimeReady(ctx context.Context) error
-	NetworkReady(ctx context.Context) error
+	// RuntimeStatus and NetworkStatus say whether a pod could be run, without looking
+	// for it in the call; while nothing has been looked at since they are the same
+	// pointers.
+	RuntimeStatus(ctx context.Context) (*view.RuntimeStatus, error)
+	NetworkStatus(ctx context.Context) (*view.NetworkStatus, error)
 	CgroupDriver() cri.CgroupDriver
 	// SetPodCIDR gets one CIDR or, on a dual-stack node, two joined by a comma.
 	SetPodCIDR(cidr string) error

@@ -148,6 +148,7 @@ type fakeEngine struct {
 	exec           pod.ExecResult
 	handlers       []*cri.RuntimeHandler
 	runtimeErr     error
+	statusErr      error
 	networkErr     error
 }
 
@@ -250,9 +251,16 @@ func (f *fakeEngine) RuntimeSpec(string) (json.RawMessage, error) {
 }
 
 func (f *fakeEngine) Handlers(context.Context) []*cri.RuntimeHandler { return f.handlers }
-func (f *fakeEngine) RuntimeReady(context.Context) error             { return f.runtimeErr }
-func (f *fakeEngine) NetworkReady(context.Context) error             { return f.networkErr }
-func (f *fakeEngine) CgroupDriver() cri.CgroupDriver                 { return cri.CgroupDriver_CGROUPFS }
+
+func (f *fakeEngine) RuntimeStatus(context.Context) (*view.RuntimeStatus, error) {
+	return &view.RuntimeStatus{NotReady: f.runtimeErr, Handlers: f.handlers}, f.statusErr
+}
+
+func (f *fakeEngine) NetworkStatus(context.Context) (*view.NetworkStatus, error) {
+	return &view.NetworkStatus{NotReady: f.networkErr}, nil
+}
+
+func (f *fakeEngine) CgroupDriver() cri.CgroupDriver { return cri.CgroupDriver_CGROUPFS }
 func (f *fakeEngine) SetPodCIDR(cidr string) error {
 	return f.did(context.Background(), "SetPodCIDR", cidr)
 }

@@ -5,10 +5,12 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/pod/view"
 )
 
 const (
@@ -35,6 +37,7 @@ type nodeAPI struct {
 	version string
 
 	runtimeText, networkText steadyText
+	made                     atomic.Pointer[madeStatus] // the last response
 }
 
 func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
@@ -47,21 +50,45 @@ func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.Vers
 }
 
 func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
-	resp := &cri.StatusResponse{
+	runtime, err := s.engine.RuntimeStatus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	network, err := s.engine.NetworkStatus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	status := s.statusOf(runtime, network)
+	if !req.GetVerbose() || s.info == nil {
+		return status, nil
+	}
+	return &cri.StatusResponse{
+		Status: status.Status, RuntimeHandlers: status.RuntimeHandlers, Features: status.Features,
+		Info: validMap(s.info(ctx)),
+	}, nil
+}
+
+// madeStatus is a response, which nobody may modify, with what it was made from.
+type madeStatus struct {
+	runtime  *view.RuntimeStatus
+	network  *view.NetworkStatus
+	response *cri.StatusResponse
+}
+
+func (s *nodeAPI) statusOf(runtime *view.RuntimeStatus, network *view.NetworkStatus) *cri.StatusResponse {
+	if made := s.made.Load(); made != nil && made.runtime == runtime && made.network == network {
+		return made.response
+	}
+	response := &cri.StatusResponse{
 		Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
-			condition(cri.RuntimeReady, "RuntimeNotReady", s.runtimeText.of(s.engine.RuntimeReady(ctx))),
-			condition(cri.NetworkReady, "NetworkPluginNotReady", s.networkText.of(s.engine.NetworkReady(ctx))),
+			condition(cri.RuntimeReady, "RuntimeNotReady", s.runtimeText.of(runtime.NotReady)),
+			condition(cri.NetworkReady, "NetworkPluginNotReady", s.networkText.of(network.NotReady)),
 		}},
-		RuntimeHandlers: s.engine.Handlers(ctx),
+		RuntimeHandlers: runtime.Handlers,
 		Features:        features(),
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err // what the checks said may be the caller's impatience
-	}
-	if req.GetVerbose() && s.info != nil {
-		resp.Info = validMap(s.info(ctx))
-	}
-	return resp, nil
+	s.made.Store(&madeStatus{runtime, network, response})
+	return response
 }
 
 // condition is met unless text says why not; reason is then its CamelCase name.

@@ -77,3 +77,15 @@ func (m *Memo) Get(produce func() ([]byte, error)) ([]byte, error) {
 	m.made.Store(&made) // readers at the same moment have made the same
 	return made, nil
 }
+
+// RuntimeStatus is what readers see of the node's runtimes; immutable as Sandbox is.
+type RuntimeStatus struct {
+	NotReady error                 // why containers of the default handler cannot be run; nil: they can
+	Handlers []*cri.RuntimeHandler // that can be used, in an order that never changes
+	Table    uint64                // version of the table of handlers
+}
+
+// NetworkStatus is what readers see of the node's network; immutable as Sandbox is.
+type NetworkStatus struct {
+	NotReady error // why pods cannot be given a network; nil: they can
+}

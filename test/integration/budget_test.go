@@ -3,6 +3,7 @@
 package integration
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	spdyframes "github.com/moby/spdystream/spdy"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/node"
@@ -109,4 +111,39 @@ func TestBudgetOversizeSPDYFrames_CVE_2026_35469(t *testing.T) {
 	most = max(most, w.load(t).RSSKiB)
 	equal(t, "process id of the server", w.PID(), pid)
 	within(t, "the server", before, most, (unpacked>>10)/2)
+}
+
+// A status costs about what an empty call does, in objects and in time, however many
+// pods there are: what it tells is found beside the calls.
+func TestBudgetStatus(t *testing.T) {
+	w := private(t, node.Options{})
+	w.modernNetwork(t)
+	const calls, objects = 1000, 100
+	there := 0
+	for _, pods := range []int{0, 100, 250} {
+		for ; there < pods; there++ {
+			w.run(t, "crun", kubelet.HostNetwork, func(c *cri.PodSandboxConfig) { c.Metadata.Name += fmt.Sprint("-", there) })
+		}
+		cost := func(call func() error) (each time.Duration, allocated float64) {
+			must(t, call())
+			const mallocs = "go_memstats_mallocs_total"
+			before := w.metric(t, mallocs)
+			reading := w.metric(t, mallocs) - before // costs something, too
+			began := time.Now()
+			for range calls {
+				must(t, call())
+			}
+			each = time.Since(began) / calls
+			return each, (w.metric(t, mallocs) - before - 2*reading) / calls
+		}
+		empty, _ := cost(func() error { _, err := w.Runtime().Version(t.Context(), &cri.VersionRequest{}); return err })
+		each, allocated := cost(func() error { _, err := w.Runtime().Status(t.Context(), &cri.StatusRequest{}); return err })
+		t.Logf("%d pods: a status takes %v and %.1f objects, an empty call %v", pods, each, allocated, empty)
+		if allocated > objects {
+			t.Errorf("%d pods: a status allocates %.1f objects, its budget is %d", pods, allocated, objects)
+		}
+		if each > 2*empty {
+			t.Errorf("%d pods: a status takes %v, its budget is twice an empty call, which takes %v", pods, each, empty)
+		}
+	}
 }

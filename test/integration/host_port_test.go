@@ -200,11 +200,15 @@ func TestHostPortsSurviveTheServer(t *testing.T) {
 		v.sh(t, "nft flush ruleset")
 		return v.Restart(ctx)
 	})
+	before := v.sh(t, "nft -a list table ip crius-hostports") // with handles
 	v.sh(t, "nft flush ruleset")
-	v.answers(t, nodeAddress+":8080", "") // the test is one
-	if _, err := v.Runtime().Status(t.Context(), &cri.StatusRequest{}); err != nil {
+	if _, err := v.Runtime().Status(t.Context(), &cri.StatusRequest{}); err != nil { // as kubelets do
 		t.Fatal(err)
 	}
+	wait.For(t, "the running server to make its rules again", func() bool {
+		now, err := v.Run(t.Context(), "nft", "-a", "list", "table", "ip", "crius-hostports")
+		return err == nil && string(now) != before
+	})
 	v.answers(t, nodeAddress+":8080", "live")
 	open.SetDeadline(time.Now().Add(wait.Limit))
 	fmt.Fprint(open, "GET / HTTP/1.0\r\n\r\n")

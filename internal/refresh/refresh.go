@@ -1,0 +1,75 @@
+// Package refresh keeps an answer up to date beside those who ask for it.
+//
+// An answer that takes time to find, or whose source may hang, is looked for on a
+// clock. Readers get what the last look has found, without waiting; a reader that
+// needs to know about this moment has a look made.
+package refresh
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Value is an answer that Run keeps up to date.
+type Value[T any] struct {
+	look func(context.Context) T
+	last atomic.Pointer[T]
+	wake chan struct{} // has an item while a look is wanted before the clock's
+
+	mu   sync.Mutex
+	next chan struct{} // closed when the look that begins next has ended
+}
+
+// New makes a value that look finds. It has none before Run.
+func New[T any](look func(context.Context) T) *Value[T] {
+	return &Value[T]{look: look, wake: make(chan struct{}, 1), next: make(chan struct{})}
+}
+
+// Run looks at once, a period after the end of each look, and when Fresh asks for
+// it, until ctx ends. Only one Run may be under way.
+func (v *Value[T]) Run(ctx context.Context, period time.Duration) {
+	timer := time.NewTimer(period)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		v.mu.Lock()
+		done := v.next
+		v.next = make(chan struct{})
+		select {
+		case <-v.wake: // for the look that begins here
+		default:
+		}
+		v.mu.Unlock()
+		found := v.look(ctx)
+		v.last.Store(&found)
+		close(done)
+		timer.Reset(period)
+		select {
+		case <-v.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Last is what the last look has found; nil before the first one has ended. Readers
+// share it: nothing reachable from it may be modified. A later look has another
+// pointer.
+func (v *Value[T]) Last() *T { return v.last.Load() }
+
+// Fresh is Last after a look that begins after this call, or when ctx ends.
+func (v *Value[T]) Fresh(ctx context.Context) *T {
+	v.mu.Lock()
+	done := v.next
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+	v.mu.Unlock()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	return v.last.Load()
+}
