@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/debug"
-	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/race"
 )
 
 // confine takes from the calling thread, for good, what copying an image does not
@@ -192,7 +192,7 @@ const (
 // limit sets the limits of a worker.
 func limit(pid int) error {
 	limits := map[int]uint64{unix.RLIMIT_DATA: workerMemory, unix.RLIMIT_NOFILE: workerFiles, unix.RLIMIT_CORE: 0}
-	if raceDetector() { // which takes terabytes by that measure
+	if race.Enabled { // which takes terabytes by that measure
 		delete(limits, unix.RLIMIT_DATA)
 	}
 	for resource, most := range limits {
@@ -208,10 +208,4 @@ func limit(pid int) error {
 	}
 	_, err = f.WriteString("1000")
 	return errors.Join(err, f.Close())
-}
-
-// raceDetector tells whether this program was built with it.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/durable"
 )
@@ -143,12 +144,12 @@ func (w *workerProcess) start(ctx context.Context) error {
 	w.stderr.Max = 4 << 10
 	w.cmd = reexec.CommandContext(ctx, workerName)
 	w.cmd.Dir = "/"
-	w.cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"),
+	w.cmd.Env = append(race.Environ(),
+		"PATH="+os.Getenv("PATH"),
 		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see openLibrary
 		fmt.Sprintf("GOMEMLIMIT=%d", workerMemory/4*3),
 		"GOGC=400", // it does not live long
-	}
+	)
 	w.cmd.Stderr = &w.stderr
 	w.cmd.ExtraFiles = []*os.File{theirs, w.job.Lock}
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}

@@ -13,6 +13,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/claim"
 	"github.com/crius-run/crius/test/kit/image"
@@ -74,7 +75,7 @@ func build(ctx context.Context) (p programs, err error) {
 		return p, err
 	}
 	p.failing = failing.Data
-	p.server, err = tools.PointsServer(ctx, scene.RaceEnabled())
+	p.server, err = tools.PointsServer(ctx, race.Enabled)
 	return p, err
 }
 

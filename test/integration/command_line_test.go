@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/kit/node"
 )
 
@@ -36,7 +37,7 @@ func TestConfigurationLaysDropInsAndFlagsOverTheFile(t *testing.T) {
 
 func TestUnknownConfigurationIsAnErrorThatNamesIt(t *testing.T) {
 	t.Parallel()
-	n, err := node.New(t.Context(), node.Options{Race: raceEnabled(), Config: "[network]\nconf_dri = \"/x\"\n"})
+	n, err := node.New(t.Context(), node.Options{Race: race.Enabled, Config: "[network]\nconf_dri = \"/x\"\n"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,8 +88,6 @@ func (w *world) dir(t *testing.T) string {
 	return w.Dir(t)
 }
 
-func raceEnabled() bool { return scene.RaceEnabled() }
-
 // each runs a test once per handler.
 func each(t *testing.T, test func(t *testing.T, handler string)) {
 	t.Helper()

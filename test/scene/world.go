@@ -14,7 +14,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +23,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/claim"
 	"github.com/crius-run/crius/test/kit/image"
@@ -51,7 +51,7 @@ type World struct {
 
 // New is a node that runs and has the probe's image. Close it.
 func New(ctx context.Context, o node.Options) (*World, error) {
-	o.Race = RaceEnabled()
+	o.Race = race.Enabled
 	n, err := node.New(ctx, o)
 	if err != nil {
 		return nil, err
@@ -294,21 +294,6 @@ func (w *World) warmUp(ctx context.Context, handler string) error {
 	}
 	_, err = w.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.PodSandboxId})
 	return err
-}
-
-// RaceEnabled tells whether this test was built with the race detector; the
-// server then is, too.
-func RaceEnabled() bool {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return false
-	}
-	for _, s := range info.Settings {
-		if s.Key == "-race" {
-			return s.Value == "true"
-		}
-	}
-	return false
 }
 
 // Image pushes and pulls a variant of the probe under the test's own name and

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/tools"
@@ -32,7 +32,7 @@ func open(t *testing.T) *shell {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := node.New(t.Context(), node.Options{Race: raceEnabled()})
+	n, err := node.New(t.Context(), node.Options{Race: race.Enabled})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,11 +56,6 @@ func open(t *testing.T) *shell {
 		t.Fatal(err)
 	}
 	return &shell{n, crictl}
-}
-
-func raceEnabled() bool {
-	info, _ := debug.ReadBuildInfo()
-	return slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
 
 // args are the arguments for crictl; "@name" in the line is a file of the node.
