@@ -25,6 +25,7 @@ type hangups struct {
 	epoll *os.File
 	raw   syscall.RawConn
 	work  sync.WaitGroup
+	stall time.Duration // how long a client may take nothing of what is still to be sent to it
 
 	mu        sync.Mutex
 	closed    bool // takes no connection any more
@@ -49,7 +50,7 @@ func newHangups() (*hangups, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn), most: maxStrangers}
+	h := &hangups{epoll: os.NewFile(uintptr(fd), "epoll"), conns: make(map[int32]*conn), most: maxStrangers, stall: stallTime}
 	if h.raw, err = h.epoll.SyscallConn(); err != nil {
 		_ = h.epoll.Close()
 		return nil, err
@@ -120,9 +121,12 @@ func (c *conn) wait(ctx context.Context, idle time.Duration) bool {
 
 func (c *conn) leave() { c.leaving.Do(func() { close(c.gone) }) }
 
-// moment is how long a client may take nothing of what is still to be sent to it,
-// or leave its side open when it has everything.
-const moment = 2 * time.Second
+const (
+	// moment is how long a client may leave its side open when it has everything.
+	moment = 2 * time.Second
+	// stallTime is hangups.stall. On a busy machine a program may not run for seconds.
+	stallTime = 30 * time.Second
+)
 
 // Close sends what has been written and no more, and gives the client a moment to
 // close too: a connection that is closed on data which nobody has read is reset,
@@ -146,10 +150,12 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// linger returns when the client has closed, or for a moment has taken nothing.
+// linger returns when the client has closed, does not although it has everything, or
+// has stalled.
 func (c *conn) linger(closed <-chan struct{}) {
 	tick := time.NewTicker(moment)
 	defer tick.Stop()
+	taken := time.Now()
 	for left := c.unsent(); ; {
 		select {
 		case <-closed:
@@ -157,7 +163,10 @@ func (c *conn) linger(closed <-chan struct{}) {
 		case <-tick.C:
 		}
 		before := left
-		if left = c.unsent(); left == before {
+		switch left = c.unsent(); {
+		case left != before:
+			taken = time.Now()
+		case left == 0 || time.Since(taken) >= c.hangups.stall:
 			return
 		}
 	}
