@@ -3,7 +3,10 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // replaceManifest makes the registry serve other bytes as any manifest.
@@ -29,6 +33,34 @@ func noise(t testing.TB, sizes ...int) *image.Artifact {
 		layers = append(layers, layer(t, image.Regular("noise", 0o644, random(size))))
 	}
 	return build(t, image.Image{Layers: layers})
+}
+
+// The directory in which a layer is unpacked may be taken for a leftover by another
+// process that opens the store at an unlucky moment.
+func TestPullSurvivesALostStagingDirectory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var files []image.File
+	for i := range 3000 {
+		files = append(files, image.Text(fmt.Sprint("file", i), "x"))
+	}
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{layer(t, files...)}}))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
+		ended <- err
+	}()
+	wait.For(t, "files to be unpacked", func() bool {
+		begun, _ := filepath.Glob(filepath.Join(n.dir, "root/overlay/tempdirs/temp-dir-*/*/file1"))
+		for _, file := range begun {
+			_ = os.RemoveAll(filepath.Dir(filepath.Dir(file)))
+		}
+		return len(begun) > 0
+	})
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	n.noDebris()
 }
 
 // Every fault of a registry ends in an error of the right kind, in bounded

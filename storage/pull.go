@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
@@ -71,10 +73,10 @@ func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequ
 		}
 		// The library has errors without a type for this, too.
 		unclear := len(kinds(err)) == 0 && s.leftovers.Removals.Load() != before
-		if !unclear && !removedMeanwhile(err) {
+		if !unclear && !removedMeanwhile(err) && !sweptMeanwhile(err) {
 			return image, err
 		}
-		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String())
+		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String(), "err", err)
 	}
 }
 
@@ -88,6 +90,16 @@ func removedMeanwhile(err error) bool {
 		}
 	}
 	return false
+}
+
+// sweptMeanwhile tells of a layer whose directory went while it was unpacked. Every
+// process that opens the store removes what others have left unpacked, and knows it by
+// a lock file that nobody holds. One that is just being made looks like that to a
+// second process; when that has deleted the file, the owner's lock is of no use against
+// a third. The child that unpacks has only words for it.
+func sweptMeanwhile(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "unpacking failed") && strings.Contains(text, unix.ENOENT.Error())
 }
 
 func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {

@@ -71,6 +71,10 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		scene.WantCode(t, <-ended, codes.Unavailable)
+		wait.For(t, "the monitor to answer the new server", func() bool {
+			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "facts"}})
+			return err == nil
+		})
 		alone(t, c)
 		wait.For(t, "the directories of commands to go", func() bool { return len(execDirs(c)) == 0 })
 	})
