@@ -1,0 +1,181 @@
+package script
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crius-run/crius/test/images"
+)
+
+const repository = "../.."
+
+// walked are the pages whose commands are run, in this order, on one node.
+var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/metrics.md", "docs/migrate.md"}
+
+// runnable are the programs that a test node has. Statements with others are for real
+// machines: package and service managers, kubectl, what builds crius.
+var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "curl", "jq", "["}
+
+// unfit are the statements that only need runnable programs, and more than the node has.
+var unfit = []string{
+	"crius --runtime-cgroup-driver", // a server; the node's own runs
+	"install -m 755 bin/",           // the programs of the tests are elsewhere
+	"crictl exec -it",               // a terminal
+	"/run/crio/crio.sock",           // CRI-O
+}
+
+// surroundings are a shell on a node, as far as commands see it: a private /etc, in
+// which other runtimes are configured, the files of the package, and the node's crius.
+const surroundings = `
+set -euo pipefail
+cd "$1"
+mkdir -p etc/upper etc/work tmp
+mount -t overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/etc/work" overlay /etc
+mount -t tmpfs doc /usr/share/doc
+samples=/usr/share/doc/crius/examples
+mkdir -p /etc/crius /etc/kubernetes/manifests /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
+cp "$2"/contrib/{crictl.yaml,policy.json,registries.conf} $samples
+cp "$2"/contrib/sysctl.d/99-crius.conf $samples/sysctl.conf
+cp "$2"/contrib/modules-load.d/crius.conf $samples/modules-load.conf
+cp -r "$2"/cmd/crius/config/testdata/crio-installers /etc/crio
+cp "$2"/cmd/crius/config/testdata/containerd/v3.toml /etc/containerd/config.toml
+ln -s "$2"/contrib contrib
+server=($3) crictl=($4)
+crius() {
+	if [ "$1" = wipe ]; then set -- "$@" --yes; fi
+	"${server[@]}" "$@"
+}
+crictl() { "${crictl[@]}" "$@"; }
+curl() { command curl -fsS --retry 60 --retry-delay 1 --retry-connrefused "$@"; }
+set -x
+`
+
+// The commands of the documents do, on a node, what the documents have them do.
+func TestDocumentedCommandsRun(t *testing.T) {
+	s := open(t)
+	web, err := images.Build(func(c *imagespec.ImageConfig) { c.Cmd = []string{"serve", ":80", "hello"} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.node.Registry.Push("library/nginx", "latest", web)
+	if err := s.node.Write("crictl.yaml", "runtime-endpoint: unix://{{.Socket}}\n"); err != nil {
+		t.Fatal(err)
+	}
+	err = s.node.Registries("[[registry]]\nprefix = \"docker.io\"\nlocation = \"127.0.0.1:5000\"\ninsecure = true\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, page := range walked {
+		text, err := os.ReadFile(filepath.Join(repository, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var script strings.Builder
+		for _, statement := range statements(string(text)) {
+			if fits(statement) {
+				ran++
+				fmt.Fprintln(&script, statement)
+			}
+		}
+		s.follow(t, page, script.String())
+	}
+	if ran < 40 {
+		t.Errorf("only %d statements ran", ran)
+	}
+}
+
+// follow runs the script of a page in its own surroundings.
+func (s *shell) follow(t *testing.T, page, script string) {
+	t.Helper()
+	dir := s.node.Path("walk", strings.ReplaceAll(page, "/", "-"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	source, err := filepath.Abs(repository)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script = strings.NewReplacer("/tmp/", dir+"/tmp/", "/run/crius/", s.node.RunRoot()+"/").Replace(script)
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "bash", "-c", surroundings+script, "bash",
+		dir, source, strings.Join(s.node.Argv(), " "), strings.Join(append([]string{s.crictl}, s.args("")...), " "))
+	var out []byte
+	err = s.node.Do(func() (err error) {
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Errorf("%s: %v: %s", page, err, out[max(0, len(out)-3000):])
+	}
+}
+
+var (
+	shellBlock = regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```")
+	hereDoc    = regexp.MustCompile(`<<'?(\w+)'?`)
+	comment    = regexp.MustCompile(`(^|\s)#.*`)
+	beginning  = regexp.MustCompile(`(?:^|\$\(|[|;]|&&)\s*(?:\w+=\$\()?\s*([\w./-]+|\[)`)
+)
+
+// statements are the lines of a page's shell scripts, those that belong together as one.
+func statements(page string) []string {
+	var all, one []string
+	for _, block := range shellBlock.FindAllStringSubmatch(page, -1) {
+		indent := block[1][:len(block[1])-len(strings.TrimLeft(block[1], " "))]
+		end := ""
+		for line := range strings.SplitSeq(strings.TrimSuffix(block[1], "\n"), "\n") {
+			line = strings.TrimPrefix(line, indent)
+			one = append(one, line)
+			if here := hereDoc.FindStringSubmatch(line); end == "" && here != nil {
+				end = here[1]
+			}
+			if end != "" && line != end || end == "" && strings.HasSuffix(line, `\`) {
+				continue
+			}
+			all, one, end = append(all, strings.Join(one, "\n")), nil, ""
+		}
+	}
+	return all
+}
+
+// fits tells whether a statement can be run on a test node.
+func fits(statement string) bool {
+	first, _, _ := strings.Cut(strings.ReplaceAll(statement, "\\\n", " "), "\n")
+	programs := beginning.FindAllStringSubmatch(comment.ReplaceAllString(first, ""), -1)
+	for _, program := range programs {
+		if !slices.Contains(runnable, program[1]) {
+			return false
+		}
+	}
+	return len(programs) > 0 && !slices.ContainsFunc(unfit, func(part string) bool { return strings.Contains(statement, part) })
+}
+
+func TestStatementsOfDocuments(t *testing.T) {
+	t.Parallel()
+	got := statements("text\n```sh\ncrius check   # says | what\n```\n- item\n\n  ```sh\n  cat > f <<'EOF'\n  crius\n  EOF\n  apt-get install \\\n    runc\n  ```\n```toml\nx = 1\n```\n")
+	want := []string{"crius check   # says | what", "cat > f <<'EOF'\ncrius\nEOF", "apt-get install \\\n  runc"}
+	if !slices.Equal(got, want) {
+		t.Errorf("statements are %q, want %q", got, want)
+	}
+	for statement, runs := range map[string]bool{
+		want[0]: true, want[1]: true, want[2]: false,
+		"pod=$(crictl runp pod.json)":                       true,
+		"crius config | grep root":                          false,
+		"crictl exec -it $ctr sh":                           false,
+		"curl http://$(crictl inspectp $pod | jq -r .ip)":   true,
+		"systemctl stop kubelet":                            false,
+		"[ -e /etc/x ] || install -D a b && apt-get update": false,
+		"# a comment":                                       false,
+	} {
+		if fits(statement) != runs {
+			t.Errorf("%q runs: %v, want %v", statement, !runs, runs)
+		}
+	}
+}
