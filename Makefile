@@ -92,6 +92,13 @@ node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HAN
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
+.PHONY: node-selinux
+node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps pods apart. HANDLER=; FOCUS=.: all specs.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine selinux -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
+		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),SELinux)'
+
 .PHONY: runtimes
 runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.
 	@test/setup.sh

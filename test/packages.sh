@@ -32,10 +32,11 @@ common='644 etc/crius/crius.toml
 644 usr/share/bash-completion/completions/crius
 644 usr/share/fish/vendor_completions.d/crius.fish
 644 usr/share/man/man5/crius.toml.5.gz
-644 usr/share/man/man8/crius.8.gz'
+644 usr/share/man/man8/crius.8.gz
+644 usr/share/selinux/packages/crius.cil'
 
 check_tree() { # DIR FURTHER-FILES
-	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|examples\)') ||
+	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|docs\|examples\)') ||
 		fail "$1 does not hold what it should"
 	cmp -s "$1/usr/bin/crius" "$bindir/crius" || fail "$1: the program was changed on its way"
 	"$1/usr/bin/crius" --config "$1/etc/crius/crius.toml" config >/dev/null || fail "$1: its configuration is refused"
@@ -47,7 +48,9 @@ check_tree() { # DIR FURTHER-FILES
 calls() {
 	mkdir -p "$work/fake"
 	# shellcheck disable=SC2016
-	printf '#!/bin/sh\necho "${0##*/} $*" >>%s/calls\n' "$work" | tee "$work/fake/systemctl" >"$work/fake/systemd-tmpfiles"
+	printf '#!/bin/sh\necho "${0##*/} $*" >>%s/calls\n' "$work" |
+		tee "$work/fake"/{systemctl,semodule,restorecon} >"$work/fake/systemd-tmpfiles"
+	printf '#!/bin/sh\nexit %d\n' "${without_selinux:-1}" >"$work/fake/selinuxenabled"
 	chmod +x "$work/fake"/*
 	: >"$work/calls"
 	# shellcheck disable=SC2016
@@ -105,6 +108,21 @@ scriptlet POSTUN
 expect "RPM, after an upgrade" "" "$(calls sh "$work/scriptlet" 1)"
 expect "RPM, after removal" "$reload" "$(calls sh "$work/scriptlet" 0)"
 echo "ok    scripts start nothing"
+
+# Where SELinux is on, the policy module comes first, and goes last.
+without_selinux=0
+scriptlet POSTIN
+for installed in "$(calls "$d/postinst" configure)" "$(calls sh "$work/scriptlet" 1)"; do
+	expect "with SELinux, install or upgrade" "semodule -X 200 -i /usr/share/selinux/packages/crius.cil" "$(head -1 <<<"$installed")"
+	grep -q '^restorecon .*/usr/bin/crius-conmon' <<<"$installed" || fail "with SELinux, programs are not labelled: $installed"
+done
+scriptlet POSTUN
+for removed in "$(calls "$d/postrm" remove)" "$(calls sh "$work/scriptlet" 0)"; do
+	expect "with SELinux, after removal" "$reload
+semodule -X 200 -r crius" "$removed"
+done
+expect "with SELinux, RPM, after an upgrade" "" "$(calls sh "$work/scriptlet" 1)"
+echo "ok    SELinux module"
 
 # The unit is verified below a root of its own, where its programs exist.
 install -D /bin/true "$work/deb/sbin/modprobe"

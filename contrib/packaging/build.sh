@@ -54,6 +54,7 @@ stage() {
 	install -D -m 644 contrib/tmpfiles.d/crius.conf "$root/usr/lib/tmpfiles.d/crius.conf"
 	install -D -m 644 -t "$root/etc/crius" contrib/crius.toml
 	install -d -m 755 "$root/etc/crius/crius.toml.d"
+	install -D -m 644 -t "$root/usr/share/selinux/packages" contrib/selinux/crius.cil
 	install -D -m 644 completions/crius.bash "$root/usr/share/bash-completion/completions/crius"
 	install -D -m 644 completions/_crius "$root/$zsh/_crius"
 	install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" completions/crius.fish

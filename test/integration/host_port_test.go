@@ -207,7 +207,7 @@ func TestHostPortsSurviveTheServer(t *testing.T) {
 	}
 	wait.For(t, "the running server to make its rules again", func() bool {
 		now, err := v.Run(t.Context(), "nft", "-a", "list", "table", "ip", "crius-hostports")
-		return err == nil && string(now) != before
+		return err == nil && now != before
 	})
 	v.answers(t, nodeAddress+":8080", "live")
 	open.SetDeadline(time.Now().Add(wait.Limit))

@@ -19,6 +19,7 @@ type recipe struct {
 	Modules  string            // directory with kernel modules, of a kernel from outside
 	Boots    bool              // has a kernel of its own, which is kept beside the image
 	Hooks    []string          // shell scripts that run before Packages are installed; $1 is the root
+	Last     []string          // shell scripts that run once all is there; $1 is the root
 	Files    map[string]string // to write, by path
 	Links    map[string]string // symbolic links to make, by path
 	Masked   []string          // units that only cost time
@@ -100,6 +101,11 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 	}
 	if err := furnish(ctx, root, r); err != nil {
 		return "", err
+	}
+	for _, script := range r.Last {
+		if err := command(ctx, cache, "sh", "-ec", script, "sh", root); err != nil {
+			return "", err
+		}
 	}
 	if r.Boots {
 		if err := keepKernel(root, path); err != nil {

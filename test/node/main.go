@@ -1,12 +1,13 @@
 // Node runs critest, the conformance suite of CRI, against crius on a systemd
 // machine with cgroup v2, whatever this machine is like:
 //
-//	go run ./test/node [-machine uml|qemu] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
+//	go run ./test/node [-machine uml|qemu|selinux] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
 // The machine is made of Debian's packages and needs no virtualisation: with uml
 // its kernel is user-mode Linux, which runs as an ordinary process; with qemu it
 // is Debian's own on an emulated processor, slow, but with AppArmor, cpuset and
-// hugetlb. In it crius is installed from its own package and runs as its
+// hugetlb; with selinux it is that one with SELinux enforcing. In it crius is
+// installed from its own package and runs as its
 // service, with Debian's runc and crun or, if asked for, a current runc
 // (runc-current).
 //
@@ -55,7 +56,7 @@ type options struct {
 }
 
 func main() {
-	kind := flag.String("machine", "uml", "kind of the machine, uml or qemu")
+	kind := flag.String("machine", "uml", "kind of the machine, uml, qemu or selinux")
 	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
 	handler := flag.String("handler", "runc,crun", "runtime handlers, of runc, crun and runc-current")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
@@ -85,7 +86,7 @@ func main() {
 	}
 	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, atOnce: *parallel}
 	if b.machine == nil {
-		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml or qemu\n", *kind)
+		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml, qemu or selinux\n", *kind)
 		os.Exit(2)
 	}
 	if b.atOnce < 1 {
@@ -209,6 +210,10 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	}
 	if err := unpack(d.output, dir); err != nil {
 		return nil, fmt.Errorf("%w; see the console's log in %s", err, dir)
+	}
+	// Only a machine with SELinux has them.
+	if denials, err := os.ReadFile(filepath.Join(dir, "denials")); err == nil {
+		fmt.Printf("%s: %s", b.name(o), denials)
 	}
 	return judge(dir)
 }

@@ -128,13 +128,31 @@ func TestKernelIsKeptBesideTheImage(t *testing.T) {
 func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	o := options{Driver: "systemd", Handler: "runc"}
 	for kind, want := range map[string][2]string{
-		"uml":  {"systemd/runc", "/c/systemd-runc"},
-		"qemu": {"qemu/systemd/runc", "/c/qemu-systemd-runc"},
+		"uml":     {"systemd/runc", "/c/systemd-runc"},
+		"qemu":    {"qemu/systemd/runc", "/c/qemu-systemd-runc"},
+		"selinux": {"selinux/systemd/runc", "/c/selinux-systemd-runc"},
 	} {
 		b := bench{kind: kind, cache: "/c"}
 		if got := [2]string{b.name(o), b.dir(o)}; got != want {
 			t.Errorf("%s: %q, want %q", kind, got, want)
 		}
+	}
+}
+
+// The machine with SELinux boots with it, enforces from the first moment on, and has all
+// files labelled once all are there.
+func TestMachineWithSELinux(t *testing.T) {
+	b := bench{machine: machines["selinux"], suite: "trixie"}
+	argv, _ := b.machine.argv(disks{base: "/base"})
+	if options := argv[slices.Index(argv, "-append")+1]; !strings.Contains(options, " security=selinux enforcing=1") {
+		t.Errorf("options of the kernel: %s", options)
+	}
+	r := b.recipe()
+	if !strings.Contains(r.Files["/etc/selinux/config"], "SELINUX=enforcing") || len(r.Last) != 1 || !strings.Contains(r.Last[0], "setfiles") {
+		t.Errorf("%+v", r)
+	}
+	if slices.Contains(r.Packages, "apparmor") || !slices.Contains(r.Packages, "selinux-policy-default") {
+		t.Errorf("packages %v", r.Packages)
 	}
 }
 

@@ -32,20 +32,29 @@ func (qemu) prepare(context.Context, string, string) error {
 	return nil
 }
 
-func (qemu) adapt(r *recipe) {
+func (q qemu) adapt(r *recipe) {
+	q.boots(r)
+	r.Packages = append(r.Packages, "apparmor", "sudo")  // critest calls sudo apparmor_parser
+	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // or sudo complains, which critest takes for a failure
+}
+
+// boots has the root file system boot under emulation.
+func (qemu) boots(r *recipe) {
 	r.Boots = true
 	// The cloud kernel has what a virtual machine needs, and its initrd what
 	// mounts the root file system: unpacking more takes time at each boot.
-	r.Packages = append(r.Packages, "linux-image-cloud-amd64", "apparmor", "sudo") // critest calls sudo apparmor_parser
+	r.Packages = append(r.Packages, "linux-image-cloud-amd64")
 	r.Hooks = []string{`cd "$1" && mkdir -p etc/initramfs-tools/conf.d usr/share/initramfs-tools/modules.d &&
 		echo MODULES=list >etc/initramfs-tools/conf.d/bench &&
 		printf '%s\n' virtio_pci virtio_blk ext4 >usr/share/initramfs-tools/modules.d/bench`}
-	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // or sudo complains, which critest takes for a failure
 	r.Masked = append(r.Masked, "serial-getty@ttyS0.service")
 	r.Files["/etc/bench/input"], r.Files["/etc/bench/output"] = "vdb", "vdc"
 }
 
-func (qemu) argv(d disks) (argv, env []string) {
+func (q qemu) argv(d disks) (argv, env []string) { return q.command(d, "") }
+
+// command is qemu's, with further options of the kernel.
+func (qemu) command(d disks, options string) (argv, env []string) {
 	drive := func(file, options string) string {
 		return "format=raw,if=virtio,cache=unsafe,file=" + strings.ReplaceAll(file, ",", ",,") + options
 	}
@@ -55,6 +64,6 @@ func (qemu) argv(d disks) (argv, env []string) {
 		"-drive", drive(d.base, ",snapshot=on"), "-drive", drive(d.input, ",readonly=on"), "-drive", drive(d.output, ""),
 		"-kernel", d.base + kernelSuffix, "-initrd", d.base + initrdSuffix,
 		// Page tables are switched at each system call otherwise, which is slow here.
-		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 mitigations=off quiet systemd.show_status=no",
+		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 mitigations=off quiet systemd.show_status=no " + options,
 	}, []string{"TMPDIR=" + filepath.Dir(d.input)} // for the layer above the root file system, removed by qemu at once
 }

@@ -45,6 +45,7 @@ func main() {
 	}
 	save("crius.log", "journalctl", "--no-pager", "-o", "short-precise", "-u", "crius.service")
 	save("journal.log", "journalctl", "--no-pager", "-o", "short-precise", "-b")
+	err = errors.Join(err, saveAudit())
 	if err != nil {
 		err = errors.Join(err, os.WriteFile("out/error", []byte(err.Error()), 0o644))
 		fmt.Fprintln(os.Stderr, "guest:", err)
@@ -98,6 +99,11 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("beside the suite: %w", err)
 	}
+	of, err := seLinuxPromises(ctx)
+	if err != nil {
+		return fmt.Errorf("SELinux: %w", err)
+	}
+	wrong = append(wrong, of...)
 	if err := os.WriteFile("out/wrong", []byte(strings.Join(wrong, "\n")), 0o644); err != nil {
 		return err
 	}
