@@ -35,11 +35,20 @@ common='644 etc/crius/crius.toml
 644 usr/share/man/man8/crius.8.gz
 644 usr/share/selinux/packages/crius.cil'
 
+# documented: the paths in the list of docs/install.md, and those of samples on any page.
+documented() {
+	{ grep '^| `/' docs/install.md | cut -d '|' -f 2; cat README.md docs/*.md; } |
+		grep -oE '/(usr/(bin|lib)/[a-z./-]*crius[a-z.-]*|etc/crius/crius\.toml(\.d)?|usr/share/doc/crius[A-Za-z0-9./_-]*)' | sort -u
+}
+
 check_tree() { # DIR FURTHER-FILES
-	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|docs\|examples\)') ||
+	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|RELEASES\|CHANGELOG\|docs\|examples\)') ||
 		fail "$1 does not hold what it should"
 	cmp -s "$1/usr/bin/crius" "$bindir/crius" || fail "$1: the program was changed on its way"
 	"$1/usr/bin/crius" --config "$1/etc/crius/crius.toml" config >/dev/null || fail "$1: its configuration is refused"
+	for path in $(documented); do
+		[ -e "$1$path" ] || fail "$1 lacks $path, which the documents name"
+	done
 	zcat "$1"/usr/share/*/crius/third-party-licences.gz | grep 'Apache License' >/dev/null || fail "$1: licences of modules are missing"
 }
 
@@ -126,6 +135,7 @@ echo "ok    SELinux module"
 
 # The unit is verified below a root of its own, where its programs exist.
 install -D /bin/true "$work/deb/sbin/modprobe"
+install -D /bin/true "$work/deb/bin/kill"
 complaints=$(systemd-analyze verify --root="$work/deb" --man=no --recursive-errors=no crius.service 2>&1) || fail "unit: $complaints"
 expect "what systemd says of the unit" "" "$complaints"
 for shell in bash zsh fish; do

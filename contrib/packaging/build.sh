@@ -62,7 +62,7 @@ stage() {
 		install -D -m 644 -t "$root/usr/share/man/man${page##*.}" "$page"
 		gzip -9n "$root/usr/share/man/man${page##*.}/${page##*/}"
 	done
-	install -D -m 644 -t "$doc" README.md SECURITY.md
+	install -D -m 644 -t "$doc" README.md SECURITY.md RELEASES.md CHANGELOG.md
 	install -D -m 644 -t "$doc/docs" docs/*.md
 	install -D -m 644 -t "$doc/docs/decisions" docs/decisions/*.md
 	install -D -m 644 -t "$doc/examples" contrib/crictl.yaml contrib/policy.json contrib/registries.conf
