@@ -73,7 +73,8 @@ func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequ
 		}
 		// The library has errors without a type for this, too.
 		unclear := len(kinds(err)) == 0 && s.leftovers.Removals.Load() != before
-		if !unclear && !removedMeanwhile(err) && !sweptMeanwhile(err) {
+		swept := attempt == 1 && sweptMeanwhile(err) // once: a broken layer may look the same
+		if !unclear && !removedMeanwhile(err) && !swept {
 			return image, err
 		}
 		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String(), "err", err)
