@@ -99,8 +99,8 @@ func (c *logWriter) end(t *testing.T) {
 	}
 }
 
-// dead reports whether the container's init is a zombie, which its monitor has
-// had no time for yet.
+// dead reports whether the container's init has ended: it is a zombie as long as its
+// monitor has no time for it, and nothing once that has, and waits to write the rest.
 func (c *logWriter) dead(t *testing.T) bool {
 	t.Helper()
 	for _, monitor := range c.pod.w.monitors(t, c.id) {
@@ -111,13 +111,13 @@ func (c *logWriter) dead(t *testing.T) bool {
 		for _, file := range files {
 			children, _ := os.ReadFile(file) // the thread may have ended, and below the child
 			for _, pid := range strings.Fields(string(children)) {
-				if stat, _ := os.ReadFile("/proc/" + pid + "/stat"); strings.Contains(string(stat), ") Z ") {
-					return true
+				if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") {
+					return false
 				}
 			}
 		}
 	}
-	return false
+	return true
 }
 
 // reopen asks for a new log file and reports whether there is one: too late is

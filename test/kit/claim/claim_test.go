@@ -29,7 +29,10 @@ func occupied(t *testing.T) *Claim {
 	if err := unix.Mount("tmpfs", point, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", "-c", `trap "" TERM; : >"$0"; while :; do sleep 1; done`, filepath.Join(c.Dir, "ready"))
+	cmd := exec.Command("sh", "-c", `trap "" TERM; : >"$0"; read -r line`, filepath.Join(c.Dir, "ready"))
+	if _, err := cmd.StdinPipe(); err != nil { // of which nothing comes: it waits without a child
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
