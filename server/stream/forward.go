@@ -173,15 +173,20 @@ func (f *forwarder) close() {
 func (f *forwarder) connect(p *pair) {
 	defer p.reset()
 	f.session.do(func() { _, _ = io.Copy(io.Discard, p.error) })
-	if err := f.forward(p.port, p.data); err != nil {
-		if errors.Is(err, fault.Precondition) { // the pod runs no more: nothing else can be forwarded
-			f.session.partFrom()
+	err := f.forward(p.port, p.data)
+	conclude := func() {
+		if err != nil {
+			_, _ = io.WriteString(p.error, err.Error())
+		} else {
+			_ = p.data.Close()
 		}
-		_, _ = io.WriteString(p.error, err.Error())
-	} else {
-		_ = p.data.Close()
+		_ = p.error.Close()
 	}
-	_ = p.error.Close()
+	if errors.Is(err, fault.Precondition) { // the pod runs no more: nothing else can be forwarded
+		f.session.partWith(conclude)
+	} else {
+		conclude()
+	}
 }
 
 func (f *forwarder) forward(port uint16, stream io.ReadWriteCloser) error {
@@ -227,5 +232,5 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 		})
 	}
 	connections.Wait()
-	f.session.partFrom()
+	f.session.partWith(func() {}) // each has had its own
 }

@@ -143,7 +143,7 @@ func (c *conn) Close() error {
 			_ = c.abort()
 		})
 		c.hangups.work.Go(func() {
-			c.linger(closed)
+			c.linger(closed, c.gone)
 			_ = c.abort()
 		})
 	})
@@ -151,22 +151,26 @@ func (c *conn) Close() error {
 }
 
 // linger returns when the client has closed, does not although it has everything, or
-// has stalled.
-func (c *conn) linger(closed <-chan struct{}) {
+// has stalled. It has everything when all is said and sent.
+func (c *conn) linger(closed, said <-chan struct{}) {
 	tick := time.NewTicker(moment)
 	defer tick.Stop()
+	var all bool
 	taken := time.Now()
 	for left := c.unsent(); ; {
 		select {
 		case <-closed:
 			return
+		case <-said:
+			all, said = true, nil
+			continue
 		case <-tick.C:
 		}
 		before := left
 		switch left = c.unsent(); {
 		case left != before:
 			taken = time.Now()
-		case left == 0 || time.Since(taken) >= c.hangups.stall:
+		case all && left == 0 || time.Since(taken) >= c.hangups.stall:
 			return
 		}
 	}

@@ -65,6 +65,33 @@ func TestCloseLetsGoOfWhoDoesNotRead(t *testing.T) {
 	})
 }
 
+// A client that has taken all so far is not left while there is more to say to it,
+// such as the status of what has ended.
+func TestPartingWaitsForAllThatIsSaid(t *testing.T) {
+	t.Parallel()
+	_, l := listening(t)
+	_, server := parting(t, l, nil)
+	said, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		server.linger(server.gone, said)
+	}()
+	select {
+	case <-over:
+		t.Fatal("the client was left before all was said")
+	case <-time.After(3 * moment):
+	}
+	close(said)
+	wait.For(t, "the parting", func() bool {
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	})
+}
+
 // listening is a listener on loopback with its hangups.
 func listening(t *testing.T) (*hangups, watched) {
 	t.Helper()

@@ -41,12 +41,8 @@ func (v *session) do(f func()) {
 	})
 }
 
-const (
-	// creationTime is what a client has to open its streams.
-	creationTime = 15 * time.Second
-	// closeTime is what a client has to take the status of what has ended.
-	closeTime = 5 * time.Second
-)
+// creationTime is what a client has to open its streams.
+const creationTime = 15 * time.Second
 
 // wanted says which streams a session has.
 type wanted struct{ stdin, stdout, stderr, tty bool }
@@ -107,19 +103,19 @@ func (v *session) converse(w wanted, run run) {
 	if stdin != nil {
 		_ = stdin.Close()
 	}
-	v.partFrom()
-	d.conclude(err)
+	v.partWith(func() { d.conclude(err) })
 }
 
-// partFrom closes the connection soon, if nobody else does.
-func (v *session) partFrom() {
+// partWith says the last words and closes the connection when the client has them,
+// if nobody else does.
+func (v *session) partWith(lastWords func()) {
+	said := make(chan struct{})
 	v.do(func() {
-		select {
-		case <-v.conn.gone:
-		case <-time.After(closeTime):
-			_ = v.conn.Close()
-		}
+		v.conn.linger(v.conn.gone, said)
+		_ = v.conn.Close()
 	})
+	lastWords()
+	close(said)
 }
 
 // interruptible is in with a Close by which a Read ends. What comes later is
