@@ -108,9 +108,9 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	case <-c.exited:
 		return nil
 	case <-expired.C:
-		return fmt.Errorf("still alive %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
+		return fmt.Errorf("has not ended %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
-		return fmt.Errorf("still alive, the kill goes on: %w", context.Cause(ctx))
+		return fmt.Errorf("has not ended yet, the kill goes on: %w", context.Cause(ctx))
 	case <-c.engine.closing.Done():
 		return errClosing
 	}
@@ -181,10 +181,15 @@ func (c *Container) endMonitor(ctx context.Context) {
 	}
 }
 
-// undead says why a killed container is still there.
+// undead says why no end is known of a killed container.
 func (c *Container) undead() string {
 	if asleep := cgroup.Uninterruptible(c.ref.Cgroup); len(asleep) > 0 {
 		return "in uninterruptible sleep, waiting for a device or a file server: " + strings.Join(asleep, ", ")
+	}
+	if processes, err := conmon.ReadProcesses(c.ref.Dir); err == nil {
+		if asleep := cgroup.Asleep(processes.Monitor.PID); asleep != "" {
+			return "its monitor has not recorded an exit, waiting for a disk, such as that of the log: " + asleep
+		}
 	}
 	return "none of its processes is in uninterruptible sleep; the node may be overloaded"
 }

@@ -13,6 +13,7 @@ import (
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
@@ -90,34 +91,6 @@ func (c *logWriter) standsStill(t *testing.T) {
 		}
 		return times >= 20
 	})
-}
-
-// end is stop for any goroutine.
-func (c *logWriter) end(t *testing.T) {
-	if _, err := c.pod.w.Runtime().StopContainer(context.WithoutCancel(t.Context()), &cri.StopContainerRequest{ContainerId: c.id}); err != nil {
-		t.Errorf("StopContainer: %v", err)
-	}
-}
-
-// dead reports whether the container's init has ended: it is a zombie as long as its
-// monitor has no time for it, and nothing once that has, and waits to write the rest.
-func (c *logWriter) dead(t *testing.T) bool {
-	t.Helper()
-	for _, monitor := range c.pod.w.monitors(t, c.id) {
-		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", monitor))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			children, _ := os.ReadFile(file) // the thread may have ended, and below the child
-			for _, pid := range strings.Fields(string(children)) {
-				if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") {
-					return false
-				}
-			}
-		}
-	}
-	return true
 }
 
 // reopen asks for a new log file and reports whether there is one: too late is
@@ -265,12 +238,11 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 			// The end comes when the disk does.
 			stop: func(t *testing.T, disk string, c *logWriter) {
 				thaw := freeze(t, disk)
-				var wg sync.WaitGroup
-				wg.Go(func() { c.end(t) })
-				wait.For(t, "the container to be dead", func() bool { return c.dead(t) })
+				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
+				wantCode(t, err, codes.DeadlineExceeded, "its monitor", "waiting for a disk", "the kill goes on")
 				w.answers(t, c)
 				thaw()
-				wg.Wait()
+				c.stop(t, 0)
 				equal(t, "exit code", c.wait(t).ExitCode, 137)
 			},
 		},
