@@ -29,10 +29,11 @@ setup: ## Install what tests and demo need (Debian, as root).
 tools: setup ## Build what tests run: crius, its images, critest, crictl, busybox, runc, runsc.
 	@echo "builds what the tests run; with empty caches this takes some minutes"
 	@go run ./test/prebuild
+	@$(if $(RACE),go run ./test/prebuild crius-race)
 
 .PHONY: test
-test: tools ## Run all tests. PACKAGES=./oci/... RUN=TestX: only those.
-	@CRIUS_TEST_PREBUILT=1 go run ./test/runner -tags $(TAGS) -run '$(RUN)' $(PACKAGES)
+test: tools ## Run all tests. PACKAGES=./oci/... RUN=TestX: only those. RACE=1: with the race detector.
+	@CRIUS_TEST_PREBUILT=1 go run ./test/runner $(if $(RACE),-race) -tags $(TAGS) -run '$(RUN)' $(PACKAGES)
 
 .PHONY: crash
 crash: setup ## Kill everything at every point of every verb. VERB=, HANDLER=, ACTION=, POINT=: only those; COUNT=n: a sample.

@@ -90,11 +90,7 @@ func (w *world) processesOf(t *testing.T, id string) []int {
 // procfs reads a file of /proc about the container's first process.
 func (c *container) procfs(t *testing.T, file string) string {
 	t.Helper()
-	pids := c.pod.w.processesOf(t, c.id)
-	if len(pids) == 0 {
-		t.Fatal("the container has no process")
-	}
-	return strings.TrimSpace(read(t, fmt.Sprintf("/proc/%d/%s", pids[0], file)))
+	return scene.Procfs(t, c.pod.w.processesOf(t, c.id), file)
 }
 
 // kernel reads a limit where the kernel keeps it.

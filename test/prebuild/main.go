@@ -4,8 +4,8 @@
 //	prebuild [NAME...]     see below for the names; by default everything
 //
 // What comes from elsewhere, such as critest or runsc, is built once and kept in
-// .cache; what comes from the repository is built again if it has changed. Kubelets
-// are built only if they are named.
+// .cache; what comes from the repository is built again if it has changed. What only
+// some runs need, kubelets and the race detector, is built only if it is named.
 package main
 
 import (
@@ -29,7 +29,7 @@ var builds = []struct {
 	{"crius", "crius and its monitors", func(ctx context.Context) (string, error) { return tools.Programs(ctx, false) }},
 	{"probe", "the program that test containers run", tools.Probe},
 	{"demo", "the demo", tools.Demo},
-	{"crius-race", "crius with the race detector", func(ctx context.Context) (string, error) { return tools.Programs(ctx, true) }},
+	{raced, "crius with the race detector", func(ctx context.Context) (string, error) { return tools.Programs(ctx, true) }},
 	{"points", "crius with failpoints", func(ctx context.Context) (string, error) { return tools.PointsServer(ctx, false) }},
 	{"standin", "the stand-in for nginx and httpd", tools.Standin},
 	{"katashim", "a shim that behaves like Kata's", tools.KataShim},
@@ -41,15 +41,18 @@ var builds = []struct {
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
 }
 
-// kubelet is the one that only one target needs, and that takes longest.
-const kubelet = "kubelet"
+// These are built only if they are named: one target needs them, and they take long.
+const (
+	kubelet = "kubelet"
+	raced   = "crius-race"
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	wanted := os.Args[1:]
 	for _, b := range builds {
-		if len(wanted) == 0 && b.name == kubelet || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+		if len(wanted) == 0 && (b.name == kubelet || b.name == raced) || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
 			continue
 		}
 		err := announced("build "+b.what, func() error { _, err := b.build(ctx); return err })

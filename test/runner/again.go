@@ -24,7 +24,7 @@ func (s *suite) again(ctx context.Context, t *tally) error {
 		var output bytes.Buffer
 		second := newTally(io.MultiWriter(&output))
 		for range times {
-			if err := s.goTest(ctx, second, raced(f.pkg), exactly(f.test), []string{f.pkg}); err != nil {
+			if err := s.goTest(ctx, second, s.raced(f.pkg), 1, exactly(f.test), []string{f.pkg}); err != nil {
 				return err
 			}
 		}

@@ -25,6 +25,9 @@ const (
 // tmpVariable names the directory over which each init mounts a tmpfs.
 const tmpVariable = "CRIUS_TEST_TMP"
 
+// shared is what all container tools of a node have in common.
+const shared = "/var/lib/containers"
+
 // actIfAsked does not return if the program has been started in one of the roles.
 func actIfAsked() {
 	if len(os.Args) < 3 {
@@ -117,7 +120,9 @@ func thawAll() {
 	}
 }
 
-// settle gives the namespaces a /proc and a directory for temporary files.
+// settle gives the namespaces a /proc, a directory for temporary files, and one of
+// their own where the container tools of a node leave signatures and caches that no
+// option moves.
 func settle(tmp string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -125,8 +130,13 @@ func settle(tmp string) error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "mode=1777"); err != nil {
-		return fmt.Errorf("mount %s: %w", tmp, err)
+	if err := os.MkdirAll(shared, 0o755); err != nil {
+		return err
+	}
+	for _, dir := range []string{tmp, shared} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=1777"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
 	}
 	return os.Setenv("TMPDIR", tmp)
 }

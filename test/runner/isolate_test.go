@@ -36,6 +36,7 @@ func TestIsolatedProgramsAreLookedAfter(t *testing.T) {
 		"nothing left":          {"sleep 1000 & kill $!; wait; echo fine", 0, "fine"},
 		"orphans are reaped":    {"(sh -c 'exit 5' & echo $! >$TMPDIR/pid); while kill -0 $(cat $TMPDIR/pid); do :; done; rm $TMPDIR/pid", 0, ""},
 		"a PID namespace":       {"test $$ -lt 10 && test -d /proc/$$", 0, ""},
+		"signatures of its own": {"test $(stat -f -c %T /var/lib/containers) = tmpfs", 0, ""},
 		"a process left":        {"sleep 1000 & echo $!", 1, `process`},
 		"a mount left":          {"mkdir $TMPDIR/m && mount -t tmpfs tmpfs $TMPDIR/m", 1, "/m\n"},
 		"a file left":           {"echo > $TMPDIR/forgotten", 1, "/forgotten"},

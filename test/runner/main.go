@@ -1,13 +1,15 @@
 // Command runner runs tests of this repository and counts them. It is what
 // `make test` calls:
 //
-//	runner [-v] [-tags TAGS] [-run REGEXP] [PACKAGE...]
+//	runner [-v] [-race] [-tags TAGS] [-run REGEXP] [PACKAGE...]
 //
-// Packages that test Go code run with the race detector. Those that mostly wait
-// for programs run without it, see plan.go, which also says what starts first.
+// With -race, packages that test Go code run with the race detector, and those that
+// mostly wait for programs without it, see plan.go, which also says what starts
+// first.
 //
 // Every test program runs as root in a PID and a mount namespace of its own with
-// its temporary files on a tmpfs, see isolate.go. So whatever ends the run, be it
+// its temporary files on a tmpfs, and with a /var/lib/containers of its own, see
+// isolate.go. So whatever ends the run, be it
 // Ctrl-C, a panic or SIGKILL, the kernel ends every process that the tests have
 // started and takes away what they have mounted. Cgroups are left; the runner
 // removes them at its end and those of earlier runs at its start.
@@ -41,6 +43,7 @@ func main() {
 	s := suite{forgiven: flakyTests}
 	flag.StringVar(&s.tags, "tags", "", "build tags")
 	flag.StringVar(&s.run, "run", "", "run only tests whose names match this regular expression")
+	flag.BoolVar(&s.race, "race", false, "use the race detector where Go code is tested")
 	verbose := flag.Bool("v", false, "print a line for each test that has passed, too")
 	flag.Parse()
 	s.patterns = flag.Args()

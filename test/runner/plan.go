@@ -46,4 +46,6 @@ func (s *suite) plan(ctx context.Context) ([]string, error) {
 }
 
 // raced tells whether a package runs with the race detector.
-func raced(pkg string) bool { return !slices.Contains(programs, strings.TrimPrefix(pkg, module)) }
+func (s *suite) raced(pkg string) bool {
+	return s.race && !slices.Contains(programs, strings.TrimPrefix(pkg, module))
+}

@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// atOnce is how many packages with and without the race detector are built or run
-// at once. Tests wait much of the time, and several of a package run at once, but
-// with more packages two CPUs only make everything later.
-var atOnce = map[bool]int{true: 2, false: 1}
+// atOnce is how many packages are built or run at once. Tests wait much of the
+// time, and several of a package run at once, but with more packages two CPUs only
+// make everything later.
+const atOnce = 3
 
 // limit is how long a package may take: it is there for tests that hang. One
 // that merely is slow, on a machine that is, must not meet it.
@@ -27,6 +27,7 @@ const limit = time.Hour
 // suite is what the command line asks for.
 type suite struct {
 	tags, run string
+	race      bool // run those that test Go code with the race detector
 	patterns  []string
 	forgiven  string // see flaky.txt
 	dir       string // of the module; empty: the current one
@@ -42,11 +43,15 @@ func (s *suite) test(ctx context.Context, t *tally) error {
 	var kinds sync.WaitGroup
 	errs := make([]error, 2)
 	for i, race := range []bool{true, false} {
-		these := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return raced(p) != race })
-		if len(these) == 0 {
+		kind := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return s.raced(p) != race })
+		if len(kind) == 0 {
 			continue
 		}
-		kinds.Go(func() { errs[i] = s.goTest(ctx, t, race, s.run, these) })
+		share := atOnce
+		if len(kind) < len(packages) { // the other kind runs beside it
+			share = map[bool]int{true: atOnce - 1, false: 1}[race]
+		}
+		kinds.Go(func() { errs[i] = s.goTest(ctx, t, race, share, s.run, kind) })
 	}
 	kinds.Wait()
 	if err := errors.Join(errs...); err != nil || ctx.Err() != nil {
@@ -55,9 +60,9 @@ func (s *suite) test(ctx context.Context, t *tally) error {
 	return s.again(ctx, t)
 }
 
-// goTest runs `go test` and feeds the tally. The error tells that it failed
-// although no test did.
-func (s *suite) goTest(ctx context.Context, t *tally, race bool, run string, packages []string) error {
+// goTest runs `go test`, with the race detector or without, on so many packages at
+// once, and feeds the tally. The error tells that it failed although no test did.
+func (s *suite) goTest(ctx context.Context, t *tally, race bool, atOnce int, run string, packages []string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -65,7 +70,7 @@ func (s *suite) goTest(ctx context.Context, t *tally, race bool, run string, pac
 	cgo := "CGO_ENABLED=0"
 	// Go's cache of results knows nothing of the programs that tests build and run.
 	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-tags", s.tags, "-timeout", limit.String(), "-run", run,
-		"-p", fmt.Sprint(atOnce[race]), "-exec", self + " " + isolateRole}
+		"-p", fmt.Sprint(atOnce), "-exec", self + " " + isolateRole}
 	if race {
 		cgo = "CGO_ENABLED=1"
 		argv = append(argv, "-race")

@@ -54,16 +54,23 @@ func (c *Container) Processes(t *testing.T) []int {
 // Procfs reads a file of the node's /proc about the container's first process.
 func (c *Container) Procfs(t *testing.T, file string) string {
 	t.Helper()
-	pids := c.Processes(t)
+	return Procfs(t, c.Processes(t), file)
+}
+
+// Procfs reads a file of the node's /proc about the first of a container's processes.
+func Procfs(t *testing.T, pids []int, file string) string {
+	t.Helper()
 	if len(pids) == 0 {
 		t.Fatal("the container has no process")
 	}
+	dir := fmt.Sprintf("/proc/%d/", pids[0])
 	// A runtime's start may return before its init has become the program.
-	program := fmt.Sprintf("/proc/%d/comm", pids[0])
 	wait.For(t, "the runtime's init to become the container's program", func() bool {
-		return !strings.HasPrefix(Read(t, program), "runc") && !strings.HasPrefix(Read(t, program), "crun")
+		exe, err := os.Readlink(dir + "exe")
+		name := filepath.Base(exe)
+		return err != nil || !strings.HasPrefix(name, "runc") && !strings.HasPrefix(name, "crun") && !strings.HasPrefix(name, "memfd:")
 	})
-	return strings.TrimSpace(Read(t, fmt.Sprintf("/proc/%d/%s", pids[0], file)))
+	return strings.TrimSpace(Read(t, dir+file))
 }
 
 // CgroupDir is the directory, as the node sees it, of the container's cgroup
