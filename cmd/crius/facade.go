@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
+	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/server"
 )
 
@@ -33,4 +36,11 @@ func placeFacade(runRoot, socket string) error {
 		return nil
 	}
 	return os.Symlink(socket, link)
+}
+
+// tidyFacade is placeFacade where there is work that matters more.
+func tidyFacade(ctx context.Context, cfg config.Config) {
+	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
+		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
+	}
 }

@@ -5,7 +5,8 @@
 // builds the backends below from top to bottom and stops them again. Its other
 // subcommands look at a node and print, and change nothing.
 //
-// Exit codes: 0 done, 1 something failed, 2 the command line makes no sense.
+// Exit codes: 0 done, 1 something failed, 2 the command line makes no sense, 78 a
+// server does not start with its configuration.
 package main
 
 import (
@@ -51,9 +52,20 @@ func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		return 0
 	case errors.As(err, new(usageError)):
 		return 2
+	case errors.As(err, new(configError)):
+		return exitConfig
 	}
 	return 1
 }
+
+// exitConfig is EX_CONFIG of sysexits.h. The unit does not start the server again
+// after it: no repetition corrects a file.
+const exitConfig = 78
+
+// configError is a configuration with which the server does not start.
+type configError struct{ error }
+
+func (e configError) Unwrap() []error { return []error{e.error} }
 
 // usageError is a command line that makes no sense.
 type usageError struct{ error }

@@ -69,8 +69,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"--network-timeout", "5"}, 2, "crius: invalid argument \"5\" for \"--network-timeout\" flag: want a duration such as \"5m\" or \"1m30s\", got \"5\" (see crius --help)\n"},
 		{[]string{"--config", "/nonexistent", "config"}, 1, "crius: read configuration: open /nonexistent: no such file or directory\n"},
 		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
-		{[]string{"--config", bad, "serve"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
-		{[]string{"--log-level=loud"}, 1, "crius: --log-level: log_level: want one of debug, info, warn, error, got \"loud\"\n"},
+		{[]string{"--config", bad, "serve"}, exitConfig, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
+		{[]string{"--log-level=loud"}, exitConfig, "crius: --log-level: log_level: want one of debug, info, warn, error, got \"loud\"\n"},
 		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: want a directory other than root: a reboot may empty run_root, but must not touch root\n"},
 	} {
 		code, _, errs := crius(t, c.args...)

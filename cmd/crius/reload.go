@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -11,10 +12,14 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/server/control"
 )
 
 // settings are the configuration in force, which SIGHUP changes in part.
@@ -58,18 +63,26 @@ func onSignal(ctx context.Context, sig os.Signal, f func(context.Context)) (stop
 	}
 }
 
+// reloadable has SIGHUP reload the settings until ignore is called. Whoever calls
+// reload is told what came of it; a signal leaves it to the log.
+func (s *settings) reloadable(ctx context.Context, runtimes *oci.Table) (reload func(context.Context) (control.Reloaded, error), ignore func()) {
+	reload = func(ctx context.Context) (control.Reloaded, error) { return s.reload(ctx, runtimes) }
+	return reload, onSignal(ctx, unix.SIGHUP, func(ctx context.Context) { _, _ = reload(ctx) })
+}
+
 // reload reads the configuration again and puts in force what can be without a
-// restart: all of that, or nothing where anything is wrong.
-func (s *settings) reload(ctx context.Context, runtimes *oci.Table) {
+// restart: all of that, or nothing where anything is wrong. It logs what it does.
+func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result control.Reloaded, err error) {
 	loaded, err := s.load()
 	if err == nil {
-		err = s.apply(loaded, runtimes)
+		result, err = s.apply(loaded, runtimes)
 	}
 	if err != nil {
-		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and send SIGHUP again", "err", err)
-		return
+		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and reload again", "err", err)
+		return result, err
 	}
 	reportRuntimes(ctx, s.loaded().Config.Runtime, runtimes)
+	return result, nil
 }
 
 // reportRuntimes logs what the node's containers are run by.
@@ -78,28 +91,67 @@ func reportRuntimes(ctx context.Context, cfg oci.Config, runtimes *oci.Table) {
 	reportHooks(ctx, cfg.HooksDir)
 }
 
-func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) error {
+func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) (result control.Reloaded, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := s.inForce.Reloaded(wanted)
 	level, err := logx.Level(next.Config.LogLevel)
 	if err != nil {
-		return err
+		return result, err
 	}
 	if err := checkProfiles(next.Config.Runtime); err != nil {
-		return err
+		return result, err
 	}
 	if err := runtimes.Reload(next.Config.Runtime); err != nil {
-		return err
+		return result, err
 	}
 	s.level.Set(level)
-	changed, later := config.Differences(s.inForce, next), config.Differences(next, wanted)
+	result = control.Reloaded{Changed: config.Differences(s.inForce, next), Later: config.Differences(next, wanted)}
 	s.inForce = next
-	slog.Info("configuration reloaded", "changed", changed)
-	if len(later) > 0 {
-		slog.Warn("changed options take effect after a restart", "keys", later)
+	slog.Info("configuration reloaded", "changed", result.Changed)
+	if len(result.Later) > 0 {
+		slog.Warn("changed options take effect after a restart", "keys", result.Later)
 	}
-	return nil
+	return result, nil
+}
+
+func (p *program) reloadCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have the running server read its configuration again",
+		Long: "Have the running server read its configuration again, and say which options have changed. It is what SIGHUP does, " +
+			"but fails, with the reason, when the server rejects the configuration; it then keeps the one in force.\n\n" + reloaded,
+		Args: usage(cobra.NoArgs),
+	}
+	format := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		loaded, err := p.loadForClient(cmd)
+		if err != nil {
+			return err
+		}
+		socket := controlSocket(loaded.Config)
+		result, err := control.NewClient(socket).Reload(cmd.Context())
+		if err != nil {
+			if away := unserved(cmd.Context(), socket); away != nil {
+				return away
+			}
+			return err
+		}
+		return format.print(cmd.OutOrStdout(), result, func(w io.Writer) { writeReloaded(w, result) })
+	}
+	return cmd
+}
+
+func writeReloaded(w io.Writer, r control.Reloaded) {
+	if len(r.Changed)+len(r.Later) == 0 {
+		fmt.Fprintln(w, "no option has changed")
+	}
+	for _, key := range r.Changed {
+		fmt.Fprintf(w, "changed: %s\n", key)
+	}
+	for _, key := range r.Later {
+		fmt.Fprintf(w, "changes after a restart: %s\n", key)
+	}
 }
 
 // checkProfiles reads the seccomp profiles of all handlers.

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,7 +77,8 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
 		return err
 	}
-	defer onSignal(ctx, unix.SIGHUP, func(ctx context.Context) { settings.reload(ctx, runtimes) })()
+	reload, ignore := settings.reloadable(ctx, runtimes)
+	defer ignore()
 	engine, cni, err := backends.engine(ctx)
 	if err != nil {
 		return err
@@ -106,14 +105,12 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		return err
 	}
 	defer closing(&err, background(ctx, scrapes.Serve, scrapes.Close))
-	checks, err := control.Listen(ctx, controlSocket(cfg), control.Node{Engine: engine, Store: store})
+	endControl, err := serveControl(ctx, cfg, control.Node{Engine: engine, Store: store, Reload: reload})
 	if err != nil {
 		return err
 	}
-	defer closing(&err, background(ctx, checks.Serve, checks.Close))
-	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
-		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
-	}
+	defer closing(&err, endControl)
+	tidyFacade(ctx, cfg)
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine: engine, Usage: engine.Usage(),
 		Images:   images{store, engine},
@@ -138,6 +135,15 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 		stop()
 		return unlock()
 	}, nil
+}
+
+// serveControl lets operators work on the node until end is called.
+func serveControl(ctx context.Context, cfg config.Config, node control.Node) (end func() error, err error) {
+	s, err := control.Listen(ctx, controlSocket(cfg), node)
+	if err != nil {
+		return nil, err
+	}
+	return background(ctx, s.Serve, s.Close), nil
 }
 
 // newPlugins is nil if there are to be none.
@@ -220,6 +226,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	}
 	slog.InfoContext(ctx, "crius serves CRI", "version", services.Version, "socket", cfg.Listen)
 	manager.notify("READY=1")
+	defer manager.watch(ctx, cfg.Listen)()
 	select {
 	case err := <-served:
 		return err
@@ -294,47 +301,4 @@ func reapOrphans(ctx context.Context) (stop func(), err error) {
 		<-done
 		signal.Stop(died)
 	}, nil
-}
-
-// manager is the socket of the service manager that wants to know how the
-// service is (sd_notify(3)); empty: nobody asks.
-type manager string
-
-// findManager takes the socket out of the environment: to runtimes and plugins,
-// which inherit the rest, it would be an invitation to speak for the server.
-func findManager() manager {
-	socket := os.Getenv("NOTIFY_SOCKET")
-	_ = os.Unsetenv("NOTIFY_SOCKET")
-	if abstract, ok := strings.CutPrefix(socket, "@"); ok {
-		return manager("\x00" + abstract)
-	}
-	return manager(socket)
-}
-
-// patient asks the manager for more time to start, as often as it is called but
-// for a few seconds in between: without progress the time runs out.
-func (m manager) patient() func() {
-	const often, more = 10 * time.Second, 2 * time.Minute
-	var last time.Time
-	return func() {
-		if time.Since(last) > often {
-			last = time.Now()
-			m.notify(fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", more.Microseconds()))
-		}
-	}
-}
-
-// notify tells the manager. That it does not listen is its own loss.
-func (m manager) notify(state string) {
-	if m == "" {
-		return
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: string(m), Net: "unixgram"})
-	if err == nil {
-		_, err = conn.Write([]byte(state))
-		err = errors.Join(err, conn.Close())
-	}
-	if err != nil {
-		slog.Warn("cannot notify the service manager", "state", state, "err", err)
-	}
 }

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -44,8 +45,14 @@ func (c *Client) Wipe(ctx context.Context, keepImages bool) (result Wiped, err e
 	return result, err
 }
 
+// Reload is Node.Reload.
+func (c *Client) Reload(ctx context.Context) (result Reloaded, err error) {
+	err = c.ask(ctx, http.MethodPost, reloadPath, nil, &result)
+	return result, err
+}
+
 // maxComplaint bounds what is shown of an answer that is none.
-const maxComplaint = 1 << 10
+const maxComplaint = 16 << 10
 
 // Goroutines writes the stacks of the server's goroutines to w.
 func (c *Client) Goroutines(ctx context.Context, w io.Writer) error {
@@ -77,7 +84,11 @@ func (c *Client) send(ctx context.Context, method, path string, form url.Values,
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxComplaint))
-		return fmt.Errorf("server at %s: %w", c.socket, refused(response.Status, strings.TrimSpace(string(text))))
+		complaint := errors.New(strings.TrimSpace(string(text)))
+		if response.StatusCode != http.StatusInternalServerError { // it has not done what it was asked
+			complaint = fmt.Errorf("%w: %s: %w", errRefused, response.Status, complaint)
+		}
+		return fmt.Errorf("server at %s: %w", c.socket, complaint)
 	}
 	if err := read(response.Body); err != nil {
 		return fmt.Errorf("server at %s: %w", c.socket, err)

@@ -1,5 +1,6 @@
 // Package control is what an operator can have done to a node as a whole:
-// compare it with its records, and empty it. A Node does it where the caller has
+// compare it with its records, empty it, and have its server read the configuration
+// again. A Node does it where the caller has
 // the node to itself; a server lets others ask for it over HTTP on a unix socket
 // that only root can open, and a Client asks.
 package control
@@ -7,7 +8,6 @@ package control
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/audit"
@@ -40,6 +40,12 @@ type Wiped struct {
 	Errors []string        `json:"errors"` // why something could not even be tried
 }
 
+// Reloaded are the keys of options that differ from what was in force.
+type Reloaded struct {
+	Changed []string `json:"changed"` // in force from now on
+	Later   []string `json:"later"`   // in force after a restart
+}
+
 // Done tells that nothing remains.
 func (w Wiped) Done() bool { return len(w.Left)+len(w.Errors) == 0 }
 
@@ -47,6 +53,7 @@ func (w Wiped) Done() bool { return len(w.Left)+len(w.Errors) == 0 }
 type Node struct {
 	Engine *pod.Engine
 	Store  *storage.Store
+	Reload func(context.Context) (Reloaded, error) // nil: nobody serves with a configuration
 }
 
 // Check compares the node with its records, and repairs it if that is asked for.
@@ -119,5 +126,3 @@ func texts(errs ...error) []string {
 
 // errRefused is a request that the server did not take for one.
 var errRefused = errors.New("the server refused the request")
-
-func refused(status, text string) error { return fmt.Errorf("%w: %s: %s", errRefused, status, text) }

@@ -21,7 +21,9 @@ func TestServer(t *testing.T) {
 	if err := os.WriteFile(socket, nil, 0o600); err != nil { // of a dead server
 		t.Fatal(err)
 	}
-	s, err := Listen(t.Context(), socket, Node{})
+	s, err := Listen(t.Context(), socket, Node{Reload: func(context.Context) (Reloaded, error) {
+		return Reloaded{}, errors.New("line 7: no such key")
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,6 +37,10 @@ func TestServer(t *testing.T) {
 		if err := c.ask(t.Context(), http.MethodPost, path, form, new(Checked)); !errors.Is(err, errRefused) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+	// What it could not do is no malformed request, and the reason is all there is to say.
+	if _, err := c.Reload(t.Context()); err == nil || errors.Is(err, errRefused) || !strings.HasSuffix(err.Error(), socket+": line 7: no such key") {
+		t.Errorf("reload: %v", err)
 	}
 	if err := s.Close(context.Background()); err != nil {
 		t.Error(err)

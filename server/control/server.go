@@ -18,6 +18,7 @@ const (
 	checkPath    = "/check"
 	holdingsPath = "/holdings"
 	wipePath     = "/wipe"
+	reloadPath   = "/reload"
 	repairKey    = "repair"
 	imagesKey    = "keep_images"
 
@@ -94,7 +95,7 @@ func (s *Server) Close(ctx context.Context) error {
 func handler(node Node) http.Handler {
 	mux := http.NewServeMux()
 	answer(mux, "POST "+checkPath, func(r *http.Request) (Checked, error) {
-		repair, err := strconv.ParseBool(r.FormValue(repairKey))
+		repair, err := formBool(r, repairKey)
 		if err != nil {
 			return Checked{}, err
 		}
@@ -102,21 +103,37 @@ func handler(node Node) http.Handler {
 	})
 	answer(mux, "GET "+holdingsPath, func(r *http.Request) (Holdings, error) { return node.Holdings(r.Context()) })
 	answer(mux, "POST "+wipePath, func(r *http.Request) (Wiped, error) {
-		keepImages, err := strconv.ParseBool(r.FormValue(imagesKey))
+		keepImages, err := formBool(r, imagesKey)
 		if err != nil {
 			return Wiped{}, err
 		}
 		return node.Wipe(r.Context(), keepImages)
 	})
+	answer(mux, "POST "+reloadPath, func(r *http.Request) (Reloaded, error) { return node.Reload(r.Context()) })
 	serveDumps(mux)
 	return mux
+}
+
+// errForm is a request whose parameters make no sense.
+var errForm = errors.New("malformed request")
+
+func formBool(r *http.Request, key string) (bool, error) {
+	value, err := strconv.ParseBool(r.FormValue(key))
+	if err != nil {
+		return false, fmt.Errorf("%w: %s: %w", errForm, key, err)
+	}
+	return value, nil
 }
 
 func answer[T any](mux *http.ServeMux, pattern string, work func(*http.Request) (T, error)) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		result, err := work(r)
-		if err != nil {
+		switch {
+		case errors.Is(err, errForm):
 			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -58,6 +59,9 @@ func TestUnknownConfigurationIsAnErrorThatNamesIt(t *testing.T) {
 		}
 		if err := n.Start(t.Context()); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%q: %.500v", text, err)
+		}
+		if exit := new(exec.ExitError); !errors.As(n.ExitErr(), &exit) || exit.ExitCode() != 78 { // see the systemd unit
+			t.Errorf("%q: the server ended with %v", text, n.ExitErr())
 		}
 		n.Stop()
 	}

@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,6 +42,48 @@ func reload(t *testing.T, w *scene.World, file, text string) {
 	if err := w.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// wantReload runs crius reload, which must end with that code and say these words.
+func wantReload(t *testing.T, w *scene.World, file, text string, code int, words ...string) {
+	t.Helper()
+	if err := w.Configure(file, text); err != nil {
+		t.Fatal(err)
+	}
+	argv := w.Argv("reload")
+	out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
+	var exit *exec.ExitError
+	got := 0
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if got != code || !containsAll(string(out), words) {
+		t.Errorf("crius reload ended with %d, want %d and %q in: %s", got, code, words, out)
+	}
+}
+
+// Whoever asks by command is told what became of it.
+func TestReloadCommand(t *testing.T) {
+	t.Parallel()
+	w := scene.Private(t, node.Options{})
+	wantReload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\n[pod]\npids_limit = 77\n", 0,
+		"changed: runtime.handlers.more\n", "changes after a restart: pod.pids_limit\n")
+	if names := handlerNames(t, w); !slices.Contains(names, "more") {
+		t.Errorf("the handlers are %q when the command has ended", names)
+	}
+	wantReload(t, w, "30-bad", "[pod]\npids_limt = 77\n", 1, "30-bad", "pids_limt")
+	wantReload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nseccomp_profile = \"/no/such/profile\"\n", 1,
+		"runtime.handlers.bad.seccomp_profile", "/no/such/profile")
+	logs(t, w, "configuration not reloaded", "/no/such/profile")
+	wantReload(t, w, "30-bad", "", 0, "changes after a restart: pod.pids_limit\n")
+	wantReload(t, w, "20-more", "# none", 0, "changed: runtime.handlers.more\n")
+	wantReload(t, w, "20-more", "# none, still", 0, "no option has changed\n")
+	if err := w.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	wantReload(t, w, "20-more", "", 1, "no server at", "systemctl start crius")
 }
 
 func logs(t *testing.T, w *scene.World, words ...string) {

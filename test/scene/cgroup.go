@@ -66,9 +66,8 @@ func Procfs(t *testing.T, pids []int, file string) string {
 	dir := fmt.Sprintf("/proc/%d/", pids[0])
 	// A runtime's start may return before its init has become the program.
 	wait.For(t, "the runtime's init to become the container's program", func() bool {
-		exe, err := os.Readlink(dir + "exe")
-		name := filepath.Base(exe)
-		return err != nil || !strings.HasPrefix(name, "runc") && !strings.HasPrefix(name, "crun") && !strings.HasPrefix(name, "memfd:")
+		exe, err := os.Readlink(dir + "exe") // such as /usr/sbin/runc, or /memfd:runc_cloned:/proc/self/exe (deleted)
+		return err != nil || !strings.Contains(exe, "runc") && !strings.Contains(exe, "crun")
 	})
 	return strings.TrimSpace(Read(t, dir+file))
 }

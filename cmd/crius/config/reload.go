@@ -28,22 +28,40 @@ func live(key string) bool {
 	return key == "log_level" || key == "runtime.default_handler" || strings.HasPrefix(key, "runtime.handlers.")
 }
 
-// Differences are the keys whose values are not the same in two configurations,
-// tables that only one of them has included.
+// Differences are the keys whose values are not the same in two configurations. A
+// table that only one of them has, such as that of a handler, counts as one.
 func Differences(a, b *Loaded) []string {
 	before, after := a.values(), b.values()
 	different := map[string]bool{}
-	for key, value := range after {
-		if old, ok := before[key]; !ok || old != value {
-			different[key] = true
+	for path := range merged(before, after) {
+		table := path[:max(0, strings.LastIndexByte(path, '.'))]
+		switch {
+		case before[path] == after[path]:
+		case has(before, table) && has(after, table):
+			different[path] = true
+		default:
+			different[table] = true
 		}
 	}
-	for key := range before {
-		if _, ok := after[key]; !ok {
-			different[key] = true
+	keys := slices.AppendSeq([]string{}, maps.Keys(different)) // not nil, which JSON calls null
+	slices.Sort(keys)
+	return keys
+}
+
+func merged(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
+}
+
+// has tells whether there is a key in the table; there always is at the top.
+func has(values map[string]string, table string) bool {
+	for path := range values {
+		if strings.HasPrefix(path, table+".") || table == "" {
+			return true
 		}
 	}
-	return slices.Sorted(maps.Keys(different))
+	return false
 }
 
 func (l *Loaded) values() map[string]string {
