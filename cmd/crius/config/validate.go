@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
 )
@@ -172,6 +174,8 @@ func (v *validator) together(c *Config) {
 		"want at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
 
+	v.parsed(c)
+
 	// A RuntimeClass handler is a DNS label (RFC 1123).
 	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	handlers := names(reflect.ValueOf(c.Runtime.Handlers))
@@ -182,6 +186,25 @@ func (v *validator) together(c *Config) {
 	name := c.Runtime.DefaultHandler
 	v.require(slices.Contains(handlers, name), "runtime.default_handler",
 		"unknown handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
+}
+
+// parsed checks the values that have a grammar, by those who read them.
+func (v *validator) parsed(c *Config) {
+	readable := func(key string, err error) {
+		v.require(err == nil, key, "%s", strings.TrimSuffix(fmt.Sprint(err), ": "+fault.Invalid.Error()))
+	}
+	_, err := spec.ParseCapabilities(c.Pod.DefaultCapabilities)
+	readable("pod.default_capabilities", err)
+	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
+	readable("pod.default_sysctls", err)
+	for _, text := range c.Pod.DefaultUlimits {
+		_, err = spec.ParseUlimit(text)
+		readable("pod.default_ulimits", err)
+	}
+	for _, text := range c.Pod.AdditionalDevices {
+		_, err = spec.ParseDevice(text)
+		readable("pod.additional_devices", err)
+	}
 }
 
 // apart keeps what outlives pods and containers out of the directories of
