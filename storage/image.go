@@ -173,6 +173,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		err = s.reserve.spend(func() error { return s.holds.remove(ctx, image.ID) })
 	}
 	if err == nil {
+		s.present.forget(image.ID)
 		s.images.forget(image.ID) // or it stays in the list while another program has a lock
 	}
 	if diskFull(err) {

@@ -121,11 +121,16 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err != nil {
 		return nil, err
 	}
-	src, err := openSource(ctx, sys, policy, name, s.cfg.ProgressTimeout)
+	src, err := s.openSource(ctx, sys, policy, name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = src.opened.Close() }()
+	if s.isPresent(ctx, src) {
+		id := src.opened.ConfigDigest.Encoded()
+		slog.InfoContext(ctx, "image is up to date", "image", id, "name", name.String(), "took", time.Since(start))
+		return s.pulled(ctx, id)
+	}
 	defer src.opened.end()
 	src.opened.largeWindows = s.largeWindows
 	if src.opened.expansion.room, err = s.layerRoom(); err != nil {
@@ -143,7 +148,7 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err != nil {
 		return nil, err
 	}
-	if err := trace.Do(ctx, "write store manifest", s.manifest.Write); err != nil {
+	if err := s.sync(ctx, id); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
 	image, err := s.pulled(ctx, id)
@@ -152,6 +157,18 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	}
 	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
 	return image, nil
+}
+
+// sync returns when what was pulled is on the disk, and on record as being there.
+func (s *Store) sync(ctx context.Context, id string) error {
+	as, err := fingerprintOf(s.store, id) // before: what comes later may miss the record
+	if err := trace.Do(ctx, "write store manifest", s.manifest.Write); err != nil {
+		return err
+	}
+	if err == nil {
+		s.present.note(id, as)
+	}
+	return nil
 }
 
 // pulled is the image that a pull has brought. It is wanted from now on, even

@@ -50,6 +50,28 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
+// BenchmarkPullOfWhatIsUpToDate is what a pod with the pull policy Always waits for. Of
+// that, "changed" is what a name costs that the image does not have yet.
+func BenchmarkPullOfWhatIsUpToDate(b *testing.B) {
+	n := newNode(b)
+	a := motd(b, "here")
+	r := serve(b, "app", "0", a)
+	n.pull(r.Addr() + "/app:0")
+	b.Run("same", func(b *testing.B) {
+		for b.Loop() {
+			n.pull(r.Addr() + "/app:0")
+		}
+	})
+	tag := 0
+	b.Run("changed", func(b *testing.B) {
+		for b.Loop() {
+			tag++
+			r.Push("app", fmt.Sprint(tag), a)
+			n.pull(r.Addr() + "/app:" + fmt.Sprint(tag))
+		}
+	})
+}
+
 type measured struct{ CPU, Peak float64 }
 
 // measure pulls and removes an image so many times and prints what that took.

@@ -55,6 +55,17 @@ func (s *signatureStore) begin(ctx context.Context, image string, manifest diges
 	return s.known[image][manifest]
 }
 
+// has tells whether a pull would leave the image's signatures as they are.
+func (s *signatureStore) has(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) bool {
+	if len(pulled) == 0 {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stored := s.read(ctx, image)[manifest]
+	return slices.EqualFunc(trust.Union(pulled, stored), stored, bytes.Equal)
+}
+
 // end gives the image back what pulls have taken. Pulls of it that are under way will
 // do so too.
 func (s *signatureStore) end(ctx context.Context, image string) error {

@@ -10,7 +10,6 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
@@ -40,23 +39,23 @@ type source struct {
 }
 
 // openSource reaches the first of the name's mirrors, or the registry itself,
-// that has the image, and inspects it. It gives up after limit.
-func openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, limit time.Duration) (*source, error) {
+// that has the image, and inspects it. It gives up where nothing comes.
+func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named) (*source, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
-	if limit > 0 {
+	if s.cfg.ProgressTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, errStalled)
+		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, errStalled)
 		defer cancel()
 	}
 	opened, err := ref.NewImageSource(ctx, sys)
 	if err != nil {
 		return nil, causeOf(ctx, err)
 	}
-	seen, err := inspect(ctx, sys, policy, opened)
-	if err != nil {
+	seen := &inspected{ImageSource: opened, documents: documents{Manifests: map[digest.Digest]document{}}, stored: s.storedConfig}
+	if err := seen.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
 		return nil, causeOf(ctx, err)
 	}
@@ -80,7 +79,8 @@ type inspected struct {
 	documents
 	signatures [][]byte
 
-	presentOnly bool // layers are refused with errLayerWanted
+	stored      func(config digest.Digest) []byte // nil if there is none
+	presentOnly bool                              // layers are refused with errLayerWanted
 
 	largeWindows chan struct{} // takes the one pull that may have large windows
 	mu           sync.Mutex
@@ -201,19 +201,21 @@ func (s *inspected) end() {
 	}
 }
 
-// readConfig fetches the image's config and checks it.
+// readConfig fetches the image's config, unless it is stored, and checks it.
 func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 	if info.Size > maxConfig {
 		return fmt.Errorf("image config: it has %d bytes, more than %d: %w", info.Size, maxConfig, fault.Invalid)
 	}
-	stream, _, err := s.ImageSource.GetBlob(ctx, info, none.NoCache)
-	if err != nil {
-		return fmt.Errorf("image config: %w", err)
-	}
-	defer stream.Close()
-	raw, err := io.ReadAll(io.LimitReader(stream, maxConfig+1))
-	if err != nil {
-		return fmt.Errorf("image config: %w", err)
+	raw := s.stored(info.Digest)
+	if raw == nil {
+		stream, _, err := s.ImageSource.GetBlob(ctx, info, none.NoCache)
+		if err != nil {
+			return fmt.Errorf("image config: %w", err)
+		}
+		defer stream.Close()
+		if raw, err = io.ReadAll(io.LimitReader(stream, maxConfig+1)); err != nil {
+			return fmt.Errorf("image config: %w", err)
+		}
 	}
 	if err := checkConfig(raw); err != nil {
 		return err
@@ -228,49 +230,45 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 // inspect checks the manifest, and behind an index that of this platform's
 // instance, before anything is fetched on its word; asks the signature policy; and
 // checks the config.
-func inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, src types.ImageSource) (*inspected, error) {
-	seen := &inspected{ImageSource: src, documents: documents{Manifests: map[digest.Digest]document{}}}
-	unparsed := image.UnparsedInstance(src, nil)
+func (s *inspected) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
+	unparsed := image.UnparsedInstance(s.ImageSource, nil)
 	raw, mediaType, err := unparsed.Manifest(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	seen.Manifests[""] = document{raw, mediaType}
+	s.Manifests[""] = document{raw, mediaType}
 	if manifest.MIMETypeIsMultiImage(mediaType) {
 		chosen, err := chooseInstance(sys, raw, mediaType)
 		if err != nil {
-			return nil, fmt.Errorf("image index: %w", err)
+			return fmt.Errorf("image index: %w", err)
 		}
-		unparsed = image.UnparsedInstance(src, &chosen)
+		unparsed = image.UnparsedInstance(s.ImageSource, &chosen)
 		raw, mediaType, err = unparsed.Manifest(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if manifest.MIMETypeIsMultiImage(mediaType) {
-			return nil, fmt.Errorf("image index: it leads to another index: %w", fault.Invalid)
+			return fmt.Errorf("image index: it leads to another index: %w", fault.Invalid)
 		}
-		seen.Manifests[chosen] = document{raw, mediaType}
+		s.Manifests[chosen] = document{raw, mediaType}
 	}
 	parsed, err := manifest.FromBlob(raw, mediaType)
 	if err != nil {
-		return nil, fmt.Errorf("image manifest: %w: %w", err, fault.Invalid)
+		return fmt.Errorf("image manifest: %w: %w", err, fault.Invalid)
 	}
 	if err := inspectManifest(parsed); err != nil {
-		return nil, err
+		return err
 	}
-	if err := seen.readSignatures(ctx, unparsed); err != nil {
-		return nil, err
+	if err := s.readSignatures(ctx, unparsed); err != nil {
+		return err
 	}
 	if err := policy.Check(ctx, unparsed); err != nil {
-		return nil, err
+		return err
 	}
 	if isSchema1(parsed) {
-		return seen, nil
+		return nil
 	}
-	if err := seen.readConfig(ctx, parsed.ConfigInfo()); err != nil {
-		return nil, err
-	}
-	return seen, nil
+	return s.readConfig(ctx, parsed.ConfigInfo())
 }
 
 // readSignatures fetches the signatures, which the image then has.

@@ -83,6 +83,7 @@ type Store struct {
 	usage        usageCache
 	probe        probe
 	manifest     *durable.Manifest
+	present      present
 	device       func() string // of the file system of the writable layers
 	pulls        PullCounts
 	features     features

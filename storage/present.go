@@ -1,0 +1,103 @@
+package storage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"slices"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	cstorage "go.podman.io/storage"
+)
+
+// present are the images that this process has pulled and synced. A pull that finds
+// its image to be the same has nothing to write: nodes whose pods have the pull policy
+// Always pull what they have most of the time.
+type present struct {
+	mu     sync.Mutex
+	synced map[string]fingerprint // by image
+}
+
+// fingerprint is that of an image's record and of its layers. Layers have the time at
+// which they were made, so one that was deleted and pulled again is another one.
+type fingerprint [sha256.Size]byte
+
+func fingerprintOf(store cstorage.Store, id string) (fingerprint, error) {
+	record, err := store.Image(id)
+	if err != nil {
+		return fingerprint{}, err
+	}
+	hash := sha256.New()
+	to := json.NewEncoder(hash)
+	if err := to.Encode(record); err != nil {
+		return fingerprint{}, err
+	}
+	for id := record.TopLayer; id != ""; {
+		layer, err := store.Layer(id)
+		if err != nil {
+			return fingerprint{}, err
+		}
+		if err := to.Encode([]any{layer.ID, layer.Created}); err != nil {
+			return fingerprint{}, err
+		}
+		id = layer.Parent
+	}
+	return fingerprint(hash.Sum(nil)), nil
+}
+
+// note remembers an image that is synced.
+func (p *present) note(id string, as fingerprint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.synced == nil {
+		p.synced = map[string]fingerprint{}
+	}
+	p.synced[id] = as
+}
+
+func (p *present) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.synced, id)
+}
+
+func (p *present) is(id string, as fingerprint) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.synced[id] == as
+}
+
+// isPresent tells whether a pull of the image would change nothing: it is here under
+// this name and with these manifests and signatures, whole, and as it was when the
+// manifest of the store was written.
+func (s *Store) isPresent(ctx context.Context, src *source) bool {
+	seen := src.opened
+	if seen.ConfigDigest == "" { // its id is not known
+		return false
+	}
+	id := seen.ConfigDigest.Encoded()
+	now, err := fingerprintOf(s.store, id)
+	if err != nil || !s.present.is(id, now) {
+		return false
+	}
+	record, err := s.store.Image(id)
+	if err != nil || record.Digest != seen.manifest() || !slices.Contains(record.Names, src.name.String()) {
+		return false
+	}
+	for _, m := range seen.Manifests {
+		if !slices.Contains(record.Digests, digest.FromBytes(m.Content)) {
+			return false
+		}
+	}
+	return s.usable(id) == nil && s.signatures.has(ctx, id, seen.manifest(), seen.signatures)
+}
+
+// storedConfig is an image's config, nil unless it is stored and whole.
+func (s *Store) storedConfig(config digest.Digest) []byte {
+	content, err := s.store.ImageBigData(config.Encoded(), config.String())
+	if err != nil || config.Algorithm().FromBytes(content) != config {
+		return nil
+	}
+	return content
+}
