@@ -169,6 +169,10 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		}
 	}
 	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
+	asked, err := s.asked()
+	if err != nil {
+		return spec.Input{}, err
+	}
 	paths := s.plan.Namespaces.Paths()
 	facts := spec.Facts{
 		PodID:      s.id,
@@ -201,9 +205,15 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	}
 	return spec.Input{
 		Request:  spec.Request{Pod: s.plan.Config.M},
+		Asked:    asked,
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
+}
+
+// asked is what the pod asks for by annotations, as far as its handler allows it now.
+func (s *Sandbox) asked() (spec.Asked, error) {
+	return spec.ReadAsked(s.plan.Config.M.GetAnnotations(), s.runtime.Handler().AllowedAnnotations, s.engine.cfg.AllowedDevices)
 }
 
 // resolve finds out what the container's spec depends on. The root file system
@@ -233,10 +243,11 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
 		return in, err
 	}
-	if err := c.lookAtDevices(ctx); err != nil {
+	wanted := slices.Concat(in.Asked.Devices, cfg.GetDevices()) // of one path the last one counts
+	if err := c.lookAtDevices(ctx, wanted); err != nil {
 		return in, err
 	}
-	if in.Facts.Devices, err = spec.ResolveDevices(cfg.GetDevices()); err != nil {
+	if in.Facts.Devices, err = spec.ResolveDevices(wanted); err != nil {
 		return in, fmt.Errorf("resolve devices: %w", err)
 	}
 	if security.GetPrivileged() {
@@ -292,9 +303,9 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 
 // lookAtDevices asks for the paths of the container's devices, as what follows
 // does, where that may hang.
-func (c *Container) lookAtDevices(ctx context.Context) error {
+func (c *Container) lookAtDevices(ctx context.Context, devices []*cri.Device) error {
 	var paths []string
-	for _, d := range c.plan.Config.M.GetDevices() {
+	for _, d := range devices {
 		paths = append(paths, d.GetHostPath())
 	}
 	wanted, err := cdi.Devices(c.plan.Config.M)

@@ -27,6 +27,7 @@ type Config struct {
 	DefaultSysctls      []string `toml:"default_sysctls" help:"sysctls (key=value) of pods that do not set them"`
 	DefaultUlimits      []string `toml:"default_ulimits" help:"resource limits (nofile=1024:4096) of every container"`
 	DefaultEnv          []string `toml:"default_env" help:"environment (NAME=value) of every container, before the image's"`
+	AllowedDevices      []string `toml:"allowed_devices" help:"host devices that a pod may ask for by the annotation devices.crio.io, if its handler allows that"`
 	AdditionalDevices   []string `toml:"additional_devices" help:"host devices (host:container:rwm) given to every container"`
 	CDISpecDirs         []string `toml:"cdi_spec_dirs" help:"directories with descriptions of devices (Container Device Interface); later ones win"`
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
@@ -51,6 +52,7 @@ func DefaultConfig() Config {
 		HostNetworkDisablesSELinux: true,
 
 		AppArmorProfile: lsm.DefaultProfile,
+		AllowedDevices:  []string{"/dev/fuse", "/dev/net/tun"},
 		CDISpecDirs:     []string{"/etc/cdi", "/var/run/cdi"},
 		DefaultCapabilities: []string{
 			"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID",

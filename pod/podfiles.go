@@ -83,7 +83,11 @@ func (s *Sandbox) mountShm(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := mount.Shm(s.shmDir(), s.engine.cfg.ShmSize, label); err != nil {
+	asked, err := s.asked()
+	if err != nil {
+		return err
+	}
+	if err := mount.Shm(s.shmDir(), cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label); err != nil {
 		return err
 	}
 	return s.give(s.shmDir())

@@ -145,6 +145,9 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	}
 	plan.SELinuxLevel = level
 	s, err := e.newSandbox(id, podRecord{plan, podState{Phase: phaseCreating}})
+	if err == nil {
+		err = s.admitAsked(ctx)
+	}
 	if err == nil && plan.Namespaces.Net {
 		err = s.planNetwork()
 	}
@@ -170,6 +173,17 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 	s.plugins.release()
 	s.tell()
 	return nil
+}
+
+// admitAsked refuses annotations that cannot be followed, and tells of those that will
+// not be.
+func (s *Sandbox) admitAsked(ctx context.Context) error {
+	asked, err := s.asked()
+	if err == nil && len(asked.Ignored) > 0 {
+		slog.WarnContext(ctx, "annotations have no effect: allowed_annotations of the handler does not name them, or crius does not support them",
+			"pod", s.id, "handler", s.plan.Handler, "annotations", asked.Ignored)
+	}
+	return err
 }
 
 func (s *Sandbox) planNetwork() error {

@@ -10,6 +10,7 @@ import (
 // Input is all that a spec depends on.
 type Input struct {
 	Request  Request  // what is asked for
+	Asked    Asked    // what is asked for by annotations of the pod
 	Facts    Facts    // what was found or made for this container
 	Defaults Defaults // the node's policy, equal for all containers of a handler
 }

@@ -13,6 +13,9 @@ import (
 // mounts lists what every container has, the pod's files and what the request
 // asks for, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
+	if in.Asked.WritableCgroups && !in.Facts.Host.CgroupV2 {
+		return unimplemented("annotation %s needs cgroup v2, and this node has v1", askCgroups+askDomain)
+	}
 	asked, err := requestMounts(in)
 	if err != nil {
 		return err
@@ -27,6 +30,10 @@ func kernelMounts(in *Input) []specs.Mount {
 	access := "ro"
 	if in.privileged() {
 		access = "rw"
+	}
+	cgroups := access
+	if in.Asked.WritableCgroups {
+		cgroups = "rw"
 	}
 	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
 	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
@@ -47,7 +54,7 @@ func kernelMounts(in *Input) []specs.Mount {
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		shm(in.Facts.Files.Shm),
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", cgroups}},
 	}
 }
 

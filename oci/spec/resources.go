@@ -14,7 +14,8 @@ import (
 
 // resources writes the cgroup and its limits.
 func resources(in *Input, s *specs.Spec) error {
-	r, err := Resources(in.Request.Container.GetLinux().GetResources(), in.Facts.Host)
+	asked := in.Request.Container.GetLinux().GetResources()
+	r, err := Resources(in.Asked.resources(in.Request.Container.GetMetadata().GetName(), asked), in.Facts.Host)
 	if err != nil {
 		return err
 	}

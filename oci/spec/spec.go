@@ -59,7 +59,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	if in.Facts.OwnKernel {
 		in.Request.Container.Linux.Resources = sandboxResources(in.Request.Pod)
 	}
-	in.Request.Image = nil
+	in.Request.Image, in.Asked = nil, Asked{}
 	in.Facts.Devices, in.Facts.MountSources = nil, nil
 	in.Defaults = Defaults{
 		Seccomp:            in.Defaults.Seccomp,

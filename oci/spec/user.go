@@ -73,7 +73,7 @@ func cleanHome(home string) string {
 // identity writes the resolved user, which must exist in the user namespace.
 func identity(in *Input, s *specs.Spec) error {
 	u := in.Facts.User
-	s.Process.User = specs.User{UID: u.UID, GID: u.GID, AdditionalGids: slices.Clone(u.Groups)}
+	s.Process.User = specs.User{UID: u.UID, GID: u.GID, AdditionalGids: slices.Clone(u.Groups), Umask: in.Asked.Umask}
 
 	users := in.podSecurity().GetNamespaceOptions().GetUsernsOptions()
 	if !ownUserNamespace(in.Request.Pod) {

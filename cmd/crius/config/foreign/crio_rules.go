@@ -66,7 +66,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.default_capabilities", verdict: mapped, to: "pod.default_capabilities", as: capabilities, unset: nineCapabilities},
 	{key: "crio.runtime.add_inheritable_capabilities", verdict: refused, why: "inheritable capabilities are never set (CVE-2022-29162): programs of users other than root need file capabilities"},
 	{key: "crio.runtime.default_sysctls", verdict: mapped, to: "pod.default_sysctls", as: sysctls},
-	{key: "crio.runtime.allowed_devices", verdict: refused, off: []any{[]any{}, []any{"/dev/fuse", "/dev/net/tun"}}, why: "pods cannot ask for host devices by the annotation io.kubernetes.cri-o.Devices: use a device plugin or CDI"},
+	{key: "crio.runtime.allowed_devices", verdict: mapped, to: "pod.allowed_devices", as: texts},
 	{key: "crio.runtime.additional_devices", verdict: mapped, to: "pod.additional_devices", as: texts},
 	{key: "crio.runtime.hooks_dir", verdict: mapped, to: "runtime.hooks_dir", as: texts, unset: []string{"/usr/share/containers/oci/hooks.d"}},
 	{key: "crio.runtime.default_mounts", verdict: refused, why: "these mounts are not made: declare volumes in the pods"},

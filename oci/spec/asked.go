@@ -1,0 +1,208 @@
+package spec
+
+import (
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Asked is what a pod asks for by annotations, for want of a field in the CRI. They are
+// CRI-O's, in both of their spellings (its pkg/annotations/v2), and act where the
+// handler allows them.
+type Asked struct {
+	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: nothing is asked
+	Devices         []*cri.Device // for each container
+	Umask           *uint32       // of each container's first process
+	WritableCgroups bool          // containers may make cgroups below their own; cgroup v2
+
+	unified map[string]map[string]string // files of cgroup v2, by container
+
+	// Ignored are the annotations that ask for something and have no effect: the
+	// handler does not allow them, or crius does not do it. They are sorted.
+	Ignored []string
+}
+
+// What is asked for, in the newer spelling, which has a domain behind it.
+const (
+	askShmSize = "shm-size"
+	askDevices = "devices"
+	askUmask   = "umask"
+	askUnified = "unified-cgroup"
+	askCgroups = "cgroup2-mount-hierarchy-rw"
+	askDomain  = ".crio.io"
+)
+
+// oldSpelling is that of what crius does.
+var oldSpelling = map[string]string{
+	askShmSize: "io.kubernetes.cri-o.ShmSize",
+	askDevices: "io.kubernetes.cri-o.Devices",
+	askUmask:   "io.kubernetes.cri-o.umask",
+	askUnified: "io.kubernetes.cri-o.UnifiedCgroup",
+	askCgroups: "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
+}
+
+// notDone is the old spelling of what crius does not do. Of the newer one it is all
+// else in the domain.
+var notDone = []string{
+	"io.kubernetes.cri-o.DisableFIPS", "io.kubernetes.cri-o.LinkLogs", "io.kubernetes.cri-o.PlatformRuntimePath",
+	"io.kubernetes.cri-o.seccompNotifierAction", "io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
+	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
+}
+
+// ReadAsked reads the annotations of a pod. Allowed are the keys and patterns of its
+// handler; one of them for either spelling will do. Devices are the host's that a pod
+// may ask for.
+func ReadAsked(annotations map[string]string, allowed, devices []string) (Asked, error) {
+	var a Asked
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		name, container := nameAsked(key)
+		switch {
+		case name == "":
+		case (name == askUnified) != (container != ""), oldSpelling[name] == "", !allowsAsked(allowed, name):
+			a.Ignored = append(a.Ignored, key)
+		default:
+			if err := a.read(name, container, strings.TrimSpace(annotations[key]), devices); err != nil {
+				return Asked{}, fmt.Errorf("annotation %s: %w", key, err)
+			}
+		}
+	}
+	return a, nil
+}
+
+// nameAsked is what a key asks for, and for which container if it names one; empty if
+// it asks for nothing.
+func nameAsked(key string) (name, container string) {
+	for name, old := range oldSpelling {
+		if key == old {
+			return name, ""
+		}
+	}
+	for _, before := range []string{oldSpelling[askUnified], askUnified + askDomain} {
+		if container, is := strings.CutPrefix(key, before+"."); is {
+			return askUnified, container
+		}
+	}
+	base, container, _ := strings.Cut(key, "/")
+	if slices.Contains(notDone, base) {
+		return base, container
+	}
+	if name, is := strings.CutSuffix(base, askDomain); is {
+		return name, container
+	}
+	return "", ""
+}
+
+func allowsAsked(allowed []string, name string) bool {
+	return slices.ContainsFunc(allowed, func(pattern string) bool {
+		return pattern == oldSpelling[name] || admits(pattern, name+askDomain)
+	})
+}
+
+var umask = regexp.MustCompile(`^[0-7]{1,4}$`)
+
+func (a *Asked) read(name, container, value string, devices []string) (err error) {
+	switch name {
+	case askShmSize:
+		a.ShmSize, err = parseQuantity(value)
+	case askDevices:
+		a.Devices, err = askedDevices(value, devices)
+	case askUmask:
+		if !umask.MatchString(value) {
+			return invalid("umask %.20q is not an octal number of up to four digits", value)
+		}
+		mask, _ := strconv.ParseUint(value, 8, 32)
+		a.Umask = new(uint32(mask) & 0o777)
+	case askUnified:
+		if a.unified == nil {
+			a.unified = map[string]map[string]string{}
+		}
+		a.unified[container], err = askedFiles(value)
+	case askCgroups:
+		if a.WritableCgroups, err = strconv.ParseBool(value); err != nil {
+			return invalid("want true or false, got %.20q", value)
+		}
+	}
+	return err
+}
+
+// factors are the units of a Kubernetes quantity.
+var factors = map[string]int64{
+	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+}
+
+// parseQuantity reads a whole quantity, such as 128Mi.
+func parseQuantity(text string) (int64, error) {
+	digits := strings.TrimRight(text, "kMGTi")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	factor, known := factors[text[len(digits):]]
+	if err != nil || !known || n <= 0 || n > math.MaxInt64/factor {
+		return 0, invalid("want a size in bytes such as 128Mi, got %.40q", text)
+	}
+	return n * factor, nil
+}
+
+// askedDevices reads HOST[:CONTAINER[:PERMISSIONS]], separated by commas.
+func askedDevices(text string, allowed []string) ([]*cri.Device, error) {
+	var list []*cri.Device
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		d, err := ParseDevice(item)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(allowed, path.Clean(d.GetHostPath())) {
+			return nil, wrap(fault.Denied, "device %.200s is not in pod.allowed_devices", []any{d.GetHostPath()})
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// askedFiles reads FILE=VALUE, separated by semicolons. A value may be in base64, since
+// some files take semicolons.
+func askedFiles(text string) (map[string]string, error) {
+	files := map[string]string{}
+	for item := range strings.SplitSeq(text, ";") {
+		file, value, found := strings.Cut(item, "=")
+		if !found {
+			return nil, invalid("want FILE=VALUE;FILE=VALUE, got %.80q", item)
+		}
+		if decoded, err := base64.StdEncoding.DecodeString(value); err == nil {
+			value = string(decoded)
+		}
+		files[strings.TrimSpace(file)] = value
+	}
+	return files, nil
+}
+
+// resources are a container's with the files that the pod asks for, which override
+// those of the request.
+func (a Asked) resources(container string, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
+	files := a.unified[container]
+	if len(files) == 0 {
+		return r
+	}
+	all := &cri.LinuxContainerResources{}
+	if r != nil {
+		all = proto.CloneOf(r)
+	}
+	if all.Unified == nil {
+		all.Unified = map[string]string{}
+	}
+	maps.Copy(all.Unified, files)
+	return all
+}

@@ -1,0 +1,60 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/node"
+)
+
+func annotated(annotations map[string]string) podChange {
+	return func(c *cri.PodSandboxConfig) { c.Annotations = annotations }
+}
+
+// Pods that were written for CRI-O get by annotations what it gives them, where the
+// handler allows that; elsewhere the log tells that they do not.
+func TestAnnotationsThatAct(t *testing.T) {
+	t.Parallel()
+	var config strings.Builder
+	for _, runtime := range []string{"runc", "crun"} {
+		fmt.Fprintf(&config, "[runtime.handlers.asked-%s]\npath = %q\nallowed_annotations = ['devices.crio.io', 'io.kubernetes.cri-o.umask', 'shm-*.crio.io', 'cgroup2-*.crio.io']\n", runtime, runtime)
+	}
+	w := private(t, node.Options{Config: config.String()})
+	each(t, func(t *testing.T, runtime string) {
+		p := w.run(t, "asked-"+runtime, annotated(map[string]string{
+			"io.kubernetes.cri-o.Devices": "/dev/fuse:/dev/asked:r",
+			"umask.crio.io":               "0027",
+			"shm-size.crio.io":            "3Mi",
+			"userns-mode.crio.io":         "auto",
+		}))
+		c := p.start(t, "sleep")
+		equal(t, "umask", strings.Contains(c.procfs(t, "status"), "Umask:\t0027\n"), true)
+		mounts := c.procfs(t, "mountinfo")
+		equal(t, "size of /dev/shm", strings.Contains(mounts[strings.Index(mounts, " /dev/shm "):], "size=3072k"), true)
+		if devices := c.exec(t, "ls /dev"); !strings.Contains(devices, "asked") {
+			t.Errorf("no device /dev/asked among %q", devices)
+		}
+		if log := w.LogAbout(1000, p.id); !strings.Contains(log, `msg="annotations have no effect`) || !strings.Contains(log, "annotations=[userns-mode.crio.io]") {
+			t.Errorf("the log does not tell what has no effect:\n%s", log)
+		}
+
+		for _, c := range []struct {
+			key, value string
+			code       codes.Code
+		}{
+			{"devices.crio.io", "/dev/kmsg", codes.PermissionDenied},
+			{"umask.crio.io", "rwx", codes.InvalidArgument},
+		} {
+			config := w.podConfig(t, annotated(map[string]string{c.key: c.value}))
+			_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "asked-" + runtime})
+			wantCode(t, err, c.code, c.key)
+		}
+
+		other := w.run(t, runtime, annotated(map[string]string{"umask.crio.io": "0027"}))
+		equal(t, "umask that the handler does not allow", strings.Contains(other.start(t, "sleep").procfs(t, "status"), "Umask:\t0022\n"), true)
+	})
+}
