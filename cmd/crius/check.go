@@ -63,6 +63,7 @@ func checks() []check {
 		{"limits", checkLimits},
 		{"directories", checkDirectories},
 		{"socket", checkSocket},
+		{"server", checkServer},
 		{"addresses", checkAddresses},
 		{"runtimes", checkRuntimes},
 		{"hooks", checkHooks},
@@ -94,6 +95,7 @@ func (p *program) checkCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Check whether this node has what crius and its pods need, and matches its records",
 		Long: "Check whether this node has what crius and its pods need under the configuration in force, and say how to fix what is missing. " +
+			"Ask the server, if one runs, for its conditions. " +
 			"Then compare the records with the node: pods with their namespaces, networks, addresses and host ports, containers with their monitors, cgroups, root file systems and images; " +
 			"and look for orphans, which carry crius's name but belong to no record. A server may be running meanwhile: objects that are being created or removed are not reported.\n\n" +
 			"Nothing is changed, except that a missing image store is created. With --repair, problems are repaired as a stop, a removal or a server start would repair them: " +
@@ -159,8 +161,5 @@ func verdict(findings []finding) error {
 }
 
 func findingsThatFail(n int) string {
-	if n == 1 {
-		return "1 finding above says FAIL"
-	}
-	return fmt.Sprintf("%d findings above say FAIL", n)
+	return counted(n, "finding above says FAIL", "findings above say FAIL")
 }

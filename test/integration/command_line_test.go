@@ -2,12 +2,14 @@ package integration
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // crius runs a subcommand on the node's configuration.
@@ -79,4 +81,28 @@ func TestStacksOfALiveServer(t *testing.T) {
 	if out, err := shared(t).crius(t, "status", "goroutines"); err != nil || !strings.Contains(out, "\nmain.serve(") {
 		t.Errorf("%v: %.500s", err, out)
 	}
+}
+
+// A check tells of a running server what its status does, and what it has missed of the
+// configuration.
+func TestCheckAsksTheServer(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[network]\nready_grace_period = \"0s\"\n"})
+	says := func(when string, fails bool, words ...string) {
+		t.Helper()
+		out, err := w.crius(t, "check")
+		for _, word := range words {
+			if (err != nil) != fails || !strings.Contains(out, word) {
+				t.Errorf("%s: %v; want %q in\n%s", when, err, word, out)
+			}
+		}
+	}
+	says("healthy", false, " has run for ")
+	must(t, w.Configure("20-more", "[pod]\npids_limit = 77\n"))
+	says("with a changed option", false, "1 option has changed since the server read the configuration: pod.pids_limit")
+	must(t, os.Rename(w.Path("cni", "net.d", "10-p.conflist"), w.Path("aside")))
+	wait.For(t, "the network not to be ready", func() bool { return !w.condition(t, "NetworkReady").Status })
+	says("without a network", true, "NetworkReady is false: ")
+	must(t, w.Stop())
+	says("without a server", false, "none runs at "+w.Socket())
 }

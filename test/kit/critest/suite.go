@@ -8,6 +8,7 @@ package critest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type Target struct {
 	Socket  string                   // where it serves CRI
 	Handler string                   // the runtime handler of all pods
 	Dir     string                   // an empty directory for the suite's files
+	Tmp     string                   // where it makes those that pods use, such as logs; empty: in Dir
 	Do      func(func() error) error // runs a function in the server's network
 }
 
@@ -72,7 +74,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	program := filepath.Join(on.Dir, "critest")
-	tmp, report := filepath.Join(on.Dir, "tmp"), filepath.Join(on.Dir, "report.json")
+	tmp, report := cmp.Or(on.Tmp, filepath.Join(on.Dir, "tmp")), filepath.Join(on.Dir, "report.json")
 	if err := errors.Join(os.MkdirAll(tmp, 0o755), testprogram.Write(program, s.program)); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+)
+
+// checkServer asks the server that runs with this configuration, if one does, how it is.
+func checkServer(ctx context.Context, n *node) []finding {
+	socket := n.config.Config.API.Listen
+	if unserved(ctx, socket) != nil {
+		return []finding{ok("none runs at %s", socket)}
+	}
+	var report statusReport
+	err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
+		report, err = askStatus(ctx, server)
+		return err
+	})
+	if err != nil {
+		return []finding{fail("look into its log (journalctl -u crius); crius status goroutines shows what it hangs on", "%v", err)}
+	}
+	findings := []finding{ok("%s %s has run for %s", report.Name, report.Version, brief(time.Since(report.Server.Since)))}
+	for _, c := range report.Conditions {
+		if !c.GetStatus() {
+			findings = append(findings, fail("", "%s is false: %s", c.GetType(), c.GetMessage()))
+		}
+	}
+	if late := report.Server.stuck(); len(late) > 0 {
+		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations take longer than %s", len(late), stuck))
+	}
+	return append(findings, olderConfiguration(report, n.config)...)
+}
+
+// olderConfiguration tells what the server does not know of the configuration as it is
+// now.
+func olderConfiguration(report statusReport, now *config.Loaded) []finding {
+	then := new(config.Loaded)
+	if err := json.Unmarshal(report.Config, &then.Config); err != nil {
+		return []finding{warn("restart it: it is of another version than this command", "the configuration of the running server cannot be read: %v", err)}
+	}
+	keys := config.Differences(then, now)
+	if len(keys) == 0 {
+		return nil
+	}
+	return []finding{warn("crius reload puts in force what a running server can change, and names what wants a restart",
+		"%s changed since the server read the configuration: %s", counted(len(keys), "option has", "options have"), strings.Join(keys, ", "))}
+}
+
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
