@@ -39,36 +39,53 @@ func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 
 // EndAbandoned takes abandonedTime at most to find out what commands there are, and
 // only if a runtime is still starting one.
-func (t *cliTask) EndAbandoned(ctx context.Context) {
+func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error {
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	t.eachAbandoned(ctx, func(dir string) {
+	_, _ = t.endEach(ctx, t.abandonedDirs(), func(dir string) error { // which returns none
 		if e := t.abandoned(starting, dir); e != nil {
 			slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", e.pid)
 			t.killExec(ctx, e)
 		}
+		return nil
 	})
+	return nil
 }
 
-// EndAbandoned leaves it to the shim to know whether a command still runs, and gives
-// it lastTime for all of them, of which abandonedTime is for those that it is
-// starting.
-func (t *shimTask) EndAbandoned(ctx context.Context) {
+// EndAbandoned leaves it to the shim to know whether a command still runs.
+func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error {
+	left, err := t.endCommands(ctx, t.abandonedDirs(), true)
+	if err == nil {
+		return nil
+	}
+	slog.WarnContext(ctx, "cannot end commands of an earlier server, retrying", "container", t.ref.ID, "err", err)
+	return func(ctx context.Context) error {
+		left, err = t.endCommands(ctx, left, false)
+		return err
+	}
+}
+
+// endCommands gives the shim lastTime for all commands, of which abandonedTime is for
+// those that it is starting. It returns the directories of those that it did not end.
+// Alone says that this server has begun no Exec yet.
+func (t *shimTask) endCommands(ctx context.Context, dirs []string, alone bool) (left []string, err error) {
 	answering, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	t.eachAbandoned(ctx, func(dir string) {
-		if err := t.endCommand(answering, starting, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}); err != nil && !errors.Is(err, fault.NotFound) {
-			slog.WarnContext(ctx, "cannot end command of an earlier server", "container", t.ref.ID, "exec", execIDOf(dir), "err", err)
+	return t.endEach(ctx, dirs, func(dir string) error {
+		err := t.endCommand(answering, starting, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}, alone)
+		if errors.Is(err, fault.NotFound) {
+			return nil
 		}
+		return err
 	})
 }
 
 // endCommand kills a command, with all that it has started where that is within
 // reach, and has the shim forget it. A shim that is asked to forget what it is just
 // starting would start it nevertheless: that is waited for until starting ends.
-func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Process) error {
+func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Process, alone bool) error {
 	client, err := t.record.Dial(ctx)
 	if err != nil {
 		return err
@@ -90,7 +107,7 @@ func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Proces
 	case t.record.Sandboxed:
 	case shim.CheckPID(pid) == nil:
 		t.killByPID(ctx, pid)
-	default:
+	case alone:
 		t.killUnknown(ctx, client)
 	}
 	// It may have ended by now, and may not have been started.
@@ -141,18 +158,26 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client) {
 	}
 }
 
-// eachAbandoned calls end for each directory of a command, and removes it then.
-func (t *watched) eachAbandoned(ctx context.Context, end func(dir string)) {
-	dirs, err := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*"))
-	if err != nil {
-		return // of a bad pattern alone
-	}
+// abandonedDirs are the directories of commands, as long as this server has begun none.
+func (t *watched) abandonedDirs() []string {
+	dirs, _ := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*")) // the pattern is well-formed
+	return dirs
+}
+
+// endEach calls end for the directory of each command, and removes it then. What end
+// could not do is left.
+func (t *watched) endEach(ctx context.Context, dirs []string, end func(dir string) error) (left []string, err error) {
 	for _, dir := range dirs {
-		end(dir)
+		if failed := end(dir); failed != nil {
+			left = append(left, dir)
+			err = errors.Join(err, fmt.Errorf("command %s: %w", execIDOf(dir), failed))
+			continue
+		}
 		if err := mount.RemoveAll(dir); err != nil {
 			slog.WarnContext(ctx, "cannot remove files of a command of an earlier server", "container", t.ref.ID, "err", err)
 		}
 	}
+	return left, err
 }
 
 // abandonedTime is what runtimes get that are still starting commands of a container.

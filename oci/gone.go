@@ -98,7 +98,7 @@ func (*gone) Close()                        {}
 func (*gone) Logged(context.Context) uint64 { return 0 }
 
 // EndAbandoned leaves that to whoever kills the container.
-func (*gone) EndAbandoned(context.Context) {}
+func (*gone) EndAbandoned(context.Context) func(context.Context) error { return nil }
 
 func (g *gone) Exited() <-chan struct{} {
 	if g.unreachable {

@@ -74,8 +74,10 @@ type Task interface {
 	Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error)
 	// EndAbandoned ends the commands of Execs that an earlier server, which was killed,
 	// has left: nobody waits for them, and nobody else would keep their time limit. It
-	// comes before any Exec of this server, and takes seconds at most.
-	EndAbandoned(ctx context.Context)
+	// comes before any Exec of this server, and takes seconds at most. If a shim did
+	// not answer for so long, again tries to end what is left, beside Execs as well;
+	// else it is nil.
+	EndAbandoned(ctx context.Context) (again func(context.Context) error)
 	// Open starts a command in the container like Exec, for somebody who talks to
 	// it. ctx is about the start only; the command runs on when the Session is
 	// closed, as it does when a terminal is hung up.

@@ -182,6 +182,38 @@ func TestAbandonedCommandIsAwaited(t *testing.T) {
 	}
 }
 
+// A shim may not answer while a server starts. Its commands are ended when it does, and
+// those of the new server are left alone.
+func TestAbandonedCommandIsEndedLater(t *testing.T) {
+	a := &answering{pid: 1}
+	task := taskOf(t, a, true)
+	begin := func(name string) {
+		if err := os.Mkdir(filepath.Join(task.ref.Dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin("exec-17")
+	hopeless, cancel := context.WithCancel(t.Context())
+	cancel()
+	again := task.EndAbandoned(hopeless)
+	if again == nil {
+		t.Fatal("nothing is left to be done, and the shim has not been reached")
+	}
+	begin("exec-18")
+	if err := again(hopeless); err == nil {
+		t.Error("the shim was not reached the second time, either")
+	}
+	if err := again(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := a.called(t); !slices.Contains(got, "Kill") || !slices.Contains(got, "Delete") {
+		t.Errorf("the shim was asked for %q", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) != 1 || filepath.Base(left[0]) != "exec-18" {
+		t.Errorf("directories that are left: %q", left)
+	}
+}
+
 // A shim that answers with an invalid pid for a command is not believed,
 // and the command is taken back. In a guest any will do, and nothing
 // is done to whoever has that pid here.

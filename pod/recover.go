@@ -318,10 +318,13 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	if err != nil {
 		return // the end of the server
 	}
-	task.EndAbandoned(ctx)
+	again := task.EndAbandoned(ctx)
 	if !c.setTask(task, false) || ctx.Err() != nil {
 		task.Close()
 		return
+	}
+	if again != nil {
+		c.engine.cleanups.Add("commands of "+c.id, c.whileItRuns(again))
 	}
 	c.settleStart(ctx)
 	cancel() // watch takes as long as the container lives
@@ -336,6 +339,18 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	close(known)
 	c.tell()
 	c.watch()
+}
+
+// whileItRuns is work that is done when the container has ended, too.
+func (c *Container) whileItRuns(work retry.Work) retry.Work {
+	return func(ctx context.Context) error {
+		select {
+		case <-c.exited:
+			return nil
+		default:
+			return work(ctx)
+		}
+	}
 }
 
 // load asks a monitor until it answers, or the server ends.
