@@ -1,11 +1,15 @@
 package integration
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/kit/node"
@@ -105,4 +109,29 @@ func TestCheckAsksTheServer(t *testing.T) {
 	says("without a network", true, "NetworkReady is false: ")
 	must(t, w.Stop())
 	says("without a server", false, "none runs at "+w.Socket())
+}
+
+// An archive for a bug report tells how the server is, and nothing of what pods hide.
+func TestDebugArchive(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	const secret = "hunter2-hunter2"
+	w.run(t, "runc").start(t, "sleep", func(c *cri.ContainerConfig) {
+		c.Envs = []*cri.KeyValue{{Key: "PASSWORD", Value: []byte(secret)}}
+		c.Args = append(c.Args, "; echo "+secret)
+	})
+	file := filepath.Join(t.TempDir(), "archive.tar.gz")
+	if out, err := w.crius(t, "debug", file); err != nil || strings.TrimSpace(out) != file {
+		t.Fatalf("%q, %v", out, err)
+	}
+	all, err := exec.CommandContext(t.Context(), "tar", "-xzOf", file).CombinedOutput()
+	must(t, err)
+	for _, word := range []string{"RuntimeReady", "\nmain.serve(", "listen = \"" + w.Socket(), w.StateRoot() + "/containers"} {
+		if !bytes.Contains(all, []byte(word)) {
+			t.Errorf("the archive has no %q", word)
+		}
+	}
+	if bytes.Contains(all, []byte(secret)) {
+		t.Error("the archive has the secret of a container")
+	}
 }
