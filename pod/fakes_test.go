@@ -533,7 +533,7 @@ func (t *fakeTask) Exit() (conmon.Exit, error) {
 func (t *fakeTask) Close() {}
 
 // Logged grows by a byte whenever somebody asks.
-func (t *fakeTask) Logged(context.Context) uint64 { return t.logged.Add(1) }
+func (t *fakeTask) Logged(context.Context) uint64                            { return t.logged.Add(1) }
 func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { return nil }
 
 // Engines and requests

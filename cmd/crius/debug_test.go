@@ -86,7 +86,9 @@ func TestDebugArchiveOfBadParts(t *testing.T) {
 		}
 	}
 	err = writeArchive(t.Context(), f, time.Now(), []part{
-		{"half", func(_ context.Context, w io.Writer) error { return errors.Join(errors.New("no more"), second(io.WriteString(w, "something"))) }},
+		{"half", func(_ context.Context, w io.Writer) error {
+			return errors.Join(errors.New("no more"), second(io.WriteString(w, "something")))
+		}},
 		{"endless", endless},
 		{"last", func(_ context.Context, w io.Writer) error { return second(io.WriteString(w, "the end")) }},
 	})
