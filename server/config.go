@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/server/stream"
+	"github.com/crius-run/crius/server/tlsfile"
 )
 
 // Config is the CRI endpoint.
@@ -26,6 +27,9 @@ type Config struct {
 	StreamTLSCertFile     string        `toml:"stream_tls_cert_file" help:"PEM certificate for sessions over TLS; reloaded when the file changes"`
 	StreamTLSKeyFile      string        `toml:"stream_tls_key_file" help:"PEM key of that certificate"`
 	StreamTLSClientCAFile string        `toml:"stream_tls_client_ca_file" help:"PEM certificates of the authorities for client certificates; empty: clients need no certificate"`
+
+	TLSMinVersion   string   `toml:"tls_min_version" help:"lowest TLS version of sessions and metrics: 1.2 or 1.3"`
+	TLSCipherSuites []string `toml:"tls_cipher_suites" help:"cipher suites of TLS 1.2 for sessions and metrics, by their IANA names; empty: those that Go considers safe; those of TLS 1.3 cannot be chosen"`
 }
 
 // DefaultConfig is what an empty configuration file means.
@@ -41,6 +45,8 @@ func DefaultConfig() Config {
 
 		StreamMaxSessions:     512,
 		StreamMaxSessionsEach: 128,
+
+		TLSMinVersion: tlsfile.Version12,
 	}
 }
 
@@ -56,5 +62,11 @@ func (c Config) Stream() stream.Config {
 		TLSCertFile:     c.StreamTLSCertFile,
 		TLSKeyFile:      c.StreamTLSKeyFile,
 		TLSClientCAFile: c.StreamTLSClientCAFile,
+		TLS:             c.TLS(),
 	}
+}
+
+// TLS are the rules of all that is served over TLS.
+func (c Config) TLS() tlsfile.Rules {
+	return tlsfile.Rules{MinVersion: c.TLSMinVersion, CipherSuites: c.TLSCipherSuites}
 }

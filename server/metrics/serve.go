@@ -18,6 +18,8 @@ import (
 type Config struct {
 	// Socket is a unix socket for root.
 	Socket string `toml:"-"`
+	// TLS is of the CRI server (server.Config.TLS).
+	TLS tlsfile.Rules `toml:"-"`
 
 	// IncludedPodMetrics is of the CRI server (server.Config.PodMetrics).
 	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, as by cAdvisor: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; none: an empty list"`
@@ -72,7 +74,7 @@ func (cfg Config) Check() error {
 
 // check returns the configuration of TLS, nil without TLS.
 func (cfg Config) check() (*tls.Config, error) {
-	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
+	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}, cfg.TLS)
 	switch {
 	case err != nil:
 		return nil, err

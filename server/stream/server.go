@@ -36,6 +36,7 @@ type Config struct {
 	// TLS, if the first two are given; with the third, clients must have a
 	// certificate of that authority. New files are noticed.
 	TLSCertFile, TLSKeyFile, TLSClientCAFile string
+	TLS                                      tlsfile.Rules
 }
 
 // Engine runs the sessions; *pod.Engine is the one there is.
@@ -69,7 +70,7 @@ func (cfg Config) Check() error {
 
 // check returns the configuration of TLS, nil without TLS.
 func (cfg Config) check() (*tls.Config, error) {
-	secure, err := tlsfile.Config("streaming", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile})
+	secure, err := tlsfile.Config("streaming", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}, cfg.TLS)
 	if err != nil {
 		return nil, fmt.Errorf("api.stream_tls_cert_file, stream_tls_key_file and stream_tls_client_ca_file: %w", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +24,52 @@ type Files struct {
 	ClientCA  string // authorities whose certificate a client must have; empty: none is asked for
 }
 
+// Rules are what connections must keep. The zero value is TLS 1.2 with what Go
+// considers safe.
+type Rules struct {
+	MinVersion   string   // Version12, Version13 or empty
+	CipherSuites []string // of TLS 1.2, by their IANA names; none: those that Go considers safe
+}
+
+// Versions that can be demanded.
+const (
+	Version12 = "1.2"
+	Version13 = "1.3"
+)
+
+// Check refuses cipher suites that Go does not know or considers unsafe.
+func (r Rules) Check() error {
+	_, err := r.config()
+	return err
+}
+
+func (r Rules) config() (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	switch r.MinVersion {
+	case "", Version12:
+	case Version13:
+		config.MinVersion = tls.VersionTLS13
+	default:
+		return nil, fmt.Errorf("TLS version %q: want %s or %s: %w", r.MinVersion, Version12, Version13, fault.Invalid)
+	}
+	var known []string
+	for _, suite := range tls.CipherSuites() {
+		known = append(known, suite.Name)
+		if slices.Contains(r.CipherSuites, suite.Name) {
+			config.CipherSuites = append(config.CipherSuites, suite.ID)
+		}
+	}
+	for _, name := range r.CipherSuites {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("cipher suite %q: want one of %s: %w", name, strings.Join(known, ", "), fault.Invalid)
+		}
+	}
+	return config, nil
+}
+
 type certificates struct {
 	Files
+	rules   Rules
 	subject string
 
 	mu     sync.Mutex
@@ -39,8 +85,8 @@ type stamp struct {
 
 // Config is nil if there are no files. The subject, such as streaming, is for the
 // log and for errors.
-func Config(subject string, f Files) (*tls.Config, error) {
-	c := &certificates{Files: f, subject: subject}
+func Config(subject string, f Files, r Rules) (*tls.Config, error) {
+	c := &certificates{Files: f, rules: r, subject: subject}
 	switch {
 	case f == (Files{}):
 		return nil, nil
@@ -90,7 +136,11 @@ func (c *certificates) load() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s, %s: %w", c.Cert, c.Key, err)
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
+	config, err := c.rules.config()
+	if err != nil {
+		return nil, err
+	}
+	config.Certificates = []tls.Certificate{pair}
 	if c.ClientCA == "" {
 		return config, nil
 	}

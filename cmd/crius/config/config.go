@@ -81,4 +81,5 @@ func (c *Config) spread() {
 	c.Pod.RunDir = c.RunRoot
 	c.API.PodMetrics = c.Metrics.IncludedPodMetrics
 	c.Metrics.Socket = filepath.Join(c.RunRoot, "metrics.sock")
+	c.Metrics.TLS = c.API.TLS()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
+	"github.com/crius-run/crius/server/tlsfile"
 )
 
 // maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
@@ -24,6 +25,8 @@ func choices(model string) []string {
 	switch model {
 	case "log_level":
 		return []string{"debug", "info", "warn", "error"}
+	case "api.tls_min_version":
+		return []string{tlsfile.Version12, tlsfile.Version13}
 	case "log_format":
 		return []string{"text", "json"}
 	case "runtime.cgroup_driver":
@@ -197,6 +200,7 @@ func (v *validator) parsed(c *Config) {
 	readable("pod.default_capabilities", err)
 	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
 	readable("pod.default_sysctls", err)
+	readable("api.tls_cipher_suites", c.API.TLS().Check())
 	for _, text := range c.Pod.DefaultUlimits {
 		_, err = spec.ParseUlimit(text)
 		readable("pod.default_ulimits", err)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/crius-run/crius/server/tlsfile"
 )
 
 // The conversions of single values. Their errors say what was wanted.
@@ -76,6 +78,17 @@ func sysctls(value any) (any, error) {
 		list[i] = strings.TrimSpace(name) + "=" + strings.TrimSpace(setting)
 	}
 	return list, err
+}
+
+// tlsVersion takes one as Go names it.
+func tlsVersion(value any) (any, error) {
+	switch value {
+	case "", "VersionTLS12":
+		return tlsfile.Version12, nil
+	case "VersionTLS13":
+		return tlsfile.Version13, nil
+	}
+	return nil, fmt.Errorf("want VersionTLS12 or VersionTLS13, got %s: crius takes no older version", Format(value))
 }
 
 // atMostUnlimited takes a number for which a negative one means no limit.
