@@ -49,7 +49,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return containerPlan{}, err
 	}
-	label, err := e.defaults.SELinux.FileContext(s.plan.SELinuxLevel, s.plan.Config.M, cfg)
+	label, err := s.fileContextOf(cfg)
 	if err != nil {
 		return containerPlan{}, err
 	}

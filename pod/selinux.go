@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/spec"
@@ -53,8 +55,16 @@ func (e *Engine) allotLevel(id string, cfg *cri.PodSandboxConfig) (string, error
 }
 
 // fileContext is the SELinux context of the pod's files; empty: they need none.
-func (s *Sandbox) fileContext() (string, error) {
-	return s.engine.defaults.SELinux.FileContext(s.plan.SELinuxLevel, s.plan.Config.M, nil)
+func (s *Sandbox) fileContext() (string, error) { return s.fileContextOf(nil) }
+
+// fileContextOf is that of a container's files. One that the policy does not have is
+// fault.Invalid.
+func (s *Sandbox) fileContextOf(c *cri.ContainerConfig) (string, error) {
+	label, err := s.engine.defaults.SELinux.FileContext(s.plan.SELinuxLevel, s.plan.Config.M, c)
+	if err == nil && label != "" && errors.Is(selinux.Accepted(label), selinux.ErrRefused) {
+		err = fmt.Errorf("selinux_options: context %s: %w: %w", label, selinux.ErrRefused, fault.Invalid)
+	}
+	return label, err
 }
 
 // relabel gives the volumes that ask for it the container's label.

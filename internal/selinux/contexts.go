@@ -49,7 +49,7 @@ var names = []struct {
 
 // Load reads the contexts of the policy in use. A policy without those of ordinary
 // containers is fault.Precondition.
-func Load() (*Contexts, error) { return load(os.DirFS("/"), accepted) }
+func Load() (*Contexts, error) { return load(os.DirFS("/"), Accepted) }
 
 // maxContexts bounds files of the policy.
 const maxContexts = 64 << 10
@@ -125,15 +125,18 @@ func categories(root fs.FS) int {
 	return defaultCategories
 }
 
-// accepted asks the kernel whether the policy has a context.
-func accepted(context string) error {
+// ErrRefused is a context that the policy in use does not have.
+var ErrRefused = errors.New("the kernel refuses it")
+
+// Accepted asks the kernel whether the policy has a context.
+func Accepted(context string) error {
 	f, err := os.OpenFile("/sys/fs/selinux/context", os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	_, err = f.WriteString(context + "\x00")
 	if errors.Is(err, unix.EINVAL) {
-		err = errors.New("the kernel refuses it")
+		err = ErrRefused
 	}
 	return errors.Join(err, f.Close())
 }

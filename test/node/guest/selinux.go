@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/kubelet"
@@ -137,6 +139,13 @@ func (s *seLinuxNode) look(ctx context.Context, userNamespaces bool) {
 		s.expect(ctx, p, "a pod gets the level that it asks for", "cat /proc/self/attr/current", ":container_t:s0:c5,c6")
 		s.expect(ctx, p, "it reads its files", "cat /etc/resolv.conf /etc/hostname", "chosen")
 		s.remove(ctx, p)
+	}
+	nonsense := func(c *cri.PodSandboxConfig) {
+		c.Linux.SecurityContext.SelinuxOptions = &cri.SELinuxOption{Level: "s0,c4,c5"}
+	}
+	_, err := s.try(ctx, "nonsense", nonsense, nil)
+	if status.Code(err) != codes.InvalidArgument {
+		s.fault("a level that the policy does not have is refused", fmt.Errorf("with %w", err))
 	}
 	if userNamespaces {
 		ids := []*cri.IDMapping{{HostId: 100000, Length: 65536}}
