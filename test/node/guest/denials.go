@@ -41,15 +41,15 @@ type found struct {
 }
 
 // readDenials counts denials; those of processes with a context of provokers were
-// provoked.
+// provoked, and so were those between processes of different levels.
 func readDenials(log string, provokers []string) found {
 	f := found{other: map[string]int{}}
 	for line := range strings.Lines(log) {
 		m := denial.FindStringSubmatch(line)
 		switch {
 		case m == nil:
-		case slices.Contains(provokers, m[3]):
-			f.provoked++
+		case slices.Contains(provokers, m[3]), kind(m[3]) == kind(m[4]) && level(m[3]) != level(m[4]):
+			f.provoked++ // by a pod of this program, or of the suite that looks at another one's processes
 		default:
 			who := strings.TrimSpace(m[2] + " " + kind(m[3]))
 			f.other[fmt.Sprintf("%s to %s of %s, class %s", who, m[1], kind(m[4]), m[5])]++

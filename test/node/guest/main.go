@@ -84,6 +84,9 @@ func run(ctx context.Context) error {
 	}
 	defer log.Close()
 	suite.Focus, suite.Log = o.Focus, io.MultiWriter(log, os.Stdout) // the console shows how far it got
+	if err := makePodLogs(); err != nil {
+		return err
+	}
 	before, err := take(o)
 	if err != nil {
 		return err
@@ -109,6 +112,15 @@ func run(ctx context.Context) error {
 		return err
 	}
 	return saveLeftovers(o, before)
+}
+
+// makePodLogs makes the directory of logs as a kubelet does, which SELinux knows by its
+// program.
+func makePodLogs() error {
+	if err := os.MkdirAll(podLogs, 0o755); err != nil || !enforcing() {
+		return err
+	}
+	return command("restorecon", "-R", logs)
 }
 
 // saveLeftovers notes what is there that was not there before, and stops the
@@ -137,10 +149,7 @@ func installPackage(deb string) error { return command("dpkg", "--install", deb)
 // configure follows the package's documentation. The service comes up as it is
 // shipped.
 func configure(o options) error {
-	runc, err := filepath.Abs("runc-current")
-	if err != nil {
-		return err
-	}
+	const runc = "/usr/local/bin/runc-current" // where SELinux has a label for programs
 	config := fmt.Sprintf("log_level = \"debug\"\n[pod]\ncgroup_parent = %q\n[runtime]\ncgroup_driver = %q\n[runtime.handlers.runc-current]\npath = %q\n",
 		o.parent(), o.Driver, runc)
 	for path, text := range map[string]string{
@@ -152,6 +161,7 @@ func configure(o options) error {
 		}
 	}
 	for _, argv := range [][]string{
+		{"install", "-m", "755", "runc-current", runc},
 		{"install", "-D", "-t", "/etc/cni/net.d", "-m", "644", examples + "/cni/10-crius-bridge.conflist"},
 		{"install", "-m", "644", examples + "/sysctl.conf", "/etc/sysctl.d/99-crius.conf"},
 		{"install", "-m", "644", examples + "/modules-load.conf", "/etc/modules-load.d/crius.conf"},
