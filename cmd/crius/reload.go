@@ -27,6 +27,8 @@ type settings struct {
 	load  func() (*config.Loaded, error)
 	level *slog.LevelVar
 
+	reloads sync.Mutex // held by one that reads the files until it has put them in force
+
 	mu      sync.Mutex
 	inForce *config.Loaded
 }
@@ -73,6 +75,8 @@ func (s *settings) reloadable(ctx context.Context, runtimes *oci.Table) (reload 
 // reload reads the configuration again and puts in force what can be without a
 // restart: all of that, or nothing where anything is wrong. It logs what it does.
 func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result control.Reloaded, err error) {
+	s.reloads.Lock()
+	defer s.reloads.Unlock()
 	loaded, err := s.load()
 	if err == nil {
 		result, err = s.apply(loaded, runtimes)
@@ -132,8 +136,11 @@ func (p *program) reloadCommand() *cobra.Command {
 		socket := controlSocket(loaded.Config)
 		result, err := control.NewClient(socket).Reload(cmd.Context())
 		if err != nil {
-			if away := unserved(cmd.Context(), socket); away != nil {
+			switch away := unserved(cmd.Context(), socket); {
+			case away != nil:
 				return away
+			case errors.Is(err, control.ErrRefused):
+				return fmt.Errorf("%w: is the server older than this command? Restart it, or send it SIGHUP", err)
 			}
 			return err
 		}

@@ -86,7 +86,7 @@ func (c *Client) send(ctx context.Context, method, path string, form url.Values,
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxComplaint))
 		complaint := errors.New(strings.TrimSpace(string(text)))
 		if response.StatusCode != http.StatusInternalServerError { // it has not done what it was asked
-			complaint = fmt.Errorf("%w: %s: %w", errRefused, response.Status, complaint)
+			complaint = fmt.Errorf("%w: %s: %w", ErrRefused, response.Status, complaint)
 		}
 		return fmt.Errorf("server at %s: %w", c.socket, complaint)
 	}

@@ -124,5 +124,5 @@ func texts(errs ...error) []string {
 	return all
 }
 
-// errRefused is a request that the server did not take for one.
-var errRefused = errors.New("the server refused the request")
+// ErrRefused is a request that the server did not take for one.
+var ErrRefused = errors.New("the server refused the request")

@@ -34,12 +34,12 @@ func TestServer(t *testing.T) {
 	}
 	c := NewClient(socket)
 	for path, form := range map[string]url.Values{checkPath: {repairKey: {"perhaps"}}, wipePath: nil, holdingsPath: nil, "/": nil} {
-		if err := c.ask(t.Context(), http.MethodPost, path, form, new(Checked)); !errors.Is(err, errRefused) {
+		if err := c.ask(t.Context(), http.MethodPost, path, form, new(Checked)); !errors.Is(err, ErrRefused) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	// What it could not do is no malformed request, and the reason is all there is to say.
-	if _, err := c.Reload(t.Context()); err == nil || errors.Is(err, errRefused) || !strings.HasSuffix(err.Error(), socket+": line 7: no such key") {
+	if _, err := c.Reload(t.Context()); err == nil || errors.Is(err, ErrRefused) || !strings.HasSuffix(err.Error(), socket+": line 7: no such key") {
 		t.Errorf("reload: %v", err)
 	}
 	if err := s.Close(context.Background()); err != nil {
@@ -93,7 +93,7 @@ func TestCloseEndsWork(t *testing.T) {
 			if deaf {
 				return
 			}
-			if err := <-asked; !errors.Is(err, errRefused) {
+			if err := <-asked; !errors.Is(err, ErrRefused) {
 				t.Errorf("whoever had asked was told %v", err)
 			}
 			if err := <-served; err != nil {
