@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,27 +55,26 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 
 // EndAbandoned leaves it to the shim to know whether a command still runs.
 func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error {
-	left, err := t.endCommands(ctx, t.abandonedDirs(), true)
+	left, err := t.endCommands(ctx, t.abandonedDirs())
 	if err == nil {
 		return nil
 	}
 	slog.WarnContext(ctx, "cannot end commands of an earlier server, retrying", "container", t.ref.ID, "err", err)
 	return func(ctx context.Context) error {
-		left, err = t.endCommands(ctx, left, false)
+		left, err = t.endCommands(ctx, left)
 		return err
 	}
 }
 
 // endCommands gives the shim lastTime for all commands, of which abandonedTime is for
 // those that it is starting. It returns the directories of those that it did not end.
-// Alone says that this server has begun no Exec yet.
-func (t *shimTask) endCommands(ctx context.Context, dirs []string, alone bool) (left []string, err error) {
+func (t *shimTask) endCommands(ctx context.Context, dirs []string) (left []string, err error) {
 	answering, cancel := context.WithTimeout(ctx, lastTime)
 	defer cancel()
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
 	return t.endEach(ctx, dirs, func(dir string) error {
-		err := t.endCommand(answering, starting, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)}, alone)
+		err := t.endCommand(answering, starting, execIDOf(dir), dirs)
 		if errors.Is(err, fault.NotFound) {
 			return nil
 		}
@@ -85,7 +85,9 @@ func (t *shimTask) endCommands(ctx context.Context, dirs []string, alone bool) (
 // endCommand kills a command, with all that it has started where that is within
 // reach, and has the shim forget it. A shim that is asked to forget what it is just
 // starting would start it nevertheless: that is waited for until starting ends.
-func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Process, alone bool) error {
+// Earlier are the directories of all commands of earlier servers.
+func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlier []string) error {
+	process := shim.Process{ID: t.ref.ID, Exec: exec}
 	client, err := t.record.Dial(ctx)
 	if err != nil {
 		return err
@@ -107,8 +109,10 @@ func (t *shimTask) endCommand(ctx, starting context.Context, process shim.Proces
 	case t.record.Sandboxed:
 	case shim.CheckPID(pid) == nil:
 		t.killByPID(ctx, pid)
-	case alone:
-		t.killUnknown(ctx, client)
+	default:
+		if err := t.killUnknown(ctx, client, earlier); err != nil {
+			return err
+		}
 	}
 	// It may have ended by now, and may not have been started.
 	_ = client.Kill(ctx, process, unix.SIGKILL, false)
@@ -126,42 +130,54 @@ func (t *shimTask) killByPID(ctx context.Context, pid int) {
 // runtime when the connection over which it was to start a command is lost, and the
 // runtime may have started it by then. Such a command is the shim's child, while
 // orphans of the container are its init's: but for those of a container in the node's
-// PID namespace, where such a command runs on.
-func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client) {
+// PID namespace, where such a command runs on. The error says that it cannot be told
+// now which those are.
+func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier []string) error {
 	own, ownErr := os.Stat("/proc/self/ns/pid")
 	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", t.PID()))
 	if ownErr != nil || err != nil || os.SameFile(own, theirs) {
-		return
+		return nil
 	}
 	isMember, err := cgroup.Membership(t.ref.Cgroup)
 	if err != nil {
-		return
+		return nil //nolint:nilerr // the container has ended
 	}
 	parent, err := client.Shim(ctx, t.ref.ID)
 	if err != nil {
-		return
+		return err
 	}
+	strangers := children(parent.PID) // first: the directory of a command is made before it
 	known := map[int]bool{t.PID(): true}
-	sessions, _ := filepath.Glob(filepath.Join(t.ref.Dir, sessionDirs+"*")) // the pattern is well-formed
-	for _, dir := range sessions {
-		pid, err := client.PID(ctx, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)})
-		if err == nil {
-			known[pid] = true
-		} else if !errors.Is(err, fault.NotFound) {
-			return
+	for _, dir := range slices.Concat(t.dirs(execDirs), t.dirs(sessionDirs)) {
+		if slices.Contains(earlier, dir) {
+			continue
 		}
+		pid, err := client.PID(ctx, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)})
+		switch {
+		case errors.Is(err, fault.NotFound):
+			continue
+		case err != nil:
+			return err
+		case shim.CheckPID(pid) != nil:
+			return fmt.Errorf("command %s is being started: %w", execIDOf(dir), fault.Unavailable)
+		}
+		known[pid] = true
 	}
-	for _, pid := range children(parent.PID) {
+	for _, pid := range strangers {
 		if !known[pid] && isMember(pid) {
 			t.killByPID(ctx, pid)
 		}
 	}
+	return nil
 }
 
 // abandonedDirs are the directories of commands, as long as this server has begun none.
-func (t *watched) abandonedDirs() []string {
-	dirs, _ := filepath.Glob(filepath.Join(t.ref.Dir, execDirs+"*")) // the pattern is well-formed
-	return dirs
+func (t *watched) abandonedDirs() []string { return t.dirs(execDirs) }
+
+// dirs are those in the bundle whose names begin so.
+func (t *watched) dirs(prefix string) []string {
+	found, _ := filepath.Glob(filepath.Join(t.ref.Dir, prefix+"*")) // the pattern is well-formed
+	return found
 }
 
 // endEach calls end for the directory of each command, and removes it then. What end

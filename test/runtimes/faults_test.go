@@ -71,12 +71,19 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		scene.WantCode(t, <-ended, codes.Unavailable)
-		wait.For(t, "the monitor to answer the new server", func() bool {
-			_, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "facts"}})
-			return err == nil
-		})
+		answersNewServer(t, c)
 		alone(t, c)
 		wait.For(t, "the directories of commands to go", func() bool { return len(execDirs(c)) == 0 })
+	})
+}
+
+// answersNewServer waits until a container's monitor is known to the server that has
+// just been started.
+func answersNewServer(t *testing.T, c *scene.Container) {
+	t.Helper()
+	wait.For(t, "the monitor to answer the new server", func() bool {
+		_, err := c.Pod.World.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "facts"}})
+		return err == nil
 	})
 }
 

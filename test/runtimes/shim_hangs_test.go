@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -45,9 +46,29 @@ func TestExecOfHangingShim(t *testing.T) {
 }
 
 // A server that is killed while its shim starts a command takes the start along, and
-// not what the runtime has started by then: the shim does not know of it.
+// not what the runtime has started by then: the shim does not know of it. The next
+// server ends it, also where the shim does not answer while that server starts.
 func TestCommandThatItsShimDoesNotKnow(t *testing.T) {
 	t.Parallel()
+	t.Run("shim answers", func(t *testing.T) {
+		t.Parallel()
+		endsUnknownCommand(t, func(w *scene.World, _ *scene.Container) error { return w.Crash(t.Context()) })
+	})
+	t.Run("shim hangs", func(t *testing.T) {
+		t.Parallel()
+		endsUnknownCommand(t, func(w *scene.World, c *scene.Container) error {
+			shim, _ := shimOf(t, runDir(c))
+			if err := errors.Join(w.Kill(), unix.Kill(shim, unix.SIGSTOP), w.Start(t.Context())); err != nil {
+				return err
+			}
+			logs(t, w, "cannot end commands of an earlier server, retrying")
+			return unix.Kill(shim, unix.SIGCONT)
+		})
+	})
+}
+
+func endsUnknownCommand(t *testing.T, crash func(*scene.World, *scene.Container) error) {
+	t.Helper()
 	path, err := exec.LookPath("containerd-shim-runc-v2")
 	if err != nil {
 		t.Fatal(err)
@@ -80,13 +101,14 @@ esac
 		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/runs", pid))
 		return err == nil
 	})
-	if err := w.Crash(t.Context()); err != nil {
+	if err := crash(w, c); err != nil {
 		t.Fatal(err)
 	}
 	scene.WantCode(t, <-ended, codes.Unavailable)
 	if err := os.Remove(hold); err != nil {
 		t.Fatal(err)
 	}
+	answersNewServer(t, c)
 	var all map[int]string
 	if !wait.Until(t.Context(), func() bool { all = c.Facts(t).Processes; return len(all) == before }) {
 		t.Errorf("processes: %v, want %d", all, before)
