@@ -23,11 +23,7 @@ type present struct {
 // which they were made, so one that was deleted and pulled again is another one.
 type fingerprint [sha256.Size]byte
 
-func fingerprintOf(store cstorage.Store, id string) (fingerprint, error) {
-	record, err := store.Image(id)
-	if err != nil {
-		return fingerprint{}, err
-	}
+func fingerprintOf(store cstorage.Store, record *cstorage.Image) (fingerprint, error) {
 	hash := sha256.New()
 	to := json.NewEncoder(hash)
 	if err := to.Encode(record); err != nil {
@@ -77,12 +73,12 @@ func (s *Store) isPresent(ctx context.Context, src *source) bool {
 		return false
 	}
 	id := seen.ConfigDigest.Encoded()
-	now, err := fingerprintOf(s.store, id)
-	if err != nil || !s.present.is(id, now) {
+	record, err := s.store.Image(id)
+	if err != nil {
 		return false
 	}
-	record, err := s.store.Image(id)
-	if err != nil || record.Digest != seen.manifest() || !slices.Contains(record.Names, src.name.String()) {
+	now, err := fingerprintOf(s.store, record)
+	if err != nil || !s.present.is(id, now) || record.Digest != seen.manifest() || !slices.Contains(record.Names, src.name.String()) {
 		return false
 	}
 	for _, m := range seen.Manifests {

@@ -161,7 +161,11 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 
 // sync returns when what was pulled is on the disk, and on record as being there.
 func (s *Store) sync(ctx context.Context, id string) error {
-	as, err := fingerprintOf(s.store, id) // before: what comes later may miss the record
+	var as fingerprint
+	record, err := s.store.Image(id)
+	if err == nil {
+		as, err = fingerprintOf(s.store, record) // before: what comes later may miss the manifest
+	}
 	if err := trace.Do(ctx, "write store manifest", s.manifest.Write); err != nil {
 		return err
 	}

@@ -55,21 +55,22 @@ func (m manager) patient() func() {
 }
 
 // watch tells the manager that the service is well, as long as the server behind the
-// CRI socket answers, until the function that it returns is called. One that has
+// CRI socket answers, until ctx ends or the function that it returns is called. One that has
 // hung is killed by the manager and started again; containers do not notice.
 func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 	if m.socket == "" || m.watchdog == 0 {
 		return func() {}
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(m.watchdog / 3)
+		often := m.watchdog / 3 // so that an answer that does not come is told before the end
+		tick := time.NewTicker(often)
 		defer tick.Stop()
 		for {
 			err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) error {
-				return alive(ctx, server, m.watchdog)
+				return alive(ctx, server, often)
 			})
 			switch {
 			case ctx.Err() != nil:
