@@ -3,19 +3,15 @@ package oci
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -180,145 +176,6 @@ func (e *execution) noteLeader() {
 	}
 }
 
-func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
-	defer cgroup.Warm()()
-	process, err := execProcess(t.ref.Dir, c)
-	if err != nil {
-		return nil, err
-	}
-	s := &Session{over: make(chan struct{})}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	stdio, err := s.open(c)
-	defer stdio.close()
-	if err != nil {
-		return nil, err
-	}
-	var console *console
-	if c.Terminal {
-		if console, err = newConsole(t.ref.Dir); err != nil {
-			return nil, err
-		}
-		defer console.close()
-	}
-	e := &execution{Session: s}
-	defer func() {
-		if err != nil || !c.noted {
-			e.forget()
-		}
-	}()
-	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
-		return t.execDetached(ctx, process, stdio, console, e)
-	})
-	if err != nil {
-		stdio.close()
-		said := errorAlone(ctx, lastWords(s.stderr)+"\n"+console.lastWords())
-		return nil, t.execFailed(ctx, process, said, fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], describe(err, said)))
-	}
-	e.noteLeader()
-	if console != nil {
-		err = s.useTerminal(console)
-	}
-	if err == nil {
-		err = s.watch(e.pid)
-	}
-	if err != nil {
-		t.killLate(ctx, e)
-		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
-	}
-	return e, nil
-}
-
-// execProcess is the container's own process with another command.
-func execProcess(bundle string, c Command) (*specs.Process, error) {
-	process, err := readProcess[specs.Process](bundle)
-	if err != nil {
-		return nil, err
-	}
-	process.Args = c.Args
-	process.Terminal, process.ConsoleSize = c.Terminal, nil
-	hasTerm := slices.ContainsFunc(process.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
-	if c.Terminal && !hasTerm {
-		process.Env = append(process.Env, "TERM=xterm")
-	}
-	return process, nil
-}
-
-// execDetached runs the runtime's exec and notes in e which process it has
-// started.
-func (t *cliTask) execDetached(ctx context.Context, process *specs.Process, stdio stdio, console *console, e *execution) error {
-	a, err := t.runtime.Probe(ctx)
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(t.ref.Dir, execDirs)
-	if err != nil {
-		return err
-	}
-	e.dir = dir
-	text, err := json.Marshal(process)
-	if err != nil {
-		return err
-	}
-	processFile, pidFile := filepath.Join(dir, "process.json"), pidFileOf(dir)
-	if err := os.WriteFile(processFile, text, 0o600); err != nil {
-		return err
-	}
-	logFile := filepath.Join(dir, "log")
-	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
-	args := t.runtime.logged(a, logFile, []string{"exec", "--detach", "--process", processFile, "--pid-file", pidFile})
-	if console != nil {
-		args = append(args, "--console-socket", console.path)
-	}
-	sandboxPIDFile := sandboxPIDFileOf(dir)
-	if flag := a.quirks.sandboxPID; flag != "" {
-		args = append(args, flag, sandboxPIDFile)
-	}
-	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
-	killGroup(cmd)
-	// A runtime that is killed half-way leaves things behind. It is about to be
-	// done, and gets the time for that; if it hangs, what it is just starting, in a
-	// session of its own, dies with it.
-	var late *time.Timer
-	cmd.Cancel = func() error {
-		late = time.AfterFunc(startTime, func() { killTree(cmd.Process.Pid, isOwnChild) })
-		return nil
-	}
-	if stdio[0] != nil { // a nil *os.File is not a nil io.Reader
-		cmd.Stdin = stdio[0]
-	}
-	cmd.Stdout, cmd.Stderr = stdio[1], stdio[2]
-	failed := cmd.Start()
-	if failed == nil {
-		t.lendOOMScore(cmd.Process.Pid)
-		failed = cmd.Wait()
-	}
-	if late != nil {
-		late.Stop()
-	}
-	e.pid, err = readPid(pidFile)
-	if a.quirks.sandboxPID != "" && err == nil {
-		e.sandboxPID, err = readPid(sandboxPIDFile)
-	}
-	switch {
-	case ctx.Err() != nil && err == nil:
-		t.killLate(ctx, e) // it came too late
-		fallthrough
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case failed != nil:
-		reapUnstarted(ctx)
-		return failed
-	}
-	t.shareOOMScore(e.pid)
-	return err
-}
-
 // killLate kills a command that nobody waits for any more. It may have ended
 // already and left others.
 func (t *cliTask) killLate(ctx context.Context, e *execution) {
@@ -357,25 +214,6 @@ func (t *watched) shareOOMScore(pid int) {
 	if had, has := t.lendOOMScore(pid); had != has {
 		_ = t.replaceOOMScores(has, func(score string) bool { return score == had })
 	}
-}
-
-// startTime is what a runtime gets to end by itself once nobody waits for what it
-// starts. It takes tens of milliseconds.
-const startTime = 300 * time.Millisecond
-
-func readPid(file string) (int, error) {
-	line, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("it wrote no pid file: %w", err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
-	if err == nil && pid <= 0 { // kill(2) takes those for several processes
-		err = strconv.ErrRange
-	}
-	if err != nil {
-		return 0, fmt.Errorf("its pid file has no pid: %w", err)
-	}
-	return pid, nil
 }
 
 // killExec kills all that an exec has started: its descendants, and those that

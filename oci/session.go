@@ -291,10 +291,10 @@ func lastWords(f *os.File) string {
 	return last.String()
 }
 
-// useTerminal turns the streams from the runtime's words to the terminal.
-func (s *Session) useTerminal(c *console) error {
-	master, err := c.master()
-	if err != nil {
+// useTerminal turns the streams from the runtime's words to the terminal, if there is one.
+func (s *Session) useTerminal(t terminal) error {
+	master, err := t.master()
+	if err != nil || master == nil {
 		return err
 	}
 	_ = s.stdout.Close()

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -75,6 +76,41 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 		alone(t, c)
 		wait.For(t, "the directories of commands to go", func() bool { return len(execDirs(c)) == 0 })
 	})
+}
+
+// A command whose helper gets no processor for a while, as on an overloaded node, runs
+// when it does. runsc's own patience is ten seconds, after which exec --detach ends with
+// 128 and without a word, and the command runs nevertheless.
+func TestCommandWithAStalledHelper(t *testing.T) {
+	eachOf(t, []string{gvisor}, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		go func() {
+			var helper int
+			wait.Until(t.Context(), func() bool { helper = execHelper(c.ID); return helper != 0 })
+			_ = unix.Kill(helper, unix.SIGSTOP)
+			time.Sleep(12 * time.Second)
+			_ = unix.Kill(helper, unix.SIGCONT)
+		}()
+		r := c.ExecResult(t, "/probe", "echo", "out", ";", "exit", "6")
+		if r.ExitCode != 6 || string(r.Stdout) != "out\n" {
+			t.Errorf("code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+		}
+	})
+}
+
+// execHelper is the process on the node that stands for a command in a sandbox; 0: there
+// is none yet.
+func execHelper(id string) int {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, _ := os.ReadFile(file)
+		args := strings.Split(string(line), "\x00")
+		if slices.Contains(args, "exec") && slices.Contains(args, id) && !slices.Contains(args, "--detach") {
+			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
+			return pid
+		}
+	}
+	return 0
 }
 
 // answersNewServer waits until a container's monitor is known to the server that has

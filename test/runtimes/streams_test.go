@@ -7,9 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -33,6 +35,29 @@ func TestExecSync(t *testing.T) {
 			if missing := c.ExecResult(t, program); missing.ExitCode != 127 || !strings.Contains(string(missing.Stderr), program) {
 				t.Errorf("a program that is not there: %v", missing)
 			}
+		}
+	})
+}
+
+// Commands that end at once, many at a time, have their own exit codes: a runtime may
+// not have noticed that one has begun when it has already ended.
+func TestManyQuickCommands(t *testing.T) {
+	each(t, func(t *testing.T, w *scene.World, handler string) {
+		c := w.Pod(t, handler).Start(t, "sleep")
+		var all errgroup.Group
+		all.SetLimit(8)
+		for i := range 64 {
+			all.Go(func() error {
+				code := int32(i)
+				r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/probe", "exit", strconv.Itoa(i)}})
+				if err == nil && r.ExitCode != code {
+					err = fmt.Errorf("the exit code is %d, want %d; standard error: %q", r.ExitCode, code, r.Stderr)
+				}
+				return err
+			})
+		}
+		if err := all.Wait(); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -1,0 +1,259 @@
+package oci
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// begin starts a command.
+func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
+	defer cgroup.Warm()()
+	a, err := t.runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	process, err := commandProcess(t.ref.Dir, c)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{over: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	pipes, err := s.open(c)
+	defer pipes.close()
+	if err != nil {
+		return nil, err
+	}
+	terminal, err := t.newTerminal(a, c)
+	if err != nil {
+		return nil, err
+	}
+	defer terminal.close()
+	e := &execution{Session: s}
+	defer func() {
+		if err != nil || !c.noted {
+			e.forget()
+		}
+	}()
+	err = trace.Do(ctx, "runtime exec", func(ctx context.Context) error {
+		return t.execProcess(ctx, a, process, terminal, pipes, e)
+	})
+	if err != nil {
+		pipes.close()
+		said := errorAlone(ctx, lastWords(s.stderr)+"\n"+wordsOn(terminal))
+		return nil, t.execFailed(ctx, process, said, fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], describe(err, said)))
+	}
+	if err := s.useTerminal(terminal); err != nil {
+		t.killLate(ctx, e)
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
+	}
+	return e, nil
+}
+
+// commandProcess is the container's own process with another command.
+func commandProcess(bundle string, c Command) (*specs.Process, error) {
+	process, err := readProcess[specs.Process](bundle)
+	if err != nil {
+		return nil, err
+	}
+	process.Args = c.Args
+	process.Terminal, process.ConsoleSize = c.Terminal, nil
+	hasTerm := slices.ContainsFunc(process.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
+	if c.Terminal && !hasTerm {
+		process.Env = append(process.Env, "TERM=xterm")
+	}
+	return process, nil
+}
+
+// execProcess runs the runtime's exec and notes in e which process it has started, and
+// watches that.
+func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.Process, terminal terminal, pipes stdio, e *execution) error {
+	dir, err := os.MkdirTemp(t.ref.Dir, execDirs)
+	if err != nil {
+		return err
+	}
+	e.dir = dir
+	text, err := json.Marshal(process)
+	if err != nil {
+		return err
+	}
+	processFile := filepath.Join(dir, "process.json")
+	if err := os.WriteFile(processFile, text, 0o600); err != nil {
+		return err
+	}
+	logFile := filepath.Join(dir, "log")
+	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
+	flags, streams := terminal.offer(pipes)
+	args := t.runtime.logged(a, logFile, append([]string{"exec", "--process", processFile, "--pid-file", pidFileOf(dir)}, flags...))
+	run := t.execDetached
+	if flag := a.quirks.sandboxPID; flag != "" {
+		args = append(args, flag, sandboxPIDFileOf(dir))
+		run = t.execForeground
+	} else {
+		args = append(args, "--detach")
+	}
+	argv := t.runtime.argv(a, append(args, t.ref.ID)...)
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // those who run it end it, when that does no harm
+	cmd.Env = append(os.Environ(), mountItselfIn(dir)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: streams != pipes} // its standard input
+	if streams[0] != nil {                                                          // a nil *os.File is not a nil io.Reader
+		cmd.Stdin = streams[0]
+	}
+	cmd.Stdout, cmd.Stderr = streams[1], streams[2]
+	return run(ctx, cmd, e)
+}
+
+// execDetached runs a runtime that starts the command and is gone before that has done
+// anything.
+func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
+	failed := cmd.Start()
+	if failed == nil {
+		t.lendOOMScore(cmd.Process.Pid)
+		ended := endLate(ctx, cmd.Process.Pid)
+		failed = cmd.Wait()
+		ended()
+	}
+	var err error
+	e.pid, err = readPid(pidFileOf(e.dir))
+	switch {
+	case ctx.Err() != nil && err == nil:
+		t.killLate(ctx, e) // it came too late
+		fallthrough
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case failed != nil:
+		reapUnstarted(ctx)
+		return failed
+	case err != nil:
+		return err
+	}
+	t.shareOOMScore(e.pid)
+	e.noteLeader()
+	if err := e.watch(e.pid); err != nil {
+		t.killLate(ctx, e)
+		return err
+	}
+	return nil
+}
+
+// endLate ends a runtime startTime after ctx has ended, until the function that it
+// returns is called. A runtime that is killed half-way leaves things behind. It is about
+// to be done, and gets the time for that; if it hangs, what it is just starting, in a
+// session of its own, dies with it.
+func endLate(ctx context.Context, pid int) (ended func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+		case <-time.After(startTime):
+			killTree(pid, isOwnChild)
+		}
+	}()
+	return func() { close(done) }
+}
+
+// execForeground runs a runtime that stays as long as the command, and ends as that does:
+// in a sandbox the command is no process of this machine. With --detach, runsc does no
+// more than to start itself without it and to look for the pid file. It gives up, without
+// a word, after ten seconds or if the command has ended between two looks.
+func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *execution) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	e.pid = cmd.Process.Pid
+	if err := e.watch(e.pid); err != nil {
+		killTree(e.pid, isOwnChild)
+		_ = cmd.Wait()
+		return err
+	}
+	_ = cmd.Process.Release()
+	if err := e.begun(ctx); err != nil {
+		killTree(e.pid, isOwnChild)
+		return err
+	}
+	if ctx.Err() != nil {
+		t.killLate(ctx, e) // it came too late
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// begun waits until the runtime has written the command's pids, or has ended; for
+// startTime after ctx has.
+func (e *execution) begun(ctx context.Context) error {
+	const period = 2 * time.Millisecond
+	waiting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(startTime, cancel) })()
+	var err error
+	poll.Until(waiting, period, func() bool {
+		ended := e.hasEnded() // asked first: what it has written by then counts
+		_, err = readPid(pidFileOf(e.dir))
+		return err == nil || ended
+	})
+	if err == nil {
+		e.sandboxPID, err = readPid(sandboxPIDFileOf(e.dir))
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case e.hasEnded():
+		code, failed := e.ExitCode()
+		return cmp.Or(failed, fmt.Errorf("exit status %d", code))
+	}
+	return err
+}
+
+func (e *execution) hasEnded() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// startTime is what a runtime gets to end by itself once nobody waits for what it
+// starts. It takes tens of milliseconds.
+const startTime = 300 * time.Millisecond
+
+func readPid(file string) (int, error) {
+	line, err := os.ReadFile(file)
+	if err != nil {
+		return 0, fmt.Errorf("it wrote no pid file: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
+	if err == nil && pid <= 0 { // kill(2) takes those for several processes
+		err = strconv.ErrRange
+	}
+	if err != nil {
+		return 0, fmt.Errorf("its pid file has no pid: %w", err)
+	}
+	return pid, nil
+}
