@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
@@ -73,6 +75,73 @@ func TestAuthFileIsTheFallBack(t *testing.T) {
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1", Auth: wrong}); !errors.Is(err, fault.Unauthenticated) {
 		t.Errorf("the request's credentials come first: %v", err)
 	}
+}
+
+// A credential provider leaves credentials for one pull of one repository by the pods
+// of one namespace. Nobody finds them again, however the pull ends.
+func TestCredentialsOfANamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.NamespacedAuthDir = filepath.Join(filepath.Dir(c.Root), "auth") })
+	r := serve(t, "app", "1", motd(t, "x"))
+	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
+	ref := r.Addr() + "/app:1"
+	digest := sha256.Sum256([]byte(r.Addr() + "/app"))
+	file := "auth/team-" + hex.EncodeToString(digest[:]) + ".json"
+	auth := func(password string) string {
+		return `{"auths": {"` + r.Addr() + `": {"auth": "` + encode("joe:"+password) + `"}}}`
+	}
+	pull := func(namespace, ref string, want error) {
+		t.Helper()
+		_, err := n.Pull(testContext(t), PullRequest{Image: ref, Namespace: namespace})
+		if !errors.Is(err, want) {
+			t.Errorf("namespace %q, %s: %v, want %v", namespace, ref, err, want)
+		}
+		if err != nil && (strings.Contains(err.Error(), "hunter") || strings.Contains(err.Error(), encode("joe:wrong"))) {
+			t.Errorf("a secret is shown: %v", err)
+		}
+	}
+	left := func(what string, want bool) {
+		t.Helper()
+		if _, err := os.Stat(filepath.Join(n.dir, file)); (err == nil) != want {
+			t.Errorf("%s: is the file there? %v, want %t", what, err, want)
+		}
+		if used, err := os.ReadDir(filepath.Join(n.dir, "auth", inUse)); len(used) > 0 {
+			t.Errorf("%s: still in use: %v, %v", what, used, err)
+		}
+	}
+	pull("team", ref, fault.Unauthenticated) // without the directory
+	if err := os.Mkdir(n.cfg.NamespacedAuthDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+
+	n.write(file, auth("hunter2"))
+	for _, namespace := range []string{"", "other", "../auth/team", "TEAM"} {
+		pull(namespace, ref, fault.Unauthenticated)
+	}
+	pull("team", r.Addr()+"/app/other:1", fault.Unauthenticated)
+	left("after pulls of others", true)
+	pull("team", ref, nil)
+	left("after its pull", false)
+	n.remove(ref)
+	pull("team", ref, fault.Unauthenticated)
+
+	for what, content := range map[string]string{"wrong password": auth("wrong"), "nonsense": "joe:hunter2", "too long": strings.Repeat("hunter2", maxAuthFile/7+1)} {
+		n.write(file, content)
+		want := fault.Unauthenticated
+		if what != "wrong password" {
+			want = fault.Precondition
+		}
+		pull("team", ref, want)
+		left("after "+what, false)
+	}
+
+	n.write(file, auth("hunter2"))
+	if _, err := takeAuthFile(n.cfg.NamespacedAuthDir, filepath.Base(file)); err != nil { // by a server that is killed then
+		t.Fatal(err)
+	}
+	n.restart()
+	left("after a restart", false)
+	pull("team", ref, fault.Unauthenticated)
 }
 
 // Without auth_file, the files of whoever started the process are not read.

@@ -23,6 +23,7 @@ type Config struct {
 	SignaturePolicy    string        `toml:"signature_policy" help:"policy.json that is asked about images when they are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
+	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider leaves registry credentials for one pull, as for CRI-O: NAMESPACE-SHA256.json, with the digest of the repository's name; they are used instead of auth_file, and deleted; empty: none"`
 	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: crius-pulls in the graph root"`
 	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`

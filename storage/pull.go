@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,22 +53,49 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 	}
 	var failures []error
 	for _, name := range names {
-		image, err := s.pullName(ctx, name, req)
+		image, err := s.pullFor(ctx, name, req)
 		if err == nil {
 			return image, nil
 		}
-		failures = append(failures, newPullError(name.String(), causeOf(ctx, err), secrets(req.Auth)))
+		failures = append(failures, err)
 	}
 	return nil, errors.Join(failures...)
 }
 
+// pullFor pulls one full name with the credentials that the pod's namespace has for it.
+func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
+	auth, err := s.takeNamespaceAuth(req.Namespace, name)
+	if err != nil {
+		return nil, newPullError(name.String(), err, nil)
+	}
+	defer func() {
+		if err := auth.remove(); err != nil {
+			slog.WarnContext(ctx, "cannot remove used credentials; the next start retries", "err", err)
+		}
+	}()
+	p := pull{name: name, request: req, authFile: auth.file, secrets: append(secrets(req.Auth), auth.secrets...)}
+	image, err := s.pullName(ctx, p)
+	if err != nil {
+		return nil, newPullError(name.String(), causeOf(ctx, err), p.secrets)
+	}
+	return image, nil
+}
+
+// pull is one of a full name.
+type pull struct {
+	name     reference.Named
+	request  PullRequest
+	authFile string // instead of the configured one; empty: that
+	secrets  []string
+}
+
 // pullName pulls one full name. Somebody may remove the image, or one with the
 // same layers, while it comes in; then it is fetched again.
-func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
+func (s *Store) pullName(ctx context.Context, p pull) (*Image, error) {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
 		before := s.leftovers.Removals.Load()
-		image, err := s.pullOnce(ctx, name, req)
+		image, err := s.pullOnce(ctx, p)
 		if err == nil || attempt == attempts || ctx.Err() != nil {
 			return image, err
 		}
@@ -77,7 +105,7 @@ func (s *Store) pullName(ctx context.Context, name reference.Named, req PullRequ
 		if !unclear && !removedMeanwhile(err) && !swept {
 			return image, err
 		}
-		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", name.String(), "err", err)
+		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", p.name.String(), "err", err)
 	}
 }
 
@@ -103,21 +131,23 @@ func sweptMeanwhile(err error) bool {
 	return strings.Contains(text, "unpacking failed") && strings.Contains(text, unix.ENOENT.Error())
 }
 
-func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
+func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
+	name := p.name
 	start := time.Now()
 	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
 		return nil, err
 	}
 	sys := s.libraryContext()
+	sys.AuthFilePath = cmp.Or(p.authFile, sys.AuthFilePath)
 	if err := admitted(sys, name); err != nil {
 		return nil, err
 	}
-	creds, err := credentialsFor(req.Auth, name)
+	creds, err := credentialsFor(p.request.Auth, name)
 	if err != nil {
 		return nil, err
 	}
 	creds.apply(sys)
-	policy, err := s.policies.For(req.Namespace)
+	policy, err := s.policies.For(p.request.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +173,7 @@ func (s *Store) pullOnce(ctx context.Context, name reference.Named, req PullRequ
 	if err != nil {
 		return nil, err
 	}
-	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, secrets(req.Auth)) })
+	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, p.secrets) })
 	job.End(ctx, err == nil)
 	if err != nil {
 		return nil, err

@@ -55,6 +55,9 @@ func NewPolicies(file, dir string) *Policies {
 // namespaceName is what Kubernetes takes for one, and safe as a file name.
 var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
+// IsNamespace reports whether name is that of a namespace, and safe as a file name.
+func IsNamespace(name string) bool { return namespaceName.MatchString(name) }
+
 // For is the policy for the pods of a namespace. The error is ErrSignature and, as
 // the node has to be mended, fault.Precondition.
 func (p *Policies) For(namespace string) (*Policy, error) {
@@ -74,7 +77,7 @@ func (p *Policies) For(namespace string) (*Policy, error) {
 }
 
 func (p *Policies) read(namespace string) (path string, content []byte, err error) {
-	if p.dir != "" && namespaceName.MatchString(namespace) {
+	if p.dir != "" && IsNamespace(namespace) {
 		path = filepath.Join(p.dir, namespace+".json")
 		if content, err = regular.Read(path, maxFile); !errors.Is(err, fs.ErrNotExist) {
 			return path, content, err

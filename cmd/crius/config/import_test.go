@@ -58,6 +58,7 @@ func TestImportOfCrioDefaults(t *testing.T) {
 	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "systemd")
 	equal(t, "default handler", c.Runtime.DefaultHandler, "crun")
 	equal(t, "message size", c.API.MaxMessageSize, 80<<20)
+	equal(t, "credentials of namespaces", c.Image.NamespacedAuthDir, "/etc/crio/auth")
 	equal(t, "signature policies", c.Image.SignaturePolicyDir, "/etc/crio/policies")
 	equal(t, "AppArmor profile", c.Pod.AppArmorProfile, "crius-default")
 	equal(t, "metrics", c.Metrics.Address, "")

@@ -130,7 +130,7 @@ var crioRules = []rule{
 
 	{key: "crio.image.default_transport", verdict: refused, off: []any{"", "docker://"}, why: "images are pulled from registries only"},
 	{key: "crio.image.global_auth_file", verdict: mapped, to: "image.auth_file", as: as[string]},
-	{key: "crio.image.namespaced_auth_dir", verdict: refused, off: []any{"", "/etc/crio/auth"}, why: "credentials come with the kubelet's pull request or from image.auth_file, never from files by namespace"},
+	{key: "crio.image.namespaced_auth_dir", verdict: mapped, to: "image.namespaced_auth_dir", as: as[string], unset: "/etc/crio/auth"},
 	{key: "crio.image.pause_image", verdict: builtin, why: noInfra},
 	{key: "crio.image.pause_image_auth_file", verdict: builtin, why: noInfra},
 	{key: "crio.image.pause_command", verdict: builtin, why: noInfra},
