@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -117,17 +118,20 @@ func containerStatus(v *view.Container) *cri.ContainerStatus {
 	return s
 }
 
-// userImage is the image as the user named it: the kubelet asks for containers
-// by image id and shows what it gets back in the pod's status.
+// userImage is the image as the user named it: the kubelet asks for containers by image
+// id and shows what it gets back in the pod's status. It names no runtime handler, as no
+// image does: all handlers share the images, and a kubelet with
+// RuntimeClassInImageCriApi (KEP-4216) collects those of which no container has both
+// the id and the handler.
 func userImage(spec *cri.ImageSpec) *cri.ImageSpec {
-	if spec.GetUserSpecifiedImage() == "" || spec.GetUserSpecifiedImage() == spec.GetImage() {
+	name := cmp.Or(spec.GetUserSpecifiedImage(), spec.GetImage())
+	if name == spec.GetImage() && spec.GetRuntimeHandler() == "" {
 		return spec
 	}
 	return &cri.ImageSpec{
-		Image:              spec.GetUserSpecifiedImage(),
+		Image:              name,
 		Annotations:        spec.GetAnnotations(),
 		UserSpecifiedImage: spec.GetUserSpecifiedImage(),
-		RuntimeHandler:     spec.GetRuntimeHandler(),
 		ImageRef:           spec.GetImageRef(),
 	}
 }
@@ -161,7 +165,8 @@ func toImage(i *storage.Image) *cri.Image {
 	return m
 }
 
-// fillImage leaves spec empty: no annotations are kept with an image.
+// fillImage leaves spec empty: no annotations are kept with an image, and it is the same
+// for all runtime handlers; see userImage.
 func fillImage(m *cri.Image, i *storage.Image) {
 	m.Id = i.ID
 	m.RepoTags = validAll(i.RepoTags)

@@ -108,7 +108,7 @@ func TestContainerStatus(t *testing.T) {
 	t.Parallel()
 	v := fullContainerView()
 	got := containerStatus(v)
-	wantFilled(t, got)
+	wantFilled(t, got, "image.runtime_handler")
 	want := &cri.ContainerStatus{
 		Id:          v.ID,
 		Metadata:    v.Config.Metadata,
@@ -156,7 +156,7 @@ func TestContainerItem(t *testing.T) {
 	v := fullContainerView()
 	got := &cri.Container{}
 	fillContainer(got, v)
-	wantFilled(t, got)
+	wantFilled(t, got, "image.runtime_handler")
 	want := &cri.Container{
 		Id: v.ID, PodSandboxId: v.SandboxID, Metadata: v.Config.Metadata, Image: userImage(v.Config.Image),
 		ImageRef: "registry.example/web@sha256:" + idOf(9), State: v.State, CreatedAt: 1_000_000_001,
@@ -167,22 +167,30 @@ func TestContainerItem(t *testing.T) {
 	}
 }
 
-// The kubelet creates by id and shows status.image to the user.
+// The kubelet creates by id and shows status.image to the user. Its garbage collection
+// looks for the handler of containers' images among those of the listed images.
 func TestUserImage(t *testing.T) {
 	t.Parallel()
 	byID := filled(&cri.ImageSpec{})
 	byID.Image, byID.UserSpecifiedImage = idOf(9), "web:1"
 	want := proto.CloneOf(byID)
-	want.Image = "web:1"
+	want.Image, want.RuntimeHandler = "web:1", ""
 	if got := userImage(byID); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	wantFilled(t, userImage(byID))
+	wantFilled(t, userImage(byID), "runtime_handler")
+	if got := toImage(someImage()).GetSpec().GetRuntimeHandler(); got != "" {
+		t.Errorf("images are listed for the handler %q, and containers for none", got)
+	}
 	if byID.Image != idOf(9) {
 		t.Error("the view was changed")
 	}
 	byName := &cri.ImageSpec{Image: "web:1"}
 	if got := userImage(byName); got != byName {
+		t.Errorf("got %v", got)
+	}
+	ofHandler := &cri.ImageSpec{Image: "web:1", RuntimeHandler: "kata"}
+	if got := userImage(ofHandler); !proto.Equal(got, byName) {
 		t.Errorf("got %v", got)
 	}
 }
