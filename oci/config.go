@@ -22,6 +22,9 @@ type Handler struct {
 	CreateTimeout time.Duration `toml:"create_timeout" help:"time limit for creating a container"`
 
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" help:"do not add the host's devices to privileged containers"`
+	AllDevicesAllowed            bool     `toml:"privileged_without_host_devices_all_devices_allowed" help:"with privileged_without_host_devices: let privileged containers make and use nodes of any device nevertheless"`
+	CgroupWritable               bool     `toml:"cgroup_writable" help:"mount /sys/fs/cgroup writable in all containers, for systemd or nested runtimes in them; needs cgroup v2"`
+	BaseRuntimeSpec              string   `toml:"base_runtime_spec" help:"JSON file with an OCI runtime spec from which containers get the environment variables, rlimits, mounts, hooks, cgroup v2 files, scheduler, I/O priority and RDT class that neither the request nor this configuration sets; its other parts have no effect; it is read for every container; empty: none"`
 	DefaultAnnotations           []string `toml:"default_annotations" help:"annotations (key=value) passed to the runtime for every container; an allowed annotation of the pod or the container overrides one with the same key"`
 	AllowedAnnotations           []string `toml:"allowed_annotations" help:"annotations of the pod that are passed to the runtime, by key or by a pattern such as io.katacontainers.*, in which * does not match a slash"`
 	AllowedContainerAnnotations  []string `toml:"allowed_container_annotations" help:"annotations of the container that are passed to the runtime, by key or by pattern as in allowed_annotations; they override the pod's"`

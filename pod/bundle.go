@@ -159,16 +159,10 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		return spec.Input{}, err
 	}
 	handler := s.runtime.Handler()
-	defaults := s.engine.defaults
-	defaults.AllowedAnnotations = handler.AllowedAnnotations
-	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
-	defaults.Annotations = handler.DefaultAnnotations
-	if handler.SeccompProfile != "" {
-		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {
-			return spec.Input{}, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", s.plan.Handler, err)
-		}
+	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.defaults)
+	if err != nil {
+		return spec.Input{}, err
 	}
-	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
 	asked, err := s.asked()
 	if err != nil {
 		return spec.Input{}, err
@@ -209,6 +203,28 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
+}
+
+// defaultsOf are the node's defaults as a handler changes them.
+func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.Defaults, error) {
+	defaults.AllowedAnnotations = handler.AllowedAnnotations
+	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
+	defaults.Annotations = handler.DefaultAnnotations
+	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
+	defaults.AllDevicesAllowed = handler.AllDevicesAllowed
+	defaults.WritableCgroups = handler.CgroupWritable
+	var err error
+	if handler.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {
+			return defaults, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", name, err)
+		}
+	}
+	if handler.BaseRuntimeSpec != "" {
+		if defaults.Base, err = spec.LoadBase(handler.BaseRuntimeSpec); err != nil {
+			return defaults, fmt.Errorf("runtime.handlers.%s.base_runtime_spec: %w", name, err)
+		}
+	}
+	return defaults, nil
 }
 
 // asked is what the pod asks for by annotations, as far as its handler allows it now.

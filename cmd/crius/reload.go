@@ -161,13 +161,18 @@ func writeReloaded(w io.Writer, r control.Reloaded) {
 	}
 }
 
-// checkProfiles reads the seccomp profiles of all handlers.
+// checkProfiles reads the seccomp profiles and base specs of all handlers.
 func checkProfiles(cfg oci.Config) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(cfg.Handlers)) {
 		if path := cfg.Handlers[name].SeccompProfile; path != "" {
 			if _, err := spec.LoadProfile(path); err != nil {
 				errs = append(errs, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", name, err))
+			}
+		}
+		if path := cfg.Handlers[name].BaseRuntimeSpec; path != "" {
+			if _, err := spec.LoadBase(path); err != nil {
+				errs = append(errs, fmt.Errorf("runtime.handlers.%s.base_runtime_spec: %w", name, err))
 			}
 		}
 	}

@@ -26,13 +26,14 @@ func devices(in *Input, s *specs.Spec) error {
 	list = lastPerPath(list)
 
 	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
-	if everything {
+	allowed := everything || in.privileged() && in.Defaults.AllDevicesAllowed
+	if allowed {
 		s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
 	} else {
 		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, standardDevices()...)
 	}
 	for _, d := range list {
-		if !everything {
+		if !allowed {
 			s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, allowDevice(d.Type, d.Major, d.Minor, d.Access))
 		}
 		if !runtimeMakes(d.Path) && !mountedOver(s.Mounts, d.Path) {

@@ -114,6 +114,18 @@ func TestPrivilegedDevices(t *testing.T) {
 	if len(s.Linux.Devices) != 0 || s.Linux.Resources.Devices[0].Allow {
 		t.Errorf("withheld devices: %v %+v", s.Linux.Devices, s.Linux.Resources.Devices)
 	}
+	s = mutate(t, func(in *Input) {
+		with(in)
+		in.Defaults.PrivilegedWithoutHostDevices, in.Defaults.AllDevicesAllowed = true, true
+		in.Facts.Devices = nil
+	})
+	if rules := s.Linux.Resources.Devices; len(s.Linux.Devices) != 0 || len(rules) != 1 || !rules[0].Allow {
+		t.Errorf("withheld devices that may be used: %v %+v", s.Linux.Devices, rules)
+	}
+	s = mutate(t, func(in *Input) { in.Defaults.AllDevicesAllowed = true })
+	if s.Linux.Resources.Devices[0].Allow {
+		t.Errorf("all devices are allowed in a container that is not privileged: %+v", s.Linux.Resources.Devices)
+	}
 }
 
 // TestDeviceUnderVolume: no node is made in a volume, whose directory is the

@@ -13,6 +13,8 @@ type Input struct {
 	Asked    Asked    // what is asked for by annotations of the pod
 	Facts    Facts    // what was found or made for this container
 	Defaults Defaults // the node's policy, equal for all containers of a handler
+
+	base *specs.Spec // from Defaults.Base; never nil in a rule
 }
 
 // Request is what the kubelet sent, and the image it names.
@@ -97,8 +99,17 @@ type Defaults struct {
 	SELinux                     *SELinux // nil: the node has none
 
 	// PrivilegedWithoutHostDevices withholds the node's devices from privileged
-	// containers.
+	// containers; with AllDevicesAllowed these may make nodes of them and use those.
 	PrivilegedWithoutHostDevices bool
+	AllDevicesAllowed            bool
+
+	WritableCgroups bool  // containers may make cgroups below their own; needs cgroup v2
+	Base            *Base // nil: none
+}
+
+// writableCgroups tells whether the container may make cgroups below its own.
+func (in *Input) writableCgroups() bool {
+	return in.Defaults.WritableCgroups || in.Asked.WritableCgroups
 }
 
 func (in *Input) security() *cri.LinuxContainerSecurityContext {

@@ -13,14 +13,14 @@ import (
 // mounts lists what every container has, the pod's files and what the request
 // asks for, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
-	if in.Asked.WritableCgroups && !in.Facts.Host.CgroupV2 {
-		return unimplemented("annotation %s needs cgroup v2, and this node has v1", askCgroups+askDomain)
+	if in.writableCgroups() && !in.Facts.Host.CgroupV2 {
+		return unimplemented("writable cgroups, by the handler's cgroup_writable or the annotation %s, need cgroup v2, and this node has v1", askCgroups+askDomain)
 	}
 	asked, err := requestMounts(in)
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(slices.Concat(kernelMounts(in), fileMounts(in), volumeMounts(in)), asked)
+	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), fileMounts(in), volumeMounts(in)), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
 }
@@ -32,7 +32,7 @@ func kernelMounts(in *Input) []specs.Mount {
 		access = "rw"
 	}
 	cgroups := access
-	if in.Asked.WritableCgroups {
+	if in.writableCgroups() {
 		cgroups = "rw"
 	}
 	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}

@@ -40,6 +40,9 @@ func command(in *Input, s *specs.Spec) error {
 func environment(in *Input, s *specs.Spec) error {
 	env := variables{}
 	env.set("PATH", defaultPath)
+	for _, entry := range in.base.Process.Env {
+		env.setEntry(entry)
+	}
 	if in.Facts.Hostname != "" {
 		env.set("HOSTNAME", in.Facts.Hostname)
 	}
@@ -154,7 +157,7 @@ func magicLink(clean string) bool {
 func limits(in *Input, s *specs.Spec) error {
 	s.Process.Terminal = in.Request.Container.GetTty()
 	s.Process.NoNewPrivileges = in.security().GetNoNewPrivs()
-	s.Process.Rlimits = slices.Clone(in.Defaults.Ulimits)
+	s.Process.Rlimits = append(in.baseLimits(in.Defaults.Ulimits), in.Defaults.Ulimits...)
 
 	score := in.Request.Container.GetLinux().GetResources().GetOomScoreAdj()
 	if score < -1000 || score > 1000 {

@@ -135,6 +135,7 @@ func SandboxResources(pod *cri.PodSandboxConfig, host Host) (*specs.LinuxResourc
 // order matters where a rule reads what an earlier one wrote: devices look at
 // the mounts, seccomp at the capabilities.
 func fold(in *Input, more ...rule) (*specs.Spec, error) {
+	in.base = in.Defaults.Base.spec()
 	s := &specs.Spec{
 		Version: ociVersion(in.Facts.Features),
 		Process: &specs.Process{},
@@ -144,7 +145,7 @@ func fold(in *Input, more ...rule) (*specs.Spec, error) {
 	rules := []rule{
 		privilege, root, command, environment, workdir, identity,
 		capabilities, limits, namespaces, userNamespace, mounts, pathMasks,
-		resources, devices, appArmorProfile, seLinuxLabels, seccomp,
+		resources, devices, appArmorProfile, seLinuxLabels, seccomp, base,
 	}
 	for _, apply := range append(rules, more...) {
 		if err := apply(in, s); err != nil {

@@ -262,6 +262,9 @@ func TestContainerdValues(t *testing.T) {
 		{cri + ".containerd.runtimes.g]\nruntime_type = 'io.containerd.runsc.v1'", map[string]string{"runtime.handlers.g.type": `"oci"`, "runtime.handlers.g.path": `"runsc"`}},
 		{cri + ".containerd.runtimes.s]\nruntime_type = '/opt/shim'\n" + cri + ".containerd.runtimes.s.options]\nTypeUrl = 'u'\nOn = true\nOff = false\nEmpty = ''",
 			map[string]string{"runtime.handlers.s.type": `"shim"`, "runtime.handlers.s.path": `"/opt/shim"`, "runtime.handlers.s.options": `["--On=true", "--TypeUrl=u"]`}},
+		{cri + ".containerd.runtimes.b]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/b'\ncgroup_writable = true\nprivileged_without_host_devices_all_devices_allowed = true",
+			map[string]string{"runtime.handlers.b.base_runtime_spec": `"/b"`, "runtime.handlers.b.cgroup_writable": "true",
+				"runtime.handlers.b.privileged_without_host_devices_all_devices_allowed": "true"}},
 		{"[grpc]\ngid = 100\nmax_recv_message_size = 5", map[string]string{"api.socket_group": `"100"`, "api.max_message_size": "5"}},
 		{"[plugins.'io.containerd.server.v1.metrics']\naddress = '127.0.0.1:1338'", map[string]string{"metrics.address": `"127.0.0.1:1338"`}},
 		{"[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:4317'\ninsecure = true\n[plugins.'io.containerd.internal.v1.tracing']\nsampling_ratio = 0.5",
@@ -284,7 +287,7 @@ func TestContainerdRemarks(t *testing.T) {
 	imp := containerdOf(t, "version = 2\n"+cri+"]\nenable_tls_streaming = true\n"+
 		cri+".containerd]\nsnapshotter = 'stargz'\n"+
 		cri+".containerd.untrusted_workload_runtime]\nruntime_type = 'io.containerd.kata.v2'\n"+
-		cri+".containerd.runtimes.r]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/b'\n"+
+		cri+".containerd.runtimes.r]\nruntime_type = 'io.containerd.runc.v2'\nsandboxer = 'x'\n"+
 		cri+".containerd.runtimes.r.options]\nNoNewKeyring = true\n"+
 		cri+".registry.mirrors.'docker.io']\nendpoint = ['https://m']\n"+
 		cri+".registry.configs.'r'.auth]\npassword = 'hunter2'\n"+
@@ -292,7 +295,7 @@ func TestContainerdRemarks(t *testing.T) {
 	const at = `plugins."io.containerd.grpc.v1.cri".`
 	for _, key := range []string{
 		at + "enable_tls_streaming", at + "containerd.snapshotter", at + "containerd.untrusted_workload_runtime.runtime_type",
-		at + "containerd.runtimes.r.base_runtime_spec", at + "containerd.runtimes.r.options.NoNewKeyring", at + "registry.mirrors", at + "registry.configs", "proxy_plugins",
+		at + "containerd.runtimes.r.sandboxer", at + "containerd.runtimes.r.options.NoNewKeyring", at + "registry.mirrors", at + "registry.configs", "proxy_plugins",
 	} {
 		if !remarked(imp, key) {
 			t.Errorf("nothing is said of %s", key)

@@ -1,0 +1,29 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
+)
+
+const maxBaseFile = 1 << 20 // bytes
+
+// LoadBase reads a base spec from the node. One that is not there, or is no spec, is
+// fault.Precondition: the node has to be mended.
+func LoadBase(path string) (*Base, error) {
+	text, err := regular.Read(path, maxBaseFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s does not exist on this node: %w", path, fault.Precondition)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", err.Error(), fault.Precondition)
+	}
+	b, err := ParseBase(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not an OCI runtime spec: %w: %w", path, err, fault.Precondition)
+	}
+	return b, nil
+}
