@@ -51,6 +51,11 @@ func (c *catalog) list(ctx context.Context) ([]*Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c.visible(entries), nil
+}
+
+// visible are the images of entries that are listed, by id.
+func (c *catalog) visible(entries map[string]entry) []*Image {
 	var images []*Image
 	for _, e := range entries {
 		removed := len(e.record.Names) == 0 && c.hidden(e.record.ID)
@@ -59,12 +64,22 @@ func (c *catalog) list(ctx context.Context) ([]*Image, error) {
 		}
 	}
 	slices.SortFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) })
-	return images, nil
+	return images
 }
 
-// lost are the ids of images that lost layers.
+// find returns an image that is in the store now, whatever was known before; nil if it
+// is not there.
+func (c *catalog) find(ctx context.Context, id string) (*Image, error) {
+	entries, err := c.reread(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return byID(c.visible(entries), id), nil
+}
+
+// lost are the ids of images that lost layers, as they are in the store now.
 func (c *catalog) lost(ctx context.Context) ([]string, error) {
-	entries, err := c.refresh(ctx)
+	entries, err := c.reread(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +101,11 @@ func (c *catalog) refresh(ctx context.Context) (map[string]entry, error) {
 			return known, nil
 		}
 	}
+	return c.reread(ctx)
+}
+
+// reread is refresh for whom only what is there now will do.
+func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	if err := c.locks.Await(ctx, durable.ToRead); err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
 	}

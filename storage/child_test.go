@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,8 +105,11 @@ func do(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &what); err != nil {
 		return err
 	}
-	if what.Verb == "lock" { // the records of images, until killed
-		return lockImages(what.Config.Root)
+	switch what.Verb {
+	case "lock": // the records of images, until killed
+		return lockImages(what.Config.Root, false)
+	case "blink": // the same time and again, for a millisecond
+		return lockImages(what.Config.Root, true)
 	}
 	s, err := Open(context.Background(), what.Config)
 	if err != nil {
@@ -137,15 +141,28 @@ func do(raw string) error {
 }
 
 // lockImages does as another tool that uses the store.
-func lockImages(root string) error {
+func lockImages(root string, blink bool) error {
 	f, err := os.OpenFile(filepath.Join(root, "overlay-images", "images.lock"), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+	set := func(to int16) error { return unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: to}) }
+	if err := set(unix.F_WRLCK); err != nil {
 		return err
 	}
 	fmt.Println("ready")
-	select {}
+	if !blink {
+		select {}
+	}
+	for {
+		time.Sleep(time.Millisecond)
+		if err := set(unix.F_UNLCK); err != nil {
+			return err
+		}
+		time.Sleep(3 * time.Millisecond)
+		if err := set(unix.F_WRLCK); err != nil {
+			return err
+		}
+	}
 }

@@ -69,10 +69,10 @@ func (p *present) is(id string, as fingerprint) bool {
 // manifest of the store was written.
 func (s *Store) isPresent(ctx context.Context, src *source) bool {
 	seen := src.opened
-	if seen.ConfigDigest == "" { // its id is not known
+	id := seen.imageID()
+	if id == "" {
 		return false
 	}
-	id := seen.ConfigDigest.Encoded()
 	record, err := s.store.Image(id)
 	if err != nil {
 		return false

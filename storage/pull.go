@@ -157,7 +157,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	}
 	defer func() { _ = src.opened.Close() }()
 	if s.isPresent(ctx, src) {
-		id := src.opened.ConfigDigest.Encoded()
+		id := src.opened.imageID()
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", name.String(), "took", time.Since(start))
 		return s.pulled(ctx, id)
 	}
@@ -169,7 +169,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.leftovers.BeginPull(ctx, s.cfg.TemporaryDir)
+	job, err := s.leftovers.BeginPull(ctx, src.opened.imageID(), s.cfg.TemporaryDir)
 	if err != nil {
 		return nil, err
 	}
@@ -211,15 +211,9 @@ func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 	if err := s.holds.revive(ctx, id); err != nil {
 		return nil, err
 	}
-	if err := s.locks.Await(ctx, durable.ToRead); err != nil { // or the list is an old one
-		return nil, err
-	}
-	images, err := s.images.list(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if image := byID(images, id); image != nil {
-		return image, nil
+	image, err := s.images.find(ctx, id)
+	if err != nil || image != nil {
+		return image, err
 	}
 	return nil, fmt.Errorf("image %s: %w: it was removed as soon as it was pulled", id, cstorage.ErrImageUnknown)
 }
@@ -228,10 +222,6 @@ func (s *Store) pulled(ctx context.Context, id string) (*Image, error) {
 // does not build on the records of those layers. An image that was made on this
 // machine is left to a person.
 func (s *Store) dropLost(ctx context.Context) error {
-	// While another program has a lock the list is an old one.
-	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
-		return err
-	}
 	lost, err := s.images.lost(ctx)
 	if err != nil {
 		return err

@@ -425,7 +425,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull, err := n.leftovers.BeginPull(t.Context(), t.TempDir())
+	pull, err := n.leftovers.BeginPull(t.Context(), "", t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -447,13 +447,40 @@ func TestRecoverAfterCrash(t *testing.T) {
 	n.empty()
 }
 
+// Of an image that the library had only begun to record nothing stays: nobody would list
+// it, nor remove it. One that a dead pull had no more to do with than to find it there does.
+func TestHalfAnImageOfADeadProcess(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	whole := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
+	layer, err := n.store.CreateLayer("", "", nil, "", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := strings.Repeat("a", 64)
+	config := []cstorage.ImageBigDataOption{{Key: "sha256:" + id, Data: []byte("{}")}}
+	if _, err := n.store.CreateImage(id, nil, layer.ID, "", &cstorage.ImageOptions{BigData: config}); err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range []string{id, whole.ID, "", "no-such-image"} {
+		job, err := n.leftovers.BeginPull(t.Context(), image, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		job.Lock.Close() // as the kernel does when the process dies
+	}
+	n.restart()
+	n.remove(whole.ID)
+	n.empty()
+}
+
 // A pull in another process is not disturbed by a start, which leaves what a
 // dead one left until it is over.
 func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	other := durable.NewLeftovers(n.store, n.locks) // of another process
-	dead, err := other.BeginPull(t.Context(), "")
+	dead, err := other.BeginPull(t.Context(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -461,7 +488,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead.Lock.Close()
-	live, err := n.leftovers.BeginPull(t.Context(), "")
+	live, err := n.leftovers.BeginPull(t.Context(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -480,7 +507,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 func TestNextStartTriesAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.leftovers.BeginPull(t.Context(), "")
+	dead, err := n.leftovers.BeginPull(t.Context(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -565,7 +592,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	for _, again := range []string{"pull", "start"} {
 		t.Run(again, func(t *testing.T) {
 			n := newNode(t)
-			job, err := n.leftovers.BeginPull(testContext(t), t.TempDir())
+			job, err := n.leftovers.BeginPull(testContext(t), "", t.TempDir())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -581,7 +608,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again == "pull" {
-				next, err := n.leftovers.BeginPull(testContext(t), "")
+				next, err := n.leftovers.BeginPull(testContext(t), "", "")
 				if err != nil {
 					t.Fatal(err)
 				}

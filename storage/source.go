@@ -101,6 +101,14 @@ type documents struct {
 	ConfigDigest digest.Digest // empty: the image has no config
 }
 
+// imageID is that of the image in the store; empty: it is not known.
+func (d *documents) imageID() string {
+	if d.ConfigDigest == "" {
+		return ""
+	}
+	return d.ConfigDigest.Encoded()
+}
+
 type document struct {
 	Content   []byte
 	MediaType string

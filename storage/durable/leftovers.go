@@ -24,8 +24,8 @@ import (
 )
 
 // Leftovers keeps the store free of what unfinished work leaves: the temporary
-// files of a pull, layers that no image came to own or still owns, and what the
-// library kept beside an image's record.
+// files of a pull, layers that no image came to own or still owns, an image without
+// its manifest, and what the library kept beside an image's record.
 //
 // Every pull and removal writes a job, a directory under a file lock, before
 // it begins and deletes it at its end. A job whose work failed, or whose
@@ -58,6 +58,7 @@ type Job struct {
 	Lock      *os.File // who has it open is at work: a worker inherits it
 	start     time.Time
 	layers    []string // to look at, whenever they were made
+	image     string   // that is pulled; empty: its id is not known
 	Temporary string   // directory for large files
 	settled   bool     // its layers need not be looked at, for it succeeded or they have been
 }
@@ -65,6 +66,7 @@ type Job struct {
 const (
 	jobsName      = "crius-pulls" // directory in the graph root
 	layersName    = "layers"
+	imageName     = "image"
 	temporaryName = "temporary"   // link to a directory elsewhere
 	temporaryMark = "crius-pull-" // which begins so
 )
@@ -74,14 +76,19 @@ func NewLeftovers(store cstorage.Store, locks *Locks) *Leftovers {
 	return &Leftovers{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), OrphanAge: orphanAge}
 }
 
-// BeginPull starts a job with a directory for large files, below parent or,
-// without one, within the job.
-func (d *Leftovers) BeginPull(ctx context.Context, parent string) (*Job, error) {
+// BeginPull starts a job for an image, whose id is empty if it is not known, with a
+// directory for large files, below parent or, without one, within the job.
+func (d *Leftovers) BeginPull(ctx context.Context, image, parent string) (*Job, error) {
 	j, err := d.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	j.Temporary = j.dir
+	if err := j.note(ctx, imageName, image); err != nil {
+		j.End(ctx, true)
+		return nil, err
+	}
+	j.image = image
 	if parent == "" {
 		return j, nil
 	}
@@ -99,6 +106,11 @@ func (d *Leftovers) BeginPull(ctx context.Context, parent string) (*Job, error) 
 	return j, nil
 }
 
+// note writes down for the next process what the job is about.
+func (j *Job) note(ctx context.Context, name, text string) error {
+	return trace.Call(ctx, "note "+name, func() error { return os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600) })
+}
+
 // BeginRemoval starts a job that is about layers.
 func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, error) {
 	j, err := d.begin(ctx)
@@ -106,9 +118,7 @@ func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, er
 		return nil, err
 	}
 	j.layers = layers
-	list := strings.Join(layers, "\n")
-	err = trace.Call(ctx, "note layers", func() error { return os.WriteFile(filepath.Join(j.dir, layersName), []byte(list), 0o600) })
-	if err != nil {
+	if err := j.note(ctx, layersName, strings.Join(layers, "\n")); err != nil {
 		j.End(ctx, true)
 		return nil, err
 	}
@@ -195,7 +205,9 @@ func (j *Job) removeFiles() error {
 	}
 	entries, err := os.ReadDir(j.dir)
 	for _, entry := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(j.dir, entry.Name())))
+		if entry.Name() != imageName { // which is known until the job is forgotten
+			err = errors.Join(err, os.RemoveAll(filepath.Join(j.dir, entry.Name())))
+		}
 	}
 	return err
 }
@@ -275,6 +287,9 @@ func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	if list, err := os.ReadFile(filepath.Join(dir, layersName)); err == nil {
 		j.layers = strings.Fields(string(list))
 		return j, nil
+	}
+	if image, err := os.ReadFile(filepath.Join(dir, imageName)); err == nil {
+		j.image = string(image)
 	}
 	j.Temporary = dir
 	since, _, _ := strings.Cut(name, "-")

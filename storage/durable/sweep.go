@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// sweep deletes the layers that jobs have left, and then the jobs. It returns
+// sweep deletes the layers and halves of images that jobs have left, and then the jobs. It returns
 // those that it could not.
 func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err error) {
 	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.settled }) {
@@ -38,6 +38,14 @@ func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err er
 func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
 	if err := trace.Do(ctx, "sweep staging directories", d.sweepStaging); err != nil {
 		return err
+	}
+	for _, j := range jobs {
+		if j.settled || j.image == "" {
+			continue
+		}
+		if err := d.sweepHalf(ctx, j.image); err != nil {
+			return err
+		}
 	}
 	orphans, err := d.orphans()
 	if err != nil {
@@ -74,6 +82,31 @@ func (d *Leftovers) sweepStaging(ctx context.Context) error {
 	_, err = lock.RecordWrite()
 	lock.Unlock()
 	return err
+}
+
+// sweepHalf deletes an image without a manifest, of which nobody lists or removes
+// anything: the library makes its record first, then adds config and manifest, and names
+// it last.
+func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
+	image, err := d.store.Image(id)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if image.ID != id || image.ReadOnly || len(image.Names) > 0 || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
+		return nil
+	}
+	d.Removals.Add(1)
+	err = trace.Call(ctx, "delete half an image", func() error {
+		_, err := d.store.DeleteImage(id, true)
+		return err
+	})
+	if err != nil && !errors.Is(err, cstorage.ErrNotAnImage) {
+		return fmt.Errorf("delete half of image %s: %w", id, err)
+	}
+	return nil
 }
 
 // sweepImages deletes the manifests and configs of images that have no record:
