@@ -90,17 +90,18 @@ type pull struct {
 }
 
 // pullName pulls one full name. Somebody may remove the image, or one with the
-// same layers, while it comes in; then it is fetched again.
+// same layers, while it comes in; then it is fetched again, the more often if that was
+// this server.
 func (s *Store) pullName(ctx context.Context, p pull) (*Image, error) {
-	const attempts = 3
+	const attempts, whileRemoving = 3, 20
 	for attempt := 1; ; attempt++ {
 		before := s.leftovers.Removals.Load()
 		image, err := s.pullOnce(ctx, p)
-		if err == nil || attempt == attempts || ctx.Err() != nil {
+		removing := s.leftovers.Removals.Load() != before
+		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
 			return image, err
 		}
-		// The library has errors without a type for this, too.
-		unclear := len(kinds(err)) == 0 && s.leftovers.Removals.Load() != before
+		unclear := len(kinds(err)) == 0 && removing  // the library has errors without a type for this, too
 		swept := attempt == 1 && sweptMeanwhile(err) // once: a broken layer may look the same
 		if !unclear && !removedMeanwhile(err) && !swept {
 			return image, err
