@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,19 +18,22 @@ import (
 // tree adds up a directory tree. It goes by descriptors, since a container may
 // nest directories deeper than a path can be long, and hide files there. However
 // deep and wide they are, it has no more than two of them open at a time, and
-// keeps maxNames names and a few words for each level. One that is moved meanwhile is
-// found again by its file handle (open_by_handle_at(2)).
+// keeps maxNames names and a few words for each of at most maxDepth levels. One that is
+// moved meanwhile is found again by its file handle (open_by_handle_at(2)).
 type tree struct {
 	bytes, inodes uint64
 	linked        map[inode]bool
 	shared        float64     // inodes of which not all links were counted
 	stop          func() bool // asked now and then; nil: never
 	buffer        []byte
+	deeper        bool // there is more below maxDepth levels
 }
 
-// Limits of what is kept while directories are gone through: names of directories
+// Limits of what is kept while directories are gone through: levels, for each of which
+// the kernel keeps some kilobytes as well while one below is open, names of directories
 // still to be visited, in all levels, and files with several links.
 const (
+	maxDepth  = 16 << 10
 	maxNames  = 4096
 	maxBatch  = 1024 // names of one directory
 	maxLinked = 100_000
@@ -40,6 +44,7 @@ type inode struct{ dev, ino uint64 }
 var (
 	errStopped = errors.New("stopped measuring")
 	errMoved   = errors.New("a directory was moved while it was measured")
+	errDeep    = fmt.Errorf("directories are nested in more than %d levels, below which nothing was counted", maxDepth)
 )
 
 // level is a directory on the way down.
@@ -67,7 +72,8 @@ func (l *level) pop() string {
 // batch is how many names may be kept beside kept others; one at least.
 func batch(kept int) int { return max(1, min(maxBatch, maxNames-kept)) }
 
-// add counts path and everything below it.
+// add counts path and everything below it, down to maxDepth levels: with errDeep there is
+// more.
 func (t *tree) add(path string) error {
 	at, first, err := t.enter(unix.AT_FDCWD, path)
 	if at == nil {
@@ -86,6 +92,10 @@ func (t *tree) add(path string) error {
 		if len(last.dirs) > 0 {
 			name := last.pop()
 			kept--
+			if len(way) == maxDepth {
+				t.deeper = true
+				continue
+			}
 			down, entered, err := t.enter(int(at.Fd()), name)
 			if err != nil {
 				return err
@@ -102,6 +112,9 @@ func (t *tree) add(path string) error {
 		}
 		if up == nil {
 			t.inodes += uint64(math.Round(t.shared))
+			if t.deeper {
+				return &os.PathError{Op: "measure", Path: path, Err: errDeep}
+			}
 			return nil
 		}
 		for _, dropped := range way[left:] {
@@ -277,7 +290,7 @@ func gone(name string, err error) error {
 // removeTree is os.RemoveAll for what a container has made: it has two
 // descriptors open however deep that is, and keeps as little as tree does. Nobody
 // else may be at work in it. What it empties it removes when it comes across it
-// again, in the directory above.
+// again, in the directory above. What is nested too deep it moves to the top first.
 func removeTree(path string) error {
 	switch err := os.Remove(path); {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
@@ -290,6 +303,11 @@ func removeTree(path string) error {
 		return err
 	}
 	defer func() { at.Close() }()
+	top, _, err := open(int(at.Fd()), ".")
+	if err != nil {
+		return err
+	}
+	defer top.Close()
 	way, kept := []level{{self: self}}, 0
 	for {
 		last := &way[len(way)-1]
@@ -302,6 +320,12 @@ func removeTree(path string) error {
 		if len(last.dirs) > 0 { // down into one that is not empty
 			name := last.pop()
 			kept--
+			if len(way) == maxDepth {
+				if err := unix.Renameat2(int(at.Fd()), name, int(top.Fd()), "crius-"+rand.Text(), unix.RENAME_NOREPLACE); err != nil {
+					return &os.PathError{Op: "remove", Path: name, Err: err}
+				}
+				continue
+			}
 			down, self, err := open(int(at.Fd()), name)
 			if err != nil {
 				return &os.PathError{Op: "remove", Path: name, Err: err}

@@ -67,6 +67,31 @@ func TestTreeIsDeep(t *testing.T) {
 	}
 }
 
+// Of directories that are nested beyond all measure the server keeps a bounded number,
+// says so, and removes all of them.
+func TestTreeIsTooDeep(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "upper")
+	if err := os.MkdirAll(filepath.Join(dir, "beside", "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const levels = 2*maxDepth + 100
+	deepen(t, dir, levels)
+	tree := tree{linked: map[inode]bool{}}
+	if err := tree.add(dir); !errors.Is(err, errDeep) {
+		t.Errorf("measured with the error %v", err)
+	}
+	if want := uint64(2*maxDepth + 2); tree.inodes != want {
+		t.Errorf("counted %d, want %d", tree.inodes, want)
+	}
+	if err := removeTree(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after its removal: %v", err)
+	}
+}
+
 func TestRemoveTree(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "upper")
