@@ -60,8 +60,8 @@ var notDone = []string{
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
 
-// ReadAsked reads the annotations of a pod. Allowed are the keys and patterns of its
-// handler; one of them for either spelling will do. Devices are the host's that a pod
+// ReadAsked reads the annotations of a pod. Allowed are the keys of its handler, of which
+// one for either spelling will do, and patterns, which do not count here. Devices are the host's that a pod
 // may ask for.
 func ReadAsked(annotations map[string]string, allowed, devices []string) (Asked, error) {
 	var a Asked
@@ -103,10 +103,10 @@ func nameAsked(key string) (name, container string) {
 	return "", ""
 }
 
+// allowsAsked: a pattern does not allow it. Patterns are written, or imported, to pass
+// on to a runtime what that may read; who lets crius itself act says so by name.
 func allowsAsked(allowed []string, name string) bool {
-	return slices.ContainsFunc(allowed, func(pattern string) bool {
-		return pattern == oldSpelling[name] || admits(pattern, name+askDomain)
-	})
+	return slices.Contains(allowed, oldSpelling[name]) || slices.Contains(allowed, name+askDomain)
 }
 
 var umask = regexp.MustCompile(`^[0-7]{1,4}$`)

@@ -13,7 +13,7 @@ import (
 )
 
 // allAsked are all that act, as a handler allows them.
-var allAsked = []string{"*.crio.io"}
+var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io"}
 
 func TestReadAsked(t *testing.T) {
 	t.Parallel()
@@ -107,10 +107,16 @@ func TestAskedWithoutEffect(t *testing.T) {
 	}
 	// A key in either spelling allows both.
 	for _, key := range []string{"shm-size.crio.io", "io.kubernetes.cri-o.ShmSize"} {
-		for _, allowed := range []string{"shm-size.crio.io", "io.kubernetes.cri-o.ShmSize", "shm-*.crio.io"} {
+		for _, allowed := range []string{"shm-size.crio.io", "io.kubernetes.cri-o.ShmSize"} {
 			a, err := ReadAsked(map[string]string{key: "1Mi"}, []string{allowed}, nil)
 			if err != nil || a.ShmSize != 1<<20 {
 				t.Errorf("%s, allowed by %s: %+v, %v", key, allowed, a, err)
+			}
+		}
+		for _, pattern := range []string{"*", "*.crio.io", "shm-*", "io.kubernetes.cri-o.*", "shm-siz[e].crio.io"} {
+			a, err := ReadAsked(map[string]string{key: "1Mi"}, []string{pattern}, nil)
+			if err != nil || a.ShmSize != 0 || len(a.Ignored) != 1 {
+				t.Errorf("%s acts by the pattern %s: %+v, %v", key, pattern, a, err)
 			}
 		}
 	}

@@ -147,6 +147,9 @@ func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, erro
 	}
 	out := map[string]string{}
 	for key, value := range r.GetUnified() {
+		if strings.HasPrefix(key, "cgroup.") { // cgroup.procs takes any process of the node, cgroup.kill ends it
+			return nil, invalid("unified resource %.80q is not a limit: the files cgroup.* belong to the runtime", key)
+		}
 		if !unifiedKey.MatchString(key) || len(value) > 4096 || strings.ContainsAny(value, "\n\x00") {
 			return nil, invalid("unified resource %.80q is not the name and value of a cgroup v2 file", key)
 		}

@@ -69,6 +69,8 @@ func TestResourcesRefused(t *testing.T) {
 		"page size":             {&limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2M"}}}, v2},
 		"page size as path":     {&limits{HugepageLimits: []*cri.HugepageLimit{{PageSize: "../2MB"}}}, v2},
 		"unified on v1":         {&limits{Unified: map[string]string{"memory.high": "1"}}, Host{}},
+		"unified process":       {&limits{Unified: map[string]string{"cgroup.procs": "1"}}, v2},
+		"unified kill":          {&limits{Unified: map[string]string{"cgroup.kill": "1"}}, v2},
 		"unified path":          {&limits{Unified: map[string]string{"../memory.max": "1"}}, v2},
 		"unified without dot":   {&limits{Unified: map[string]string{"memory": "1"}}, v2},
 		"unified, second write": {&limits{Unified: map[string]string{"memory.max": "1\n2"}}, v2},

@@ -21,7 +21,7 @@ func TestAnnotationsThatAct(t *testing.T) {
 	t.Parallel()
 	var config strings.Builder
 	for _, runtime := range []string{"runc", "crun"} {
-		fmt.Fprintf(&config, "[runtime.handlers.asked-%s]\npath = %q\nallowed_annotations = ['devices.crio.io', 'io.kubernetes.cri-o.umask', 'shm-*.crio.io', 'cgroup2-*.crio.io']\n", runtime, runtime)
+		fmt.Fprintf(&config, "[runtime.handlers.asked-%s]\npath = %q\nallowed_annotations = ['devices.crio.io', 'io.kubernetes.cri-o.umask', 'shm-size.crio.io', 'cgroup2-mount-hierarchy-rw.crio.io']\n", runtime, runtime)
 	}
 	w := private(t, node.Options{Config: config.String()})
 	each(t, func(t *testing.T, runtime string) {
