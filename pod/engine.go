@@ -113,6 +113,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
 		sandboxes:  newIndex[podName, *Sandbox]("pod"),
 		containers: newIndex[containerName, *Container]("container"),
+		pulls:      flight.Group[pullKey, *storage.Image]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
 		verifying:  make(chan struct{}, 1),
 
 		userLookups: make(chan struct{}, 2),

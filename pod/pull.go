@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -18,11 +19,19 @@ type pullKey struct {
 	credentials      [sha256.Size]byte
 }
 
+// Of pulls that nobody waits for: how long they go on, which is twice the longest pause
+// of a kubelet between two tries (MaxContainerBackOff), and how many at a time.
+const (
+	abandonedPullTime  = 10 * time.Minute
+	mostAbandonedPulls = 8
+)
+
 var errClosing = fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
 
 // PullImage pulls an image. Equal requests share one pull, which goes on when
 // its callers stop waiting: the kubelet's retry finds it further on, not at the
-// beginning (kubernetes/kubernetes#83471).
+// beginning (kubernetes/kubernetes#83471). Pulls that nobody asks for again end: who
+// makes and deletes pods must not be able to pile them up.
 func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
 	credentials, err := proto.MarshalOptions{Deterministic: true}.Marshal(req.Auth)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -20,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
 )
 
 // manifestOf changes a built image's manifest, as JSON.
@@ -326,5 +328,49 @@ func TestHostileErrorText(t *testing.T) {
 	}
 	if len(err.Error()) > 3*maxErrorText {
 		t.Errorf("error of %d bytes", len(err.Error()))
+	}
+}
+
+// A registry can serve one config under ever new names and manifests. What is stored and
+// listed of an image stays small.
+func TestOneImageUnderManyNamesAndManifests(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	a := func(i int) *image.Artifact {
+		return manifestOf(t, func(m map[string]any) { m["annotations"] = map[string]string{"number": fmt.Sprint(i)} })
+	}
+	name := func(i int) string { return fmt.Sprintf("%s/app%d:1", r.Addr(), i) }
+	pull := func(i int) error {
+		r.Push(fmt.Sprintf("app%d", i), "1", a(i))
+		_, err := n.Pull(testContext(t), PullRequest{Image: name(i)})
+		return err
+	}
+	for i := range maxImageManifests {
+		if err := pull(i); err != nil {
+			t.Fatalf("manifest %d: %v", i, err)
+		}
+	}
+	images := n.list()
+	if len(images) != 1 {
+		t.Fatalf("%d images", len(images))
+	}
+	one := images[0]
+	if len(one.RepoTags) != maxImageNames || !slices.Contains(one.RepoTags, name(maxImageManifests-1)) || slices.Contains(one.RepoTags, name(0)) {
+		t.Errorf("names: %q", one.RepoTags)
+	}
+	if len(one.RepoDigests) > maxRepoDigests+maxImageManifests {
+		t.Errorf("%d combinations of names and digests", len(one.RepoDigests))
+	}
+	err := pull(maxImageManifests)
+	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "remove the image and pull it again") {
+		t.Errorf("one more: %v", err)
+	}
+	if err := pull(5); err != nil { // which is there
+		t.Errorf("an old one: %v", err)
+	}
+	n.remove(one.ID)
+	if err := pull(maxImageManifests); err != nil {
+		t.Errorf("after its removal: %v", err)
 	}
 }

@@ -103,7 +103,8 @@ func repoTags(record *cstorage.Image) []string {
 }
 
 // repoDigests combine the repositories of an image's names with the digests of
-// its manifests: its own and that of the index it was chosen from.
+// its manifests: its own and that of the index it was chosen from. The newest names come
+// first, and too many combinations are left out: all images go into one answer.
 func repoDigests(record *cstorage.Image) []string {
 	names := parseNames(record.Names)
 	if len(names) == 0 {
@@ -111,6 +112,9 @@ func repoDigests(record *cstorage.Image) []string {
 	}
 	var digests []string
 	for _, name := range names {
+		if len(digests) >= maxRepoDigests {
+			break
+		}
 		if digested, ok := name.(reference.Canonical); ok {
 			digests = append(digests, digested.String())
 		}

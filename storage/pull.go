@@ -163,6 +163,9 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return s.pulled(ctx, id)
 	}
 	defer src.opened.end()
+	if err := s.crowded(src.opened); err != nil {
+		return nil, err
+	}
 	src.opened.largeWindows = s.largeWindows
 	if src.opened.expansion.room, err = s.layerRoom(); err != nil {
 		return nil, err
@@ -179,6 +182,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.dropOldNames(ctx, id)
 	if err := s.sync(ctx, id); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}

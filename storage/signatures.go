@@ -27,8 +27,13 @@ type signatureStore struct {
 	store cstorage.Store
 
 	mu    sync.Mutex
-	pulls int                     // under way
-	known map[string]signaturesOf // by image, while there are pulls
+	known map[string]*pulledSignatures // by image
+}
+
+// pulledSignatures are those of an image that is being pulled.
+type pulledSignatures struct {
+	pulls int // under way
+	of    signaturesOf
 }
 
 // signaturesOf are an image's signatures by manifest, in the form of trust.Blobs.
@@ -46,13 +51,18 @@ func signatureItem(manifest digest.Digest) string { return "signature-" + manife
 func (s *signatureStore) begin(ctx context.Context, image string, manifest digest.Digest, pulled [][]byte) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pulls++
 	if s.known == nil {
-		s.known = map[string]signaturesOf{}
+		s.known = map[string]*pulledSignatures{}
 	}
-	s.note(image, s.read(ctx, image))
-	s.note(image, signaturesOf{manifest: pulled})
-	return s.known[image][manifest]
+	one := s.known[image]
+	if one == nil {
+		one = &pulledSignatures{of: signaturesOf{}}
+		s.known[image] = one
+	}
+	one.pulls++
+	one.of.note(s.read(ctx, image))
+	one.of.note(signaturesOf{manifest: pulled})
+	return one.of[manifest]
 }
 
 // has tells whether a pull would leave the image's signatures as they are.
@@ -71,15 +81,14 @@ func (s *signatureStore) has(ctx context.Context, image string, manifest digest.
 func (s *signatureStore) end(ctx context.Context, image string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer func() {
-		if s.pulls--; s.pulls == 0 {
-			s.known = nil
-		}
-	}()
+	one := s.known[image]
+	if one.pulls--; one.pulls == 0 {
+		delete(s.known, image)
+	}
 	stored := s.read(ctx, image)
-	s.note(image, stored)
+	one.of.note(stored)
 	missing := signaturesOf{}
-	for manifest, wanted := range s.known[image] {
+	for manifest, wanted := range one.of {
 		if len(stored[manifest]) < len(wanted) {
 			missing[manifest] = wanted
 		}
@@ -92,12 +101,9 @@ func (s *signatureStore) end(ctx context.Context, image string) error {
 
 // note adds signatures to those that are known: the new ones come first, since they
 // are for the name that was pulled last.
-func (s *signatureStore) note(image string, found signaturesOf) {
-	if s.known[image] == nil {
-		s.known[image] = signaturesOf{}
-	}
+func (s signaturesOf) note(found signaturesOf) {
 	for manifest, blobs := range found {
-		s.known[image][manifest] = trust.Union(blobs, s.known[image][manifest])
+		s[manifest] = trust.Union(blobs, s[manifest])
 	}
 }
 

@@ -9,43 +9,61 @@ package flight
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/crius-run/crius/internal/panics"
 )
 
-// Group is a set of running works, by key. The zero value is ready.
+// Group is a set of running works, by key. The zero value is ready, and does all work to
+// the end.
 type Group[K comparable, V any] struct {
-	mu      sync.Mutex
-	running map[K]*call[V]
-	all     sync.WaitGroup
+	// Patience is how long work goes on that nobody waits for; 0: to its end.
+	Patience time.Duration
+	// MostAbandoned is how much such work there may be at a time; the oldest ends
+	// before that. 0: any.
+	MostAbandoned int
+
+	mu        sync.Mutex
+	running   map[K]*call[V]
+	abandoned []*call[V] // the oldest first
+	all       sync.WaitGroup
 }
+
+// ErrAbandoned is why work was called off for which nobody waited.
+var ErrAbandoned = errors.New("called off, since nobody waits for it any more")
 
 type call[V any] struct {
 	done  chan struct{}
 	value V
 	err   error
+
+	end     context.CancelCauseFunc
+	waiting int
+	timer   *time.Timer // set while nobody waits
+	over    bool        // it was called off
 }
 
 // Do starts work under key, or joins the one already running, and waits for its
 // end or the caller's. Work gets the values of the first caller's context but
-// neither its deadline nor its cancellation: it sets its own limits.
+// neither its deadline nor its cancellation: it sets its own limits, but for those of
+// the group.
 // A panic in work becomes its error (fault.Internal), so that one bad request
 // cannot take the node's runtime down.
 func (g *Group[K, V]) Do(ctx context.Context, key K, work func(context.Context) (V, error)) (V, error) {
-	g.mu.Lock()
-	c, ok := g.running[key]
-	if !ok {
-		c = &call[V]{done: make(chan struct{})}
-		if g.running == nil {
-			g.running = make(map[K]*call[V])
-		}
-		g.running[key] = c
-		g.all.Add(1)
-		go g.run(context.WithoutCancel(ctx), key, c, work)
+	for {
+		c := g.join(ctx, key, work)
+		value, err := g.wait(ctx, c)
+		if err == nil || ctx.Err() != nil || !g.wasCalledOff(c) {
+			return value, err
+		} // else that was before this caller came
 	}
-	g.mu.Unlock()
+}
 
+func (g *Group[K, V]) wait(ctx context.Context, c *call[V]) (V, error) {
+	defer g.leave(c)
 	select {
 	case <-c.done:
 		return c.value, c.err
@@ -55,13 +73,81 @@ func (g *Group[K, V]) Do(ctx context.Context, key K, work func(context.Context) 
 	}
 }
 
+func (g *Group[K, V]) join(ctx context.Context, key K, work func(context.Context) (V, error)) *call[V] {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c, ok := g.running[key]
+	if !ok {
+		c = &call[V]{done: make(chan struct{})}
+		ctx, c.end = context.WithCancelCause(context.WithoutCancel(ctx))
+		if g.running == nil {
+			g.running = make(map[K]*call[V])
+		}
+		g.running[key] = c
+		g.all.Add(1)
+		go g.run(ctx, key, c, work)
+	}
+	c.waiting++
+	g.forget(c)
+	return c
+}
+
+// leave calls work off if too much is abandoned, and later if nobody joins it.
+func (g *Group[K, V]) leave(c *call[V]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c.waiting--
+	select {
+	case <-c.done:
+		return
+	default:
+	}
+	if c.waiting > 0 || g.Patience == 0 {
+		return
+	}
+	c.timer = time.AfterFunc(g.Patience, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if c.waiting == 0 {
+			g.callOff(c)
+		}
+	})
+	if g.abandoned = append(g.abandoned, c); g.MostAbandoned > 0 && len(g.abandoned) > g.MostAbandoned {
+		g.callOff(g.abandoned[0])
+	}
+}
+
+// callOff and forget are called with the lock held.
+func (g *Group[K, V]) callOff(c *call[V]) {
+	g.forget(c)
+	c.over = true
+	c.end(ErrAbandoned)
+}
+
+func (g *Group[K, V]) wasCalledOff(c *call[V]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return c.over
+}
+
+// forget takes a call off the list of those for which nobody waits.
+func (g *Group[K, V]) forget(c *call[V]) {
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+		g.abandoned = slices.DeleteFunc(g.abandoned, func(a *call[V]) bool { return a == c })
+	}
+}
+
 func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(context.Context) (V, error)) {
 	defer g.all.Done()
 	defer func() {
 		g.mu.Lock()
 		delete(g.running, key)
-		g.mu.Unlock()
 		close(c.done)
+		g.forget(c)
+		g.mu.Unlock()
+		c.end(nil)
 	}()
 	defer panics.Recover(ctx, "work under way", &c.err)
 	c.value, c.err = work(ctx)

@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -98,4 +99,69 @@ func TestWait(t *testing.T) {
 	if len(g.running) != 0 {
 		t.Errorf("%d works left", len(g.running))
 	}
+}
+
+// Work that nobody waits for ends after a while, but not if somebody asks for it again.
+func TestAbandonedWorkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := Group[string, int]{Patience: time.Minute}
+		var runs atomic.Int32
+		work := func(ctx context.Context) (int, error) {
+			n := int(runs.Add(1))
+			select {
+			case <-ctx.Done():
+				time.Sleep(time.Second) // to tidy up
+				return n, context.Cause(ctx)
+			case <-time.After(time.Hour):
+				return n, nil
+			}
+		}
+		ask := func(patience time.Duration) (int, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			return g.Do(ctx, "k", work)
+		}
+		for range 5 {
+			if _, err := ask(time.Second); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			time.Sleep(50 * time.Second)
+		}
+		if n := runs.Load(); n != 1 {
+			t.Errorf("%d runs, although somebody asked every minute", n)
+		}
+		time.Sleep(10*time.Second + time.Millisecond)
+		// It is tidying up: who asks now gets another run, to its end.
+		if n, err := ask(2 * time.Hour); n != 2 || err != nil {
+			t.Errorf("got %d, %v", n, err)
+		}
+		if len(g.abandoned) != 0 || len(g.running) != 0 {
+			t.Errorf("left: %v, %v", g.abandoned, g.running)
+		}
+	})
+}
+
+func TestAbandonedWorkIsBoundedInSum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := Group[int, int]{Patience: time.Hour, MostAbandoned: 3}
+		var ended []int
+		for key := range 6 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, _ = g.Do(ctx, key, func(ctx context.Context) (int, error) {
+				<-ctx.Done()
+				ended = append(ended, key)
+				return 0, context.Cause(ctx)
+			})
+			cancel()
+		}
+		synctest.Wait()
+		if !slices.Equal(ended, []int{0, 1, 2}) {
+			t.Errorf("ended: %v, want the oldest", ended)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if len(ended) != 6 {
+			t.Errorf("ended in the end: %v", ended)
+		}
+	})
 }
