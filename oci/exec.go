@@ -47,7 +47,8 @@ type execer interface {
 // its answer has been sent.
 func execSync(ctx context.Context, t execer, budget *capture.Budget, args []string, timeout time.Duration) (*ExecResult, error) {
 	kept := budget.Part(MaxExecOutput - 2*freeOutput)
-	defer func() { context.AfterFunc(ctx, kept.Return) }()
+	rpc := ctx
+	defer func() { context.AfterFunc(rpc, kept.Return) }()
 	// The time counts from the request, not from when the process runs.
 	if timeout > 0 {
 		var cancel context.CancelFunc

@@ -71,7 +71,7 @@ func TestExecOutputIsBoundedInSum_CVE_2022_1708_CVE_2022_31030(t *testing.T) {
 	for i := range results {
 		group.Go(func() {
 			var err error
-			if results[i], err = execSync(ctx, f, budget, []string{"flood"}, 0); err != nil {
+			if results[i], err = execSync(ctx, f, budget, []string{"flood"}, time.Duration(i)*time.Hour); err != nil {
 				t.Error(err)
 			}
 		})

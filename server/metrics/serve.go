@@ -10,6 +10,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/server/tlsfile"
 )
@@ -30,6 +32,10 @@ type Config struct {
 	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM certificates of the authorities for client certificates; empty: clients need no certificate"`
 }
 
+// maxConnections is of those to the address: whoever reaches it may connect, and each
+// connection takes some kilobytes and a descriptor. Others wait.
+const maxConnections = 64
+
 // Server answers scrapes on the socket and, if there is one, at the address.
 type Server struct {
 	http      *http.Server
@@ -42,10 +48,11 @@ func (m *Metrics) Listen(ctx context.Context, cfg Config) (_ *Server, err error)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	s := &Server{http: &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       5 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
+		Handler:        mux,
+		ReadTimeout:    10 * time.Second,
+		WriteTimeout:   time.Minute,
+		IdleTimeout:    10 * time.Second,
+		MaxHeaderBytes: 16 << 10,
 	}}
 	defer func() {
 		if err != nil {
@@ -98,6 +105,7 @@ func (s *Server) listenAt(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	l = netutil.LimitListener(l, maxConnections)
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}

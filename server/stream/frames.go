@@ -3,6 +3,7 @@ package stream
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -35,6 +36,8 @@ type frameGuard struct {
 	begin [1 + 4 + 1]byte // of each part: the frame's first byte, masking key, and channel
 }
 
+var errFrame = errors.New("a frame that WebSocket (RFC 6455) does not have")
+
 func (g *frameGuard) Read(p []byte) (int, error) {
 	for len(g.left) == 0 && g.part == 0 {
 		if err := g.next(); err != nil {
@@ -54,7 +57,8 @@ func (g *frameGuard) Read(p []byte) (int, error) {
 // next prepares the header of the next frame, or of the next part of one, with
 // the channel (RFC 6455, 5.2).
 func (g *frameGuard) next() error {
-	const control, masked = 0x08, 0x80
+	const opcode, control, masked = 0x0f, 0x08, 0x80
+	const largestControl = 125
 	if g.rest > 0 {
 		g.nextPart()
 		return nil
@@ -78,6 +82,15 @@ func (g *frameGuard) next() error {
 		size = uint64(binary.BigEndian.Uint16(header[2:]))
 	case 10:
 		size = binary.BigEndian.Uint64(header[2:]) &^ (1 << 63)
+	}
+	switch header[0] & opcode {
+	case 0, 1, 2: // data
+	case 8, 9, 10:
+		if size > largestControl {
+			return errFrame
+		}
+	default: // reserved; the library takes them for data, of any size
+		return errFrame
 	}
 	if size <= largestPart || header[0]&control != 0 || header[1]&masked == 0 { // the library refuses what has no mask
 		g.left, g.part = header, size

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -115,7 +116,6 @@ func TestFrameGuardLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	for what, in := range map[string][]byte{
 		"without mask":   append([]byte{0x82, 126, 0xff, 0xff}, make([]byte, 1<<16-1)...),
-		"large control":  webFrame(0x89, 1<<17, make([]byte, 1<<17)),
 		"half a header":  {0x82, 0xff, 0, 0},
 		"without length": {0x82},
 		"without key":    {0x82, 0x81, 1, 2},
@@ -123,6 +123,22 @@ func TestFrameGuardLeavesOthersAlone(t *testing.T) {
 		out, _ := io.ReadAll(&frameGuard{r: bytes.NewReader(in)})
 		if !bytes.HasPrefix(in, out) || len(in) > 100 && len(out) != len(in) {
 			t.Errorf("%s: %d bytes of %d came through, or others", what, len(out), len(in))
+		}
+	}
+}
+
+// What the library would take for data whatever its size, and control frames that are
+// larger than these may be, do not reach it.
+func TestFrameGuardRefusesOtherFrames(t *testing.T) {
+	t.Parallel()
+	for first := range 256 {
+		data, control := first&0x0f <= 2, slices.Contains([]int{8, 9, 10}, first&0x0f)
+		for _, size := range []int{1, 125, 126, 1 << 17} {
+			in := webFrame(byte(first), size, make([]byte, size))
+			out, err := io.ReadAll(&frameGuard{r: bytes.NewReader(in)})
+			if passes := data || control && size <= 125; passes != (err == nil) || !passes && len(out) > 0 {
+				t.Errorf("a frame that begins with %#x, of %d bytes: %d bytes came through, %v", first, size, len(out), err)
+			}
 		}
 	}
 }

@@ -183,8 +183,11 @@ func (c containerdConversion) socket() {
 func (c containerdConversion) streams() {
 	address, at := c.criText("stream_server_address")
 	port, also := c.criText("stream_server_port")
+	on, flag := c.criFlag(false, "enable_tls_streaming")
+	cert, from := c.criText("x509_key_pair_streaming", "tls_cert_file")
+	key, keyFrom := c.criText("x509_key_pair_streaming", "tls_key_file")
 	if address != "" || port != "" {
-		if address == "" {
+		if address == "" || on && (cert == "" || key == "") {
 			address = "127.0.0.1"
 		}
 		if port == "" {
@@ -192,15 +195,12 @@ func (c containerdConversion) streams() {
 		}
 		c.set("api.stream_address", net.JoinHostPort(address, port), c.from(at, also), "")
 	}
-	on, at := c.criFlag(false, "enable_tls_streaming")
 	if !on {
 		return
 	}
-	cert, from := c.criText("x509_key_pair_streaming", "tls_cert_file")
-	key, keyFrom := c.criText("x509_key_pair_streaming", "tls_key_file")
 	if cert == "" || key == "" {
-		l, _ := c.top.leaf(at...)
-		c.remark(keyOf(at), l, "streams are not encrypted: crius makes no certificate by itself; set api.stream_tls_cert_file and api.stream_tls_key_file")
+		l, _ := c.top.leaf(flag...)
+		c.remark(keyOf(flag), l, "crius makes no certificate by itself, and so streams are served on the loopback address alone, which is enough for kubelets: set api.stream_tls_cert_file and api.stream_tls_key_file before any other address")
 		return
 	}
 	c.set("api.stream_tls_cert_file", cert, c.from(from), "")

@@ -254,6 +254,7 @@ func TestContainerdValues(t *testing.T) {
 		{cri + "]\ndisable_apparmor = true", map[string]string{"pod.apparmor_profile": `""`}},
 		{cri + "]\nignore_image_defined_volumes = true", map[string]string{"image.volumes": `"ignore"`}},
 		{cri + "]\nstream_server_address = '::'\nstream_server_port = '10010'", map[string]string{"api.stream_address": `"[::]:10010"`}},
+		{cri + "]\nstream_server_address = '::'\nstream_server_port = '10010'\nenable_tls_streaming = true", map[string]string{"api.stream_address": `"127.0.0.1:10010"`}},
 		{cri + "]\nenable_tls_streaming = true\n" + cri + ".x509_key_pair_streaming]\ntls_cert_file = '/c'\ntls_key_file = '/k'",
 			map[string]string{"api.stream_tls_cert_file": `"/c"`, "api.stream_tls_key_file": `"/k"`}},
 		{cri + ".cni]\nbin_dir = '/b'\nip_pref = 'ipv6'", map[string]string{"network.plugin_dirs": `["/b"]`, "network.primary_ip": `"ipv6"`}},
