@@ -37,6 +37,10 @@ const (
 	emptyName = "empty" // lower directories where the image has too few
 )
 
+// IsWritableLayer reports whether a directory in Rootfs.Dir has what the container has
+// written.
+func IsWritableLayer(name string) bool { return name == upperName || name == workName }
+
 // MountRootfs mounts a root file system. One that is mounted already is left
 // as it is; one whose writable layer exists is mounted with it. From the call
 // on, and also if it fails, the image is held until RemoveRootfs.

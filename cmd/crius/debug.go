@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/server/control"
+	"github.com/crius-run/crius/storage"
 )
 
 // Limits of each part of the archive.
@@ -56,13 +59,13 @@ func (p *program) debugCommand() *cobra.Command {
 				file = args[0]
 			}
 			if file == "-" {
-				return writeArchive(cmd.Context(), cmd.OutOrStdout(), now, debugParts(loaded))
+				return writeArchive(cmd.Context(), cmd.OutOrStdout(), now, debugParts(loaded), secretsOf(loaded.Config))
 			}
 			f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 			if err != nil {
 				return err
 			}
-			err = writeArchive(cmd.Context(), f, now, debugParts(loaded))
+			err = writeArchive(cmd.Context(), f, now, debugParts(loaded), secretsOf(loaded.Config))
 			if err = errors.Join(err, f.Close()); err != nil {
 				return errors.Join(err, os.Remove(file))
 			}
@@ -72,8 +75,26 @@ func (p *program) debugCommand() *cobra.Command {
 	}
 }
 
-// writeArchive writes the parts one after the other, and what they could not say.
-func writeArchive(ctx context.Context, to io.Writer, now time.Time, parts []part) error {
+// secretsOf replaces what configurations hold that is not for others: the values of
+// environment variables, as they are and in JSON.
+func secretsOf(cfg config.Config) *strings.Replacer {
+	var pairs []string
+	for _, entry := range cfg.Pod.DefaultEnv {
+		name, _, _ := strings.Cut(entry, "=")
+		quoted, _ := json.Marshal(entry) // which does not fail for a text
+		for _, text := range []string{entry, strings.Trim(string(quoted), `"`)} {
+			pairs = append(pairs, text, name+"=<redacted>")
+		}
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// userInfo is that of a URL, such as a proxy's.
+var userInfo = regexp.MustCompile(`://[^/@\s"']+@`)
+
+// writeArchive writes the parts one after the other, without secrets, and what they
+// could not say.
+func writeArchive(ctx context.Context, to io.Writer, now time.Time, parts []part, secrets *strings.Replacer) error {
 	packed := gzip.NewWriter(to)
 	archive := tar.NewWriter(packed)
 	add := func(name string, content []byte) error {
@@ -93,7 +114,11 @@ func writeArchive(ctx context.Context, to io.Writer, now time.Time, parts []part
 		if context.Cause(ctx) != nil {
 			return context.Cause(ctx)
 		}
-		if err := add(one.name, content.Bytes()); err != nil {
+		text := content.Bytes()
+		if !strings.HasSuffix(one.name, ".gz") {
+			text = userInfo.ReplaceAll([]byte(secrets.Replace(string(text))), []byte("://<redacted>@"))
+		}
+		if err := add(one.name, text); err != nil {
 			return err
 		}
 	}
@@ -187,8 +212,8 @@ func contents(paths ...string) func(context.Context, io.Writer) error {
 	}
 }
 
-// writeNames lists what is in a directory of crius, but not what is mounted there:
-// root file systems and volumes belong to pods.
+// writeNames lists what is in a directory of crius, but not what belongs to pods: what
+// is mounted there, and writable layers.
 func writeNames(ctx context.Context, w io.Writer, root string) error {
 	device := func(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Dev }
 	top, err := os.Lstat(root)
@@ -196,17 +221,21 @@ func writeNames(ctx context.Context, w io.Writer, root string) error {
 		return err
 	}
 	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || ctx.Err() != nil {
-			return errors.Join(err, ctx.Err())
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			_, err = fmt.Fprintf(w, "%q: %v\n", path, err)
+			return err
 		}
 		info, err := e.Info()
 		if err != nil {
 			return nil //nolint:nilerr // it has gone
 		}
-		if _, err := fmt.Fprintf(w, "%v %10d %s %s\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), path); err != nil {
+		if _, err := fmt.Fprintf(w, "%v %10d %s %q\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), path); err != nil {
 			return err
 		}
-		if e.IsDir() && device(info) != device(top) {
+		if e.IsDir() && (device(info) != device(top) || storage.IsWritableLayer(e.Name())) {
 			return filepath.SkipDir
 		}
 		return nil

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/pod"
 )
 
 // unpack reads an archive of crius debug.
@@ -69,6 +72,25 @@ func TestDebugWithoutAServer(t *testing.T) {
 	}
 }
 
+// What a container has made is not listed, and names cannot pass for lines.
+func TestDebugNames(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for _, name := range []string{"containers/c/upper/secret", "containers/c/line\nbreak", "containers/c/runtime.log"} {
+		file := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	if err := writeNames(t.Context(), &out, root); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.Contains(text, "secret") || !strings.Contains(text, `line\nbreak`) || !strings.Contains(text, "runtime.log") {
+		t.Errorf("%s", text)
+	}
+}
+
 // A part that fails, hangs or is endless takes nothing from the others.
 func TestDebugArchiveOfBadParts(t *testing.T) {
 	t.Parallel()
@@ -90,13 +112,15 @@ func TestDebugArchiveOfBadParts(t *testing.T) {
 			return errors.Join(errors.New("no more"), second(io.WriteString(w, "something")))
 		}},
 		{"endless", endless},
-		{"last", func(_ context.Context, w io.Writer) error { return second(io.WriteString(w, "the end")) }},
-	})
+		{"last", func(_ context.Context, w io.Writer) error {
+			return second(io.WriteString(w, `A=b"&c, "A=b\"\u0026c", http://me:pw@proxy:1, AB=c, the end`))
+		}},
+	}, secretsOf(config.Config{Pod: pod.Config{DefaultEnv: []string{`A=b"&c`}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	parts := unpack(t, file)
-	if parts["half"] != "something" || parts["last"] != "the end" || len(parts["endless"]) != partSize {
+	if parts["half"] != "something" || parts["last"] != `A=<redacted>, "A=<redacted>", http://<redacted>@proxy:1, AB=c, the end` || len(parts["endless"]) != partSize {
 		t.Errorf("%q, %q, %d bytes", parts["half"], parts["last"], len(parts["endless"]))
 	}
 	if !strings.Contains(parts["errors.txt"], "half: no more\n") || !strings.Contains(parts["errors.txt"], "endless: cut off after") {

@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -84,18 +85,33 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 func TestCommandWithAStalledHelper(t *testing.T) {
 	eachOf(t, []string{gvisor}, func(t *testing.T, w *scene.World, handler string) {
 		c := w.Pod(t, handler).Start(t, "sleep")
-		go func() {
-			var helper int
-			wait.Until(t.Context(), func() bool { helper = execHelper(c.ID); return helper != 0 })
-			_ = unix.Kill(helper, unix.SIGSTOP)
-			time.Sleep(12 * time.Second)
-			_ = unix.Kill(helper, unix.SIGCONT)
-		}()
-		r := c.ExecResult(t, "/probe", "echo", "out", ";", "exit", "6")
-		if r.ExitCode != 6 || string(r.Stdout) != "out\n" {
-			t.Errorf("code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+		stalled := false
+		for attempt := 0; !stalled && attempt < 200; attempt++ { // a helper may come and go unseen
+			ctx, end := context.WithCancel(t.Context())
+			caught := make(chan bool, 1)
+			go func() { caught <- stallHelper(ctx, c.ID, 12*time.Second) }()
+			r := c.ExecResult(t, "/probe", "echo", "out", ";", "exit", "6")
+			end()
+			if r.ExitCode != 6 || string(r.Stdout) != "out\n" {
+				t.Errorf("code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+			}
+			stalled = <-caught
+		}
+		if !stalled {
+			t.Error("no helper could be stopped")
 		}
 	})
+}
+
+// stallHelper stops a command's helper for a while, unless ctx ends before one is seen.
+func stallHelper(ctx context.Context, id string, pause time.Duration) bool {
+	for ctx.Err() == nil {
+		if helper := execHelper(id); helper > 1 && unix.Kill(helper, unix.SIGSTOP) == nil {
+			time.Sleep(pause)
+			return unix.Kill(helper, unix.SIGCONT) == nil
+		}
+	}
+	return false
 }
 
 // execHelper is the process on the node that stands for a command in a sandbox; 0: there
