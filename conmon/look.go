@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,26 +22,34 @@ const (
 	sourceTime = 30 * time.Second
 )
 
+// HostPaths looks at paths of the node and works on them, in a process of its own for
+// each call: a path of a dead file server keeps whoever asks for it, and would keep a
+// thread of the server for each that does. Such a path is fault.Timeout. The process is
+// left behind then, until that server is back, and nobody asks for the path again before.
+type HostPaths struct {
+	Monitor string // crius-conmon
+
+	mu   sync.Mutex
+	hung map[string]bool
+}
+
 // Look looks at host paths, and one floor into directories, and tells which are
-// not there. It and its neighbours do that in a process of its own: a path of a
-// dead file server keeps whoever asks for it, and would keep a thread of the
-// server for each that does. Such a path is fault.Timeout. The process is left
-// behind then, until that server is back. Monitor is crius-conmon.
-func Look(ctx context.Context, monitor string, paths []string) (absent []string, err error) {
-	answers, err := ask(ctx, monitor, wire.LookVerb, paths, lookTime)
+// not there.
+func (p *HostPaths) Look(ctx context.Context, paths []string) (absent []string, err error) {
+	answers, err := p.ask(ctx, wire.LookVerb, paths, lookTime)
 	return missing(paths, answers), err
 }
 
 // Absent tells which host paths are not there, and no more of them.
-func Absent(ctx context.Context, monitor string, paths []string) (absent []string, err error) {
-	answers, err := ask(ctx, monitor, wire.StatVerb, paths, sourceTime)
+func (p *HostPaths) Absent(ctx context.Context, paths []string) (absent []string, err error) {
+	answers, err := p.ask(ctx, wire.StatVerb, paths, sourceTime)
 	return missing(paths, answers), err
 }
 
 // MakeDirs makes directories of host paths at which there is nothing, and those
 // above them.
-func MakeDirs(ctx context.Context, monitor string, paths []string) error {
-	answers, err := ask(ctx, monitor, wire.MakeVerb, paths, sourceTime)
+func (p *HostPaths) MakeDirs(ctx context.Context, paths []string) error {
+	answers, err := p.ask(ctx, wire.MakeVerb, paths, sourceTime)
 	for i, code := range answers {
 		if code != 0 {
 			return fmt.Errorf("create missing directory %s: %w", paths[i], syscall.Errno(code))
@@ -56,8 +65,8 @@ const relabelTime = 30 * time.Minute
 // Relabel gives files and directories, and all below these, an SELinux context. One
 // whose directory has it already has been relabelled before, and is left alone. A path
 // that is the system's (/etc, /usr) is fault.Invalid.
-func Relabel(ctx context.Context, monitor, label string, paths []string) error {
-	answers, err := ask(ctx, monitor, wire.RelabelVerb+label, paths, relabelTime)
+func (p *HostPaths) Relabel(ctx context.Context, label string, paths []string) error {
+	answers, err := p.ask(ctx, wire.RelabelVerb+label, paths, relabelTime)
 	for i, code := range answers {
 		switch errno := syscall.Errno(code); errno {
 		case 0:
@@ -80,11 +89,14 @@ func missing(paths []string, answers []byte) (absent []string) {
 	return absent
 }
 
-// ask has monitor do verb with each path. Without an error there is an answer of
+// ask has the monitor do verb with each path. Without an error there is an answer of
 // each.
-func ask(ctx context.Context, monitor, verb string, paths []string, limit time.Duration) ([]byte, error) {
+func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit time.Duration) ([]byte, error) {
 	if len(paths) == 0 {
 		return nil, nil
+	}
+	if path := p.firstHung(paths); path != "" {
+		return nil, fmt.Errorf("host path %s has not answered since an earlier request: is its file server alive?: %w", path, fault.Timeout)
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -93,15 +105,18 @@ func ask(ctx context.Context, monitor, verb string, paths []string, limit time.D
 		return nil, fmt.Errorf("look at host paths: %w", err)
 	}
 	defer answers.Close()
-	asked, err := startAsking(monitor, verb, paths, theirs)
+	asked, err := startAsking(p.Monitor, verb, paths, theirs)
 	if err := errors.Join(err, theirs.Close()); err != nil {
 		return nil, fmt.Errorf("look at host paths: %w", err)
 	}
+	hung := ""
 	defer func() {
 		_ = asked.kill() // it has ended as a rule
+		p.note(hung, true)
 		go func() {
 			asked.reap()
 			asked.close()
+			p.note(hung, false)
 		}()
 	}()
 	defer context.AfterFunc(limited, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })()
@@ -112,13 +127,41 @@ func ask(ctx context.Context, monitor, verb string, paths []string, limit time.D
 	path := paths[len(seen)]
 	switch {
 	case ctx.Err() != nil:
-		err = context.Cause(ctx)
+		hung, err = path, context.Cause(ctx)
 	case limited.Err() != nil:
+		hung = path
 		return seen, fmt.Errorf("host path %s does not answer within %s: is its file server alive?: %w", path, limit, fault.Timeout)
 	default:
 		err = errors.Join(err, io.ErrUnexpectedEOF)
 	}
 	return seen, fmt.Errorf("look at host path %s: %w", path, err)
+}
+
+// firstHung is the first of paths that keeps an earlier process; empty: none does.
+func (p *HostPaths) firstHung(paths []string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, path := range paths {
+		if p.hung[path] {
+			return path
+		}
+	}
+	return ""
+}
+
+func (p *HostPaths) note(path string, hung bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case path == "":
+	case !hung:
+		delete(p.hung, path)
+	default:
+		if p.hung == nil {
+			p.hung = map[string]bool{}
+		}
+		p.hung[path] = true
+	}
 }
 
 func startAsking(monitor, verb string, paths []string, answers *os.File) (handle, error) {

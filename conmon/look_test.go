@@ -18,6 +18,8 @@ import (
 )
 
 // What is there is told from what is not.
+func hostPaths(monitor string) *conmon.HostPaths { return &conmon.HostPaths{Monitor: monitor} }
+
 func TestLook(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -25,14 +27,14 @@ func TestLook(t *testing.T) {
 	if err := errors.Join(os.WriteFile(there, nil, 0o600), os.Symlink("nowhere", link)); err != nil {
 		t.Fatal(err)
 	}
-	look := func(paths ...string) ([]string, error) { return conmon.Look(t.Context(), monitorPath, paths) }
+	look := func(paths ...string) ([]string, error) { return hostPaths(monitorPath).Look(t.Context(), paths) }
 	if got, err := look(there, absent, dir, link, there+"/below", "/dev/null"); err != nil || !slices.Equal(got, []string{absent, link, there + "/below"}) {
 		t.Errorf("absent are %q, %v", got, err)
 	}
 	if got, err := look(); len(got) > 0 || err != nil {
 		t.Errorf("nothing to look at: %q, %v", got, err)
 	}
-	if _, err := conmon.Look(t.Context(), absent, []string{there}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), absent) {
+	if _, err := hostPaths(absent).Look(t.Context(), []string{there}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), absent) {
 		t.Errorf("without the program: %v", err)
 	}
 }
@@ -65,9 +67,17 @@ func TestLookAtWhatHangs(t *testing.T) {
 	var looks sync.WaitGroup
 	for _, path := range []string{filepath.Dir(point), point, filepath.Join(point, "file")} {
 		looks.Go(func() {
-			_, err := conmon.Look(t.Context(), monitorPath, []string{"/", path, "/absent"})
+			p := hostPaths(monitorPath)
+			_, err := p.Look(t.Context(), []string{"/", path, "/absent"})
 			if !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" does not answer") {
 				t.Errorf("%s: %v", path, err)
+			}
+			// As long as that process hangs, no other one is lost.
+			if _, err := p.Absent(t.Context(), []string{path}); !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), "earlier request") {
+				t.Errorf("%s, again: %v", path, err)
+			}
+			if _, err := p.Look(t.Context(), []string{"/"}); err != nil {
+				t.Errorf("another path: %v", err)
 			}
 		})
 	}
@@ -81,7 +91,7 @@ func TestWhatHangsHoldsNoThread(t *testing.T) {
 	before := threads(t)
 	for range 10 {
 		gone, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, fault.Precondition)
-		if _, err := conmon.Absent(gone, monitorPath, []string{"/", point}); !errors.Is(err, fault.Precondition) {
+		if _, err := hostPaths(monitorPath).Absent(gone, []string{"/", point}); !errors.Is(err, fault.Precondition) {
 			t.Errorf("a caller who leaves: %v", err)
 		}
 		cancel()
@@ -97,19 +107,19 @@ func TestAbsentIsMade(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	absent, err := conmon.Absent(t.Context(), monitorPath, []string{missing, file, dir, below})
+	absent, err := hostPaths(monitorPath).Absent(t.Context(), []string{missing, file, dir, below})
 	if err != nil || !slices.Equal(absent, []string{missing, below}) {
 		t.Errorf("absent are %q, %v", absent, err)
 	}
 	for range 2 {
-		if err := conmon.MakeDirs(t.Context(), monitorPath, []string{missing, file, dir}); err != nil {
+		if err := hostPaths(monitorPath).MakeDirs(t.Context(), []string{missing, file, dir}); err != nil {
 			t.Error(err)
 		}
 	}
 	if st, err := os.Stat(missing); err != nil || !st.IsDir() || st.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", st, err)
 	}
-	err = conmon.MakeDirs(t.Context(), monitorPath, []string{dir, below})
+	err = hostPaths(monitorPath).MakeDirs(t.Context(), []string{dir, below})
 	if !errors.Is(err, syscall.ENOTDIR) || !strings.Contains(err.Error(), "create missing directory "+below) {
 		t.Error(err)
 	}

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 )
@@ -67,7 +66,7 @@ func TestRelabel(t *testing.T) {
 	if err := os.Symlink(dir, by); err != nil { // a link on the way is the kubelet's
 		t.Fatal(err)
 	}
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{by}); err != nil {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{by}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "a", "a/b", "a/b/file", "a/link", "fifo", "up"} {
@@ -85,14 +84,14 @@ func TestRelabelOnce(t *testing.T) {
 	t.Parallel()
 	dir, _ := volume(t)
 	setLabel(t, filepath.Join(dir, "a"), label) // not the top: that run did not come to its end
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{dir}); err != nil {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); err != nil {
 		t.Fatal(err)
 	}
 	if got := labelOf(t, filepath.Join(dir, "a/b/file")); got != label {
 		t.Errorf("after a run that had been interrupted the file has label %q", got)
 	}
 	setLabel(t, filepath.Join(dir, "a/b/file"), otherLabel)
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{dir}); err != nil {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); err != nil {
 		t.Fatal(err)
 	}
 	if got := labelOf(t, filepath.Join(dir, "a/b/file")); got != otherLabel {
@@ -114,7 +113,7 @@ func TestRelabelStaysOnTheFileSystem(t *testing.T) {
 		}
 	})
 	setLabel(t, point, otherLabel)
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{dir}); err != nil {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); err != nil {
 		t.Fatal(err)
 	}
 	if got := labelOf(t, point); got != otherLabel {
@@ -134,13 +133,13 @@ func TestRelabelRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/", "/etc", "/etc/passwd", "/usr/../usr/bin", "/var/lib", "/var/log/", "/proc/self/root", by} {
-		err := conmon.Relabel(t.Context(), monitorPath, label, []string{path})
+		err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{path})
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	absent := filepath.Join(t.TempDir(), "absent")
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{absent}); !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), absent) {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{absent}); !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), absent) {
 		t.Errorf("a path that is not there: %v", err)
 	}
 }
@@ -164,7 +163,7 @@ func TestRelabelIsBounded(t *testing.T) {
 		at = below
 	}
 	unix.Close(at)
-	if err := conmon.Relabel(t.Context(), monitorPath, label, []string{dir}); !errors.Is(err, syscall.ENAMETOOLONG) {
+	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); !errors.Is(err, syscall.ENAMETOOLONG) {
 		t.Errorf("600 directories deep: %v", err)
 	}
 	if got := labelOf(t, dir); got != "" {

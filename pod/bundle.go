@@ -332,7 +332,7 @@ func (c *Container) lookAtDevices(ctx context.Context, devices []*cri.Device) er
 		paths = append(paths, c.engine.cfg.CDISpecDirs...)
 	}
 	paths = slices.DeleteFunc(paths, func(p string) bool { return !valid(p) })
-	if _, err := conmon.Look(ctx, c.engine.cfg.PauseProgram, paths); err != nil {
+	if _, err := c.engine.paths.Look(ctx, paths); err != nil {
 		return fmt.Errorf("look at devices: %w", err)
 	}
 	return nil
@@ -380,7 +380,7 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 	var group errgroup.Group
 	group.Go(func() error {
 		return trace.Do(looking, "look at host paths", func(ctx context.Context) (err error) {
-			absent, err = conmon.Absent(ctx, c.engine.cfg.PauseProgram, wanted)
+			absent, err = c.engine.paths.Absent(ctx, wanted)
 			return err
 		})
 	})
@@ -388,7 +388,7 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 		err := group.Wait()
 		if err == nil && len(absent) > 0 {
 			err = trace.Do(ctx, "make missing host paths", func(ctx context.Context) error {
-				return conmon.MakeDirs(ctx, c.engine.cfg.PauseProgram, absent)
+				return c.engine.paths.MakeDirs(ctx, absent)
 			})
 		}
 		if err != nil {
@@ -423,7 +423,7 @@ func (e *Engine) explainCreate(ctx context.Context, mounts []*cri.Mount, cause e
 			continue
 		}
 		// One that does not answer is not missing.
-		if absent, _ := conmon.Look(context.WithoutCancel(ctx), e.cfg.PauseProgram, []string{source}); len(absent) > 0 {
+		if absent, _ := e.paths.Look(context.WithoutCancel(ctx), []string{source}); len(absent) > 0 {
 			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
 		}
 	}
@@ -504,7 +504,7 @@ func loadedProfile(ctx context.Context, name string) string {
 }
 
 // newDefaults parses the node's policy once.
-func newDefaults(ctx context.Context, cfg Config) (spec.Defaults, error) {
+func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (spec.Defaults, error) {
 	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly, DeviceOwnership: cfg.DeviceOwnership}
 	var err error
 	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
@@ -532,7 +532,7 @@ func newDefaults(ctx context.Context, cfg Config) (spec.Defaults, error) {
 	for _, d := range devices {
 		paths = append(paths, d.GetHostPath())
 	}
-	if _, err := conmon.Look(ctx, cfg.PauseProgram, paths); err != nil {
+	if _, err := hostPaths.Look(ctx, paths); err != nil {
 		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
 	}
 	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {

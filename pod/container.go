@@ -200,10 +200,12 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err != nil {
 		return err
 	}
-	if err := c.askPlugins(ctx, ociSpec); err != nil {
+	// Before the plugins are asked: as long as a container is being made that they know
+	// of, no new plugin is let in, and then every verb waits. Volumes may take long.
+	if err := ensureSources(); err != nil {
 		return err
 	}
-	if err := ensureSources(); err != nil {
+	if err := c.askPlugins(ctx, ociSpec); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }

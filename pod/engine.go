@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
@@ -36,6 +37,7 @@ type Engine struct {
 	deps     Deps
 	host     spec.Host
 	defaults spec.Defaults
+	paths    *conmon.HostPaths
 	boot     string
 	mark     string // of our ids
 	handlers handlers
@@ -85,7 +87,8 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
-	defaults, err := newDefaults(ctx, cfg)
+	paths := &conmon.HostPaths{Monitor: cfg.PauseProgram}
+	defaults, err := newDefaults(ctx, cfg, paths)
 	if err != nil {
 		return nil, err
 	}
@@ -104,6 +107,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		deps:       deps,
 		host:       host,
 		defaults:   defaults,
+		paths:      paths,
 		boot:       boot,
 		mark:       mark(cfg.StateDir),
 		meters:     meters,

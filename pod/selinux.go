@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/internal/trace"
@@ -75,7 +74,7 @@ func (c *Container) relabel(ctx context.Context) error {
 		return nil
 	}
 	return trace.Do(ctx, "relabel volumes", func(ctx context.Context) error {
-		return conmon.Relabel(ctx, c.engine.cfg.PauseProgram, c.plan.MountLabel, paths)
+		return c.engine.paths.Relabel(ctx, c.plan.MountLabel, paths)
 	})
 }
 
