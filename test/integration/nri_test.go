@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/hangfs"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/nriplugin"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -344,6 +347,40 @@ func TestLatePluginMissesNothing(t *testing.T) {
 	if !again.Knows(before.id) || !again.Knows(running.id) {
 		t.Error("after a crash of the server the plugin does not know what runs")
 	}
+}
+
+// While the volume of a container does not answer, plugins connect and others are created:
+// plugins are asked about a container when its volumes are there.
+func TestVolumeThatHangsHoldsUpNoPlugin(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	point := filepath.Join(t.TempDir(), "point")
+	must(t, os.Mkdir(point, 0o700))
+	volume, err := hangfs.Mount(point)
+	must(t, err)
+	t.Cleanup(func() { must(t, volume.Release()) })
+	volume.Hang()
+	p := w.run(t, "runc")
+	waits := make(chan error, 1)
+	go func() {
+		_, err := p.try(t.Context(), steps("sleep"), func(c *cri.ContainerConfig) {
+			c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: "/v", HostPath: point})
+		})
+		waits <- err
+	}()
+	wait.For(t, "the volume to be looked at", func() bool { return volume.Waiting() > 0 })
+	plugin := w.plugin(t, "10", &nriplugin.Plugin{})
+	c := w.run(t, "runc").start(t, "sleep")
+	if !plugin.Knows(c.id) {
+		t.Error("the plugin has not heard of the other container")
+	}
+	select {
+	case err := <-waits:
+		t.Errorf("the container with the volume was done first: %v", err)
+	default:
+	}
+	must(t, volume.Release())
+	<-waits
 }
 
 // A plugin that hangs costs a verb no more than its time, and is dropped.
