@@ -20,6 +20,7 @@ type Config struct {
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
 	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
 	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in a directory of the same name and .d; empty: /etc/containers/registries.conf and its drop-ins"`
+	HostsDirs          []string      `toml:"hosts_dirs" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
 	SignaturePolicy    string        `toml:"signature_policy" help:"policy.json that is asked about images when they are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`

@@ -143,6 +143,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := admitted(sys, name); err != nil {
 		return nil, err
 	}
+	end, err := s.followHosts(sys, name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	creds, err := credentialsFor(p.request.Auth, name)
 	if err != nil {
 		return nil, err

@@ -298,6 +298,48 @@ func TestRegistriesConfDropIn(t *testing.T) {
 	n.pull(r.Addr() + "/app:1")
 }
 
+// containerd's files for a registry are read at every pull.
+func TestHostsFiles(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
+	home, mirror := serve(t, "app", "1", motd(t, "home")), registrytest.StartAt(t, "127.0.0.2:0")
+	ref := home.Addr() + "/app:1"
+	dir := filepath.Join("certs.d", home.Addr())
+	if err := os.MkdirAll(filepath.Join(n.dir, dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.write("registries.conf", "") // nothing of the registry's plain HTTP
+	server := "server = \"http://" + home.Addr() + "\"\n"
+	pull := func(mirrored bool) {
+		t.Helper()
+		mirror.Forget()
+		img := n.pull(ref)
+		if asked := len(mirror.Requests()) > 0; asked != mirrored || !slices.Equal(img.RepoTags, []string{ref}) {
+			t.Errorf("the mirror was asked: %t, want %t; names %q", asked, mirrored, img.RepoTags)
+		}
+		n.remove(ref)
+	}
+	n.write(filepath.Join(dir, "hosts.toml"), server)
+	pull(false)
+	n.write(filepath.Join(dir, "hosts.toml"), server+"[host.\"http://"+mirror.Addr()+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n")
+	pull(true) // and then the registry, for it has nothing
+	mirror.Push("hub/app", "1", motd(t, "mirror"))
+	n.write(filepath.Join(dir, "hosts.toml"), "server = \"http://127.0.0.1:1\"\n[host.\"http://"+mirror.Addr()+"/v2/hub\"]\noverride_path = true\n")
+	pull(true) // which is all there is
+	n.write("registries.conf", registryEntry(home.Addr(), home.Addr())+"blocked = true\n")
+	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, fault.Denied) {
+		t.Errorf("blocked: %v", err)
+	}
+	n.write("registries.conf", "")
+	n.write(filepath.Join(dir, "hosts.toml"), "[host.\"http://m/prefix\"]\n")
+	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "hosts.toml") {
+		t.Errorf("what cannot be followed: %v", err)
+	}
+	if left := slices.DeleteFunc(n.entries("run"), func(name string) bool { return !strings.HasPrefix(name, hostsPrefix) }); len(left) > 0 {
+		t.Errorf("left in the run root: %q", left)
+	}
+}
+
 func TestSignaturePolicy(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(c *Config) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })

@@ -183,8 +183,8 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
-	if err := s.removeUsedAuthFiles(); err != nil {
-		slog.Warn("cannot remove credentials of unfinished pulls; the next start retries", "err", err)
+	if err := errors.Join(s.removeUsedAuthFiles(), s.removeHosts()); err != nil {
+		slog.Warn("cannot remove credentials and registry configuration of unfinished pulls; the next start retries", "err", err)
 	}
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {
 		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)

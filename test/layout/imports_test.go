@@ -35,7 +35,7 @@ var owners = map[string][]string{
 	"github.com/containerd/nri":               {"nri"},
 	"k8s.io/cri-api":                          {"server", "pod", "oci", "storage", "network", "nri"},
 	"net/http":                                {"server", "storage"},
-	"github.com/BurntSushi/toml":              {},
+	"github.com/BurntSushi/toml":              {"storage"},
 	"github.com/spf13":                        {},
 	"go.podman.io":                            {"storage"},
 	"github.com/containernetworking":          {"network"},

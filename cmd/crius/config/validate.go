@@ -48,7 +48,7 @@ func choices(model string) []string {
 // wanted says what a key's value must be, beyond its type; empty: nothing.
 func wanted(model string) string {
 	switch model {
-	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs",
+	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs",
 		"runtime.hooks_dir", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.handlers.NAME.root",

@@ -90,7 +90,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.discard_unpacked_layers", verdict: builtin, why: "compressed layers are never kept"},
 	{key: "plugins.cri.image_decryption.key_model", verdict: refused, off: []any{"", "node"}, why: notEncrypted},
 	{key: "plugins.cri.runtime_platforms", verdict: refused, why: "images are pulled for the node's own platform"},
-	{key: "plugins.cri.registry.config_path", verdict: refused, why: "hosts.toml files are not read: " + inConf},
+	{key: "plugins.cri.registry.config_path", verdict: mapped, to: "image.hosts_dirs", as: searchPath},
 	{key: "plugins.cri.registry.mirrors", verdict: refused, why: inConf},
 	{key: "plugins.cri.registry.configs", verdict: refused, why: inConf + "; certificates belong into /etc/containers/certs.d, credentials into image.auth_file"},
 	{key: "plugins.cri.registry.auths", verdict: refused, why: "credentials belong into the file that image.auth_file names, or come with the kubelet's pull requests"},
@@ -152,7 +152,7 @@ var containerdRules = []rule{
 	{key: "plugins.nri.default_validator.tolerate_missing_plugins_annotation", verdict: mapped, to: "nri.validator.tolerate_missing_plugins_annotation", as: as[string]},
 
 	{key: "plugins.transfer.max_concurrent_downloads", verdict: mapped, to: "image.parallel_layers", as: as[int64]},
-	{key: "plugins.transfer.config_path", verdict: refused, why: "hosts.toml files are not read: " + inConf},
+	{key: "plugins.transfer.config_path", verdict: mapped, to: "image.hosts_dirs", as: searchPath},
 	{key: "plugins.serve-metrics.address", verdict: mapped, to: "metrics.address", as: as[string], note: "names of metrics differ: see docs/metrics.md"},
 	{key: "plugins.serve-grpc.max_recv_message_size", verdict: mapped, to: "api.max_message_size", joint: true},
 	{key: "plugins.serve-grpc.max_send_message_size", verdict: mapped, to: "api.max_message_size", joint: true},

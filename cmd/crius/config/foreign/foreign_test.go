@@ -266,6 +266,7 @@ func TestContainerdValues(t *testing.T) {
 		{cri + ".containerd.runtimes.b]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = '/b'\ncgroup_writable = true\nprivileged_without_host_devices_all_devices_allowed = true",
 			map[string]string{"runtime.handlers.b.base_runtime_spec": `"/b"`, "runtime.handlers.b.cgroup_writable": "true",
 				"runtime.handlers.b.privileged_without_host_devices_all_devices_allowed": "true"}},
+		{cri + ".registry]\nconfig_path = '/etc/containerd/certs.d:/etc/docker/certs.d'", map[string]string{"image.hosts_dirs": `["/etc/containerd/certs.d", "/etc/docker/certs.d"]`}},
 		{"[grpc]\ngid = 100\nmax_recv_message_size = 5", map[string]string{"api.socket_group": `"100"`, "api.max_message_size": "5"}},
 		{"[plugins.'io.containerd.server.v1.metrics']\naddress = '127.0.0.1:1338'", map[string]string{"metrics.address": `"127.0.0.1:1338"`}},
 		{"[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:4317'\ninsecure = true\n[plugins.'io.containerd.internal.v1.tracing']\nsampling_ratio = 0.5",

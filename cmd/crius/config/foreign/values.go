@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,6 +69,15 @@ func textsOf(value any) ([]string, error) {
 		}
 	}
 	return list, nil
+}
+
+// searchPath takes directories with colons between them.
+func searchPath(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("must be of type string, got %s", Format(value))
+	}
+	return slices.DeleteFunc(filepath.SplitList(text), func(dir string) bool { return dir == "" }), nil
 }
 
 // sysctls takes "key = value" as well as "key=value".

@@ -1,0 +1,93 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/lsm"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// newDefaults parses the node's policy once.
+func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (spec.Defaults, error) {
+	defaults := spec.Defaults{Env: cfg.DefaultEnv, PidsLimit: cfg.PidsLimit, ReadOnly: cfg.ReadOnly, DeviceOwnership: cfg.DeviceOwnership}
+	var err error
+	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
+		return defaults, fmt.Errorf("pod.default_capabilities: %w", err)
+	}
+	if defaults.Sysctls, err = spec.ParseSysctls(cfg.DefaultSysctls); err != nil {
+		return defaults, fmt.Errorf("pod.default_sysctls: %w", err)
+	}
+	for _, text := range cfg.DefaultUlimits {
+		limit, err := spec.ParseUlimit(text)
+		if err != nil {
+			return defaults, fmt.Errorf("pod.default_ulimits: %w", err)
+		}
+		defaults.Ulimits = append(defaults.Ulimits, limit)
+	}
+	var devices []*cri.Device
+	for _, text := range cfg.AdditionalDevices {
+		device, err := spec.ParseDevice(text)
+		if err != nil {
+			return defaults, fmt.Errorf("pod.additional_devices: %w", err)
+		}
+		devices = append(devices, device)
+	}
+	var paths []string
+	for _, d := range devices {
+		paths = append(paths, d.GetHostPath())
+	}
+	if _, err := hostPaths.Look(ctx, paths); err != nil {
+		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
+	}
+	if defaults.Devices, err = spec.ResolveDevices(devices); err != nil {
+		return defaults, fmt.Errorf("pod.additional_devices: %w", err)
+	}
+	if cfg.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(cfg.SeccompProfile); err != nil {
+			return defaults, fmt.Errorf("pod.seccomp_profile: %w", err)
+		}
+	}
+	return defaults, nil
+}
+
+// defaultsOf are the node's defaults as a handler changes them.
+func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.Defaults, error) {
+	defaults.AllowedAnnotations = handler.AllowedAnnotations
+	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
+	defaults.Annotations = handler.DefaultAnnotations
+	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices
+	defaults.AllDevicesAllowed = handler.AllDevicesAllowed
+	defaults.WritableCgroups = handler.CgroupWritable
+	var err error
+	if handler.SeccompProfile != "" {
+		if defaults.Seccomp, err = spec.LoadProfile(handler.SeccompProfile); err != nil {
+			return defaults, fmt.Errorf("runtime.handlers.%s.seccomp_profile: %w", name, err)
+		}
+	}
+	if handler.BaseRuntimeSpec != "" {
+		if defaults.Base, err = spec.LoadBase(handler.BaseRuntimeSpec); err != nil {
+			return defaults, fmt.Errorf("runtime.handlers.%s.base_runtime_spec: %w", name, err)
+		}
+	}
+	return defaults, nil
+}
+
+// loadedProfile is the AppArmor profile of RuntimeDefault. A node that cannot
+// load it, for want of AppArmor's tools, runs containers without one, as with
+// other runtimes; the operator is told.
+func loadedProfile(ctx context.Context, name string) string {
+	if name != lsm.DefaultProfile {
+		return name
+	}
+	if err := lsm.LoadDefaultProfile(ctx); err != nil {
+		slog.Error("containers run without an AppArmor profile", "err", err)
+		return ""
+	}
+	return name
+}

@@ -1,0 +1,185 @@
+// Package hosts reads containerd's hosts.toml files: for each registry the mirrors to
+// ask before it, and how. What they say is told to containers/image in its own terms.
+package hosts
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
+)
+
+const maxFile = 1 << 20 // bytes
+
+// Registry is what a file says of one registry.
+type Registry struct {
+	Name    string // with port, as in image names
+	Server  Endpoint
+	Mirrors []Endpoint // in the order in which to ask them
+}
+
+// Endpoint is one host that may serve a registry's images.
+type Endpoint struct {
+	Location   string // HOST[:PORT][/PATH], as registries.conf has it
+	Insecure   bool   // plain HTTP, or no verification of certificates
+	DigestOnly bool   // it does not resolve tags
+	CAs        []string
+	Clients    [][2]string // files of certificate and key
+}
+
+// Read finds what the first of dirs that knows the registry says of it, or the
+// directory _default in one of them; nil if none does. The error is fault.Precondition.
+func Read(dirs []string, registry string) (*Registry, error) {
+	for _, dir := range dirs {
+		// In names of directories containerd takes a port between underscores, too.
+		host, port, _ := strings.Cut(registry, ":")
+		for _, name := range slices.Compact([]string{registry, strings.TrimSuffix(host+"_"+port+"_", "__"), "_default"}) {
+			file := filepath.Join(dir, name, "hosts.toml")
+			text, err := regular.Read(file, maxFile)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			var r *Registry
+			if err == nil {
+				r, err = parse(registry, string(text), filepath.Dir(file))
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", file, err.Error(), fault.Precondition)
+			}
+			return r, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // see above
+}
+
+// section is a host's table, or the top of the file, which is that of the server.
+type section struct {
+	Server       string             `toml:"server"`
+	Capabilities []string           `toml:"capabilities"`
+	CA           any                `toml:"ca"`
+	Client       any                `toml:"client"`
+	SkipVerify   *bool              `toml:"skip_verify"`
+	Header       map[string]any     `toml:"header"`
+	OverridePath bool               `toml:"override_path"`
+	Hosts        map[string]section `toml:"host"`
+}
+
+func parse(registry, text, dir string) (*Registry, error) {
+	var top section
+	meta, err := toml.Decode(text, &top)
+	if err != nil {
+		return nil, err
+	}
+	server := top.Server
+	if server == "" {
+		server = "https://" + registry
+	}
+	r := &Registry{Name: registry}
+	if r.Server, err = top.endpoint(server, dir); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	if r.Server.Location == "registry-1.docker.io" && registry == "docker.io" {
+		r.Server.Location = registry // what the library calls it
+	}
+	var seen []string
+	for _, key := range meta.Keys() { // the order counts
+		if len(key) < 2 || key[0] != "host" || slices.Contains(seen, key[1]) {
+			continue
+		}
+		seen = append(seen, key[1])
+		host := top.Hosts[key[1]]
+		can := func(what string) bool { return len(host.Capabilities) == 0 || slices.Contains(host.Capabilities, what) }
+		if !can("pull") {
+			continue
+		}
+		mirror, err := host.endpoint(key[1], dir)
+		if err != nil {
+			return nil, fmt.Errorf("host %q: %w", key[1], err)
+		}
+		mirror.DigestOnly = !can("resolve")
+		r.Mirrors = append(r.Mirrors, mirror)
+	}
+	return r, nil
+}
+
+func (s section) endpoint(address, dir string) (e Endpoint, err error) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return e, err
+	}
+	if u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+		return e, fmt.Errorf("%q is not the address of an HTTP server", address)
+	}
+	if len(s.Header) > 0 {
+		return e, errors.New("header is not supported")
+	}
+	below, found := strings.CutPrefix(strings.TrimSuffix(u.Path, "/"), "/v2")
+	if u.Path == "" || u.Path == "/" {
+		below, found = "", true
+	}
+	if !found || below != "" && (!s.OverridePath || below[0] != '/') {
+		return e, fmt.Errorf("path %q is not supported: it must be /v2, or begin with /v2/ and have override_path = true", u.Path)
+	}
+	e.Location = u.Host + below
+	e.Insecure = u.Scheme == "http" || s.SkipVerify != nil && *s.SkipVerify
+	if e.CAs, err = texts(s.CA, dir); err != nil {
+		return e, fmt.Errorf("ca: %w", err)
+	}
+	if e.Clients, err = pairs(s.Client, dir); err != nil {
+		return e, fmt.Errorf("client: %w", err)
+	}
+	return e, nil
+}
+
+// texts reads a path or a list of paths, which may be relative to the file.
+func texts(value any, dir string) (paths []string, err error) {
+	list, ok := value.([]any)
+	if !ok && value != nil {
+		list = []any{value}
+	}
+	for _, item := range list {
+		path, ok := item.(string)
+		if !ok {
+			return nil, fmt.Errorf("must be a path or a list of paths, got %v", item)
+		}
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
+// pairs reads files of which each has certificate and key, or pairs of files.
+func pairs(value any, dir string) (all [][2]string, err error) {
+	list, ok := value.([]any)
+	if !ok && value != nil {
+		list = []any{value}
+	}
+	for _, item := range list {
+		files, err := texts(item, dir)
+		if err != nil {
+			return nil, err
+		}
+		switch len(files) {
+		case 1:
+			all = append(all, [2]string{files[0], files[0]})
+		case 2:
+			all = append(all, [2]string{files[0], files[1]})
+		default:
+			return nil, fmt.Errorf("must be a file or a pair of certificate and key, got %v", item)
+		}
+	}
+	return all, nil
+}
