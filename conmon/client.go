@@ -117,7 +117,7 @@ func deadClient(dir, exitFile string) (*Client, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: it has exited, and its exit file cannot be read: %w", dir, ErrLost, err)
+		return nil, fmt.Errorf("%s: %w: the monitor has exited and its exit file cannot be read: %w", dir, ErrLost, err)
 	}
 	done := make(chan struct{})
 	close(done)
@@ -281,9 +281,9 @@ func (c *Client) finish() bool {
 
 func (c *Client) died() error {
 	if text := diagnostics(c.dir); text != "" {
-		return fmt.Errorf("%w: it died before the container was created: %s", ErrLost, text)
+		return fmt.Errorf("%w: the monitor died before the container was created: %s", ErrLost, text)
 	}
-	return fmt.Errorf("%w: it died before the container was created, without output", ErrLost)
+	return fmt.Errorf("%w: the monitor died before the container was created, without output", ErrLost)
 }
 
 // absence is why a request cannot be served.

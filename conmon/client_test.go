@@ -95,7 +95,7 @@ func TestProtocolByHand(t *testing.T) {
 	s.ask("resize 80 25", "error the container has no terminal")
 	s.ask("close-stdin", "error the container has no standard input")
 	s.ask("attach stdout", "error attach: send one descriptor each for stdout and stderr")
-	s.ask("attach stdout stdwhat", "error attach: streams are stdin, stdout and stderr")
+	s.ask("attach stdout stdwhat", "error attach: unknown stream, use stdin, stdout or stderr")
 	for _, garbage := range []string{" ", "reopen-log ", "reopen-log x", "resize 1", "resize a b", "resize 1 99999999999999999999", "Release",
 		"hello 1 running", "exited 0 0 0 0", "attach", "\x00", strings.Repeat("x", 100_000), "release\n"} {
 		s.ask(garbage, "error unknown request")

@@ -44,7 +44,7 @@ func ReadExit(file string) (Exit, error) {
 	var doc exitDocument
 	err = json.Unmarshal(text, &doc)
 	if err == nil && doc.Version != wire.Version {
-		err = fmt.Errorf("version %d, want %d", doc.Version, wire.Version)
+		err = fmt.Errorf("unsupported version %d, expected %d", doc.Version, wire.Version)
 	}
 	if err != nil {
 		return Exit{}, fmt.Errorf("exit file %s: %w", file, err)

@@ -129,7 +129,7 @@ var validID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`).MatchStri
 
 func (s Spec) options() (*wire.Options, error) {
 	if !validID(s.ID) {
-		return nil, fmt.Errorf("the id %q is not made of letters, digits, _ . and -: %w", s.ID, fault.Invalid)
+		return nil, fmt.Errorf("invalid ID %q: use only letters, digits, '_', '.' and '-': %w", s.ID, fault.Invalid)
 	}
 	if len(s.Runtime) == 0 {
 		return nil, fmt.Errorf("no runtime command: %w", fault.Invalid)
@@ -144,7 +144,7 @@ func (s Spec) options() (*wire.Options, error) {
 		}
 	}
 	if room := len(syscall.RawSockaddrUnix{}.Path) - 1; len(socketPath(s.Dir)) > room {
-		return nil, fmt.Errorf("socket path %s is longer than %d bytes: choose a shorter run root: %w", socketPath(s.Dir), room, fault.Invalid)
+		return nil, fmt.Errorf("socket path %s is longer than %d bytes: set a shorter run_root: %w", socketPath(s.Dir), room, fault.Invalid)
 	}
 	program, err := exec.LookPath(s.Runtime[0])
 	if err != nil {
@@ -207,7 +207,7 @@ func (s Spec) exec(listener int, args []string) (handle, error) {
 	defer diagnostics.Close()
 	environ, err := fileOf(append(runtimeEnviron(), s.Env...))
 	if err != nil {
-		return handle{}, fmt.Errorf("keep the runtime's environment: %w", err)
+		return handle{}, fmt.Errorf("store the runtime's environment for the monitor: %w", err)
 	}
 	defer environ.Close()
 	files := []uintptr{null.Fd(), null.Fd(), diagnostics.Fd(), uintptr(listener), environ.Fd()} // wire.ListenFD, wire.EnvironFD

@@ -71,7 +71,7 @@ func (p *HostPaths) Relabel(ctx context.Context, label string, paths []string) e
 		switch errno := syscall.Errno(code); errno {
 		case 0:
 		case wire.SystemPath:
-			return fmt.Errorf("relabel %s for SELinux: the path is the system's, and no pod may have it for itself: %w", paths[i], fault.Invalid)
+			return fmt.Errorf("relabel %s for SELinux: refusing to relabel a system directory: %w", paths[i], fault.Invalid)
 		default:
 			return fmt.Errorf("relabel %s to %s for SELinux: %w", paths[i], label, errno)
 		}
@@ -102,12 +102,12 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	defer cancel()
 	answers, theirs, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("look at host paths: %w", err)
+		return nil, fmt.Errorf("check host paths: %w", err)
 	}
 	defer answers.Close()
 	asked, err := startAsking(p.Monitor, verb, paths, theirs)
 	if err := errors.Join(err, theirs.Close()); err != nil {
-		return nil, fmt.Errorf("look at host paths: %w", err)
+		return nil, fmt.Errorf("check host paths: %w", err)
 	}
 	hung := ""
 	defer func() {
@@ -130,11 +130,11 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 		hung, err = path, context.Cause(ctx)
 	case limited.Err() != nil:
 		hung = path
-		return seen, fmt.Errorf("host path %s does not answer within %s: is its file server alive?: %w", path, limit, fault.Timeout)
+		return seen, fmt.Errorf("host path %s did not respond within %s: check that its file server is reachable: %w", path, limit, fault.Timeout)
 	default:
 		err = errors.Join(err, io.ErrUnexpectedEOF)
 	}
-	return seen, fmt.Errorf("look at host path %s: %w", path, err)
+	return seen, fmt.Errorf("check host path %s: %w", path, err)
 }
 
 // firstHung is the first of paths that keeps an earlier process; empty: none does.

@@ -204,7 +204,7 @@ func complete(list *libcni.NetworkConfigList) (*libcni.NetworkConfigList, error)
 		list.CNIVersion = "0.1.0" // as the CNI specification has it
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
-		return nil, fmt.Errorf("cniVersion %.32q is none of %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
+		return nil, fmt.Errorf("cniVersion %.32q is not supported, use one of %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	if len(list.Plugins) == 0 {
 		return nil, errors.New("it lists no plugins")

@@ -11,7 +11,7 @@ type Config struct {
 	ReadyGrace     time.Duration `toml:"ready_grace_period" help:"how long NetworkReady stays true after the network stops being ready, so that a network add-on can restart or update; 0: not at all"`
 	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
 	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
-	HostPorts      string        `toml:"host_ports" help:"who forwards host ports to pods: crius (by its own nftables rules), cni (only the plugins; also for networks that watch pods, such as Cilium), or auto (the plugin with the capability portMappings if the network has one, else crius)"`
+	HostPorts      string        `toml:"host_ports" help:"who forwards host ports to pods: crius (by its own nftables rules), cni (only the CNI plugins; also for networks that implement host ports themselves, such as Cilium), or auto (the plugin with the capability portMappings if the network has one, else crius)"`
 
 	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
 	// announces it only once. Empty: it is kept in memory only.

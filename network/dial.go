@@ -50,7 +50,7 @@ func DialLoopback(ctx context.Context, netns string, port uint16) (conn *net.TCP
 	}
 	err = errors.Join(errs...)
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("nobody listens on TCP port %d in the pod, and other protocols than TCP cannot be forwarded: %w", port, fault.Unavailable)
+		return nil, fmt.Errorf("nothing listens on TCP port %d in the pod (only TCP can be forwarded): %w", port, fault.Unavailable)
 	}
 	return nil, fmt.Errorf("connect to TCP port %d: %w", port, err)
 }

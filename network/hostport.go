@@ -125,7 +125,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 		if m.HostIP.IsValid() && !a.reaches(m.HostIP) {
 			// As other runtimes do: one manifest serves nodes of one and of two
 			// families.
-			slog.WarnContext(ctx, "pod has no address of the host port's family", "pod", p.ID, "port", m.String())
+			slog.WarnContext(ctx, "host port not forwarded: the pod has no address of its IP family", "pod", p.ID, "port", m.String())
 		}
 	}
 	if err := trace.Do(ctx, "open host ports", func(ctx context.Context) error { return n.ports.Open(ctx, a.exposed(p.ID)) }); err != nil {
@@ -139,7 +139,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 // again. Addresses that a power cut has left without an owner are given back.
 func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
 	if err := trace.Do(ctx, "drop lost leases", n.dropLostLeases); err != nil {
-		slog.WarnContext(ctx, "cannot release leases without an owner", "err", err)
+		slog.WarnContext(ctx, "cannot release IP addresses that belong to no pod", "err", err)
 	}
 	restore := func(ctx context.Context) error { return n.ports.Restore(ctx, exposedPods(live)) }
 	if err := trace.Do(ctx, "restore host ports", restore); err != nil {

@@ -53,7 +53,7 @@ func dropLost(ctx context.Context, dir string) error {
 	}
 	var errs []error
 	for _, path := range lost {
-		slog.WarnContext(ctx, "lease without an owner released", "path", path)
+		slog.WarnContext(ctx, "released an IP address that belongs to no pod", "path", path)
 		errs = append(errs, os.Remove(path))
 	}
 	return errors.Join(errs...)

@@ -108,7 +108,7 @@ func render(file string, ranges podRanges) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %w", err, fault.Precondition)
 	}
 	if _, err := parse(out.Bytes()); err != nil {
-		return nil, fmt.Errorf("it does not render a CNI configuration: %w: %w", err, fault.Precondition)
+		return nil, fmt.Errorf("the rendered template is not a CNI configuration: %w: %w", err, fault.Precondition)
 	}
 	return out.Bytes(), nil
 }

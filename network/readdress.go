@@ -27,11 +27,11 @@ func (a *Attachment) readdress(netNS string) error {
 	}
 	result, err := create.Create(list.CNIVersion, a.Result)
 	if err != nil {
-		return fmt.Errorf("recorded result: %w", err)
+		return fmt.Errorf("recorded CNI result: %w", err)
 	}
 	r, err := current.NewResultFromResult(result)
 	if err != nil {
-		return fmt.Errorf("recorded result: %w", err)
+		return fmt.Errorf("recorded CNI result: %w", err)
 	}
 	var errs []error
 	err = ns.Do(netNS, func() error {

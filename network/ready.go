@@ -75,7 +75,7 @@ func (n *Network) withGrace(ctx context.Context, err error) error {
 	}
 	if now.Sub(n.health.since) < n.cfg.ReadyGrace {
 		if before.err == nil {
-			slog.WarnContext(ctx, "network is not ready, status stays ready for the grace period", "grace", n.cfg.ReadyGrace, "err", err)
+			slog.WarnContext(ctx, "network is not ready, NetworkReady stays true for the grace period", "grace", n.cfg.ReadyGrace, "err", err)
 		}
 		n.health.ready = true
 		return nil

@@ -16,7 +16,7 @@ import (
 func addresses(result types.Result, ifName, primary string) ([]string, error) {
 	r, err := current.NewResultFromResult(result)
 	if err != nil {
-		return nil, fmt.Errorf("result of the plugins: %w", err)
+		return nil, fmt.Errorf("CNI result: %w", err)
 	}
 	var ours []*current.IPConfig
 	for _, ip := range r.IPs {
@@ -25,7 +25,7 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 		}
 		if i := ip.Interface; i != nil {
 			if *i < 0 || *i >= len(r.Interfaces) || r.Interfaces[*i] == nil {
-				return nil, fmt.Errorf("result of the plugins: address %s belongs to interface %d, but there are %d", ip.Address.IP, *i, len(r.Interfaces))
+				return nil, fmt.Errorf("CNI result: address %s refers to interface %d, but the result has %d interfaces", ip.Address.IP, *i, len(r.Interfaces))
 			}
 			if at := r.Interfaces[*i]; at.Sandbox == "" || at.Name != ifName {
 				continue
@@ -34,7 +34,7 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 		ours = append(ours, ip)
 	}
 	if len(ours) == 0 {
-		return nil, fmt.Errorf("result of the plugins: interface %s has no address", ifName)
+		return nil, fmt.Errorf("CNI result: interface %s has no address", ifName)
 	}
 	rank := func(ip *current.IPConfig) int {
 		switch four := ip.Address.IP.To4() != nil; {
@@ -57,14 +57,14 @@ func addresses(result types.Result, ifName, primary string) ([]string, error) {
 func encode(result types.Result, cniVersion string) (json.RawMessage, error) {
 	converted, err := result.GetAsVersion(cniVersion)
 	if err != nil {
-		return nil, fmt.Errorf("result of the plugins: %w", err)
+		return nil, fmt.Errorf("CNI result: %w", err)
 	}
 	text, err := json.Marshal(converted)
 	if err == nil {
 		_, err = create.Create(cniVersion, text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("result of the plugins: %w", err)
+		return nil, fmt.Errorf("CNI result: %w", err)
 	}
 	return text, nil
 }

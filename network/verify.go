@@ -128,7 +128,7 @@ func (p Attached) unleased() []Damage {
 			case errors.Is(err, os.ErrNotExist):
 				damage = append(damage, Damage{fmt.Sprintf("its address %s is no longer reserved: %s is missing", ip, file), true})
 			case err == nil && owner != p.ID:
-				damage = append(damage, Damage{fmt.Sprintf("its address %s is reserved for %.64q in %s", ip, owner, file), true})
+				damage = append(damage, Damage{fmt.Sprintf("its address %s is reserved for another container, %.64q, in %s", ip, owner, file), true})
 			}
 		}
 	}
@@ -265,7 +265,7 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 
 // ErrHidden is why Idle cannot tell: a pod's runtime has taken its addresses off
 // the interface, and nobody else knows which those are.
-var ErrHidden = errors.New("the interface of a pod has no address: its runtime may have moved it into the sandbox")
+var ErrHidden = errors.New("a pod's interface has no address: the runtime may have moved the address into the sandbox")
 
 // Idle are those of addresses that no interface has, in any network namespace
 // that a process is in or that is pinned at one of paths. It is an error if one of

@@ -40,7 +40,7 @@ func TestVerify(t *testing.T) {
 		"lease":     {func(_ Pod, a *Attachment) { os.Remove(filepath.Join(n.leases, "pods", a.IPs[1])) }, "is no longer reserved", true},
 		"another's": {func(_ Pod, a *Attachment) {
 			os.WriteFile(filepath.Join(n.leases, "pods", a.IPs[0]), []byte("other\r\neth0"), 0o600)
-		}, `is reserved for "other"`, true},
+		}, `is reserved for another container, "other"`, true},
 	} {
 		p := n.pod()
 		a := n.attach(p)

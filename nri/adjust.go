@@ -149,7 +149,7 @@ func adjustLinux(l *specs.Linux, a *api.LinuxContainerAdjustment) error {
 		adjustDevice(l, d)
 	}
 	if path := a.GetCgroupsPath(); path != "" && path != l.CgroupsPath {
-		return fmt.Errorf("cgroups path %q: a container stays below the cgroup of its pod, which the kubelet has made: %w", path, fault.Unimplemented)
+		return fmt.Errorf("cgroups path %q: a container must stay below its pod's cgroup, which the kubelet manages: %w", path, fault.Unimplemented)
 	}
 	if policy := a.GetSeccompPolicy(); policy != nil {
 		l.Seccomp = seccomp(policy)
@@ -260,7 +260,7 @@ func overlay(to *specs.LinuxResources, changes *api.LinuxResources) error {
 	}
 	for what, class := range map[string]*api.OptionalString{"block I/O": changes.BlockioClass, "RDT": changes.RdtClass} {
 		if class.GetValue() != "" {
-			return fmt.Errorf("%s class %q: crius has no classes: %w", what, class.GetValue(), fault.Unimplemented)
+			return fmt.Errorf("%s class %q: not supported by crius: %w", what, class.GetValue(), fault.Unimplemented)
 		}
 	}
 	from := changes.ToOCI()

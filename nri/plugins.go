@@ -82,7 +82,7 @@ func (p *Plugins) Start(ctx context.Context, node Node) (err error) {
 	if p.cfg.Connections {
 		if conn, err := new(net.Dialer).DialContext(ctx, "unix", p.cfg.Socket); err == nil {
 			_ = conn.Close()
-			return fmt.Errorf("another runtime listens on %s: set another nri.socket for one of the two", p.cfg.Socket)
+			return fmt.Errorf("another runtime listens on %s: stop it or set a different nri.socket", p.cfg.Socket)
 		}
 	}
 	p.node = node
@@ -105,7 +105,7 @@ func (p *Plugins) Close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("container updates for NRI plugins do not end: %w", context.Cause(ctx))
+		return fmt.Errorf("container updates requested by NRI plugins did not finish: %w", context.Cause(ctx))
 	}
 }
 

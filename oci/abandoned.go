@@ -45,7 +45,7 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 	defer cancel()
 	_, _ = t.endEach(ctx, t.abandonedDirs(), func(dir string) error { // which returns none
 		if e := t.abandoned(starting, dir); e != nil {
-			slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", e.pid)
+			slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", e.pid)
 			t.killExec(ctx, e)
 		}
 		return nil
@@ -59,7 +59,7 @@ func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error
 	if err == nil {
 		return nil
 	}
-	slog.WarnContext(ctx, "cannot end commands of an earlier server, retrying", "container", t.ref.ID, "err", err)
+	slog.WarnContext(ctx, "cannot kill exec processes left by a previous server, retrying", "container", t.ref.ID, "err", err)
 	return func(ctx context.Context) error {
 		left, err = t.endCommands(ctx, left)
 		return err
@@ -104,7 +104,7 @@ func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlie
 	if err != nil {
 		return err
 	}
-	slog.InfoContext(ctx, "ending command of an earlier server", "container", t.ref.ID, "pid", pid)
+	slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", pid)
 	switch {
 	case t.record.Sandboxed:
 	case shim.CheckPID(pid) == nil:
@@ -126,12 +126,12 @@ func (t *shimTask) killByPID(ctx context.Context, pid int) {
 	killCommand(ctx, t.ref, e)
 }
 
-// killUnknown kills the commands of which the shim does not know: a shim ends its
-// runtime when the connection over which it was to start a command is lost, and the
-// runtime may have started it by then. Such a command is the shim's child, while
-// orphans of the container are its init's: but for those of a container in the node's
-// PID namespace, where such a command runs on. The error says that it cannot be told
-// now which those are.
+// killUnknown kills exec processes that the shim does not know of. A shim kills its
+// runtime when the connection that requested an exec is lost, but the runtime may have
+// started the process by then. Such a process is a child of the shim, whereas orphans of
+// the container are children of its init. In the node's PID namespace the two cannot be
+// told apart, so such a process keeps running. An error means that they cannot be
+// identified now.
 func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier []string) error {
 	own, ownErr := os.Stat("/proc/self/ns/pid")
 	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", t.PID()))
@@ -159,7 +159,7 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 		case err != nil:
 			return err
 		case shim.CheckPID(pid) != nil:
-			return fmt.Errorf("command %s is being started: %w", execIDOf(dir), fault.Unavailable)
+			return fmt.Errorf("exec %s is still being started: %w", execIDOf(dir), fault.Unavailable)
 		}
 		known[pid] = true
 	}
@@ -186,11 +186,11 @@ func (t *watched) endEach(ctx context.Context, dirs []string, end func(dir strin
 	for _, dir := range dirs {
 		if failed := end(dir); failed != nil {
 			left = append(left, dir)
-			err = errors.Join(err, fmt.Errorf("command %s: %w", execIDOf(dir), failed))
+			err = errors.Join(err, fmt.Errorf("exec %s: %w", execIDOf(dir), failed))
 			continue
 		}
 		if err := mount.RemoveAll(dir); err != nil {
-			slog.WarnContext(ctx, "cannot remove files of a command of an earlier server", "container", t.ref.ID, "err", err)
+			slog.WarnContext(ctx, "cannot remove files of an exec process left by a previous server", "container", t.ref.ID, "err", err)
 		}
 	}
 	return left, err

@@ -17,7 +17,7 @@ var advisories = []advisory{
 	{"CVE-2025-52565", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "/dev/console can be replaced by another file", "GHSA-qw9x-cqr3-wc7r"},
 	{"CVE-2025-52881", "runc", []string{"1.2.8", "1.3.3", "1.4.0-rc.3"}, "writes to /proc can be redirected", "GHSA-cgrx-mc8f-2prm"},
 	{"CVE-2026-41579", "runc", []string{"1.3.6", "1.4.3", "1.5.0-rc.3"}, "images with a symbolic link at /dev can create links on the node", "GHSA-xjvp-4fhw-gc47"},
-	{"CVE-2022-27650", "crun", []string{"1.4.4"}, "commands have inheritable capabilities", "GHSA-wr4f-w546-m398"},
+	{"CVE-2022-27650", "crun", []string{"1.4.4"}, "exec processes get inheritable capabilities", "GHSA-wr4f-w546-m398"},
 	{"CVE-2025-24965", "crun", []string{"1.20"}, "images can access the node's files through the krun handler", "GHSA-f42g-r5jj-qh4j"},
 	{"CVE-2026-47766", "crun", []string{"1.28"}, "images with a symbolic link at /dev can create links on the node", "GHSA-7vwr-4279-7gq5"},
 	{"CVE-2026-24054", "kata", []string{"3.26.0"}, "images without layers can access the node's disk", "https://www.cve.org/CVERecord?id=CVE-2026-24054"},

@@ -88,5 +88,5 @@ func decodeField(d *json.Decoder, name string, into any) error {
 			return err
 		}
 	}
-	return fmt.Errorf("it has no %q", name)
+	return fmt.Errorf("field %q is missing", name)
 }

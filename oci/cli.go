@@ -394,7 +394,7 @@ func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, e
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("the runtime is still starting the container for an earlier server: %w", context.Cause(ctx)), f.Close())
+			return nil, errors.Join(fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx)), f.Close())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -72,7 +72,7 @@ func output(ctx context.Context, argv ...string) ([]byte, error) {
 
 func timeoutError(cause error) error {
 	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("no answer in time, killed: %w", fault.Timeout)
+		return fmt.Errorf("timed out and was killed: %w", fault.Timeout)
 	}
 	return cause
 }
@@ -97,7 +97,7 @@ func findMonitor(configured string) (string, error) {
 	}
 	path, err := exec.LookPath("crius-conmon")
 	if err != nil {
-		return "", fmt.Errorf("crius-conmon not found beside this program or in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
+		return "", fmt.Errorf("crius-conmon not found in the directory of crius or in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
 	}
 	return path, nil
 }
@@ -110,7 +110,7 @@ func besideMonitor(monitor, name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s not found beside %s or in PATH: install it: %w", name, monitor, fault.Unavailable)
+		return "", fmt.Errorf("%s not found in the directory of %s or in PATH: install it: %w", name, monitor, fault.Unavailable)
 	}
 	return path, nil
 }

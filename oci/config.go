@@ -6,8 +6,8 @@ import "time"
 type Config struct {
 	DefaultHandler string             `toml:"default_handler" help:"handler of pods without a RuntimeClass"`
 	CgroupDriver   string             `toml:"cgroup_driver" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
-	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: beside the crius program, else searched in PATH"`
-	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the service's own"`
+	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
+	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
 	BackportedCVEs []string           `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
 	HooksDir       []string           `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
 	Handlers       map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
@@ -29,7 +29,7 @@ type Handler struct {
 	AllowedAnnotations           []string `toml:"allowed_annotations" help:"annotations of the pod that are passed to the runtime, by key or by a pattern such as io.katacontainers.*, in which * does not match a slash; CRI-O's annotations on which crius itself acts, such as shm-size.crio.io, are allowed by key only"`
 	AllowedContainerAnnotations  []string `toml:"allowed_container_annotations" help:"annotations of the container that are passed to the runtime, by key or by pattern as in allowed_annotations; they override the pod's"`
 	SeccompProfile               string   `toml:"seccomp_profile" help:"JSON file that replaces the RuntimeDefault seccomp profile for this handler; empty: pod.seccomp_profile"`
-	MinMemory                    int64    `toml:"min_memory" help:"lowest memory limit in bytes that a container may have, since the runtime itself needs memory in its cgroup; 0: any"`
+	MinMemory                    int64    `toml:"min_memory" help:"lowest memory limit in bytes accepted for a container, since the runtime needs memory in the container's cgroup; 0: no minimum"`
 	MonitorCgroup                string   `toml:"monitor_cgroup" help:"cgroup of the monitors of this handler's containers; empty: runtime.monitor_cgroup"`
 	CNIConfDir                   string   `toml:"cni_conf_dir" help:"directory of the CNI network configurations for this handler's pods; empty: network.conf_dir"`
 	Features                     string   `toml:"features" help:"JSON file used instead of the output of the runtime's features command, for runtimes without that command; empty: the command is run"`

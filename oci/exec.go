@@ -191,8 +191,9 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 	}
 }
 
-// lendOOMScore gives a process the container's score for the OOM killer, as far as
-// that can be, and is which it had and which it has, if they differ.
+// lendOOMScore gives a process the container's oom_score_adj if it can, and returns the
+// old and the new value. Both are empty in a sandbox, and if they do not differ or cannot
+// be read.
 func (t *watched) lendOOMScore(pid int) (had, has string) {
 	if t.ref.Sandbox != "" {
 		return "", "" // it is only a helper, the command is in the sandbox
@@ -206,11 +207,10 @@ func (t *watched) lendOOMScore(pid int) (had, has string) {
 	return strings.TrimSpace(string(before)), strings.TrimSpace(string(score))
 }
 
-// shareOOMScore does that for a command in the container, and for what it has
-// forked meanwhile. crun gives a command no score, but lets it inherit the
-// runtime's, which has got the container's unless it was faster than this server;
-// runc gives it what the container was created with, which an update may have
-// changed.
+// shareOOMScore does the same for an exec process and the processes that it has forked so
+// far. With crun it inherits the runtime's value, which is the container's unless the
+// runtime was faster than lendOOMScore. runc sets the value that the container was
+// created with, which an update may have changed since.
 func (t *watched) shareOOMScore(pid int) {
 	if had, has := t.lendOOMScore(pid); had != has {
 		_ = t.replaceOOMScores(has, func(score string) bool { return score == had })
@@ -251,7 +251,7 @@ func killCommand(ctx context.Context, ref Ref, e *execution) {
 	for range killRounds {
 		pids, err := cgroup.Procs(ref.Cgroup)
 		if err != nil {
-			slog.WarnContext(ctx, "cannot find orphaned processes of a command", "container", ref.ID, "err", err)
+			slog.WarnContext(ctx, "cannot find orphaned exec processes", "container", ref.ID, "err", err)
 			return
 		}
 		before := len(killed)
@@ -264,7 +264,7 @@ func killCommand(ctx context.Context, ref Ref, e *execution) {
 			return
 		}
 	}
-	slog.WarnContext(ctx, "cannot kill all processes of a command, the rest ends with the container", "container", ref.ID, "killed", len(killed))
+	slog.WarnContext(ctx, "cannot kill all exec processes, the remaining ones end with the container", "container", ref.ID, "killed", len(killed))
 }
 
 // leads tells whether a process is in the session of the command.

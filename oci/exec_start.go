@@ -155,10 +155,10 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	return nil
 }
 
-// endLate ends a runtime startTime after ctx has ended, until the function that it
-// returns is called. A runtime that is killed half-way leaves things behind. It is about
-// to be done, and gets the time for that; if it hangs, what it is just starting, in a
-// session of its own, dies with it.
+// endLate kills a runtime that is still running startTime after ctx has ended; the caller
+// calls ended when the runtime has exited. The delay lets a runtime that is about to
+// finish do so, since one that is killed half-way leaves things behind. If it hangs, the
+// process that it is starting, in a session of its own, is killed with it.
 func endLate(ctx context.Context, pid int) (ended func()) {
 	done := make(chan struct{})
 	go func() {
@@ -246,14 +246,14 @@ const startTime = 300 * time.Millisecond
 func readPid(file string) (int, error) {
 	line, err := os.ReadFile(file)
 	if err != nil {
-		return 0, fmt.Errorf("it wrote no pid file: %w", err)
+		return 0, fmt.Errorf("the runtime wrote no pid file: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line)))
 	if err == nil && pid <= 0 { // kill(2) takes those for several processes
 		err = strconv.ErrRange
 	}
 	if err != nil {
-		return 0, fmt.Errorf("its pid file has no pid: %w", err)
+		return 0, fmt.Errorf("the runtime's pid file contains no valid pid: %w", err)
 	}
 	return pid, nil
 }

@@ -63,7 +63,7 @@ type fileIdentity struct {
 	mtime    unix.Timespec
 }
 
-// probe: asked is how the program is asked.
+// probe returns what the binary can do; asked runs it to find out.
 func (p *prober) probe(ctx context.Context, binary string, asked func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
 	path, err := exec.LookPath(binary)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -159,7 +159,7 @@ func parseFeatures(text []byte) (*features.Features, error) {
 		return nil, err
 	}
 	if f.OCIVersionMax == "" {
-		return nil, errors.New("it has no ociVersionMax")
+		return nil, errors.New("ociVersionMax is missing")
 	}
 	return f, nil
 }

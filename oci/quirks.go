@@ -27,8 +27,8 @@ type quirks struct {
 	// wait is the verb that ends when a container in a sandbox does, and prints
 	// how. Empty: the pid that create has left is a process that ends with it.
 	wait string
-	// tellSize: who has the terminal of a container in a sandbox is not told of a
-	// new size by the terminal.
+	// tellSize: processes on the terminal of a container in a sandbox get no SIGWINCH
+	// when its size changes.
 	tellSize bool
 	// sandboxPID is the flag of exec for a file with the command's pid inside the
 	// sandbox; the pid on the host is that of a helper, whose death it survives.
@@ -49,8 +49,8 @@ type quirks struct {
 	stateFiles []string
 }
 
-// runscStateFiles: the socket is of who was made first in a sandbox. Where its path is
-// too long for one in the root, it lies in /run.
+// runscStateFiles: the socket is named after the first container of a sandbox. It is in
+// /run if its path below the root would be too long for a socket.
 var runscStateFiles = []string{"ID_sandbox:*", runscSocket("ID"), "/run/" + runscSocket("ID")}
 
 func runscSocket(id string) string { return "runsc-" + id + ".sock" }

@@ -41,7 +41,8 @@ type usageRate struct {
 	last cgroup.Usage
 }
 
-// of notes u, and tells in it the rate since the last time.
+// of returns u with the CPU rate since the previous call, and remembers u for the next
+// one.
 func (r *usageRate) of(u cgroup.Usage) cgroup.Usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -294,7 +295,7 @@ type wholeStream struct {
 // answerTime is how long an answer may make a pause once all has been sent.
 const answerTime = 2 * time.Second
 
-// CloseWrite is of no effect but that Read comes to an end.
+// CloseWrite sends nothing. It makes Read return io.EOF after answerTime without data.
 func (s *wholeStream) CloseWrite() error {
 	s.sent.Store(true)
 	return s.SetReadDeadline(time.Now().Add(answerTime))
@@ -312,14 +313,13 @@ func (s *wholeStream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reapHelpers reaps what the runtime has left beside the container and who has
-// come to this process since the container's monitor is lost. They live until the
-// container is killed: the function that it returns waits for their end, but not
-// for long.
+// reapHelpers finds the helper processes that the runtime has left beside the container
+// and that became children of this process when the container's monitor was lost. They
+// live until the container is killed: reap then waits for them, at most helperTime.
 //
-// Only who is in the sandbox's cgroup is asked for its arguments, which are the
-// runtime's own processes. The other children of this process are commands in
-// containers: their arguments say what they like, and may keep who reads them.
+// It reads the arguments only of processes in the sandbox's cgroup, which are the
+// runtime's own. Other children of this process are exec processes of containers, which
+// choose their arguments and can block the reader.
 func reapHelpers(word string, ref Ref) (reap func()) {
 	const helperTime = time.Second
 	if word == "" {

@@ -51,7 +51,7 @@ func (r *shimmed) sameAs(other driver) bool {
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 	if !isExecutable(r.client) {
-		return nil, fmt.Errorf("handler %s: %s is not executable: install it there, it is part of crius: %w", r.name, r.client, fault.Unavailable)
+		return nil, fmt.Errorf("handler %s: %s, a part of crius, is missing or not executable: reinstall crius: %w", r.name, r.client, fault.Unavailable)
 	}
 	a, err := r.prober.probe(ctx, r.handler.Path, r.ask)
 	if err != nil {
@@ -357,8 +357,8 @@ func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref)
 	}
 }
 
-// awaitEnd waits for the end of a shim that has been shut down. It only obeys if it
-// has no other container: then it stops to listen before it ends.
+// awaitEnd waits for a shim to exit after it was told to shut down. The shim obeys only
+// if it has no other container; it then stops listening before it exits.
 func awaitEnd(ctx context.Context, record shim.Record) error {
 	const pause = 5 * time.Millisecond
 	moment := 2 * pause
@@ -379,7 +379,7 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 	}
 	ended := func() bool { return !conmon.Alive(record.Process) }
 	poll.Until(ctx, pause, ended)
-	// Who is deaf is of use to no container, and nobody else would ever end it.
+	// A shim that does not listen any more is of no use, and nothing else would kill it.
 	_ = conmon.Signal(record.Process, unix.SIGKILL)
 	dying, stop := context.WithTimeout(context.WithoutCancel(ctx), reapTime)
 	defer stop()

@@ -145,9 +145,9 @@ func (x *shimExec) forget(ctx context.Context) {
 // the session is over as well, has the shim forget it.
 func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
-	// The shim has opened the ends that it writes to by now, and with ours nobody
-	// would see an end of them. From which it reads it may open later: what lies there
-	// is lost if nobody holds the other end.
+	// The shim has opened the write ends of the output FIFOs by now. Ours are closed, or
+	// nobody would see end of file. It may open the read end of the input FIFO later:
+	// ours stays open, or the data in it would be lost.
 	if in := x.fifos[0]; in != nil {
 		s.stdin = in.Write
 	}
@@ -199,7 +199,7 @@ func (x *shimExec) hangUp(ctx context.Context, s *Session, ended <-chan struct{}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
 	if err := x.client.Kill(ctx, x.process, unix.SIGHUP, false); err != nil && !errors.Is(err, fault.NotFound) {
-		slog.DebugContext(ctx, "cannot hang up the terminal of a command", "container", x.task.ref.ID, "err", err)
+		slog.DebugContext(ctx, "cannot hang up the terminal of an exec process", "container", x.task.ref.ID, "err", err)
 	}
 }
 

@@ -246,9 +246,9 @@ func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, e
 // streams are its two directions.
 type forwarded struct{ *Session }
 
-// end sees the command off, which goes on for as long as the container holds the
-// connection, and longer: once its session is over it may pass on what it has, but
-// no more.
+// end waits for the forwarding command to exit, which happens when the container closes
+// the connection. Once the session is over the command gets drainTime to pass on what it
+// has, and is then killed.
 func (f *forwarded) end() {
 	select {
 	case <-f.ended:

@@ -84,7 +84,7 @@ func (t *Table) Reload(cfg Config) error {
 
 func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error) {
 	if handler.Type != "oci" && handler.Type != "shim" {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\" for a command line or \"shim\" for a shim of containerd's: %w",
+		return nil, fmt.Errorf("runtime.handlers.%s.type is %q, use \"oci\" for an OCI runtime or \"shim\" for a containerd shim: %w",
 			name, handler.Type, fault.Invalid)
 	}
 	if handler.Root == "" {

@@ -71,7 +71,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 func (s *Sandbox) enoughMemory(r *cri.LinuxContainerResources) error {
 	least := s.runtime.Handler().MinMemory
 	if limit := r.GetMemoryLimitInBytes(); limit > 0 && limit < least {
-		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the least for runtime handler %s: %w", limit, least, s.plan.Handler, fault.Invalid)
+		return fmt.Errorf("memory_limit_in_bytes %d is less than %d, the minimum for runtime handler %s: %w", limit, least, s.plan.Handler, fault.Invalid)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func logPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error
 		return "", nil
 	}
 	if !filepath.IsLocal(cfg.GetLogPath()) {
-		return "", fmt.Errorf("log_path %q leads out of the pod's log_directory: %w", cfg.GetLogPath(), fault.Invalid)
+		return "", fmt.Errorf("log_path %q is outside the pod's log_directory: %w", cfg.GetLogPath(), fault.Invalid)
 	}
 	return filepath.Join(pod.GetLogDirectory(), cfg.GetLogPath()), nil
 }
@@ -252,8 +252,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	return in, nil
 }
 
-// holdPIDNamespace names the PID namespace that the container shares with another
-// one, if it does, in a way that no pid given anew can change, until release.
+// holdPIDNamespace sets the path of the PID namespace that the container shares with
+// another container, if it does. Until release the path stays valid even if the pid is
+// reused.
 func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error) {
 	holder := c.sandbox.now().infra
 	if options := c.plan.Config.M.GetLinux().GetSecurityContext().GetNamespaceOptions(); options.GetPid() == cri.NamespaceMode_TARGET {
@@ -272,9 +273,9 @@ func (c *Container) holdPIDNamespace(in *spec.Input) (release func(), err error)
 	return func() { file.Close() }, nil
 }
 
-// lookUpUser finds out whom the container runs as, and gives a name to whom has
-// none. The files for that are the image's: a few containers at a time have theirs
-// in memory.
+// lookUpUser resolves the user that the container runs as, and adds entries to
+// passwd and group if they are missing. It reads files of the image into memory, so only
+// a few containers do this at the same time.
 func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Identity, error) {
 	select {
 	case c.engine.userLookups <- struct{}{}:
@@ -287,13 +288,13 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 		return user, fmt.Errorf("resolve user: %w", err)
 	}
 	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(user) }); err != nil {
-		return user, fmt.Errorf("name the user: %w", err)
+		return user, fmt.Errorf("add the user to /etc/passwd and /etc/group: %w", err)
 	}
 	return user, nil
 }
 
-// lookAtDevices asks for the paths of the container's devices, as what follows
-// does, where that may hang.
+// lookAtDevices accesses the paths of the container's devices in a separate process
+// before the server does, since the access may hang.
 func (c *Container) lookAtDevices(ctx context.Context, devices []*cri.Device) error {
 	var paths []string
 	for _, d := range devices {
@@ -308,7 +309,7 @@ func (c *Container) lookAtDevices(ctx context.Context, devices []*cri.Device) er
 	}
 	paths = slices.DeleteFunc(paths, func(p string) bool { return !valid(p) })
 	if _, err := c.engine.paths.Look(ctx, paths); err != nil {
-		return fmt.Errorf("look at devices: %w", err)
+		return fmt.Errorf("check devices: %w", err)
 	}
 	return nil
 }
@@ -336,10 +337,10 @@ func (c *Container) io() oci.IO {
 	}
 }
 
-// sources begins to look at the host paths of the container's mounts, beside
-// what the caller does until it calls ensure, which has those made that are
-// missing, as peers do; hostPath volumes of type "" rely on it. Those that ask for it
-// are relabelled for SELinux then. The caller calls stop in any case.
+// sources starts to check the host paths of the container's mounts in the background.
+// ensure waits for that, creates missing directories (as other runtimes do; hostPath
+// volumes of type "" rely on it) and relabels for SELinux the paths that request it. The
+// caller must always call stop.
 func (c *Container) sources(ctx context.Context) (ensure func() error, stop func()) {
 	var wanted, absent []string
 	for _, m := range c.plan.Config.M.GetMounts() {
@@ -388,7 +389,7 @@ func valid(hostPath string) bool {
 func (e *Engine) explainCreate(ctx context.Context, mounts []*cri.Mount, cause error) error {
 	if errors.Is(cause, fault.Timeout) {
 		if suspects := onServers(mounts); len(suspects) > 0 {
-			return fmt.Errorf("%w; is the file server alive that has %s?", cause, strings.Join(suspects, ", "))
+			return fmt.Errorf("%w; check that the file server of %s is reachable", cause, strings.Join(suspects, ", "))
 		}
 		return cause
 	}
@@ -399,7 +400,7 @@ func (e *Engine) explainCreate(ctx context.Context, mounts []*cri.Mount, cause e
 		}
 		// One that does not answer is not missing.
 		if absent, _ := e.paths.Look(context.WithoutCancel(ctx), []string{source}); len(absent) > 0 {
-			return fmt.Errorf("host path %s is missing, and is never made because pod.reject_missing_mounts names it: %w (%w)", source, fault.Precondition, cause)
+			return fmt.Errorf("host path %s does not exist, and pod.reject_missing_mounts keeps crius from creating it: %w (%w)", source, fault.Precondition, cause)
 		}
 	}
 	return cause
@@ -439,7 +440,7 @@ func checkPropagation(mounts []*cri.Mount) error {
 		}
 		oneWay := m.GetPropagation() == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
 		if !source.Shared && !(oneWay && source.Slave) {
-			return fmt.Errorf("mount of %s wants %s, but %s is a private mount; run mount --make-shared on it: %w",
+			return fmt.Errorf("mount of %s requires %s, but %s is a private mount; run mount --make-shared on it: %w",
 				m.GetHostPath(), m.GetPropagation(), source.Point, fault.Invalid)
 		}
 	}
@@ -459,7 +460,7 @@ func (c *Container) target(id string) (oci.Task, error) {
 		return nil, fmt.Errorf("target container %s is in another pod: %w", target.id, fault.Invalid)
 	}
 	if view := target.view.Load(); view.State != cri.ContainerState_CONTAINER_RUNNING || view.PID == 0 {
-		return nil, fmt.Errorf("target container %s does not run: %w", target.id, fault.Precondition)
+		return nil, fmt.Errorf("target container %s is not running: %w", target.id, fault.Precondition)
 	}
 	return target.now().task, nil
 }

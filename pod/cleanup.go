@@ -15,7 +15,7 @@ const undoTime = 2 * time.Minute
 
 func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
-		fmt.Errorf("cleanup did not end within %s: %w", undoTime, fault.Timeout))
+		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
 }
 
 const (

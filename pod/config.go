@@ -21,24 +21,24 @@ type Config struct {
 	HookDirs []string `toml:"-"`
 
 	NamespacesDir       string   `toml:"namespaces_dir" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
-	CgroupParent        string   `toml:"cgroup_parent" help:"cgroup of pods that name none; empty: /crius with cgroupfs, system.slice with systemd"`
-	PidsLimit           int64    `toml:"pids_limit" help:"most processes in a container that brings no limit of its own; 0: no limit"`
-	DefaultCapabilities []string `toml:"default_capabilities" help:"capabilities of a container before its request adds and drops"`
+	CgroupParent        string   `toml:"cgroup_parent" help:"parent cgroup of pods that request none; empty: /crius with cgroupfs, system.slice with systemd"`
+	PidsLimit           int64    `toml:"pids_limit" help:"maximum number of processes in a container whose request sets no limit; 0: no limit"`
+	DefaultCapabilities []string `toml:"default_capabilities" help:"default capabilities, to which a container's request adds and from which it drops"`
 	DefaultSysctls      []string `toml:"default_sysctls" help:"sysctls (key=value) of pods that do not set them"`
 	DefaultUlimits      []string `toml:"default_ulimits" help:"resource limits (nofile=1024:4096) of every container"`
 	DefaultEnv          []string `toml:"default_env" help:"environment (NAME=value) of every container, before the image's"`
-	AllowedDevices      []string `toml:"allowed_devices" help:"host devices that a pod may ask for by the annotation devices.crio.io, if its handler allows that"`
+	AllowedDevices      []string `toml:"allowed_devices" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
 	AdditionalDevices   []string `toml:"additional_devices" help:"host devices (host:container:rwm) given to every container"`
-	CDISpecDirs         []string `toml:"cdi_spec_dirs" help:"directories with descriptions of devices (Container Device Interface); later ones win"`
+	CDISpecDirs         []string `toml:"cdi_spec_dirs" help:"directories of CDI specs (Container Device Interface); later directories take precedence"`
 	DeviceOwnership     bool     `toml:"device_ownership_from_security_context" help:"give a container's devices to its run_as_user and run_as_group instead of leaving their owners as on the host"`
 	SeccompProfile      string   `toml:"seccomp_profile" help:"JSON file that replaces the built-in RuntimeDefault seccomp profile"`
-	AppArmorProfile     string   `toml:"apparmor_profile" help:"profile of containers that ask for the runtime's default, where the node has AppArmor; crius-default is loaded by crius, another one by you; empty: none"`
-	SELinux             bool     `toml:"selinux" help:"keep pods apart by SELinux, where the node has it: each gets a level of its own"`
+	AppArmorProfile     string   `toml:"apparmor_profile" help:"profile of AppArmor for RuntimeDefault; crius loads crius-default itself, any other profile must be loaded by you; empty: none"`
+	SELinux             bool     `toml:"selinux" help:"isolate pods with SELinux, if the node has it: each pod gets its own MCS level"`
 
-	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine pods on the node's network by SELinux"`
+	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine hostNetwork pods with SELinux"`
 
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
-	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created when a mount asks for them and they are missing"`
+	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are not created when a mount needs them and they are missing: the container is refused"`
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
 }
 

@@ -135,7 +135,7 @@ func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.Contai
 	if v, err := e.Container(owner); err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
 		return owner, nil
 	}
-	return "", fmt.Errorf("container %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+	return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
@@ -260,7 +260,7 @@ func (e *Engine) StartContainer(ctx context.Context, id string) error {
 
 func (c *Container) start(ctx context.Context) error {
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_CREATED {
-		return fmt.Errorf("it is in state %s, only a created one can be started: %w", state, fault.Precondition)
+		return fmt.Errorf("container is in state %s, only a created container can be started: %w", state, fault.Precondition)
 	}
 	if err := c.mayStart(); err != nil {
 		return err
@@ -286,7 +286,7 @@ func (c *Container) start(ctx context.Context) error {
 	}
 	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
 		if c.stop.asked() { // and the runtime has met a container that was dead
-			err = fmt.Errorf("stopped while it was being started: %w: %w", err, fault.Precondition)
+			err = fmt.Errorf("stopped while starting: %w: %w", err, fault.Precondition)
 		}
 		return c.failStart(ctx, err)
 	}
@@ -306,10 +306,10 @@ func (c *Container) start(ctx context.Context) error {
 func (c *Container) mayStart() error {
 	now := c.now()
 	if now.unreachable {
-		return fmt.Errorf("its monitor has not answered since the server was started; crius check says more: %w", fault.Unavailable)
+		return fmt.Errorf("its monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 	}
 	if now.Phase == phaseStarting {
-		return fmt.Errorf("the runtime is still starting it for an earlier server: %w", fault.Unavailable)
+		return fmt.Errorf("a start requested by a previous server is still running: %w", fault.Unavailable)
 	}
 	return nil
 }
@@ -449,7 +449,7 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		return err
 	}
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
-		return fmt.Errorf("container %s is in state %s, only a running one writes a log: %w", c.id, state, fault.Precondition)
+		return fmt.Errorf("container %s is in state %s; reopening the log requires a running container: %w", c.id, state, fault.Precondition)
 	}
 	return e.deps.Trace.Do(ctx, "reopen log", c.id, func(ctx context.Context) error {
 		err := trace.Do(ctx, "reopen log", c.now().task.ReopenLog)
@@ -458,7 +458,7 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		}
 		dir := filepath.Dir(c.plan.LogPath)
 		if _, statErr := os.Lstat(dir); errors.Is(statErr, os.ErrNotExist) {
-			return fmt.Errorf("log directory %s has been removed, and the log goes on in the removed file: %w: %w", dir, err, fault.Precondition)
+			return fmt.Errorf("log directory %s has been removed; output continues to the deleted log file: %w: %w", dir, err, fault.Precondition)
 		}
 		return err
 	})
@@ -468,7 +468,7 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 // limit. A command that ran into it has been killed, and the error is
 // fault.Timeout.
 func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*ExecResult, error) {
-	c, err := e.runningContainer(id, "commands run")
+	c, err := e.runningContainer(id, "exec")
 	if err != nil {
 		return nil, err
 	}

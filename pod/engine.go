@@ -76,7 +76,7 @@ const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 // is touched before Recover. The end of ctx is not that of the engine: Close is.
 func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if len(cfg.RunDir) > maxRunDir {
-		return nil, fmt.Errorf("run_root %s is longer than %d bytes, and a unix socket below it would have no room in its address: choose a shorter one: %w",
+		return nil, fmt.Errorf("run_root %s is longer than %d bytes, so unix socket paths below it would be too long: choose a shorter one: %w",
 			cfg.RunDir, maxRunDir, fault.Invalid)
 	}
 	boot, err := bootID()
@@ -169,7 +169,7 @@ func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer,
 	})
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(fmt.Errorf("%s is locked: another crius serves this state directory; stop it or choose another root: %w", path, fault.Precondition), f.Close())
+		return nil, errors.Join(fmt.Errorf("%s is locked: another crius instance serves this state directory; stop it or set a different root: %w", path, fault.Precondition), f.Close())
 	case err != nil:
 		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
 	}
@@ -190,8 +190,8 @@ func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) 
 	return lock, nil
 }
 
-// RunIsOurs says why the server that has a run root, if one has, is not the one of
-// the state directory.
+// RunIsOurs returns an error if the run root belongs to the server of another state
+// directory.
 func RunIsOurs(runDir, stateDir string) error {
 	return runTaken(runDir, owner.Look(filepath.Join(runDir, "lock"), stateDir))
 }
@@ -230,7 +230,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case <-idle:
 	case <-ctx.Done():
-		err = errors.Join(err, fmt.Errorf("work in the background does not end: %w", context.Cause(ctx)))
+		err = errors.Join(err, fmt.Errorf("background work did not finish: %w", context.Cause(ctx)))
 	}
 	return errors.Join(err, e.podRecords.Sync(), e.ctrRecords.Sync())
 }
@@ -248,8 +248,8 @@ func (e *Engine) inBackground(work string, f func()) {
 	e.background.Go(func() { panics.Run(e.closing, work, f) })
 }
 
-// insist runs f, which nothing can take the place of, until it returns: after a
-// panic it is called again, until the engine is closed.
+// insist runs f until it returns without a panic, or the engine is closed. It is for work
+// that nothing else would do.
 func (e *Engine) insist(work string, f func()) {
 	for wait := retryMin; ; wait = min(2*wait, retryMax) {
 		err := panics.Do(e.closing, work, func() error { f(); return nil })

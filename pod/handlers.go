@@ -67,7 +67,7 @@ func (h *handlers) probe(ctx context.Context, handler string) (*oci.Abilities, e
 // which the kernel puts together, need id-mapped mounts.
 func (h *handlers) canMap(handler string, abilities *oci.Abilities) error {
 	if !abilities.IDMap {
-		return fmt.Errorf("userns_options: runtime handler %q (%s) has no id-mapped mounts, which user namespaces need; use runc from 1.2 or crun from 1.9 on: %w",
+		return fmt.Errorf("userns_options: runtime handler %q (%s) does not support ID-mapped mounts, which user namespaces need; use runc 1.2, crun 1.9 or later: %w",
 			handler, abilities.Version, fault.Unimplemented)
 	}
 	if err := h.mapping.check(h.images.CheckMapping); err != nil {

@@ -7,12 +7,11 @@ import (
 	"path/filepath"
 )
 
-// Ids are 64 hex digits, as every tool that reads cgroup names of containers
-// expects. Servers of one node may share the places where things bear an id and
-// nothing else: cgroup parents, directories of namespaces, leases. So an id also
-// says whose it is: 40 digits are random, eight are a checksum that tells such an
-// id from one of an earlier version or of another runtime, and the last sixteen
-// name the root.
+// Ids are 64 hex digits, as tools that read cgroup names expect. Servers on one node may
+// share places where an object has nothing but an id: cgroup parents, namespace
+// directories, IPAM leases. So an id also says which server it belongs to: 40 random
+// digits, an 8-digit checksum that tells it from ids of earlier versions and of other
+// runtimes, and 16 digits derived from the root.
 
 // newID makes an id as versions before the mark did, and other runtimes do.
 func newID() string {

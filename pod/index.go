@@ -90,7 +90,7 @@ func (x *index[N, T]) find(id string) (T, error) {
 	case 0:
 		return none, fmt.Errorf("%s %q: %w", x.noun, id, fault.NotFound)
 	default:
-		return none, fmt.Errorf("%s %q fits %d of them, give more digits: %w", x.noun, id, matches, fault.Invalid)
+		return none, fmt.Errorf("%s ID prefix %q is ambiguous (%d matches), use more digits: %w", x.noun, id, matches, fault.Invalid)
 	}
 }
 

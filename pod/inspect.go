@@ -26,7 +26,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 	for id, rec := range pods {
 		s, err := e.newSandbox(id, *rec)
 		if err != nil {
-			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then the pod is left alone"})
+			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
 			continue
 		}
 		e.sandboxes.publish(id, s)
@@ -39,7 +39,7 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			s.change(func(now *livePod) { now.add(c) })
 			e.containers.publish(id, c)
 		case pods[rec.SandboxID] == nil:
-			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "it is removed"})
+			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
 		}
 	}
 	e.deps.Network.Load(attachedPods(pods, e.boot))
@@ -65,7 +65,7 @@ func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
 	var findings []audit.Finding
 	for _, d := range damaged {
 		findings = append(findings, audit.Finding{
-			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "the record is set aside, and the " + noun + " removed",
+			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "move the record aside and remove the " + noun,
 		})
 	}
 	return findings

@@ -18,7 +18,7 @@ func (e *Engine) CollectNetwork() {
 			return e.deps.Network.Collect(ctx, networkDirs(e.deps.Runtimes), network.Live{Attached: known{e}.attached, Ours: known{e}.isOurs})
 		}
 		if err := e.deps.Trace.Do(e.closing, "collect", "networks", collect); err != nil {
-			slog.WarnContext(e.closing, "network plugins did not remove all that they hold for pods that are gone, the next start tries again", "err", err)
+			slog.WarnContext(e.closing, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
 		}
 	})
 }

@@ -19,8 +19,7 @@ const (
 	// go unnoticed. A look at the network may run plugins, by CNI's verb STATUS.
 	runtimePeriod = 2 * time.Second
 	networkPeriod = 5 * time.Second
-	// statusWait is how long a call waits for a look that may show that what was not
-	// ready is ready.
+	// statusWait is how long a call waits for a new check if the last one said not ready.
 	statusWait = 3 * time.Second
 	// firstWait is how long one waits that comes before the first look has ended, which
 	// takes as long as runtimes and plugins may.

@@ -233,9 +233,9 @@ func (c *Config) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, c
 	return path, cgroupfs, err
 }
 
-// needsNetworkCgroup reports whether cAdvisor has to find an empty cgroup in the
-// pod's name: it asks CRI-O for the network of that alone, which CRI-O makes as
-// well where a pod has no infra container.
+// needsNetworkCgroup reports whether the pod needs an empty cgroup of its own id.
+// cAdvisor, which takes crius for CRI-O, asks for a pod's network only by that cgroup;
+// CRI-O, too, creates it for pods without an infra container.
 func (plan *podPlan) needsNetworkCgroup() bool {
 	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
 }

@@ -41,7 +41,8 @@ type podPlan struct {
 	BootID     string
 	Namespaces ns.Spec
 	Infra      bool // the pod has a container of its own
-	// Sandboxed: in it the runtime has made the sandbox in which all others live.
+	// Sandboxed: the infra container holds the runtime's sandbox, in which all containers
+	// run.
 	Sandboxed bool `json:",omitempty"`
 	// OwnFiles: its files are in a file system of their own, as those of pods from
 	// before 0015-pod-files.md are not.

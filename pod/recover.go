@@ -63,7 +63,7 @@ func (e *Engine) recover(ctx context.Context) error {
 		return err
 	}
 	if err := e.copyPause(); err != nil { // a full disk keeps no server from starting
-		slog.ErrorContext(ctx, "cannot copy the program of infra containers, pods that share a PID namespace may fail", "err", err)
+		slog.ErrorContext(ctx, "cannot copy the pause program, pods with shareProcessNamespace may fail", "err", err)
 	}
 	pods, orphanPods, damagedPods, err := e.podRecords.All()
 	if err != nil {
@@ -132,7 +132,7 @@ func (w *waiting) await(ctx context.Context) (left int) {
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	for _, d := range damaged {
-		slog.ErrorContext(ctx, "cannot read record, moved aside; removing what it describes", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
+		slog.ErrorContext(ctx, "unreadable record moved aside; removing the pod or container it describes", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
 	}
 }
 
@@ -144,7 +144,7 @@ func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRec
 		if err != nil {
 			// The handler is no longer configured. Its pods cannot be managed
 			// until it is back; they are left alone, record and all.
-			slog.ErrorContext(ctx, "pod has an unknown runtime handler, not managing it: configure the handler again", "pod", id, "handler", rec.Handler, "err", err)
+			slog.ErrorContext(ctx, "pod has an unknown runtime handler and is not managed: add the handler to runtime.handlers again", "pod", id, "handler", rec.Handler, "err", err)
 			continue
 		}
 		r.sandboxes[id] = s
@@ -200,7 +200,7 @@ func (r *recovery) adopt(ctx context.Context, records map[string]*containerRecor
 	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
-		slog.ErrorContext(ctx, "images of containers missing", "err", err)
+		slog.ErrorContext(ctx, "images used by containers are missing", "err", err)
 	}
 }
 
@@ -225,10 +225,10 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	case phaseReady:
 		lost, unseen := s.lost()
 		for _, why := range unseen {
-			slog.WarnContext(ctx, "cannot check a part of a pod", "pod", s.id, "err", why)
+			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.id, "err", why)
 		}
 		if len(lost) > 0 {
-			slog.WarnContext(ctx, "pod did not survive, stopping it", "pod", s.id, "err", errors.Join(lost...))
+			slog.WarnContext(ctx, "pod has lost a namespace or process it needs, stopping it", "pod", s.id, "err", errors.Join(lost...))
 			s.end()
 			r.end(s.id, s.expire, &r.ends)
 		}
@@ -447,13 +447,13 @@ func (c *Container) settleAs(p phase) {
 
 // reloadDead recovers a container of another boot whose exit is not known.
 func (c *Container) reloadDead(ctx context.Context, unknown error) error {
-	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the machine was booted while the container ran"}
+	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the node was rebooted while the container was running"}
 	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
-		exit.Message = "the machine was booted, and the record of the container's exit was damaged: " + unknown.Error()
-		slog.ErrorContext(ctx, "cannot read the exit of a container, exit code unknown", "container", c.id, "err", unknown)
+		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
+		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.id, "err", unknown)
 	}
 	if err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
-		return fmt.Errorf("exit of an earlier boot: %w", err)
+		return fmt.Errorf("record the exit of a container from a previous boot: %w", err)
 	}
 	c.setTask(oci.Dead(exit), false)
 	c.setExit(exit)

@@ -118,7 +118,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 			e.sandboxes.drop(name, id)
 			return "", fmt.Errorf("pod %s: %w", name, err)
 		}
-		slog.InfoContext(ctx, "pod runs", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
+		slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
 		return id, nil
 	})
 }
@@ -130,7 +130,7 @@ func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cr
 		s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
 		return owner, nil
 	}
-	return "", fmt.Errorf("pod %s is already there as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
+	return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
 func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error {

@@ -29,7 +29,7 @@ type ExecResult struct {
 // it ends. A client that leaves takes its end of the streams along, as a terminal
 // is hung up; the command may run on.
 func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Client) (exitCode int32, err error) {
-	c, err := e.runningContainer(id, "commands run")
+	c, err := e.runningContainer(id, "exec")
 	if err != nil {
 		return 0, err
 	}
@@ -57,7 +57,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 // and a terminal's, stays open and the session ends: kubectl waits for that
 // (docs/decisions/0003-sessions.md).
 func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
-	c, err := e.runningContainer(id, "clients attach")
+	c, err := e.runningContainer(id, "attach")
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (e *Engine) runningContainer(id, what string) (*Container, error) {
 		return nil, err
 	}
 	if state := c.view.Load().State; state != cri.ContainerState_CONTAINER_RUNNING {
-		return nil, fmt.Errorf("container %s is in state %s, %s only in a running one: %w", c.id, state, what, fault.Precondition)
+		return nil, fmt.Errorf("container %s is in state %s; %s requires a running container: %w", c.id, state, what, fault.Precondition)
 	}
 	return c, nil
 }

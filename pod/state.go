@@ -267,16 +267,16 @@ const (
 func (c *Container) lost(cause error) conmon.Exit {
 	ctx, cancel := undoContext(c.engine.closing)
 	defer cancel()
-	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("the container's monitor was lost (%v), so it was killed", cause)}
+	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
 		if err := trace.Do(ctx, "SIGKILL", c.now().task.Kill); err != nil {
-			slog.ErrorContext(ctx, "container without a monitor not dead after SIGKILL", "container", c.id, "err", err)
+			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.id, "err", err)
 		}
 		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
 		if err != nil {
-			slog.ErrorContext(ctx, "exit of a container without a monitor not recorded", "container", c.id, "err", err)
+			slog.ErrorContext(ctx, "cannot record the exit of a container whose monitor was lost", "container", c.id, "err", err)
 		}
 		return err
 	})

@@ -108,9 +108,9 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 	case <-c.exited:
 		return nil
 	case <-expired.C:
-		return fmt.Errorf("has not ended %s after SIGKILL, the kill goes on: %s: %w", dieTime, c.undead(), fault.Timeout)
+		return fmt.Errorf("not dead %s after SIGKILL, still trying: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
-		return fmt.Errorf("has not ended yet, the kill goes on: %w", context.Cause(ctx))
+		return fmt.Errorf("not stopped yet, still trying: %w", context.Cause(ctx))
 	case <-c.engine.closing.Done():
 		return errClosing
 	}
@@ -123,7 +123,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 		wait = c.stop.remaining
 		signal := func(ctx context.Context) error { return c.now().task.Signal(ctx, unix.Signal(c.plan.StopNumber)) }
 		if err := trace.Do(ctx, "stop signal", signal); err != nil {
-			slog.WarnContext(ctx, "stop signal failed, waiting for SIGKILL", "container", c.id, "err", err)
+			slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", c.id, "err", err)
 		}
 	}
 	killed := false
@@ -188,7 +188,7 @@ func (c *Container) undead() string {
 	}
 	if processes, err := conmon.ReadProcesses(c.ref.Dir); err == nil {
 		if asleep := cgroup.Asleep(processes.Monitor.PID); asleep != "" {
-			return "its monitor has not recorded an exit, waiting for a disk, such as that of the log: " + asleep
+			return "its monitor has not recorded an exit and is blocked on a disk, perhaps that of the container log: " + asleep
 		}
 	}
 	return "none of its processes is in uninterruptible sleep; the node may be overloaded"

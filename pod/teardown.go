@@ -46,7 +46,7 @@ func (c *Container) teardown(ctx context.Context) error {
 
 // errNetworkOwed is what teardown of a pod says when all is gone but the
 // network could not be given back.
-var errNetworkOwed = errors.New("network not given back")
+var errNetworkOwed = errors.New("network not released")
 
 // teardown removes every trace of the pod, the record last. The members must
 // be gone.

@@ -13,11 +13,10 @@ import (
 	"github.com/crius-run/crius/storage"
 )
 
-// This file and its neighbours compare what is on record with what is there.
-// They look without a lock first, at everything at once. What seems wrong counts
-// only if it still is when the object's life lock is held: then no verb is at
-// work on it. A repair is a way back that exists already; there is none of its
-// own.
+// This file and its neighbours compare the records with the node. They first check
+// everything without locks. A difference counts only if it is still there when the
+// object's life lock is held, since no verb works on the object then. Repairs are
+// existing operations such as stop and teardown; none are specific to this check.
 
 // answerTime is how long a monitor may take to answer.
 const answerTime = 5 * time.Second
@@ -112,7 +111,7 @@ func (v *verification) hostPorts(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("compare the rules of host ports: %w", err)
 	}
-	again := audit.Remedy{Text: "the rules are made anew from the records", Do: func(ctx context.Context) error { return v.engine.deps.Network.Restore(ctx, nil) }}
+	again := audit.Remedy{Text: "rebuild the rules from the records", Do: func(ctx context.Context) error { return v.engine.deps.Network.Restore(ctx, nil) }}
 	var problems []audit.Problem
 	for _, text := range wrong {
 		problems = append(problems, audit.Problem{Wrong: text, Remedy: again})
@@ -140,5 +139,5 @@ func (v *verification) pending(ctx context.Context) error {
 
 // unfinished is what a server that died in the middle of a verb has left.
 func (e *Engine) unfinished(what string) audit.Problem {
-	return audit.Problem{Wrong: what + " was cut short", Remedy: audit.Remedy{Text: "what there is of it is removed"}}
+	return audit.Problem{Wrong: what + " was interrupted", Remedy: audit.Remedy{Text: "remove what is left of it"}}
 }

@@ -102,7 +102,7 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 	}
 	var found []audit.Problem
 	if _, err := c.engine.ctrRecords.Get(c.id); err != nil {
-		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: c.put}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "rewrite the record", Do: c.put}})
 	}
 	switch now.Phase {
 	case phaseCreating:
@@ -113,13 +113,13 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 	_, onDisk := conmon.ReadExit(c.ref.ExitFile)
 	if now.exit == nil && c.plan.BootID != c.engine.boot {
 		if onDisk != nil {
-			found = append(found, audit.Problem{Wrong: "the machine was booted while it ran", Remedy: audit.Remedy{Text: "that is recorded as its end"}})
+			found = append(found, audit.Problem{Wrong: "the node was rebooted while it was running", Remedy: audit.Remedy{Text: "record this as its exit"}})
 		}
 		return found
 	}
 	if now.exit != nil {
 		if onDisk != nil {
-			found = append(found, audit.Problem{Wrong: fmt.Sprintf("its end is not on record: %v", onDisk), Remedy: audit.Remedy{Text: "it is written again", Do: c.recordExit}})
+			found = append(found, audit.Problem{Wrong: fmt.Sprintf("its exit is not recorded: %v", onDisk), Remedy: audit.Remedy{Text: "record the exit again", Do: c.recordExit}})
 		}
 		return found
 	}
@@ -130,7 +130,7 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 	defer cancel()
 	task, err := c.runtime.Load(ctx, c.ref)
 	if err != nil {
-		return append(found, audit.Problem{Wrong: err.Error(), Advice: "see what its monitor does; if that hangs, kill it, and its container is ended"})
+		return append(found, audit.Problem{Wrong: err.Error(), Advice: "check its monitor (crius-conmon); if it hangs, kill it: crius then kills the container"})
 	}
 	if task != c.now().task {
 		defer task.Close()
@@ -152,11 +152,11 @@ func (c *Container) exitProblems(task oci.Task) []audit.Problem {
 		return nil // it will, or the next one does
 	}
 	if known := c.now().task; known != nil && !exited(known) && !c.now().unreachable {
-		return []audit.Problem{{Wrong: "its monitor cannot be reached any more by its socket in " + c.ref.Dir,
-			Advice: "restart the container before crius is restarted, which would take the monitor for lost and end the container"}}
+		return []audit.Problem{{Wrong: "its monitor can no longer be reached through its socket in " + c.ref.Dir,
+			Advice: "restart the container before restarting crius: a restarted server treats the monitor as lost and kills the container"}}
 	}
-	return []audit.Problem{{Wrong: "its monitor is gone without having recorded how it ended",
-		Remedy: audit.Remedy{Text: "what is left of it is killed, and that is recorded as its end"}}}
+	return []audit.Problem{{Wrong: "its monitor died without recording the container's exit",
+		Remedy: audit.Remedy{Text: "kill what is left of the container and record that as its exit"}}}
 }
 
 // livingProblems: what a container with a process has.
@@ -173,7 +173,7 @@ func (c *Container) livingProblems(task oci.Task, roots map[string][]string) []a
 		select {
 		case <-task.Exited(): // systemd has removed it, and the monitor has not said so yet
 		case <-time.After(time.Second):
-			found = append(found, audit.Problem{Wrong: "its cgroup " + c.plan.Cgroup + " is gone, and with it its limits", Advice: advice})
+			found = append(found, audit.Problem{Wrong: "its cgroup " + c.plan.Cgroup + " is gone, and with it the container's limits", Advice: advice})
 		}
 	}
 	if exited(task) {

@@ -55,7 +55,7 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 	rec, ended := podRecord{s.plan, now.podState}, s.ending.Err() != nil
 	var found []audit.Problem
 	if _, err := s.engine.podRecords.Get(s.id); err != nil {
-		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "the record is written again", Do: s.put}})
+		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "rewrite the record", Do: s.put}})
 	}
 	switch rec.Phase {
 	case phaseCreating:
@@ -63,7 +63,7 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 	case phaseRemoving:
 		return append(found, s.engine.unfinished("its removal"))
 	case phaseStopping:
-		return append(found, audit.Problem{Wrong: "its stop could not be finished", Remedy: audit.Remedy{Text: "it is stopped", Do: s.stop}})
+		return append(found, audit.Problem{Wrong: "stopping it did not finish", Remedy: audit.Remedy{Text: "stop it again", Do: s.stop}})
 	case phaseStopped:
 		return append(found, s.stoppedProblems(rec)...)
 	}
@@ -79,12 +79,12 @@ func (s *Sandbox) stoppedProblems(rec podRecord) []audit.Problem {
 		if s.engine.cleanups.Has(s.id) {
 			return nil // with its namespaces, and reported as a pending cleanup
 		}
-		return []audit.Problem{{Wrong: "it is stopped, and its network was not given back", Remedy: audit.Remedy{Text: "that is tried again", Do: s.settleStop}}}
+		return []audit.Problem{{Wrong: "it is stopped, but its network was not released", Remedy: audit.Remedy{Text: "retry the release", Do: s.settleStop}}}
 	}
 	var found []audit.Problem
 	for _, path := range pathsOf(rec) {
 		if _, err := ns.Inode(path); err == nil {
-			found = append(found, audit.Problem{Wrong: "it is stopped, and a namespace is pinned at " + path, Remedy: audit.Remedy{Text: "the namespace is removed", Do: s.release}})
+			found = append(found, audit.Problem{Wrong: "it is stopped, but a namespace is still pinned at " + path, Remedy: audit.Remedy{Text: "remove the namespace", Do: s.release}})
 		}
 	}
 	return found
@@ -106,7 +106,7 @@ func pathsOf(rec podRecord) []string {
 func (s *Sandbox) lost() (lost, unseen []error) {
 	rec := s.record()
 	if rec.BootID != s.engine.boot {
-		return []error{errors.New("it is ready on record, and the machine was booted since")}, nil
+		return []error{errors.New("its record says ready, but the node was rebooted since")}, nil
 	}
 	for _, path := range pathsOf(rec) {
 		inode, err := ns.Inode(path)
@@ -116,7 +116,7 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 		case err != nil:
 			unseen = append(unseen, err)
 		case path == rec.Namespaces.Paths().Net && rec.Network != nil && rec.Network.NetNSInode != 0 && rec.Network.NetNSInode != inode:
-			lost = append(lost, fmt.Errorf("%s is not the network namespace that it was attached with", path))
+			lost = append(lost, fmt.Errorf("%s is not the network namespace in which the pod's network was set up", path))
 		}
 	}
 	if infra := s.now().infra; rec.Infra && infra != nil && exited(infra) {
@@ -129,7 +129,7 @@ var errInfraDead = errors.New("its infra container is dead")
 
 // readyProblems: what a ready pod consists of.
 func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []audit.Problem {
-	over := audit.Remedy{Text: "it is stopped, and the kubelet makes it anew", Do: s.stop}
+	over := audit.Remedy{Text: "stop it, so that the kubelet recreates it", Do: s.stop}
 	var found []audit.Problem
 	lost, notSeen := s.lost()
 	if rec.Infra && rec.BootID == s.engine.boot && !slices.Contains(lost, errInfraDead) {
@@ -161,7 +161,7 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []net
 
 // unseen is what could not be looked at, which is not to say that it is gone.
 func unseen(err error) audit.Problem {
-	return audit.Problem{Wrong: fmt.Sprintf("it cannot be looked at: %v", err), Advice: "check again; if that does not help, see what its monitor and the kernel's log say"}
+	return audit.Problem{Wrong: fmt.Sprintf("it cannot be checked: %v", err), Advice: "check again; if the error persists, look at its monitor process and the kernel log"}
 }
 
 // infraAlive asks the infra container's monitor.
@@ -189,7 +189,7 @@ func exited(task oci.Task) bool {
 
 // missingFiles are those of the pod's files that new containers would miss.
 func (s *Sandbox) missingFiles(rec podRecord) []audit.Problem {
-	const advice = "delete the pod: its containers run on, but no new one starts in it"
+	const advice = "delete the pod: its running containers are not affected, but no new one can start"
 	var found []audit.Problem
 	unmounted := func(path string) bool {
 		is, err := mount.Mounted(path)

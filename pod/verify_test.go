@@ -276,7 +276,7 @@ func (b *bench) infraDiesUnseen(cfg *cri.PodSandboxConfig) {
 	}
 	b.close(e)
 	b.node.set(func() { b.node.tasks[pod].die(137) })
-	if found := b.inspect(); !says(found, pod, "its infra container is dead", "stopped") {
+	if found := b.inspect(); !says(found, pod, "its infra container is dead", "stop it") {
 		b.Errorf("%q", found)
 	}
 	e = b.engine()
@@ -299,12 +299,12 @@ func TestVerifyExits(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := v(e, stopped).ExitCode
-	if found := b.verify(e, true); !says(found, stopped, "its end is not on record", "repaired true") || len(found) != 1 {
+	if found := b.verify(e, true); !says(found, stopped, "its exit is not recorded", "repaired true") || len(found) != 1 {
 		t.Errorf("%q", found)
 	}
 	b.close(e)
 	close(b.task(lost).lost)
-	if found := b.inspect(); !says(found, lost, "its monitor is gone") || len(found) != 1 {
+	if found := b.inspect(); !says(found, lost, "its monitor died without recording") || len(found) != 1 {
 		t.Errorf("%q", found)
 	}
 	e = b.engine()
@@ -326,13 +326,13 @@ func TestInspectAndMend(t *testing.T) {
 	}{
 		"creation cut short": {func(b *bench, e *Engine, _, ctr string) {
 			rewrite(b.T, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
-		}, "its creation was cut short"},
+		}, "its creation was interrupted"},
 		"removal cut short": {func(b *bench, e *Engine, pod, _ string) {
 			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseRemoving })
-		}, "its removal was cut short"},
+		}, "its removal was interrupted"},
 		"stop cut short": {func(b *bench, e *Engine, pod, _ string) {
 			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopping })
-		}, "its stop could not be finished"},
+		}, "stopping it did not finish"},
 		"damaged record": {func(b *bench, _ *Engine, _, ctr string) {
 			os.WriteFile(filepath.Join(b.cfg.StateDir, "containers", ctr, "container.json"), []byte("{"), 0o600)
 		}, "cannot be read"},
@@ -342,10 +342,10 @@ func TestInspectAndMend(t *testing.T) {
 		"reboot": {func(b *bench, _ *Engine, pod, _ string) {
 			b.boot = "another"
 			ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + pod})
-		}, "the machine was booted"},
+		}, "the node was rebooted"},
 		"network not settled": {func(b *bench, e *Engine, pod, _ string) {
 			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopped })
-		}, "its network was not given back"},
+		}, "its network was not released"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -401,7 +401,7 @@ func TestMendedIsModest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := describe(audit.Mended(looked, repaired)); !says(found, "cut short", "repaired false") || !says(found, "cleanup of "+ctr, errInjected.Error()) {
+	if found := describe(audit.Mended(looked, repaired)); !says(found, "interrupted", "repaired false") || !says(found, "cleanup of "+ctr, errInjected.Error()) {
 		t.Errorf("%q", found)
 	}
 	b.node.set(func() { delete(b.node.fail, "delete") })
@@ -539,18 +539,18 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 		}
 		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
 		b.node.set(func() { b.node.leased = []network.Lease{lease} })
-		if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it", "repaired false") {
+		if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may be using it", "repaired false") {
 			t.Errorf("%q", found)
 		}
 		b.close(e)
-		if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may have it") {
+		if found := b.inspect(); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may be using it") {
 			t.Errorf("without a server: %q", found)
 		}
 		e = b.engine()
 		if err := ns.Remove(foreign); err != nil {
 			t.Fatal(err)
 		}
-		if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may have it") {
+		if found := b.verify(e, true); !says(found, lease.File, "repaired true") && !says(found, "a pod of another runtime may be using it") {
 			t.Errorf("without that pod: %q", found)
 		}
 		b.node.set(func() { b.node.leased = nil })
@@ -634,7 +634,7 @@ func TestWipe(t *testing.T) {
 	b.strew()
 	b.node.set(func() { b.node.fail["detach"] = errInjected })
 	left, err := e.Wipe(t.Context())
-	if err != nil || !says(describe(left), "cleanup of", "network not given back: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
+	if err != nil || !says(describe(left), "cleanup of", "network not released: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
 		t.Errorf("%q, %v", describe(left), err)
 	}
 	if docs, _, _, err := e.podRecords.Read(); err != nil || len(docs) != len(left) {
@@ -667,7 +667,7 @@ func TestRepairSparesWhatItCannotSee(t *testing.T) {
 		}
 	}
 	b.node.set(func() { b.node.fail["load"] = errInjected })
-	if found := b.verify(e, true); !says(found, "cannot be looked at", errInjected.Error(), "repaired false") {
+	if found := b.verify(e, true); !says(found, "cannot be checked", errInjected.Error(), "repaired false") {
 		t.Errorf("found %q", found)
 	}
 	alive("a monitor that does not answer")

@@ -38,7 +38,7 @@ func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	records, _, _, readErr := e.podRecords.Read()
 	for id, rec := range records {
 		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
-			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "configure the handler again; until then nobody knows how to end the pod"})
+			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
 		}
 	}
 	return left, errors.Join(append(errs, err, readErr)...)

@@ -97,14 +97,14 @@ func (l *listener) Close() error {
 func lockSocket(path string) (*os.File, error) {
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock of the CRI socket: %w", err)
+		return nil, fmt.Errorf("lock CRI socket: %w", err)
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named(lock) {
-		err = fmt.Errorf("another crius holds %s; stop it or set another api.listen: %w", path, fault.Exists)
+		err = fmt.Errorf("another crius instance serves %s; stop it or set a different api.listen: %w", path, fault.Exists)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock of the CRI socket: %w", err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("lock CRI socket: %w", err), lock.Close())
 	}
 	return lock, nil
 }
@@ -175,12 +175,12 @@ func removeStale(path string) error {
 		return fmt.Errorf("CRI socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket; move it away or set another api.listen: %w", path, fault.Exists)
+		return fmt.Errorf("%s exists and is not a socket; move it away or set a different api.listen: %w", path, fault.Exists)
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		conn.Close()
-		return fmt.Errorf("another process serves %s; stop it or set another api.listen: %w", path, fault.Exists)
+		return fmt.Errorf("another process serves %s; stop it or set a different api.listen: %w", path, fault.Exists)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", path, err, fault.Exists)

@@ -78,7 +78,7 @@ func newMetricsAPI(measured Usage, kinds []string) (*metricsAPI, error) {
 	known := append(PodMetricKinds(), AllPodMetrics)
 	for _, kind := range kinds {
 		if !slices.Contains(known, kind) {
-			return nil, fmt.Errorf("metrics.included_pod_metrics has %s: choose of %v: %w", brief(kind), known, fault.Invalid)
+			return nil, fmt.Errorf("metrics.included_pod_metrics: unknown kind %s; use some of %v: %w", brief(kind), known, fault.Invalid)
 		}
 	}
 	a := &metricsAPI{usage: measured}

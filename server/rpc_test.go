@@ -204,7 +204,7 @@ func TestEmptyIDsAreInvalid(t *testing.T) {
 		second(n.runtime.ExecSync(ctx, &cri.ExecSyncRequest{Cmd: []string{"true"}})),
 	} {
 		wantCode(t, err, codes.InvalidArgument)
-		if !strings.Contains(status.Convert(err).Message(), "_id is empty; send the id that crius gave") {
+		if !strings.Contains(status.Convert(err).Message(), "_id is empty; send the ID that crius returned") {
 			t.Errorf("message %q", status.Convert(err).Message())
 		}
 	}

@@ -73,7 +73,7 @@ func (s *streamAPI) running(id string) (string, error) {
 		return "", err
 	}
 	if v.State != cri.ContainerState_CONTAINER_RUNNING {
-		return "", fmt.Errorf("container %s is in state %s, sessions are possible only in a running one: %w", v.ID, v.State, fault.Precondition)
+		return "", fmt.Errorf("container %s is in state %s; exec and attach require a running container: %w", v.ID, v.State, fault.Precondition)
 	}
 	return v.ID, nil
 }
@@ -104,7 +104,7 @@ func checkStreams(req interface {
 	case !req.GetStdin() && !req.GetStdout() && !req.GetStderr():
 		return in("stdin, stdout, stderr", bad("are all false; request at least one of them"))
 	case req.GetTty() && req.GetStderr():
-		return in("stderr", bad("is not possible with tty: a terminal has one output"))
+		return in("stderr", bad("must be false with tty: a terminal has a single output stream"))
 	}
 	return nil
 }

@@ -178,7 +178,7 @@ func checkMetadata(texts map[string]string) error {
 // make ids up (critest sends UUIDs): those name objects that do not exist.
 func checkID(field, id string) error {
 	if id == "" {
-		return in(field, bad("is empty; send the id that crius gave"))
+		return in(field, bad("is empty; send the ID that crius returned"))
 	}
 	if len(id) > 64 || strings.Trim(id, "0123456789abcdef") != "" {
 		return fmt.Errorf("%s %q: %w", field, brief(id), fault.NotFound)

@@ -187,7 +187,7 @@ func checkPortMapping(p *cri.PortMapping) error {
 		return in("host_port", bad("is %d; send a port up to 65535, or 0 for none", p.GetHostPort()))
 	}
 	if p.GetHostPort() != 0 && p.GetContainerPort() == 0 {
-		return in("container_port", bad("is missing; say which port host_port %d leads to", p.GetHostPort()))
+		return in("container_port", bad("is missing; send the container port for host_port %d", p.GetHostPort()))
 	}
 	if p.GetHostIp() != "" {
 		if _, err := netip.ParseAddr(p.GetHostIp()); err != nil {
@@ -344,7 +344,7 @@ func checkMountSource(m *cri.Mount) error {
 		return in("readonly", bad("is false; an image can only be mounted read-only"))
 	}
 	if m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
-		return in("propagation", bad("is %s; nothing is ever mounted in an image, send PROPAGATION_PRIVATE", m.GetPropagation()))
+		return in("propagation", bad("is %s; an image mount supports only PROPAGATION_PRIVATE", m.GetPropagation()))
 	}
 	if sub := m.GetImageSubPath(); sub != "" && (len(sub) > maxPath || !filepath.IsLocal(sub)) {
 		return in("image_sub_path", bad("is %q; send a path inside the image", brief(sub)))

@@ -101,8 +101,8 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 	}
 	if len(found) == 0 {
 		return nil, &pullError{
-			text: fmt.Sprintf("image %s is refused by the signature policy: it was not pulled as %q, and a policy knows images by the names they were pulled by; "+
-				"give one of those, or pull it by this name", record.ID, asked),
+			text: fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy goes by the names an image was pulled by; "+
+				"use one of those names, or pull it by this one", record.ID, asked),
 			kinds: []error{ErrSignature, fault.Denied},
 		}
 	}
@@ -149,7 +149,7 @@ func (s *Store) admitName(ctx context.Context, policy *trust.Policy, record *cst
 	var refused error
 	for _, m := range manifests {
 		if *asked++; *asked > maxAsked {
-			return fmt.Errorf("the image is here under too many names and manifests; give its name with a digest: %w: %w", ErrSignature, fault.Denied)
+			return fmt.Errorf("the image is stored under too many names and manifests; refer to it by name and digest: %w: %w", ErrSignature, fault.Denied)
 		}
 		err := policy.Check(ctx, image.UnparsedInstanceWithReference(m, ref))
 		if err == nil {

@@ -68,7 +68,7 @@ func TestAdmitLaxPull(t *testing.T) {
 			n.wantAdmitted(good, name+":other@"+signed.Digest().String())
 			n.wantAdmitted(good, good.ID)
 			n.wantAdmitted(good, "sha256:"+good.ID)
-			wants := "strict.json: rule default[0] (" + s.kind() + ") wants a signature by the key in the policy for "
+			wants := "strict.json: rule default[0] (" + s.kind() + ") requires a signature by the key in the policy for "
 			n.wantRefused(bad, name+":unsigned", wants+name+":unsigned")
 			n.wantRefused(bad, bad.ID, wants+name+":unsigned")
 			n.wantRefused(bad, name+"@"+unsigned.Digest().String(), wants+"repository "+name)
@@ -176,7 +176,7 @@ func TestAdmitFollowsKeys(t *testing.T) {
 	n.wantAdmitted(img, name)
 	n.wantAdmitted(img, name)
 	n.write("key.pem", string(current.public()))
-	n.wantRefused(img, name, "wants a signature by the key in "+key+" for repository "+r.Addr()+"/"+repo)
+	n.wantRefused(img, name, "requires a signature by the key in "+key+" for repository "+r.Addr()+"/"+repo)
 	if err := os.Remove(key); err != nil {
 		t.Fatal(err)
 	}

@@ -174,7 +174,7 @@ func sameRecord(a, b *cstorage.Image) bool {
 }
 
 // errLayersLost: a layer of the image has no record or no directory any more.
-var errLayersLost = errors.New("layers are lost")
+var errLayersLost = errors.New("layers are missing")
 
 // usableLayers are the directories of the layer top and all below it, top
 // first, every one of which is there and can be mounted as it is.

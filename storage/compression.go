@@ -32,7 +32,7 @@ const maxExpansion = 1032
 const minRoom = 1 << 30 // bytes
 
 // errExpands is carried by the error of a layer that is refused by its expansion.
-var errExpands = errors.New("layer decompresses to too much")
+var errExpands = errors.New("layer decompresses to more than allowed")
 
 // expansion bounds the bytes to which the layers of an image decompress, in sum. One
 // that has more than there is room for cannot be unpacked, but costs its decompression,
@@ -43,13 +43,14 @@ type expansion struct {
 	expanded atomic.Int64 // bytes at most that zstd blocks decompress to
 }
 
-// add counts a block of so many bytes.
+// add counts a zstd block that decompresses to at most so many bytes. It fails with
+// errExpands when the total exceeds the limit.
 func (e *expansion) add(bytes int64) error {
 	most := max(minRoom, e.room, e.came.Load()*maxExpansion)
 	if e.expanded.Add(bytes) <= most {
 		return nil
 	}
-	return fmt.Errorf("%w: with the layers before it to more than %d bytes, more than the image store has room for; free disk space, or rebuild the image: %w",
+	return fmt.Errorf("%w: with the layers before it, more than %d bytes, which do not fit into the image store; free disk space, or rebuild the image: %w",
 		errExpands, most, fault.Exhausted)
 }
 
@@ -159,7 +160,7 @@ func (g *layerGuard) frame() error {
 	case bytes.HasPrefix(g.head, zstdMagic):
 		return g.next((*layerGuard).frameHeader, 0)
 	case g.head[0]&0xf0 != 0x50 || !bytes.HasPrefix(g.head[1:], skipMagic):
-		return g.refuse("what follows a zstd frame is no frame")
+		return g.refuse("invalid data after a zstd frame")
 	case len(g.head) < 8:
 		return nil
 	}
@@ -187,7 +188,7 @@ func (g *layerGuard) frameHeader() error {
 		window = base + base/8*uint64(g.head[1]&7)
 	}
 	if window > maxWindow {
-		return g.refuse("a zstd frame in it has a window of %d bytes, more than %d", window, maxWindow)
+		return g.refuse("zstd window of %d bytes exceeds the limit of %d", window, maxWindow)
 	}
 	if window > smallWindow {
 		if err := g.admitLarge(); err != nil {
@@ -215,7 +216,7 @@ func (g *layerGuard) block() error {
 	case 2:
 		expanded = maxBlock
 	case 3:
-		return g.refuse("a zstd block in it is of no known type")
+		return g.refuse("zstd block of unknown type")
 	}
 	if err := g.expansion.add(int64(expanded)); err != nil {
 		return fmt.Errorf("layer %s: %w", g.layer, err)

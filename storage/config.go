@@ -19,9 +19,9 @@ type Config struct {
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
 	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
-	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in a directory of the same name and .d; empty: /etc/containers/registries.conf and its drop-ins"`
+	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in the directory of the same name plus .d; empty: /etc/containers/registries.conf and its drop-ins"`
 	HostsDirs          []string      `toml:"hosts_dirs" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
-	SignaturePolicy    string        `toml:"signature_policy" help:"policy.json that is asked about images when they are pulled, run or mounted; empty: /etc/containers/policy.json"`
+	SignaturePolicy    string        `toml:"signature_policy" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
 	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider leaves registry credentials for one pull, as for CRI-O: NAMESPACE-SHA256.json, with the digest of the repository's name; they are used instead of auth_file, and deleted; empty: none"`
@@ -29,9 +29,9 @@ type Config struct {
 	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
-	MinPullRate        int64         `toml:"min_pull_rate" help:"bytes per second that a pull must receive on average over progress_timeout, while it waits for any; it is cancelled else; 0: one byte in that time is enough"`
-	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer in all, however fast it is; 0: never"`
-	Volumes            string        `toml:"volumes" help:"what becomes of the VOLUMEs of images: mkdir makes the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
+	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while data is due; slower pulls are cancelled; 0: one byte in that time is enough"`
+	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
+	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
 // DefaultConfig is what an empty configuration file means.

@@ -60,7 +60,8 @@ func dropCapabilities() error {
 	return os.NewSyscallError("capset", unix.Capset(&header, &keep[0]))
 }
 
-// Rights of Landlock. What its first version lacks is asked for where there is it.
+// Landlock access rights. Those added after its first version are used where the kernel
+// has them.
 const (
 	writeFile = unix.LANDLOCK_ACCESS_FS_WRITE_FILE
 	changes   = writeFile | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |

@@ -71,7 +71,7 @@ func (s *Store) keepSignatures(ctx context.Context, src *inspected) (end func())
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := s.signatures.end(ctx, id); err != nil {
-			slog.WarnContext(ctx, "cannot store again the signatures that the image had before; pull it again from where it is signed", "image", id, "err", err)
+			slog.WarnContext(ctx, "cannot restore the signatures that the image had before the pull; pull it again from the registry that has them", "image", id, "err", err)
 		}
 	}
 }
@@ -250,7 +250,7 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.failed = append(w.failed, nil)
 	w.mu.Unlock()
 	if number > 2*maxLayers {
-		return fmt.Errorf("the worker asks for too much: %w", fault.Invalid)
+		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
 	}
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -350,5 +350,5 @@ func (w *workerProcess) died(ctx context.Context, ended error) error {
 	if outOfMemory.MatchString(said) {
 		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", errWorkerDied, workerMemory>>20, fault.Invalid)
 	}
-	return fmt.Errorf("%w: %w; the pull can be repeated (was it killed for lack of memory? see the kernel's log): %w", errWorkerDied, ended, fault.Unavailable)
+	return fmt.Errorf("%w: %w; retry the pull (the worker may have been killed for lack of memory: see the kernel log): %w", errWorkerDied, ended, fault.Unavailable)
 }

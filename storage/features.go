@@ -41,7 +41,7 @@ func (f *features) find(ctx context.Context, options types.StoreOptions) error {
 	cmd := reexec.CommandContext(ctx, featuresName)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), said
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("find features of overlay: %w: %s", err, strings.TrimSpace(redact(string(said.Bytes()))))
+		return fmt.Errorf("detect overlay features: %w: %s", err, strings.TrimSpace(redact(string(said.Bytes()))))
 	}
 	f.found = true
 	return nil

@@ -429,7 +429,7 @@ func (h *holds) owned() error {
 	lock := h.owner
 	h.mu.Unlock()
 	if lock == nil {
-		return fmt.Errorf("image store %s is not this crius's to change: %w", h.store.GraphRoot(), fault.Precondition)
+		return fmt.Errorf("image store %s does not belong to this crius instance: %w", h.store.GraphRoot(), fault.Precondition)
 	}
 	return h.taken()
 }

@@ -71,7 +71,7 @@ const maxDocument = 4 << 20
 func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*Image, error) {
 	for name, size := range record.BigDataSizes {
 		if size > maxDocument {
-			return nil, fmt.Errorf("its %s has %d bytes: %w", name, size, fault.Invalid)
+			return nil, fmt.Errorf("its %s is too large (%d bytes): %w", name, size, fault.Invalid)
 		}
 	}
 	if _, err := usableLayers(store, record.TopLayer); err != nil {

@@ -86,7 +86,7 @@ func tryLayers(dirs []string) error {
 		return os.NewSyscallError("fsconfig", err)
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return fmt.Errorf("this kernel's overlay takes no id-mapped layers (Linux 5.19 does): %w%s: %w", err, contextLog(fs), fault.Unimplemented)
+		return fmt.Errorf("overlay on this kernel does not support ID-mapped layers (requires Linux 5.19): %w%s: %w", err, contextLog(fs), fault.Unimplemented)
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func coverOne(users int, dir string) error {
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users)}
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("this kernel or file system has no id-mapped mounts: %w: %w", err, fault.Unimplemented)
+		return fmt.Errorf("this kernel or file system does not support ID-mapped mounts: %w: %w", err, fault.Unimplemented)
 	}
 	if err != nil {
 		return err

@@ -144,7 +144,7 @@ func (o overlay) mountByString() error {
 		return paths.err
 	}
 	if len(data) >= os.Getpagesize() {
-		return fmt.Errorf("overlay of %d layers: %w: this kernel takes one page of options", len(o.lower), unix.E2BIG)
+		return fmt.Errorf("overlay of %d layers: %w: this kernel limits mount options to one page", len(o.lower), unix.E2BIG)
 	}
 	relative := func() error {
 		if err := unix.Chdir("/proc/self/fd"); err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	errStalled = errors.New("no byte came from the registry for image.progress_timeout")
+	errStalled = errors.New("no data received from the registry for image.progress_timeout")
 	errTooSlow = errors.New("the registry sent fewer bytes per second than image.min_pull_rate, over image.progress_timeout")
 	errTooLong = errors.New("the pull took longer than image.pull_timeout")
 )

@@ -122,11 +122,11 @@ func removedMeanwhile(err error) bool {
 	return false
 }
 
-// sweptMeanwhile tells of a layer whose directory went while it was unpacked. Every
-// process that opens the store removes what others have left unpacked, and knows it by
-// a lock file that nobody holds. One that is just being made looks like that to a
-// second process; when that has deleted the file, the owner's lock is of no use against
-// a third. The child that unpacks has only words for it.
+// sweptMeanwhile reports whether a layer's staging directory was deleted during
+// unpacking. Every process that opens the store deletes staging directories whose lock
+// file nobody holds. A directory that is just being created looks like that to a second
+// process; once that has deleted the lock file, the owner's lock does not protect against
+// a third. The unpacking child reports this only as text.
 func sweptMeanwhile(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "unpacking failed") && strings.Contains(text, unix.ENOENT.Error())
@@ -238,7 +238,7 @@ func (s *Store) dropLost(ctx context.Context) error {
 	}
 	for _, id := range lost {
 		if err := s.dropIfLost(ctx, id); err != nil {
-			slog.WarnContext(ctx, "cannot delete image without some of its layers", "image", id, "err", err)
+			slog.WarnContext(ctx, "cannot delete image with missing layers", "image", id, "err", err)
 		}
 	}
 	return nil
@@ -265,7 +265,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	})
 	if err == nil {
 		s.images.forget(id)
-		slog.WarnContext(ctx, "image without some of its layers deleted; it will be pulled again when needed", "image", id)
+		slog.WarnContext(ctx, "image with missing layers deleted; it will be pulled again when needed", "image", id)
 	}
 	return err
 }

@@ -29,7 +29,7 @@ var localTransports = regexp.MustCompile(`^(containers-storage|docker-archive|do
 // a short one.
 func parseReference(ref string) (string, error) {
 	if len(ref) > maxReference {
-		return "", fmt.Errorf("image reference of %d bytes: at most %d are taken: %w", len(ref), maxReference, fault.Invalid)
+		return "", fmt.Errorf("image reference has %d bytes, at most %d are allowed: %w", len(ref), maxReference, fault.Invalid)
 	}
 	name := strings.TrimPrefix(ref, transport)
 	if strings.Contains(name, "://") || localTransports.MatchString(name) {
@@ -52,8 +52,8 @@ func pullNames(sys *types.SystemContext, name string) ([]reference.Named, error)
 		return nil, registriesError(err)
 	}
 	if len(names) > 1 && mode == types.ShortNameModeEnforcing {
-		return nil, fmt.Errorf("image reference %q: %w: it may stand for %s and registries.conf enforces unambiguous short names; "+
-			"give the full name", name, fault.Invalid, names)
+		return nil, fmt.Errorf("image reference %q is ambiguous (%s) and registries.conf enforces unambiguous short names; "+
+			"use the fully qualified name: %w", name, names, fault.Invalid)
 	}
 	return names, nil
 }
@@ -205,7 +205,7 @@ func byPrefix(images []*Image, prefix string) (*Image, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("image id %s: several images begin with it; give more digits: %w", prefix, fault.Invalid)
+			return nil, fmt.Errorf("image ID prefix %s is ambiguous; use more digits: %w", prefix, fault.Invalid)
 		}
 		found = image
 	}

@@ -51,7 +51,7 @@ func TestSignedImages(t *testing.T) {
 			if !errors.Is(err, fault.Denied) || !errors.Is(err, ErrSignature) {
 				t.Errorf("%s: %v", tag, err)
 			}
-			want := "policy.json: rule default[0] (" + s.kind() + ") wants a signature by the key in the policy for " + name
+			want := "policy.json: rule default[0] (" + s.kind() + ") requires a signature by the key in the policy for " + name
 			if err != nil && !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: refused with %q, want %q in it", tag, err, want)
 			}

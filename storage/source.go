@@ -256,7 +256,7 @@ func (s *inspected) inspect(ctx context.Context, sys *types.SystemContext, polic
 			return err
 		}
 		if manifest.MIMETypeIsMultiImage(mediaType) {
-			return fmt.Errorf("image index: it leads to another index: %w", fault.Invalid)
+			return fmt.Errorf("image index: it refers to another index: %w", fault.Invalid)
 		}
 		s.Manifests[chosen] = document{raw, mediaType}
 	}
@@ -287,7 +287,7 @@ func (s *inspected) readSignatures(ctx context.Context, image *image.UnparsedIma
 	}
 	var dropped int
 	if s.signatures, dropped = trust.Blobs(found); dropped > 0 {
-		slog.WarnContext(ctx, "image has signatures that are not stored, being too many, too large or of an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
+		slog.WarnContext(ctx, "some image signatures not stored: too many, too large or in an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
 	}
 	return nil
 }
@@ -323,7 +323,7 @@ func inspectManifest(m manifest.Manifest) error {
 			return fmt.Errorf("image manifest: config digest %q: %w: %w", config.Digest, err, fault.Invalid)
 		}
 		if len(config.URLs) > 0 {
-			return fmt.Errorf("image manifest: the config is a foreign one, to be fetched from %q; crius fetches from the image's registry only: %w", config.URLs[0], fault.Invalid)
+			return fmt.Errorf("image manifest: the config would have to be fetched from the foreign URL %q, but crius fetches only from the image's registry: %w", config.URLs[0], fault.Invalid)
 		}
 	}
 	for i, layer := range layers {
@@ -334,7 +334,7 @@ func inspectManifest(m manifest.Manifest) error {
 			return fmt.Errorf("image manifest: layer %d has a size of %d: %w", i, layer.Size, fault.Invalid)
 		}
 		if len(layer.URLs) > 0 {
-			return fmt.Errorf("image manifest: layer %d is a foreign one, to be fetched from %q; crius fetches from the image's registry only: %w", i, layer.URLs[0], fault.Invalid)
+			return fmt.Errorf("image manifest: layer %d is a foreign layer from %q, but crius fetches only from the image's registry: %w", i, layer.URLs[0], fault.Invalid)
 		}
 	}
 	return nil

@@ -196,10 +196,9 @@ func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock
 
 // openLibrary opens containers/storage unless another process keeps it locked.
 //
-// The library must not find out whether it could shift user ids while mounting,
-// which is done here without it: it forks a copy of this process for that, which
-// lives on with all our locks should we be killed before the copy has asked to die
-// with us.
+// The library must not probe for ID-mapped mounts, which crius makes itself. For the
+// probe it forks a copy of this process. If this process is killed before the copy has
+// set its parent-death signal, the copy lives on with all of its locks.
 func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Store, *durable.Locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err
@@ -265,7 +264,7 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 			return options, err
 		}
 		if strings.Contains(*path, ":") {
-			return options, fmt.Errorf("path %s: overlay takes no colon in a path: %w", *path, fault.Invalid)
+			return options, fmt.Errorf("path %s: overlay does not support colons in paths: %w", *path, fault.Invalid)
 		}
 	}
 	options.GraphDriverOptions = append(options.GraphDriverOptions, cfg.Options...)
@@ -299,7 +298,7 @@ func optionName(option string) string {
 // supported refuses what a plain overlay mount cannot honour.
 func supported(options *types.StoreOptions) error {
 	if driver := options.GraphDriverName; driver != "" && driver != driverName {
-		return fmt.Errorf("storage driver %q: crius needs %q; set it in storage.conf or give crius a root of its own: %w", driver, driverName, fault.Precondition)
+		return fmt.Errorf("storage driver %q: crius needs %q; set it in storage.conf or set a separate image.root for crius: %w", driver, driverName, fault.Precondition)
 	}
 	options.GraphDriverName = driverName
 	for _, option := range options.GraphDriverOptions {
@@ -307,8 +306,8 @@ func supported(options *types.StoreOptions) error {
 		name := optionName(option)
 		refused := name == "mount_program" || name == "force_mask" || name == "use_composefs"
 		if refused && value != "" && value != "false" {
-			return fmt.Errorf("storage option %q: %w: crius mounts layers with the kernel's overlay and cannot honour it; "+
-				"remove it from storage.conf or give crius a root of its own", option, fault.Precondition)
+			return fmt.Errorf("storage option %q: crius mounts layers with the kernel's overlay and cannot honour it; "+
+				"remove it from storage.conf or set a separate image.root for crius: %w", option, fault.Precondition)
 		}
 	}
 	return nil

@@ -177,8 +177,8 @@ func (c *usageCache) begin() bool {
 	return true
 }
 
-// end is told when measuring began. What has not been measured since is of a
-// layer that was being removed while it was measured the last time.
+// end ends the measurement that began at that time, and forgets layers not measured
+// since: they were being removed during the previous measurement.
 func (c *usageCache) end(began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -24,9 +24,10 @@ type Defect struct {
 	Mend   func(context.Context) error
 }
 
-// Verify looks for what live root file systems, which are mounted, lack, for images that lost
-// layers or the record that keeps other tools from removing them, and for layers that no image came to own. It reads records and looks
-// for directories, and walks through none.
+// Verify checks that live, mounted root file systems have their writable layers, mounts
+// and images. It also looks for images that lost layers or the record that protects them
+// from other tools, and for layers without an image. It reads records and checks that
+// directories exist, but walks no directory tree.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	var defects []Defect
 	images := map[string]error{}
@@ -68,8 +69,8 @@ func (s *Store) unheld(live []Rootfs) ([]Defect, error) {
 	var defects []Defect
 	for _, image := range images {
 		defects = append(defects, Defect{
-			Object: "image " + image, Text: "containers use it, and the record " + holdPrefix + image + " that keeps other tools from removing it is gone",
-			Remedy: "the record is made again",
+			Object: "image " + image, Text: "containers use it, but the record " + holdPrefix + image + " that protects it from removal by other tools is missing",
+			Remedy: "recreate the record",
 			Mend:   func(ctx context.Context) error { return s.holds.heal(ctx, image) },
 		})
 	}
@@ -107,11 +108,11 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		}
 		if !durable.FromRegistry(&record) {
 			defects = append(defects, Defect{Object: "image " + record.ID,
-				Text: lost.Error() + "; it was made on this machine, and no registry has it: make it again, or remove it"})
+				Text: lost.Error() + "; it was built on this node and cannot be pulled: rebuild or remove it"})
 			continue
 		}
 		defects = append(defects, Defect{
-			Object: "image " + record.ID, Text: lost.Error(), Remedy: "it is removed, to be pulled again",
+			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
 			Mend: func(ctx context.Context) error {
 				s.images.forget(record.ID)
 				return s.holds.remove(ctx, record.ID)
@@ -123,13 +124,13 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		return defects, err
 	}
 	for _, file := range aside {
-		defects = append(defects, Defect{Object: "record file " + file, Text: "it was damaged and set aside: layers without an image are kept, " +
-			"since containers of other tools may need them; delete it to have them removed"})
+		defects = append(defects, Defect{Object: "record file " + file, Text: "it was damaged and moved aside: layers without an image are kept, " +
+			"because containers of other tools may need them; delete this file to have them removed"})
 	}
 	orphans, err := s.leftovers.Orphans()
 	for _, id := range orphans {
 		defects = append(defects, Defect{
-			Object: "layer " + id, Text: "no image stands on it", Remedy: "it is deleted",
+			Object: "layer " + id, Text: "no image uses it", Remedy: "delete it",
 			Mend: func(ctx context.Context) error { return s.leftovers.DeleteOrphan(ctx, id) },
 		})
 	}

@@ -45,7 +45,7 @@ func TestVerifyKeepsLocalImages(t *testing.T) {
 		ok(t, err)
 		remove(t, filepath.Dir(n.diff(top)))
 		for range 2 {
-			if got := n.verify(true); !strings.Contains(got, "image "+local.ID) || !strings.Contains(got, "made on this machine") {
+			if got := n.verify(true); !strings.Contains(got, "image "+local.ID) || !strings.Contains(got, "built on this node") {
 				t.Errorf("image with the names %q: %q", names, got)
 			}
 			if _, err := n.store.Image(local.ID); err != nil {
@@ -118,7 +118,7 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := n.verify(true, r)
-	for _, want := range []string{"its image is damaged", "image " + image.ID + " layers are lost"} {
+	for _, want := range []string{"its image is damaged", "image " + image.ID + " layers are missing"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lost layer: %q, want %q", got, want)
 		}

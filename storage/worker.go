@@ -227,7 +227,7 @@ func (w *worker) fetch(info types.BlobInfo) (*fetched, error) {
 	return &fetched{pipe: pipe, number: w.fetches}, nil
 }
 
-var errServerGone = errors.New("the server has called the pull off")
+var errServerGone = errors.New("the server cancelled the pull")
 
 // fetched is a blob as the server sends it.
 type fetched struct {

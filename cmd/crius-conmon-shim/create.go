@@ -90,7 +90,7 @@ func said(dir string, err error) error {
 	const end = 2048
 	text, _ := os.ReadFile(filepath.Join(dir, shim.LogFile))
 	if text = text[max(0, len(text)-end):]; len(text) > 0 {
-		return fmt.Errorf("%w; end of its log: %s", err, text)
+		return fmt.Errorf("%w; last lines of the shim's log: %s", err, text)
 	}
 	return err
 }

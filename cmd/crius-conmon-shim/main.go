@@ -34,7 +34,7 @@ func (l *list) String() string         { return fmt.Sprint(*l) }
 func (l *list) Set(value string) error { *l = append(*l, value); return nil }
 
 var errUsage = errors.New("usage: crius-conmon-shim create|wait|publish FLAGS ID\n" +
-	"This program is a part of crius, which starts it once for every container of a shim")
+	"Internal helper of crius, which starts it once for each container run by a containerd shim; do not run it by hand")
 
 func main() {
 	if err := run(context.Background(), os.Args[1:]); err != nil {

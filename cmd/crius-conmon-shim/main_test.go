@@ -29,12 +29,12 @@ import (
 func TestByHand(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--help"}, {"create", "x"}, {"wait", "--dir=/x", "--shim=/y"}, {"fly", "--dir=/x", "--shim=/y", "x"}} {
-		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "is a part of crius") {
+		if err := run(t.Context(), args); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), "nternal helper of crius") {
 			t.Errorf("%q: %v", args, err)
 		}
 	}
 	err := run(t.Context(), []string{"create", "--dir=/x", "--shim=/y", "--option=--No=1", "x"})
-	if err == nil || !strings.Contains(err.Error(), `no option "No"`) {
+	if err == nil || !strings.Contains(err.Error(), `unknown runtime option "No"`) {
 		t.Error(err)
 	}
 }

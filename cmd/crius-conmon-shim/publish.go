@@ -60,7 +60,7 @@ func noteOOM(dir string, event []byte) error {
 		return fmt.Errorf("event %s: %w", oomTopic, err)
 	}
 	if id == "" || strings.ContainsAny(id, "/\x00") || strings.HasPrefix(id, ".") {
-		return fmt.Errorf("event %s about a container %q", oomTopic, id)
+		return fmt.Errorf("event %s: invalid container ID %q", oomTopic, id)
 	}
 	for _, beside := range []string{"..", "../../../containers"} {
 		bundle := filepath.Join(dir, beside, id)
@@ -68,7 +68,7 @@ func noteOOM(dir string, event []byte) error {
 			continue
 		}
 		if !together(dir, bundle) {
-			return fmt.Errorf("event %s about container %s, which does not belong to this shim", oomTopic, id)
+			return fmt.Errorf("event %s: container %s does not belong to this shim", oomTopic, id)
 		}
 		return os.WriteFile(filepath.Join(bundle, wire.OOMFile), nil, 0o600)
 	}

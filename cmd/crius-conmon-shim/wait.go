@@ -39,7 +39,7 @@ func wait(ctx context.Context, p shim.Program, withStdin bool) error {
 	if r.Leader && r.Sandboxed {
 		stop, err := serveEvents(ctx, p.Dir)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "cannot receive events of the shim, OOM kills go unreported:", err) // OOM among them
+			fmt.Fprintln(os.Stderr, "cannot receive events from the shim, OOM kills will not be reported:", err) // OOM among them
 		} else {
 			defer stop()
 		}
@@ -119,7 +119,7 @@ func killLeft(ctx context.Context, r shim.Record, dir string) {
 		return len(left) == 0
 	})
 	if !ended {
-		fmt.Fprintf(os.Stderr, "processes did not die: %v\n", left)
+		fmt.Fprintf(os.Stderr, "processes still alive after SIGKILL: %v\n", left)
 	}
 }
 

@@ -45,7 +45,7 @@ func TestByHand(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}, {"--id=x", "--", "true"}} {
 		run := exec.Command(program, args...)
 		text, err := run.CombinedOutput()
-		if run.ProcessState.ExitCode() != 2 || !strings.Contains(string(text), "is a part of crius") {
+		if run.ProcessState.ExitCode() != 2 || !strings.Contains(string(text), "nternal helper of crius") {
 			t.Errorf("%q: %v: %s", args, err, text)
 		}
 	}

@@ -93,18 +93,18 @@ func runChecks(ctx context.Context, all []check, n *node) []finding {
 func (p *program) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check whether this node has what crius and its pods need, and matches its records",
-		Long: "Check whether this node has what crius and its pods need under the configuration in force, and say how to fix what is missing. " +
-			"Ask the server, if one runs, for its conditions. " +
+		Short: "Check that this node meets the requirements of crius and its pods, and that its state matches crius's records",
+		Long: "Check that this node meets the requirements of crius and its pods under the current configuration, and say how to fix what is missing. " +
+			"If a server is running, report its runtime conditions. " +
 			"Then compare the records with the node: pods with their namespaces, networks, addresses and host ports, containers with their monitors, cgroups, root file systems and images; " +
-			"and look for orphans, which carry crius's name but belong to no record. A server may be running meanwhile: objects that are being created or removed are not reported.\n\n" +
-			"Nothing is changed, except that a missing image store is created. With --repair, problems are repaired as a stop, a removal or a server start would repair them: " +
+			"and search for orphans: objects that are named like crius's own but have no record. It is safe to run while a server is running: objects that are being created or removed are not reported.\n\n" +
+			"Nothing is changed, except that a missing image store is created. With --repair, problems are fixed the same way that stopping or removing the pod, or restarting the server, would fix them: " +
 			"a pod that lost something essential is stopped, so that the kubelet creates it again; orphans are removed. " +
 			"The exit status is 1 if crius would not start, no pod could run, or a problem remains.",
 		Args: usage(cobra.NoArgs),
 	}
 	var repair bool
-	cmd.Flags().BoolVar(&repair, "repair", false, "repair what differs from the records")
+	cmd.Flags().BoolVar(&repair, "repair", false, "fix what does not match the records")
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.load(cmd)
@@ -155,11 +155,11 @@ func verdict(findings []finding) error {
 	case failed+wrong == 0:
 		return nil
 	case failed == 0:
-		return fmt.Errorf("this node differs from its records: %s", findingsThatFail(wrong))
+		return fmt.Errorf("this node's state does not match crius's records: %s", findingsThatFail(wrong))
 	}
 	return fmt.Errorf("this node is not ready: %s", findingsThatFail(failed+wrong))
 }
 
 func findingsThatFail(n int) string {
-	return counted(n, "finding above says FAIL", "findings above say FAIL")
+	return counted(n, "failed check listed above", "failed checks listed above")
 }

@@ -32,11 +32,11 @@ func checkRuntimes(ctx context.Context, n *node) []finding {
 		case r.Ready:
 			findings = append(findings, ok("%s: %s, %s; %s", r.Name, r.Path, r.Version, abilities(r)))
 			for _, v := range r.Vulnerabilities {
-				findings = append(findings, warn("update the runtime to "+strings.Join(v.Fixed, ", ")+", or add "+v.CVE+" to runtime.backported_cves if its package has the fix",
-					"%s: %s has %s: %s (%s)", r.Name, r.Version, v.CVE, v.What, v.Source))
+				findings = append(findings, warn("update the runtime to "+strings.Join(v.Fixed, " or ")+", or add "+v.CVE+" to runtime.backported_cves if your distribution's package already contains the fix",
+					"%s: %s is vulnerable to %s: %s (%s)", r.Name, r.Version, v.CVE, v.What, v.Source))
 			}
 		case r.Default:
-			findings = append(findings, fail("", "%s, the default handler: %s", r.Name, r.Error))
+			findings = append(findings, fail("", "default handler %s: %s", r.Name, r.Error))
 		default:
 			findings = append(findings, warn("", "%s: %s", r.Name, r.Error))
 		}
@@ -51,7 +51,7 @@ func abilities(r oci.Report) string {
 		name string
 		yes  bool
 	}{
-		{"a kernel of their own", r.Sandboxed},
+		{"a separate guest kernel", r.Sandboxed},
 		{"user namespaces", r.UserNamespaces},
 		{"recursive read-only mounts", r.RecursiveReadOnly},
 	} {
@@ -59,12 +59,12 @@ func abilities(r oci.Report) string {
 			has = append(has, ability.name)
 		}
 	}
-	text := "its pods have " + strings.Join(has, ", ")
+	text := "supports " + strings.Join(has, ", ")
 	if len(has) == 0 {
-		text = "without user namespaces and recursive read-only mounts"
+		text = "does not support user namespaces or recursive read-only mounts"
 	}
 	if r.FeaturesFile != "" {
-		text += ", as " + r.FeaturesFile + " says"
+		text += " (according to " + r.FeaturesFile + ")"
 	}
 	return text
 }
@@ -85,7 +85,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	c := n.config.Config
 	policy := cmp.Or(c.Image.SignaturePolicy, defaultPolicy)
 	if _, err := os.Stat(policy); err != nil {
-		return []finding{fail("install a policy; /usr/share/doc/crius/examples/policy.json of crius's package accepts every image", "no signature policy, no image can be pulled: %v", err)}
+		return []finding{fail("install a signature policy; the example /usr/share/doc/crius/examples/policy.json accepts every image", "no signature policy, images cannot be pulled: %v", err)}
 	}
 	if answers(ctx, c.API.Listen) {
 		return []finding{ok("in use by the server at %s; crius status shows whether it is writable", c.API.Listen)}
@@ -111,11 +111,11 @@ func checkNetwork(ctx context.Context, n *node) []finding {
 	case err == nil:
 		findings := []finding{ok("CNI is ready")}
 		if err := cni.HostPortsReady(); err != nil {
-			findings = append(findings, warn("pods with host ports cannot run until then", "%v", err))
+			findings = append(findings, warn("until this is fixed, pods with host ports cannot run", "%v", err))
 		}
 		return findings
 	case errors.Is(err, fault.Unavailable):
-		return []finding{warn("only pods in the host's network can run until then", "%v", err)}
+		return []finding{warn("until this is fixed, only pods with hostNetwork: true can run", "%v", err)}
 	}
 	return []finding{fail("", "%v", err)}
 }

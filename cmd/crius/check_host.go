@@ -80,14 +80,14 @@ func checkPrivileges(_ context.Context, n *node) []finding {
 		{unix.CAP_SETUID, "CAP_SETUID"}, {unix.CAP_SETGID, "CAP_SETGID"}, {unix.CAP_SYS_CHROOT, "CAP_SYS_CHROOT"},
 	} {
 		if effective&(1<<c.bit) == 0 {
-			findings = append(findings, fail("run crius outside of a restricted container", "%s is missing", c.name))
+			findings = append(findings, fail("run crius directly on the host, not in a restricted container", "capability %s is missing", c.name))
 		}
 	}
 	if effective&(1<<unix.CAP_SYS_RESOURCE) == 0 {
 		findings = append(findings, warn("", "CAP_SYS_RESOURCE is missing: containers cannot have a lower oom_score_adj than crius itself"))
 	}
 	if findings == nil {
-		return []finding{ok("root with all capabilities that are needed")}
+		return []finding{ok("running as root with all required capabilities")}
 	}
 	return findings
 }
@@ -101,7 +101,7 @@ func checkKernel(_ context.Context, n *node) []finding {
 		unix.Close(fd)
 	}
 	if fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC); err != nil {
-		findings = append(findings, fail("modprobe overlay; use Linux 5.2 or later", "the kernel has no overlay file system: %v", err))
+		findings = append(findings, fail("run modprobe overlay, or use Linux 5.2 or later", "the kernel has no overlay file system: %v", err))
 	} else {
 		unix.Close(fd)
 	}
@@ -109,20 +109,20 @@ func checkKernel(_ context.Context, n *node) []finding {
 		switch {
 		case n.host.exists("proc/self/ns/" + ns):
 		case ns == "cgroup" || ns == "user":
-			findings = append(findings, warn("use a kernel with namespaces", "no %s namespaces: pods that ask for one fail", ns))
+			findings = append(findings, warn("use a kernel with this namespace enabled", "the kernel has no %s namespaces: pods that request one fail", ns))
 		default:
-			findings = append(findings, fail("use a kernel with namespaces", "no %s namespaces", ns))
+			findings = append(findings, fail("use a kernel with this namespace enabled", "the kernel has no %s namespaces", ns))
 		}
 	}
 	if n.host.read("proc/sys/user/max_user_namespaces") == "0" {
 		findings = append(findings, warn("sysctl -w user.max_user_namespaces=15000", "user namespaces are disabled: pods with hostUsers: false fail"))
 	}
 	if !n.host.exists("proc/sys/kernel/seccomp") {
-		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "no seccomp filters: containers that ask for one fail"))
+		findings = append(findings, warn("use a kernel with CONFIG_SECCOMP_FILTER", "the kernel has no seccomp filters: containers with a seccomp profile fail"))
 	}
 	findings = append(findings, checkSELinux(n)...)
 	if n.host.read("proc/sys/net/ipv4/ip_forward") == "0" {
-		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach beyond this node"))
+		findings = append(findings, warn("sysctl -w net.ipv4.ip_forward=1", "IPv4 forwarding is off: pods cannot reach anything outside this node"))
 	}
 	if findings == nil {
 		return []finding{ok("Linux %s", n.host.read("proc/sys/kernel/osrelease"))}
@@ -137,10 +137,10 @@ func checkSELinux(n *node) []finding {
 	case "":
 		return nil
 	case "0":
-		return []finding{warn("setenforce 1, and SELINUX=enforcing in /etc/selinux/config", "SELinux is permissive: it records what containers may not do, and lets them")}
+		return []finding{warn("run setenforce 1 and set SELINUX=enforcing in /etc/selinux/config", "SELinux is permissive: denied accesses of containers are logged but not blocked")}
 	}
 	if !n.config.Config.Pod.SELinux {
-		return []finding{warn("remove pod.selinux = false", "SELinux is enforcing, and pod.selinux is off: containers run in the domain of the server")}
+		return []finding{warn("remove pod.selinux = false", "SELinux is enforcing but pod.selinux is false: containers run in the SELinux domain of the crius server")}
 	}
 	if _, err := selinux.Load(); err != nil {
 		return []finding{fail("install container-selinux (Fedora, RHEL) or the policy's container module", "%s", fault.Text(err))}
@@ -161,7 +161,7 @@ func checkCgroups(_ context.Context, n *node) []finding {
 	}
 	for _, controller := range []string{"cpu", "cpuset", "memory", "pids"} {
 		if !slices.Contains(controllers(n.host, mode), controller) {
-			findings = append(findings, warn("enable the controller: look for cgroup_disable in the kernel's command line", "no %s controller: containers with such limits are refused", controller))
+			findings = append(findings, warn("enable the controller: look for cgroup_disable in the kernel's command line", "no %s cgroup controller: containers with limits for it are rejected", controller))
 		}
 	}
 	if mode == cgroup.Hybrid && n.host.read("sys/fs/cgroup/unified/cgroup.controllers") != "" {
@@ -203,7 +203,7 @@ func checkLimits(_ context.Context, _ *node) []finding {
 	if files.Max < enough {
 		return []finding{warn("start crius with its systemd unit, or after ulimit -Hn 1048576", "the limit of %d open files is too low for more than a few hundred pods", files.Max)}
 	}
-	return []finding{ok("%d open files", files.Max)}
+	return []finding{ok("open file limit %d", files.Max)}
 }
 
 // checkDirectories looks at the directories of state, or at the parent in which
@@ -234,7 +234,7 @@ func checkPassage(runRoot string) []finding {
 	if _, unused := os.Stat(filepath.Join(runRoot, "containers")); err != nil || unused != nil || info.Mode().Perm()&0o001 != 0 {
 		return nil
 	}
-	return []finding{warn("chmod 711 "+runRoot+", and correct what set the mode, perhaps a file in tmpfiles.d",
+	return []finding{warn("chmod 711 "+runRoot+", then fix whatever sets that mode, for example a tmpfiles.d entry",
 		"run_root: %s has mode %04o: containers with user namespaces (hostUsers: false) cannot be created", runRoot, info.Mode().Perm())}
 }
 
@@ -296,7 +296,7 @@ func checkSocket(ctx context.Context, n *node) []finding {
 	if answers(ctx, path) {
 		return []finding{ok("%s: a server answers", path)}
 	}
-	return []finding{ok("%s: left by a server that is gone, will be replaced", path)}
+	return []finding{ok("%s: stale socket, will be replaced", path)}
 }
 
 // checkAddresses checks what the server would serve on TCP as the server does.
@@ -305,11 +305,11 @@ func checkAddresses(_ context.Context, n *node) []finding {
 	var findings []finding
 	for _, err := range []error{c.API.Stream().Check(), c.Metrics.Check()} {
 		if err != nil {
-			findings = append(findings, fail("correct the configuration: the server does not start with it", "%v", err))
+			findings = append(findings, fail("correct the configuration: the server will not start with these values", "%v", err))
 		}
 	}
 	if findings == nil {
-		return []finding{ok("streams and metrics can be served")}
+		return []finding{ok("stream and metrics settings are valid")}
 	}
 	return findings
 }
@@ -329,10 +329,10 @@ func checkMetrics(ctx context.Context, n *node) []finding {
 		return []finding{ok("the kubelet gets container metrics from crius")}
 	case answers(ctx, filepath.Join(n.host.root, crioSocket)):
 		return []finding{warn("enable the kubelet's feature gate PodAndContainerStatsFromCRI",
-			"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor finds CRI-O at %s", crioSocket)}
+			"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor uses the CRI-O at %s", crioSocket)}
 	}
 	return []finding{warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or enable its feature gate PodAndContainerStatsFromCRI", crioSocket),
-		"the kubelet's metrics of containers lack the names and networks of pods: its cAdvisor does not know crius")}
+		"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor does not support crius")}
 }
 
 // answers says whether somebody serves the unix socket at path.

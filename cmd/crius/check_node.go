@@ -39,7 +39,7 @@ func checkNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 
 func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding {
 	if os.Geteuid() != 0 {
-		return []finding{fail("run as root", "cannot compare the node with its records")}
+		return []finding{fail("run as root", "cannot compare the node with crius's records")}
 	}
 	if !hasState(cfg) {
 		return []finding{ok("no state yet in %s", cfg.Root)}
@@ -60,7 +60,7 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 		if errors.As(err, new(*net.OpError)) { // it has its lock before its socket
 			advice = "if a server has just been started, try again"
 		}
-		return []finding{fail(advice, "cannot compare the node with its records: %v", err)}
+		return []finding{fail(advice, "cannot compare the node with crius's records: %v", err)}
 	}
 	return nodeFindings(checked)
 }
@@ -78,7 +78,7 @@ func nodeFindings(checked control.Checked) []finding {
 		findings = append(findings, ok("addresses held by %s are not checked: only the plugin knows them", strings.Join(checked.OpaqueIPAM, ", ")))
 	}
 	if len(checked.Findings) == 0 && checked.Incomplete == "" {
-		findings = append(findings, ok("the node matches its records: pods %d, containers %d", checked.Pods, checked.Containers))
+		findings = append(findings, ok("the node matches crius's records: %d pods, %d containers", checked.Pods, checked.Containers))
 	}
 	return findings
 }
@@ -86,11 +86,11 @@ func nodeFindings(checked control.Checked) []finding {
 func nodeFinding(f audit.Finding) finding {
 	switch {
 	case f.Repaired:
-		return ok("repaired: %s: %s; %s", f.Object, f.Wrong, f.Remedy)
+		return ok("repaired: %s: %s (%s)", f.Object, f.Wrong, f.Remedy)
 	case f.Err != "":
 		return fail("fix the cause, then run crius check --repair again", "%s: %s; the repair failed: %s", f.Object, f.Wrong, f.Err)
 	case f.Remedy != "":
-		return fail("crius check --repair: "+f.Remedy, "%s: %s", f.Object, f.Wrong)
+		return fail("run crius check --repair, which will "+f.Remedy, "%s: %s", f.Object, f.Wrong)
 	}
 	return fail(f.Advice, "%s: %s", f.Object, f.Wrong)
 }

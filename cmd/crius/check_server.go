@@ -16,7 +16,7 @@ import (
 func checkServer(ctx context.Context, n *node) []finding {
 	socket := n.config.Config.API.Listen
 	if unserved(ctx, socket) != nil {
-		return []finding{ok("none runs at %s", socket)}
+		return []finding{ok("no server is running at %s", socket)}
 	}
 	var report statusReport
 	err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
@@ -24,9 +24,9 @@ func checkServer(ctx context.Context, n *node) []finding {
 		return err
 	})
 	if err != nil {
-		return []finding{fail("look into its log (journalctl -u crius); crius status goroutines shows what it hangs on", "%v", err)}
+		return []finding{fail("check its log (journalctl -u crius); crius status goroutines shows where it hangs", "%v", err)}
 	}
-	findings := []finding{ok("%s %s has run for %s", report.Name, report.Version, brief(time.Since(report.Server.Since)))}
+	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, brief(time.Since(report.Server.Since)))}
 	for _, c := range report.Conditions {
 		switch {
 		case c.GetStatus():
@@ -37,7 +37,7 @@ func checkServer(ctx context.Context, n *node) []finding {
 		}
 	}
 	if late := report.Server.stuck(); len(late) > 0 {
-		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations take longer than %s", len(late), stuck))
+		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations have been running for more than %s", len(late), stuck))
 	}
 	return append(findings, olderConfiguration(report, n.config)...)
 }
@@ -47,13 +47,13 @@ func checkServer(ctx context.Context, n *node) []finding {
 func olderConfiguration(report statusReport, now *config.Loaded) []finding {
 	then := new(config.Loaded)
 	if err := json.Unmarshal(report.Config, &then.Config); err != nil {
-		return []finding{warn("restart it: it is of another version than this command", "the configuration of the running server cannot be read: %v", err)}
+		return []finding{warn("restart the server: its version differs from that of this command", "the configuration of the running server cannot be read: %v", err)}
 	}
 	keys := config.Differences(then, now)
 	if len(keys) == 0 {
 		return nil
 	}
-	return []finding{warn("crius reload puts in force what a running server can change, and names what wants a restart",
+	return []finding{warn("run crius reload: it applies what a running server can change and lists what needs a restart",
 		"%s changed since the server read the configuration: %s", counted(len(keys), "option has", "options have"), strings.Join(keys, ", "))}
 }
 

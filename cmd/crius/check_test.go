@@ -76,7 +76,7 @@ func TestCheckPrivileges(t *testing.T) {
 		word string
 		want status
 	}{
-		"000001ffffffffff": {"all capabilities", statusOK},
+		"000001ffffffffff": {"all required capabilities", statusOK},
 		"000001fffeffffff": {"CAP_SYS_RESOURCE", statusWarn},
 		"000001ffffdfffff": {"CAP_SYS_ADMIN", statusFail},
 		"0000000000000000": {"CAP_NET_ADMIN", statusFail},
@@ -109,7 +109,7 @@ func TestCheckKernel(t *testing.T) {
 
 func TestCheckSELinuxSwitchedOff(t *testing.T) {
 	n := testNode(t, "[pod]\nselinux = false\n", map[string]string{"sys/fs/selinux/enforce": "1"})
-	want(t, checkSELinux(n), "pod.selinux is off", statusWarn)
+	want(t, checkSELinux(n), "pod.selinux is false", statusWarn)
 	if findings := checkSELinux(testNode(t, "", nil)); len(findings) > 0 {
 		t.Errorf("a node without SELinux: %+v", findings)
 	}
@@ -214,7 +214,7 @@ func TestCheckSocket(t *testing.T) {
 
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	want(t, checkSocket(ctx, n), "left by a server", statusOK)
+	want(t, checkSocket(ctx, n), "stale socket", statusOK)
 
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestCheckSocket(t *testing.T) {
 func TestCheckMetrics(t *testing.T) {
 	const kubelet = "var/lib/kubelet/config.yaml"
 	ctx := context.Background()
-	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  Other: true\n"})), "lack the names")
+	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  Other: true\n"})), "lack pod names")
 	if f.Status != statusWarn || !strings.Contains(f.Do, `api.crio_socket = "/run/crio/crio.sock"`) {
 		t.Errorf("a stock kubelet: %+v", f)
 	}
@@ -240,7 +240,7 @@ func TestCheckMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	f = find(t, checkMetrics(ctx, n), "lack the names")
+	f = find(t, checkMetrics(ctx, n), "lack pod names")
 	if f.Status != statusWarn || strings.Contains(f.Do, "crio_socket") {
 		t.Errorf("beside CRI-O: %+v", f)
 	}
@@ -279,7 +279,7 @@ func TestCheckRuntimes(t *testing.T) {
 	}
 
 	toml = strings.Replace(toml, "default_handler = 'good'", "default_handler = 'gone'", 1)
-	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "gone, the default handler", statusFail)
+	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "default handler gone", statusFail)
 
 	if err := os.Remove(monitor); err != nil {
 		t.Fatal(err)
@@ -373,8 +373,8 @@ func TestVerdict(t *testing.T) {
 	bad := fail("", "x")
 	for want, findings := range map[string][]finding{
 		"<nil>": {ok("x"), warn("", "x")},
-		"this node is not ready: 1 finding above says FAIL": {ok("x"), bad},
-		"this node is not ready: 2 findings above say FAIL": {bad, bad},
+		"this node is not ready: 1 failed check listed above":  {ok("x"), bad},
+		"this node is not ready: 2 failed checks listed above": {bad, bad},
 	} {
 		if got := fmt.Sprint(verdict(findings)); got != want {
 			t.Errorf("verdict is %q, want %q", got, want)

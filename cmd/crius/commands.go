@@ -53,7 +53,7 @@ func (p *program) root() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.file, "config", config.DefaultFile, "configuration file; must exist if given")
 	flags.StringVar(&p.dir, "config-dir", "", "directory of drop-in files; must exist if given (default: the configuration file's name with .d)")
-	root.Flags().BoolVar(&version, "version", false, "print the versions of crius and of what it is built with")
+	root.Flags().BoolVar(&version, "version", false, "print the versions of crius and of the libraries it is built with")
 	p.flags = config.AddFlags(flags)
 	for name, values := range p.flags.Choices() {
 		complete(root, name, values)
@@ -79,7 +79,7 @@ func (p *program) loadForClient(cmd *cobra.Command) (*config.Loaded, error) {
 		return loaded, err
 	}
 	c := loaded.Config
-	fmt.Fprintf(cmd.ErrOrStderr(), "crius: warning: configuration is broken (%s); using api.listen = %s (%s), run_root = %s (%s); others: --api-listen, --run-root\n",
+	fmt.Fprintf(cmd.ErrOrStderr(), "crius: warning: invalid configuration (%s); using api.listen = %s (%s), run_root = %s (%s); override with --api-listen and --run-root\n",
 		printable(problem.Error()), printable(c.API.Listen), printable(loaded.Origin("api.listen")), printable(c.RunRoot), printable(loaded.Origin("run_root")))
 	return loaded, nil
 }

@@ -22,11 +22,11 @@ func (p *program) configCommand() *cobra.Command {
 	var from importFlags
 	cmd := &cobra.Command{
 		Use:   "config [PATH]",
-		Short: "Print the configuration in force and where each value comes from",
+		Short: "Print the effective configuration and the origin of each value",
 		Long: "Print the configuration that crius would use: defaults, configuration file, drop-ins and flags merged, " +
 			"with the origin of each value in a comment. The output is itself a valid configuration file.\n\n" +
 			"With --from-crio or --from-containerd, print the configuration file that makes crius do what CRI-O or containerd does on this node. " +
-			"Comments say where each value comes from, and what it means for the node that crius has nothing for a key. " +
+			"Comments give the origin of each value and explain what it means for the node if a key has no equivalent in crius. " +
 			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
 		Args: usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -60,7 +60,7 @@ func (f importFlags) any() bool { return f.crio || f.containerd }
 func (f importFlags) check(args []string, template bool) error {
 	switch {
 	case f.crio && f.containerd, f.any() && template:
-		return errors.New("--default, --from-crio and --from-containerd exclude each other")
+		return errors.New("--default, --from-crio and --from-containerd are mutually exclusive")
 	case len(args) > 0 && !f.any():
 		return fmt.Errorf("unexpected argument %q: only --from-crio and --from-containerd take a path", args[0])
 	}

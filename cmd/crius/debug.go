@@ -44,9 +44,9 @@ func (p *program) debugCommand() *cobra.Command {
 		Short: "Write an archive of what a bug report needs",
 		Long: "Write an archive (tar, gzip) of what a bug report needs: versions, configuration, the result of crius check, the server's status, goroutines and heap, " +
 			"the logs of crius and of the kernel, mounts, processes, firewall rules, and the names of the files in its directories. " +
-			"It contains no files of containers, no records, no environment and no command lines, which may hold secrets; look through it before you hand it on.\n\n" +
+			"It contains no files of containers, no records, no environment and no command lines, which may hold secrets; review it before you share it.\n\n" +
 			"FILE is made with mode 0600 and must not exist; - is the standard output. The default is crius-debug-TIME.tar.gz in the current directory. " +
-			"What cannot be had is named in errors.txt in the archive.",
+			"What could not be collected is listed in errors.txt in the archive.",
 		Args: usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			loaded, err := p.loadForClient(cmd)
@@ -146,7 +146,7 @@ type limited struct {
 func (l *limited) Write(b []byte) (int, error) {
 	n, _ := l.Buffer.Write(b[:min(len(b), l.left)])
 	if l.left -= n; n < len(b) {
-		return n, fmt.Errorf("cut off after %d bytes", partSize)
+		return n, fmt.Errorf("truncated after %d bytes", partSize)
 	}
 	return n, nil
 }

@@ -123,7 +123,7 @@ func TestDebugArchiveOfBadParts(t *testing.T) {
 	if parts["half"] != "something" || parts["last"] != `A=<redacted>, "A=<redacted>", http://<redacted>@proxy:1, AB=c, the end` || len(parts["endless"]) != partSize {
 		t.Errorf("%q, %q, %d bytes", parts["half"], parts["last"], len(parts["endless"]))
 	}
-	if !strings.Contains(parts["errors.txt"], "half: no more\n") || !strings.Contains(parts["errors.txt"], "endless: cut off after") {
+	if !strings.Contains(parts["errors.txt"], "half: no more\n") || !strings.Contains(parts["errors.txt"], "endless: truncated after") {
 		t.Errorf("%q", parts["errors.txt"])
 	}
 }

@@ -62,11 +62,11 @@ func (p *program) dumpCommands() []*cobra.Command {
 	}
 	return []*cobra.Command{
 		command("goroutines", "Print the stacks of the server's goroutines",
-			"Print the stacks of all goroutines of the running server, with how long each has waited: what it hangs on, for a bug report. "+
-				"While the server is starting or does not answer, send it SIGUSR1 instead. Only root can ask.",
+			"Print the stacks of all goroutines of the running server, with how long each has been waiting, to show in a bug report where the server hangs. "+
+				"While the server is starting or does not answer, send it SIGUSR1 instead. Requires root.",
 			(*control.Client).Goroutines),
 		command("heap", "Write a profile of the server's heap to standard output",
-			"Write a profile of the heap of the running server to standard output, as a compressed pprof file: crius status heap > heap.pb.gz; go tool pprof -top heap.pb.gz. Only root can ask.",
+			"Write a profile of the heap of the running server to standard output, as a compressed pprof file: crius status heap > heap.pb.gz; go tool pprof -top heap.pb.gz. Requires root.",
 			(*control.Client).Heap),
 	}
 }

@@ -29,7 +29,7 @@ func placeFacade(runRoot, socket string) error {
 		return nil
 	case old != "":
 		if err := errors.Join(server.Abandon(old), os.Remove(link)); err != nil {
-			return fmt.Errorf("remove the socket of an earlier api.crio_socket: %w", err)
+			return fmt.Errorf("remove stale socket of a previous api.crio_socket: %w", err)
 		}
 	}
 	if socket == "" {
@@ -41,6 +41,6 @@ func placeFacade(runRoot, socket string) error {
 // tidyFacade is placeFacade where there is work that matters more.
 func tidyFacade(ctx context.Context, cfg config.Config) {
 	if err := placeFacade(cfg.RunRoot, cfg.API.CrioSocket); err != nil {
-		slog.WarnContext(ctx, "cannot remove leftovers of an earlier facade for cAdvisor", "err", err)
+		slog.WarnContext(ctx, "cannot remove leftovers of a previous api.crio_socket", "err", err)
 	}
 }

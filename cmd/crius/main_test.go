@@ -57,21 +57,21 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{[]string{"a\n\x1b[2J"}, 2, `crius: unknown command "a\n\x1b[2J" (see crius --help)` + "\n"},
 		{[]string{"--frobnicate"}, 2, "crius: unknown flag: --frobnicate (see crius --help)\n"},
 		{[]string{"config", "now"}, 2, "crius: unexpected argument \"now\": only --from-crio and --from-containerd take a path (see crius --help)\n"},
-		{[]string{"config", "--from-crio", "--default"}, 2, "crius: --default, --from-crio and --from-containerd exclude each other (see crius --help)\n"},
-		{[]string{"config", "--from-crio", "--from-containerd"}, 2, "crius: --default, --from-crio and --from-containerd exclude each other (see crius --help)\n"},
+		{[]string{"config", "--from-crio", "--default"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius --help)\n"},
+		{[]string{"config", "--from-crio", "--from-containerd"}, 2, "crius: --default, --from-crio and --from-containerd are mutually exclusive (see crius --help)\n"},
 		{[]string{"config", "--from-crio", "config/testdata/crio-defaults"}, 0, ""},
 		{[]string{"config", "--from-containerd", "config/testdata/containerd/v3.toml"}, 0, ""},
 		{[]string{"config", "--from-crio", "/nonexistent"}, 1, "crius: read the configuration of CRI-O: stat /nonexistent: no such file or directory\n"},
-		{[]string{"config", "--from-containerd", bad}, 1, "crius: " + bad + ": version: version 1 is not read: write the configuration anew with containerd config migrate (containerd 1.7 and earlier)\n"},
+		{[]string{"config", "--from-containerd", bad}, 1, "crius: " + bad + ": version: version 1 is not supported: migrate the file with containerd config migrate (containerd 1.7 or earlier)\n"},
 		{[]string{"completion", "tcsh"}, 2, "crius: invalid argument \"tcsh\" for \"crius completion\" (see crius --help)\n"},
 		{[]string{"completion"}, 2, "crius: accepts 1 arg(s), received 0 (see crius --help)\n"},
-		{[]string{"version", "-o", "xml"}, 2, "crius: invalid argument \"xml\" for \"-o, --output\" flag: want text or json (see crius --help)\n"},
-		{[]string{"--network-timeout", "5"}, 2, "crius: invalid argument \"5\" for \"--network-timeout\" flag: want a duration such as \"5m\" or \"1m30s\", got \"5\" (see crius --help)\n"},
+		{[]string{"version", "-o", "xml"}, 2, "crius: invalid argument \"xml\" for \"-o, --output\" flag: must be text or json (see crius --help)\n"},
+		{[]string{"--network-timeout", "5"}, 2, "crius: invalid argument \"5\" for \"--network-timeout\" flag: must be a duration such as \"5m\" or \"1m30s\", got \"5\" (see crius --help)\n"},
 		{[]string{"--config", "/nonexistent", "config"}, 1, "crius: read configuration: open /nonexistent: no such file or directory\n"},
-		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
-		{[]string{"--config", bad, "serve"}, exitConfig, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: want a value of type string, got 2\n"},
-		{[]string{"--log-level=loud"}, exitConfig, "crius: --log-level: log_level: want one of debug, info, warn, error, got \"loud\"\n"},
-		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: want a directory other than root: a reboot may empty run_root, but must not touch root\n"},
+		{[]string{"--config", bad, "config"}, 1, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: must be of type string, got 2\n"},
+		{[]string{"--config", bad, "serve"}, exitConfig, "crius: " + bad + ":1: lisen: unknown key; did you mean api.listen?\ncrius: " + bad + ":2: root: must be of type string, got 2\n"},
+		{[]string{"--log-level=loud"}, exitConfig, "crius: --log-level: log_level: must be one of debug, info, warn, error, got \"loud\"\n"},
+		{[]string{"--root=/\x1b[2J\u202e/../x", "--run-root=/\x1b[2J\u202e/../x", "config"}, 1, "crius: --run-root: run_root: must differ from root: a reboot may empty run_root, but root must survive it\n"},
 	} {
 		code, _, errs := crius(t, c.args...)
 		if code != c.code || errs != c.errs {
@@ -138,7 +138,7 @@ func TestCompletion(t *testing.T) {
 		words []string
 		want  string
 	}{
-		{[]string{""}, "check\tCheck whether"},
+		{[]string{""}, "check\tCheck that"},
 		{[]string{"--runtime-cgroup-driver", ""}, "systemd\ncgroupfs\n"},
 		{[]string{"check", "--output", ""}, "text\njson\n"},
 		{[]string{"completion", ""}, "bash\nzsh\nfish\n"},

@@ -79,17 +79,17 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 		}
 	})
 	p.section("BROKEN CONFIGURATION")
-	p.text("With a configuration that is invalid no server starts, and one that runs goes on with the configuration that it has read. " +
-		"status, events and pulls then find it by the values that are valid, with a warning on standard error; if these do not lead to it, give --api-listen and --run-root. " +
-		"config, check and wipe refuse to work: wipe would remove what the wrong values name.")
+	p.text("With an invalid configuration no server starts; a running server keeps the configuration it loaded last. " +
+		"status, events and pulls then locate the server by the values that are valid, with a warning on standard error; if that fails, pass --api-listen and --run-root. " +
+		"config, check and wipe fail: with wrong values wipe could remove the wrong directories.")
 	p.section("LOG")
-	p.text("The log goes to standard error. If that is connected to the journal, as systemd does it for the unit, each line is filed under its priority: " +
+	p.text("The log goes to standard error. If standard error is connected to the journal, as in the systemd unit, each line carries its priority: " +
 		"journalctl -u crius -p warning shows warnings and errors. Text lines are then written without the time, which the journal has itself.")
 	p.section("SIGNALS")
 	p.item("SIGTERM, SIGINT", "", "Finish the requests in progress and exit; containers keep running. A second signal exits at once.")
 	p.item("SIGHUP", "", "Reload the configuration, as crius reload does, which also tells whether it was accepted: "+reloaded)
 	p.item("SIGUSR1", "", "Write the stacks of all goroutines to "+stacksFile+" in run_root; the log names the file. "+
-		"This also works while the server starts or stops, when crius status goroutines does not yet or no longer.")
+		"Unlike crius status goroutines, this also works while the server is starting or stopping.")
 	p.section("EXIT STATUS")
 	p.item("0", "", "Done.")
 	p.item("1", "", "Failure; standard error has one line per problem.")
@@ -144,7 +144,7 @@ func writeConfigPage(w io.Writer) error {
 		"Later values override earlier ones. Tables, including those of runtime handlers, merge key by key; a list replaces the earlier list. Every file is optional.\n\n" +
 		"The files are TOML. An unknown key or a value of the wrong type is an error: the server does not start, and reports the file, line and key. " +
 		"Durations are strings such as \"1m30s\", permission bits octal numbers such as 0o660.\n\n" +
-		"crius config prints the configuration in force and where each value comes from; crius config --default prints a commented file to start from.")
+		"crius config prints the effective configuration and the origin of each value; crius config --default prints a commented file to start from.")
 	for _, s := range config.Schema() {
 		if s.Path == "" {
 			p.section("TOP LEVEL")

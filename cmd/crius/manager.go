@@ -76,7 +76,7 @@ func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				slog.ErrorContext(ctx, "server does not answer itself, the service manager will restart it", "err", err)
+				slog.ErrorContext(ctx, "server does not answer its own health check, the service manager will restart it", "err", err)
 			default:
 				m.notify("WATCHDOG=1")
 			}

@@ -50,7 +50,7 @@ func (f outputFormat) String() string { return string(f) }
 func (f outputFormat) Type() string   { return "string" }
 func (f *outputFormat) Set(s string) error {
 	if !slices.Contains(f.values(), s) {
-		return fmt.Errorf("want %s", strings.Join(f.values(), " or "))
+		return fmt.Errorf("must be %s", strings.Join(f.values(), " or "))
 	}
 	*f = outputFormat(s)
 	return nil

@@ -20,7 +20,7 @@ func (p *program) pullsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pulls",
 		Short: "Show the image pulls in progress",
-		Long:  "List the image pulls of the running server. A layer counts once its download starts, a few at a time, so totals grow.",
+		Long:  "List the image pulls of the running server. Layers are downloaded a few at a time and counted once their download starts, so totals grow.",
 		Args:  usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")

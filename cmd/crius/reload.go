@@ -123,8 +123,8 @@ func (p *program) reloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Have the running server read its configuration again",
-		Long: "Have the running server read its configuration again, and say which options have changed. It is what SIGHUP does, " +
-			"but fails, with the reason, when the server rejects the configuration; it then keeps the one in force.\n\n" + reloaded,
+		Long: "Have the running server read its configuration again, and say which options have changed. Like SIGHUP, " +
+			"but it fails with the reason if the server rejects the configuration; the server then keeps the current one.\n\n" + reloaded,
 		Args: usage(cobra.NoArgs),
 	}
 	format := outputFlag(cmd)
@@ -140,7 +140,7 @@ func (p *program) reloadCommand() *cobra.Command {
 			case away != nil:
 				return away
 			case errors.Is(err, control.ErrRefused):
-				return fmt.Errorf("%w: is the server older than this command? Restart it, or send it SIGHUP", err)
+				return fmt.Errorf("%w: the server may be older than this command; restart it or send it SIGHUP", err)
 			}
 			return err
 		}
@@ -157,7 +157,7 @@ func writeReloaded(w io.Writer, r control.Reloaded) {
 		fmt.Fprintf(w, "changed: %s\n", key)
 	}
 	for _, key := range r.Later {
-		fmt.Fprintf(w, "changes after a restart: %s\n", key)
+		fmt.Fprintf(w, "needs a restart: %s\n", key)
 	}
 }
 

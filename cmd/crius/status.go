@@ -170,7 +170,7 @@ func (v vitals) stuck() []work {
 
 func (r statusReport) write(w io.Writer, socket string) {
 	v := r.Server
-	fmt.Fprintf(w, "server\t%s %s at %s for %s, pid %d\n", r.Name, r.Version, socket, brief(time.Since(v.Since)), v.PID)
+	fmt.Fprintf(w, "server\t%s %s at %s, up %s, pid %d\n", r.Name, r.Version, socket, brief(time.Since(v.Since)), v.PID)
 	for _, c := range r.Conditions {
 		answer := "yes"
 		if !c.Status {
@@ -208,7 +208,7 @@ func writeHandlers(w io.Writer, list []oci.Report) {
 		}
 		name := h.Name
 		if h.Default {
-			name += ", the default"
+			name += " (default)"
 		}
 		answer := fmt.Sprintf("%s; %s", h.Version, abilities(h))
 		if !h.Ready {
@@ -243,9 +243,9 @@ func writeWork(w io.Writer, list []work) {
 		if i == 0 {
 			heading = "operations"
 		}
-		fmt.Fprintf(w, "%s\t%s %s for %s", heading, one.Operation, printable(one.Object), brief(seconds(one.Seconds)))
+		fmt.Fprintf(w, "%s\t%s %s, running for %s", heading, one.Operation, printable(one.Object), brief(seconds(one.Seconds)))
 		if one.Step != "" {
-			fmt.Fprintf(w, ": %s for %s", one.Step, brief(seconds(one.StepSeconds)))
+			fmt.Fprintf(w, "; step: %s, for %s", one.Step, brief(seconds(one.StepSeconds)))
 		}
 		fmt.Fprintln(w)
 	}

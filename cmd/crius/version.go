@@ -67,7 +67,7 @@ var tellingModules = []string{
 func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of crius and of what it is built with",
+		Short: "Print the versions of crius and of the libraries it is built with",
 		Args:  usage(cobra.NoArgs),
 	}
 	format := outputFlag(cmd)

@@ -114,7 +114,7 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "This removes from the node:\n  pods        %d\n  containers  %d, killed if they run", h.Pods, h.Containers)
 	if h.ContainerBytes > 0 {
-		fmt.Fprintf(&b, "; they have written %.1f MiB", mib(h.ContainerBytes))
+		fmt.Fprintf(&b, "; %.1f MiB in writable layers", mib(h.ContainerBytes))
 	}
 	b.WriteString("\n")
 	if !keepImages {

@@ -228,13 +228,13 @@ func TestQuestion(t *testing.T) {
 // What is found is said with what to do about it, and decides the exit code.
 func TestNodeFindings(t *testing.T) {
 	for want, c := range map[string]control.Checked{
-		"ok: the node matches its records: pods 2, containers 3 -> ": {Pods: 2, Containers: 3},
-		"ok: repaired: pod 1: it is dead; it is stopped -> ": {
-			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Repaired: true}}},
-		"FAIL: pod 1: it is dead -> crius check --repair: it is stopped": {
-			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped"}}},
+		"ok: the node matches crius's records: 2 pods, 3 containers -> ": {Pods: 2, Containers: 3},
+		"ok: repaired: pod 1: it is dead (stop it) -> ": {
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "stop it", Repaired: true}}},
+		"FAIL: pod 1: it is dead -> run crius check --repair, which will stop it": {
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "stop it"}}},
 		"FAIL: pod 1: it is dead; the repair failed: no -> fix the cause, then run crius check --repair again": {
-			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "it is stopped", Err: "no"}}},
+			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Remedy: "stop it", Err: "no"}}},
 		"FAIL: pod 1: it is dead -> call": {
 			Findings: []audit.Finding{{Object: "pod 1", Wrong: "it is dead", Advice: "call"}}},
 		"FAIL: the check is incomplete: x -> ": {Incomplete: "x"},
@@ -249,7 +249,7 @@ func TestNodeFindings(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 		f.Check = nodeCheck
-		if bad := verdict([]finding{f}); (bad != nil) != (f.Status == statusFail) || bad != nil && !strings.Contains(bad.Error(), "differs from its records") {
+		if bad := verdict([]finding{f}); (bad != nil) != (f.Status == statusFail) || bad != nil && !strings.Contains(bad.Error(), "does not match crius's records") {
 			t.Errorf("%q: %v", want, bad)
 		}
 	}
@@ -312,7 +312,7 @@ func TestAdviceOfACheckThatFails(t *testing.T) {
 	cfg := stateOf(t)
 	cfg.Image.Options = []string{"overlay.nonsense=1"}
 	findings := describeNode(t.Context(), cfg, false)
-	if len(findings) != 1 || !strings.HasPrefix(findings[0].Text, "cannot compare the node with its records: ") || findings[0].Do != "" {
+	if len(findings) != 1 || !strings.HasPrefix(findings[0].Text, "cannot compare the node with crius's records: ") || findings[0].Do != "" {
 		t.Errorf("an image store that cannot be opened: %+v", findings)
 	}
 	unlock, err := lockRoots(t.Context(), cfg, 0)

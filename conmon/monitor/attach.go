@@ -23,7 +23,7 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 			stderr = true
 		default:
 			closeAll(sent)
-			return wire.Text("attach: streams are stdin, stdout and stderr")
+			return wire.Text("attach: unknown stream, use stdin, stdout or stderr")
 		}
 	}
 	wanted := 0
@@ -153,7 +153,7 @@ func writeAhead(fd int, chunk []byte) error {
 
 // dropLaggard ends the connection of a client that does not keep up.
 func (m *monitor) dropLaggard(i int) {
-	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it reads the container's output too slowly; the log has all of it"})
+	m.send(i, wire.Message{Verb: wire.Dropped, Text: "it read the output too slowly; the container log is complete"})
 	m.drop(i)
 }
 

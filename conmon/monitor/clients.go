@@ -178,7 +178,7 @@ func (m *monitor) resize(width, height uint64) error {
 	case m.state == creating:
 		return wire.Text("the container does not exist yet")
 	case width > 1<<16-1 || height > 1<<16-1:
-		return wire.Text("a terminal is at most 65535 characters wide and high")
+		return wire.Text("terminal size exceeds 65535 columns or rows")
 	case m.stdout.fd < 0:
 		return nil
 	}
@@ -190,7 +190,7 @@ func (m *monitor) closeStdin() error {
 		return wire.Text("the container has no standard input")
 	}
 	if m.opt.Terminal {
-		return wire.Text("the container's standard input is its terminal, which stays open")
+		return wire.Text("standard input is a terminal and cannot be closed")
 	}
 	m.dropStdin()
 	return nil

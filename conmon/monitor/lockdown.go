@@ -14,6 +14,6 @@ func (m *monitor) lockDown() {
 		return
 	}
 	if err := refuseCalls(); err != nil {
-		m.complain(wire.Fail("refuse system calls", err))
+		m.complain(wire.Fail("install seccomp filter", err))
 	}
 }

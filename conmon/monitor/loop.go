@@ -187,7 +187,7 @@ func (m *monitor) pump() {
 	if m.stuck {
 		m.complain(wire.Fail("container output blocked", m.log.err))
 	} else {
-		m.complain(wire.Text("container output continues"))
+		m.complain(wire.Text("container output no longer blocked"))
 	}
 }
 

@@ -51,7 +51,7 @@ func Run() int {
 
 func usage(err error) int {
 	text := "crius-conmon: " + err.Error() + "\n" +
-		"This program is a part of crius, which starts it once for every container.\n"
+		"This is an internal helper of crius, which starts it once for each container; do not run it by hand.\n"
 	_, _ = syscall.Write(2, []byte(text))
 	return 2
 }
@@ -60,7 +60,7 @@ func usage(err error) int {
 func (m *monitor) begin() (err error) {
 	syscall.Umask(0o022)
 	if err := syscall.SetNonblock(m.listener, true); err != nil {
-		return wire.Fail("use socket", err)
+		return wire.Fail("set up socket", err)
 	}
 	if err := m.listenTo(m.listener, syscall.EPOLLIN, connected, 0); err != nil {
 		return wire.Fail("watch socket", err)

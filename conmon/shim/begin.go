@@ -133,7 +133,7 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), answer, words
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("no answer in time, killed: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("timed out and was killed: %w", context.Cause(ctx))
 		}
 		return nil, explained(err, words.Name())
 	}

@@ -31,7 +31,7 @@ func Options(ofRunc bool, lines []string) (*anypb.Any, error) {
 	for _, line := range lines {
 		name, value, ok := strings.Cut(strings.TrimLeft(line, "-"), "=")
 		if !ok {
-			return nil, fmt.Errorf("%q is not --key=value: %w", line, fault.Invalid)
+			return nil, fmt.Errorf("option %q is not of the form --KEY=VALUE: %w", line, fault.Invalid)
 		}
 		if err := set(message.ProtoReflect(), name, value); err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func set(m protoreflect.Message, name, value string) error {
 		m.Set(f, v)
 		return nil
 	}
-	return fmt.Errorf("the runtime has no option %q, only %s: %w", name, strings.Join(known, ", "), fault.Invalid)
+	return fmt.Errorf("unknown runtime option %q, supported are %s: %w", name, strings.Join(known, ", "), fault.Invalid)
 }
 
 func parseValue(kind protoreflect.Kind, value string) (protoreflect.Value, error) {

@@ -38,7 +38,7 @@ func OpenBelow(base, path string, flags int, mode uint32) (fd int, err error) {
 			return int(result), nil
 		case syscall.EINTR:
 		case syscall.ELOOP:
-			return -1, Text("there is a symbolic link below " + base)
+			return -1, Text("symbolic links are not allowed below " + base)
 		default:
 			return -1, errno
 		}

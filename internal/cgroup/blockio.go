@@ -80,7 +80,7 @@ func (b blockIO) at(device [2]uint64, name string) *Operation {
 func (b blockIO) v1(set func(*Operation, uint64)) func([2]uint64, [][]byte) error {
 	return func(device [2]uint64, words [][]byte) error {
 		if len(words) != 2 {
-			return problem{fault.Invalid, "not a line of block I/O"}
+			return problem{fault.Invalid, "cannot parse block I/O counters"}
 		}
 		n, err := number(words[1])
 		if err != nil {

@@ -183,15 +183,15 @@ func members(all []hierarchy, cgroup string) ([]int, error) {
 // without ".." cannot leave its hierarchy.
 func clean(cgroup string) (string, error) {
 	if !strings.HasPrefix(cgroup, "/") {
-		return cgroup, problem{fault.Invalid, "a cgroup path begins with /"}
+		return cgroup, problem{fault.Invalid, "a cgroup path must begin with /"}
 	}
 	for _, part := range strings.Split(cgroup, "/") {
 		if part == ".." {
-			return cgroup, problem{fault.Invalid, "a cgroup path has no .."}
+			return cgroup, problem{fault.Invalid, "a cgroup path must not contain .."}
 		}
 	}
 	if strings.ContainsFunc(cgroup, func(r rune) bool { return r < ' ' }) {
-		return cgroup, problem{fault.Invalid, "a cgroup path has no control characters"}
+		return cgroup, problem{fault.Invalid, "a cgroup path must not contain control characters"}
 	}
 	return path.Clean(cgroup), nil
 }

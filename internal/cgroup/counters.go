@@ -233,7 +233,7 @@ func parsePressure(text []byte) (*Pressure, error) {
 			var word []byte
 			word, rest, _ = bytes.Cut(rest, []byte(" "))
 			if !s.set(word) {
-				return nil, problem{fault.Invalid, "not a line of pressure: " + strconv.Quote(string(line[:min(len(line), 80)]))}
+				return nil, problem{fault.Invalid, "cannot parse pressure counters: " + strconv.Quote(string(line[:min(len(line), 80)]))}
 			}
 		}
 		switch string(kind) {

@@ -14,7 +14,7 @@ import (
 func Below(top string, fits func(name string) bool) ([]string, error) {
 	top, err := clean(top)
 	if err == nil && top == "/" {
-		err = problem{fault.Invalid, "everything is below the root cgroup"}
+		err = problem{fault.Invalid, "refusing to search the root cgroup"}
 	}
 	if err != nil {
 		return nil, failed("search cgroup", top, err)
@@ -44,11 +44,11 @@ func Below(top string, fits func(name string) bool) ([]string, error) {
 func Exists(cgroup string) (bool, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
-		return false, failed("look for cgroup", cgroup, err)
+		return false, failed("check cgroup", cgroup, err)
 	}
 	all, _, err := find()
 	if err != nil {
-		return false, failed("look for cgroup", cgroup, err)
+		return false, failed("check cgroup", cgroup, err)
 	}
 	for _, h := range all {
 		switch err := unix.Access(h.dir(cgroup), unix.F_OK); err {
@@ -56,7 +56,7 @@ func Exists(cgroup string) (bool, error) {
 			return true, nil
 		case unix.ENOENT, unix.ENOTDIR:
 		default:
-			return false, failed("look for cgroup", h.dir(cgroup), err)
+			return false, failed("check cgroup", h.dir(cgroup), err)
 		}
 	}
 	return false, nil

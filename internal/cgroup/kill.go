@@ -31,7 +31,7 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 	for _, h := range all {
 		if cgroup == "/" || within(h.own, cgroup) {
-			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "the calling process is in it"})
+			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "crius itself is in it"})
 		}
 	}
 	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
@@ -119,11 +119,11 @@ func signal(all []hierarchy, cgroup string, pid int) {
 func Membership(cgroup string) (func(pid int) bool, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
-		return nil, failed("look into cgroup", cgroup, err)
+		return nil, failed("list processes of cgroup", cgroup, err)
 	}
 	all, _, err := find()
 	if err != nil {
-		return nil, failed("look into cgroup", cgroup, err)
+		return nil, failed("list processes of cgroup", cgroup, err)
 	}
 	return func(pid int) bool { return holds(all, cgroup, pid) }, nil
 }

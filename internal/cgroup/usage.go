@@ -103,7 +103,7 @@ type place struct {
 func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	cgroup, err := clean(cgroup)
 	if err != nil {
-		return nil, failed("meter cgroup", cgroup, err)
+		return nil, failed("measure cgroup", cgroup, err)
 	}
 	m := &Meter{readers: &ms.readers, sizes: ms.sizes}
 	for controller, at := range map[string]*place{

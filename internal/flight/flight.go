@@ -149,7 +149,7 @@ func (g *Group[K, V]) run(ctx context.Context, key K, c *call[V], work func(cont
 		g.mu.Unlock()
 		c.end(nil)
 	}()
-	defer panics.Recover(ctx, "work under way", &c.err)
+	defer panics.Recover(ctx, "shared operation", &c.err)
 	c.value, c.err = work(ctx)
 }
 

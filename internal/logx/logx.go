@@ -28,7 +28,7 @@ func Level(name string) (slog.Level, error) {
 	case "error":
 		return slog.LevelError, nil
 	}
-	return 0, fmt.Errorf("log level %q: want debug, info, warn or error: %w", name, fault.Invalid)
+	return 0, fmt.Errorf("log level %q: must be debug, info, warn or error: %w", name, fault.Invalid)
 }
 
 // New returns a logger that writes records of at least that level to w, in the
@@ -45,7 +45,7 @@ func New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
 	default:
 		return slog.New(handler{slog.NewJSONHandler(w, options)}), nil
 	}
-	return nil, fmt.Errorf("log format %q: want text or json: %w", format, fault.Invalid)
+	return nil, fmt.Errorf("log format %q: must be text or json: %w", format, fault.Invalid)
 }
 
 type attrsKey struct{}

@@ -40,7 +40,7 @@ type Owner struct {
 
 // String names the owner for people. What is not known of it is left out.
 func (o Owner) String() string {
-	text := "another crius"
+	text := "another crius instance"
 	if o.Root != "" {
 		text += " (root " + o.Root + ")"
 	}
@@ -61,7 +61,7 @@ func (e *TakenError) Error() string {
 	if e.Running {
 		return "in use by " + e.Owner.String()
 	}
-	return fmt.Sprintf("in use by pods and containers of another crius (root %s), which is not running", e.Owner.Root)
+	return fmt.Sprintf("in use by pods and containers of another crius instance (root %s), which is not running", e.Owner.Root)
 }
 
 func (e *TakenError) Unwrap() error { return fault.Precondition }
@@ -70,9 +70,9 @@ func (e *TakenError) Unwrap() error { return fault.Precondition }
 // directory.
 func (e *TakenError) Remedy(option string) string {
 	if e.Running {
-		return "stop that one, or set another " + option + " for this one"
+		return "stop that instance, or set a different " + option + " for this one"
 	}
-	return fmt.Sprintf("start that one, remove them with crius wipe and its configuration, or set another %s for this one", option)
+	return fmt.Sprintf("start that instance, remove its pods and containers by running crius wipe with its configuration, or set a different %s for this one", option)
 }
 
 // Lock is what an owner holds until it closes it.

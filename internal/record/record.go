@@ -154,7 +154,7 @@ func (d *Dir[T]) read(id, file string) (*T, error) {
 		return nil, fmt.Errorf("record %s %w: %w", id, errSpoiled, err)
 	}
 	if e.Version != d.version || e.Body == nil {
-		return nil, fmt.Errorf("record %s has version %d, this program reads version %d", id, e.Version, d.version)
+		return nil, fmt.Errorf("record %s has version %d, this version of crius reads version %d", id, e.Version, d.version)
 	}
 	return e.Body, nil
 }

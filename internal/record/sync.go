@@ -87,7 +87,7 @@ func (d *Dir[T]) syncAfter(delay time.Duration) {
 	time.AfterFunc(delay, func() {
 		next := d.delay
 		if err := d.Sync(); err != nil {
-			slog.Warn("cannot sync records, a power cut may undo their latest change: check the disk", "err", err)
+			slog.Warn("cannot sync records to disk, a power failure may lose the latest changes: check the disk", "err", err)
 			next = min(2*delay, time.Minute)
 		}
 		d.mu.Lock()

@@ -56,13 +56,13 @@ func OpenIn(dir, name string, limit int64) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return nil, fmt.Errorf("%s: its directory is writable by users other than %d: %w", path, os.Geteuid(), fault.Invalid)
+		return nil, fmt.Errorf("%s: its directory is writable by users other than UID %d: %w", path, os.Geteuid(), fault.Invalid)
 	}
 	fd, err := unix.Openat2(at, name, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
 	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%s is a link: %w", path, fault.Invalid)
+		return nil, fmt.Errorf("%s is a symbolic link: %w", path, fault.Invalid)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

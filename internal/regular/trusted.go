@@ -80,7 +80,7 @@ func trusted(fd int, name string) (st unix.Stat_t, err error) {
 		return st, fmt.Errorf("%s: %w", name, err)
 	}
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return st, fmt.Errorf("%s is writable by users other than %d (owner %d, mode %04o): %w", name, os.Geteuid(), st.Uid, st.Mode&0o7777, fault.Precondition)
+		return st, fmt.Errorf("%s is writable by users other than UID %d (owner %d, mode %04o): %w", name, os.Geteuid(), st.Uid, st.Mode&0o7777, fault.Precondition)
 	}
 	return st, nil
 }

@@ -173,7 +173,7 @@ func (q *Queue) takeSlot(i *item) (release func(), ok bool) {
 // ends does not interrupt it.
 func (q *Queue) attempt(ctx context.Context, i *item) error {
 	ctx, cancelLimit := context.WithTimeoutCause(context.WithoutCancel(ctx), q.cfg.Limit,
-		fmt.Errorf("not done within %s: %w", q.cfg.Limit, fault.Timeout))
+		fmt.Errorf("not finished within %s: %w", q.cfg.Limit, fault.Timeout))
 	defer cancelLimit()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

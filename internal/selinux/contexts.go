@@ -126,7 +126,7 @@ func categories(root fs.FS) int {
 }
 
 // ErrRefused is a context that the policy in use does not have.
-var ErrRefused = errors.New("the kernel refuses it")
+var ErrRefused = errors.New("rejected by the kernel")
 
 // Accepted asks the kernel whether the policy has a context.
 func Accepted(context string) error {

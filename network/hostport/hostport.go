@@ -93,7 +93,7 @@ func (t *Table) Claim(id string, mappings []Mapping) error {
 	for _, m := range mappings {
 		for _, p := range m.ports() {
 			if owner, ok := taken[p]; ok && owner != id {
-				return fmt.Errorf("host port %s belongs to pod %s already: %w", m, owner, fault.Precondition)
+				return fmt.Errorf("host port %s is already used by pod %s: %w", m, owner, fault.Precondition)
 			}
 		}
 	}
@@ -163,7 +163,7 @@ func (t *Table) Restore(ctx context.Context, pods []Pod) error {
 
 // limited bounds a change and all its attempts: others wait for it.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("it took longer than %s: %w", timeLimit, fault.Timeout))
+	return context.WithTimeoutCause(ctx, timeLimit, fmt.Errorf("updating the nftables rules took longer than %s: %w", timeLimit, fault.Timeout))
 }
 
 // checkLimit bounds what Check does: who calls it waits for other answers.
@@ -186,7 +186,7 @@ func (t *Table) Check(ctx context.Context) {
 			return
 		}
 		if why != "" {
-			slog.WarnContext(ctx, "nftables rules of host ports changed by another program, rebuilding them", "err", why)
+			slog.WarnContext(ctx, "nftables rules of host ports changed by another program, rebuilding them", "why", why)
 			t.unsure = true
 		}
 	}

@@ -35,10 +35,10 @@ func (h *hook) filter(ctx context.Context, s *specs.Spec) error {
 	}
 	changed := &specs.Spec{}
 	if err := json.Unmarshal(after, changed); err != nil {
-		return fmt.Errorf("no OCI configuration in its output: %w: %w", err, fault.Precondition)
+		return fmt.Errorf("hook output is not an OCI configuration: %w: %w", err, fault.Precondition)
 	}
 	if field := fixed(s, changed); field != "" {
-		return fmt.Errorf("it must not change %s: %w", field, fault.Precondition)
+		return fmt.Errorf("hook must not change %s: %w", field, fault.Precondition)
 	}
 	*s = *changed
 	return nil
@@ -65,7 +65,7 @@ func (h *hook) run(ctx context.Context, stdin []byte) ([]byte, error) {
 	if h.hook.Timeout != nil {
 		limit = time.Duration(*h.hook.Timeout) * time.Second
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s, killed: %w", limit, fault.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("hook did not finish within %s and was killed: %w", limit, fault.Timeout))
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

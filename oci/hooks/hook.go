@@ -56,16 +56,16 @@ func parse(text []byte) (*hook, error) {
 		Stages  []string        `json:"stages"`
 	}
 	if err := json.Unmarshal(text, &file); err != nil {
-		return nil, fmt.Errorf("not a hook: %w", err)
+		return nil, fmt.Errorf("not a valid hook file: %w", err)
 	}
 	h := &hook{hook: file.Hook, stages: file.Stages}
 	switch {
 	case file.Version != "1.0.0":
-		return nil, fmt.Errorf("hook version %.20q is not supported, want 1.0.0", file.Version)
+		return nil, fmt.Errorf("hook version %.20q is not supported, must be 1.0.0", file.Version)
 	case !filepath.IsAbs(h.hook.Path) || strings.ContainsRune(h.hook.Path, 0):
 		return nil, fmt.Errorf("hook.path %.80q is not an absolute path", h.hook.Path)
 	case h.hook.Timeout != nil && *h.hook.Timeout <= 0:
-		return nil, fmt.Errorf("hook.timeout is %d, want more than 0", *h.hook.Timeout)
+		return nil, fmt.Errorf("hook.timeout is %d, must be more than 0", *h.hook.Timeout)
 	case len(h.stages) == 0:
 		return nil, errors.New("stages is missing or empty")
 	}
@@ -96,7 +96,7 @@ func parseConditions(text json.RawMessage) (when conditions, err error) {
 		}
 	}
 	if file.Always == nil && len(file.Annotations) == 0 && len(file.Commands) == 0 && file.HasBindMounts == nil {
-		return when, errors.New("no condition; for all containers say \"always\": true")
+		return when, errors.New("no condition; to match all containers set \"always\": true")
 	}
 	no := func(condition *bool) bool { return condition != nil && !*condition }
 	when.never = no(file.Always) || no(file.HasBindMounts)

@@ -64,7 +64,7 @@ func read(dirs []string) (set Set, errs []error) {
 		}
 	}
 	if len(paths) > maxHooks {
-		return nil, append(errs, fmt.Errorf("%d hook files in %s, at most %d: %w", len(paths), strings.Join(dirs, ", "), maxHooks, fault.Precondition))
+		return nil, append(errs, fmt.Errorf("%d hook files in %s, at most %d are allowed: %w", len(paths), strings.Join(dirs, ", "), maxHooks, fault.Precondition))
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(paths), inOrder) {
 		h, err := readFile(paths[name])

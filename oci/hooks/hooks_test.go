@@ -158,7 +158,7 @@ func TestCheckReportsEveryBrokenHook(t *testing.T) {
 	if usable != 1 || len(errs) != 3 {
 		t.Fatalf("%d, %q", usable, errs)
 	}
-	for i, want := range []string{"a.json", `"0.1.0" is not supported, want 1.0.0`, "/nothing"} {
+	for i, want := range []string{"a.json", `"0.1.0" is not supported, must be 1.0.0`, "/nothing"} {
 		if !strings.Contains(errs[i].Error(), want) {
 			t.Errorf("%v lacks %q", errs[i], want)
 		}
@@ -328,15 +328,15 @@ func TestPrecreateHookFailureFailsTheContainer(t *testing.T) {
 	}{
 		"exit code":          {"echo reason >&2; exit 3", "exit status 3", fault.Precondition},
 		"its reason":         {"echo reason >&2; exit 3", "reason", fault.Precondition},
-		"no output":          {"exit 0", "no OCI configuration", fault.Precondition},
-		"no JSON":            {"echo '{]'", "no OCI configuration", fault.Precondition},
+		"no output":          {"exit 0", "is not an OCI configuration", fault.Precondition},
+		"no JSON":            {"echo '{]'", "is not an OCI configuration", fault.Precondition},
 		"endless output":     {"exec yes", "output exceeds", fault.Precondition},
 		"another root":       {"sed s,/rootfs,/,", "root.path", fault.Precondition},
 		"no root":            {"sed s,root,ruut,", "root.path", fault.Precondition},
 		"another cgroup":     {"sed s,/crius/id,/,", "linux.cgroupsPath", fault.Precondition},
 		"another terminal":   {`sed 's,"args":,"terminal":true\,"args":,'`, "process.terminal", fault.Precondition},
 		"nothing but braces": {"echo '{}'", "process.terminal", fault.Precondition},
-		"time":               {"exec " + late, "no answer within 1s, killed", fault.Timeout},
+		"time":               {"exec " + late, "did not finish within 1s and was killed", fault.Timeout},
 	} {
 		timeout := 1
 		if what != "time" {

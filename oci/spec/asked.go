@@ -130,7 +130,7 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 		a.unified[container], err = askedFiles(value)
 	case askCgroups:
 		if a.WritableCgroups, err = strconv.ParseBool(value); err != nil {
-			return invalid("want true or false, got %.20q", value)
+			return invalid("must be true or false, got %.20q", value)
 		}
 	}
 	return err
@@ -148,7 +148,7 @@ func parseQuantity(text string) (int64, error) {
 	n, err := strconv.ParseInt(digits, 10, 64)
 	factor, known := factors[text[len(digits):]]
 	if err != nil || !known || n <= 0 || n > math.MaxInt64/factor {
-		return 0, invalid("want a size in bytes such as 128Mi, got %.40q", text)
+		return 0, invalid("must be a size in bytes such as 128Mi, got %.40q", text)
 	}
 	return n * factor, nil
 }
@@ -179,7 +179,7 @@ func askedFiles(text string) (map[string]string, error) {
 	for item := range strings.SplitSeq(text, ";") {
 		file, value, found := strings.Cut(item, "=")
 		if !found {
-			return nil, invalid("want FILE=VALUE;FILE=VALUE, got %.80q", item)
+			return nil, invalid("must be of the form FILE=VALUE;FILE=VALUE, got %.80q", item)
 		}
 		if decoded, err := base64.StdEncoding.DecodeString(value); err == nil {
 			value = string(decoded)

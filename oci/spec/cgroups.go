@@ -42,7 +42,7 @@ func CgroupsPath(driver, prefix, parent, id string) (string, error) {
 		}
 		return slice + ":" + prefix + ":" + id, nil
 	}
-	return "", invalid("cgroup driver %q is unknown: want %s or %s", driver, Cgroupfs, Systemd)
+	return "", invalid("cgroup driver %q is unknown: must be %s or %s", driver, Cgroupfs, Systemd)
 }
 
 // CgroupfsPath is where the cgroup of a CgroupsPath is below the mount of each
@@ -64,7 +64,7 @@ func CgroupfsPath(driver, cgroupsPath string) (string, error) {
 
 func cgroupfsParent(parent string) (string, error) {
 	if strings.HasSuffix(parent, ".slice") {
-		return "", invalid("cgroup_parent %q is a systemd slice, but crius uses the cgroupfs driver: the kubelet seems to use systemd; set cgroup_driver to the same in both", parent)
+		return "", invalid("cgroup_parent %q is a systemd slice, but crius uses the cgroupfs driver: the kubelet seems to use systemd; set the kubelet's cgroupDriver and runtime.cgroup_driver to the same value", parent)
 	}
 	if parent == "" || strings.ContainsRune(parent, 0) {
 		return "", invalid("cgroup_parent %q is not a path", parent)
@@ -81,7 +81,7 @@ func cgroupfsParent(parent string) (string, error) {
 // the name.
 func systemdSlice(parent string) (string, error) {
 	if !strings.HasSuffix(parent, ".slice") {
-		return "", invalid("cgroup_parent %q is not a systemd slice, but crius uses the systemd driver: the kubelet seems to use cgroupfs; set cgroup_driver to the same in both", parent)
+		return "", invalid("cgroup_parent %q is not a systemd slice, but crius uses the systemd driver: the kubelet seems to use cgroupfs; set the kubelet's cgroupDriver and runtime.cgroup_driver to the same value", parent)
 	}
 	slice := path.Base(parent)
 	dir, err := expandSlice(slice)
@@ -89,7 +89,7 @@ func systemdSlice(parent string) (string, error) {
 		return "", err
 	}
 	if strings.Contains(parent, "/") && "/"+strings.Trim(parent, "/") != dir {
-		return "", invalid("cgroup_parent %q is not where systemd keeps %s, which is %s", parent, slice, dir)
+		return "", invalid("cgroup_parent %q is not the path of systemd slice %s, which is %s", parent, slice, dir)
 	}
 	return slice, nil
 }

@@ -164,7 +164,7 @@ func ParseDevice(s string) (*cri.Device, error) {
 	case len(parts) == 2:
 		d.Permissions = parts[1]
 	case len(parts) > 3:
-		return nil, invalid("device %q: want host:container:permissions", s)
+		return nil, invalid("device %q: must be of the form host:container:permissions", s)
 	}
 	_, _, _, err := validateDevice(d)
 	return d, err

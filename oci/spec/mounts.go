@@ -14,7 +14,7 @@ import (
 // asks for, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
 	if in.writableCgroups() && !in.Facts.Host.CgroupV2 {
-		return unimplemented("writable cgroups, by the handler's cgroup_writable or the annotation %s, need cgroup v2, and this node has v1", askCgroups+askDomain)
+		return unimplemented("writable cgroups, requested by the handler's cgroup_writable or the annotation %s, require cgroup v2, but this node has v1", askCgroups+askDomain)
 	}
 	asked, err := requestMounts(in)
 	if err != nil {
@@ -195,7 +195,7 @@ func validateSource(m *cri.Mount, source string) error {
 	image := m.GetImage().GetImage() != ""
 	switch {
 	case image && m.GetHostPath() != "":
-		return invalid("host_path and image are both set: name one")
+		return invalid("host_path and image are both set: set only one")
 	case image && !m.GetReadonly():
 		return invalid("an image can only be mounted readonly")
 	case image && source == "":
@@ -222,7 +222,7 @@ func (in *Input) mountOptions(m *cri.Mount) ([]string, error) {
 			return nil, invalid("recursive_read_only needs readonly and private propagation")
 		}
 		if !in.knowsMountOption("rro") {
-			return nil, unimplemented("the pod's runtime handler has no recursive read-only mounts")
+			return nil, unimplemented("the pod's runtime handler does not support recursive read-only mounts")
 		}
 		access = "rro"
 	}
@@ -275,7 +275,7 @@ func (in *Input) validateIDMap(m *cri.Mount) error {
 		return invalid("uidMappings and gidMappings must be given together")
 	}
 	if !in.Facts.IDMap {
-		return unimplemented("the pod's runtime handler has no id-mapped mounts")
+		return unimplemented("the pod's runtime handler does not support ID-mapped mounts")
 	}
 	return nil
 }

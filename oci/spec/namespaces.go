@@ -100,7 +100,7 @@ func userNamespace(in *Input, s *specs.Spec) error {
 		return nil
 	}
 	if f := in.linuxFeatures(); f != nil && f.Namespaces != nil && !slices.Contains(f.Namespaces, string(specs.UserNamespace)) {
-		return unimplemented("the pod's runtime handler cannot make user namespaces")
+		return unimplemented("the pod's runtime handler does not support user namespaces")
 	}
 	path := in.Facts.Namespaces.User
 	addNamespace(s, specs.UserNamespace, path)
@@ -149,7 +149,7 @@ func validateMapping(field string, mappings []*cri.IDMapping) error {
 		return invalid("userns_options: %s map the node's root into the pod", field)
 	}
 	if uint64(m.GetHostId())+uint64(m.GetLength()) > 1<<32-1 {
-		return invalid("userns_options: %s reaches beyond the largest id", field)
+		return invalid("userns_options: %s exceeds the largest ID", field)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func ValidatePod(pod *cri.PodSandboxConfig) error {
 
 func validatePodUser(sc *cri.LinuxSandboxSecurityContext) error {
 	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
-		return invalid("run_as_group %d without run_as_user", sc.GetRunAsGroup().GetValue())
+		return invalid("run_as_group %d requires run_as_user", sc.GetRunAsGroup().GetValue())
 	}
 	if _, err := checkID("run_as_user", sc.GetRunAsUser().GetValue()); err != nil {
 		return err

@@ -177,7 +177,7 @@ func OOMScoreAdj(asked int64, host Host) int { return max(int(asked), host.OOMSc
 func ParseUlimit(s string) (specs.POSIXRlimit, error) {
 	name, value, ok := strings.Cut(s, "=")
 	if !ok || !slices.Contains(rlimits(), name) {
-		return specs.POSIXRlimit{}, invalid("ulimit %.80q: want name=soft:hard with one of the names %s",
+		return specs.POSIXRlimit{}, invalid("ulimit %.80q: must be name=soft:hard with one of the names %s",
 			s, strings.Join(rlimits(), ", "))
 	}
 	softText, hardText, two := strings.Cut(value, ":")

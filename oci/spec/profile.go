@@ -81,7 +81,7 @@ func (r *Rule) normalize() error {
 	}
 	for _, arg := range r.Args {
 		if arg.Index > 5 || !slices.Contains(seccompOperators(), arg.Op) {
-			return fmt.Errorf("argument %d with operator %.40q is unknown", arg.Index, arg.Op)
+			return fmt.Errorf("argument %d has the unknown operator %.40q", arg.Index, arg.Op)
 		}
 	}
 	for _, kernel := range []string{r.Includes.MinKernel, r.Excludes.MinKernel} {

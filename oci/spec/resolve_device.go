@@ -97,7 +97,7 @@ func nodesAt(path, container string, skip func(name string) bool) ([]Device, err
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for devices at %s: %w", path, err)
+		return nil, fmt.Errorf("list devices at %s: %w", path, err)
 	}
 	return list, nil
 }

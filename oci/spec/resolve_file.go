@@ -63,7 +63,7 @@ func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("look at the image's %s: %w", name, err)
+			return fmt.Errorf("check the image's %s: %w", name, err)
 		}
 		if !info.IsDir() {
 			return invalid("the image's %s is not a directory", name)
@@ -72,7 +72,7 @@ func CheckRootfs(rootfs string, mounts []*cri.Mount) error {
 	for _, m := range mounts {
 		target, err := securejoin.SecureJoin(rootfs, m.GetContainerPath())
 		if err != nil {
-			return invalid("mount at %q: follow the image's links: %v", m.GetContainerPath(), err)
+			return invalid("mount at %q: resolve symbolic links in the image: %v", m.GetContainerPath(), err)
 		}
 		if err := validateProcMount(strings.TrimPrefix(target, filepath.Clean(rootfs)), m.GetHostPath()); err != nil {
 			return fmt.Errorf("mount at %q: %w", m.GetContainerPath(), err)

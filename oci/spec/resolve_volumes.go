@@ -76,14 +76,14 @@ func mountTargets(in *Input) ([]string, error) {
 	for _, m := range in.Request.Container.GetMounts() {
 		target, err := securejoin.SecureJoin(in.Facts.Rootfs, m.GetContainerPath())
 		if err != nil {
-			return nil, invalid("mount at %q: follow the image's links: %v", m.GetContainerPath(), err)
+			return nil, invalid("mount at %q: resolve symbolic links in the image: %v", m.GetContainerPath(), err)
 		}
 		targets = append(targets, below(in.Facts.Rootfs, target))
 	}
 	return targets, nil
 }
 
-var errVolumePath = errors.New("it is not an absolute path below / without \"..\"")
+var errVolumePath = errors.New("not an absolute path below /, or it contains \"..\"")
 
 // resolveVolume is the path to which a volume leads inside the root file system.
 func resolveVolume(rootfs, declared string) (string, error) {
@@ -116,7 +116,7 @@ var errVolumeDepth = fmt.Errorf("it is more than %d directories deep", maxVolume
 // reservedPaths are the places of the kernel's file systems and the pod's files.
 var reservedPaths = []string{"/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
-var errVolumeReserved = errors.New("it is in the place of the kernel's file systems or of the pod's files")
+var errVolumeReserved = errors.New("it would cover a kernel file system or a file that crius manages")
 
 // below is a path in the root file system as the container has it.
 func below(rootfs, target string) string {
@@ -129,7 +129,7 @@ func atOrBelow(name string, dirs []string) bool {
 	})
 }
 
-var errVolumeFile = errors.New("the image has something else than a directory there")
+var errVolumeFile = errors.New("the image has a file at this path, not a directory")
 
 // makeVolume makes a directory, and those above it that are missing.
 func makeVolume(root *os.Root, volume string, uid, gid int) error {

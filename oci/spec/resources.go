@@ -143,7 +143,7 @@ func unified(r *cri.LinuxContainerResources, host Host) (map[string]string, erro
 		return nil, nil
 	}
 	if !host.CgroupV2 {
-		return nil, invalid("unified resources need cgroup v2, and this node has v1")
+		return nil, invalid("unified resources require cgroup v2, but this node has v1")
 	}
 	out := map[string]string{}
 	for key, value := range r.GetUnified() {

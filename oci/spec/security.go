@@ -103,7 +103,7 @@ func chooseProfile(profile *cri.SecurityProfile, deprecated string, absent confi
 	}
 	ref, ok := strings.CutPrefix(deprecated, "localhost/")
 	if !ok {
-		return choice{}, invalid("profile %q: want runtime/default, unconfined or localhost/…", deprecated)
+		return choice{}, invalid("profile %q: must be runtime/default, unconfined or localhost/…", deprecated)
 	}
 	return localhostProfile(ref)
 }

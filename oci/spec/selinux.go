@@ -54,9 +54,9 @@ func seLinuxOptions(pod *cri.PodSandboxConfig, container *cri.ContainerConfig) *
 	return pod.GetLinux().GetSecurityContext().GetSelinuxOptions()
 }
 
-// Confines tells whether SELinux confines a container, so that files that are to be its
-// own need its label: not one that is privileged or shares with the node what it is to
-// be kept from, unless its request names a type.
+// Confines reports whether SELinux confines a container, so that its own files need its
+// label. A container that is privileged or in the node's PID, IPC or network namespace is
+// not confined, unless its request names an SELinux type.
 func (s *SELinux) Confines(pod *cri.PodSandboxConfig, container *cri.ContainerConfig) bool {
 	privileged := container.GetLinux().GetSecurityContext().GetPrivileged()
 	return s != nil && (seLinuxOptions(pod, container).GetType() != "" || !privileged && !s.free(pod))

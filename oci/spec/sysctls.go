@@ -93,7 +93,7 @@ func ParseSysctls(entries []string) (map[string]string, error) {
 	for _, entry := range entries {
 		name, value, ok := strings.Cut(entry, "=")
 		if !ok {
-			return nil, invalid("sysctl %q: want key=value", entry)
+			return nil, invalid("sysctl %q: must be of the form key=value", entry)
 		}
 		sysctls[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}

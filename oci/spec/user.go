@@ -102,7 +102,7 @@ func wantedUser(sc *cri.LinuxContainerSecurityContext, imageUser string) (user, 
 	group.absent = true
 	switch {
 	case sc.GetRunAsUser() != nil && sc.GetRunAsUsername() != "":
-		return user, group, invalid("run_as_user and run_as_username are both set: name one")
+		return user, group, invalid("run_as_user and run_as_username are both set: set only one")
 	case sc.GetRunAsUser() != nil:
 		user.id, err = checkID("run_as_user", sc.GetRunAsUser().GetValue())
 	case sc.GetRunAsUsername() != "":
@@ -111,7 +111,7 @@ func wantedUser(sc *cri.LinuxContainerSecurityContext, imageUser string) (user, 
 			err = invalid("run_as_username %.80q is not a user name", user.name)
 		}
 	case sc.GetRunAsGroup() != nil:
-		err = invalid("run_as_group %d without run_as_user or run_as_username", sc.GetRunAsGroup().GetValue())
+		err = invalid("run_as_group %d requires run_as_user or run_as_username", sc.GetRunAsGroup().GetValue())
 	default:
 		user, group, err = parseUser(imageUser)
 	}
@@ -141,7 +141,7 @@ func parseUser(s string) (user, group account, err error) {
 
 func parseAccount(s string) (account, error) {
 	if s == "" || strings.Contains(s, ":") {
-		return account{}, invalid("want user or user:group")
+		return account{}, invalid("must be of the form user or user:group")
 	}
 	if !numeric(s) {
 		return account{name: s}, nil

@@ -74,12 +74,12 @@ type orphan struct {
 	leases   []network.Lease
 }
 
-// Orphans reports what has no record. A thing is an orphan if it is there, then its
-// id is unknown, and then it is still there.
+// Orphans reports objects without a record. An object is an orphan if it exists, its id
+// is then unknown, and it still exists after that.
 func (s *Search) Orphans(ctx context.Context, report *Report) error {
 	first, err := s.everywhere()
 	if err != nil {
-		return fmt.Errorf("look for orphans: %w", err)
+		return fmt.Errorf("search for orphans: %w", err)
 	}
 	maps.DeleteFunc(first, func(id string, _ *orphan) bool { return s.Node.Knows(id) })
 	if len(first) == 0 {
@@ -87,7 +87,7 @@ func (s *Search) Orphans(ctx context.Context, report *Report) error {
 	}
 	second, err := s.everywhere()
 	if err != nil {
-		return fmt.Errorf("look for orphans: %w", err)
+		return fmt.Errorf("search for orphans: %w", err)
 	}
 	patience, cancel := context.WithTimeout(ctx, addTime)
 	defer cancel()
@@ -97,16 +97,16 @@ func (s *Search) Orphans(ctx context.Context, report *Report) error {
 			continue
 		}
 		unsure, why := s.dropLeases(patience, o)
-		removal := Remedy{"it is removed, with whatever else bears the id", func(ctx context.Context) error { return s.remove(ctx, o) }}
+		removal := Remedy{"remove it and everything else with this ID", func(ctx context.Context) error { return s.remove(ctx, o) }}
 		var problems []Problem
 		for _, trace := range slices.Sorted(maps.Keys(o.traces)) {
 			if first[id].traces[trace] {
-				problems = append(problems, Problem{Wrong: trace + " belongs to nothing on record", Remedy: removal})
+				problems = append(problems, Problem{Wrong: trace + " belongs to no recorded pod or container", Remedy: removal})
 			}
 		}
 		for _, trace := range unsure {
-			problems = append(problems, Problem{Wrong: trace + " belongs to nothing on record",
-				Advice: "it stays, since a pod of another runtime may have it: " + why.Error()})
+			problems = append(problems, Problem{Wrong: trace + " belongs to no recorded pod or container",
+				Advice: "kept, because a pod of another runtime may be using it: " + why.Error()})
 		}
 		report.Add(ctx, "orphan "+id, problems)
 	}
@@ -117,10 +117,10 @@ func (s *Search) Orphans(ctx context.Context, report *Report) error {
 // address.
 const addTime = 3 * time.Second
 
-// dropLeases leaves to an orphan only those leases whose addresses nothing on this
-// node has: others belong to another runtime's pod. While that cannot be told it
-// looks again, until patience ends; then it drops them all, and says of which it
-// is unsure and why.
+// dropLeases takes from an orphan's list the leases whose addresses are in use on this
+// node: they belong to another runtime's pod. While it cannot tell, it looks again until
+// patience ends; then it takes all of them, and returns those that it is unsure about and
+// why.
 func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []string, why error) {
 	if len(o.leases) == 0 || o.netNS != "" { // it is the orphan itself that may have them
 		return nil, nil

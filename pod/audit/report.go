@@ -14,7 +14,7 @@ import (
 	"sync"
 )
 
-// Finding is something that is not as the records say, or that none knows of.
+// Finding is a difference between the node and its records, or an object without one.
 type Finding struct {
 	Object   string `json:"object"`           // "pod ID", "container ID", or what it is
 	Wrong    string `json:"wrong"`            // what is the case
@@ -24,7 +24,7 @@ type Finding struct {
 	Err      string `json:"error,omitempty"` // why the repair failed
 }
 
-// Problem is a Finding to be.
+// Problem is what Report.Add makes a Finding of.
 type Problem struct {
 	Wrong  string
 	Remedy Remedy

@@ -56,7 +56,7 @@ func (h *Hub) Listen() (*Listener, error) {
 		return nil, h.closed
 	}
 	if len(h.listeners) >= maxListeners {
-		return nil, fmt.Errorf("%d clients listen for events already: %w", maxListeners, fault.Exhausted)
+		return nil, fmt.Errorf("too many event listeners (%d): %w", maxListeners, fault.Exhausted)
 	}
 	l := &Listener{hub: h, wake: make(chan struct{}, 1)}
 	if h.listeners == nil {
@@ -109,7 +109,7 @@ func (l *Listener) put(event *Event) {
 	case len(l.queue) < maxQueue:
 		l.queue = append(l.queue, event)
 	default:
-		l.ended = fmt.Errorf("%d events were not taken, and more are lost: list what there is, then listen anew: %w", maxQueue, fault.Exhausted)
+		l.ended = fmt.Errorf("client too slow: %d events queued, further ones dropped; list pods and containers, then subscribe again: %w", maxQueue, fault.Exhausted)
 	}
 	l.stir()
 }

@@ -38,14 +38,14 @@ type Server struct {
 // live ones cannot meet, since each has locked its state.
 func Listen(ctx context.Context, socket string, node Node) (*Server, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("serve checks: %w", err)
+		return nil, fmt.Errorf("serve control socket: %w", err)
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "unix", socket)
 	if err != nil {
-		return nil, fmt.Errorf("serve checks: %w", err)
+		return nil, fmt.Errorf("serve control socket: %w", err)
 	}
 	if err := os.Chmod(socket, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("serve checks: %w", err), listener.Close())
+		return nil, errors.Join(fmt.Errorf("serve control socket: %w", err), listener.Close())
 	}
 	return newServer(ctx, listener, handler(node)), nil
 }

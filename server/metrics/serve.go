@@ -24,12 +24,12 @@ type Config struct {
 	TLS tlsfile.Rules `toml:"-"`
 
 	// IncludedPodMetrics is of the CRI server (server.Config.PodMetrics).
-	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, as by cAdvisor: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; none: an empty list"`
+	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, with the names that cAdvisor uses: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; empty list: none"`
 
 	Address         string `toml:"address" help:"HOST:PORT on which metrics are served, in addition to the unix socket metrics.sock in run_root; empty: none"`
 	TLSCertFile     string `toml:"tls_cert_file" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
 	TLSKeyFile      string `toml:"tls_key_file" help:"PEM key of that certificate"`
-	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM certificates of the authorities for client certificates; empty: clients need no certificate"`
+	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
 }
 
 // maxConnections is of those to the address: whoever reaches it may connect, and each
@@ -86,7 +86,7 @@ func (cfg Config) check() (*tls.Config, error) {
 	case err != nil:
 		return nil, err
 	case cfg.Address == "" && secure != nil:
-		return nil, fmt.Errorf("metrics.tls_cert_file without metrics.address: %w", fault.Invalid)
+		return nil, fmt.Errorf("metrics.tls_cert_file has no effect without metrics.address: set metrics.address or remove it: %w", fault.Invalid)
 	case cfg.Address == "":
 		return nil, nil
 	}

@@ -42,7 +42,7 @@ import (
 // Config says where traces go to.
 type Config struct {
 	Endpoint     string `toml:"endpoint" help:"URL of an OTLP collector over gRPC: http://127.0.0.1:4317, or https:// for TLS; empty: no tracing"`
-	CAFile       string `toml:"ca_file" help:"PEM certificates of the authorities that the collector's certificate is checked against; empty: those of the system"`
+	CAFile       string `toml:"ca_file" help:"PEM file of CA certificates used to verify the collector; empty: the system's CA certificates"`
 	SamplingRate int    `toml:"sampling_rate_per_million" help:"number of calls per million that are traced if the caller passes no trace context; otherwise the caller decides"`
 }
 
@@ -112,7 +112,7 @@ func connect(cfg Config) (*grpc.ClientConn, error) {
 		}
 		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: authorities})
 	} else if cfg.CAFile != "" {
-		return nil, fmt.Errorf("tracing.ca_file has no effect with %s: use https:// or remove tracing.ca_file: %w", cfg.Endpoint, fault.Invalid)
+		return nil, fmt.Errorf("ca_file has no effect with %s: use https:// or remove tracing.ca_file: %w", cfg.Endpoint, fault.Invalid)
 	}
 	return grpc.NewClient(address, grpc.WithTransportCredentials(secure))
 }
@@ -128,7 +128,7 @@ func authorities(file string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("tracing.ca_file %s has no PEM certificate: %w", file, fault.Invalid)
+		return nil, fmt.Errorf("ca_file %s has no PEM certificate: %w", file, fault.Invalid)
 	}
 	return pool, nil
 }

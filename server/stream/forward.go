@@ -208,7 +208,7 @@ func (f *forwarder) forwardWebSocket(ports []int32) {
 	}
 	connected := int64(len(ports))
 	if !f.session.server.forwards.TryAcquire(connected) {
-		http.Error(f.session.w, fmt.Sprintf("too many connections into pods of this node (%d)", maxForwardsInSum), http.StatusServiceUnavailable)
+		http.Error(f.session.w, fmt.Sprintf("too many port-forward connections on this node (%d)", maxForwardsInSum), http.StatusServiceUnavailable)
 		return
 	}
 	defer f.session.server.forwards.Release(connected)

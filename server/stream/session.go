@@ -89,7 +89,7 @@ func (v *session) converse(w wanted, run run) {
 	}
 	d, err := open(w)
 	if err != nil {
-		slog.DebugContext(v.ctx, "client opened no session", "err", err)
+		slog.DebugContext(v.ctx, "client did not open its session streams", "err", err)
 		return
 	}
 	stdin := v.interruptible(d.in)

@@ -50,7 +50,7 @@ func (r Rules) config() (*tls.Config, error) {
 	case Version13:
 		config.MinVersion = tls.VersionTLS13
 	default:
-		return nil, fmt.Errorf("TLS version %q: want %s or %s: %w", r.MinVersion, Version12, Version13, fault.Invalid)
+		return nil, fmt.Errorf("TLS version %q: must be %s or %s: %w", r.MinVersion, Version12, Version13, fault.Invalid)
 	}
 	var known []string
 	for _, suite := range tls.CipherSuites() {
@@ -61,7 +61,7 @@ func (r Rules) config() (*tls.Config, error) {
 	}
 	for _, name := range r.CipherSuites {
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("cipher suite %q: want one of %s: %w", name, strings.Join(known, ", "), fault.Invalid)
+			return nil, fmt.Errorf("cipher suite %q: must be one of %s: %w", name, strings.Join(known, ", "), fault.Invalid)
 		}
 	}
 	return config, nil

@@ -113,8 +113,8 @@ func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers
 				"image", images[i].ID, "names", images[i].Names, "err", err)
 		case !FromRegistry(&images[i]):
 			kept++
-			slog.Error("image damaged when the machine went down, kept since it was made on this machine and no registry has it: "+
-				"make it again, or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
+			slog.Error("image damaged when the machine went down, kept because it was built on this node and cannot be pulled: "+
+				"rebuild or remove it", "image", images[i].ID, "names", images[i].Names, "err", err)
 		default:
 			gone++
 			v.setAside(&images[i], err)
@@ -154,8 +154,8 @@ func (s *check) collect() error {
 	if len(s.aside) == 0 {
 		return s.store.GarbageCollect()
 	}
-	slog.Warn("records of the image store were damaged: what has no record is left, since containers of other tools may need it; "+
-		"when those are restored or not wanted, delete the files, and the next boot cleans up", "files", s.aside)
+	slog.Warn("image store records were damaged: data without a record is kept, because containers of other tools may need it; "+
+		"once these containers are restored or no longer needed, delete the files listed here; the next boot then cleans up", "files", s.aside)
 	return nil
 }
 
@@ -167,7 +167,7 @@ func (s *check) image(ctx context.Context, image *cstorage.Image) error {
 		data, err := s.bigData(image.ID, name)
 		want := image.BigDataDigests[name]
 		if err == nil && want.Validate() == nil && want.Algorithm().Available() && want.Algorithm().FromBytes(data) != want {
-			err = damage("it has %d bytes and not the digest %s", len(data), want)
+			err = damage("its %d bytes do not match the digest %s", len(data), want)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
@@ -236,7 +236,7 @@ func (s *check) look(ctx context.Context, id string) error {
 		depth++
 	}
 	if depth != len(dirs) {
-		return damage("it stands on %d layers, of which %d are on the disk", depth-1, len(dirs)-1)
+		return damage("it has %d parent layers, of which %d are on disk", depth-1, len(dirs)-1)
 	}
 	if err := driverFiles(dirs[0], depth-1); err != nil {
 		return err
@@ -261,7 +261,7 @@ func driverFiles(dir string, below int) error {
 		return err
 	}
 	if !info.IsDir() {
-		return damage("%s is no directory", dir)
+		return damage("%s is not a directory", dir)
 	}
 	link, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "link"))
 	if err != nil {
@@ -279,7 +279,7 @@ func driverFiles(dir string, below int) error {
 		return err
 	}
 	if count := strings.Count(string(lower), ":") + 1; count != below || len(lower) == 0 {
-		return damage("it stands on %d layers, of which %d bytes tell", below, len(lower))
+		return damage("its file \"lower\" (%[2]d bytes) does not list its %[1]d parent layers", below, len(lower))
 	}
 	return nil
 }

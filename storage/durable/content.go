@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// content compares all of a layer with its digest, and what a digest does not
-// see, what is not in the files' content, with the archive.
+// content compares a layer with its digest. The digest covers only the content of files:
+// owners, modes, links and whiteouts are compared with the headers of the archive.
 func (s *check) content(ctx context.Context, layer *cstorage.Layer, dir string) (err error) {
 	if layer.UncompressedDigest.Validate() != nil {
 		return nil // nobody knows what is in it
@@ -137,7 +137,7 @@ func sameFile(dir, name string, h *tar.Header) error {
 			return &os.PathError{Op: "getxattr", Path: file, Err: err}
 		}
 		if err != nil || n != 1 || value[0] != 'y' {
-			return damage("%s should hide what is below it", file)
+			return damage("%s is not marked opaque", file)
 		}
 		return nil
 	}
@@ -146,7 +146,7 @@ func sameFile(dir, name string, h *tar.Header) error {
 	}
 	if strings.HasPrefix(base, archive.WhiteoutPrefix) {
 		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != 0 {
-			return damage("%s should hide what is below it", file)
+			return damage("%s is not a whiteout", file)
 		}
 		return nil
 	}
@@ -156,7 +156,7 @@ func sameFile(dir, name string, h *tar.Header) error {
 			return err
 		}
 		if target != h.Linkname {
-			return damage("%s leads to %q, not to %q", file, target, h.Linkname)
+			return damage("symbolic link %s points to %q, not to %q", file, target, h.Linkname)
 		}
 	}
 	if h.Typeflag == tar.TypeReg && st.Size != h.Size {

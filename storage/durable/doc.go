@@ -2,10 +2,9 @@
 // cuts, crashes of this and of other processes, and beside other programs that use
 // the store at the same time.
 //
-// containers/storage syncs the content of layers, but neither all of its records nor
-// itself knows after a power cut what has reached the disk; it waits for locks for
-// ever; and it leaves layers behind when its process dies. Three types make up for
-// that:
+// containers/storage syncs the content of layers but not all of its records, and does not
+// know after a power cut what has reached the disk. It waits for locks without limit, and
+// it leaves layers behind when its process dies. Three types make up for that:
 //
 //   - Manifest is a durable copy of the store's records: of every layer that it lists
 //     the content is on the disk. When the store is opened, Restore replaces record

@@ -23,9 +23,9 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// Leftovers keeps the store free of what unfinished work leaves: the temporary
-// files of a pull, layers that no image came to own or still owns, an image without
-// its manifest, and what the library kept beside an image's record.
+// Leftovers removes what unfinished pulls and removals leave in the store: temporary
+// files of a pull, layers without an image, an image without its manifest, and manifests
+// and configs without an image record.
 //
 // Every pull and removal writes a job, a directory under a file lock, before
 // it begins and deletes it at its end. A job whose work failed, or whose
@@ -331,7 +331,7 @@ func (d *Leftovers) Orphans() ([]string, error) {
 	}
 	orphans, err := d.orphans()
 	if err != nil {
-		return nil, fmt.Errorf("look for layers without an image: %w", err)
+		return nil, fmt.Errorf("search for layers without an image: %w", err)
 	}
 	var ids []string
 	for _, layer := range orphans {

@@ -17,10 +17,9 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Locks are the files by which containers/storage keeps processes from one
-// another's records. The library waits for them for ever and cannot be called
-// off; so whoever is about to call it looks first whether another process holds
-// one. (Who takes one in between is waited for, as the library does.)
+// Locks are the lock files of containers/storage. The library waits for them without
+// limit and cannot be cancelled, so callers first check whether another process holds
+// one. (A lock taken in between is still waited for without limit.)
 //
 // They are record locks, which a process loses with the first descriptor of the
 // file that it closes, whoever opened it: these here stay open until the library
@@ -85,7 +84,7 @@ func (l *Locks) Held(purpose int16) error {
 		}
 		lock := unix.Flock_t{Type: purpose}
 		if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil {
-			return &os.PathError{Op: "look at lock", Path: path, Err: err}
+			return &os.PathError{Op: "query lock", Path: path, Err: err}
 		}
 		if lock.Type != unix.F_UNLCK {
 			return fmt.Errorf("%s is locked by %s", path, processName(lock.Pid))
@@ -109,7 +108,7 @@ func (l *Locks) Await(ctx context.Context, purpose int16) error {
 		case <-time.After(often):
 			held = l.Held(purpose)
 		case <-limit.C:
-			return fmt.Errorf("%w and did not become free within %s: %w", held, LockTime, fault.Timeout)
+			return fmt.Errorf("%w and was not released within %s: %w", held, LockTime, fault.Timeout)
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", held, context.Cause(ctx))
 		}
@@ -120,7 +119,7 @@ func (l *Locks) Await(ctx context.Context, purpose int16) error {
 func processName(pid int32) string {
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/comm")
 	if pid <= 0 || err != nil {
-		return "a process that cannot be seen from here"
+		return "a process in another PID namespace"
 	}
 	return fmt.Sprintf("process %d (%s)", pid, strings.ToValidUTF8(strings.TrimSpace(string(name)), "?"))
 }

@@ -101,10 +101,10 @@ var recordFiles = []string{
 
 const layersFile = "overlay-layers/layers.json"
 
-// read returns the manifest that was written last; nil if there was never one. One that cannot
-// be read says nothing of any layer. In a boot in which the store has been looked
-// through that does not make it suspect: what was written since is still in memory,
-// and containers may run on it.
+// read returns the manifest that was written last, nil if there never was one. A manifest
+// that cannot be read vouches for no layer. If the store has already been checked in this
+// boot, its layers are trusted all the same: what was written since is still in the page
+// cache, and containers may be using it.
 func (s *Manifest) read() (*manifest, error) {
 	if err := s.stored.Make(); err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func ask(ctx context.Context, rules *signature.Policy, image types.UnparsedImage
 }
 
 // errContent: a rule looks at signatures, of which there are none to look at.
-var errContent = errors.New("the rule depends on signatures")
+var errContent = errors.New("the policy rule requires a signature")
 
 // nameOnly is an image of which no more than the name is known.
 type nameOnly struct{ ref types.ImageReference }
@@ -160,13 +160,13 @@ func describe(requirement signature.PolicyRequirement, name reference.Named) str
 	case r.Type == "reject":
 		return "rejects " + reference.TrimNamed(name).Name()
 	}
-	return fmt.Sprintf("(%s) wants a signature by %s for %s", r.Type, r.signer(), r.identity(name))
+	return fmt.Sprintf("(%s) requires a signature by %s for %s", r.Type, r.signer(), r.identity(name))
 }
 
 func (r *rule) signer() string {
 	switch {
 	case r.Fulcio != nil:
-		return fmt.Sprintf("%s, as %s knows it", r.Fulcio.SubjectEmail, r.Fulcio.OIDCIssuer)
+		return fmt.Sprintf("%s (issuer %s)", r.Fulcio.SubjectEmail, r.Fulcio.OIDCIssuer)
 	case r.PKI != nil:
 		return cmp.Or(r.PKI.SubjectEmail, r.PKI.SubjectHostname)
 	case r.KeyPath != "":

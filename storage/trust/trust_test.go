@@ -45,14 +45,14 @@ func TestRefusalNamesRuleAndIdentity(t *testing.T) {
 	const key = `{"type": "sigstoreSigned", "keyPath": "/keys/a.pub"`
 	for _, c := range []struct{ policy, name, want string }{
 		{signed("example.com", key+"}"), "example.org/a/b:1", "rule default[0] rejects example.org/a/b: "},
-		{signed("example.org", key+"}"), "example.org/a/b:1", `rule transports.docker["example.org"][0] (sigstoreSigned) wants a signature by the key in /keys/a.pub for example.org/a/b:1: A signature was required`},
-		{signed("example.org/a", key+"}"), digested, `docker["example.org/a"][0] (sigstoreSigned) wants a signature by the key in /keys/a.pub for repository example.org/a/b: `},
-		{signed("", key+`, "signedIdentity": {"type": "matchRepository"}}`), "example.org/a/b:1", `docker[""][0] (sigstoreSigned) wants a signature by the key in /keys/a.pub for repository example.org/a/b: `},
-		{signed("example.org/a/b:1", `{"type": "insecureAcceptAnything"}, `+key+`, "signedIdentity": {"type": "exactReference", "dockerReference": "example.net/c:2"}}`), "example.org/a/b:1", `docker["example.org/a/b:1"][1] (sigstoreSigned) wants a signature by the key in /keys/a.pub for example.net/c:2: `},
+		{signed("example.org", key+"}"), "example.org/a/b:1", `rule transports.docker["example.org"][0] (sigstoreSigned) requires a signature by the key in /keys/a.pub for example.org/a/b:1: A signature was required`},
+		{signed("example.org/a", key+"}"), digested, `docker["example.org/a"][0] (sigstoreSigned) requires a signature by the key in /keys/a.pub for repository example.org/a/b: `},
+		{signed("", key+`, "signedIdentity": {"type": "matchRepository"}}`), "example.org/a/b:1", `docker[""][0] (sigstoreSigned) requires a signature by the key in /keys/a.pub for repository example.org/a/b: `},
+		{signed("example.org/a/b:1", `{"type": "insecureAcceptAnything"}, `+key+`, "signedIdentity": {"type": "exactReference", "dockerReference": "example.net/c:2"}}`), "example.org/a/b:1", `docker["example.org/a/b:1"][1] (sigstoreSigned) requires a signature by the key in /keys/a.pub for example.net/c:2: `},
 		{signed("*.org", key+`, "signedIdentity": {"type": "exactRepository", "dockerRepository": "example.net/c"}}`), "example.org/a/b:1", `for repository example.net/c: `},
 		{signed("example.org", key+`, "signedIdentity": {"type": "remapIdentity", "prefix": "example.org", "signedPrefix": "example.net"}}`), "example.org/a/b:1", `for example.org/a/b:1, with example.net in place of example.org: `},
-		{signed("example.org", `{"type": "signedBy", "keyType": "GPGKeys", "keyPaths": ["/a", "/b"]}`), "example.org/a/b:1", `(signedBy) wants a signature by a key in /a, /b for example.org/a/b:1: `},
-		{signed("example.org", `{"type": "sigstoreSigned", "fulcio": {"caPath": "/ca", "oidcIssuer": "https://issuer", "subjectEmail": "a@b"}, "rekorPublicKeyPath": "/rekor"}`), "example.org/a/b:1", `wants a signature by a@b, as https://issuer knows it for example.org/a/b:1: `},
+		{signed("example.org", `{"type": "signedBy", "keyType": "GPGKeys", "keyPaths": ["/a", "/b"]}`), "example.org/a/b:1", `(signedBy) requires a signature by a key in /a, /b for example.org/a/b:1: `},
+		{signed("example.org", `{"type": "sigstoreSigned", "fulcio": {"caPath": "/ca", "oidcIssuer": "https://issuer", "subjectEmail": "a@b"}, "rekorPublicKeyPath": "/rekor"}`), "example.org/a/b:1", `requires a signature by a@b, as https://issuer knows it for example.org/a/b:1: `},
 	} {
 		p := &Policies{parsed: map[string]*Policy{}}
 		policy, err := p.parse("/etc/policy.json", []byte(c.policy))

@@ -60,7 +60,7 @@ func (w *world) check(t *testing.T, args ...string) checked {
 // silent checks that the node matches its records.
 func (w *world) silent(t *testing.T, when string) {
 	t.Helper()
-	if found := w.check(t); len(found) != 1 || found[0].Status != "ok" || !strings.HasPrefix(found[0].Text, "the node matches its records") {
+	if found := w.check(t); len(found) != 1 || found[0].Status != "ok" || !strings.HasPrefix(found[0].Text, "the node matches crius's records") {
 		t.Errorf("%s: %+v", when, found)
 	}
 }
@@ -99,7 +99,7 @@ func harms() []harm {
 		{"network namespace unpinned", true, true, func(t *testing.T, w *world, c victim) []string {
 			pin := w.Path("ns", "netns", "crius-"+c.pod.id)
 			must(t, unix.Unmount(pin, unix.MNT_DETACH), os.Remove(pin))
-			return []string{"pod " + c.pod.id, pin, "the kubelet makes it anew"}
+			return []string{"pod " + c.pod.id, pin, "the kubelet recreates it"}
 		}, true},
 		{"interface deleted", true, true, func(t *testing.T, w *world, c victim) []string {
 			must(t, ns.Do(w.Path("ns", "netns", "crius-"+c.pod.id), func() error { return exec.Command("ip", "link", "delete", "eth0").Run() }))
@@ -115,23 +115,23 @@ func harms() []harm {
 			// Until it is on the disk the one before stands beside it, and then goes.
 			wait.For(t, record+" to reach the disk", func() bool { _, err := os.Stat(record + ".last"); return errors.Is(err, os.ErrNotExist) })
 			must(t, os.Remove(record))
-			return []string{"container " + c.id, "record on disk", "written again"}
+			return []string{"container " + c.id, "record on disk", "rewrite the record"}
 		}, false},
 		{"record damaged", false, true, func(t *testing.T, w *world, c victim) []string {
 			put(t, filepath.Join(w.StateRoot(), "containers", c.id, "container.json"), "{")
-			return []string{"container " + c.id, "cannot be read", "set aside"}
+			return []string{"container " + c.id, "cannot be read", "move the record aside"}
 		}, true},
 		{"host port element deleted", true, true, func(t *testing.T, w *world, c victim) []string {
 			_, err := w.Run(t.Context(), "nft", "delete", "element", "ip", "crius-hostports", "ports", "{ 6 . "+fmt.Sprint(c.pod.config.PortMappings[0].HostPort)+" }")
 			must(t, err)
-			return []string{"host ports", "is missing", "made anew"}
+			return []string{"host ports", "is missing", "rebuild the rules"}
 		}, false},
 		{"monitor killed", false, true, func(t *testing.T, w *world, c victim) []string {
 			for _, pid := range w.monitors(t, c.id) {
 				must(t, unix.Kill(pid, unix.SIGKILL))
 			}
 			wait.For(t, "the monitor to die", func() bool { return len(w.monitors(t, c.id)) == 0 })
-			return []string{"container " + c.id, "monitor is gone"}
+			return []string{"container " + c.id, "monitor died without recording"}
 		}, true},
 		{"record deleted, container running", false, true, func(t *testing.T, w *world, c victim) []string {
 			must(t, os.RemoveAll(filepath.Join(w.StateRoot(), "containers", c.id)))

@@ -101,14 +101,14 @@ func TestCheckAsksTheServer(t *testing.T) {
 			}
 		}
 	}
-	says("healthy", false, " has run for ")
+	says("healthy", false, " has been running for ")
 	must(t, w.Configure("20-more", "[pod]\npids_limit = 77\n"))
 	says("with a changed option", false, "1 option has changed since the server read the configuration: pod.pids_limit")
 	must(t, os.Rename(w.Path("cni", "net.d", "10-p.conflist"), w.Path("aside")))
 	wait.For(t, "the network not to be ready", func() bool { return !w.condition(t, "NetworkReady").Status })
 	says("without a network", false, "NetworkReady is false: ")
 	must(t, w.Stop())
-	says("without a server", false, "none runs at "+w.Socket())
+	says("without a server", false, "no server is running at "+w.Socket())
 }
 
 // An archive for a bug report tells how the server is, and nothing of what pods hide.

@@ -239,7 +239,7 @@ func TestAStuckLogHoldsUpItsContainerAlone(t *testing.T) {
 			stop: func(t *testing.T, disk string, c *logWriter) {
 				thaw := freeze(t, disk)
 				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id})
-				wantCode(t, err, codes.DeadlineExceeded, "its monitor", "waiting for a disk", "the kill goes on")
+				wantCode(t, err, codes.DeadlineExceeded, "its monitor", "blocked on a disk", "still trying")
 				w.answers(t, c)
 				thaw()
 				c.stop(t, 0)

@@ -61,7 +61,7 @@ func TestCommandThatItsShimDoesNotKnow(t *testing.T) {
 			if err := errors.Join(w.Kill(), unix.Kill(shim, unix.SIGSTOP), w.Start(t.Context())); err != nil {
 				return err
 			}
-			logs(t, w, "cannot end commands of an earlier server, retrying")
+			logs(t, w, "cannot kill exec processes left by a previous server, retrying")
 			return unix.Kill(shim, unix.SIGCONT)
 		})
 	})

@@ -69,7 +69,7 @@ func TestReloadCommand(t *testing.T) {
 	t.Parallel()
 	w := scene.Private(t, node.Options{})
 	wantReload(t, w, "20-more", "[runtime.handlers.more]\npath = \"crun\"\n[pod]\npids_limit = 77\n", 0,
-		"changed: runtime.handlers.more\n", "changes after a restart: pod.pids_limit\n")
+		"changed: runtime.handlers.more\n", "needs a restart: pod.pids_limit\n")
 	if names := handlerNames(t, w); !slices.Contains(names, "more") {
 		t.Errorf("the handlers are %q when the command has ended", names)
 	}
@@ -77,7 +77,7 @@ func TestReloadCommand(t *testing.T) {
 	wantReload(t, w, "30-bad", "[runtime.handlers.bad]\npath = \"crun\"\nseccomp_profile = \"/no/such/profile\"\n", 1,
 		"runtime.handlers.bad.seccomp_profile", "/no/such/profile")
 	logs(t, w, "configuration not reloaded", "/no/such/profile")
-	wantReload(t, w, "30-bad", "", 0, "changes after a restart: pod.pids_limit\n")
+	wantReload(t, w, "30-bad", "", 0, "needs a restart: pod.pids_limit\n")
 	wantReload(t, w, "20-more", "# none", 0, "changed: runtime.handlers.more\n")
 	wantReload(t, w, "20-more", "# none, still", 0, "no option has changed\n")
 	if err := w.Stop(); err != nil {

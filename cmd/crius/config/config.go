@@ -52,8 +52,8 @@ type Config struct {
 	Pod     pod.Config     `toml:"pod" help:"The node's policy for pods and containers."`
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`
-	Network network.Config `toml:"network" help:"CNI."`
-	NRI     nri.Config     `toml:"nri" help:"Plugins that follow and change pods and containers (NRI)."`
+	Network network.Config `toml:"network" help:"Pod networks (CNI)."`
+	NRI     nri.Config     `toml:"nri" help:"Node Resource Interface (NRI): plugins that observe and modify pods and containers."`
 }
 
 // Default is the configuration of a node without configuration files.

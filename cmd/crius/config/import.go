@@ -114,7 +114,7 @@ func problemOf(wrong map[string]string, key string) string {
 // file is the whole text.
 func (a *accepted) file() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Configuration of crius, made from that of %s:\n", a.Of)
+	fmt.Fprintf(&b, "# Configuration of crius, converted from that of %s:\n", a.Of)
 	for _, path := range a.Files {
 		fmt.Fprintf(&b, "#   %s\n", visible(path))
 	}
@@ -126,7 +126,7 @@ func (a *accepted) file() string {
 
 func (a *accepted) remarks(b *strings.Builder) {
 	if len(a.Remarks) > 0 {
-		b.WriteString("\n# Without counterpart:\n")
+		b.WriteString("\n# No equivalent in crius:\n")
 	}
 	for _, r := range a.Remarks {
 		fmt.Fprintf(b, "#\n# %s = %s\n# (%s)\n%s", visible(r.Key), visible(short(r.Value)), visible(r.Place), indented(r.Text))
@@ -135,9 +135,9 @@ func (a *accepted) remarks(b *strings.Builder) {
 		head  string
 		items []string
 	}{
-		{"Different defaults, which were not set and are crius's now:", a.Differ},
-		{"Not in use before, and not with crius:", a.Unused},
-		{"What these ask for crius always does, or does not need:", a.Builtin},
+		{"Keys that were not set and have a different default in crius:", a.Differ},
+		{"Disabled before, and not supported by crius:", a.Unused},
+		{"Not needed: crius always does this, or does not require it:", a.Builtin},
 	} {
 		if len(list.items) > 0 {
 			fmt.Fprintf(b, "\n# %s\n", list.head)

@@ -131,7 +131,7 @@ func TestImportOfContainerdVersion2(t *testing.T) {
 	equal(t, "volumes of images", c.Image.Volumes, "bind")
 	equal(t, "NRI", c.NRI.Enable, false)
 	equal(t, "facade", c.API.CrioSocket, "/var/run/crio/crio.sock")
-	if strings.Contains(text, "# Without counterpart") {
+	if strings.Contains(text, "# No equivalent in crius") {
 		t.Errorf("the defaults have keys without counterpart:\n%s", text)
 	}
 }
@@ -165,7 +165,7 @@ func TestImportDropsWhatCriusRefuses(t *testing.T) {
 	if _, there := loaded.Config.Runtime.Handlers["not_a_label"]; there {
 		t.Error("a handler whose name is refused is there")
 	}
-	for _, want := range []string{"want an absolute path", "not a handler name", "unknown handler"} {
+	for _, want := range []string{"must be an absolute path", "not a valid RuntimeClass handler", "unknown handler"} {
 		if !strings.Contains(strings.ReplaceAll(text, "\n#   ", " "), want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}

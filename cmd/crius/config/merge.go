@@ -92,7 +92,7 @@ func (m *merger) inner(value toml.Primitive, at string) map[string]toml.Primitiv
 	var table map[string]toml.Primitive
 	err := errors.Join(m.md.PrimitiveDecode(value, &decoded), m.md.PrimitiveDecode(value, &table))
 	if _, ok := decoded.(map[string]any); !ok {
-		err = fmt.Errorf("want a table ([%s]), got %s", at, describe(decoded))
+		err = fmt.Errorf("must be a table ([%s]), got %s", at, describe(decoded))
 	}
 	if err != nil {
 		m.problem(value, at, err.Error())

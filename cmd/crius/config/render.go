@@ -8,11 +8,11 @@ import (
 
 const templateHead = `# Configuration of crius, see crius.toml(5).
 #
-# Every key is shown with its default and means the same when it is left out.
+# Every key is shown with its default; leaving a key out has the same effect.
 # Files in crius.toml.d/ beside this one are read afterwards, in the order of
-# their names, and command line flags last. See what is in force, and where it
-# comes from, with "crius config". The server reads all of it again on SIGHUP
-# (systemctl reload crius), and says which changes want a restart.
+# their names, and command line flags last. "crius config" prints the effective
+# configuration and its origin. The server reads all of it again on SIGHUP
+# (systemctl reload crius), and logs which changes need a restart.
 `
 
 // WriteTemplate writes a configuration file that says nothing and names

@@ -147,17 +147,17 @@ func TestFlagValues(t *testing.T) {
 	}{
 		{[]string{"--pod-read-only"}, "pod.read_only", "true"},
 		{[]string{"--pod-read-only=false"}, "pod.read_only", "false"},
-		{[]string{"--pod-read-only=si"}, "", "want true or false"},
-		{[]string{"--pod-pids-limit=many"}, "", "want a number"},
-		{[]string{"--pod-pids-limit=99999999999999999999"}, "", "want a number"},
+		{[]string{"--pod-read-only=si"}, "", "must be true or false"},
+		{[]string{"--pod-pids-limit=many"}, "", "must be a number"},
+		{[]string{"--pod-pids-limit=99999999999999999999"}, "", "must be a number"},
 		{[]string{"--api-socket-mode=600"}, "api.socket_mode", "0o600"},
-		{[]string{"--api-socket-mode=rw"}, "", `want permission bits such as 0o660, got "rw"`},
+		{[]string{"--api-socket-mode=rw"}, "", `must be permission bits such as 0o660, got "rw"`},
 		{[]string{"--network-timeout=1m0s"}, "network.timeout", `"1m"`},
-		{[]string{"--network-timeout=5"}, "", `want a duration such as "5m" or "1m30s", got "5"`},
+		{[]string{"--network-timeout=5"}, "", `must be a duration such as "5m" or "1m30s", got "5"`},
 		{[]string{"--network-plugin-dirs=/a", "--network-plugin-dirs", "/b,c"}, "network.plugin_dirs", `["/a", "/b,c"]`},
 		{[]string{"--pod-default-capabilities="}, "pod.default_capabilities", `[]`},
 		{[]string{"--pod-default-capabilities=", "--pod-default-capabilities=KILL"}, "pod.default_capabilities", `["KILL"]`},
-		{[]string{"--root=/\xff"}, "", "want UTF-8"},
+		{[]string{"--root=/\xff"}, "", "must be valid UTF-8"},
 	} {
 		set := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		flags := AddFlags(set)

@@ -82,7 +82,7 @@ const (
 	aCollectorOrNone     = "http://HOST:PORT, https://HOST:PORT or an empty string"
 	aProgram             = "an absolute path or a bare name to search in PATH"
 	aCVE                 = "a CVE, such as CVE-2024-21626"
-	aKeyAndValue         = "a key, an equals sign and a value"
+	aKeyAndValue         = "of the form KEY=VALUE"
 	aKeyOrPattern        = "an annotation key or a pattern of *, ? and [...], with every bracket closed"
 	aFlag                = "a flag of the form --name=value that crius does not set itself"
 	aboveZero            = "more than 0"
@@ -125,8 +125,8 @@ func (v *validator) key(k Key) {
 		texts = value
 		v.require(!slices.Contains(value, ""), k.Path, "an item of the list is empty: remove it")
 	}
-	v.require(number >= 0, k.Path, "want 0 or more, got %s", k.TOML())
-	v.require(number > 0 || wanted(k.model) != aboveZero, k.Path, "want %s, got %s", wanted(k.model), k.TOML())
+	v.require(number >= 0, k.Path, "must be 0 or more, got %s", k.TOML())
+	v.require(number > 0 || wanted(k.model) != aboveZero, k.Path, "must be %s, got %s", wanted(k.model), k.TOML())
 	for _, text := range texts {
 		v.text(k, text)
 	}
@@ -134,7 +134,7 @@ func (v *validator) key(k Key) {
 
 func (v *validator) text(k Key, text string) {
 	if allowed := choices(k.model); allowed != nil {
-		v.require(slices.Contains(allowed, text), k.Path, "want one of %s, got %s", strings.Join(allowed, ", "), quote(text))
+		v.require(slices.Contains(allowed, text), k.Path, "must be one of %s, got %s", strings.Join(allowed, ", "), quote(text))
 	}
 	ok := true
 	switch wanted(k.model) {
@@ -158,24 +158,24 @@ func (v *validator) text(k Key, text string) {
 		name, _, _ := strings.Cut(strings.TrimLeft(text, "-"), "=")
 		ok = strings.HasPrefix(text, "-") && name != "" && !slices.Contains([]string{"root", "systemd-cgroup"}, name)
 	}
-	v.require(ok, k.Path, "want %s, got %s", wanted(k.model), quote(text))
-	v.require(!strings.ContainsRune(text, 0), k.Path, "want text without NUL bytes, got %s", quote(text))
+	v.require(ok, k.Path, "must be %s, got %s", wanted(k.model), quote(text))
+	v.require(!strings.ContainsRune(text, 0), k.Path, "must not contain NUL bytes, got %s", quote(text))
 }
 
 // together checks values that depend on each other, and names.
 func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
-		"want a directory other than root: a reboot may empty run_root, but must not touch root")
+		"must differ from root: a reboot may empty run_root, but root must survive it")
 	v.apart(c)
 	for _, socket := range []struct{ key, path string }{{"api.listen", c.API.Listen}, {"api.crio_socket", c.API.CrioSocket}, {"nri.socket", c.NRI.Socket}} {
 		v.require(len(socket.path) <= maxSocketPath, socket.key,
-			"the path has %d bytes, a socket path at most %d: choose a shorter one", len(socket.path), maxSocketPath)
+			"path is %d bytes long, but a unix socket path can have at most %d: choose a shorter one", len(socket.path), maxSocketPath)
 	}
 	v.require(c.API.CrioSocket == "" || filepath.Clean(c.API.CrioSocket) != filepath.Clean(c.API.Listen), "api.crio_socket",
-		"want a socket other than api.listen")
+		"must differ from api.listen")
 	v.require(c.Tracing.SamplingRate <= otlp.PerMillion, "tracing.sampling_rate_per_million",
-		"want at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
-	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "want at least one directory")
+		"must be at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
+	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "must list at least one directory")
 
 	v.parsed(c)
 
@@ -184,7 +184,7 @@ func (v *validator) together(c *Config) {
 	handlers := names(reflect.ValueOf(c.Runtime.Handlers))
 	for _, name := range handlers {
 		v.require(label.MatchString(name), join("runtime.handlers", name),
-			"not a handler name that a RuntimeClass can have: want lower case letters, digits and dashes, at most 63")
+			"not a valid RuntimeClass handler: use at most 63 lowercase letters, digits and dashes")
 	}
 	name := c.Runtime.DefaultHandler
 	v.require(slices.Contains(handlers, name), "runtime.default_handler",
@@ -224,7 +224,7 @@ func (v *validator) apart(c *Config) {
 			for _, taken := range []string{"pods", "containers", "runtime"} {
 				taken = filepath.Join(root.dir, taken)
 				v.require(!strings.HasPrefix(filepath.Clean(p.dir)+"/", taken+"/"), p.key,
-					"want a directory outside %s, which crius keeps in %s and empties as pods and containers are removed, got %s", taken, root.key, quote(p.dir))
+					"must be outside %s, which crius manages below %s and empties as pods and containers are removed, got %s", taken, root.key, quote(p.dir))
 			}
 		}
 	}

@@ -40,7 +40,7 @@ func assign(dst reflect.Value, src any) error {
 func assignAs[T any](dst *T, src any) error {
 	value, ok := src.(T)
 	if !ok {
-		return fmt.Errorf("want a value of type %s, got %s", typeName(reflect.ValueOf(dst).Elem()), describe(src))
+		return fmt.Errorf("must be of type %s, got %s", typeName(reflect.ValueOf(dst).Elem()), describe(src))
 	}
 	*dst = value
 	return nil
@@ -50,11 +50,11 @@ func assignAs[T any](dst *T, src any) error {
 func assignDuration(dst *time.Duration, src any) error {
 	text, ok := src.(string)
 	if !ok {
-		return fmt.Errorf(`want a duration in quotes such as "5m" or "1m30s", got %s`, describe(src))
+		return fmt.Errorf(`must be a duration in quotes such as "5m" or "1m30s", got %s`, describe(src))
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		return fmt.Errorf(`want a duration such as "5m" or "1m30s", got %q`, text)
+		return fmt.Errorf(`must be a duration such as "5m" or "1m30s", got %q`, text)
 	}
 	*dst = d
 	return nil
@@ -70,13 +70,13 @@ func assignMode(dst *fs.FileMode, src any) error {
 	case string:
 		var err error
 		if mode, err = strconv.ParseUint(strings.TrimPrefix(src, "0o"), 8, 32); err != nil {
-			return fmt.Errorf(`want permission bits such as 0o660, got %q`, src)
+			return fmt.Errorf(`must be permission bits such as 0o660, got %q`, src)
 		}
 	default:
-		return fmt.Errorf("want permission bits such as 0o660, got %s", describe(src))
+		return fmt.Errorf("must be permission bits such as 0o660, got %s", describe(src))
 	}
 	if mode > 0o777 {
-		return fmt.Errorf(`want permission bits such as 0o660 (octal numbers begin with 0o), got %v`, src)
+		return fmt.Errorf(`must be permission bits such as 0o660 (octal numbers begin with 0o), got %v`, src)
 	}
 	*dst = fs.FileMode(mode)
 	return nil
@@ -85,13 +85,13 @@ func assignMode(dst *fs.FileMode, src any) error {
 func assignList(dst *[]string, src any) error {
 	items, ok := src.([]any)
 	if !ok {
-		return fmt.Errorf("want a list of strings, got %s", describe(src))
+		return fmt.Errorf("must be a list of strings, got %s", describe(src))
 	}
 	list := make([]string, len(items))
 	for i, item := range items {
 		text, ok := item.(string)
 		if !ok {
-			return fmt.Errorf("want strings in the list, got %s", describe(item))
+			return fmt.Errorf("list items must be strings, got %s", describe(item))
 		}
 		list[i] = text
 	}
@@ -103,19 +103,19 @@ func assignList(dst *[]string, src any) error {
 // flag adds one item; an empty text adds none, so that a list can be emptied.
 func assignText(dst reflect.Value, text string, first bool) error {
 	if !utf8.ValidString(text) {
-		return errors.New("want UTF-8")
+		return errors.New("must be valid UTF-8")
 	}
 	switch p := dst.Addr().Interface().(type) {
 	case *bool:
 		b, err := strconv.ParseBool(text)
 		if err != nil {
-			return errors.New("want true or false")
+			return errors.New("must be true or false")
 		}
 		return assign(dst, b)
 	case *int, *int64:
 		n, err := strconv.ParseInt(text, 0, strconv.IntSize)
 		if err != nil {
-			return errors.New("want a number")
+			return errors.New("must be a number")
 		}
 		return assign(dst, n)
 	case *[]string:

@@ -31,7 +31,7 @@ func Containerd(file string) (*Import, error) {
 	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.sysctls, d.capabilities, d.plugins, d.tracing, d.old, d.runtimes} {
 		joint()
 	}
-	c.out.Differ = append(c.out.Differ, "images: containerd's are not seen by crius and are pulled again")
+	c.out.Differ = append(c.out.Differ, "images: crius does not use containerd's image store; images are pulled again")
 	c.finish()
 	return c.out, errors.Join(c.problems...)
 }
@@ -70,11 +70,11 @@ func versionOf(path string, top *table) (int64, error) {
 	version, ok := l.value.(int64)
 	switch {
 	case set && !ok:
-		return 0, &Problem{Place: l.place, Key: "version", Text: "want a number, got " + Format(l.value)}
+		return 0, &Problem{Place: l.place, Key: "version", Text: "must be a number, got " + Format(l.value)}
 	case version < oldest:
-		return 0, &Problem{Place: path, Key: "version", Text: "version 1 is not read: write the configuration anew with containerd config migrate (containerd 1.7 and earlier)"}
+		return 0, &Problem{Place: path, Key: "version", Text: "version 1 is not supported: migrate the file with containerd config migrate (containerd 1.7 or earlier)"}
 	case version > newest:
-		return 0, &Problem{Place: l.place, Key: "version", Text: fmt.Sprintf("want a version from %d to %d, got %d", oldest, newest, version)}
+		return 0, &Problem{Place: l.place, Key: "version", Text: fmt.Sprintf("must be a version from %d to %d, got %d", oldest, newest, version)}
 	}
 	return version, nil
 }
@@ -164,7 +164,7 @@ func (c containerdConversion) criText(path ...string) (string, []string) {
 // socket has cAdvisor find crius, which it finds containerd without.
 func (c containerdConversion) socket() {
 	c.set("api.crio_socket", crioSocket, "chosen by crius",
-		"so that the kubelet's container metrics have the names of pods; its --container-runtime-endpoint becomes unix:///run/crius/crius.sock")
+		"so that the kubelet's container metrics have pod names; set its --container-runtime-endpoint to unix:///run/crius/crius.sock")
 	for _, path := range [][]string{{"grpc", "gid"}, {"plugins", "io.containerd.server.v1.grpc", "gid"}} {
 		if gid, _ := typed[int64](c.conversion, path); gid > 0 {
 			c.set("api.socket_group", strconv.FormatInt(gid, 10), c.from(path), "")
@@ -253,7 +253,7 @@ func (c containerdConversion) sysctls() {
 
 func (c containerdConversion) capabilities() {
 	c.set("pod.default_capabilities", fourteenCapabilities, "default of "+containerd,
-		"remove this key for crius's nine: pods then lack MKNOD, NET_RAW, SETFCAP, SYS_CHROOT and AUDIT_WRITE")
+		"remove this key to use crius's own nine defaults: pods then lose MKNOD, NET_RAW, SETFCAP, SYS_CHROOT and AUDIT_WRITE")
 }
 
 func (c containerdConversion) plugins() {

@@ -61,7 +61,7 @@ func (c containerdConversion) cgroups(drivers map[string]cgroupDriver) {
 	if chosen.systemd {
 		value = "systemd"
 	}
-	c.set("runtime.cgroup_driver", value, chosen.from, "must be the kubelet's cgroupDriver")
+	c.set("runtime.cgroup_driver", value, chosen.from, "must match the kubelet's cgroupDriver")
 }
 
 // containerdRuntime is one of the tables.
@@ -88,9 +88,9 @@ func (r containerdRuntime) handler(drivers map[string]cgroupDriver) {
 	case strings.HasPrefix(kind, "io.containerd.runc."):
 		r.runc(from, drivers)
 	case strings.HasPrefix(kind, "io.containerd.runsc."):
-		r.put("type", "oci", from, "gVisor is driven by its command line: see docs/handlers.md for its options")
+		r.put("type", "oci", from, "crius runs gVisor through the runsc command line instead of its shim: see docs/handlers.md for the options")
 		r.put("path", "runsc", from, "")
-		r.others("flags in this file have to be given in options of the handler", "")
+		r.others("flags in this file must be set in the handler's options", "")
 	default:
 		r.shim(kind, from)
 	}
@@ -154,7 +154,7 @@ func (r containerdRuntime) shim(kind, from string) {
 				list = append(list, fmt.Sprintf("--%s=%v", key, value))
 			}
 		default:
-			r.remark(keyOf(r.path("options", key)), l, "only texts, numbers and switches are passed to a shim")
+			r.remark(keyOf(r.path("options", key)), l, "only strings, numbers and booleans are passed to a shim")
 		}
 	}
 	if len(list) > 0 {

@@ -2,12 +2,12 @@ package foreign
 
 // What several rules say.
 const (
-	ownStore      = "crius has an image store of its own: what containerd pulled is not seen, and is pulled again"
-	ownSocket     = "crius serves CRI at api.listen alone, and no API of containerd: nerdctl and ctr do not find it"
-	ownService    = "a matter of crius's service: see crius.service"
+	ownStore      = "crius has its own image store: images pulled by containerd are not visible and are pulled again"
+	ownSocket     = "crius serves only CRI, at api.listen, and not containerd's API: nerdctl and ctr do not work with it"
+	ownService    = "configured in the systemd unit: see crius.service"
 	inConf        = "write this into registries.conf(5): a [[registry]] with location, mirrors and insecure"
-	onlyOverlay   = "crius uses the kernel's overlay: layers are not loaded lazily and other snapshotters are not used"
-	perRuntime    = "options of a runtime stand in its table [runtime.handlers]"
+	onlyOverlay   = "crius always uses the kernel's overlay file system: no lazy pulling and no other snapshotters"
+	perRuntime    = "runtime options are set in the handler's table, [runtime.handlers.NAME]"
 	noPluginOfIts = "a plugin of containerd that crius does not need"
 	notEncrypted  = "encrypted images cannot be pulled"
 )
@@ -55,7 +55,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.enable_tls_streaming", verdict: mapped, to: "api.stream_tls_cert_file", joint: true},
 	{key: "plugins.cri.x509_key_pair_streaming.tls_cert_file", verdict: mapped, to: "api.stream_tls_cert_file", joint: true},
 	{key: "plugins.cri.x509_key_pair_streaming.tls_key_file", verdict: mapped, to: "api.stream_tls_key_file", joint: true},
-	{key: "plugins.cri.enable_selinux", verdict: mapped, to: "pod.selinux", as: as[bool], unset: false, note: "pods on the node's network are confined only with pod.host_network_disables_selinux = false"},
+	{key: "plugins.cri.enable_selinux", verdict: mapped, to: "pod.selinux", as: as[bool], unset: false, note: "hostNetwork pods are confined only if pod.host_network_disables_selinux = false"},
 	{key: "plugins.cri.selinux_category_range", verdict: refused, off: []any{int64(0), int64(1024)}, why: "the range of categories cannot be chosen"},
 	{key: "plugins.cri.sandbox_image", verdict: builtin, why: noInfra},
 	{key: "plugins.cri.pinned_images", verdict: mapped, to: "image.pinned_images", joint: true},
@@ -67,20 +67,20 @@ var containerdRules = []rule{
 	{key: "plugins.cri.max_container_log_line_size", verdict: refused, off: []any{int64(16384)}, why: "longer lines are split at 16384 bytes and marked as partial"},
 	{key: "plugins.cri.disable_cgroup", verdict: refused, why: "crius needs cgroups"},
 	{key: "plugins.cri.disable_apparmor", verdict: mapped, to: "pod.apparmor_profile", joint: true},
-	{key: "plugins.cri.restrict_oom_score_adj", verdict: builtin, why: "a score that the server may not set is raised to its own"},
+	{key: "plugins.cri.restrict_oom_score_adj", verdict: builtin, why: "a score that crius is not allowed to set is raised to crius's own score"},
 	{key: "plugins.cri.max_concurrent_downloads", verdict: mapped, to: "image.parallel_layers", as: as[int64]},
-	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: refused, why: "a layer is fetched by one request"},
+	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: refused, why: "each layer is downloaded with a single request"},
 	{key: "plugins.cri.use_local_image_pull", verdict: builtin, why: ownStore},
-	{key: "plugins.cri.disable_proc_mount", verdict: refused, why: "masked paths of containers follow their pods (procMount)"},
-	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, why: "a container without a seccomp profile in its pod is unconfined, as CRI has it: set seccompDefault in the kubelet's configuration"},
+	{key: "plugins.cri.disable_proc_mount", verdict: refused, why: "masked paths follow procMount in the container's securityContext"},
+	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
 	{key: "plugins.cri.ignore_image_defined_volumes", verdict: mapped, to: "image.volumes", as: imageVolumes, unset: "bind"},
 	{key: "plugins.cri.netns_mounts_under_state_dir", verdict: builtin, why: "namespaces are pinned below pod.namespaces_dir"},
 	{key: "plugins.cri.enable_unprivileged_ports", verdict: mapped, to: "pod.default_sysctls", joint: true},
 	{key: "plugins.cri.enable_unprivileged_icmp", verdict: mapped, to: "pod.default_sysctls", joint: true},
-	{key: "plugins.cri.enable_cdi", verdict: builtin, why: "devices of CDI are always there"},
+	{key: "plugins.cri.enable_cdi", verdict: builtin, why: "CDI is always enabled"},
 	{key: "plugins.cri.cdi_spec_dirs", verdict: mapped, to: "pod.cdi_spec_dirs", as: texts},
 	{key: "plugins.cri.image_pull_progress_timeout", verdict: mapped, to: "image.progress_timeout", as: duration},
-	{key: "plugins.cri.image_pull_with_sync_fs", verdict: builtin, why: "layers are on disk before an image is on record"},
+	{key: "plugins.cri.image_pull_with_sync_fs", verdict: builtin, why: "layers are synced to disk before the image is recorded"},
 	{key: "plugins.cri.drain_exec_sync_io_timeout", verdict: refused, off: []any{"", "0s"}, why: "an exec waits for its output as long as its own timeout allows"},
 	{key: "plugins.cri.ignore_deprecation_warnings", verdict: builtin, why: "crius gives no such warnings"},
 	{key: "plugins.cri.enable_criu", verdict: refused, why: "containers cannot be checkpointed: the kubelet's checkpoint API answers with an error"},
@@ -92,8 +92,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.runtime_platforms", verdict: refused, why: "images are pulled for the node's own platform"},
 	{key: "plugins.cri.registry.config_path", verdict: mapped, to: "image.hosts_dirs", as: searchPath},
 	{key: "plugins.cri.registry.mirrors", verdict: refused, why: inConf},
-	{key: "plugins.cri.registry.configs", verdict: refused, why: inConf + "; certificates belong into /etc/containers/certs.d, credentials into image.auth_file"},
-	{key: "plugins.cri.registry.auths", verdict: refused, why: "credentials belong into the file that image.auth_file names, or come with the kubelet's pull requests"},
+	{key: "plugins.cri.registry.configs", verdict: refused, why: inConf + "; put certificates in /etc/containers/certs.d and credentials in the file named by image.auth_file"},
+	{key: "plugins.cri.registry.auths", verdict: refused, why: "put credentials in the file named by image.auth_file, or use image pull secrets"},
 	{key: "plugins.cri.registry.headers", verdict: refused, why: "no headers are added to requests for images"},
 
 	{key: "plugins.cri.cni.bin_dir", verdict: mapped, to: "network.plugin_dirs", joint: true},
@@ -101,8 +101,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.cni.conf_dir", verdict: mapped, to: "network.conf_dir", as: as[string]},
 	{key: "plugins.cri.cni.conf_template", verdict: mapped, to: "network.conf_template", as: as[string]},
 	{key: "plugins.cri.cni.ip_pref", verdict: mapped, to: "network.primary_ip", as: firstFamily},
-	{key: "plugins.cri.cni.max_conf_num", verdict: refused, off: []any{int64(1)}, why: "a pod has one network of the kubelet: the first configuration, or network.default_network"},
-	{key: "plugins.cri.cni.setup_serially", verdict: builtin, why: "a pod has one network of the kubelet"},
+	{key: "plugins.cri.cni.max_conf_num", verdict: refused, off: []any{int64(1)}, why: "a pod gets one CNI network: the first configuration, or network.default_network"},
+	{key: "plugins.cri.cni.setup_serially", verdict: builtin, why: "a pod gets one CNI network"},
 	{key: "plugins.cri.cni.use_internal_loopback", verdict: builtin, why: "crius sets up the loopback interface itself"},
 
 	{key: "plugins.cri.containerd.default_runtime_name", verdict: mapped, to: "runtime.default_handler", as: as[string], unset: "runc"},
@@ -110,16 +110,16 @@ var containerdRules = []rule{
 	{key: "plugins.cri.containerd.disable_snapshot_annotations", verdict: builtin, why: onlyOverlay},
 	{key: "plugins.cri.containerd.discard_unpacked_layers", verdict: builtin, why: "compressed layers are never kept"},
 	{key: "plugins.cri.containerd.no_pivot", verdict: refused, why: "crius always lets the runtime use pivot_root: a root file system on a ramdisk is not supported"},
-	{key: "plugins.cri.containerd.ignore_rdt_not_enabled_errors", verdict: builtin, why: "classes of Intel RDT have no effect"},
+	{key: "plugins.cri.containerd.ignore_rdt_not_enabled_errors", verdict: builtin, why: "Intel RDT classes have no effect"},
 	{key: "plugins.cri.containerd.ignore_blockio_not_enabled_errors", verdict: builtin, why: "block I/O classes have no effect"},
-	{key: "plugins.cri.containerd.default_runtime", verdict: refused, joint: true, why: "a key of old versions of containerd: use default_runtime_name"},
+	{key: "plugins.cri.containerd.default_runtime", verdict: refused, joint: true, why: "obsolete containerd key: use default_runtime_name"},
 	{key: "plugins.cri.containerd.untrusted_workload_runtime", verdict: refused, joint: true, why: "the annotation io.kubernetes.cri.untrusted-workload has no effect: use a RuntimeClass"},
 
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_type", verdict: mapped, to: "runtime.handlers.NAME.type", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_path", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.options", verdict: mapped, to: "runtime.handlers.NAME.options", joint: true},
 	{key: "plugins.cri.containerd.runtimes.NAME.runtime_root", verdict: builtin, why: "crius keeps the state of each runtime below run_root"},
-	{key: "plugins.cri.containerd.runtimes.NAME.runtime_engine", verdict: refused, why: "a key of old versions of containerd: use options.BinaryName"},
+	{key: "plugins.cri.containerd.runtimes.NAME.runtime_engine", verdict: refused, why: "obsolete containerd key: use options.BinaryName"},
 	{key: "plugins.cri.containerd.runtimes.NAME.pod_annotations", verdict: mapped, to: "runtime.handlers.NAME.allowed_annotations", as: texts},
 	{key: "plugins.cri.containerd.runtimes.NAME.container_annotations", verdict: mapped, to: "runtime.handlers.NAME.allowed_container_annotations", as: texts},
 	{key: "plugins.cri.containerd.runtimes.NAME.privileged_without_host_devices", verdict: mapped, to: "runtime.handlers.NAME.privileged_without_host_devices", as: as[bool]},
@@ -127,10 +127,10 @@ var containerdRules = []rule{
 	{key: "plugins.cri.containerd.runtimes.NAME.cgroup_writable", verdict: mapped, to: "runtime.handlers.NAME.cgroup_writable", as: as[bool]},
 	{key: "plugins.cri.containerd.runtimes.NAME.base_runtime_spec", verdict: mapped, to: "runtime.handlers.NAME.base_runtime_spec", as: as[string]},
 	{key: "plugins.cri.containerd.runtimes.NAME.cni_conf_dir", verdict: mapped, to: "runtime.handlers.NAME.cni_conf_dir", as: as[string]},
-	{key: "plugins.cri.containerd.runtimes.NAME.cni_max_conf_num", verdict: builtin, why: "a pod has one network of the kubelet"},
+	{key: "plugins.cri.containerd.runtimes.NAME.cni_max_conf_num", verdict: builtin, why: "a pod gets one CNI network"},
 	{key: "plugins.cri.containerd.runtimes.NAME.snapshotter", verdict: refused, off: []any{"", "overlayfs"}, why: onlyOverlay},
-	{key: "plugins.cri.containerd.runtimes.NAME.sandboxer", verdict: refused, off: []any{"", "podsandbox", "shim"}, why: "the pods of a shim are made by containerd's shim protocol"},
-	{key: "plugins.cri.containerd.runtimes.NAME.sandbox_mode", verdict: refused, off: []any{"", "podsandbox", "shim"}, why: "the pods of a shim are made by containerd's shim protocol"},
+	{key: "plugins.cri.containerd.runtimes.NAME.sandboxer", verdict: refused, off: []any{"", "podsandbox", "shim"}, why: "pods of a shim are created through containerd's shim task API, not its sandbox API"},
+	{key: "plugins.cri.containerd.runtimes.NAME.sandbox_mode", verdict: refused, off: []any{"", "podsandbox", "shim"}, why: "pods of a shim are created through containerd's shim task API, not its sandbox API"},
 	{key: "plugins.cri.containerd.runtimes.NAME.disable_pause_image_pull", verdict: builtin, why: noInfra},
 	{key: "plugins.cri.containerd.runtimes.NAME.io_type", verdict: builtin, why: "crius-conmon holds the streams of containers"},
 

@@ -46,7 +46,7 @@ func (c *conversion) inherited(tables *table, name string) *table {
 	inherits, set := own.leaves["inherit_default_runtime"]
 	base := tables.table(c.defaultName())
 	if yes, ok := inherits.value.(bool); set && !ok {
-		c.problem(inherits.place, runtimeKey(name, "inherit_default_runtime"), "want true or false, got "+Format(inherits.value))
+		c.problem(inherits.place, runtimeKey(name, "inherit_default_runtime"), "must be true or false, got "+Format(inherits.value))
 		return own
 	} else if !yes || base == nil {
 		return own
@@ -84,7 +84,7 @@ func (r *crioRuntime) text(key string) (string, leaf) {
 	}
 	text, ok := l.value.(string)
 	if !ok {
-		r.problem(l.place, runtimeKey(r.name, key), "want a value of type string, got "+Format(l.value))
+		r.problem(l.place, runtimeKey(r.name, key), "must be of type string, got "+Format(l.value))
 	}
 	return text, l
 }
@@ -106,9 +106,9 @@ func (r *crioRuntime) handler() {
 		r.put("type", "shim", of, "runtime_type", "")
 	case "pod":
 		r.put("type", "oci", of, "runtime_type", "")
-		r.remark(runtimeKey(r.name, "runtime_type"), of, "containers of a pod have a monitor each, crius-conmon, instead of one for the pod")
+		r.remark(runtimeKey(r.name, "runtime_type"), of, "each container has its own monitor (crius-conmon) instead of one per pod")
 	default:
-		r.problem(of.place, runtimeKey(r.name, "runtime_type"), fmt.Sprintf(`want "oci", "vm" or "pod", got %q`, kind))
+		r.problem(of.place, runtimeKey(r.name, "runtime_type"), fmt.Sprintf(`must be "oci", "vm" or "pod", got %q`, kind))
 	}
 	if path, from := r.text("runtime_path"); path != "" {
 		r.put("path", path, from, "runtime_path", "")
@@ -117,7 +117,7 @@ func (r *crioRuntime) handler() {
 		if kind == "vm" {
 			r.put("options", []string{"--ConfigPath=" + file}, from, "runtime_config_path", "")
 		} else {
-			r.remark(runtimeKey(r.name, "runtime_config_path"), from, "only shims are given a configuration file, by CRI-O as well: runtime_type is not \"vm\"")
+			r.remark(runtimeKey(r.name, "runtime_config_path"), from, "only shims (runtime_type \"vm\") are given a configuration file, in CRI-O as well")
 		}
 	}
 	r.annotations(kind)
@@ -140,7 +140,7 @@ func (r *crioRuntime) annotations(kind string) {
 	note := ""
 	if kind == "vm" {
 		patterns = append(patterns, "io.katacontainers.*")
-		note = "CRI-O passes annotations of Kata without being told"
+		note = "CRI-O passes Kata's annotations by default"
 		if !set {
 			from = r.own.asLeaf()
 		}

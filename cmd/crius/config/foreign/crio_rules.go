@@ -7,8 +7,8 @@ const (
 	ownMonitor   = "crius runs its own monitor, crius-conmon; runtime.monitor names another place for it"
 	inRegistries = "registries are configured in registries.conf(5), which crius reads as CRI-O does"
 	noPinning    = "crius does not tune processors for pods: annotations such as cpu-load-balancing.crio.io have no effect"
-	kubeletMaps  = "no fixed user namespace for all pods: use pods with hostUsers: false"
-	noWorkloads  = "no workloads: pods with their activation annotation get no other resources and no annotations are allowed for them"
+	kubeletMaps  = "no node-wide user namespace mapping: set hostUsers: false in pods"
+	noWorkloads  = "CRI-O workloads are not supported: activation annotations change neither resources nor allowed annotations"
 )
 
 // crioRules has every key of crio.conf(5).
@@ -24,8 +24,8 @@ var crioRules = []rule{
 	{key: "crio.internal_wipe", verdict: builtin, why: ownState},
 	{key: "crio.internal_repair", verdict: builtin, why: "crius checks the image store at its first start after a boot and repairs it"},
 	{key: "crio.clean_shutdown_file", verdict: builtin, why: ownState},
-	{key: "crio.file_locking", verdict: builtin, why: "a key of old versions of CRI-O; crius locks its directories"},
-	{key: "crio.file_locking_path", verdict: builtin, why: "a key of old versions of CRI-O; crius locks its directories"},
+	{key: "crio.file_locking", verdict: builtin, why: "obsolete CRI-O key; crius locks its own directories"},
+	{key: "crio.file_locking_path", verdict: builtin, why: "obsolete CRI-O key; crius locks its own directories"},
 
 	{key: "crio.api.listen", verdict: mapped, to: "api.crio_socket", joint: true},
 	{key: "crio.api.stream_address", verdict: mapped, to: "api.stream_address", joint: true},
@@ -39,13 +39,13 @@ var crioRules = []rule{
 	{key: "crio.api.tls_cipher_suites", verdict: mapped, to: "api.tls_cipher_suites", as: texts},
 	{key: "crio.api.grpc_max_send_msg_size", verdict: mapped, to: "api.max_message_size", joint: true},
 	{key: "crio.api.grpc_max_recv_msg_size", verdict: mapped, to: "api.max_message_size", joint: true},
-	{key: "crio.api.host_ip", verdict: builtin, why: "a key of old versions of CRI-O; the kubelet knows the node's address"},
+	{key: "crio.api.host_ip", verdict: builtin, why: "obsolete CRI-O key; the kubelet knows the node's address"},
 
 	{key: "crio.runtime.default_runtime", verdict: mapped, to: "runtime.default_handler", joint: true},
 	{key: "crio.runtime.default_ulimits", verdict: mapped, to: "pod.default_ulimits", as: texts},
 	{key: "crio.runtime.no_pivot", verdict: refused, why: "crius always lets the runtime use pivot_root: a root file system on a ramdisk is not supported"},
 	{key: "crio.runtime.decryption_keys_path", verdict: refused, off: []any{"", "/etc/crio/keys/"}, why: "encrypted images cannot be pulled"},
-	{key: "crio.runtime.additional_artifact_stores", verdict: refused, why: "OCI artifacts are not looked for in other stores"},
+	{key: "crio.runtime.additional_artifact_stores", verdict: refused, why: "OCI artifacts in additional stores are not used"},
 	{key: "crio.runtime.conmon", verdict: builtin, why: ownMonitor},
 	{key: "crio.runtime.conmon_cgroup", verdict: builtin, why: "monitors run in a cgroup below that of crius's service; runtime.monitor_cgroup moves them"},
 	{key: "crio.runtime.conmon_env", verdict: builtin, why: "monitors and runtimes have the environment of crius's service: systemctl edit crius changes it"},
@@ -53,7 +53,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.min_injected_gomaxprocs", verdict: refused, why: "GOMAXPROCS is not set in containers: Go programs from 1.25 on follow their CPU limit by themselves"},
 	{key: "crio.runtime.selinux", verdict: mapped, to: "pod.selinux", as: as[bool], unset: false},
 	{key: "crio.runtime.seccomp_profile", verdict: mapped, to: "pod.seccomp_profile", as: as[string]},
-	{key: "crio.runtime.seccomp_use_default_when_empty", verdict: refused, why: "a container without a seccomp profile in its pod is unconfined, as CRI has it: set seccompDefault in the kubelet's configuration"},
+	{key: "crio.runtime.seccomp_use_default_when_empty", verdict: refused, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
 	{key: "crio.runtime.privileged_seccomp_profile", verdict: refused, why: "privileged containers have no seccomp profile"},
 	{key: "crio.runtime.apparmor_profile", verdict: mapped, to: "pod.apparmor_profile", joint: true},
 	{key: "crio.runtime.blockio_config_file", verdict: refused, why: "block I/O classes of pods have no effect"},
@@ -61,8 +61,8 @@ var crioRules = []rule{
 	{key: "crio.runtime.cdi_spec_dirs", verdict: mapped, to: "pod.cdi_spec_dirs", as: texts},
 	{key: "crio.runtime.irqbalance_config_file", verdict: refused, off: []any{"", "/etc/sysconfig/irqbalance"}, why: noPinning},
 	{key: "crio.runtime.irqbalance_config_restore_file", verdict: refused, off: []any{"", "disable", "/etc/sysconfig/orig_irq_banned_cpus"}, why: noPinning},
-	{key: "crio.runtime.rdt_config_file", verdict: refused, why: "classes of Intel RDT of pods have no effect"},
-	{key: "crio.runtime.cgroup_manager", verdict: mapped, to: "runtime.cgroup_driver", as: as[string], unset: "systemd", note: "must be the kubelet's cgroupDriver"},
+	{key: "crio.runtime.rdt_config_file", verdict: refused, why: "Intel RDT classes have no effect"},
+	{key: "crio.runtime.cgroup_manager", verdict: mapped, to: "runtime.cgroup_driver", as: as[string], unset: "systemd", note: "must match the kubelet's cgroupDriver"},
 	{key: "crio.runtime.default_capabilities", verdict: mapped, to: "pod.default_capabilities", as: capabilities, unset: nineCapabilities},
 	{key: "crio.runtime.add_inheritable_capabilities", verdict: refused, why: "inheritable capabilities are never set (CVE-2022-29162): programs of users other than root need file capabilities"},
 	{key: "crio.runtime.default_sysctls", verdict: mapped, to: "pod.default_sysctls", as: sysctls},
@@ -78,13 +78,13 @@ var crioRules = []rule{
 	{key: "crio.runtime.log_to_journald", verdict: refused, why: "output of containers goes to their log files only"},
 	{key: "crio.runtime.container_exits_dir", verdict: builtin, why: ownState},
 	{key: "crio.runtime.container_attach_socket_dir", verdict: builtin, why: ownMonitor},
-	{key: "crio.runtime.bind_mount_prefix", verdict: refused, why: "crius runs on the host, not in a container with the host's files elsewhere: paths of mounts are taken as they are"},
+	{key: "crio.runtime.bind_mount_prefix", verdict: refused, why: "crius runs directly on the host: mount paths are used as they are"},
 	{key: "crio.runtime.read_only", verdict: mapped, to: "pod.read_only", as: as[bool]},
 	{key: "crio.runtime.uid_mappings", verdict: refused, why: kubeletMaps},
 	{key: "crio.runtime.gid_mappings", verdict: refused, why: kubeletMaps},
 	{key: "crio.runtime.minimum_mappable_uid", verdict: refused, off: []any{int64(-1)}, why: kubeletMaps},
 	{key: "crio.runtime.minimum_mappable_gid", verdict: refused, off: []any{int64(-1)}, why: kubeletMaps},
-	{key: "crio.runtime.ctr_stop_timeout", verdict: refused, off: []any{int64(30), int64(0)}, why: "containers have exactly the grace period of their pod, not at least this one"},
+	{key: "crio.runtime.ctr_stop_timeout", verdict: refused, off: []any{int64(30), int64(0)}, why: "containers get exactly their pod's grace period, without this minimum"},
 	{key: "crio.runtime.drop_infra_ctr", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.infra_ctr_cpuset", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.shared_cpuset", verdict: refused, why: noPinning},
@@ -102,7 +102,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.manage_network_ns_lifecycle", verdict: builtin, why: noInfra},
 
 	{key: "crio.runtime.runtimes.NAME.runtime_path", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
-	{key: "crio.runtime.runtimes.NAME.runtime_root", verdict: builtin, why: "crius keeps the state of each runtime below run_root, apart from containers that others made; runtime.handlers.NAME.root moves it"},
+	{key: "crio.runtime.runtimes.NAME.runtime_root", verdict: builtin, why: "crius keeps each runtime's state below run_root, separate from containers created by other tools; runtime.handlers.NAME.root moves it"},
 	{key: "crio.runtime.runtimes.NAME.runtime_type", verdict: mapped, to: "runtime.handlers.NAME.type", joint: true},
 	{key: "crio.runtime.runtimes.NAME.inherit_default_runtime", verdict: mapped, to: "runtime.handlers.NAME.path", joint: true},
 	{key: "crio.runtime.runtimes.NAME.runtime_config_path", verdict: mapped, to: "runtime.handlers.NAME.options", joint: true},
@@ -110,7 +110,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.allowed_annotations", verdict: mapped, to: "runtime.handlers.NAME.allowed_annotations", joint: true},
 	{key: "crio.runtime.runtimes.NAME.monitor_path", verdict: builtin, why: ownMonitor},
 	{key: "crio.runtime.runtimes.NAME.monitor_cgroup", verdict: builtin, why: "monitors run in a cgroup below that of crius's service; runtime.handlers.NAME.monitor_cgroup moves them"},
-	{key: "crio.runtime.runtimes.NAME.monitor_exec_cgroup", verdict: builtin, why: "commands of an exec run in the cgroup of their container"},
+	{key: "crio.runtime.runtimes.NAME.monitor_exec_cgroup", verdict: builtin, why: "exec processes run in their container's cgroup"},
 	{key: "crio.runtime.runtimes.NAME.monitor_env", verdict: builtin, why: "monitors and runtimes have the environment of crius's service"},
 	{key: "crio.runtime.runtimes.NAME.container_min_memory", verdict: mapped, to: "runtime.handlers.NAME.min_memory", as: byteText},
 	{key: "crio.runtime.runtimes.NAME.platform_runtime_paths", verdict: refused, why: "the handler has one runtime for all platforms"},
@@ -120,7 +120,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.stream_websockets", verdict: builtin, why: "exec, attach and port-forward work over WebSockets and SPDY with every handler"},
 	{key: "crio.runtime.runtimes.NAME.seccomp_profile", verdict: mapped, to: "runtime.handlers.NAME.seccomp_profile", as: as[string]},
 	{key: "crio.runtime.runtimes.NAME.container_create_timeout", verdict: mapped, to: "runtime.handlers.NAME.create_timeout", as: seconds},
-	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: refused, why: "commands of an exec run on all processors of their container"},
+	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: refused, why: "exec processes run on all CPUs of their container"},
 
 	{key: "crio.runtime.workloads.NAME.activation_annotation", verdict: refused, why: noWorkloads},
 	{key: "crio.runtime.workloads.NAME.annotation_prefix", verdict: refused, why: noWorkloads},

@@ -120,7 +120,7 @@ func (c *conversion) plain(rules []rule, visit func(func(found))) {
 		r, known := c.rules[f.general]
 		set[f.general] = true
 		if !known {
-			c.remark(f.key, f.leaf, "crius does not know this key; if "+c.out.Of+" does not either, it ignores it as well")
+			c.remark(f.key, f.leaf, "unknown to crius; if "+c.out.Of+" does not know this key either, it has no effect there")
 			return
 		}
 		c.follow(r, f)
@@ -242,7 +242,7 @@ func typed[T any](c *conversion, path []string) (value T, set bool) {
 	}
 	value, ok := l.value.(T)
 	if !ok {
-		c.problem(l.place, keyOf(path), fmt.Sprintf("want a value of type %s, got %s", typeName[T](), Format(l.value)))
+		c.problem(l.place, keyOf(path), fmt.Sprintf("must be of type %s, got %s", typeName[T](), Format(l.value)))
 	}
 	return value, ok
 }

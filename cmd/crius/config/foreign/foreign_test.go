@@ -197,18 +197,18 @@ func TestCrioRemarks(t *testing.T) {
 
 func TestBrokenCrioConfigurations(t *testing.T) {
 	for text, want := range map[string]string{
-		"[crio.runtime]\npids_limit = 'x'":                            "crio.conf:2: crio.runtime.pids_limit: want a value of type integer",
+		"[crio.runtime]\npids_limit = 'x'":                            "crio.conf:2: crio.runtime.pids_limit: must be of type integer",
 		"[crio.runtime]\npids_limit = ":                               "crio.conf:2: ",
-		"[crio.runtime]\n\ndefault_env = 'x'":                         "crio.conf:3: crio.runtime.default_env: want a list of strings",
-		"[crio.runtime]\ndefault_env = [1]":                           "crio.conf:2: crio.runtime.default_env: want strings in the list",
-		"[crio.runtime]\nlog_level = 'loud'":                          `crio.conf:2: crio.runtime.log_level: want a log level, got "loud"`,
-		"[crio.runtime]\ndefault_runtime = 1":                         "crio.conf:2: crio.runtime.default_runtime: want a value of type string",
-		"[crio.runtime.runtimes.x]\nruntime_type = 'y'":               `crio.conf:2: crio.runtime.runtimes.x.runtime_type: want "oci", "vm" or "pod", got "y"`,
-		"[crio.runtime.runtimes.x]\ncontainer_min_memory = '1 duck'":  `crio.conf:2: crio.runtime.runtimes.x.container_min_memory: want a number of bytes such as "12MiB"`,
-		"[crio.runtime.runtimes.x]\ninherit_default_runtime = 'si'":   "crio.conf:2: crio.runtime.runtimes.x.inherit_default_runtime: want true or false",
-		"[crio.image]\npull_progress_timeout = 'soon'":                "crio.conf:2: crio.image.pull_progress_timeout: want a duration",
-		"[crio.metrics]\nenable_metrics = true\nmetrics_port = '909'": "crio.conf:3: crio.metrics.metrics_port: want a value of type integer",
-		"[crio.nri]\nnri_disable_connections = 0":                     "crio.conf:2: crio.nri.nri_disable_connections: want true or false",
+		"[crio.runtime]\n\ndefault_env = 'x'":                         "crio.conf:3: crio.runtime.default_env: must be a list of strings",
+		"[crio.runtime]\ndefault_env = [1]":                           "crio.conf:2: crio.runtime.default_env: list items must be strings",
+		"[crio.runtime]\nlog_level = 'loud'":                          `crio.conf:2: crio.runtime.log_level: must be a log level, got "loud"`,
+		"[crio.runtime]\ndefault_runtime = 1":                         "crio.conf:2: crio.runtime.default_runtime: must be of type string",
+		"[crio.runtime.runtimes.x]\nruntime_type = 'y'":               `crio.conf:2: crio.runtime.runtimes.x.runtime_type: must be "oci", "vm" or "pod", got "y"`,
+		"[crio.runtime.runtimes.x]\ncontainer_min_memory = '1 duck'":  `crio.conf:2: crio.runtime.runtimes.x.container_min_memory: must be a number of bytes such as "12MiB"`,
+		"[crio.runtime.runtimes.x]\ninherit_default_runtime = 'si'":   "crio.conf:2: crio.runtime.runtimes.x.inherit_default_runtime: must be true or false",
+		"[crio.image]\npull_progress_timeout = 'soon'":                "crio.conf:2: crio.image.pull_progress_timeout: must be a duration",
+		"[crio.metrics]\nenable_metrics = true\nmetrics_port = '909'": "crio.conf:3: crio.metrics.metrics_port: must be of type integer",
+		"[crio.nri]\nnri_disable_connections = 0":                     "crio.conf:2: crio.nri.nri_disable_connections: must be true or false",
 	} {
 		dir := etc(t, map[string]string{"crio.conf": text})
 		_, err := CRIO(dir)
@@ -312,15 +312,15 @@ func TestContainerdRemarks(t *testing.T) {
 
 func TestBrokenContainerdConfigurations(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                              "version 1 is not read: write the configuration anew with containerd config migrate",
-		"version = 1":                   "version 1 is not read",
-		"version = 5":                   "c.toml:1: version: want a version from 2 to 4, got 5",
-		"version = 'x'":                 "c.toml:1: version: want a number",
-		"version = 2\nimports = 'x'":    "c.toml:2: imports: want a list of strings",
+		"":                              "version 1 is not supported: migrate the file with containerd config migrate",
+		"version = 1":                   "version 1 is not supported",
+		"version = 5":                   "c.toml:1: version: must be a version from 2 to 4, got 5",
+		"version = 'x'":                 "c.toml:1: version: must be a number",
+		"version = 2\nimports = 'x'":    "c.toml:2: imports: must be a list of strings",
 		"version = 2\nimports = ['[*']": "c.toml:2: imports: ",
 		"version = 2\n[x":               "c.toml:2: ",
 		"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.x]\nruntime_path = ''": "is missing: containerd refuses this runtime",
-		"version = 2\n[debug]\nformat = 'xml'":                                                        `c.toml:3: debug.format: want "text" or "json"`,
+		"version = 2\n[debug]\nformat = 'xml'":                                                        `c.toml:3: debug.format: must be "text" or "json"`,
 		"version = 2\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = 'x'":                   "c.toml:3: ",
 	} {
 		_, err := Containerd(filepath.Join(etc(t, map[string]string{"c.toml": text}), "c.toml"))

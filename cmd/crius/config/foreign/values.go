@@ -30,7 +30,7 @@ func typeName[T any]() string {
 
 func as[T any](value any) (any, error) {
 	if _, ok := value.(T); !ok {
-		return nil, fmt.Errorf("want a value of type %s, got %s", typeName[T](), Format(value))
+		return nil, fmt.Errorf("must be of type %s, got %s", typeName[T](), Format(value))
 	}
 	return value, nil
 }
@@ -39,7 +39,7 @@ func as[T any](value any) (any, error) {
 func not(value any) (any, error) {
 	b, ok := value.(bool)
 	if !ok {
-		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+		return nil, fmt.Errorf("must be true or false, got %s", Format(value))
 	}
 	return !b, nil
 }
@@ -56,13 +56,13 @@ func texts(value any) (any, error) {
 func textsOf(value any) ([]string, error) {
 	items, ok := value.([]any)
 	if !ok {
-		return nil, fmt.Errorf("want a list of strings, got %s", Format(value))
+		return nil, fmt.Errorf("must be a list of strings, got %s", Format(value))
 	}
 	list := []string{}
 	for _, item := range items {
 		text, ok := item.(string)
 		if !ok {
-			return nil, fmt.Errorf("want strings in the list, got %s", Format(item))
+			return nil, fmt.Errorf("list items must be strings, got %s", Format(item))
 		}
 		if text != "" {
 			list = append(list, text)
@@ -98,14 +98,14 @@ func tlsVersion(value any) (any, error) {
 	case "VersionTLS13":
 		return tlsfile.Version13, nil
 	}
-	return nil, fmt.Errorf("want VersionTLS12 or VersionTLS13, got %s: crius takes no older version", Format(value))
+	return nil, fmt.Errorf("must be VersionTLS12 or VersionTLS13, got %s: crius supports no older version", Format(value))
 }
 
 // atMostUnlimited takes a number for which a negative one means no limit.
 func atMostUnlimited(value any) (any, error) {
 	n, ok := value.(int64)
 	if !ok {
-		return nil, fmt.Errorf("want a value of type integer, got %s", Format(value))
+		return nil, fmt.Errorf("must be of type integer, got %s", Format(value))
 	}
 	return max(n, 0), nil
 }
@@ -115,20 +115,20 @@ func duration(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
 		if _, err := time.ParseDuration(v); err != nil {
-			return nil, fmt.Errorf(`want a duration such as "5m", got %q`, v)
+			return nil, fmt.Errorf(`must be a duration such as "5m", got %q`, v)
 		}
 		return v, nil
 	case int64:
 		return time.Duration(v).String(), nil
 	}
-	return nil, fmt.Errorf(`want a duration such as "5m", got %s`, Format(value))
+	return nil, fmt.Errorf(`must be a duration such as "5m", got %s`, Format(value))
 }
 
 // seconds takes a number of seconds.
 func seconds(value any) (any, error) {
 	n, ok := value.(int64)
 	if !ok || n < 0 || n > math.MaxInt64/int64(time.Second) {
-		return nil, fmt.Errorf("want a number of seconds, got %s", Format(value))
+		return nil, fmt.Errorf("must be a number of seconds, got %s", Format(value))
 	}
 	return (time.Duration(n) * time.Second).String(), nil
 }
@@ -137,7 +137,7 @@ func seconds(value any) (any, error) {
 func logLevel(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
-		return nil, fmt.Errorf("want a log level, got %s", Format(value))
+		return nil, fmt.Errorf("must be a log level, got %s", Format(value))
 	}
 	switch strings.ToLower(text) {
 	case "fatal", "panic", "error":
@@ -149,12 +149,12 @@ func logLevel(value any) (any, error) {
 	case "debug", "trace":
 		return "debug", nil
 	}
-	return nil, fmt.Errorf("want a log level, got %q", text)
+	return nil, fmt.Errorf("must be a log level, got %q", text)
 }
 
 // bytes takes "12MiB", "500k" and the like; k is 1024.
 func bytes(text string) (int64, error) {
-	wrong := fmt.Errorf(`want a number of bytes such as "12MiB", got %q`, text)
+	wrong := fmt.Errorf(`must be a number of bytes such as "12MiB", got %q`, text)
 	digits := strings.TrimLeft(text, "0123456789.")
 	number, err := strconv.ParseFloat(text[:len(text)-len(digits)], 64)
 	if err != nil {
@@ -179,13 +179,13 @@ func bytes(text string) (int64, error) {
 func pairs(value any) (any, error) {
 	entries, ok := value.(map[string]any)
 	if !ok {
-		return nil, errors.New("want a table of strings")
+		return nil, errors.New("must be a table of strings")
 	}
 	list := []string{}
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		text, ok := entries[name].(string)
 		if !ok {
-			return nil, fmt.Errorf("want strings in the table, got %s", Format(entries[name]))
+			return nil, fmt.Errorf("table values must be strings, got %s", Format(entries[name]))
 		}
 		list = append(list, name+"="+text)
 	}
@@ -196,7 +196,7 @@ func pairs(value any) (any, error) {
 func byteText(value any) (any, error) {
 	text, ok := value.(string)
 	if !ok {
-		return nil, fmt.Errorf(`want a text such as "12MiB", got %s`, Format(value))
+		return nil, fmt.Errorf(`must be a string such as "12MiB", got %s`, Format(value))
 	}
 	if text == "" {
 		return int64(0), nil
@@ -217,7 +217,7 @@ func capabilities(value any) (any, error) {
 func hostPorts(value any) (any, error) {
 	off, ok := value.(bool)
 	if !ok {
-		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+		return nil, fmt.Errorf("must be true or false, got %s", Format(value))
 	}
 	if off {
 		return "cni", nil
@@ -238,7 +238,7 @@ func logFormat(value any) (any, error) {
 	case "json":
 		return "json", nil
 	}
-	return nil, fmt.Errorf(`want "text" or "json", got %s`, Format(value))
+	return nil, fmt.Errorf(`must be "text" or "json", got %s`, Format(value))
 }
 
 // imageVolumes takes containerd's switch. What it makes of volumes by default is
@@ -246,7 +246,7 @@ func logFormat(value any) (any, error) {
 func imageVolumes(value any) (any, error) {
 	ignore, ok := value.(bool)
 	if !ok {
-		return nil, fmt.Errorf("want true or false, got %s", Format(value))
+		return nil, fmt.Errorf("must be true or false, got %s", Format(value))
 	}
 	if ignore {
 		return "ignore", nil
@@ -270,5 +270,5 @@ func perMillion(value any) (any, error) {
 	case int64:
 		return v * 1e6, nil
 	}
-	return nil, fmt.Errorf("want a number from 0 to 1, got %s", Format(value))
+	return nil, fmt.Errorf("must be a number from 0 to 1, got %s", Format(value))
 }
