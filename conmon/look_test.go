@@ -69,7 +69,7 @@ func TestLookAtWhatHangs(t *testing.T) {
 		looks.Go(func() {
 			p := hostPaths(monitorPath)
 			_, err := p.Look(t.Context(), []string{"/", path, "/absent"})
-			if !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" does not answer") {
+			if !errors.Is(err, fault.Timeout) || !strings.Contains(err.Error(), path+" did not respond") {
 				t.Errorf("%s: %v", path, err)
 			}
 			// As long as that process hangs, no other one is lost.

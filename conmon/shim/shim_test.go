@@ -110,7 +110,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("%v, %v, %v", got, &k, err)
 	}
 	for line, words := range map[string]string{
-		"--Nonsense=1": "config_path", "--ConfigPath": "key=value", "--IoUid=x": "IoUid=x", "--SystemdCgroup=perhaps": "perhaps",
+		"--Nonsense=1": "config_path", "--ConfigPath": "KEY=VALUE", "--IoUid=x": "IoUid=x", "--SystemdCgroup=perhaps": "perhaps",
 	} {
 		_, err := Options(strings.Contains(line, "IoUid") || strings.Contains(line, "Systemd"), []string{line})
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), words) {

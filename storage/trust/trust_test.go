@@ -52,7 +52,7 @@ func TestRefusalNamesRuleAndIdentity(t *testing.T) {
 		{signed("*.org", key+`, "signedIdentity": {"type": "exactRepository", "dockerRepository": "example.net/c"}}`), "example.org/a/b:1", `for repository example.net/c: `},
 		{signed("example.org", key+`, "signedIdentity": {"type": "remapIdentity", "prefix": "example.org", "signedPrefix": "example.net"}}`), "example.org/a/b:1", `for example.org/a/b:1, with example.net in place of example.org: `},
 		{signed("example.org", `{"type": "signedBy", "keyType": "GPGKeys", "keyPaths": ["/a", "/b"]}`), "example.org/a/b:1", `(signedBy) requires a signature by a key in /a, /b for example.org/a/b:1: `},
-		{signed("example.org", `{"type": "sigstoreSigned", "fulcio": {"caPath": "/ca", "oidcIssuer": "https://issuer", "subjectEmail": "a@b"}, "rekorPublicKeyPath": "/rekor"}`), "example.org/a/b:1", `requires a signature by a@b, as https://issuer knows it for example.org/a/b:1: `},
+		{signed("example.org", `{"type": "sigstoreSigned", "fulcio": {"caPath": "/ca", "oidcIssuer": "https://issuer", "subjectEmail": "a@b"}, "rekorPublicKeyPath": "/rekor"}`), "example.org/a/b:1", `requires a signature by a@b (issuer https://issuer) for example.org/a/b:1: `},
 	} {
 		p := &Policies{parsed: map[string]*Policy{}}
 		policy, err := p.parse("/etc/policy.json", []byte(c.policy))

@@ -150,7 +150,7 @@ func TestPathsThatHang_containerd_13867(t *testing.T) {
 
 func createHangs(t *testing.T, p *scene.Pod, path string, change scene.ContainerChange) {
 	_, err := p.Try(t.Context(), "sleep", change)
-	scene.WantCode(t, err, codes.DeadlineExceeded, path+" does not answer")
+	scene.WantCode(t, err, codes.DeadlineExceeded, path+" did not respond")
 	// The name is free: what is left is nobody's but the file server's.
 	if c, err := p.Try(t.Context(), "sleep"); err != nil {
 		t.Errorf("the same without the path: %v", err)

@@ -125,7 +125,7 @@ func TestBrokenHookFailsCreation(t *testing.T) {
 			file := h.put(t, "x", `"always": true`, "poststop", "")
 			must(t, os.Chmod(file, 0o666))
 			return file
-		}, codes.FailedPrecondition, "writable by users other than 0"},
+		}, codes.FailedPrecondition, "writable by users other than UID 0"},
 		"failing precreate hook": {func(t *testing.T) string {
 			return h.put(t, "x", `"always": true`, "precreate", "echo forbidden >&2; exit 1")
 		}, codes.FailedPrecondition, "forbidden"},
