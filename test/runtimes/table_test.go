@@ -268,8 +268,8 @@ func checkReports(t *testing.T, w *scene.World) {
 		t.Errorf("handlers in a verbose Status: %+v", reports)
 	}
 	for command, words := range map[string][]string{
-		"check":  {"own: /", "runc version", "own-features.json says", `gone: handler gone: no "no-such-runtime" in PATH`},
-		"status": {"own: runc version", "runc, the default: runc version", "own-features.json says", `gone: NO: handler gone: no "no-such-runtime" in PATH`},
+		"check":  {"own: /", "runc version", "own-features.json)", `gone: handler gone: no "no-such-runtime" in PATH`},
+		"status": {"own: runc version", "runc (default): runc version", "own-features.json)", `gone: NO: handler gone: no "no-such-runtime" in PATH`},
 	} {
 		if out := crius(t, w, command); !containsAll(out, words) {
 			t.Errorf("crius %s does not say %q:\n%s", command, words, out)
