@@ -70,7 +70,9 @@ func TestHooksRunInTheirStages(t *testing.T) {
 		p := w.run(t, handler)
 		c, plain := p.start(t, "sleep", hooked), p.start(t, "sleep")
 		wait.For(t, "the hooks of the start", func() bool { return len(h.told(t, c.id)) == 3 })
-		equal(t, "what the hook in the container wrote", strings.TrimSpace(c.exec(t, "cat /inside")), "started")
+		wait.For(t, "what the hook in the container writes", func() bool { // crun start does not wait for it
+			return strings.TrimSpace(c.exec(t, "await /inside ; cat /inside")) == "started"
+		})
 		c.remove(t)
 		wait.For(t, "the hook after the stop", func() bool { return len(h.told(t, c.id)) == 4 })
 		equalSlices(t, "hooks", h.told(t, c.id), stages)
