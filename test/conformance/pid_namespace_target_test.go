@@ -36,7 +36,8 @@ func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
 		target := p.Start(t, "fork 1 sleep 1h ; echo ready ; sleep 2h")
 		bystander := p.Start(t, "sleep 3h")
 		target.Says(t, "ready")
-		debug := p.Start(t, "sleep 4h", targeting(target.ID))
+		debug := p.Start(t, "echo ready ; sleep 4h", targeting(target.ID))
+		debug.Says(t, "ready") // until it runs, its first process is called runc init
 
 		f := debug.Facts(t)
 		var seen []string
