@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,11 +104,8 @@ func do(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &what); err != nil {
 		return err
 	}
-	switch what.Verb {
-	case "lock": // the records of images, until killed
-		return lockImages(what.Config.Root, false)
-	case "blink": // the same time and again, for a millisecond
-		return lockImages(what.Config.Root, true)
+	if what.Verb == "lock" { // the records of images, until killed
+		return lockImages(what.Config.Root)
 	}
 	s, err := Open(context.Background(), what.Config)
 	if err != nil {
@@ -141,28 +137,15 @@ func do(raw string) error {
 }
 
 // lockImages does as another tool that uses the store.
-func lockImages(root string, blink bool) error {
+func lockImages(root string) error {
 	f, err := os.OpenFile(filepath.Join(root, "overlay-images", "images.lock"), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	set := func(to int16) error { return unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: to}) }
-	if err := set(unix.F_WRLCK); err != nil {
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		return err
 	}
 	fmt.Println("ready")
-	if !blink {
-		select {}
-	}
-	for {
-		time.Sleep(time.Millisecond)
-		if err := set(unix.F_UNLCK); err != nil {
-			return err
-		}
-		time.Sleep(3 * time.Millisecond)
-		if err := set(unix.F_WRLCK); err != nil {
-			return err
-		}
-	}
+	select {}
 }

@@ -392,21 +392,6 @@ func TestSignaturePolicy(t *testing.T) {
 	}
 }
 
-// Another program writes records, off and on. What was known of the store before is not
-// taken for what a pull has brought.
-func TestPullBesideAnotherProgram(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	r := serve(t, "app", "1", motd(t, "x"))
-	r.Push("app", "2", motd(t, "y"))
-	n.pull(r.Addr() + "/app:1")
-	n.child("blink")
-	for range 10 {
-		n.pull(r.Addr() + "/app:2")
-		n.remove(r.Addr() + "/app:2")
-	}
-}
-
 func TestPullErrors(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
