@@ -51,7 +51,9 @@ func trace(t *testing.T, w *scene.World, calls, failure string) (said *buffer, t
 	var once sync.Once
 	end := func() {
 		once.Do(func() {
-			cmd.Process.Signal(os.Interrupt) // it detaches
+			// The kernel detaches it. By itself it would wait for each thread to stop: one
+			// that waits for its child to execute, which strace has stopped, never does.
+			cmd.Process.Kill()
 			cmd.Wait()
 		})
 	}
