@@ -74,50 +74,54 @@ func (t *shimTask) endCommands(ctx context.Context, dirs []string) (left []strin
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
 	return t.endEach(ctx, dirs, func(dir string) error {
-		err := t.endCommand(answering, starting, execIDOf(dir), dirs)
-		if errors.Is(err, fault.NotFound) {
-			return nil
-		}
-		return err
+		return t.endCommand(answering, starting, execIDOf(dir), dirs)
 	})
 }
 
 // endCommand kills a command, with all that it has started where that is within
 // reach, and has the shim forget it. A shim that is asked to forget what it is just
-// starting would start it nevertheless: that is waited for until starting ends.
+// starting may start it nevertheless: that is waited for until starting ends, and looked
+// for when the shim has forgotten it.
 // Earlier are the directories of all commands of earlier servers.
 func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlier []string) error {
 	process := shim.Process{ID: t.ref.ID, Exec: exec}
 	client, err := t.record.Dial(ctx)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	var pid int
+	var started bool
 	poll.Until(starting, abandonedTime/100, func() bool {
-		var started bool
 		if started, err = client.Started(ctx, process); err == nil && started {
 			pid, err = client.PID(ctx, process)
 		}
 		return err != nil || started
 	})
-	if err != nil {
-		return err
-	}
-	slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", pid)
-	switch {
-	case t.record.Sandboxed:
-	case shim.CheckPID(pid) == nil:
-		t.killByPID(ctx, pid)
-	default:
-		if err := t.killUnknown(ctx, client, earlier); err != nil {
-			return err
+	if err == nil {
+		slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", pid)
+		found := shim.CheckPID(pid) == nil
+		if found && !t.record.Sandboxed {
+			t.killByPID(ctx, pid)
+		}
+		_ = client.Kill(ctx, process, unix.SIGKILL, false) // it may have ended by now
+		if started {
+			_, _ = client.Wait(ctx, process)
+		}
+		if err = client.Delete(ctx, process); err == nil && found {
+			return nil
 		}
 	}
-	// It may have ended by now, and may not have been started.
-	_ = client.Kill(ctx, process, unix.SIGKILL, false)
-	_, _ = client.Wait(ctx, process)
-	return client.Delete(ctx, process)
+	if err != nil && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	if t.record.Sandboxed {
+		return nil
+	}
+	return t.killUnknown(ctx, client, earlier)
 }
 
 func (t *shimTask) killByPID(ctx context.Context, pid int) {

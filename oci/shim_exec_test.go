@@ -3,6 +3,7 @@ package oci
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -179,6 +180,28 @@ func TestAbandonedCommandIsAwaited(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) != 1 || filepath.Base(left[0]) != "session-18" {
 		t.Errorf("directories that are left: %q", left)
+	}
+}
+
+// A server may have been killed before it had the shim start its command, which then
+// never ends.
+func TestAbandonedCommandThatIsNotStarted(t *testing.T) {
+	for _, guest := range []bool{true, false} {
+		a := &answering{}
+		a.starts.Store(math.MaxInt32)
+		task := taskOf(t, a, guest)
+		if err := os.Mkdir(filepath.Join(task.ref.Dir, "exec-17"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if again := task.EndAbandoned(t.Context()); again != nil {
+			t.Error("something is left to be done")
+		}
+		if got, want := slices.Compact(a.called(t)), []string{"State", "Kill", "Delete"}; !slices.Equal(got, want) {
+			t.Errorf("the shim was asked for %q, want %q", got, want)
+		}
+		if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "exec-*")); len(left) > 0 {
+			t.Errorf("directories that are left: %q", left)
+		}
 	}
 }
 
