@@ -29,6 +29,7 @@ import (
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/layers"
 )
 
 // workerGrace is how long a worker may tidy up after its pull was called off.
@@ -76,9 +77,11 @@ func (s *Store) keepSignatures(ctx context.Context, src *inspected) (end func())
 	}
 }
 
-// copyPresent notes the names, manifests and signatures of an image that is present.
+// copyPresent notes the image, or names, manifests and signatures of one that is there
+// already, if nothing has to be unpacked for it.
 func (s *Store) copyPresent(ctx context.Context, src *source, job *durable.Job, events chan types.ProgressProperties) (string, error) {
-	if src.opened.ConfigDigest == "" || !s.store.Exists(src.opened.ConfigDigest.Encoded()) {
+	stored := src.opened.ConfigDigest != "" && s.store.Exists(src.opened.ConfigDigest.Encoded())
+	if !stored && !layers.Present(s.store, src.opened.layers()) {
 		return "", errLayerWanted
 	}
 	src.opened.presentOnly = true

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	cstorage "go.podman.io/storage"
-	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
@@ -101,9 +99,8 @@ func (s *Store) pullName(ctx context.Context, p pull) (*Image, error) {
 		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
 			return image, err
 		}
-		unclear := len(kinds(err)) == 0 && removing  // the library has errors without a type for this, too
-		swept := attempt == 1 && sweptMeanwhile(err) // once: a broken layer may look the same
-		if !unclear && !removedMeanwhile(err) && !swept {
+		unclear := len(kinds(err)) == 0 && removing // the library has errors without a type for this, too
+		if !unclear && !removedMeanwhile(err) {
 			return image, err
 		}
 		slog.InfoContext(ctx, "layers were removed during the pull, pulling again", "image", p.name.String(), "err", err)
@@ -120,16 +117,6 @@ func removedMeanwhile(err error) bool {
 		}
 	}
 	return false
-}
-
-// sweptMeanwhile reports whether a layer's staging directory was deleted during
-// unpacking. Every process that opens the store deletes staging directories whose lock
-// file nobody holds. A directory that is just being created looks like that to a second
-// process; once that has deleted the lock file, the owner's lock does not protect against
-// a third. The unpacking child reports this only as text.
-func sweptMeanwhile(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, "unpacking failed") && strings.Contains(text, unix.ENOENT.Error())
 }
 
 func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {

@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
@@ -20,6 +22,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -143,6 +146,44 @@ func (d *documents) manifest() digest.Digest {
 		}
 	}
 	return digest.FromBytes(d.Manifests[""].Content)
+}
+
+// layers are the image's layers from the lowest one up; none if one of them or the
+// manifest is in a format that only containers/image knows.
+func (d *documents) layers() []layers.Layer {
+	document, found := d.Manifests[d.manifest()]
+	if !found {
+		document = d.Manifests[""]
+	}
+	parsed, err := manifest.FromBlob(document.Content, document.MediaType)
+	var config imagespec.Image
+	if err != nil || json.Unmarshal(d.Config, &config) != nil {
+		return nil
+	}
+	blobs, contents := parsed.LayerInfos(), config.RootFS.DiffIDs
+	if len(blobs) != len(contents) {
+		return nil
+	}
+	var list []layers.Layer
+	for i, blob := range blobs {
+		l := layers.Layer{Blob: blob.Digest, Size: blob.Size, DiffID: contents[i]}
+		if !layerFormats[blob.MediaType] || l.Blob.Algorithm() != digest.Canonical || contents[i].Validate() != nil || l.DiffID.Algorithm() != digest.Canonical {
+			return nil
+		}
+		list = append(list, l)
+	}
+	return list
+}
+
+// layerFormats are the media types of layers that are archives, compressed or not. Others
+// are encrypted, or no layers.
+var layerFormats = map[string]bool{
+	imagespec.MediaTypeImageLayer:                     true,
+	imagespec.MediaTypeImageLayerGzip:                 true,
+	imagespec.MediaTypeImageLayerZstd:                 true,
+	manifest.DockerV2Schema2LayerMediaType:            true,
+	manifest.DockerV2SchemaLayerMediaTypeUncompressed: true,
+	manifest.DockerV2SchemaLayerMediaTypeZstd:         true,
 }
 
 // errLayerWanted: the image is not present as a whole.

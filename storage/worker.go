@@ -18,6 +18,7 @@ import (
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
@@ -25,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/layers"
 )
 
 // workerName is the name under which Init copies an image.
@@ -106,7 +108,7 @@ func work() {
 		os.Exit(1)
 	}
 	_ = socket.Close()
-	w := &worker{conn: conn.(*net.UnixConn), pipes: make(chan *os.File)}
+	w := &worker{conn: conn.(*net.UnixConn), pipes: make(chan *os.File), added: map[digest.Digest]bool{}}
 	captureLogs(func(_ context.Context, level slog.Level, text string) {
 		w.send(workerMessage{Log: &loggedLine{level, text}})
 	})
@@ -125,6 +127,7 @@ type worker struct {
 	conn  *net.UnixConn
 	pipes chan *os.File // the server's answers
 
+	added   map[digest.Digest]bool // blobs of layers, before the copy
 	sending sync.Mutex
 
 	fetching sync.Mutex // one question at a time
@@ -189,21 +192,45 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("open image store: %w", err)
 	}
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
+	src := &handedReference{ImageReference: ref, source: handedSource{documents: order.documents, ref: ref, signatures: order.Signatures, worker: w}}
+	if err := w.putLayers(ctx, order, store, &src.source); err != nil {
+		return "", err
+	}
 	events := make(chan types.ProgressProperties, 64)
 	var reporting sync.WaitGroup
 	reporting.Go(func() { w.report(events, order.ConfigDigest) })
-	src := &handedReference{ImageReference: ref, source: handedSource{documents: order.documents, ref: ref, signatures: order.Signatures, worker: w}}
 	id, err := copyImage(ctx, store, named, src, sys, copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events})
 	close(events)
 	reporting.Wait()
 	return id, err
 }
 
-// report sends events on, except those of fetches, of which the server knows. For it
-// counts each byte as it comes, which would be a message each.
+// putLayers adds the image's layers to the store, except those of formats that are left
+// to copyImage.
+func (w *worker) putLayers(ctx context.Context, order pullOrder, store cstorage.Store, src types.ImageSource) error {
+	in := layers.Intake{
+		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
+		Fetch: func(l layers.Layer) (io.ReadCloser, error) {
+			stream, _, err := src.GetBlob(ctx, types.BlobInfo{Digest: l.Blob, Size: l.Size}, none.NoCache)
+			return stream, err
+		},
+		Added: func(l layers.Layer) {
+			w.added[l.Blob] = true
+			w.send(workerMessage{Event: &blobEvent{Event: types.ProgressEventDone, Digest: l.Blob, Size: l.Size}})
+		},
+	}
+	return in.Put(ctx, order.layers())
+}
+
+// report sends events on, except those of blobs whose end has been told and of fetches,
+// of which the server knows. For it counts each byte as it comes, which would be a
+// message each.
 func (w *worker) report(events <-chan types.ProgressProperties, config digest.Digest) {
 	for p := range events {
 		event := blobEvent{p.Event, p.Artifact.Digest, p.Artifact.Size, p.OffsetUpdate}
+		if w.added[event.Digest] {
+			continue
+		}
 		if event.Digest != config {
 			if event.Event == types.ProgressEventNewArtifact || event.Event == types.ProgressEventRead {
 				continue

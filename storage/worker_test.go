@@ -15,11 +15,13 @@ import (
 	"strings"
 	"testing"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -243,9 +245,11 @@ func TestPullWorkerEndsWithServer(t *testing.T) {
 func TestPresentImageNeedsNoWorker(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	a := motd(t, "here already")
+	base := layer(t, image.Text("etc", "here already"))
+	a := build(t, image.Image{Layers: []image.Layer{base}})
 	r := serve(t, "repo", "1", a)
 	r.Push("repo", "2", a)
+	r.Push("repo", "labelled", build(t, image.Image{Layers: []image.Layer{base}, Config: imagespec.ImageConfig{Labels: map[string]string{"a": "b"}}}))
 	r.Push("repo", "new", motd(t, "new"))
 	n.pull(r.Addr() + "/repo:1")
 	n.Store.options.GraphDriverOptions = []string{"overlay.nonsense=1"} // none can open the store
@@ -253,6 +257,7 @@ func TestPresentImageNeedsNoWorker(t *testing.T) {
 	if img := n.pull(r.Addr() + "/repo:2"); len(img.RepoTags) != 2 {
 		t.Errorf("tags %q", img.RepoTags)
 	}
+	n.pull(r.Addr() + "/repo:labelled")
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/repo:new"}); err == nil {
 		t.Error("a worker has opened the store all the same")
 	}

@@ -1,0 +1,245 @@
+// Package layers brings the layers of an image into containers/storage while they are
+// being downloaded: what arrives is digested, decompressed and unpacked at once.
+//
+// containers/image stores a blob, decompresses it to learn the digest of its content,
+// and then decompresses and digests it again to unpack it. Here the content's digest is
+// taken from the image's config and compared before the layer gets its record, so that
+// once is enough. A copy by containers/image afterwards finds the layers and adds the
+// image.
+package layers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/archive"
+	"golang.org/x/sys/unix"
+)
+
+// Layer is one layer of an image.
+type Layer struct {
+	Blob   digest.Digest // of the layer as the registry has it; digest.Canonical
+	Size   int64         // of the blob, in bytes
+	DiffID digest.Digest // of the blob's content, decompressed, as the image's config says; digest.Canonical
+}
+
+// Intake is where layers come from and where they go.
+type Intake struct {
+	Store    cstorage.Store
+	Dir      string                             // for blobs until they are unpacked
+	Parallel int                                // downloads at a time, at least 1
+	Fetch    func(Layer) (io.ReadCloser, error) // downloads a blob; its Close ends a Read
+	Added    func(Layer)                        // is called when a blob that was downloaded has been unpacked
+}
+
+// Put adds those of an image's layers that the store lacks, from the lowest one up. A
+// layer is added only if its blob and its content have their digests. Layers that were
+// added before an error stay.
+//
+// A layer that is there under its id is not asked for: whether the image may have it is
+// for containers/image to find out by its blob's digest.
+func (in *Intake) Put(ctx context.Context, image []Layer) error {
+	steps, err := in.plan(image)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var downloads sync.WaitGroup
+	defer downloads.Wait()
+	defer cancel()
+	downloads.Go(func() { in.download(ctx, steps, &downloads) })
+	for _, s := range steps {
+		if err := in.add(s); err != nil {
+			return fmt.Errorf("layer %s: %w", s.Blob, err)
+		}
+	}
+	return nil
+}
+
+// Present reports whether the store has an image's layers, one on top of the other.
+func Present(store cstorage.Store, image []Layer) bool {
+	parent := ""
+	for _, l := range image {
+		parent = layerID(parent, l.DiffID)
+		if _, err := store.Layer(parent); err != nil {
+			return false
+		}
+	}
+	return len(image) > 0
+}
+
+// step is a layer to be added.
+type step struct {
+	Layer
+	id, parent string
+	present    bool // its content is in the store, or will be by an earlier step
+	blob       *spool
+}
+
+// plan finds the layers that the store lacks.
+func (in *Intake) plan(image []Layer) (steps []*step, err error) {
+	coming := map[digest.Digest]bool{}
+	parent := ""
+	for _, l := range image {
+		id := layerID(parent, l.DiffID)
+		s := &step{Layer: l, id: id, parent: parent, blob: newSpool(in.Dir)}
+		parent = id
+		if len(steps) == 0 {
+			if _, err := in.Store.Layer(id); err == nil {
+				continue
+			}
+		}
+		source, err := in.source(l)
+		if err != nil {
+			return nil, err
+		}
+		s.present = source != nil || coming[l.Blob]
+		coming[l.Blob] = true
+		steps = append(steps, s)
+	}
+	return steps, nil
+}
+
+// layerID is the id of a layer with this content, as containers/image computes it.
+func layerID(parent string, content digest.Digest) string {
+	if parent == "" {
+		return content.Encoded()
+	}
+	return digest.Canonical.FromString(parent + "+" + content.Encoded()).Encoded()
+}
+
+// source is a layer in the store that was made from the same blob, or nil.
+func (in *Intake) source(l Layer) (*cstorage.Layer, error) {
+	found, err := in.Store.LayersByCompressedDigest(l.Blob)
+	if err != nil && !errors.Is(err, cstorage.ErrLayerUnknown) {
+		return nil, err
+	}
+	for _, layer := range found {
+		if layer.UncompressedDigest == l.DiffID {
+			return &layer, nil
+		}
+	}
+	return nil, nil
+}
+
+// download downloads the blobs that are not present, in their order and some at a time.
+func (in *Intake) download(ctx context.Context, steps []*step, downloads *sync.WaitGroup) {
+	turns := make(chan struct{}, in.Parallel)
+	for _, s := range steps {
+		if s.present {
+			continue
+		}
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		downloads.Go(func() {
+			defer func() { <-turns }()
+			s.blob.end(in.fetch(ctx, s))
+		})
+	}
+}
+
+// fetch downloads a blob and checks its size and digest.
+func (in *Intake) fetch(ctx context.Context, s *step) error {
+	stream, err := in.Fetch(s.Layer)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	defer context.AfterFunc(ctx, func() { _ = stream.Close() })()
+	digester := s.Blob.Algorithm().Digester()
+	switch n, err := io.Copy(io.MultiWriter(digester.Hash(), s.blob), stream); {
+	case err != nil:
+		return err
+	case n != s.Size:
+		return fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest", n, s.Size)
+	case digester.Digest() != s.Blob:
+		return fmt.Errorf("the registry sent something else, with the digest %s", digester.Digest())
+	}
+	return nil
+}
+
+// add unpacks a layer while its blob arrives.
+func (in *Intake) add(s *step) error {
+	defer s.blob.close()
+	size := s.Size
+	if s.present {
+		source, err := in.source(s.Layer)
+		if err != nil {
+			return err
+		}
+		if source == nil { // it was removed meanwhile
+			return cstorage.ErrLayerUnknown
+		}
+		size = source.CompressedSize
+		s.blob.end(in.recall(source.ID, s.blob))
+	}
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		err := in.unpack(s, size)
+		if err == nil {
+			break
+		}
+		if attempt == attempts || !swept(err) {
+			return err
+		}
+	}
+	if !s.present && in.Added != nil {
+		in.Added(s.Layer)
+	}
+	return nil
+}
+
+// unpack unpacks a layer whose blob has so many bytes. It can be called again.
+func (in *Intake) unpack(s *step, size int64) error {
+	c, err := s.open()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, _, err = in.Store.PutLayer(s.id, s.parent, nil, "", false, &cstorage.LayerOptions{
+		OriginalDigest: s.Blob, OriginalSize: &size, UncompressedDigest: s.DiffID,
+	}, c)
+	switch {
+	case errors.Is(err, cstorage.ErrDuplicateID): // another pull was faster
+		return nil
+	case c.err != nil: // the library has only the child's word for it
+		return c.err
+	case err != nil:
+		return err
+	case !c.checked:
+		return errors.Join(errors.New("the store has not read it to its end"), in.Store.DeleteLayer(s.id))
+	}
+	return nil
+}
+
+// swept reports whether the directory into which a layer was unpacked may have been
+// deleted meanwhile. Every process that opens the store deletes staging directories whose
+// lock file nobody holds. A directory that is just being created looks like that to a
+// second process; once that has deleted the lock file, the owner's lock does not protect
+// against a third. The unpacking child reports this only as text.
+func swept(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) ||
+		strings.Contains(err.Error(), "unpacking failed") && strings.Contains(err.Error(), unix.ENOENT.Error())
+}
+
+// recall writes the content of a stored layer. It cannot be unpacked directly: both
+// need the store's lock.
+func (in *Intake) recall(layer string, to io.Writer) error {
+	uncompressed := archive.Uncompressed
+	from, err := in.Store.Diff("", layer, &cstorage.DiffOptions{Compression: &uncompressed})
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	return errors.Join(err, from.Close())
+}

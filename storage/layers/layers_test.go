@@ -1,0 +1,133 @@
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	cstorage "go.podman.io/storage"
+)
+
+// fakeStore unpacks nothing, and fails as often as it is told to.
+type fakeStore struct {
+	cstorage.Store
+	fails []error // of PutLayer, in turn
+	puts  []string
+	added map[string]bool
+}
+
+func (s *fakeStore) Layer(id string) (*cstorage.Layer, error) {
+	if s.added[id] {
+		return &cstorage.Layer{ID: id}, nil
+	}
+	return nil, cstorage.ErrLayerUnknown
+}
+
+func (s *fakeStore) LayersByCompressedDigest(digest.Digest) ([]cstorage.Layer, error) {
+	return nil, cstorage.ErrLayerUnknown
+}
+
+func (s *fakeStore) PutLayer(id, _ string, _ []string, _ string, _ bool, _ *cstorage.LayerOptions, diff io.Reader) (*cstorage.Layer, int64, error) {
+	text, err := io.ReadAll(diff)
+	if err != nil {
+		return nil, 0, errors.New("the child says no more than that") // as the library
+	}
+	s.puts = append(s.puts, string(text))
+	if len(s.fails) > 0 {
+		err, s.fails = s.fails[0], s.fails[1:]
+		return nil, 0, err
+	}
+	s.added[id] = true
+	return &cstorage.Layer{ID: id}, 0, nil
+}
+
+func TestPut(t *testing.T) {
+	t.Parallel()
+	const text = "content, not compressed"
+	layer := Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)}
+	swept := &fs.PathError{Op: "mkdir", Path: "tempdirs/1", Err: fs.ErrNotExist}
+	sweptByChild := fmt.Errorf("unpacking failed (error: exit status 1; output: %w)", fs.ErrNotExist)
+	cut, broken := errors.New("connection cut"), errors.New("no tar")
+	for name, test := range map[string]struct {
+		sends string
+		fetch error // after that
+		fails []error
+		puts  int
+		want  error  // or
+		says  string // both empty: the layer is added
+	}{
+		"good":              {sends: text, puts: 1},
+		"swept":             {sends: text, fails: []error{swept, sweptByChild}, puts: 3},
+		"swept for ever":    {sends: text, fails: []error{swept, swept, swept, swept}, puts: 3, want: fs.ErrNotExist},
+		"another was there": {sends: text, fails: []error{cstorage.ErrDuplicateID}, puts: 1},
+		"broken":            {sends: text, fails: []error{broken}, puts: 1, want: broken},
+		"cut":               {sends: text[:10], fetch: cut, want: cut},
+		"short":             {sends: text[:10], says: "sent 10 bytes instead of the 23"},
+		"something else":    {sends: strings.ToUpper(text), says: "the registry sent something else"},
+	} {
+		store := &fakeStore{fails: test.fails, added: map[string]bool{}}
+		var added []Layer
+		in := Intake{
+			Store: store, Dir: t.TempDir(), Parallel: 1,
+			Fetch: func(Layer) (io.ReadCloser, error) {
+				body := io.Reader(strings.NewReader(test.sends))
+				if test.fetch != nil {
+					body = io.MultiReader(body, failing{test.fetch})
+				}
+				return io.NopCloser(body), nil
+			},
+			Added: func(l Layer) { added = append(added, l) },
+		}
+		err := in.Put(t.Context(), []Layer{layer})
+		good := test.want == nil && test.says == ""
+		if good != (err == nil) || test.want != nil && !errors.Is(err, test.want) || err != nil && !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(store.puts) != test.puts || slices.ContainsFunc(store.puts, func(put string) bool { return put != text }) {
+			t.Errorf("%s: the store was given %q", name, store.puts)
+		}
+		if good != (len(added) == 1) {
+			t.Errorf("%s: added %v", name, added)
+		}
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// Only the layers above those that are there are downloaded, and none after one that
+// failed is added.
+func TestPutInOrder(t *testing.T) {
+	t.Parallel()
+	var image []Layer
+	for _, text := range []string{"layer 0: something", "layer 1: something", "layer 2: something", "layer 3: something"} {
+		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
+	}
+	store := &fakeStore{added: map[string]bool{layerID("", image[0].DiffID): true}}
+	if Present(store, image) || !Present(store, image[:1]) || Present(store, nil) {
+		t.Error("wrong layers are present")
+	}
+	failure := errors.New("failure")
+	in := Intake{Store: store, Dir: t.TempDir(), Parallel: 2, Fetch: func(l Layer) (io.ReadCloser, error) {
+		i := slices.Index(image, l)
+		if i == 2 {
+			return nil, failure
+		}
+		return io.NopCloser(strings.NewReader(fmt.Sprintf("layer %d: something", i))), nil
+	}}
+	if err := in.Put(t.Context(), image); !errors.Is(err, failure) || !strings.Contains(err.Error(), image[2].Blob.String()) {
+		t.Errorf("%v", err)
+	}
+	if want := []string{"layer 1: something"}; !slices.Equal(store.puts, want) {
+		t.Errorf("the store was given %q", store.puts)
+	}
+	if !Present(store, image[:2]) || Present(store, image[:3]) {
+		t.Error("wrong layers are present afterwards")
+	}
+}

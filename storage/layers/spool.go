@@ -1,0 +1,170 @@
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/storage/pkg/archive"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// spool is a blob on its way: written as it comes, and read meanwhile. In between it is
+// in a file without a name.
+type spool struct {
+	dir string
+
+	mu      sync.Mutex
+	changed sync.Cond
+	file    *os.File // nil until the first byte
+	size    int64    // bytes that have come
+	err     error    // why no more come; io.EOF: the blob is whole
+}
+
+var errClosed = errors.New("the blob is not wanted any more")
+
+// newSpool makes one that keeps its file in dir.
+func newSpool(dir string) *spool {
+	s := &spool{dir: dir}
+	s.changed.L = &s.mu
+	return s
+}
+
+// Write implements io.Writer. Only one goroutine may write.
+func (s *spool) Write(p []byte) (int, error) {
+	file, err := s.open()
+	if err != nil {
+		return 0, err
+	}
+	n, err := file.Write(p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.size += int64(n)
+	s.changed.Broadcast()
+	return n, err
+}
+
+func (s *spool) open() (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil || s.file != nil {
+		return s.file, s.err
+	}
+	file, err := os.CreateTemp(s.dir, "blob-")
+	if err != nil {
+		return nil, err
+	}
+	s.file = file
+	return file, os.Remove(file.Name())
+}
+
+// end tells readers that all has been written, or why no more will be.
+func (s *spool) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		if s.err = err; err == nil {
+			s.err = io.EOF
+		}
+	}
+	s.changed.Broadcast()
+}
+
+// close gives the file's room back.
+func (s *spool) close() {
+	s.end(errClosed)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file != nil {
+		_ = s.file.Close() // nobody reads it any more
+	}
+}
+
+// wait returns when all has been written, or why it will not be.
+func (s *spool) wait() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.err == nil {
+		s.changed.Wait()
+	}
+	if s.err == io.EOF {
+		return nil
+	}
+	return s.err
+}
+
+// spoolReader reads a spool from its beginning.
+type spoolReader struct {
+	*spool
+	offset int64
+}
+
+// Read implements io.Reader. It waits for what has not come yet.
+func (r *spoolReader) Read(p []byte) (int, error) {
+	left, err := r.more()
+	if left == 0 || err != nil && err != io.EOF {
+		return 0, err
+	}
+	n, err := r.file.ReadAt(p[:min(int64(len(p)), left)], r.offset)
+	r.offset += int64(n)
+	return n, err
+}
+
+// more is how many bytes can be read, at least one but for an error.
+func (r *spoolReader) more() (int64, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.size == r.offset && r.err == nil {
+		r.changed.Wait()
+	}
+	return r.size - r.offset, r.err
+}
+
+// content is what a layer's blob decompresses to. Its end is told only when blob and
+// content are known to have their digests.
+type content struct {
+	io.ReadCloser // decompresses
+	layer         *step
+	digester      digest.Digester
+	err           error // the first one of Read
+	checked       bool  // it was read to its end, and is as it should be
+}
+
+// open begins to decompress the layer.
+func (s *step) open() (*content, error) {
+	decompressed, err := archive.DecompressStream(&spoolReader{spool: s.blob})
+	if err != nil {
+		return nil, err
+	}
+	return &content{ReadCloser: decompressed, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
+}
+
+// Read implements io.Reader.
+func (c *content) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	_, _ = c.digester.Hash().Write(p[:n]) // never fails
+	if errors.Is(err, io.EOF) {
+		if failed := c.check(); failed != nil {
+			err = failed
+		}
+	}
+	if c.err == nil && err != nil && err != io.EOF {
+		c.err = err
+	}
+	return n, err
+}
+
+func (c *content) check() error {
+	if err := c.layer.blob.wait(); err != nil {
+		return err
+	}
+	if got := c.digester.Digest(); got != c.layer.DiffID {
+		return fmt.Errorf("its content has the digest %s, but the image's config says %s; rebuild the image: %w", got, c.layer.DiffID, fault.Invalid)
+	}
+	c.checked = true
+	return nil
+}

@@ -1,0 +1,134 @@
+package layers
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// What is written is read, by more than one reader and while it is being written.
+func TestSpool(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := newSpool(dir)
+	first := &spoolReader{spool: s}
+	if _, err := io.WriteString(s, "half"); err != nil {
+		t.Fatal(err)
+	}
+	half := make([]byte, 10)
+	if n, err := first.Read(half); n != 4 || err != nil {
+		t.Errorf("%q, %v", half[:n], err)
+	}
+	go func() {
+		_, err := io.WriteString(s, " and more")
+		s.end(err)
+	}()
+	if rest, err := io.ReadAll(first); err != nil || string(rest) != " and more" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	if err := iotest.TestReader(&spoolReader{spool: s}, []byte("half and more")); err != nil {
+		t.Error(err)
+	}
+	if err := s.wait(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("files %v, %v", left, err)
+	}
+	s.close()
+}
+
+// A blob that fails is not read any further.
+func TestSpoolFails(t *testing.T) {
+	t.Parallel()
+	failure := errors.New("failure")
+	s := newSpool(t.TempDir())
+	defer s.close()
+	if _, err := io.WriteString(s, "something"); err != nil {
+		t.Fatal(err)
+	}
+	s.end(failure)
+	if got, err := io.ReadAll(&spoolReader{spool: s}); !errors.Is(err, failure) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := s.wait(); !errors.Is(err, failure) {
+		t.Error(err)
+	}
+}
+
+// Who still writes to a blob that is not wanted, or waits for it, learns of it.
+func TestClosedSpool(t *testing.T) {
+	t.Parallel()
+	s := newSpool(t.TempDir())
+	waited := make(chan error, 1)
+	go func() { waited <- s.wait() }()
+	s.close()
+	if err := <-waited; !errors.Is(err, errClosed) {
+		t.Error(err)
+	}
+	if _, err := io.WriteString(s, "late"); !errors.Is(err, errClosed) {
+		t.Error(err)
+	}
+}
+
+// Content ends well only after its blob and if both have their digests.
+func TestContent(t *testing.T) {
+	t.Parallel()
+	const text = "what the layer has"
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := io.WriteString(w, text); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("wrong digest")
+	for name, test := range map[string]struct {
+		blob    string
+		diffID  digest.Digest
+		verdict error
+		want    error // nil: the whole content
+	}{
+		"good":           {packed.String(), digest.FromString(text), nil, nil},
+		"not compressed": {text, digest.FromString(text), nil, nil},
+		"other content":  {packed.String(), digest.FromString("else"), nil, fault.Invalid},
+		"other blob":     {packed.String(), digest.FromString(text), broken, broken},
+		"cut":            {packed.String()[:packed.Len()/2], digest.FromString(text), nil, io.ErrUnexpectedEOF},
+	} {
+		s := &step{Layer: Layer{DiffID: test.diffID}, blob: newSpool(t.TempDir())}
+		if _, err := io.Copy(s.blob, strings.NewReader(test.blob)); err != nil {
+			t.Fatal(err)
+		}
+		if test.verdict == nil {
+			s.blob.end(nil)
+		}
+		c, err := s.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.verdict != nil {
+			s.blob.end(test.verdict)
+		}
+		got, err := io.ReadAll(c)
+		if !errors.Is(err, test.want) || test.want == nil && string(got) != text {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		if c.checked != (test.want == nil) || !errors.Is(c.err, test.want) {
+			t.Errorf("%s: checked %t, %v", name, c.checked, c.err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		s.blob.close()
+	}
+}

@@ -1,0 +1,104 @@
+package storage
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/archive"
+
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// Layers have the ids and records that containers/image gives them, so that every
+// program which shares the store finds and reuses them.
+func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
+	t.Parallel()
+	base := layer(t, image.Dir("etc"), image.Text("etc/hostname", "base\n").Owned(7, 8))
+	stored, err := image.NewStoredLayer(image.Text("etc/stored", "not compressed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, layers := range map[string][]image.Layer{
+		"gzip":           {base, layer(t, image.Whiteout("etc/hostname"), image.Text("etc/motd", "x").Owned(9, 10))},
+		"not compressed": {base, stored},
+		"twice":          {base, stored, base},
+		"no files":       {image.RawLayer(make([]byte, 1024)), base},
+	} {
+		a := build(t, image.Image{Layers: layers})
+		ours, theirs := newNode(t), newNode(t)
+		r := serve(t, "app", "1", a)
+		ours.pull(r.Addr() + "/app:1")
+		named, err := reference.ParseNormalizedNamed(r.Addr() + "/app:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, err := docker.NewReference(named)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := copyImage(testContext(t), theirs.store, named, source, theirs.libraryContext(), copy.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := ours.layerRecords(), theirs.layerRecords(); !slices.EqualFunc(got, want, sameLayer) {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+// layerRecords are all layers, without what differs from store to store.
+func (n *node) layerRecords() []cstorage.Layer {
+	n.t.Helper()
+	layers, err := n.store.Layers()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	slices.SortFunc(layers, func(a, b cstorage.Layer) int { return strings.Compare(a.ID, b.ID) })
+	for i := range layers {
+		layers[i].Created = time.Time{}
+		layers[i].CompressionType = archive.Uncompressed // how a copy of the layer would be packed, if nobody said
+	}
+	return layers
+}
+
+func sameLayer(a, b cstorage.Layer) bool {
+	return a.ID == b.ID && a.Parent == b.Parent &&
+		a.CompressedDigest == b.CompressedDigest && a.CompressedSize == b.CompressedSize &&
+		a.UncompressedDigest == b.UncompressedDigest && a.UncompressedSize == b.UncompressedSize &&
+		slices.Equal(a.UIDs, b.UIDs) && slices.Equal(a.GIDs, b.GIDs) && slices.Equal(a.BigDataNames, b.BigDataNames)
+}
+
+// A blob that is in the store, or is in the image twice, is downloaded once.
+func TestBlobIsDownloadedOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	base, common := layer(t, image.Text("base", "x")), layer(t, image.Text("common", "y"))
+	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{base, common, layer(t, image.Whiteout("common")), common}}))
+	r.Push("app", "2", build(t, image.Image{Layers: []image.Layer{common, layer(t, image.Text("top", "z"))}}))
+	first := n.pull(r.Addr() + "/app:1")
+	second := n.pull(r.Addr() + "/app:2")
+	downloads := 0
+	for _, request := range r.Requests() {
+		if strings.HasSuffix(request.Path, common.Digest.String()) {
+			downloads++
+		}
+	}
+	if downloads != 1 {
+		t.Errorf("%d downloads", downloads)
+	}
+	for i, img := range []*Image{first, second} {
+		c := n.rootfs([]string{"first", "second"}[i], img.ID)
+		n.mount(c)
+		if got := n.read(c, "common"); got != "y" {
+			t.Errorf("image %d has %q", i+1, got)
+		}
+		n.removeRootfs(c)
+		n.remove(img.ID)
+	}
+	n.empty()
+}
