@@ -14,7 +14,7 @@ const (
 // allocsRow counts what servers allocate for calls, by the metrics that every Go
 // program has.
 func allocsRow(ctx context.Context) (_ []table, err error) {
-	c, us, them, err := newServers(ctx, "crun")
+	c, us, them, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
 	}

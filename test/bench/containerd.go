@@ -15,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
 )
 
 // containerdMetrics is where it tells them, in its node's network.
@@ -24,7 +25,81 @@ const containerdMetrics = "127.0.0.1:1338"
 // it needs more than a minute on a busy machine.
 const containerdTime = 5 * time.Minute
 
-const containerdTOML = `version = 2
+// A containerdKind is a containerd that crius is measured beside.
+type containerdKind struct {
+	program func(ctx context.Context) (string, error)
+	config  string // a template of its containerd.toml
+}
+
+// containerdKinds are what the flag -containerd chooses from.
+var containerdKinds = map[string]containerdKind{
+	"current": {tools.Containerd, currentTOML},
+	"debian":  {func(context.Context) (string, error) { return "/usr/bin/containerd", nil }, debianTOML},
+}
+
+// peer is the one that this run measures.
+var peer = containerdKinds["current"]
+
+// peerOf is the peer for a handler, and its name in tables. Debian's crun does not take
+// the version of the runtime specification that a current containerd writes.
+func peerOf(handler string) (kind containerdKind, name string) {
+	if handler == "crun" {
+		return containerdKinds["debian"], "containerd (Debian's)"
+	}
+	return peer, "containerd"
+}
+
+// currentTOML is in the format of containerd 2.
+const currentTOML = `version = 3
+root = "{{.Path "ctd"}}"
+state = "{{.Path "ctdrun"}}"
+
+[grpc]
+address = "{{.Path "ctd.sock"}}"
+
+[metrics]
+address = "` + containerdMetrics + `"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{{.Path "ctdopt"}}"
+
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "` + pauseImage + `"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{{.Path "ctdhosts"}}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+disable_apparmor = true
+restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "{{.Path "cni" "net.d"}}"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.crun]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.crun.options]
+BinaryName = "/usr/bin/crun"
+`
+
+// currentHosts is the hosts.toml of the node's registry.
+const currentHosts = `server = "http://` + node.RegistryAddress + `"
+
+[host."http://` + node.RegistryAddress + `"]
+capabilities = ["pull", "resolve"]
+`
+
+// debianTOML is in the format of containerd 1.
+const debianTOML = `version = 2
 root = "{{.Path "ctd"}}"
 state = "{{.Path "ctdrun"}}"
 
@@ -57,10 +132,15 @@ BinaryName = "/usr/bin/crun"
 endpoint = ["http://` + node.RegistryAddress + `"]
 `
 
-// newContainerd runs Debian's containerd in a node of its own: network, CNI
-// configuration and registry are those that crius has in another one.
+// newContainerd runs the peer in a node of its own: network, CNI configuration and
+// registry are those that crius has in another one.
 func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
-	others, err := noteShims(shimSockets, containerdSocket, containerdProgram)
+	kind, label := peerOf(handler)
+	program, err := kind.program(ctx)
+	if err != nil {
+		return nil, err
+	}
+	others, err := noteShims(shimSockets, containerdSocket, program)
 	if err != nil {
 		return nil, err
 	}
@@ -68,17 +148,20 @@ func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newServer("containerd", n, handler)
+	s := newServer(label, n, handler)
 	s.shims = others
 	s.metrics = func(ctx context.Context) (string, error) { return n.Get(ctx, containerdMetrics, "/v1/metrics") }
-	daemon := &containerd{node: n}
+	daemon := &containerd{node: n, path: program}
 	s.program = daemon
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if err := n.Write("containerd.toml", containerdTOML); err != nil {
+	if err := errors.Join(
+		n.Write("containerd.toml", kind.config),
+		n.Write(filepath.Join("ctdhosts", node.RegistryHost, "hosts.toml"), currentHosts),
+	); err != nil {
 		return nil, err
 	}
 	if s.conn, err = node.Connect(n.Path("ctd.sock")); err != nil {
@@ -120,6 +203,7 @@ func forgetResults(results, nodeDir string) error {
 // containerd is the program. Only one goroutine may start and end it.
 type containerd struct {
 	node *node.Node
+	path string
 	conn *grpc.ClientConn
 	cmd  *exec.Cmd // nil while it does not run
 }
@@ -137,10 +221,11 @@ func (d *containerd) Start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(containerdProgram, "--config", d.node.Path("containerd.toml"))
+	cmd := exec.Command(d.path, "--config", d.node.Path("containerd.toml"))
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(d.path)+":"+os.Getenv("PATH")) // its shim
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := d.node.Do(cmd.Start); err != nil {
-		return fmt.Errorf("%w: install Debian's containerd", err)
+		return fmt.Errorf("start containerd: %w", err)
 	}
 	d.cmd = cmd
 	ctx, cancel := context.WithTimeout(ctx, containerdTime)

@@ -11,7 +11,7 @@ const flatWindows = 5
 // flatRow fills nodes far beyond what they usually have, one pod at a time, and
 // tells what the first hundred and each one after that cost.
 func flatRow(ctx context.Context) (tables []table, err error) {
-	const handler = "crun"
+	const handler = "runc"
 	pods, err := amount("PODS", 500)
 	if err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ func listsRow(ctx context.Context) (tables []table, err error) {
 	}
 	perPod := max(most/listPods, 2)
 	most = listPods * perPod
-	c, ours, theirs, err := newServers(ctx, "crun")
+	c, ours, theirs, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
 	}

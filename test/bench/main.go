@@ -1,7 +1,7 @@
 // Bench measures crius beside its peers, in one run and with the same work for
 // all:
 //
-//	go run ./test/bench [-out FILE.md] [-json FILE] [ROW...]
+//	go run ./test/bench [-out FILE.md] [-json FILE] [-containerd current|debian] [ROW...]
 //	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
 // A row is one thing that is measured; without an argument all of them are. It
@@ -79,6 +79,7 @@ func measure(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	page := flags.String("out", "", "write a page in Markdown with all results, and with what they were measured on")
 	file := flags.String("json", "", "write the same as JSON")
+	kind := flags.String("containerd", "current", "the peer: current, which is built once, or debian")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -86,11 +87,22 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	r, err := newReport(ctx, command(flags.Args(), *page))
+	var known bool
+	if peer, known = containerdKinds[*kind]; !known {
+		return fmt.Errorf("-containerd is current or debian, not %q", *kind)
+	}
+	r, err := newReport(ctx, command(flags.Args(), *kind, *page))
 	if err != nil {
 		return err
 	}
 	if _, err := tools.Programs(ctx, false); err != nil { // while what a build may need is there
+		return err
+	}
+	program, err := peer.program(ctx)
+	if err == nil {
+		err = r.addVersion(ctx, "containerd", program, "--version")
+	}
+	if err != nil {
 		return err
 	}
 	dropEnviron()
@@ -145,8 +157,11 @@ func dropEnviron() {
 }
 
 // command is what makes the same page again.
-func command(names []string, page string) string {
+func command(names []string, containerd, page string) string {
 	words := []string{"make bench"}
+	if containerd != "current" {
+		words = append(words, "CONTAINERD="+containerd)
+	}
 	if len(names) > 0 {
 		words = append(words, "ROW='"+strings.Join(names, " ")+"'")
 	}

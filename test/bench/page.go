@@ -36,7 +36,6 @@ var programs = [][]string{
 	{"crius", "git", "describe", "--tags", "--always", "--dirty"},
 	{"runc", "runc", "--version"},
 	{"crun", "crun", "--version"},
-	{"containerd", "containerd", "--version"},
 	{"conmon", "conmon", "--version"},
 	{"CNI plugins", "dpkg-query", "--show", "--showformat=${Version}", "containernetworking-plugins"},
 }
@@ -67,14 +66,19 @@ func newReport(ctx context.Context, command string) (*report, error) {
 		return nil, err
 	}
 	for _, p := range programs {
-		version, err := firstLine(ctx, p[1:])
-		if err != nil {
+		if err := r.addVersion(ctx, p[0], p[1:]...); err != nil {
 			return nil, err
 		}
-		add(p[0], strings.TrimPrefix(version, p[0]+" version "))
 	}
 	add("Go", runtime.Version())
 	return r, nil
+}
+
+// addVersion tells the version of a program, which a command says in its first line.
+func (r *report) addVersion(ctx context.Context, program string, command ...string) error {
+	version, err := firstLine(ctx, command)
+	r.Machine = append(r.Machine, [2]string{program, strings.TrimPrefix(version, program+" version ")})
+	return err
 }
 
 // addLoad tells how busy the machine is.
@@ -113,7 +117,7 @@ func (r *report) markdown(w io.Writer) {
 		"Measured on %s by\n\n```\n%s\n```\n\n"+
 		"which makes this page. CONTRIBUTING.md says how; what each part measures stands above its\n"+
 		"tables. The floor is what nobody can avoid: CNI plugins and OCI runtime, run as raw\n"+
-		"commands on a bundle that is ready. crius, containerd (Debian's) and the floor take turns\n"+
+		"commands on a bundle that is ready. crius, containerd and the floor take turns\n"+
 		"in one run, on nodes that are alike. Of times there are the median and beside it a\n"+
 		"percentile; bars compare medians within one line.\n\n", r.Date, r.Command)
 	fmt.Fprintf(w, "| | |\n|---|---|\n")

@@ -31,7 +31,7 @@ func pullRow(ctx context.Context) (tables []table, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c, us, them, err := newServers(ctx, "crun")
+	c, us, them, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func restartRow(ctx context.Context) (tables []table, err error) {
 		return nil, err
 	}
 	pods := max(count/restartPerPod, 1)
-	c, ours, theirs, err := newServers(ctx, "crun")
+	c, ours, theirs, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	containerdProgram = "/usr/bin/containerd"
 	// containerdSocket is where a containerd listens that is the machine's own.
 	containerdSocket = "/run/containerd/containerd.sock"
 	// shimSockets is where the shims of every containerd of the machine listen,
@@ -40,7 +39,7 @@ func noteShims(dir, daemon, program string) (s shims, err error) {
 		return s, fmt.Errorf("a containerd answers at %s: measure on a machine that does without, or stop it first", daemon)
 	}
 	if s.lock, err = os.Open(program); err != nil {
-		return s, fmt.Errorf("%w: install Debian's containerd", err)
+		return s, fmt.Errorf("%w: install containerd", err)
 	}
 	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		s.lock.Close()

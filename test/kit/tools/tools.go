@@ -1,6 +1,7 @@
 // Package tools builds the programs that crius is tested with and that Debian
 // does not have, or has too old, into the repository's .cache/bin: those of CRI
-// from the module in test/tools, gVisor from the one below it, runc from its own.
+// from the module in test/tools, gVisor from the one below it, runc and containerd from
+// their own.
 package tools
 
 import (
@@ -43,6 +44,26 @@ func Runc(ctx context.Context) (string, error) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOBIN="+dir)
 		return cmd
 	})
+}
+
+// containerdVersion is a current one. Debian's (1.6) is much slower at pulling.
+const containerdVersion = "v2.4.2"
+
+// Containerd is the same for a current containerd, with its shim for runc in the same
+// directory.
+func Containerd(ctx context.Context) (path string, err error) {
+	for _, name := range []string{"containerd-shim-runc-v2", "containerd"} {
+		path, err = cached(filepath.Join("containerd-"+containerdVersion, name), func(_, dir string) *exec.Cmd {
+			cmd := exec.CommandContext(ctx, "go", "install", "-trimpath", "-ldflags", "-X github.com/containerd/containerd/v2/version.Version="+containerdVersion,
+				"github.com/containerd/containerd/v2/cmd/"+name+"@"+containerdVersion)
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOBIN="+dir)
+			return cmd
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return path, nil
 }
 
 // Runsc is the same for a current gVisor: Debian's is of 2022 and takes other
