@@ -14,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/internal/tree"
 )
 
 // Rootfs is a container's root file system: the layers of an image below, a
@@ -192,7 +193,7 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 
 func (r Rootfs) removeWritable() error {
 	for _, name := range []string{upperName, workName, emptyName} {
-		if err := removeTree(filepath.Join(r.Dir, name)); err != nil {
+		if err := tree.Remove(filepath.Join(r.Dir, name)); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/tree"
 	"github.com/crius-run/crius/storage/durable"
 )
 
@@ -111,7 +112,7 @@ func (s *Store) measureAll() {
 		r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
 		usage, err := s.RootfsUsage(r)
 		switch {
-		case errors.Is(err, errStopped):
+		case errors.Is(err, tree.ErrStopped):
 			return
 		case err != nil: // what is known of it is better than nothing
 			slog.Warn("cannot measure writable layer", "container", r.ID, "err", err)
@@ -134,9 +135,9 @@ func (s *Store) containersDir() string {
 // Files may come and go meanwhile. A layer that is gone occupies nothing. With an
 // error it is what has been counted until then.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
-	tree := tree{stop: s.usage.stopping, linked: map[inode]bool{}}
-	err := tree.add(filepath.Join(r.Dir, upperName))
-	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: tree.bytes, InodesUsed: tree.inodes, Timestamp: time.Now()}
+	measured := tree.Usage{Stop: s.usage.stopping}
+	err := measured.Add(filepath.Join(r.Dir, upperName))
+	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: measured.Bytes, InodesUsed: measured.Inodes, Timestamp: time.Now()}
 	if err != nil {
 		return usage, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
 	}

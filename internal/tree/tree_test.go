@@ -1,10 +1,11 @@
-package storage
+package tree
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -36,7 +37,7 @@ func deepen(t *testing.T, dir string, levels int) {
 
 // A container that nests directories does not use up the server's descriptors,
 // nor hide what is in them.
-func TestTreeIsDeep(t *testing.T) {
+func TestIsDeep(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	const levels = 3000
@@ -46,9 +47,9 @@ func TestTreeIsDeep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tree := tree{linked: map[inode]bool{}}
+	var u Usage
 	most := 0
-	tree.stop = func() bool {
+	u.Stop = func() bool {
 		fds, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
 			t.Error(err)
@@ -56,11 +57,11 @@ func TestTreeIsDeep(t *testing.T) {
 		most = max(most, len(fds))
 		return false
 	}
-	if err := tree.add(dir); err != nil {
+	if err := u.Add(dir); err != nil {
 		t.Fatal(err)
 	}
-	if want := uint64(1 + 2*levels + 10); tree.inodes != want {
-		t.Errorf("counted %d, want %d", tree.inodes, want)
+	if want := uint64(1 + 2*levels + 10); u.Inodes != want {
+		t.Errorf("counted %d, want %d", u.Inodes, want)
 	}
 	if most > levels/2 { // other tests have theirs
 		t.Errorf("%d descriptors", most)
@@ -69,7 +70,7 @@ func TestTreeIsDeep(t *testing.T) {
 
 // Of directories that are nested beyond all measure the server keeps a bounded number,
 // says so, and removes all of them.
-func TestTreeIsTooDeep(t *testing.T) {
+func TestIsTooDeep(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "upper")
 	if err := os.MkdirAll(filepath.Join(dir, "beside", "x"), 0o755); err != nil {
@@ -77,14 +78,14 @@ func TestTreeIsTooDeep(t *testing.T) {
 	}
 	const levels = 2*maxDepth + 100
 	deepen(t, dir, levels)
-	tree := tree{linked: map[inode]bool{}}
-	if err := tree.add(dir); !errors.Is(err, errDeep) {
+	var u Usage
+	if err := u.Add(dir); !errors.Is(err, errDeep) {
 		t.Errorf("measured with the error %v", err)
 	}
-	if want := uint64(2*maxDepth + 2); tree.inodes != want {
-		t.Errorf("counted %d, want %d", tree.inodes, want)
+	if want := uint64(2*maxDepth + 2); u.Inodes != want {
+		t.Errorf("counted %d, want %d", u.Inodes, want)
 	}
-	if err := removeTree(dir); err != nil {
+	if err := Remove(dir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -92,7 +93,7 @@ func TestTreeIsTooDeep(t *testing.T) {
 	}
 }
 
-func TestRemoveTree(t *testing.T) {
+func TestRemove(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "upper")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -111,7 +112,7 @@ func TestRemoveTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time there is nothing
-		if err := removeTree(dir); err != nil {
+		if err := Remove(dir); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -122,7 +123,7 @@ func TestRemoveTree(t *testing.T) {
 		t.Errorf("a link was followed: %v", err)
 	}
 	file := filepath.Join(outside, "file")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), removeTree(file)); err != nil {
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), Remove(file)); err != nil {
 		t.Error(err)
 	}
 	// A directory that cannot be removed says so.
@@ -131,15 +132,15 @@ func TestRemoveTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Unmount(filepath.Join(busy, "a", "b"), unix.MNT_DETACH)
-	if err := removeTree(busy); !errors.Is(err, unix.EBUSY) {
+	if err := Remove(busy); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("with a mount in it: %v", err)
 	}
 }
 
-func TestTreeStops(t *testing.T) {
+func TestStops(t *testing.T) {
 	t.Parallel()
-	tree := tree{linked: map[inode]bool{}, stop: func() bool { return true }}
-	if err := tree.add(t.TempDir()); !errors.Is(err, errStopped) {
+	u := Usage{Stop: func() bool { return true }}
+	if err := u.Add(t.TempDir()); !errors.Is(err, ErrStopped) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -158,7 +159,7 @@ func isOpen(t *testing.T, dir string) bool {
 }
 
 // A container that moves a directory while what is in it is measured hides nothing.
-func TestTreeSeesWhatWasMoved(t *testing.T) {
+func TestSeesWhatWasMoved(t *testing.T) {
 	t.Parallel()
 	for what, at := range map[string][2]string{
 		"the parent":             {"a/b/c", "moved"},
@@ -174,8 +175,8 @@ func TestTreeSeesWhatWasMoved(t *testing.T) {
 			}
 			want += 2
 		}
-		var tree tree
-		tree.linked, tree.stop = map[inode]bool{}, func() bool {
+		var u Usage
+		u.Stop = func() bool {
 			if at[0] == "" || !isOpen(t, filepath.Join(dir, "a/b/c/d")) {
 				return false
 			}
@@ -185,20 +186,20 @@ func TestTreeSeesWhatWasMoved(t *testing.T) {
 			at[0] = ""
 			return false
 		}
-		if err := tree.add(dir); err != nil {
+		if err := u.Add(dir); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if at[0] != "" || tree.inodes < want {
-			t.Errorf("%s: counted %d, want %d", what, tree.inodes, want)
+		if at[0] != "" || u.Inodes < want {
+			t.Errorf("%s: counted %d, want %d", what, u.Inodes, want)
 		}
 	}
 }
 
-func TestTreeGone(t *testing.T) {
+func TestGone(t *testing.T) {
 	t.Parallel()
-	tree := tree{linked: map[inode]bool{}}
-	if err := tree.add(filepath.Join(t.TempDir(), "none")); err != nil || tree.inodes != 0 {
-		t.Errorf("%v, %d", err, tree.inodes)
+	var u Usage
+	if err := u.Add(filepath.Join(t.TempDir(), "none")); err != nil || u.Inodes != 0 {
+		t.Errorf("%v, %d", err, u.Inodes)
 	}
 }
 
@@ -212,8 +213,15 @@ func widen(t *testing.T, dir string, count int) {
 	}
 }
 
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
 // What is kept while directories are gone through does not grow with their number.
-func TestTreeKeepsLittle(t *testing.T) { // alone in the process: it measures the heap
+func TestKeepsLittle(t *testing.T) { // alone in the process: it measures the heap
 	dir := t.TempDir()
 	const width, files = 20_000, 3
 	widen(t, dir, width)
@@ -223,17 +231,17 @@ func TestTreeKeepsLittle(t *testing.T) { // alone in the process: it measures th
 		}
 	}
 	before, most, looks := heap(), uint64(0), 0
-	tree := tree{linked: map[inode]bool{}, stop: func() bool {
+	u := Usage{Stop: func() bool {
 		if looks++; looks%200 == 199 {
 			most = max(most, heap())
 		}
 		return false
 	}}
-	if err := tree.add(dir); err != nil {
+	if err := u.Add(dir); err != nil {
 		t.Fatal(err)
 	}
-	if want := uint64(1 + width + files); tree.inodes != want {
-		t.Errorf("counted %d, want %d", tree.inodes, want)
+	if want := uint64(1 + width + files); u.Inodes != want {
+		t.Errorf("counted %d, want %d", u.Inodes, want)
 	}
 	if grown := int64(most) - int64(before); looks < 200 || grown > 2<<20 {
 		t.Errorf("%d bytes in %d looks", grown, looks)
@@ -241,7 +249,7 @@ func TestTreeKeepsLittle(t *testing.T) { // alone in the process: it measures th
 }
 
 // However few names may be kept, everything is counted once, and removed.
-func TestTreeInBatches(t *testing.T) {
+func TestInBatches(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "upper")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -264,11 +272,11 @@ func TestTreeInBatches(t *testing.T) {
 		want += uint64(width)
 		at = filepath.Join(at, fmt.Sprintf("%0250d", 0))
 	}
-	tree := tree{linked: map[inode]bool{}}
-	if err := tree.add(dir); err != nil || tree.inodes != want {
-		t.Errorf("counted %d, want %d, %v", tree.inodes, want, err)
+	var u Usage
+	if err := u.Add(dir); err != nil || u.Inodes != want {
+		t.Errorf("counted %d, want %d, %v", u.Inodes, want, err)
 	}
-	if err := removeTree(dir); err != nil {
+	if err := Remove(dir); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -278,7 +286,7 @@ func TestTreeInBatches(t *testing.T) {
 
 // Files with several links count once, also when there are too many of them to
 // be remembered.
-func TestTreeWithLinks(t *testing.T) {
+func TestWithLinks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "0")
@@ -290,18 +298,18 @@ func TestTreeWithLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	few := tree{linked: map[inode]bool{}}
-	many := tree{linked: map[inode]bool{}}
+	few := Usage{linked: map[inode]bool{}}
+	many := Usage{linked: map[inode]bool{}}
 	for i := range uint64(maxLinked) {
 		many.linked[inode{dev: 1 << 60, ino: i}] = true
 	}
-	if err := errors.Join(few.add(dir), many.add(dir)); err != nil {
+	if err := errors.Join(few.Add(dir), many.Add(dir)); err != nil {
 		t.Fatal(err)
 	}
-	if few.inodes != 2 || many.inodes != 2 || len(many.linked) > maxLinked {
-		t.Errorf("counted %d and %d files, %d are remembered", few.inodes, many.inodes, len(many.linked))
+	if few.Inodes != 2 || many.Inodes != 2 || len(many.linked) > maxLinked {
+		t.Errorf("counted %d and %d files, %d are remembered", few.Inodes, many.Inodes, len(many.linked))
 	}
-	if few.bytes < 60<<10 || many.bytes > few.bytes || many.bytes+7 < few.bytes {
-		t.Errorf("counted %d and %d bytes", few.bytes, many.bytes)
+	if few.Bytes < 60<<10 || many.Bytes > few.Bytes || many.Bytes+7 < few.Bytes {
+		t.Errorf("counted %d and %d bytes", few.Bytes, many.Bytes)
 	}
 }

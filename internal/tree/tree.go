@@ -1,4 +1,6 @@
-package storage
+// Package tree measures and removes directory trees that somebody hostile may have made:
+// however deep and wide they are, little is kept of them and few files are open.
+package tree
 
 import (
 	"bytes"
@@ -15,18 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree adds up a directory tree. It goes by descriptors, since a container may
+// Usage adds up directory trees. It goes by descriptors, since a container may
 // nest directories deeper than a path can be long, and hide files there. However
 // deep and wide they are, it has no more than two of them open at a time, and
 // keeps maxNames names and a few words for each of at most maxDepth levels. One that is
 // moved meanwhile is found again by its file handle (open_by_handle_at(2)).
-type tree struct {
-	bytes, inodes uint64
-	linked        map[inode]bool
-	shared        float64     // inodes of which not all links were counted
-	stop          func() bool // asked now and then; nil: never
-	buffer        []byte
-	deeper        bool // there is more below maxDepth levels
+type Usage struct {
+	Bytes, Inodes uint64      // that are occupied; a file with several links counts once
+	Stop          func() bool // is asked now and then whether to end with ErrStopped; nil: never
+
+	linked map[inode]bool
+	shared float64 // inodes of which not all links were counted
+	buffer []byte
+	deeper bool // there is more below maxDepth levels
 }
 
 // Limits of what is kept while directories are gone through: levels, for each of which
@@ -42,9 +45,11 @@ const (
 type inode struct{ dev, ino uint64 }
 
 var (
-	errStopped = errors.New("stopped measuring")
-	errMoved   = errors.New("a directory was moved while it was measured")
-	errDeep    = fmt.Errorf("directories are nested in more than %d levels, below which nothing was counted", maxDepth)
+	// ErrStopped says that Stop wanted the end.
+	ErrStopped = errors.New("stopped measuring")
+
+	errMoved = errors.New("a directory was moved while it was measured")
+	errDeep  = fmt.Errorf("directories are nested in more than %d levels, below which nothing was counted", maxDepth)
 )
 
 // level is a directory on the way down.
@@ -72,10 +77,10 @@ func (l *level) pop() string {
 // batch is how many names may be kept beside kept others; one at least.
 func batch(kept int) int { return max(1, min(maxBatch, maxNames-kept)) }
 
-// add counts path and everything below it, down to maxDepth levels: with errDeep there is
+// Add counts path and everything below it, down to maxDepth levels: with errDeep there is
 // more.
-func (t *tree) add(path string) error {
-	at, first, err := t.enter(unix.AT_FDCWD, path)
+func (u *Usage) Add(path string) error {
+	at, first, err := u.enter(unix.AT_FDCWD, path)
 	if at == nil {
 		return err
 	}
@@ -84,7 +89,7 @@ func (t *tree) add(path string) error {
 	for {
 		last := &way[len(way)-1]
 		if len(last.dirs) == 0 && !last.read {
-			if err := t.children(at, last, batch(kept)); err != nil {
+			if err := u.children(at, last, batch(kept)); err != nil {
 				return err
 			}
 			kept += len(last.dirs)
@@ -93,10 +98,10 @@ func (t *tree) add(path string) error {
 			name := last.pop()
 			kept--
 			if len(way) == maxDepth {
-				t.deeper = true
+				u.deeper = true
 				continue
 			}
-			down, entered, err := t.enter(int(at.Fd()), name)
+			down, entered, err := u.enter(int(at.Fd()), name)
 			if err != nil {
 				return err
 			}
@@ -111,8 +116,8 @@ func (t *tree) add(path string) error {
 			return &os.PathError{Op: "measure", Path: at.Name(), Err: err}
 		}
 		if up == nil {
-			t.inodes += uint64(math.Round(t.shared))
-			if t.deeper {
+			u.Inodes += uint64(math.Round(u.shared))
+			if u.deeper {
 				return &os.PathError{Op: "measure", Path: path, Err: errDeep}
 			}
 			return nil
@@ -157,12 +162,12 @@ func ascend(at *os.File, above []level) (up *os.File, left int, err error) {
 
 // enter opens and counts a directory. It is nil if that is gone meanwhile, or
 // has become something else, which then counts.
-func (t *tree) enter(dir int, name string) (*os.File, level, error) {
+func (u *Usage) enter(dir int, name string) (*os.File, level, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return nil, level{}, gone(name, err)
 	}
-	t.count(&st)
+	u.count(&st)
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return nil, level{}, nil
 	}
@@ -193,22 +198,22 @@ func open(dir int, name string) (*os.File, inode, error) {
 
 // children counts what is in a directory from l.next on but for its directories,
 // of which l gets the names of the next most. It keeps no other names.
-func (t *tree) children(dir *os.File, l *level, most int) error {
+func (u *Usage) children(dir *os.File, l *level, most int) error {
 	fd := int(dir.Fd())
 	if _, err := unix.Seek(fd, l.next, io.SeekStart); err != nil {
 		return &os.PathError{Op: "measure", Path: dir.Name(), Err: err}
 	}
-	if t.buffer == nil {
-		t.buffer = make([]byte, 32<<10)
+	if u.buffer == nil {
+		u.buffer = make([]byte, 32<<10)
 	}
-	buffer := t.buffer
+	buffer := u.buffer
 	if most == 1 { // what comes after the next name is read again
 		buffer = buffer[:4<<10]
 	}
 	for len(l.dirs) < most {
 		n, err := unix.Getdents(fd, buffer)
-		if t.stop != nil && t.stop() {
-			return errStopped
+		if u.Stop != nil && u.Stop() {
+			return ErrStopped
 		}
 		if n <= 0 {
 			l.read = true
@@ -221,7 +226,7 @@ func (t *tree) children(dir *os.File, l *level, most int) error {
 			if e.name == "." || e.name == ".." {
 				continue
 			}
-			if err := t.child(fd, e, l); err != nil {
+			if err := u.child(fd, e, l); err != nil {
 				return err
 			}
 		}
@@ -229,7 +234,7 @@ func (t *tree) children(dir *os.File, l *level, most int) error {
 	return nil
 }
 
-func (t *tree) child(dir int, e dirent, l *level) error {
+func (u *Usage) child(dir int, e dirent, l *level) error {
 	if e.kind == unix.DT_DIR {
 		l.dirs = append(l.dirs, e.name)
 		return nil
@@ -242,7 +247,7 @@ func (t *tree) child(dir int, e dirent, l *level) error {
 		l.dirs = append(l.dirs, e.name)
 		return nil
 	}
-	t.count(&st)
+	u.count(&st)
 	return nil
 }
 
@@ -260,23 +265,26 @@ func nextDirent(entries []byte) (e dirent, rest []byte) {
 	return dirent{string(name), entries[18], int64(binary.NativeEndian.Uint64(entries[8:]))}, entries[size:]
 }
 
-func (t *tree) count(st *unix.Stat_t) {
+func (u *Usage) count(st *unix.Stat_t) {
 	bytes := uint64(st.Blocks) * 512
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
 		key := inode{st.Dev, st.Ino}
-		if t.linked[key] {
+		if u.linked[key] {
 			return
 		}
-		if len(t.linked) >= maxLinked { // each link counts its part
+		if len(u.linked) >= maxLinked { // each link counts its part
 			links := uint64(st.Nlink) //nolint:unconvert // it has 32 bits on arm64
-			t.bytes += bytes / links
-			t.shared += 1 / float64(links)
+			u.Bytes += bytes / links
+			u.shared += 1 / float64(links)
 			return
 		}
-		t.linked[key] = true
+		if u.linked == nil {
+			u.linked = map[inode]bool{}
+		}
+		u.linked[key] = true
 	}
-	t.bytes += bytes
-	t.inodes++
+	u.Bytes += bytes
+	u.Inodes++
 }
 
 // gone forgives a file that was deleted since its name was read.
@@ -287,11 +295,11 @@ func gone(name string, err error) error {
 	return &os.PathError{Op: "measure", Path: name, Err: err}
 }
 
-// removeTree is os.RemoveAll for what a container has made: it has two
-// descriptors open however deep that is, and keeps as little as tree does. Nobody
+// Remove is os.RemoveAll for what a container has made: it has two
+// descriptors open however deep that is, and keeps as little as Usage does. Nobody
 // else may be at work in it. What it empties it removes when it comes across it
 // again, in the directory above. What is nested too deep it moves to the top first.
-func removeTree(path string) error {
+func Remove(path string) error {
 	switch err := os.Remove(path); {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
