@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -64,7 +65,7 @@ func (s *Store) admit(ctx context.Context, policy *trust.Policy, use Use) error 
 		}
 	}
 	err = errors.Join(refusals...)
-	return &pullError{text: cut(redact(fmt.Sprintf("%s: %v", names[0], err))), kinds: kinds(err)}
+	return pullerror.Shown(fmt.Sprintf("%s: %v", names[0], err), err)
 }
 
 func (s *Store) record(ctx context.Context, id string) (*cstorage.Image, error) {
@@ -100,11 +101,8 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 		found = pulled
 	}
 	if len(found) == 0 {
-		return nil, &pullError{
-			text: fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy goes by the names an image was pulled by; "+
-				"use one of those names, or pull it by this one", record.ID, asked),
-			kinds: []error{ErrSignature, fault.Denied},
-		}
+		return nil, pullerror.Shown(fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy goes by the names an image was pulled by; "+
+			"use one of those names, or pull it by this one", record.ID, asked), errors.Join(ErrSignature, fault.Denied))
 	}
 	return found, nil
 }

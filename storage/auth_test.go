@@ -3,6 +3,7 @@ package storage
 import (
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 func encode(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
@@ -139,4 +141,41 @@ func FuzzServerAddress(f *testing.F) {
 			t.Errorf("credentials of %q go to %q", address, registry)
 		}
 	})
+}
+
+// maxErrorText is the most that is shown of an error, in bytes.
+const maxErrorText = 4096
+
+func TestPullErrorShowsNoSecret(t *testing.T) {
+	auth := &cri.AuthConfig{Username: "joe", Password: "hunter2", IdentityToken: "identity-token", RegistryToken: "registry-token"}
+	basic := encode("joe:hunter2")
+	inner := fmt.Errorf(`Get "https://joe:hunter2@cdn.example/blob?X-Amz-Signature=deadbeef&token=abc#frag": body %q said "Authorization: Basic %s"; Bearer eyJhbGciOiJSUzI1NiJ9.x.y; refresh_token=identity-token; registry-token`,
+		"\x1b[31mred\x00\xff", basic)
+	err := pullerror.New("registry.example/a:1", inner, secrets(auth))
+	for _, secret := range []string{"hunter2", "deadbeef", "abc#", "identity-token", "registry-token", basic, "eyJhbGciOiJSUzI1NiJ9", "\x1b", "\x00", "\xff"} {
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("%q is in %q", secret, err)
+		}
+	}
+	for _, kept := range []string{"pull registry.example/a:1", "https://cdn.example/blob?<redacted>"} {
+		if !strings.Contains(err.Error(), kept) {
+			t.Errorf("%q is not in %q", kept, err)
+		}
+	}
+	if errors.Is(err, inner) {
+		t.Error("the original error, with its secrets, is still wrapped")
+	}
+	base64Form := &cri.AuthConfig{Auth: encode("joe:correct horse")}
+	err = pullerror.New("a", fmt.Errorf("no: %s: correct horse", base64Form.Auth), secrets(base64Form))
+	if strings.Contains(err.Error(), "horse") || strings.Contains(err.Error(), base64Form.Auth) {
+		t.Errorf("%q", err)
+	}
+	across := pullerror.New("a", errors.New(strings.Repeat("x", maxErrorText-6)+"hunter2"), secrets(auth))
+	if strings.Contains(across.Error(), "hunter") {
+		t.Error("what was cut from a text has left a part of a secret")
+	}
+	long := pullerror.New("a", errors.New(strings.Repeat("x", 1<<20)), nil)
+	if len(long.Error()) > 2*maxErrorText {
+		t.Errorf("error text of %d bytes", len(long.Error()))
+	}
 }

@@ -30,15 +30,13 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // workerGrace is how long a worker may tidy up after its pull was called off.
 const workerGrace = 10 * time.Second
 
 const maxFrame = 256 << 10 // bytes
-
-// errWorkerDied: the worker ended before its work.
-var errWorkerDied = errors.New("pull worker died")
 
 // outOfMemory is what Go's runtime says of RLIMIT_DATA; the last, where threads are
 // libc's.
@@ -229,7 +227,7 @@ func (w *workerProcess) serve(ctx context.Context) (last workerMessage) {
 			e := last.Event
 			w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, e.Update)
 		case last.Log != nil:
-			logLibrary(ctx, last.Log.Level, cut(redact(last.Log.Text)))
+			logLibrary(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
 		case last.Fetch != nil:
 			if err := w.fetch(ctx, types.BlobInfo{Digest: last.Fetch.Digest, Size: last.Fetch.Size}); err != nil && ctx.Err() == nil {
 				slog.WarnContext(ctx, "cannot send layer to pull worker", "err", err)
@@ -278,7 +276,7 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 		if errors.Is(err, errExpands) {
 			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
 		}
-		text := hide(redact(err.Error()), w.secrets)
+		text := pullerror.Hide(pullerror.Redact(err.Error()), w.secrets)
 		_ = writeFrame(pipe, frameError, append(make([]byte, frameHeader), text...)) // the worker may have ended
 	})
 	return nil
@@ -348,10 +346,10 @@ func (w *workerProcess) refused() error {
 func (w *workerProcess) died(ctx context.Context, ended error) error {
 	said := string(w.stderr.Bytes())
 	if ctx.Err() == nil {
-		slog.WarnContext(ctx, "pull worker died", "err", ended, "stderr", redact(said))
+		slog.WarnContext(ctx, "pull worker died", "err", ended, "stderr", pullerror.Redact(said))
 	}
 	if outOfMemory.MatchString(said) {
-		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", errWorkerDied, workerMemory>>20, fault.Invalid)
+		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", pullerror.ErrWorkerDied, workerMemory>>20, fault.Invalid)
 	}
-	return fmt.Errorf("%w: %w; retry the pull (the worker may have been killed for lack of memory: see the kernel log): %w", errWorkerDied, ended, fault.Unavailable)
+	return fmt.Errorf("%w: %w; retry the pull (the worker may have been killed for lack of memory: see the kernel log): %w", pullerror.ErrWorkerDied, ended, fault.Unavailable)
 }

@@ -14,6 +14,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // featuresName is the name under which the program finds features.
@@ -41,7 +42,7 @@ func (f *features) find(ctx context.Context, options types.StoreOptions) error {
 	cmd := reexec.CommandContext(ctx, featuresName)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), said
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("detect overlay features: %w: %s", err, strings.TrimSpace(redact(string(said.Bytes()))))
+		return fmt.Errorf("detect overlay features: %w: %s", err, strings.TrimSpace(pullerror.Redact(string(said.Bytes()))))
 	}
 	f.found = true
 	return nil

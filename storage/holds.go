@@ -273,7 +273,7 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		id = layer.Parent
 	}
 	job, err := h.leftovers.BeginRemoval(ctx, layers)
-	if err != nil && !diskFull(err) { // a full disk is what a removal may mend
+	if err != nil && !fault.DiskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
 	h.leftovers.Removals.Add(1)

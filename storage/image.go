@@ -180,7 +180,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		s.present.forget(image.ID)
 		s.images.forget(image.ID) // or it stays in the list while another program has a lock
 	}
-	if diskFull(err) {
+	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
 	}
 	if err != nil {

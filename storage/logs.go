@@ -6,6 +6,8 @@ import (
 	"log/slog"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // captureLogs sends what containers/storage and containers/image have to say
@@ -28,7 +30,7 @@ func (h libraryHook) Fire(entry *logrus.Entry) error {
 	if entry.Level <= logrus.ErrorLevel {
 		level = slog.LevelError
 	}
-	h(entry.Context, level, cut(redact(entry.Message)))
+	h(entry.Context, level, pullerror.Cut(pullerror.Redact(entry.Message)))
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // PullRequest is what to pull and for whom.
@@ -64,7 +65,7 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
 	auth, err := s.takeNamespaceAuth(req.Namespace, name)
 	if err != nil {
-		return nil, newPullError(name.String(), err, nil)
+		return nil, pullerror.New(name.String(), err, nil)
 	}
 	defer func() {
 		if err := auth.remove(); err != nil {
@@ -74,7 +75,7 @@ func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullReque
 	p := pull{name: name, request: req, authFile: auth.file, secrets: append(secrets(req.Auth), auth.secrets...)}
 	image, err := s.pullName(ctx, p)
 	if err != nil {
-		return nil, newPullError(name.String(), causeOf(ctx, err), p.secrets)
+		return nil, pullerror.New(name.String(), causeOf(ctx, err), p.secrets)
 	}
 	return image, nil
 }
@@ -99,7 +100,7 @@ func (s *Store) pullName(ctx context.Context, p pull) (*Image, error) {
 		if err == nil || ctx.Err() != nil || attempt >= attempts && !removing || attempt == whileRemoving {
 			return image, err
 		}
-		unclear := len(kinds(err)) == 0 && removing // the library has errors without a type for this, too
+		unclear := len(pullerror.Kinds(err)) == 0 && removing // the library has errors without a type for this, too
 		if !unclear && !removedMeanwhile(err) {
 			return image, err
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/eintr"
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // A reserve is room on the image disk that is kept for removals alone:
@@ -45,7 +46,7 @@ func (r reserve) keep() {
 // disk.
 func (r reserve) spend(remove func() error) error {
 	err := remove()
-	if diskFull(err) && os.Remove(string(r)) == nil {
+	if fault.DiskFull(err) && os.Remove(string(r)) == nil {
 		err = remove()
 	}
 	if err == nil {

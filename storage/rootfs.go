@@ -63,7 +63,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if err == nil {
 		err = trace.Call(ctx, "mount layers", func() error { return s.mountRootfs(r, lower) })
 	}
-	if diskFull(err) {
+	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
 	}
 	if err != nil {
@@ -74,8 +74,6 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	}
 	return nil
 }
-
-func diskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 	if err := os.MkdirAll(r.Target, 0o700); err != nil {

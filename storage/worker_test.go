@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -286,11 +287,11 @@ func TestErrorsFromWorker(t *testing.T) {
 		}
 	}
 	refused := func(int) error { return fmt.Errorf("layer: %w", &httpError{StatusCode: 503}) }
-	if got := (&copyFailure{Text: "copy: layer", Fetch: 1}).arrived(refused); !slices.Contains(kinds(got), fault.Unavailable) {
-		t.Errorf("the status of the registry's answer is lost: %v", kinds(got))
+	if got := (&copyFailure{Text: "copy: layer", Fetch: 1}).arrived(refused); !slices.Contains(pullerror.Kinds(got), fault.Unavailable) {
+		t.Errorf("the status of the registry's answer is lost: %v", pullerror.Kinds(got))
 	}
-	if hostile := (&copyFailure{Kinds: []int{-1, len(carriedErrors)}, Fetch: -1}).arrived(fetch); len(kinds(hostile)) > 0 {
-		t.Errorf("%v", kinds(hostile))
+	if hostile := (&copyFailure{Kinds: []int{-1, len(carriedErrors)}, Fetch: -1}).arrived(fetch); len(pullerror.Kinds(hostile)) > 0 {
+		t.Errorf("%v", pullerror.Kinds(hostile))
 	}
 }
 

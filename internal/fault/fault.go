@@ -10,6 +10,8 @@ package fault
 import (
 	"errors"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -52,3 +54,7 @@ func Text(err error) string {
 	}
 	return strings.TrimPrefix(text, ": ")
 }
+
+// DiskFull reports whether a system call has failed for want of room on a disk, or of a
+// quota there.
+func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -1,4 +1,6 @@
-package storage
+// Package pullerror puts failures of pulls into words that are safe to show, and finds out
+// what the errors of containers/image come down to.
+package pullerror
 
 import (
 	"context"
@@ -20,7 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/trust"
 )
+
+// ErrWorkerDied is carried by the error of a pull whose worker ended before its work.
+var ErrWorkerDied = errors.New("pull worker died")
+
+// Shown is an error with a text that is safe to show and the kinds of err, of something
+// else than a pull.
+func Shown(text string, err error) error {
+	return &pullError{text: Cut(Redact(text)), kinds: Kinds(err)}
+}
 
 // pullError is the failure of a pull in words that are safe to show. It wraps
 // what callers decide by and not the library's error, which may carry secrets.
@@ -32,13 +44,14 @@ type pullError struct {
 func (e *pullError) Error() string   { return e.text }
 func (e *pullError) Unwrap() []error { return e.kinds }
 
-// newPullError classifies err and takes the secrets out of its text.
-func newPullError(name string, err error, secrets []string) error {
-	text := cut(hide(redact(err.Error()), secrets)) // in this order: half a secret would not be found
-	failure := &pullError{kinds: kinds(err)}
+// New is the failure of a pull of an image by that name, with the kinds of err and without
+// the secrets in its text.
+func New(name string, err error, secrets []string) error {
+	text := Cut(Hide(Redact(err.Error()), secrets)) // in this order: half a secret would not be found
+	failure := &pullError{kinds: Kinds(err)}
 	hint := ""
 	for _, kind := range failure.kinds {
-		if h, ok := hints[kind]; ok && !errors.Is(err, errWorkerDied) {
+		if h, ok := hints[kind]; ok && !errors.Is(err, ErrWorkerDied) {
 			hint = "; " + h
 		}
 	}
@@ -46,7 +59,8 @@ func newPullError(name string, err error, secrets []string) error {
 	return failure
 }
 
-func hide(text string, secrets []string) string {
+// Hide replaces secrets in a text.
+func Hide(text string, secrets []string) string {
 	for _, secret := range secrets {
 		if len(secret) > 2 { // the text would be unreadable, and nothing kept
 			text = strings.ReplaceAll(text, secret, "<redacted>")
@@ -56,7 +70,7 @@ func hide(text string, secrets []string) string {
 }
 
 // hints tell the operator what to do; fault.Invalid and fault.Precondition
-// carry their own, as does errWorkerDied.
+// carry their own, as does ErrWorkerDied.
 var hints = map[error]string{
 	fault.NotFound:        "check the name and the tag",
 	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",
@@ -64,9 +78,9 @@ var hints = map[error]string{
 	fault.Exhausted:       "free space in the image store",
 }
 
-// kinds are the sentinels that err comes down to. The library's own types
+// Kinds are the sentinels that err comes down to. The library's own types
 // decide; only errors that already carry a fault are taken as they are.
-func kinds(err error) []error {
+func Kinds(err error) []error {
 	for _, known := range []error{
 		context.Canceled, fault.Invalid, fault.NotFound, fault.Timeout, fault.Precondition,
 		fault.Denied, fault.Unavailable, fault.Exhausted,
@@ -80,14 +94,14 @@ func kinds(err error) []error {
 	var coded errcode.ErrorCoder
 	switch {
 	case errors.As(err, &refused):
-		return []error{fault.Denied, ErrSignature}
+		return []error{fault.Denied, trust.ErrSignature}
 	case errors.As(err, &unauthorized):
 		return []error{fault.Unauthenticated}
 	case errors.As(err, &coded):
 		return codeKind(coded.ErrorCode())
 	case errors.Is(err, docker.ErrTooManyRequests):
 		return []error{fault.Unavailable}
-	case diskFull(err):
+	case fault.DiskFull(err):
 		return []error{fault.Exhausted}
 	}
 	if status := statusOf(err); status != 0 {
@@ -100,8 +114,8 @@ func kinds(err error) []error {
 }
 
 func signatureKind(err error) []error {
-	if errors.Is(err, ErrSignature) {
-		return []error{ErrSignature}
+	if errors.Is(err, trust.ErrSignature) {
+		return []error{trust.ErrSignature}
 	}
 	return nil
 }
@@ -158,17 +172,17 @@ func unreachable(err error) bool {
 		errors.Is(err, unix.ECONNRESET)
 }
 
-const maxErrorText = 4096 // bytes; a registry writes part of it
+const maxText = 4096 // bytes; a registry writes part of it
 
 var (
 	anyURL  = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>]+`)
 	bearers = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
 )
 
-// redact makes a text safe to show: no user or query in a URL, as tokens and
+// Redact makes a text safe to show: no user or query in a URL, as tokens and
 // signatures travel there, no Authorization value, and nothing that a terminal
 // or protobuf would choke on.
-func redact(text string) string {
+func Redact(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -180,9 +194,10 @@ func redact(text string) string {
 	return bearers.ReplaceAllString(text, "$1 <redacted>")
 }
 
-func cut(text string) string {
-	if len(text) > maxErrorText {
-		text = strings.ToValidUTF8(text[:maxErrorText], "") + "..."
+// Cut shortens a text to what may be shown of it.
+func Cut(text string) string {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "..."
 	}
 	return text
 }
