@@ -30,6 +30,7 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 )
 
@@ -47,16 +48,16 @@ var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthre
 func (s *Store) copy(ctx context.Context, src *source, job *durable.Job, secrets []string) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := newWatchdog(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).start(ctx)
-	defer watch.stop()
+	watch := progress.New(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).Start(ctx)
+	defer watch.Stop()
 	end := s.keepSignatures(ctx, src.opened)
-	id, err := s.copyPresent(ctx, src, job, watch.events)
+	id, err := s.copyPresent(ctx, src, job, watch.Events)
 	if errors.Is(err, errLayerWanted) {
-		w := &workerProcess{source: src.opened, job: job, secrets: secrets, events: watch.events}
+		w := &workerProcess{source: src.opened, job: job, secrets: secrets, events: watch.Events}
 		id, err = s.copyForeign(ctx, w, src)
 	}
 	end()
-	return id, causeOf(ctx, err)
+	return id, progress.CauseOf(ctx, err)
 }
 
 // keepSignatures adds to the image's signatures those that are stored with it. The

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 )
 
@@ -47,7 +48,7 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 	}
 	if s.cfg.PullTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.PullTimeout, errTooLong)
+		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.PullTimeout, progress.ErrTooLong)
 		defer cancel()
 	}
 	var failures []error
@@ -75,7 +76,7 @@ func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullReque
 	p := pull{name: name, request: req, authFile: auth.file, secrets: append(secrets(req.Auth), auth.secrets...)}
 	image, err := s.pullName(ctx, p)
 	if err != nil {
-		return nil, pullerror.New(name.String(), causeOf(ctx, err), p.secrets)
+		return nil, pullerror.New(name.String(), progress.CauseOf(ctx, err), p.secrets)
 	}
 	return image, nil
 }

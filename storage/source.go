@@ -23,6 +23,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -50,17 +51,17 @@ func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy
 	}
 	if s.cfg.ProgressTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, errStalled)
+		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, progress.ErrStalled)
 		defer cancel()
 	}
 	opened, err := ref.NewImageSource(ctx, sys)
 	if err != nil {
-		return nil, causeOf(ctx, err)
+		return nil, progress.CauseOf(ctx, err)
 	}
 	seen := &inspected{ImageSource: opened, documents: documents{Manifests: map[digest.Digest]document{}}, stored: s.storedConfig}
 	if err := seen.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
-		return nil, causeOf(ctx, err)
+		return nil, progress.CauseOf(ctx, err)
 	}
 	return &source{ImageReference: ref, opened: seen, name: name}, nil
 }

@@ -46,6 +46,7 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -85,7 +86,7 @@ type Store struct {
 	manifest     *durable.Manifest
 	present      present
 	device       func() string // of the file system of the writable layers
-	pulls        PullCounts
+	pulls        progress.Counts
 	features     features
 	policies     *trust.Policies
 	signatures   *signatureStore
@@ -324,3 +325,6 @@ func (s *Store) Info() map[string]any {
 		"options":   slices.Clone(s.store.GraphOptions()),
 	}
 }
+
+// Pulls are what has been pulled since the store was opened, and what is being pulled.
+func (s *Store) Pulls() *progress.Counts { return &s.pulls }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/progress"
 )
 
 // watchPeriod is how often a watched list is shown.
@@ -55,7 +55,7 @@ func (p *program) pullsCommand() *cobra.Command {
 	return cmd
 }
 
-func writePulls(w io.Writer, list []storage.PullProgress) {
+func writePulls(w io.Writer, list []progress.Pull) {
 	for _, p := range list {
 		took := time.Since(p.Since)
 		rate := float64(p.Bytes) / took.Seconds() / (1 << 20)

@@ -19,7 +19,7 @@ import (
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
-	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/progress"
 )
 
 // vitals is what the server tells of itself in a verbose Status.
@@ -35,7 +35,7 @@ type vitals struct {
 	Heap        uint64    `json:"heapBytes"`
 	Work        []work    `json:"work"`
 
-	Pulls []storage.PullProgress `json:"pulls"`
+	Pulls []progress.Pull `json:"pulls"`
 }
 
 // states counts objects by state.
@@ -50,7 +50,7 @@ type work struct {
 	StepSeconds float64 `json:"stepSeconds,omitempty"`
 }
 
-func newVitals(since time.Time, s pod.Summary, pulls *storage.PullCounts) vitals {
+func newVitals(since time.Time, s pod.Summary, pulls *progress.Counts) vitals {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	v := vitals{

@@ -16,7 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
-	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/progress"
 )
 
 // Metrics counts what it is told of, and asks for the rest when it is asked. It
@@ -34,7 +34,7 @@ type Metrics struct {
 type Sources struct {
 	Node    func() pod.Summary
 	Logged  func(context.Context) uint64 // bytes
-	Pulls   *storage.PullCounts
+	Pulls   *progress.Counts
 	Version string
 	// Vulnerable are the CVEs of the handlers' runtimes.
 	Vulnerable func() map[string][]string

@@ -22,7 +22,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
-	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/progress"
 )
 
 // scrape is what Prometheus reads.
@@ -40,7 +40,7 @@ func scrape(t *testing.T, m *Metrics) string {
 func full(t *testing.T) *Metrics {
 	t.Helper()
 	m := New()
-	pulls := new(storage.PullCounts)
+	pulls := new(progress.Counts)
 	pulls.Bytes.Store(7)
 	vulnerable := func() map[string][]string { return map[string][]string{"runc": {"CVE-2024-21626", "CVE-2025-31133"}} }
 	m.Register(t.Context(), Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {

@@ -1,4 +1,6 @@
-package storage
+// Package progress counts what pulls bring, and ends those to which a registry sends
+// nothing, or too little.
+package progress
 
 import (
 	"context"
@@ -16,18 +18,19 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 )
 
+// Why a pull was ended.
 var (
-	errStalled = errors.New("no data received from the registry for image.progress_timeout")
-	errTooSlow = errors.New("the registry sent fewer bytes per second than image.min_pull_rate, over image.progress_timeout")
-	errTooLong = errors.New("the pull took longer than image.pull_timeout")
+	ErrStalled = errors.New("no data received from the registry for image.progress_timeout")
+	ErrTooSlow = errors.New("the registry sent fewer bytes per second than image.min_pull_rate, over image.progress_timeout")
+	ErrTooLong = errors.New("the pull took longer than image.pull_timeout")
 )
 
-// causeOf replaces an error by the reason for which ctx ended, if it did.
-func causeOf(ctx context.Context, err error) error {
+// CauseOf replaces an error by the reason for which ctx ended, if it did.
+func CauseOf(ctx context.Context, err error) error {
 	switch cause := context.Cause(ctx); {
 	case cause == nil || err == nil:
 		return err
-	case errors.Is(cause, errStalled), errors.Is(cause, errTooSlow), errors.Is(cause, errTooLong):
+	case errors.Is(cause, ErrStalled), errors.Is(cause, ErrTooSlow), errors.Is(cause, ErrTooLong):
 		return fmt.Errorf("%w: %w", cause, fault.Timeout)
 	case errors.Is(cause, context.DeadlineExceeded):
 		return fmt.Errorf("%w: %w", cause, fault.Timeout)
@@ -36,38 +39,40 @@ func causeOf(ctx context.Context, err error) error {
 	}
 }
 
-// watchdog ends a pull that waits for bytes which do not come, or come too slowly.
+// Watchdog ends a pull that waits for bytes which do not come, or come too slowly.
 // It counts only while bytes are due or an answer of the registry is under way,
 // whatever sizes the manifest names: unpacking may take as long as it needs.
-type watchdog struct {
-	counts *PullCounts
-	pull   *PullProgress
+type Watchdog struct {
+	// Events is for what the library reports, until Stop.
+	Events chan types.ProgressProperties
+
+	counts *Counts
+	pull   *Pull
 	limit  time.Duration // 0: none
 	least  int64         // bytes that are due in limit; 0: any
 	asked  func() bool   // an answer is under way
 	cancel context.CancelCauseFunc
-	events chan types.ProgressProperties // as the library reports
 	end    chan struct{}
 	done   sync.WaitGroup
 }
 
-// newWatchdog watches a pull of an image: rate is in bytes per second, and asked
+// New watches a pull of an image: rate is in bytes per second, and asked
 // tells whether an answer of the registry is under way.
-func newWatchdog(counts *PullCounts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *watchdog {
-	return &watchdog{
+func New(counts *Counts, image string, limit time.Duration, rate int64, asked func() bool, cancel context.CancelCauseFunc) *Watchdog {
+	return &Watchdog{
 		counts: counts,
 		pull:   counts.begin(image),
 		limit:  limit,
 		least:  int64(limit.Seconds() * float64(rate)),
 		asked:  asked,
 		cancel: cancel,
-		events: make(chan types.ProgressProperties, 64),
+		Events: make(chan types.ProgressProperties, 64),
 		end:    make(chan struct{}),
 	}
 }
 
-// start watches until stop.
-func (w *watchdog) start(ctx context.Context) *watchdog {
+// Start watches until Stop.
+func (w *Watchdog) Start(ctx context.Context) *Watchdog {
 	w.done.Go(func() {
 		if panics.Do(ctx, "watch pull", func() error { w.run(); return nil }) != nil {
 			w.discard()
@@ -76,20 +81,20 @@ func (w *watchdog) start(ctx context.Context) *watchdog {
 	return w
 }
 
-// PullCounts is what pulls have done since the store was opened, and what they
+// Counts is what pulls have done since the store was opened, and what they
 // are doing.
-type PullCounts struct {
+type Counts struct {
 	Bytes   atomic.Int64 // that came from registries, as they are compressed there
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that were there already
 
 	mu     sync.Mutex
-	active map[*PullProgress]bool
+	active map[*Pull]bool
 }
 
-// PullProgress is a pull under way. Layers count from when it is their turn, a
+// Pull is a pull under way. Layers count from when it is their turn, a
 // few at a time, so that the totals grow.
-type PullProgress struct {
+type Pull struct {
 	Image string    `json:"image"`
 	Since time.Time `json:"since"`
 	Bytes int64     `json:"bytes"` // that have come
@@ -98,40 +103,37 @@ type PullProgress struct {
 	Done  int       `json:"done"` // of them
 }
 
-// Pulls are the store's own.
-func (s *Store) Pulls() *PullCounts { return &s.pulls }
-
 // Active are the pulls under way, the first one first.
-func (c *PullCounts) Active() []PullProgress {
+func (c *Counts) Active() []Pull {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := make([]PullProgress, 0, len(c.active))
+	list := make([]Pull, 0, len(c.active))
 	for p := range c.active {
 		list = append(list, *p)
 	}
-	slices.SortFunc(list, func(a, b PullProgress) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(list, func(a, b Pull) int { return a.Since.Compare(b.Since) })
 	return list
 }
 
-func (c *PullCounts) begin(image string) *PullProgress {
-	p := &PullProgress{Image: image, Since: time.Now()}
+func (c *Counts) begin(image string) *Pull {
+	p := &Pull{Image: image, Since: time.Now()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active == nil {
-		c.active = map[*PullProgress]bool{}
+		c.active = map[*Pull]bool{}
 	}
 	c.active[p] = true
 	return p
 }
 
-func (c *PullCounts) end(p *PullProgress) {
+func (c *Counts) end(p *Pull) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.active, p)
 }
 
 // note counts an event of the pull p.
-func (c *PullCounts) note(p *PullProgress, event types.ProgressProperties) {
+func (c *Counts) note(p *Pull, event types.ProgressProperties) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.Bytes.Add(int64(event.OffsetUpdate))
@@ -148,14 +150,14 @@ func (c *PullCounts) note(p *PullProgress, event types.ProgressProperties) {
 	}
 }
 
-// stop must be called when the library sends no more.
-func (w *watchdog) stop() {
+// Stop must be called when the library sends no more.
+func (w *Watchdog) Stop() {
 	close(w.end)
 	w.done.Wait()
 	w.counts.end(w.pull)
 }
 
-func (w *watchdog) run() {
+func (w *Watchdog) run() {
 	idle, window := time.NewTimer(w.limit), time.NewTimer(w.limit)
 	defer idle.Stop()
 	defer window.Stop()
@@ -168,11 +170,11 @@ func (w *watchdog) run() {
 	for {
 		select {
 		case <-w.end:
-			for len(w.events) > 0 { // nobody sends any more
-				w.counts.note(w.pull, <-w.events)
+			for len(w.Events) > 0 { // nobody sends any more
+				w.counts.note(w.pull, <-w.Events)
 			}
 			return
-		case event := <-w.events:
+		case event := <-w.Events:
 			w.counts.note(w.pull, event)
 			waited := layers.waiting() || w.asked()
 			layers.note(event)
@@ -187,12 +189,12 @@ func (w *watchdog) run() {
 			}
 		case <-idle.C:
 			if layers.waiting() || w.asked() {
-				w.cancel(errStalled)
+				w.cancel(ErrStalled)
 			}
 			idle.Reset(w.limit)
 		case <-window.C:
 			if (layers.waiting() || w.asked()) && came < w.least {
-				w.cancel(errTooSlow)
+				w.cancel(ErrTooSlow)
 			}
 			came = 0
 			window.Reset(w.limit)
@@ -201,10 +203,10 @@ func (w *watchdog) run() {
 }
 
 // discard takes events, which the library waits for.
-func (w *watchdog) discard() {
+func (w *Watchdog) discard() {
 	for {
 		select {
-		case <-w.events:
+		case <-w.Events:
 		case <-w.end:
 			return
 		}

@@ -1,4 +1,4 @@
-package storage
+package progress
 
 import (
 	"context"
@@ -58,19 +58,19 @@ func TestWatchdogLetsUnpacking(t *testing.T) {
 func watchdogLetsUnpacking(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, notAsked, cancel).start(t.Context())
-	defer w.stop()
-	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
-	w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
+	w := New(new(Counts), "image", 30*time.Millisecond, 0, notAsked, cancel).Start(t.Context())
+	defer w.Stop()
+	w.Events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}}
+	w.Events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 10}
 	select {
 	case <-ctx.Done():
 		t.Error("cancelled while it unpacked")
 	case <-time.After(300 * time.Millisecond):
 	}
-	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "b", Size: 10}}
+	w.Events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "b", Size: 10}}
 	select {
 	case <-ctx.Done():
-		if err := causeOf(ctx, ctx.Err()); !errors.Is(err, fault.Timeout) || !errors.Is(err, errStalled) {
+		if err := CauseOf(ctx, ctx.Err()); !errors.Is(err, fault.Timeout) || !errors.Is(err, ErrStalled) {
 			t.Errorf("cause %v", err)
 		}
 	case <-time.After(wait.Limit):
@@ -80,18 +80,18 @@ func watchdogLetsUnpacking(t *testing.T) {
 
 // Without a limit nothing is ever called off, and it is counted all the same.
 func TestNoLimit(t *testing.T) {
-	counts := new(PullCounts)
-	w := newWatchdog(counts, "image", 0, 1<<10, notAsked, func(cause error) { t.Error(cause) }).start(t.Context())
+	counts := new(Counts)
+	w := New(counts, "image", 0, 1<<10, notAsked, func(cause error) { t.Error(cause) }).Start(t.Context())
 	for _, e := range []types.ProgressProperties{
 		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
 		{Event: types.ProgressEventDone, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 3},
 		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "b", Size: 10}},
 	} {
-		w.events <- e
+		w.Events <- e
 	}
-	want := PullProgress{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
-	var active []PullProgress
+	want := Pull{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
+	var active []Pull
 	if !wait.Until(t.Context(), func() bool {
 		if active = counts.Active(); len(active) == 1 {
 			active[0].Since = time.Time{}
@@ -100,7 +100,7 @@ func TestNoLimit(t *testing.T) {
 	}) {
 		t.Fatalf("under way: %+v", active)
 	}
-	w.stop()
+	w.Stop()
 	if active := counts.Active(); len(active) != 0 {
 		t.Errorf("still under way: %+v", active)
 	}
@@ -124,10 +124,10 @@ func TestWatchdogWantsARate(t *testing.T) {
 	}{
 		"drips": {time.Minute, func(int) []types.ProgressProperties {
 			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 1)}
-		}, errTooSlow},
+		}, ErrTooSlow},
 		"too slow in sum": {time.Minute, func(i int) []types.ProgressProperties {
 			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 20*rate), blob(types.ProgressEventRead, "b", 20*rate)}
-		}, errTooSlow},
+		}, ErrTooSlow},
 		"slow link": {time.Minute, func(int) []types.ProgressProperties {
 			return []types.ProgressProperties{blob(types.ProgressEventRead, "a", 70*rate)}
 		}, nil},
@@ -143,13 +143,13 @@ func TestWatchdogWantsARate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
-				w := newWatchdog(new(PullCounts), "image", window, rate, notAsked, cancel).start(t.Context())
-				defer w.stop()
-				w.events <- blob(types.ProgressEventNewArtifact, "a", 0)
-				w.events <- blob(types.ProgressEventNewArtifact, "b", 0)
+				w := New(new(Counts), "image", window, rate, notAsked, cancel).Start(t.Context())
+				defer w.Stop()
+				w.Events <- blob(types.ProgressEventNewArtifact, "a", 0)
+				w.Events <- blob(types.ProgressEventNewArtifact, "b", 0)
 				for i := range 60 {
 					for _, event := range c.event(i) {
-						w.events <- event
+						w.Events <- event
 					}
 					time.Sleep(c.every)
 				}
@@ -167,12 +167,12 @@ func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		w := newWatchdog(new(PullCounts), "image", time.Minute, 1<<10, notAsked, cancel).start(t.Context())
-		defer w.stop()
+		w := New(new(Counts), "image", time.Minute, 1<<10, notAsked, cancel).Start(t.Context())
+		defer w.Stop()
 		for i := range 10 {
 			name := digest.Digest(fmt.Sprint(i))
-			w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: name, Size: 100}}
-			w.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: name, Size: 100}, OffsetUpdate: 100}
+			w.Events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: name, Size: 100}}
+			w.Events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: name, Size: 100}, OffsetUpdate: 100}
 			time.Sleep(time.Minute + 50*time.Second) // unpacking
 		}
 		if cause := context.Cause(ctx); cause != nil {
@@ -185,11 +185,11 @@ func TestRateIsMeasuredWhileBytesAreDue(t *testing.T) {
 func TestWatchdogWaitsForAnswers(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	w := newWatchdog(new(PullCounts), "image", 30*time.Millisecond, 0, func() bool { return true }, cancel).start(t.Context())
-	defer w.stop()
-	w.events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: -1}}
+	w := New(new(Counts), "image", 30*time.Millisecond, 0, func() bool { return true }, cancel).Start(t.Context())
+	defer w.Stop()
+	w.Events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: -1}}
 	<-ctx.Done()
-	if err := causeOf(ctx, ctx.Err()); !errors.Is(err, fault.Timeout) || !errors.Is(err, errStalled) {
+	if err := CauseOf(ctx, ctx.Err()); !errors.Is(err, fault.Timeout) || !errors.Is(err, ErrStalled) {
 		t.Errorf("cause %v", err)
 	}
 }
