@@ -449,7 +449,7 @@ func checkPropagation(mounts []*cri.Mount) error {
 
 // target is another running container of the same pod.
 func (c *Container) target(id string) (oci.Task, error) {
-	target, err := c.engine.containers.find(id)
+	target, err := c.engine.containers.Find(id)
 	if err != nil {
 		return nil, fmt.Errorf("target container: %w", err)
 	}

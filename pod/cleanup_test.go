@@ -141,7 +141,7 @@ func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 		}
 		b.node.set(func() { delete(b.node.fail, "detach") })
 		b.awaitCleanups(e)
-		s, err := e.sandboxes.find(pod)
+		s, err := e.sandboxes.Find(pod)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/guarded"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -93,7 +94,7 @@ func (c *Container) rootfs() storage.Rootfs {
 // the work, or returns the container if that has not been started yet; the
 // same name with another request is fault.Exists.
 func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri.ContainerConfig, _ *cri.PodSandboxConfig) (string, error) {
-	s, err := e.sandboxes.find(sandboxID)
+	s, err := e.sandboxes.Find(sandboxID)
 	if err != nil {
 		return "", err
 	}
@@ -108,8 +109,8 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			return "", err
 		}
 		defer done()
-		id := markedID(e.mark)
-		if owner, ok := e.containers.reserve(name, id); !ok {
+		id := ids.New(e.mark)
+		if owner, ok := e.containers.Reserve(name, id); !ok {
 			return e.sameContainer(owner, name, cfg)
 		}
 		started := time.Now()
@@ -119,11 +120,11 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 			return err
 		})
 		if err != nil {
-			e.containers.drop(name, id)
+			e.containers.Drop(name, id)
 			return "", fmt.Errorf("container %s: %w", name, err)
 		}
 		s.change(func(now *livePod) { now.add(c) })
-		e.containers.publish(id, c)
+		e.containers.Publish(id, c)
 		c.notifyCreated(ctx)
 		c.tell()
 		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
@@ -244,7 +245,7 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 
 // StartContainer runs a created container.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return err
 	}
@@ -339,7 +340,7 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 // RemoveContainer kills the container if it runs and forgets it. It is
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return doneIfAbsent(err)
 	}
@@ -374,7 +375,7 @@ func (c *Container) remove(ctx context.Context) error {
 // UpdateContainerResources changes the limits in force. Fields that are zero
 // keep their value (CRI: UpdateContainerResourcesRequest).
 func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri.LinuxContainerResources) error {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return err
 	}
@@ -444,7 +445,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 // make it: it is the kubelet's, who would only have to remove it once more. If it
 // comes back, so does the log, with the next call.
 func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ const countTime = time.Second
 func (e *Engine) Logged(ctx context.Context) uint64 {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
-	for _, c := range e.containers.all() {
+	for _, c := range e.containers.All() {
 		g.Go(func() error { panics.Run(ctx, "count log", func() { c.countLog(ctx) }); return nil })
 	}
 	_ = g.Wait()
@@ -39,7 +39,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	total := log.removed
-	for _, c := range e.containers.all() {
+	for _, c := range e.containers.All() {
 		total += c.logged.Load()
 	}
 	return total
@@ -58,7 +58,7 @@ func (c *Container) retire() {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	log.removed += c.logged.Load()
-	c.engine.containers.drop(nameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
+	c.engine.containers.Drop(nameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
 }
 
 // Summary is what there is on the node, and what has happened to it since the
@@ -93,12 +93,12 @@ func (e *Engine) Summary() Summary {
 			s.Monitors++
 		}
 	}
-	for _, pod := range e.sandboxes.all() {
+	for _, pod := range e.sandboxes.All() {
 		if pod.now().unreachable {
 			s.Unreachable++
 		}
 	}
-	for _, c := range e.containers.all() {
+	for _, c := range e.containers.All() {
 		if c.now().unreachable {
 			s.Unreachable++
 		}

@@ -18,6 +18,8 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
+	"github.com/crius-run/crius/internal/ids"
+	"github.com/crius-run/crius/internal/index"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/poll"
@@ -48,8 +50,8 @@ type Engine struct {
 
 	podRecords  *record.Dir[podRecord]
 	ctrRecords  *record.Dir[containerRecord]
-	sandboxes   *index[podName, *Sandbox]
-	containers  *index[containerName, *Container]
+	sandboxes   *index.Index[podName, *Sandbox]
+	containers  *index.Index[containerName, *Container]
 	creates     flight.Group[request, string]
 	verbs       flight.Group[verb, struct{}]
 	pulls       flight.Group[pullKey, *storage.Image]
@@ -109,14 +111,14 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		defaults:   defaults,
 		paths:      paths,
 		boot:       boot,
-		mark:       mark(cfg.StateDir),
+		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		levels:     newLevels(defaults.SELinux),
 		handlers:   handlers{runtimes: deps.Runtimes, images: deps.Images},
 		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
-		sandboxes:  newIndex[podName, *Sandbox]("pod"),
-		containers: newIndex[containerName, *Container]("container"),
+		sandboxes:  index.New[podName, *Sandbox]("pod"),
+		containers: index.New[containerName, *Container]("container"),
 		pulls:      flight.Group[pullKey, *storage.Image]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
 		verifying:  make(chan struct{}, 1),
 
@@ -211,12 +213,12 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.endPulls(errClosing)
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
 	e.endWaits(errClosing)
-	for _, c := range e.containers.all() {
+	for _, c := range e.containers.All() {
 		if task := c.now().task; task != nil { // of an engine that was only Loaded there is none
 			task.Close()
 		}
 	}
-	for _, s := range e.sandboxes.all() {
+	for _, s := range e.sandboxes.All() {
 		if infra := s.now().infra; infra != nil {
 			infra.Close()
 		}
@@ -240,6 +242,15 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 	_, err := e.verbs.Do(ctx, v, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, e.deps.Trace.Do(ctx, v.name, v.id, work)
 	})
+	return err
+}
+
+// doneIfAbsent makes the error of an unknown id that of a verb which wants the object
+// gone.
+func doneIfAbsent(err error) error {
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
 	return err
 }
 
@@ -268,7 +279,7 @@ func (e *Engine) insist(work string, f func()) {
 
 // Sandbox finds a pod.
 func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +288,7 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 
 // Sandboxes is a snapshot of all pods, in no order.
 func (e *Engine) Sandboxes() []*view.Sandbox {
-	all := e.sandboxes.all()
+	all := e.sandboxes.All()
 	views := make([]*view.Sandbox, len(all))
 	for i, s := range all {
 		views[i] = s.view.Load()
@@ -287,7 +298,7 @@ func (e *Engine) Sandboxes() []*view.Sandbox {
 
 // Container finds a container.
 func (e *Engine) Container(id string) (*view.Container, error) {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +307,7 @@ func (e *Engine) Container(id string) (*view.Container, error) {
 
 // Containers is a snapshot of all containers, in no order.
 func (e *Engine) Containers() []*view.Container {
-	all := e.containers.all()
+	all := e.containers.All()
 	views := make([]*view.Container, len(all))
 	for i, c := range all {
 		views[i] = c.view.Load()
@@ -306,7 +317,7 @@ func (e *Engine) Containers() []*view.Container {
 
 // RuntimeSpec is the config.json of a container's bundle.
 func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -365,7 +366,7 @@ func TestStopAfterRemoveLeavesNoRecord(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	pod := b.run(e, "a")
-	s, err := e.sandboxes.find(pod)
+	s, err := e.sandboxes.Find(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -675,7 +676,7 @@ func TestCollectNetwork(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	pod := b.run(e, "a")
-	lost, foreign, unmarked := markedID(e.mark), markedID(mark("/other")), newID()
+	lost, foreign, unmarked := ids.New(e.mark), ids.New(ids.Mark("/other")), ids.Unmarked()
 	b.node.set(func() {
 		for _, id := range []string{lost, foreign, unmarked} {
 			b.node.networks[id] = true

@@ -73,7 +73,7 @@ func (s *Sandbox) memberViews() []*view.Container {
 
 // SandboxContainers are the containers of a pod, newest first.
 func (e *Engine) SandboxContainers(id string) ([]*view.Container, error) {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return nil, err
 	}

@@ -29,15 +29,15 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
 			continue
 		}
-		e.sandboxes.publish(id, s)
+		e.sandboxes.Publish(id, s)
 	}
 	for id, rec := range ctrs {
-		s, err := e.sandboxes.find(rec.SandboxID)
+		s, err := e.sandboxes.Find(rec.SandboxID)
 		switch {
 		case err == nil:
 			c := e.newContainer(id, s, *rec)
 			s.change(func(now *livePod) { now.add(c) })
-			e.containers.publish(id, c)
+			e.containers.Publish(id, c)
 		case pods[rec.SandboxID] == nil:
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
 		}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/network"
 )
 
@@ -53,4 +53,4 @@ func (k known) attached() (map[string]string, error) {
 }
 
 // isOurs reports whether an id was made by this root and by nobody else.
-func (k known) isOurs(id string) bool { return record.ValidID(id) && hasMark(id, k.engine.mark) }
+func (k known) isOurs(id string) bool { return ids.Valid(id) && ids.HasMark(id, k.engine.mark) }

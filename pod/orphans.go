@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod/audit"
 )
@@ -22,7 +23,7 @@ func (e *Engine) orphans(ctx context.Context, report *audit.Report) error {
 		Layout: audit.Layout{
 			StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
 			NamespacesDir: e.cfg.NamespacesDir, PinPrefix: pinPrefix, CgroupPrefix: e.cfg.CgroupPrefix,
-			Foreign: func(id string) bool { return isOthers(id, e.mark) },
+			Foreign: func(id string) bool { return ids.Foreign(id, e.mark) },
 		},
 		Runtimes: e.deps.Runtimes, Network: e.deps.Network, Node: known{e},
 	}
@@ -31,7 +32,7 @@ func (e *Engine) orphans(ctx context.Context, report *audit.Report) error {
 
 // Knows implements audit.Node.
 func (k known) Knows(id string) bool {
-	if k.engine.sandboxes.knows(id) || k.engine.containers.knows(id) || k.engine.cleanups.Has(id) {
+	if k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id) || k.engine.cleanups.Has(id) {
 		return true
 	}
 	_, podErr := k.engine.podRecords.Get(id)
@@ -49,7 +50,7 @@ func (k known) CgroupParents() []string {
 		}
 	}
 	note(k.engine.cfg.cgroupOf(nil, "", "0"))
-	for _, pod := range k.engine.sandboxes.all() {
+	for _, pod := range k.engine.sandboxes.All() {
 		note(k.engine.cfg.cgroupOf(pod.plan.Config.M, "", "0"))
 	}
 	return parents
@@ -58,7 +59,7 @@ func (k known) CgroupParents() []string {
 // Attachments implements audit.Node.
 func (k known) Attachments() []*network.Attachment {
 	var all []*network.Attachment
-	for _, s := range k.engine.sandboxes.all() {
+	for _, s := range k.engine.sandboxes.All() {
 		if a := s.now().Network; a != nil {
 			all = append(all, a)
 		}
@@ -69,7 +70,7 @@ func (k known) Attachments() []*network.Attachment {
 // NetworkNamespaces implements audit.Node.
 func (k known) NetworkNamespaces() []string {
 	var paths []string
-	for _, s := range k.engine.sandboxes.all() {
+	for _, s := range k.engine.sandboxes.All() {
 		paths = append(paths, s.plan.Namespaces.Paths().Net)
 	}
 	return paths

@@ -201,7 +201,7 @@ type PluginNode struct{ Engine *Engine }
 // Pods implements nri.Node.
 func (n PluginNode) Pods() []*nri.Pod {
 	var pods []*nri.Pod
-	for _, s := range n.Engine.sandboxes.all() {
+	for _, s := range n.Engine.sandboxes.All() {
 		if s.now().Phase != phaseRemoving {
 			pods = append(pods, s.describe())
 		}
@@ -212,7 +212,7 @@ func (n PluginNode) Pods() []*nri.Pod {
 // Containers implements nri.Node.
 func (n PluginNode) Containers() []*nri.Container {
 	var containers []*nri.Container
-	for _, c := range n.Engine.containers.all() {
+	for _, c := range n.Engine.containers.All() {
 		if state := c.view.Load().State; state == cri.ContainerState_CONTAINER_CREATED || state == cri.ContainerState_CONTAINER_RUNNING {
 			containers = append(containers, c.describe())
 		}
@@ -222,7 +222,7 @@ func (n PluginNode) Containers() []*nri.Container {
 
 // UpdateContainer implements nri.Node.
 func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.Change) error {
-	c, err := n.Engine.containers.find(id)
+	c, err := n.Engine.containers.Find(id)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
@@ -87,7 +88,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	}
 	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
 	r.sweepWithoutRecord(ctx, slices.Concat(orphanPods, orphanCtrs), known)
-	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.all()), "containers", len(e.containers.all()), "took", time.Since(started))
+	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.All()), "containers", len(e.containers.All()), "took", time.Since(started))
 	return nil
 }
 
@@ -237,9 +238,9 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 			e.cleanups.Add(s.id, s.finishStop)
 		}
 	}
-	e.sandboxes.reserve(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
+	e.sandboxes.Reserve(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
 	s.publish()
-	e.sandboxes.publish(s.id, s)
+	e.sandboxes.Publish(s.id, s)
 	s.tell()
 }
 
@@ -302,9 +303,9 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 		r.answers.add(known)
 		e.inBackground("reconnect container "+id, func() { c.reconnect(known) })
 	}
-	e.containers.reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
+	e.containers.Reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.change(func(now *livePod) { now.add(c) })
-	e.containers.publish(id, c)
+	e.containers.Publish(id, c)
 	c.tell()
 }
 
@@ -470,7 +471,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 	}
 	slices.Sort(orphans)
 	for _, id := range slices.Compact(orphans) {
-		if known(id) || !record.ValidID(id) {
+		if known(id) || !ids.Valid(id) {
 			continue
 		}
 		r.engine.counters.leftovers.Add(1)

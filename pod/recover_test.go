@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
@@ -262,7 +263,7 @@ func TestDamagedRecord(t *testing.T) {
 // TestLeftoversAreSwept: directories that bear an id of ours but no record.
 func TestLeftoversAreSwept(t *testing.T) {
 	b := newBench(t)
-	id := newID()
+	id := ids.Unmarked()
 	for _, dir := range []string{b.cfg.RunDir + "/pods", b.cfg.RunDir + "/containers", b.cfg.StateDir + "/pods", b.cfg.StateDir + "/containers"} {
 		if err := os.MkdirAll(filepath.Join(dir, id, "something"), 0o700); err != nil {
 			t.Fatal(err)
@@ -288,7 +289,7 @@ func TestSweepDoesNotReachThroughMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, kind := range []string{"pods", "containers"} {
-		point := filepath.Join(b.cfg.RunDir, kind, newID(), "below", "point")
+		point := filepath.Join(b.cfg.RunDir, kind, ids.Unmarked(), "below", "point")
 		if err := os.MkdirAll(point, 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/guarded"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
@@ -101,8 +102,8 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		return "", err
 	}
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
-		id := markedID(e.mark)
-		if owner, ok := e.sandboxes.reserve(name, id); !ok {
+		id := ids.New(e.mark)
+		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
 			return e.sameSandbox(owner, name, handler, cfg)
 		}
 		started := time.Now()
@@ -115,7 +116,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 			})
 		})
 		if err != nil {
-			e.sandboxes.drop(name, id)
+			e.sandboxes.Drop(name, id)
 			return "", fmt.Errorf("pod %s: %w", name, err)
 		}
 		slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
@@ -126,7 +127,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 // sameSandbox decides whether a request for a taken name is a retry that came
 // after its work was done.
 func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
-	if s, err := e.sandboxes.find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
+	if s, err := e.sandboxes.Find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
 		s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
 		return owner, nil
 	}
@@ -169,7 +170,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 		return err
 	}
 	s.publish()
-	e.sandboxes.publish(id, s)
+	e.sandboxes.Publish(id, s)
 	s.plugins.release()
 	s.tell()
 	return nil
@@ -262,7 +263,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 // namespaces. It is idempotent, and unknown ids are no error (CRI:
 // StopPodSandbox). A network that cannot be given back now is retried.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return doneIfAbsent(err)
 	}
@@ -309,7 +310,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 // RemoveSandbox stops the pod, removes its containers and forgets it. It is
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return doneIfAbsent(err)
 	}
@@ -342,7 +343,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
 		s.engine.cleanups.Add(s.id, s.teardown)
 	}
-	s.engine.sandboxes.drop(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
+	s.engine.sandboxes.Drop(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
 	s.change(func(now *livePod) { now.gone = true })
 	s.tell()
 	return nil
@@ -353,7 +354,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 // afterwards and takes an error for a refusal (since 1.36; CRI:
 // UpdatePodSandboxResources); that of a sandbox with a kernel of its own is ours.
 func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return err
 	}

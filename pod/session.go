@@ -76,7 +76,7 @@ func (e *Engine) Attach(ctx context.Context, id string, client Client) error {
 }
 
 func (e *Engine) runningContainer(id, what string) (*Container, error) {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (e *Engine) runningContainer(id, what string) (*Container, error) {
 // until both sides have ended. Closing stream ends what is sent to the client and
 // not what comes from it.
 func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream io.ReadWriteCloser) error {
-	s, err := e.sandboxes.find(id)
+	s, err := e.sandboxes.Find(id)
 	if err != nil {
 		return err
 	}

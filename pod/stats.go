@@ -10,7 +10,7 @@ func (e *Engine) Usage() *usage.Reader {
 		Images: e.deps.Images,
 		Meters: e.meters,
 		Sandboxes: func() []usage.Sandbox {
-			all := e.sandboxes.all()
+			all := e.sandboxes.All()
 			measured := make([]usage.Sandbox, len(all))
 			for i, s := range all {
 				containers := func() []usage.Container { return measuredContainers(s.now().containers) }
@@ -18,7 +18,7 @@ func (e *Engine) Usage() *usage.Reader {
 			}
 			return measured
 		},
-		Containers: func() []usage.Container { return measuredContainers(e.containers.all()) },
+		Containers: func() []usage.Container { return measuredContainers(e.containers.All()) },
 	}
 }
 

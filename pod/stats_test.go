@@ -18,8 +18,8 @@ func TestStatsWaitForNobody(t *testing.T) {
 	id := b.create(e, pod, "c")
 	layer := storage.FsUsage{UsedBytes: 4096, InodesUsed: 1, Timestamp: time.Now()}
 	b.node.set(func() { b.node.layers = map[string]storage.FsUsage{id: layer} })
-	s, _ := e.sandboxes.find(pod)
-	c, _ := e.containers.find(id)
+	s, _ := e.sandboxes.Find(pod)
+	c, _ := e.containers.Find(id)
 	s.life.Lock()
 	c.life.Lock()
 	told := make(chan *usage.SandboxStats, 1)

@@ -71,7 +71,7 @@ const killAgain = 10 * time.Second
 // in any case. Unknown ids and containers that are dead are no
 // error (CRI: StopContainer).
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
-	c, err := e.containers.find(id)
+	c, err := e.containers.Find(id)
 	if err != nil {
 		return doneIfAbsent(err)
 	}

@@ -18,7 +18,7 @@ import (
 
 // members looks at all containers.
 func (v *verification) members(ctx context.Context) error {
-	all := v.engine.containers.all()
+	all := v.engine.containers.All()
 	var living []storage.Rootfs
 	for _, c := range all {
 		if c.shouldLive() {

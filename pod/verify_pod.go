@@ -17,7 +17,7 @@ import (
 
 // pods looks at all pods.
 func (v *verification) pods(ctx context.Context) error {
-	all := v.engine.sandboxes.all()
+	all := v.engine.sandboxes.All()
 	networks := v.engine.networksOf(all)
 	for _, s := range suspects(all, func(s *Sandbox) bool { return len(s.problems(ctx, networks)) > 0 }) {
 		if !s.life.TryLock() {

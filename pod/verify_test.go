@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
@@ -414,7 +415,7 @@ func TestMendedIsModest(t *testing.T) {
 // strew leaves one of each kind of thing that bears an id nobody knows.
 func (b *bench) strew() (id string, traces []string) {
 	b.Helper()
-	id = newID()
+	id = ids.Unmarked()
 	for _, dir := range []string{b.cfg.RunDir + "/pods", b.cfg.RunDir + "/containers", b.cfg.StateDir + "/pods", b.cfg.StateDir + "/containers"} {
 		if err := os.MkdirAll(filepath.Join(dir, id), 0o700); err != nil {
 			b.Fatal(err)
@@ -477,7 +478,7 @@ func TestThingsOfAnotherServerAreLeftAlone(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	for root, strays := range map[string]int{"/another/root": 0, b.cfg.StateDir: 3} {
-		id := markedID(mark(root))
+		id := ids.New(ids.Mark(root))
 		pins := ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + id, Net: true, UTS: true}
 		if _, err := ns.Create(pins); err != nil {
 			t.Fatal(err)
@@ -508,8 +509,8 @@ func TestForeignLeasesAreLeftAlone(t *testing.T) {
 	e := b.engine()
 	old := time.Now().Add(-time.Hour)
 	foreign := []network.Lease{
-		{Address: "10.0.0.1", Owner: newID(), Since: time.Now()},
-		{Address: "127.0.0.1", Owner: newID(), Since: old},
+		{Address: "10.0.0.1", Owner: ids.Unmarked(), Since: time.Now()},
+		{Address: "127.0.0.1", Owner: ids.Unmarked(), Since: old},
 		{Address: "10.0.0.2", Owner: "cni-1234", Since: old},
 		{Address: "10.0.0.3", Owner: b.run(e, "ours"), Since: old},
 	}
@@ -537,7 +538,7 @@ func TestLeaseThatMayBeOfAPodThatHidesIt(t *testing.T) {
 				t.Fatalf("ip %s: %v: %s", line, err, out)
 			}
 		}
-		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: newID(), Since: time.Now().Add(-time.Hour)}
+		lease := network.Lease{File: "/leases/10.0.0.9", Address: "10.0.0.9", Owner: ids.Unmarked(), Since: time.Now().Add(-time.Hour)}
 		b.node.set(func() { b.node.leased = []network.Lease{lease} })
 		if found := b.verify(e, true); len(found) != 1 || !says(found, lease.File, "a pod of another runtime may be using it", "repaired false") {
 			t.Errorf("%q", found)
@@ -564,7 +565,7 @@ func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
 		b := newBench(t)
 		b.node.root = filepath.Join(filepath.Dir(b.cfg.RunDir), root)
 		e := b.engine()
-		if err := os.MkdirAll(filepath.Join(b.node.root, newID()), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(b.node.root, ids.Unmarked()), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if found := b.verify(e, false); len(found) > 0 != ours {

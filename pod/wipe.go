@@ -15,7 +15,7 @@ import (
 func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	var mu sync.Mutex
 	var errs []error
-	each(e.sandboxes.all(), func(s *Sandbox) {
+	each(e.sandboxes.All(), func(s *Sandbox) {
 		err := context.Cause(ctx)
 		if err == nil {
 			ctx, cancel := context.WithTimeout(ctx, undoTime)

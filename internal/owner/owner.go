@@ -27,8 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/poll"
-	"github.com/crius-run/crius/internal/record"
 )
 
 // Owner is the crius that a directory belongs to.
@@ -205,7 +205,7 @@ func foreign(last Owner, root string) bool {
 			return true // it cannot be told
 		}
 		for _, entry := range entries {
-			if record.ValidID(entry.Name()) {
+			if ids.Valid(entry.Name()) {
 				return true
 			}
 		}

@@ -30,7 +30,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -242,10 +241,4 @@ func (d *Dir[T]) moveAside(id string) (string, error) {
 		}
 		return file, err
 	}
-}
-
-// ValidID reports whether id is one that crius makes: 64 lower-case hex
-// digits. Anything else never becomes part of a path.
-func ValidID(id string) bool {
-	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }

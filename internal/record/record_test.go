@@ -403,23 +403,6 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-func TestValidID(t *testing.T) {
-	for id, want := range map[string]bool{
-		id(255):                   true,
-		"":                        false,
-		id(1)[1:]:                 false,
-		id(1) + "0":               false,
-		strings.Repeat("A", 64):   false,
-		"../" + id(1)[3:]:         false,
-		strings.Repeat("g", 64):   false,
-		strings.Repeat("f\n", 32): false,
-	} {
-		if ValidID(id) != want {
-			t.Errorf("ValidID(%q) = %t", id, !want)
-		}
-	}
-}
-
 func BenchmarkPut(b *testing.B) {
 	d, err := Open[doc](b.TempDir(), "doc.json", 1)
 	if err != nil {

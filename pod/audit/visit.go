@@ -13,9 +13,9 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
-	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
@@ -47,7 +47,7 @@ const leaseAge = 2 * time.Minute
 // addShared is add for what is in a place that other servers of the node may use as
 // well.
 func (v *visit) addShared(id, format string, args ...any) *orphan {
-	if record.ValidID(id) && v.Layout.Foreign(id) {
+	if ids.Valid(id) && v.Layout.Foreign(id) {
 		return nil
 	}
 	return v.add(id, format, args...)
@@ -55,7 +55,7 @@ func (v *visit) addShared(id, format string, args ...any) *orphan {
 
 // add notes a thing that bears the id; nil if it is no id of ours.
 func (v *visit) add(id, format string, args ...any) *orphan {
-	if !record.ValidID(id) {
+	if !ids.Valid(id) {
 		return nil
 	}
 	o := v.found[id]
@@ -213,7 +213,7 @@ func (v *visit) cgroups() error {
 func (v *visit) cgroupID(name string) string {
 	name = strings.TrimSuffix(name, ".scope")
 	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.Layout.CgroupPrefix, spec.CgroupPrefix)} {
-		if id, ok := strings.CutPrefix(name, prefix+"-"); ok && record.ValidID(id) {
+		if id, ok := strings.CutPrefix(name, prefix+"-"); ok && ids.Valid(id) {
 			return id
 		}
 	}

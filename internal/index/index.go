@@ -1,7 +1,7 @@
-package pod
+// Package index finds objects by their ids and names.
+package index
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -9,10 +9,10 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// index finds objects by id, by prefix of an id and by name. A name is taken
+// Index finds objects by id, by prefix of an id and by name. A name is taken
 // from the moment its work begins; the object can be found by its id only once
 // it is ready to be seen. An object that is being removed gives up both.
-type index[N comparable, T any] struct {
+type Index[N comparable, T any] struct {
 	noun string
 
 	mu    sync.RWMutex
@@ -20,12 +20,13 @@ type index[N comparable, T any] struct {
 	names map[N]string // name → id
 }
 
-func newIndex[N comparable, T any](noun string) *index[N, T] {
-	return &index[N, T]{noun: noun, byID: make(map[string]T), names: make(map[N]string)}
+// New makes an empty index of objects that errors call noun.
+func New[N comparable, T any](noun string) *Index[N, T] {
+	return &Index[N, T]{noun: noun, byID: make(map[string]T), names: make(map[N]string)}
 }
 
-// reserve takes name for id, or says who has it.
-func (x *index[N, T]) reserve(name N, id string) (owner string, ok bool) {
+// Reserve takes name for id, or says who has it.
+func (x *Index[N, T]) Reserve(name N, id string) (owner string, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if owner, taken := x.names[name]; taken {
@@ -35,14 +36,15 @@ func (x *index[N, T]) reserve(name N, id string) (owner string, ok bool) {
 	return id, true
 }
 
-func (x *index[N, T]) publish(id string, object T) {
+// Publish lets the object be found by its id.
+func (x *Index[N, T]) Publish(id string, object T) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byID[id] = object
 }
 
-// drop forgets the object and frees its name if it is still its own.
-func (x *index[N, T]) drop(name N, id string) {
+// Drop forgets the object and frees its name if it is still its own.
+func (x *Index[N, T]) Drop(name N, id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.byID, id)
@@ -51,8 +53,8 @@ func (x *index[N, T]) drop(name N, id string) {
 	}
 }
 
-// knows reports whether id is that of an object, or of one that is being made.
-func (x *index[N, T]) knows(id string) bool {
+// Knows reports whether id is that of an object, or of one that is being made.
+func (x *Index[N, T]) Knows(id string) bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if _, ok := x.byID[id]; ok {
@@ -66,8 +68,8 @@ func (x *index[N, T]) knows(id string) bool {
 	return false
 }
 
-// find takes a full id or a prefix that fits exactly one object.
-func (x *index[N, T]) find(id string) (T, error) {
+// Find takes a full id or a prefix that fits exactly one object.
+func (x *Index[N, T]) Find(id string) (T, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	object, ok := x.byID[id]
@@ -94,8 +96,8 @@ func (x *index[N, T]) find(id string) (T, error) {
 	}
 }
 
-// all is a snapshot in no order.
-func (x *index[N, T]) all() []T {
+// All is a snapshot in no order.
+func (x *Index[N, T]) All() []T {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	objects := make([]T, 0, len(x.byID))
@@ -103,12 +105,4 @@ func (x *index[N, T]) all() []T {
 		objects = append(objects, object)
 	}
 	return objects
-}
-
-// doneIfAbsent makes find's error that of a verb which wants the object gone.
-func doneIfAbsent(err error) error {
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	return err
 }

@@ -1,0 +1,64 @@
+// Package ids makes the ids of pods and containers.
+//
+// They are 64 hex digits, as tools that read cgroup names expect. Servers on one node may
+// share places where an object has nothing but an id: cgroup parents, namespace
+// directories, IPAM leases. So an id also says which server it belongs to: 40 random
+// digits, an 8-digit checksum that tells it from ids of earlier versions and of other
+// runtimes, and 16 digits derived from the root.
+package ids
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"strings"
+)
+
+// Valid reports whether id is one that crius makes: 64 lower-case hex
+// digits. Anything else never becomes part of a path.
+func Valid(id string) bool {
+	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+}
+
+// Unmarked makes an id as versions before the mark did, and other runtimes do.
+func Unmarked() string {
+	var id [32]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}
+
+const (
+	randomDigits = 40
+	markStart    = 48
+)
+
+// Mark is what the ids of a root end with. It is made of the path as configured: a
+// root that is moved and linked to keeps it.
+func Mark(root string) string {
+	sum := sha256.Sum256([]byte("crius root " + filepath.Clean(root)))
+	return hex.EncodeToString(sum[:])[:64-markStart]
+}
+
+// New makes an id of a root.
+func New(mark string) string {
+	random := Unmarked()[:randomDigits]
+	return random + checksum(random, mark) + mark
+}
+
+func checksum(random, mark string) string {
+	sum := sha256.Sum256([]byte(random + mark))
+	return hex.EncodeToString(sum[:])[:markStart-randomDigits]
+}
+
+// Foreign tells whether a valid id is that of another crius: it has a mark, and
+// that is not ours. Whose an id without one is cannot be told.
+func Foreign(id, ours string) bool {
+	mark := id[markStart:]
+	return mark != ours && HasMark(id, mark)
+}
+
+// HasMark reports whether a valid id was made for the root of that mark.
+func HasMark(id, mark string) bool {
+	return id == id[:randomDigits]+checksum(id[:randomDigits], mark)+mark
+}
