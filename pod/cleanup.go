@@ -27,7 +27,7 @@ const (
 // teardown, as a rule, or the record of a start. The engine's end interrupts it;
 // the next engine finds the work by the records.
 func (e *Engine) newCleanups() *retry.Queue {
-	return retry.New(e.closing, retry.Config{
+	return retry.New(e.background.Closing(), retry.Config{
 		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,
 		Attempt: func(ctx context.Context, id string, work retry.Work) error {
 			err := e.deps.Trace.Do(ctx, "clean up", id, work)

@@ -171,7 +171,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		return nil, err
 	}
 	c.publish()
-	e.inBackground("watch container", c.watch)
+	e.background.Go("watch container", c.watch)
 	return c, nil
 }
 

@@ -15,13 +15,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/background"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/index"
 	"github.com/crius-run/crius/internal/owner"
-	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
@@ -58,13 +58,13 @@ type Engine struct {
 	cleanups    *retry.Queue
 	events      view.Hub
 	counters    counters
-	verifying   chan struct{}  // has an item while Verify is at work
-	userLookups chan struct{}  // has an item for each look into the files of an image for a user
-	background  sync.WaitGroup // watchers, stops
+	verifying   chan struct{}     // has an item while Verify is at work
+	userLookups chan struct{}     // has an item for each look into the files of an image for a user
+	background  *background.Group // watchers, stops
 
-	// pulling and closing end, in this order, with the engine.
-	pulling, closing   context.Context
-	endPulls, endWaits context.CancelCauseFunc
+	// pulling ends with the engine, before background does.
+	pulling  context.Context
+	endPulls context.CancelCauseFunc
 }
 
 // verb is a piece of work on an existing object, joined by whoever asks again.
@@ -123,10 +123,9 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		verifying:  make(chan struct{}, 1),
 
 		userLookups: make(chan struct{}, 2),
+		background:  background.New(ctx),
 	}
-	life := context.WithoutCancel(ctx)
-	e.pulling, e.endPulls = context.WithCancelCause(life)
-	e.closing, e.endWaits = context.WithCancelCause(life)
+	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
 	e.status = e.newNodeStatus()
 	return e, nil
@@ -212,7 +211,7 @@ func runTaken(runDir string, err error) error {
 func (e *Engine) Close(ctx context.Context) error {
 	e.endPulls(errClosing)
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
-	e.endWaits(errClosing)
+	e.background.End(errClosing)
 	for _, c := range e.containers.All() {
 		if task := c.now().task; task != nil { // of an engine that was only Loaded there is none
 			task.Close()
@@ -252,29 +251,6 @@ func doneIfAbsent(err error) error {
 		return nil
 	}
 	return err
-}
-
-// inBackground runs f, which Close waits for.
-func (e *Engine) inBackground(work string, f func()) {
-	e.background.Go(func() { panics.Run(e.closing, work, f) })
-}
-
-// insist runs f until it returns without a panic, or the engine is closed. It is for work
-// that nothing else would do.
-func (e *Engine) insist(work string, f func()) {
-	for wait := retryMin; ; wait = min(2*wait, retryMax) {
-		err := panics.Do(e.closing, work, func() error { f(); return nil })
-		if err == nil {
-			return
-		}
-		again := time.NewTimer(wait)
-		select {
-		case <-again.C:
-		case <-e.closing.Done():
-			again.Stop()
-			return
-		}
-	}
 }
 
 // Sandbox finds a pod.

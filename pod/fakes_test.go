@@ -603,7 +603,7 @@ func (b *bench) close(e *Engine) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	select {
-	case <-e.closing.Done():
+	case <-e.background.Closing().Done():
 	default:
 		if err := e.Close(ctx); err != nil {
 			b.Error(err)

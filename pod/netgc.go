@@ -13,12 +13,12 @@ import (
 // for pods of ours that are gone (network.Collect). It is for the start of a server,
 // after Recover: whatever was lost with an earlier one has no record any more.
 func (e *Engine) CollectNetwork() {
-	e.inBackground("collect garbage of networks", func() {
+	e.background.Go("collect garbage of networks", func() {
 		collect := func(ctx context.Context) error {
 			return e.deps.Network.Collect(ctx, networkDirs(e.deps.Runtimes), network.Live{Attached: known{e}.attached, Ours: known{e}.isOurs})
 		}
-		if err := e.deps.Trace.Do(e.closing, "collect", "networks", collect); err != nil {
-			slog.WarnContext(e.closing, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
+		if err := e.deps.Trace.Do(e.background.Closing(), "collect", "networks", collect); err != nil {
+			slog.WarnContext(e.background.Closing(), "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
 		}
 	})
 }

@@ -48,7 +48,7 @@ func (e *Engine) newNodeStatus() nodeStatus {
 // to call, for a program that only looks at records has none.
 func (e *Engine) watchNode() {
 	keep := func(work string, run func(context.Context, time.Duration), period time.Duration) {
-		e.inBackground(work, func() { e.insist(work, func() { run(e.closing, period) }) })
+		e.background.Go(work, func() { e.background.Insist(work, func() { run(e.background.Closing(), period) }) })
 	}
 	keep("runtime status", e.status.runtime.Run, runtimePeriod)
 	keep("network status", e.status.network.Run, networkPeriod)

@@ -288,19 +288,19 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err := trace.Do(ctx, "runtime start", task.Start); err != nil {
 		return err
 	}
-	s.engine.inBackground("watch infra container", func() { s.watchInfra(task) })
+	s.engine.background.Go("watch infra container", func() { s.watchInfra(task) })
 	return nil
 }
 
 // watchInfra ends the pod when its infra container dies: with it the PID
 // namespace is gone, and all containers in it are dead or dying.
 func (s *Sandbox) watchInfra(task oci.Task) {
-	s.engine.insist("watch infra container", func() { s.awaitInfra(task) })
+	s.engine.background.Insist("watch infra container", func() { s.awaitInfra(task) })
 }
 
 func (s *Sandbox) awaitInfra(task oci.Task) {
 	select {
-	case <-s.engine.closing.Done():
+	case <-s.engine.background.Closing().Done():
 		return
 	case <-s.ending.Done():
 		return

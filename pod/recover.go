@@ -295,13 +295,13 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 	} else if refused := rec.refused(); refused != nil {
 		c.setTask(oci.Unstartable(c.ref, refused, startErrorCode), false)
 		c.publish()
-		e.inBackground("watch container", c.watch)
+		e.background.Go("watch container", c.watch)
 	} else {
 		c.setTask(c.runtime.Unreachable(c.ref), true)
 		c.publish()
 		known := make(chan struct{})
 		r.answers.add(known)
-		e.inBackground("reconnect container "+id, func() { c.reconnect(known) })
+		e.background.Go("reconnect container "+id, func() { c.reconnect(known) })
 	}
 	e.containers.Reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.change(func(now *livePod) { now.add(c) })
@@ -313,7 +313,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 // that hangs is waited for as long as the server lives: its container may be well,
 // can be stopped, and is neither dead nor lost until it is known to be.
 func (c *Container) reconnect(known chan<- struct{}) {
-	ctx, cancel := context.WithCancel(c.engine.closing)
+	ctx, cancel := context.WithCancel(c.engine.background.Closing())
 	defer cancel()
 	task, err := load(ctx, c.runtime, c.ref)
 	if err != nil {
@@ -381,8 +381,8 @@ func (r *recovery) loadInfra(s *Sandbox) {
 	s.change(func(now *livePod) { now.infra, now.unreachable = infra, true })
 	known := make(chan struct{})
 	r.answers.add(known)
-	s.engine.inBackground("reconnect infra container of pod "+s.id, func() {
-		ctx, cancel := context.WithCancel(s.engine.closing)
+	s.engine.background.Go("reconnect infra container of pod "+s.id, func() {
+		ctx, cancel := context.WithCancel(s.engine.background.Closing())
 		defer cancel()
 		task, err := load(ctx, s.runtime, s.infraRef())
 		if err != nil {

@@ -72,7 +72,7 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		plan:    rec.podPlan,
 		live:    guarded.Of(livePod{podState: rec.podState}),
 	}
-	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.closing))
+	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
 	return s, nil
 }

@@ -203,7 +203,7 @@ func (state *containerState) ending(exit conmon.Exit) (code int32, reason, messa
 }
 
 // watch waits for the end of the container and makes it known.
-func (c *Container) watch() { c.engine.insist("watch container "+c.id, c.awaitExit) }
+func (c *Container) watch() { c.engine.background.Insist("watch container "+c.id, c.awaitExit) }
 
 func (c *Container) awaitExit() {
 	select {
@@ -213,7 +213,7 @@ func (c *Container) awaitExit() {
 	}
 	select {
 	case <-c.now().task.Exited():
-	case <-c.engine.closing.Done():
+	case <-c.engine.background.Closing().Done():
 		return
 	}
 	exit, err := c.now().task.Exit()
@@ -229,7 +229,7 @@ func (c *Container) awaitExit() {
 	c.showExit(exit)
 	c.tell() // before whoever waits for this goes on, and ends or removes the pod
 	close(c.exited)
-	defer c.notifyStopped(c.engine.closing)
+	defer c.notifyStopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 
@@ -265,7 +265,7 @@ const (
 // container's output goes nowhere and its exit cannot be seen, so it is killed
 // and this once the server writes the exit.
 func (c *Container) lost(cause error) conmon.Exit {
-	ctx, cancel := undoContext(c.engine.closing)
+	ctx, cancel := undoContext(c.engine.background.Closing())
 	defer cancel()
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
 	c.engine.counters.monitorsLost.Add(1)

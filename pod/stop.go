@@ -98,8 +98,8 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 		// A container that never ran has nothing to say goodbye to.
 		graceful := grace > 0 && c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING
 		ctx := context.WithoutCancel(ctx)
-		c.engine.inBackground("stop container", func() {
-			c.engine.insist("stop container "+c.id, func() { c.stopAndKill(ctx, graceful) })
+		c.engine.background.Go("stop container", func() {
+			c.engine.background.Insist("stop container "+c.id, func() { c.stopAndKill(ctx, graceful) })
 		})
 	}
 	expired := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
@@ -111,7 +111,7 @@ func (c *Container) end(ctx context.Context, grace time.Duration) error {
 		return fmt.Errorf("not dead %s after SIGKILL, still trying: %s: %w", dieTime, c.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("not stopped yet, still trying: %w", context.Cause(ctx))
-	case <-c.engine.closing.Done():
+	case <-c.engine.background.Closing().Done():
 		return errClosing
 	}
 }
@@ -133,7 +133,7 @@ func (c *Container) stopAndKill(ctx context.Context, graceful bool) {
 		case <-c.exited:
 			timer.Stop()
 			return
-		case <-c.engine.closing.Done():
+		case <-c.engine.background.Closing().Done():
 			timer.Stop()
 			return
 		case <-c.stop.sooner:

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
 )
@@ -45,7 +46,9 @@ func (e *Engine) Verify(ctx context.Context, repair bool) ([]audit.Finding, erro
 		v.report = audit.NewReport(e.repair)
 	}
 	done := make(chan error, 1)
-	e.background.Go(func() { done <- v.look(ctx) })
+	e.background.Go("check", func() {
+		done <- panics.Do(ctx, "check", func() error { return v.look(ctx) })
+	})
 	var err error
 	select {
 	case err = <-done:
