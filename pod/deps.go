@@ -6,7 +6,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
-	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -16,7 +16,6 @@ type Images interface {
 	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
 	Admit(ctx context.Context, use storage.Use) error
 	MountRootfs(ctx context.Context, r storage.Rootfs) error
-	UnmountRootfs(r storage.Rootfs) error
 	RemoveRootfs(ctx context.Context, r storage.Rootfs) error
 	Remove(ctx context.Context, ref string) error
 	Adopt(ctx context.Context, live []storage.Rootfs) error
@@ -45,21 +44,11 @@ type Network interface {
 	Release(ctx context.Context, p network.Pod, l network.Lease) error
 }
 
-// Runtimes is the table of handlers.
-type Runtimes interface {
-	Get(name string) (oci.Runtime, error)
-	Names() []string
-	Default() string
-	Version() uint64
-	Ready(ctx context.Context) error
-	MonitorReady() error
-}
-
 // Deps are the engine's hands.
 type Deps struct {
 	Images   Images
 	Network  Network
-	Runtimes Runtimes
+	Runtimes status.Runtimes
 	Trace    *trace.Tracer // follows the work; nil: nobody does
 	Plugins  *nri.Plugins  // follow and change pods and containers; nil: none
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -42,9 +42,7 @@ type Engine struct {
 	paths    *conmon.HostPaths
 	boot     string
 	mark     string // of our ids
-	handlers handlers
-	status   nodeStatus
-	watching sync.Once // nodeStatus
+	status   *status.Node
 	meters   *cgroup.Meters
 	levels   *selinux.Levels
 
@@ -114,7 +112,6 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		levels:     newLevels(defaults.SELinux),
-		handlers:   handlers{runtimes: deps.Runtimes, images: deps.Images},
 		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
 		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
 		sandboxes:  index.New[podName, *Sandbox]("pod"),
@@ -127,7 +124,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
-	e.status = e.newNodeStatus()
+	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
 	return e, nil
 }
 
@@ -304,11 +301,8 @@ func (e *Engine) RuntimeSpec(id string) (json.RawMessage, error) {
 	return *text, nil
 }
 
-// Handlers lists the RuntimeClass handlers that this node offers now in alphabetical
-// order, after the default one under its other name "" (CRI: RuntimeHandler.name). A
-// handler whose runtime cannot be used, or does not say within oci.StatusTime what it
-// can do, is left out, but for the default one, which has no features then.
-func (e *Engine) Handlers(ctx context.Context) []*cri.RuntimeHandler { return e.handlers.list(ctx) }
+// Status answers for the node as a whole.
+func (e *Engine) Status() *status.Node { return e.status }
 
 // SetPodCIDR hands the node's pod CIDR to the network.
 func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }

@@ -615,59 +615,15 @@ func TestPullsAreShared(t *testing.T) {
 	}
 }
 
-// The runtime is ready unless the store, the monitor or the default handler is not.
-func TestReadiness(t *testing.T) {
+// A pod that would have no monitor is refused before anything is made.
+func TestPodWithoutAMonitor(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	if err := e.runtimeReady(t.Context()); err != nil {
-		t.Error(err)
-	}
-	for _, step := range []string{"store ready", "runtime ready"} {
-		b.node.fail[step] = errInjected
-		if err := e.runtimeReady(t.Context()); !errors.Is(err, errInjected) {
-			t.Errorf("%s: %v", step, err)
-		}
-		delete(b.node.fail, step)
-	}
-	b.node.fail["probe"] = errInjected // of any handler: whether it is the default one's the table knows
-	if err := e.runtimeReady(t.Context()); err != nil {
-		t.Error(err)
-	}
-	delete(b.node.fail, "probe")
 	b.node.fail["monitor ready"] = errInjected
 	if _, err := e.RunSandbox(t.Context(), "fake", podConfig("a")); !errors.Is(err, errInjected) {
-		t.Errorf("pod without a monitor: %v", err)
+		t.Error(err)
 	}
-	delete(b.node.fail, "monitor ready")
 	b.nothingLeft()
-}
-
-// A handler that cannot be used, or does not say in time what it can do, is left out,
-// in an order that never changes, and the default one never.
-func TestHandlersLeaveOutWhatCannotBeUsed(t *testing.T) {
-	timeless(t, func(t *testing.T, b *bench) {
-		e := b.engine()
-		names := func() (names []string) {
-			for _, h := range e.Handlers(t.Context()) {
-				names = append(names, h.Name)
-			}
-			return names
-		}
-		b.node.set(func() { b.node.more = []string{"broken", "well"}; b.node.fail["probe broken"] = errInjected })
-		if got := names(); !slices.Equal(got, []string{"", "fake", "well"}) {
-			t.Errorf("one is broken: %q", got)
-		}
-		hang := make(chan struct{})
-		b.node.set(func() { b.node.block["probe broken"], b.node.block["probe"] = hang, hang })
-		if got := names(); !slices.Equal(got, []string{"", "fake", "well"}) {
-			t.Errorf("two hang: %q", got)
-		}
-		close(hang)
-		b.node.set(func() { delete(b.node.fail, "probe broken") })
-		if got := names(); !slices.Equal(got, []string{"", "broken", "fake", "well"}) {
-			t.Errorf("all are well: %q", got)
-		}
-	})
 }
 
 // At the start plugins are told which pods there are, so that they give up what they

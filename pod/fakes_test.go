@@ -48,9 +48,7 @@ type node struct {
 	damage   map[string][]network.Damage // by pod
 	leased   []network.Lease
 	layers   map[string]storage.FsUsage
-	unknown  bool     // the handler is not configured
-	more     []string // handlers beside "fake"
-	version  uint64   // of the table of handlers
+	unknown  bool // the handler is not configured
 	root     string
 	sandbox  bool // its pods live in sandboxes
 }
@@ -154,8 +152,6 @@ func (f fakeImages) Admit(ctx context.Context, use storage.Use) error {
 func (f fakeImages) MountRootfs(ctx context.Context, r storage.Rootfs) error {
 	return f.step(ctx, "mount", func() { f.rootfs[r.ID] = true })
 }
-
-func (f fakeImages) UnmountRootfs(storage.Rootfs) error { return nil }
 
 func (f fakeImages) RemoveRootfs(ctx context.Context, r storage.Rootfs) error {
 	return f.step(ctx, "remove rootfs", func() { delete(f.rootfs, r.ID) })
@@ -304,33 +300,17 @@ func (f fakeNetwork) SetPodCIDR(string) error         { return nil }
 type fakeRuntimes struct{ *node }
 
 func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
-	if name == "" {
-		name = "fake"
-	}
 	unknown := false
 	f.set(func() { unknown = f.unknown })
-	if !slices.Contains(f.Names(), name) || unknown {
+	if name != "" && name != "fake" || unknown {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
-	if name == "fake" {
-		return fakeRuntime{f.node, "probe"}, nil
-	}
-	return fakeRuntime{f.node, "probe " + name}, nil
+	return fakeRuntime{f.node}, nil
 }
 
-func (f fakeRuntimes) Names() (names []string) {
-	f.set(func() { names = append(names, f.more...) })
-	names = append(names, "fake")
-	slices.Sort(names)
-	return names
-}
-
+func (fakeRuntimes) Names() []string { return []string{"fake"} }
 func (fakeRuntimes) Default() string { return "fake" }
-
-func (f fakeRuntimes) Version() (version uint64) {
-	f.set(func() { version = f.version })
-	return version
-}
+func (fakeRuntimes) Version() uint64 { return 0 }
 
 func (f fakeRuntimes) Ready(ctx context.Context) error {
 	return f.step(ctx, "runtime ready", func() {})
@@ -340,10 +320,7 @@ func (f fakeRuntimes) MonitorReady() error {
 	return f.step(context.Background(), "monitor ready", func() {})
 }
 
-type fakeRuntime struct {
-	*node
-	probe string // the step
-}
+type fakeRuntime struct{ *node }
 
 func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
 
@@ -360,7 +337,7 @@ func (f fakeRuntime) StateFiles() (oci.StateFiles, error) {
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	sandbox := false
 	f.set(func() { sandbox = f.sandbox })
-	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, f.probe, func() {})
+	return &oci.Abilities{Sandboxed: sandbox}, f.step(ctx, "probe", func() {})
 }
 
 func (f fakeRuntime) Create(ctx context.Context, ref oci.Ref, spec *specs.Spec, _ oci.IO) (oci.Task, error) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/status"
 )
 
 // CollectNetwork has the network plugins remove, in the background, what they hold
@@ -24,7 +25,7 @@ func (e *Engine) CollectNetwork() {
 }
 
 // networkDirs are those of handlers that have networks of their own.
-func networkDirs(runtimes Runtimes) (dirs []string) {
+func networkDirs(runtimes status.Runtimes) (dirs []string) {
 	for _, name := range runtimes.Names() {
 		if runtime, err := runtimes.Get(name); err == nil && runtime.Handler().CNIConfDir != "" {
 			dirs = append(dirs, runtime.Handler().CNIConfDir)

@@ -84,7 +84,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if handler == "" {
 		handler = e.deps.Runtimes.Default()
 	}
-	abilities, err := e.handlers.probe(ctx, handler)
+	abilities, err := e.status.Probe(ctx, handler)
 	if err != nil {
 		return "", err
 	}
@@ -92,7 +92,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		return "", err
 	}
 	if e.namespacesOf("", cfg).UIDs != nil {
-		if err := e.handlers.canMap(handler, abilities); err != nil {
+		if err := e.status.CanMap(handler, abilities); err != nil {
 			return "", err
 		}
 	}

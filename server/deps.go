@@ -60,6 +60,13 @@ type Engine interface {
 	// for them.
 	StopEvents()
 
+	CgroupDriver() cri.CgroupDriver
+	// SetPodCIDR gets one CIDR or, on a dual-stack node, two joined by a comma.
+	SetPodCIDR(cidr string) error
+}
+
+// Status says what the node can do now; *status.Node is the one there is.
+type Status interface {
 	// Handlers lists the RuntimeClass handlers that can be used now.
 	Handlers(ctx context.Context) []*cri.RuntimeHandler
 	// RuntimeStatus and NetworkStatus say whether a pod could be run, without looking
@@ -67,9 +74,6 @@ type Engine interface {
 	// pointers.
 	RuntimeStatus(ctx context.Context) (*view.RuntimeStatus, error)
 	NetworkStatus(ctx context.Context) (*view.NetworkStatus, error)
-	CgroupDriver() cri.CgroupDriver
-	// SetPodCIDR gets one CIDR or, on a dual-stack node, two joined by a comma.
-	SetPodCIDR(cidr string) error
 }
 
 // Usage measures pods and containers; *usage.Reader is the one there is.

@@ -335,7 +335,7 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 	}
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	services := Services{Engine: n.engine, Usage: n.engine, Images: n.images, Version: "1.2.3"}
+	services := Services{Engine: n.engine, Status: n.engine, Usage: n.engine, Images: n.images, Version: "1.2.3"}
 	for _, c := range configure {
 		c(&cfg, &services)
 	}

@@ -33,6 +33,7 @@ func features() *cri.RuntimeFeatures {
 // nodeAPI is the part of RuntimeService that deals with the node as a whole.
 type nodeAPI struct {
 	engine  Engine
+	status  Status
 	info    func(context.Context) map[string]string
 	version string
 
@@ -50,11 +51,11 @@ func (s *nodeAPI) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.Vers
 }
 
 func (s *nodeAPI) Status(ctx context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
-	runtime, err := s.engine.RuntimeStatus(ctx)
+	runtime, err := s.status.RuntimeStatus(ctx)
 	if err != nil {
 		return nil, err
 	}
-	network, err := s.engine.NetworkStatus(ctx)
+	network, err := s.status.NetworkStatus(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func TestStatusOfImpatientCaller(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	api := &nodeAPI{engine: &fakeEngine{statusErr: ctx.Err()}}
+	api := &nodeAPI{status: &fakeEngine{statusErr: ctx.Err()}}
 	if resp, err := api.Status(ctx, &cri.StatusRequest{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, %v", resp, err)
 	}

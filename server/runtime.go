@@ -31,7 +31,7 @@ func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
 		eventAPI:     &eventAPI{engine: s.Engine},
 		statsAPI:     &statsAPI{engine: s.Engine, usage: s.Usage},
 		metricsAPI:   metrics,
-		nodeAPI:      &nodeAPI{engine: s.Engine, info: s.Info, version: semver(s.Version)},
+		nodeAPI:      &nodeAPI{engine: s.Engine, status: s.Status, info: s.Info, version: semver(s.Version)},
 	}, nil
 }
 
@@ -46,5 +46,5 @@ type unimplementedImages struct {
 }
 
 func newImageService(s Services) *imageService {
-	return &imageService{imageAPI: &imageAPI{images: s.Images, handlers: s.Engine.Handlers}}
+	return &imageService{imageAPI: &imageAPI{images: s.Images, handlers: s.Status.Handlers}}
 }

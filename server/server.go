@@ -18,6 +18,7 @@ const minMessageSize = 4 << 20
 // Services is what the edge stands on.
 type Services struct {
 	Engine Engine
+	Status Status
 	Usage  Usage
 	Images Images
 	// Sessions serves exec, attach and port-forward.

@@ -185,7 +185,7 @@ func serving(t *testing.T, heeds bool) (s *Server, socket string, release chan s
 	}
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	s, err := New(cfg, Services{Engine: engine, Usage: engine, Images: &fakeImages{}})
+	s, err := New(cfg, Services{Engine: engine, Status: engine, Usage: engine, Images: &fakeImages{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 	t.Parallel()
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	s, err := New(cfg, Services{Engine: &fakeEngine{}, Usage: &fakeEngine{}, Images: &fakeImages{}})
+	s, err := New(cfg, Services{Engine: &fakeEngine{}, Status: &fakeEngine{}, Usage: &fakeEngine{}, Images: &fakeImages{}})
 	if err != nil {
 		t.Fatal(err)
 	}

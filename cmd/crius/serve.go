@@ -112,7 +112,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	defer closing(&err, endControl)
 	tidyFacade(ctx, cfg)
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
-		Engine: engine, Usage: engine.Usage(),
+		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
 		Images:   images{store, engine},
 		Sessions: sessions,
 		Version:  currentVersion().Crius,

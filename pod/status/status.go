@@ -1,0 +1,219 @@
+// Package status says what the node can do now: whether pods can be run and given a
+// network, and which handlers may run them. The answers are kept up to date beside the
+// kubelet's calls (docs/decisions/0037-status.md).
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/refresh"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/view"
+)
+
+const (
+	// runtimePeriod and networkPeriod are how long a change that nothing announces may
+	// go unnoticed. A look at the network may run plugins, by CNI's verb STATUS.
+	runtimePeriod = 2 * time.Second
+	networkPeriod = 5 * time.Second
+	// statusWait is how long a call waits for a new check if the last one said not ready.
+	statusWait = 3 * time.Second
+	// firstWait is how long one waits that comes before the first look has ended, which
+	// takes as long as runtimes and plugins may.
+	firstWait = 15 * time.Second
+)
+
+// Runtimes is the table of handlers.
+type Runtimes interface {
+	Get(name string) (oci.Runtime, error)
+	Names() []string
+	Default() string
+	Version() uint64
+	Ready(ctx context.Context) error
+	MonitorReady() error
+}
+
+// Images is what is asked of storage.
+type Images interface {
+	Ready(ctx context.Context) error
+	CheckMapping(userNS string) error
+}
+
+// Network is what is asked of CNI.
+type Network interface {
+	Ready(ctx context.Context) error
+}
+
+// Node has the answers.
+type Node struct {
+	runtimes Runtimes
+	images   Images
+	mapping  mapping
+	runtime  *refresh.Value[view.RuntimeStatus]
+	network  *refresh.Value[view.NetworkStatus]
+	checks   *background.Group
+	watching sync.Once
+}
+
+// New returns a Node whose checks run in checks, from the first question on.
+func New(runtimes Runtimes, images Images, network Network, checks *background.Group) *Node {
+	n := &Node{runtimes: runtimes, images: images, checks: checks}
+	n.runtime = refresh.New(func(ctx context.Context) view.RuntimeStatus {
+		table := runtimes.Version()
+		return view.RuntimeStatus{Table: table, NotReady: n.runtimeReady(ctx), Handlers: n.Handlers(ctx)}
+	})
+	n.network = refresh.New(func(ctx context.Context) view.NetworkStatus {
+		return view.NetworkStatus{NotReady: network.Ready(ctx)}
+	})
+	return n
+}
+
+// watch begins to keep the answers up to date. It is for the first reader to call, for
+// a program that only looks at records has none.
+func (n *Node) watch() {
+	keep := func(work string, run func(context.Context, time.Duration), period time.Duration) {
+		n.checks.Go(work, func() { n.checks.Insist(work, func() { run(n.checks.Closing(), period) }) })
+	}
+	keep("runtime status", n.runtime.Run, runtimePeriod)
+	keep("network status", n.network.Run, networkPeriod)
+}
+
+// RuntimeStatus says whether containers of the default handler can be run, and which
+// handlers this node offers; readers share the answer. It is at most runtimePeriod
+// old, plus the time that runtimes take to answer. Where the runtime was not ready
+// the answer is that of now.
+func (n *Node) RuntimeStatus(ctx context.Context) (*view.RuntimeStatus, error) {
+	n.watching.Do(n.watch)
+	version := n.runtimes.Version()
+	return current(ctx, n.runtime, func(s *view.RuntimeStatus) bool { return s.NotReady == nil && s.Table == version })
+}
+
+// NetworkStatus says whether pods can be given a network, as RuntimeStatus does; it
+// is at most networkPeriod old.
+func (n *Node) NetworkStatus(ctx context.Context) (*view.NetworkStatus, error) {
+	n.watching.Do(n.watch)
+	return current(ctx, n.network, func(s *view.NetworkStatus) bool { return s.NotReady == nil })
+}
+
+// current is the last answer if that will do, else a new one or, if that takes longer
+// than statusWait, the last one all the same.
+func current[T any](ctx context.Context, v *refresh.Value[T], willDo func(*T) bool) (*T, error) {
+	last := v.Last()
+	if last != nil && willDo(last) {
+		return last, nil
+	}
+	limit := statusWait
+	if last == nil {
+		limit = firstWait
+	}
+	wait, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	last = v.Fresh(wait)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if last == nil {
+		return nil, fmt.Errorf("the node's status is not known yet: %w", fault.Unavailable)
+	}
+	return last, nil
+}
+
+// runtimeReady says why containers of the default handler cannot be run now: its
+// runtime or the monitor is missing or broken, or the store is not ready. Other
+// handlers do not count (they are left out of the list): the pod that installs one
+// may have to run first. The text stays the same for as long as the cause does.
+func (n *Node) runtimeReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
+	defer cancel()
+	return errors.Join(n.images.Ready(ctx), n.runtimes.Ready(ctx))
+}
+
+// Handlers lists the RuntimeClass handlers that this node offers now in alphabetical
+// order, after the default one under its other name "" (CRI: RuntimeHandler.name). A
+// handler whose runtime cannot be used, or does not say within oci.StatusTime what it
+// can do, is left out, but for the default one, which has no features then.
+func (n *Node) Handlers(ctx context.Context) []*cri.RuntimeHandler {
+	ctx, cancel := context.WithTimeout(ctx, oci.StatusTime)
+	defer cancel()
+	names := append([]string{""}, n.runtimes.Names()...)
+	found := make([]*cri.RuntimeHandler, len(names))
+	var group panics.Group // side by side: a runtime may hang
+	for i, name := range names {
+		group.Go(func() { found[i] = n.offered(ctx, name) })
+	}
+	group.Wait()
+	return slices.DeleteFunc(found, func(one *cri.RuntimeHandler) bool { return one == nil })
+}
+
+// offered is nil for a handler that is not offered now.
+func (n *Node) offered(ctx context.Context, name string) *cri.RuntimeHandler {
+	abilities, err := n.Probe(ctx, name)
+	if err != nil && name != "" && name != n.runtimes.Default() {
+		return nil
+	}
+	features := &cri.RuntimeHandlerFeatures{}
+	if err == nil {
+		features.RecursiveReadOnlyMounts = abilities.RecursiveReadOnly
+		features.UserNamespaces = n.CanMap(name, abilities) == nil
+	}
+	return &cri.RuntimeHandler{Name: name, Features: features}
+}
+
+// Probe says what pods of a handler may ask for, or why it makes none now.
+func (n *Node) Probe(ctx context.Context, handler string) (*oci.Abilities, error) {
+	runtime, err := n.runtimes.Get(handler)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.runtimes.MonitorReady(); err != nil {
+		return nil, err
+	}
+	return runtime.Probe(ctx)
+}
+
+// CanMap says why a handler's pods cannot have user namespaces of their own:
+// both their volumes, which the runtime mounts, and their root file systems,
+// which the kernel puts together, need id-mapped mounts.
+func (n *Node) CanMap(handler string, abilities *oci.Abilities) error {
+	if !abilities.IDMap {
+		return fmt.Errorf("userns_options: runtime handler %q (%s) does not support ID-mapped mounts, which user namespaces need; use runc 1.2, crun 1.9 or later: %w",
+			handler, abilities.Version, fault.Unimplemented)
+	}
+	if err := n.mapping.check(n.images.CheckMapping); err != nil {
+		return fmt.Errorf("userns_options: %w", err)
+	}
+	return nil
+}
+
+// mapping remembers whether the node can id-map the layers of images. To find
+// out takes some milliseconds, and the answer holds for as long as the node is
+// up, unless there was none.
+type mapping struct {
+	mu       sync.Mutex
+	answered bool
+	answer   error
+}
+
+func (m *mapping) check(ask func(userNS string) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.answered {
+		return m.answer
+	}
+	err := ns.WithUser([]ns.IDMap{{Container: 0, Host: 1 << 16, Size: 1}}, ask)
+	if err == nil || errors.Is(err, fault.Unimplemented) {
+		m.answered, m.answer = true, err
+	}
+	return err
+}
