@@ -21,18 +21,19 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
 // planContainer is the first record of a container: all that is known without
 // having made anything.
-func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (containerPlan, error) {
+func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (records.ContainerPlan, error) {
 	logPath, err := logPath(s.plan.Config.M, cfg)
 	if err != nil {
-		return containerPlan{}, err
+		return records.ContainerPlan{}, err
 	}
 	if err := s.enoughMemory(cfg.GetLinux().GetResources()); err != nil {
-		return containerPlan{}, err
+		return records.ContainerPlan{}, err
 	}
 	imageSignal := ""
 	if image.Config != nil {
@@ -40,20 +41,20 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	}
 	number, signal, err := spec.StopSignal(cfg.GetStopSignal(), imageSignal)
 	if err != nil {
-		return containerPlan{}, err
+		return records.ContainerPlan{}, err
 	}
 	cgroupsPath, cgroup, err := e.cfg.cgroupOf(s.plan.Config.M, e.cfg.CgroupPrefix, id)
 	if err != nil {
-		return containerPlan{}, err
+		return records.ContainerPlan{}, err
 	}
 	label, err := s.fileContextOf(cfg)
 	if err != nil {
-		return containerPlan{}, err
+		return records.ContainerPlan{}, err
 	}
-	return containerPlan{
+	return records.ContainerPlan{
 		SandboxID:   s.id,
 		Handler:     s.plan.Handler,
-		Config:      message[*cri.ContainerConfig]{cfg},
+		Config:      records.Message[*cri.ContainerConfig]{M: cfg},
 		ImageID:     image.ID,
 		ImageRef:    digestedName(cfg.GetImage(), image),
 		CreatedAt:   time.Now(),

@@ -145,7 +145,7 @@ func TestNamespacesAreRemovedUntilTheyAreGone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range pathsOf(s.record()) {
+		for _, path := range s.plan.Pins() {
 			if _, err := ns.Inode(path); !errors.Is(err, fault.NotFound) {
 				t.Errorf("%s: %v", path, err)
 			}

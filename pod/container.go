@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -33,7 +34,7 @@ type Container struct {
 	engine  *Engine
 	id      string
 	sandbox *Sandbox
-	plan    containerPlan
+	plan    records.ContainerPlan
 	live    guarded.Value[liveContainer]
 	runtime oci.Runtime
 	ref     oci.Ref
@@ -50,8 +51,8 @@ type Container struct {
 	exited chan struct{} // closed when the exit is known and published
 }
 
-func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Container {
-	ref := e.containerRef(id, rec.containerPlan)
+func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Container {
+	ref := e.containerRef(id, rec.ContainerPlan)
 	if s.plan.Sandboxed {
 		ref.Sandbox = s.id
 	}
@@ -59,8 +60,8 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Conta
 		engine:  e,
 		id:      id,
 		sandbox: s,
-		plan:    rec.containerPlan,
-		live:    guarded.Of(liveContainer{containerState: rec.containerState}),
+		plan:    rec.ContainerPlan,
+		live:    guarded.Of(liveContainer{ContainerState: rec.ContainerState}),
 		runtime: s.runtime,
 		ref:     ref,
 		meter:   usage.NewMeter(e.meters, rec.Cgroup),
@@ -68,11 +69,11 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec containerRecord) *Conta
 	}
 }
 
-func (e *Engine) containerRef(id string, plan containerPlan) oci.Ref {
+func (e *Engine) containerRef(id string, plan records.ContainerPlan) oci.Ref {
 	return oci.Ref{
 		ID:         id,
 		Dir:        filepath.Join(e.cfg.RunDir, "containers", id),
-		ExitFile:   filepath.Join(e.ctrRecords.Path(id), "exit.json"),
+		ExitFile:   filepath.Join(e.records.Containers.Path(id), "exit.json"),
 		CgroupPath: plan.CgroupsPath,
 		Cgroup:     plan.Cgroup,
 	}
@@ -82,7 +83,7 @@ func (c *Container) rootfs() storage.Rootfs {
 	return storage.Rootfs{
 		ID:         c.id,
 		ImageID:    c.plan.ImageID,
-		Dir:        c.engine.ctrRecords.Path(c.id),
+		Dir:        c.engine.records.Containers.Path(c.id),
 		Target:     c.ref.Rootfs(),
 		MountLabel: c.plan.MountLabel,
 		UserNS:     c.sandbox.plan.Namespaces.Paths().User,
@@ -98,7 +99,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 	if err != nil {
 		return "", err
 	}
-	name := nameOfContainer(s.id, cfg.GetMetadata())
+	name := records.NameOfContainer(s.id, cfg.GetMetadata())
 	key, err := requestOf(name, cfg)
 	if err != nil {
 		return "", err
@@ -132,7 +133,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 	})
 }
 
-func (e *Engine) sameContainer(owner string, name containerName, cfg *cri.ContainerConfig) (string, error) {
+func (e *Engine) sameContainer(owner string, name records.ContainerName, cfg *cri.ContainerConfig) (string, error) {
 	if v, err := e.Container(owner); err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
 		return owner, nil
 	}
@@ -152,8 +153,8 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if plan.Volumes, err = s.planVolumes(ctx, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
-	state := containerState{Phase: phaseCreating, Resources: message[*cri.LinuxContainerResources]{cfg.GetLinux().GetResources()}}
-	c := e.newContainer(id, s, containerRecord{plan, state})
+	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: cfg.GetLinux().GetResources()}}
+	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.put(ctx); err == nil {
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image) })
 	}
@@ -213,7 +214,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := c.createTask(ctx, create); err != nil {
 		return c.engine.explainCreate(ctx, c.plan.Config.M.GetMounts(), err)
 	}
-	c.change(func(now *liveContainer) { now.Phase = phaseCreated })
+	c.change(func(now *liveContainer) { now.Phase = records.Created })
 	return c.put(ctx)
 }
 
@@ -239,7 +240,7 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 	}
 	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.id, "err", program)
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
-	c.setTask(oci.Unstartable(c.ref, program, startErrorCode), false)
+	c.setTask(oci.Unstartable(c.ref, program, records.StartErrorCode), false)
 	return nil
 }
 
@@ -267,7 +268,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	now := c.now()
-	if refused := now.refused(); refused != nil {
+	if refused := now.Refused(); refused != nil {
 		return c.failStart(ctx, refused)
 	}
 	c.beginEvents()
@@ -279,9 +280,9 @@ func (c *Container) start(ctx context.Context) error {
 	// did the record does tell, which may be long before that; and before the
 	// runtime returns, for a short life may be over then.
 	started := time.Now()
-	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseStarting, started })
+	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
 	if err := c.put(ctx); err != nil {
-		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = phaseCreated, time.Time{} })
+		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
 		c.endEvents(ctx, nil)
 		return err
 	}
@@ -291,7 +292,7 @@ func (c *Container) start(ctx context.Context) error {
 		}
 		return c.failStart(ctx, err)
 	}
-	c.change(func(now *liveContainer) { now.Phase = phaseStarted })
+	c.change(func(now *liveContainer) { now.Phase = records.Started })
 	c.publish()
 	c.tell()
 	if err := c.put(ctx); err != nil { // but it runs, and recovery would find that out
@@ -309,7 +310,7 @@ func (c *Container) mayStart() error {
 	if now.unreachable {
 		return fmt.Errorf("its monitor has not answered since the server started; see crius check: %w", fault.Unavailable)
 	}
-	if now.Phase == phaseStarting {
+	if now.Phase == records.Starting {
 		return fmt.Errorf("a start requested by a previous server is still running: %w", fault.Unavailable)
 	}
 	return nil
@@ -319,7 +320,7 @@ func (c *Container) mayStart() error {
 func (c *Container) recordStart(ctx context.Context) error {
 	c.life.Lock()
 	defer c.life.Unlock()
-	if c.now().Phase == phaseRemoving {
+	if c.now().Phase == records.Removing {
 		return nil // the removal has taken over
 	}
 	return c.put(ctx)
@@ -350,7 +351,7 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 func (c *Container) remove(ctx context.Context) error {
 	c.life.Lock()
 	defer c.life.Unlock()
-	if c.now().Phase == phaseRemoving {
+	if c.now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
 	if err := c.kill(ctx); err != nil {

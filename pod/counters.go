@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // counters grow from the start of the server on.
@@ -58,7 +59,7 @@ func (c *Container) retire() {
 	log.mu.Lock()
 	defer log.mu.Unlock()
 	log.removed += c.logged.Load()
-	c.engine.containers.Drop(nameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
+	c.engine.containers.Drop(records.NameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
 }
 
 // Summary is what there is on the node, and what has happened to it since the

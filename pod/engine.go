@@ -1,7 +1,9 @@
 package pod
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
@@ -22,11 +25,11 @@ import (
 	"github.com/crius-run/crius/internal/index"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/poll"
-	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -46,10 +49,9 @@ type Engine struct {
 	meters   *cgroup.Meters
 	levels   *selinux.Levels
 
-	podRecords  *record.Dir[podRecord]
-	ctrRecords  *record.Dir[containerRecord]
-	sandboxes   *index.Index[podName, *Sandbox]
-	containers  *index.Index[containerName, *Container]
+	records     *records.Store
+	sandboxes   *index.Index[records.PodName, *Sandbox]
+	containers  *index.Index[records.ContainerName, *Container]
 	creates     flight.Group[request, string]
 	verbs       flight.Group[verb, struct{}]
 	pulls       flight.Group[pullKey, *storage.Image]
@@ -67,6 +69,26 @@ type Engine struct {
 
 // verb is a piece of work on an existing object, joined by whoever asks again.
 type verb struct{ name, id string }
+
+// request identifies a piece of work: the same name with another content is
+// another request, and must not be taken for a retry of the first.
+type request struct {
+	name    any
+	content [sha256.Size]byte
+}
+
+func requestOf(name any, parts ...proto.Message) (request, error) {
+	h := sha256.New()
+	for _, part := range parts {
+		text, err := proto.MarshalOptions{Deterministic: true}.Marshal(part)
+		if err != nil {
+			return request{}, err
+		}
+		fmt.Fprintf(h, "%d\n", len(text))
+		h.Write(text)
+	}
+	return request{name: name, content: [sha256.Size]byte(h.Sum(nil))}, nil
+}
 
 // maxRunDir leaves room, in the 107 bytes that a unix socket's address has, for
 // the longest one below: /pods/<id>/infra/monitor.sock.
@@ -112,10 +134,9 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		levels:     newLevels(defaults.SELinux),
-		podRecords: record.At[podRecord](filepath.Join(cfg.StateDir, "pods"), "pod.json", recordVersion),
-		ctrRecords: record.At[containerRecord](filepath.Join(cfg.StateDir, "containers"), "container.json", recordVersion),
-		sandboxes:  index.New[podName, *Sandbox]("pod"),
-		containers: index.New[containerName, *Container]("container"),
+		records:    records.At(cfg.StateDir),
+		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),
+		containers: index.New[records.ContainerName, *Container]("container"),
 		pulls:      flight.Group[pullKey, *storage.Image]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
 		verifying:  make(chan struct{}, 1),
 
@@ -128,6 +149,12 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	return e, nil
 }
 
+// bootID changes with every boot of the machine.
+func bootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(text)), err
+}
+
 // makeDirs makes the two roots.
 func (e *Engine) makeDirs() error {
 	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
@@ -136,7 +163,7 @@ func (e *Engine) makeDirs() error {
 			return err
 		}
 	}
-	return errors.Join(e.podRecords.Make(), e.ctrRecords.Make())
+	return e.records.Make()
 }
 
 // ForkTime is far more than the forked copy of a process takes to become the
@@ -230,7 +257,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, fmt.Errorf("background work did not finish: %w", context.Cause(ctx)))
 	}
-	return errors.Join(err, e.podRecords.Sync(), e.ctrRecords.Sync())
+	return errors.Join(err, e.records.Sync())
 }
 
 // run executes a verb's work in a flight of its own.

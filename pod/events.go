@@ -6,6 +6,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -29,9 +30,9 @@ func (c *Container) stage() (now, skip view.Stage) {
 	switch {
 	case at.gone:
 		now = view.Deleted
-	case at.exit != nil && (at.Phase != phaseStarting || at.StartError != ""):
+	case at.exit != nil && (at.Phase != records.Starting || at.StartError != ""):
 		now = view.Stopped
-	case at.Phase == phaseStarted:
+	case at.Phase == records.Started:
 		now = view.Started
 	default:
 		now = view.Created
@@ -48,7 +49,7 @@ func (s *Sandbox) tell() {
 	switch {
 	case at.gone:
 		now = view.Deleted
-	case s.ending.Err() != nil || at.Phase != phaseReady:
+	case s.ending.Err() != nil || at.Phase != records.Ready:
 		now = view.Stopped
 	}
 	s.progress.Reach(now, view.Unknown, func(kind cri.ContainerEventType) { s.emit(s.id, kind) })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -117,7 +118,7 @@ func TestEventsOfShortLives(t *testing.T) {
 	if err := <-done; !errors.Is(err, errInjected) {
 		t.Fatal(err)
 	}
-	if v, _ := e.Container(gone); v.ExitCode != startErrorCode || v.Reason != "StartError" {
+	if v, _ := e.Container(gone); v.ExitCode != records.StartErrorCode || v.Reason != "StartError" {
 		t.Errorf("a start that failed: %d %s", v.ExitCode, v.Reason)
 	}
 	if got := b.tale(l, names, "gone stopped"); got != "gone created, gone stopped" {
@@ -175,14 +176,14 @@ func TestEndIsToldOnceItsRecordsAreSynced(t *testing.T) {
 	e := b.engine()
 	pod := b.run(e, "a")
 	ctr := b.start(e, pod, "c")
-	for _, again := range []error{e.podRecords.Put(t.Context(), pod, mustGet(t, e.podRecords, pod)), e.ctrRecords.Put(t.Context(), ctr, mustGet(t, e.ctrRecords, ctr))} {
+	for _, again := range []error{e.records.Pods.Put(t.Context(), pod, mustGet(t, e.records.Pods, pod)), e.records.Containers.Put(t.Context(), ctr, mustGet(t, e.records.Containers, ctr))} {
 		if again != nil { // so that there is something to sync
 			t.Fatal(again)
 		}
 	}
 	b.end(ctr, 0)
 	b.waitState(e, ctr, cri.ContainerState_CONTAINER_EXITED)
-	for _, dir := range []string{e.podRecords.Path(pod), e.ctrRecords.Path(ctr)} {
+	for _, dir := range []string{e.records.Pods.Path(pod), e.records.Containers.Path(ctr)} {
 		if unsynced, _ := filepath.Glob(filepath.Join(dir, "*.last")); len(unsynced) > 0 {
 			t.Errorf("the end was told while %q were kept for records that are not on the disk", unsynced)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -111,7 +112,7 @@ func TestStartWhileEndsHang(t *testing.T) {
 		lost, unfinished := b.start(e, pod, "lost"), b.create(e, pod, "unfinished")
 		b.close(e)
 		close(b.task(lost).lost)
-		rewrite(t, e.ctrRecords, unfinished, func(r *containerRecord) { r.Phase = phaseCreating })
+		rewrite(t, e.records.Containers, unfinished, func(r *records.Container) { r.Phase = records.Creating })
 		if err := ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: pinPrefix + dead}); err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +151,7 @@ func TestStartOfAnEarlierServerHangs(t *testing.T) {
 			ctr := b.create(e, pod, "c")
 			b.close(e)
 			at := time.Now().Add(-time.Minute).UTC()
-			rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase, r.StartedAt = phaseStarting, at })
+			rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase, r.StartedAt = records.Starting, at })
 			b.node.set(func() { b.node.fail["state"] = fault.Timeout })
 			e = b.engine()
 			if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_CREATED || !v.StartedAt.IsZero() {

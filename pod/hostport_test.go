@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/pod/records"
 )
 
 func (b *bench) runWithPort(e *Engine, name string) (string, error) {
@@ -75,12 +77,12 @@ func TestHostPortsThatFail(t *testing.T) {
 		done := make(chan error)
 		go func() { _, err := b.runWithPort(e, "a"); done <- err }()
 		b.awaitCalls("expose", 2)
-		records, _, _, err := e.podRecords.All()
-		if err != nil || len(records) != 1 {
-			t.Fatalf("records %v, %v", records, err)
+		docs, _, _, err := e.records.Pods.All()
+		if err != nil || len(docs) != 1 {
+			t.Fatalf("records %v, %v", docs, err)
 		}
-		for _, rec := range records {
-			if rec.Phase != phaseCreating || rec.Network == nil || len(rec.Network.HostPorts) != 1 || len(rec.Network.IPs) != 2 {
+		for _, rec := range docs {
+			if rec.Phase != records.Creating || rec.Network == nil || len(rec.Network.HostPorts) != 1 || len(rec.Network.IPs) != 2 {
 				t.Errorf("record before the rules: %+v", rec)
 			}
 		}

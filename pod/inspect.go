@@ -2,23 +2,22 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/crius-run/crius/internal/record"
-	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // Inspect is Verify for a node without a server: it reads the records, as
 // Recover does, and changes nothing at all. The engine is good for nothing else
 // afterwards. The caller holds the Lock.
 func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
-	pods, _, damagedPods, err := e.podRecords.Read()
+	pods, _, damagedPods, err := e.records.Pods.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read pod records: %w", err)
 	}
-	ctrs, _, damagedCtrs, err := e.ctrRecords.Read()
+	ctrs, _, damagedCtrs, err := e.records.Containers.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read container records: %w", err)
 	}
@@ -42,17 +41,13 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
 		}
 	}
-	e.deps.Network.Load(attachedPods(pods, e.boot))
+	e.deps.Network.Load(records.Attached(pods, e.boot))
 	found, err := e.Verify(ctx, false)
 	return append(findings, found...), err
 }
 
 // Recorded counts the records.
-func (e *Engine) Recorded() (pods, containers int, err error) {
-	podDocs, _, _, podErr := e.podRecords.Read()
-	ctrDocs, _, _, ctrErr := e.ctrRecords.Read()
-	return len(podDocs), len(ctrDocs), errors.Join(podErr, ctrErr)
-}
+func (e *Engine) Recorded() (pods, containers int, err error) { return e.records.Count() }
 
 // OpaqueIPAM are the IPAM plugins that nobody but themselves can compare with the
 // records.
@@ -69,15 +64,4 @@ func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
 		})
 	}
 	return findings
-}
-
-// attachedPods are the pods on record that live in this boot as far as that tells.
-func attachedPods(records map[string]*podRecord, boot string) map[string]*network.Attachment {
-	live := map[string]*network.Attachment{}
-	for id, rec := range records {
-		if rec.Phase == phaseReady && rec.Network != nil && rec.BootID == boot {
-			live[id] = rec.Network
-		}
-	}
-	return live
 }

@@ -37,7 +37,7 @@ func networkDirs(runtimes status.Runtimes) (dirs []string) {
 // attached are the pods on record that have a network, or are about to get one. The
 // record comes before the network: of a pod that the plugins know there is one.
 func (k known) attached() (map[string]string, error) {
-	records, _, damaged, err := k.engine.podRecords.Read()
+	pods, _, damaged, err := k.engine.records.Pods.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read pod records: %w", err)
 	}
@@ -45,7 +45,7 @@ func (k known) attached() (map[string]string, error) {
 	for _, d := range damaged { // its network is not known
 		return nil, fmt.Errorf("read pod records: %w", d.Err)
 	}
-	for id, rec := range records {
+	for id, rec := range pods {
 		if rec.Network != nil {
 			attached[id] = rec.Network.Interface
 		}

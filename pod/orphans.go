@@ -2,10 +2,8 @@ package pod
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod/audit"
@@ -32,12 +30,7 @@ func (e *Engine) orphans(ctx context.Context, report *audit.Report) error {
 
 // Knows implements audit.Node.
 func (k known) Knows(id string) bool {
-	if k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id) || k.engine.cleanups.Has(id) {
-		return true
-	}
-	_, podErr := k.engine.podRecords.Get(id)
-	_, ctrErr := k.engine.ctrRecords.Get(id)
-	return !errors.Is(podErr, fault.NotFound) || !errors.Is(ctrErr, fault.NotFound)
+	return k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id) || k.engine.cleanups.Has(id) || k.engine.records.Has(id)
 }
 
 // CgroupParents implements audit.Node, with the one that a pod without one in its

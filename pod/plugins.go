@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // This file sends the events of pods and containers to NRI plugins. Plugins are asked
@@ -146,7 +147,7 @@ func (c *Container) sendStop(ctx context.Context) {
 // describe returns the pod as plugins see it.
 func (s *Sandbox) describe() *nri.Pod {
 	now := s.now()
-	cfg := podRecord{s.plan, now.podState}.config()
+	cfg := records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current()
 	p := &nri.Pod{ID: s.id, Handler: s.plan.Handler, Config: cfg}
 	// Invalid limits were refused when they were requested.
 	p.Overhead, _ = spec.Resources(cfg.GetLinux().GetOverhead(), s.engine.host)
@@ -202,7 +203,7 @@ type PluginNode struct{ Engine *Engine }
 func (n PluginNode) Pods() []*nri.Pod {
 	var pods []*nri.Pod
 	for _, s := range n.Engine.sandboxes.All() {
-		if s.now().Phase != phaseRemoving {
+		if s.now().Phase != records.Removing {
 			pods = append(pods, s.describe())
 		}
 	}

@@ -233,13 +233,6 @@ func (c *Config) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, c
 	return path, cgroupfs, err
 }
 
-// needsNetworkCgroup reports whether the pod needs an empty cgroup of its own id.
-// cAdvisor, which takes crius for CRI-O, asks for a pod's network only by that cgroup;
-// CRI-O, too, creates it for pods without an infra container.
-func (plan *podPlan) needsNetworkCgroup() bool {
-	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
-}
-
 func (s *Sandbox) makeNetworkCgroup(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }
 
 // pausePath is where the infra container sees its program.

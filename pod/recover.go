@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -66,11 +67,11 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err := e.copyPause(); err != nil { // a full disk keeps no server from starting
 		slog.ErrorContext(ctx, "cannot copy the pause program, pods with shareProcessNamespace may fail", "err", err)
 	}
-	pods, orphanPods, damagedPods, err := e.podRecords.All()
+	pods, orphanPods, damagedPods, err := e.records.Pods.All()
 	if err != nil {
 		return fmt.Errorf("read pod records: %w", err)
 	}
-	ctrs, orphanCtrs, damagedCtrs, err := e.ctrRecords.All()
+	ctrs, orphanCtrs, damagedCtrs, err := e.records.Containers.All()
 	if err != nil {
 		return fmt.Errorf("read container records: %w", err)
 	}
@@ -137,9 +138,9 @@ func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	}
 }
 
-func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRecord) {
-	r.sandboxes = make(map[string]*Sandbox, len(records))
-	for id, rec := range records {
+func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.Pod) {
+	r.sandboxes = make(map[string]*Sandbox, len(pods))
+	for id, rec := range pods {
 		r.engine.levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
@@ -153,13 +154,13 @@ func (r *recovery) loadSandboxes(ctx context.Context, records map[string]*podRec
 }
 
 // recoverContainers waits until their states are known, within bounds.
-func (r *recovery) recoverContainers(ctx context.Context, records map[string]*containerRecord) {
+func (r *recovery) recoverContainers(ctx context.Context, ctrs map[string]*records.Container) {
 	for _, s := range r.sandboxes {
 		r.loadInfra(s)
 	}
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
-	for id, rec := range records {
+	for id, rec := range ctrs {
 		g.Go(func() error {
 			panics.Run(ctx, "recover container "+id, func() { r.recoverContainer(ctx, id, *rec) })
 			return nil
@@ -185,18 +186,18 @@ func (r *recovery) recoverSandboxes(ctx context.Context) {
 // restoreNetwork makes the node's host ports those of the pods that were ready
 // when the last server ended. Those that have died since are detached later, as
 // any other.
-func (r *recovery) restoreNetwork(ctx context.Context, records map[string]*podRecord) {
-	if err := r.engine.deps.Network.Restore(ctx, attachedPods(records, r.engine.boot)); err != nil {
+func (r *recovery) restoreNetwork(ctx context.Context, pods map[string]*records.Pod) {
+	if err := r.engine.deps.Network.Restore(ctx, records.Attached(pods, r.engine.boot)); err != nil {
 		slog.ErrorContext(ctx, "host ports may not be forwarded to their pods, retrying", "err", err)
 	}
 }
 
 // adopt keeps the images of all containers on record, whatever becomes of those:
 // a teardown lets go of its own.
-func (r *recovery) adopt(ctx context.Context, records map[string]*containerRecord) {
+func (r *recovery) adopt(ctx context.Context, ctrs map[string]*records.Container) {
 	var rootfs []storage.Rootfs
-	for id, rec := range records {
-		rootfs = append(rootfs, rec.imagesInUse(id)...)
+	for id, rec := range ctrs {
+		rootfs = append(rootfs, rec.ImagesInUse(id)...)
 	}
 	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
@@ -215,15 +216,15 @@ func (r *recovery) end(id string, cleanup retry.Work, ends *waiting) {
 func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 	e := r.engine
 	switch s.now().Phase {
-	case phaseCreating, phaseRemoving:
+	case records.Creating, records.Removing:
 		s.end()
 		slog.WarnContext(ctx, "unfinished pod, removing it", "pod", s.id)
 		r.end(s.id, s.dismantle, &r.ends)
 		return
-	case phaseStopping:
+	case records.Stopping:
 		s.end()
 		r.end(s.id, s.expire, &r.ends)
-	case phaseReady:
+	case records.Ready:
 		lost, unseen := s.lost()
 		for _, why := range unseen {
 			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.id, "err", why)
@@ -233,12 +234,12 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 			s.end()
 			r.end(s.id, s.expire, &r.ends)
 		}
-	case phaseStopped:
-		if s.now().hasNetwork() {
+	case records.Stopped:
+		if s.now().HasNetwork() {
 			e.cleanups.Add(s.id, s.finishStop)
 		}
 	}
-	e.sandboxes.Reserve(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
+	e.sandboxes.Reserve(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.id)
 	s.publish()
 	e.sandboxes.Publish(s.id, s)
 	s.tell()
@@ -263,7 +264,7 @@ func (s *Sandbox) expire(ctx context.Context) error {
 
 // recoverContainer puts a container back in its place, or tears it down if it
 // was not ready or has lost its pod.
-func (r *recovery) recoverContainer(ctx context.Context, id string, rec containerRecord) {
+func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.Container) {
 	e, s := r.engine, r.sandboxes[rec.SandboxID]
 	if s == nil {
 		runtime, err := e.deps.Runtimes.Get(rec.Handler)
@@ -275,14 +276,14 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 		return
 	}
 	c := e.newContainer(id, s, rec)
-	if rec.Phase == phaseCreating || rec.Phase == phaseRemoving {
+	if rec.Phase == records.Creating || rec.Phase == records.Removing {
 		r.end(id, c.teardown, &r.answers)
 		return
 	}
 	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil {
 		c.setTask(oci.Dead(exit), false) // its monitor may still wait for the end of its output
-		if c.now().Phase == phaseStarting {
-			c.settleAs(phaseStarted)
+		if c.now().Phase == records.Starting {
+			c.settleAs(records.Started)
 			e.cleanups.AddNow(id, c.recordStart)
 		}
 		c.setExit(exit)
@@ -292,8 +293,8 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 			r.end(id, c.teardown, &r.answers)
 			return
 		}
-	} else if refused := rec.refused(); refused != nil {
-		c.setTask(oci.Unstartable(c.ref, refused, startErrorCode), false)
+	} else if refused := rec.Refused(); refused != nil {
+		c.setTask(oci.Unstartable(c.ref, refused, records.StartErrorCode), false)
 		c.publish()
 		e.background.Go("watch container", c.watch)
 	} else {
@@ -303,7 +304,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec containe
 		r.answers.add(known)
 		e.background.Go("reconnect container "+id, func() { c.reconnect(known) })
 	}
-	e.containers.Reserve(nameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
+	e.containers.Reserve(records.NameOfContainer(s.id, rec.Config.M.GetMetadata()), id)
 	s.change(func(now *livePod) { now.add(c) })
 	e.containers.Publish(id, c)
 	c.tell()
@@ -374,7 +375,7 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 
 // loadInfra is reconnect for the infra container of a pod that may live.
 func (r *recovery) loadInfra(s *Sandbox) {
-	if s.now().Phase != phaseReady || !s.plan.Infra || s.plan.BootID != s.engine.boot {
+	if s.now().Phase != records.Ready || !s.plan.Infra || s.plan.BootID != s.engine.boot {
 		return
 	}
 	infra := s.runtime.Unreachable(s.infraRef())
@@ -403,7 +404,7 @@ func (r *recovery) loadInfra(s *Sandbox) {
 // happened. While the runtime is at it nobody knows: the container counts as
 // created, and can be stopped.
 func (c *Container) settleStart(ctx context.Context) {
-	if c.now().Phase != phaseStarting {
+	if c.now().Phase != records.Starting {
 		return
 	}
 	task := c.now().task
@@ -413,13 +414,13 @@ func (c *Container) settleStart(ctx context.Context) {
 			return
 		}
 		if err == nil && !started {
-			c.settleAs(phaseCreated)
+			c.settleAs(records.Created)
 			break
 		}
 		if err == nil || exited(task) {
 			// The runtime answers nothing for a container that is dead: if it never
 			// started, its exit by SIGKILL says so well enough.
-			c.settleAs(phaseStarted)
+			c.settleAs(records.Started)
 			break
 		}
 		slog.WarnContext(ctx, "container start state not known yet, retrying", "container", c.id, "err", err)
@@ -434,13 +435,13 @@ func (c *Container) settleStart(ctx context.Context) {
 }
 
 // settleAs leaves a phase alone that is another one by now.
-func (c *Container) settleAs(p phase) {
+func (c *Container) settleAs(p records.Phase) {
 	c.change(func(now *liveContainer) {
-		if now.Phase != phaseStarting {
+		if now.Phase != records.Starting {
 			return
 		}
 		now.Phase = p
-		if p == phaseCreated { // also if a start has failed amid whose undoing the server died
+		if p == records.Created { // also if a start has failed amid whose undoing the server died
 			now.StartedAt, now.StartError = time.Time{}, ""
 		}
 	})

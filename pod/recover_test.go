@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -86,10 +87,10 @@ func TestPodOfAnEarlierVersionKeepsItsFiles(t *testing.T) {
 	must(mount.Unmount(filepath.Join(dir, "files")))
 	must(os.Remove(filepath.Join(dir, "files")))
 	e = b.fresh()
-	rec, err := e.podRecords.Get(pod)
+	rec, err := e.records.Pods.Get(pod)
 	must(err)
 	rec.OwnFiles = false
-	must(e.podRecords.Put(t.Context(), pod, rec))
+	must(e.records.Pods.Put(t.Context(), pod, rec))
 	b.close(e)
 
 	e = b.engine()
@@ -308,21 +309,21 @@ func TestSweepDoesNotReachThroughMounts(t *testing.T) {
 // TestUnfinishedIsTornDown walks through the phases in which a server can be
 // killed in the middle of a create or remove.
 func TestUnfinishedIsTornDown(t *testing.T) {
-	for _, phase := range []phase{phaseCreating, phaseRemoving} {
+	for _, phase := range []records.Phase{records.Creating, records.Removing} {
 		b := newBench(t)
 		e := b.engine()
 		pod := b.run(e, "a")
 		ctr := b.start(e, pod, "c")
 		b.close(e)
 		// As if the server had been killed before the last put.
-		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phase })
+		rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase = phase })
 		e = b.engine()
 		if n := len(e.Containers()); n != 0 {
 			t.Errorf("%s: %d containers are seen", phase, n)
 		}
 		b.create(e, pod, "c")
 		b.close(e)
-		rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phase })
+		rewrite(t, e.records.Pods, pod, func(r *records.Pod) { r.Phase = phase })
 		e = b.engine()
 		if n := len(e.Sandboxes()) + len(e.Containers()); n != 0 {
 			t.Errorf("%s: %d objects are seen", phase, n)
@@ -338,10 +339,10 @@ func TestStartIsOnRecordBeforeItHappens(t *testing.T) {
 	e := b.engine()
 	pod := b.run(e, "a")
 	ctr := b.create(e, pod, "c")
-	var early *containerRecord
+	var early *records.Container
 	e.deps.Trace.Hook = func(at trace.Point) (err error) {
 		if at.Step == "runtime start" && !at.After {
-			early, err = e.ctrRecords.Get(ctr)
+			early, err = e.records.Containers.Get(ctr)
 		}
 		return err
 	}
@@ -349,7 +350,7 @@ func TestStartIsOnRecordBeforeItHappens(t *testing.T) {
 	if err := e.StartContainer(t.Context(), ctr); err != nil {
 		t.Fatal(err)
 	}
-	if early == nil || early.Phase != phaseStarting || early.StartedAt.Before(before) || early.StartedAt.After(time.Now()) {
+	if early == nil || early.Phase != records.Starting || early.StartedAt.Before(before) || early.StartedAt.After(time.Now()) {
 		t.Errorf("when the runtime starts it the record is %+v", early)
 	}
 	b.remove(e, pod)
@@ -369,7 +370,7 @@ func TestUnfinishedStart(t *testing.T) {
 		// The server may have been dead for long; when the container was started
 		// the record knows: before its end, if that was meanwhile.
 		at := time.Now().Add(-time.Minute).UTC()
-		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase, r.StartedAt = phaseStarting, at })
+		rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase, r.StartedAt = records.Starting, at })
 		e = b.engine()
 		want := cri.ContainerState_CONTAINER_CREATED
 		if started {
@@ -383,14 +384,14 @@ func TestUnfinishedStart(t *testing.T) {
 	}
 }
 
-func rewrite[T any](t *testing.T, records *record.Dir[T], id string, change func(*T)) {
+func rewrite[T any](t *testing.T, from *record.Dir[T], id string, change func(*T)) {
 	t.Helper()
-	doc, err := records.Get(id)
+	doc, err := from.Get(id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	change(doc)
-	if err := records.Put(t.Context(), id, doc); err != nil {
+	if err := from.Put(t.Context(), id, doc); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -402,7 +403,7 @@ func TestRecoverSurvivesFailingHands(t *testing.T) {
 		pod := b.run(e, "a")
 		ctr := b.start(e, pod, "c")
 		b.close(e)
-		rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+		rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase = records.Creating })
 		b.node.fail["delete"] = errInjected
 		e = b.engine()
 		if e.cleanups.Len() == 0 {
@@ -424,7 +425,7 @@ func TestUnfinishedPodWhoseDetachFailsLate(t *testing.T) {
 		e := b.engine()
 		pod := b.run(e, "a")
 		b.close(e)
-		rewrite(t, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseCreating })
+		rewrite(t, e.records.Pods, pod, func(r *records.Pod) { r.Phase = records.Creating })
 		failed := false
 		b.hook = func(at trace.Point) error {
 			if at.Step == "detach network" && at.After && !failed {

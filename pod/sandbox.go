@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -32,7 +33,7 @@ import (
 type Sandbox struct {
 	engine  *Engine
 	id      string
-	plan    podPlan
+	plan    records.PodPlan
 	live    guarded.Value[livePod]
 	runtime oci.Runtime
 	meter   *usage.Meter // nil: only the containers use anything
@@ -53,7 +54,7 @@ type Sandbox struct {
 	creating sync.WaitGroup // of containers
 }
 
-func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
+func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	runtime, err := e.deps.Runtimes.Get(rec.Handler)
 	if err != nil {
 		return nil, err
@@ -69,8 +70,8 @@ func (e *Engine) newSandbox(id string, rec podRecord) (*Sandbox, error) {
 		runtime: runtime,
 		meter:   m,
 		cgroup:  own,
-		plan:    rec.podPlan,
-		live:    guarded.Of(livePod{podState: rec.podState}),
+		plan:    rec.PodPlan,
+		live:    guarded.Of(livePod{PodState: rec.PodState}),
 	}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
@@ -96,7 +97,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 			return "", err
 		}
 	}
-	name := nameOfPod(cfg.GetMetadata())
+	name := records.NameOfPod(cfg.GetMetadata())
 	key, err := requestOf(name, cfg, &cri.RuntimeHandler{Name: handler})
 	if err != nil {
 		return "", err
@@ -108,9 +109,9 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
-			return e.runSandbox(ctx, id, podPlan{
+			return e.runSandbox(ctx, id, records.PodPlan{
 				Handler:   handler,
-				Config:    message[*cri.PodSandboxConfig]{cfg},
+				Config:    records.Message[*cri.PodSandboxConfig]{M: cfg},
 				Infra:     needsInfra(cfg) || abilities.Sandboxed,
 				Sandboxed: abilities.Sandboxed,
 			})
@@ -126,7 +127,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 
 // sameSandbox decides whether a request for a taken name is a retry that came
 // after its work was done.
-func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
+func (e *Engine) sameSandbox(owner string, name records.PodName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
 	if s, err := e.sandboxes.Find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
 		s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
 		return owner, nil
@@ -134,7 +135,7 @@ func (e *Engine) sameSandbox(owner string, name podName, handler string, cfg *cr
 	return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
-func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error {
+func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
 	plan.CreatedAt = time.Now()
 	plan.BootID = e.boot
 	plan.Namespaces = e.namespacesOf(id, plan.Config.M)
@@ -145,7 +146,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan podPlan) error 
 		return err
 	}
 	plan.SELinuxLevel = level
-	s, err := e.newSandbox(id, podRecord{plan, podState{Phase: phaseCreating}})
+	s, err := e.newSandbox(id, records.Pod{PodPlan: plan, PodState: records.PodState{Phase: records.Creating}})
 	if err == nil {
 		err = s.admitAsked(ctx)
 	}
@@ -203,7 +204,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 	defer func() { _ = record.Wait() }() // attach has returned its error
 	if s.plan.Namespaces.Net {
 		record.Go(func() error {
-			return trace.Call(ctx, "sync record", func() error { return s.engine.podRecords.SyncOne(s.id) })
+			return trace.Call(ctx, "sync record", func() error { return s.engine.records.Pods.SyncOne(s.id) })
 		})
 	}
 	for _, step := range []struct {
@@ -218,7 +219,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"make namespaces", true, s.makeNamespaces},
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
-		{"make cgroup", s.plan.needsNetworkCgroup(), s.makeNetworkCgroup},
+		{"make cgroup", s.plan.NeedsNetworkCgroup(), s.makeNetworkCgroup},
 		{"ask plugins", true, s.askPlugins},
 	} {
 		if !step.needed {
@@ -228,7 +229,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	s.change(func(now *livePod) { now.Phase = phaseReady })
+	s.change(func(now *livePod) { now.Phase = records.Ready })
 	return s.put(ctx)
 }
 
@@ -280,7 +281,7 @@ func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 // stop wants life held. A pod whose removal has begun is the removal's: its record
 // must not be written again.
 func (s *Sandbox) stop(ctx context.Context) error {
-	if p := s.now().Phase; p == phaseRemoving || p == phaseStopped && !s.now().hasNetwork() {
+	if p := s.now().Phase; p == records.Removing || p == records.Stopped && !s.now().HasNetwork() {
 		return nil
 	}
 	started := time.Now()
@@ -291,17 +292,17 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	}
 	// From here on the pod cannot come back, whoever dies: its address may be
 	// another pod's soon.
-	s.change(func(now *livePod) { now.Phase = phaseStopping })
+	s.change(func(now *livePod) { now.Phase = records.Stopping })
 	s.note(ctx)
 	s.notifyStopped(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
-	s.change(func(now *livePod) { now.Phase = phaseStopped })
+	s.change(func(now *livePod) { now.Phase = records.Stopped })
 	noted := s.note(ctx)
 	s.tell()
 	slog.InfoContext(ctx, "pod stopped", "pod", s.id, "took", time.Since(started))
-	if s.now().hasNetwork() || !noted {
+	if s.now().HasNetwork() || !noted {
 		s.engine.cleanups.Add(s.id, s.finishStop)
 	}
 	return nil
@@ -325,7 +326,7 @@ func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 }
 
 func (s *Sandbox) remove(ctx context.Context) error {
-	if s.now().Phase == phaseRemoving {
+	if s.now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
 	if err := s.stop(ctx); err != nil {
@@ -343,7 +344,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
 		s.engine.cleanups.Add(s.id, s.teardown)
 	}
-	s.engine.sandboxes.Drop(nameOfPod(s.plan.Config.M.GetMetadata()), s.id)
+	s.engine.sandboxes.Drop(records.NameOfPod(s.plan.Config.M.GetMetadata()), s.id)
 	s.change(func(now *livePod) { now.gone = true })
 	s.tell()
 	return nil
@@ -367,9 +368,9 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	before := s.view.Load().Config
-	s.change(func(now *livePod) { now.give(overhead, resources) })
+	s.change(func(now *livePod) { now.Give(overhead, resources) })
 	if err := s.limitSandbox(ctx, before); err != nil {
-		s.change(func(now *livePod) { now.give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
+		s.change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	if err := e.deps.Trace.Do(context.WithoutCancel(ctx), "update pod", s.id, s.put); err != nil {
@@ -393,7 +394,7 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 	if err != nil {
 		return err
 	}
-	now, clamped, err := s.sandboxLimits(s.record().config())
+	now, clamped, err := s.sandboxLimits(s.record().Current())
 	if err != nil {
 		return err
 	}
@@ -440,10 +441,10 @@ func (s *Sandbox) raiseSandbox(ctx context.Context) {
 	}
 	s.life.Lock()
 	defer s.life.Unlock()
-	if s.now().Phase != phaseReady {
+	if s.now().Phase != records.Ready {
 		return
 	}
-	if err := s.limitSandbox(ctx, s.record().config()); err != nil {
+	if err := s.limitSandbox(ctx, s.record().Current()); err != nil {
 		slog.WarnContext(ctx, "sandbox limits not raised, retrying at the next container update", "pod", s.id, "err", err)
 	}
 }
@@ -462,7 +463,7 @@ var errPodEnding = fmt.Errorf("the pod is being stopped: %w", fault.Precondition
 func (s *Sandbox) admit(ctx context.Context) (_ context.Context, done func(), _ error) {
 	admitted := false
 	s.change(func(now *livePod) {
-		if admitted = s.ending.Err() == nil && now.Phase == phaseReady; admitted {
+		if admitted = s.ending.Err() == nil && now.Phase == records.Ready; admitted {
 			s.creating.Add(1)
 		}
 	})

@@ -30,14 +30,14 @@ func TestPlanIsOnTheDiskBeforePluginsRun(t *testing.T) {
 		b.run(e, "a")
 	}()
 	wait.For(t, "the namespaces to be made", made.Load)
-	records, _, _, err := e.podRecords.Read()
-	for _, rec := range records {
+	docs, _, _, err := e.records.Pods.Read()
+	for _, rec := range docs {
 		if rec.Network == nil {
 			t.Errorf("the record has no plan: %+v", rec)
 		}
 	}
-	if err != nil || len(records) != 1 {
-		t.Errorf("%d records, %v", len(records), err)
+	if err != nil || len(docs) != 1 {
+		t.Errorf("%d records, %v", len(docs), err)
 	}
 	if n := b.node.count("attach"); n > 0 {
 		t.Errorf("%d attachments before the plan was on the disk", n)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -31,7 +32,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	if err != nil || level != "s0:c0,c1" {
 		t.Fatal(level, err)
 	}
-	s, err := e.newSandbox("id", podRecord{podPlan: podPlan{Handler: "fake", Config: message[*cri.PodSandboxConfig]{config}, SELinuxLevel: level}})
+	s, err := e.newSandbox("id", records.Pod{PodPlan: records.PodPlan{Handler: "fake", Config: records.Message[*cri.PodSandboxConfig]{M: config}, SELinuxLevel: level}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func TestLevelIsGivenBackWithThePod(t *testing.T) {
 	e = b.engine()
 	e.levels = selinux.NewLevels(2)
 	r := &recovery{engine: e}
-	r.loadSandboxes(t.Context(), map[string]*podRecord{"other": {podPlan: podPlan{Handler: "gone", SELinuxLevel: "s0:c0,c1"}}})
+	r.loadSandboxes(t.Context(), map[string]*records.Pod{"other": {PodPlan: records.PodPlan{Handler: "gone", SELinuxLevel: "s0:c0,c1"}}})
 	if level, err := e.levels.Allot("new"); err == nil {
 		t.Errorf("level %s of a pod on record is allotted again", level)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -22,7 +23,7 @@ import (
 
 // livePod is what changes of a pod.
 type livePod struct {
-	podState
+	records.PodState
 	infra       oci.Task     // nil: there is none, or none yet
 	unreachable bool         // the monitor of infra has not answered since the server was started
 	containers  []*Container // replaced, never modified
@@ -43,13 +44,12 @@ func (s *Sandbox) now() livePod { return s.live.Now() }
 func (s *Sandbox) change(f func(*livePod)) { s.live.Change(f) }
 
 // record is what is on record of the pod, or will be.
-func (s *Sandbox) record() podRecord { return podRecord{s.plan, s.now().podState} }
-
-// hasNetwork tells whether the pod has a network to give back.
-func (p livePod) hasNetwork() bool { return p.Network != nil }
+func (s *Sandbox) record() records.Pod {
+	return records.Pod{PodPlan: s.plan, PodState: s.now().PodState}
+}
 
 func (s *Sandbox) put(ctx context.Context) error {
-	return s.engine.podRecords.Put(ctx, s.id, new(s.record()))
+	return s.engine.records.Pods.Put(ctx, s.id, new(s.record()))
 }
 
 // takeInfra is false if the pod does not need the task any more.
@@ -68,12 +68,12 @@ func (s *Sandbox) publish() {
 		v := &view.Sandbox{
 			ID:        s.id,
 			Handler:   s.plan.Handler,
-			Config:    podRecord{s.plan, now.podState}.config(),
+			Config:    records.Pod{PodPlan: s.plan, PodState: now.PodState}.Current(),
 			State:     cri.PodSandboxState_SANDBOX_NOTREADY,
 			CreatedAt: s.plan.CreatedAt,
 			Memo:      new(view.Memo),
 		}
-		if now.Phase == phaseReady && s.ending.Err() == nil {
+		if now.Phase == records.Ready && s.ending.Err() == nil {
 			v.State = cri.PodSandboxState_SANDBOX_READY
 			if s.plan.Namespaces.Net {
 				v.NetNS = s.plan.Namespaces.Paths().Net
@@ -94,7 +94,7 @@ func (s *Sandbox) publish() {
 
 // liveContainer is what changes of a container.
 type liveContainer struct {
-	containerState
+	records.ContainerState
 	task oci.Task // nil only while it is being created or torn down unseen
 	// unreachable: task is what there is until the monitor, which an earlier server
 	// has started, answers.
@@ -110,7 +110,7 @@ func (c *Container) now() liveContainer { return c.live.Now() }
 func (c *Container) change(f func(*liveContainer)) { c.live.Change(f) }
 
 func (c *Container) put(ctx context.Context) error {
-	return c.engine.ctrRecords.Put(ctx, c.id, &containerRecord{c.plan, c.now().containerState})
+	return c.engine.records.Containers.Put(ctx, c.id, &records.Container{ContainerPlan: c.plan, ContainerState: c.now().ContainerState})
 }
 
 // mergeResources are the limits in force with r over them, of which only fields
@@ -135,7 +135,7 @@ func mergeResources(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainer
 // setTask is false for a container that is being removed, which has no use for it.
 func (c *Container) setTask(task oci.Task, unreachable bool) (taken bool) {
 	c.change(func(now *liveContainer) {
-		if taken = now.Phase != phaseRemoving; taken {
+		if taken = now.Phase != records.Removing; taken {
 			now.task, now.unreachable = task, unreachable
 		}
 	})
@@ -159,7 +159,7 @@ func (c *Container) viewOf(now *liveContainer) *view.Container {
 		CreatedAt:  c.plan.CreatedAt,
 		StartedAt:  now.StartedAt,
 		LogPath:    c.plan.LogPath,
-		Mounts:     c.plan.mounts(),
+		Mounts:     c.plan.Mounts(),
 		User:       now.User.M,
 		StopSignal: c.plan.StopSignal,
 		Bundle:     c.ref.Dir,
@@ -172,34 +172,17 @@ func (c *Container) viewOf(now *liveContainer) *view.Container {
 	case now.exit != nil:
 		v.State = cri.ContainerState_CONTAINER_EXITED
 		v.FinishedAt = now.exit.FinishedAt
-		v.ExitCode, v.Reason, v.Message = now.ending(*now.exit)
-	case now.Phase == phaseStarted:
+		v.ExitCode, v.Reason, v.Message = now.Ending(*now.exit)
+	case now.Phase == records.Started:
 		v.State = cri.ContainerState_CONTAINER_RUNNING
 		v.PID = now.task.PID()
 	default:
 		v.PID = now.task.PID()
-		if now.Phase == phaseStarting { // of an earlier server, and may be still
+		if now.Phase == records.Starting { // of an earlier server, and may be still
 			v.StartedAt = time.Time{}
 		}
 	}
 	return v
-}
-
-// startErrorCode is what peers report for a program that could not be started.
-const startErrorCode = 128
-
-// ending says how the container ended, in the words that the kubelet knows.
-func (state *containerState) ending(exit conmon.Exit) (code int32, reason, message string) {
-	switch {
-	case state.StartError != "":
-		return startErrorCode, "StartError", state.StartError
-	case exit.Code == 0:
-		return 0, "Completed", ""
-	case exit.OOMKills > 0:
-		return exit.Code, "OOMKilled", ""
-	default:
-		return exit.Code, "Error", exit.Message
-	}
 }
 
 // watch waits for the end of the container and makes it known.
@@ -237,7 +220,7 @@ func (c *Container) awaitExit() {
 // asked for: a job that has succeeded must not be run again because a power cut
 // took all that tells of it. Only what lived for a moment is not there by then.
 func (c *Container) keep() {
-	err := errors.Join(c.engine.podRecords.SyncOne(c.sandbox.id), c.engine.ctrRecords.SyncOne(c.id))
+	err := errors.Join(c.engine.records.Pods.SyncOne(c.sandbox.id), c.engine.records.Containers.SyncOne(c.id))
 	if err != nil {
 		slog.Warn("cannot sync the records of an exited container", "container", c.id, "err", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -21,7 +22,7 @@ import (
 
 // teardown removes every trace of the container, the record last.
 func (c *Container) teardown(ctx context.Context) error {
-	c.change(func(now *liveContainer) { now.Phase = phaseRemoving })
+	c.change(func(now *liveContainer) { now.Phase = records.Removing })
 	c.note(ctx)
 	var errs []error
 	deleteTask := func(ctx context.Context) error { return c.runtime.Delete(ctx, c.ref) }
@@ -41,7 +42,7 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := removeRunDir(ctx, c.ref.Dir); err != nil {
 		return err
 	}
-	return c.engine.ctrRecords.Delete(ctx, c.id)
+	return c.engine.records.Containers.Delete(ctx, c.id)
 }
 
 // errNetworkOwed is what teardown of a pod says when all is gone but the
@@ -51,7 +52,7 @@ var errNetworkOwed = errors.New("network not released")
 // teardown removes every trace of the pod, the record last. The members must
 // be gone.
 func (s *Sandbox) teardown(ctx context.Context) error {
-	s.change(func(now *livePod) { now.Phase = phaseRemoving })
+	s.change(func(now *livePod) { now.Phase = records.Removing })
 	s.note(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
@@ -59,10 +60,10 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	if err := removeRunDir(ctx, s.runDir()); err != nil {
 		return err
 	}
-	if s.now().hasNetwork() {
+	if s.now().HasNetwork() {
 		return fmt.Errorf("pod %s: %w: %w", s.id, errNetworkOwed, s.now().detachErr)
 	}
-	if err := s.engine.podRecords.Delete(ctx, s.id); err != nil {
+	if err := s.engine.records.Pods.Delete(ctx, s.id); err != nil {
 		return err
 	}
 	s.engine.levels.Free(s.id)
@@ -83,7 +84,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 			infra.Close()
 		}
 	}
-	if s.plan.needsNetworkCgroup() {
+	if s.plan.NeedsNetworkCgroup() {
 		if err := trace.Call(ctx, "remove cgroup", func() error { return cgroup.Remove(ctx, s.infraRef().Cgroup) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
 		}
@@ -93,7 +94,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 	}
 	// Plugins give back less without the namespace (bridge leaves its firewall
 	// chain), so it is kept for the next try.
-	if !s.now().hasNetwork() {
+	if !s.now().HasNetwork() {
 		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 		}
@@ -130,7 +131,7 @@ func (s *Sandbox) detach(ctx context.Context) error {
 func (s *Sandbox) finishStop(ctx context.Context) error {
 	s.life.Lock()
 	defer s.life.Unlock()
-	if s.now().Phase == phaseRemoving {
+	if s.now().Phase == records.Removing {
 		return nil // the removal has taken over
 	}
 	return s.settleStop(ctx)
@@ -175,7 +176,7 @@ func (s *Sandbox) networkPod() network.Pod {
 		Namespace:    meta.GetNamespace(),
 		UID:          meta.GetUid(),
 		NetNS:        s.plan.Namespaces.Paths().Net,
-		CacheDir:     filepath.Join(s.engine.podRecords.Path(s.id), "cni"),
+		CacheDir:     filepath.Join(s.engine.records.Pods.Path(s.id), "cni"),
 		PortMappings: cfg.GetPortMappings(),
 		Annotations:  cfg.GetAnnotations(),
 		DNS:          cfg.GetDnsConfig(),
@@ -193,7 +194,7 @@ func (e *Engine) sweep(ctx context.Context, id string) error {
 // sweepContainer removes what an id without a record left in the run
 // directory. Which handler it belonged to is unknown, so all are asked.
 func (e *Engine) sweepContainer(ctx context.Context, id string) error {
-	ref := e.containerRef(id, containerPlan{})
+	ref := e.containerRef(id, records.ContainerPlan{})
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -202,7 +203,7 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 		}
 		errs = append(errs, err)
 	}
-	rootfs := storage.Rootfs{ID: id, Dir: e.ctrRecords.Path(id), Target: ref.Rootfs()}
+	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
 		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
 	}
@@ -213,13 +214,13 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return e.ctrRecords.Delete(ctx, id)
+	return e.records.Containers.Delete(ctx, id)
 }
 
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
-	s := &Sandbox{engine: e, id: id, plan: podPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
+	s := &Sandbox{engine: e, id: id, plan: records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -236,7 +237,7 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return e.podRecords.Delete(ctx, id)
+	return e.records.Pods.Delete(ctx, id)
 }
 
 // removeRunDir removes a directory of which nothing is needed any more, and in

@@ -8,6 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // A start whose intention cannot be written down does not happen, and can be asked
@@ -44,19 +45,19 @@ func TestStartThatCannotBeRecorded(t *testing.T) {
 		if v := v(e, ctr); v.State != cri.ContainerState_CONTAINER_RUNNING || v.StartedAt.IsZero() || e.cleanups.Len() != 1 {
 			t.Errorf("state %s since %s, %d pending cleanups", v.State, v.StartedAt, e.cleanups.Len())
 		}
-		record := func() *containerRecord {
-			rec, err := e.ctrRecords.Get(ctr)
+		record := func() *records.Container {
+			rec, err := e.records.Containers.Get(ctr)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return rec
 		}
-		if rec := record(); rec.Phase != phaseStarting || rec.StartedAt.IsZero() {
+		if rec := record(); rec.Phase != records.Starting || rec.StartedAt.IsZero() {
 			t.Errorf("on record it is %s since %s", rec.Phase, rec.StartedAt)
 		}
 		failing.Store(0)
 		b.awaitCleanups(e)
-		if rec := record(); rec.Phase != phaseStarted {
+		if rec := record(); rec.Phase != records.Started {
 			t.Errorf("on record it is %s", rec.Phase)
 		}
 		b.remove(e, pod)

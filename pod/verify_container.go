@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -74,7 +75,7 @@ func (v *verification) sort(defects []storage.Defect, keep bool) map[string][]st
 // shouldLive tells whether the container has a process, as far as is known.
 func (c *Container) shouldLive() bool {
 	now := c.now()
-	if now.exit == nil && !now.gone && c.plan.BootID == c.engine.boot && now.Phase != phaseCreating && now.Phase != phaseRemoving && now.refused() == nil {
+	if now.exit == nil && !now.gone && c.plan.BootID == c.engine.boot && now.Phase != records.Creating && now.Phase != records.Removing && now.Refused() == nil {
 		_, err := conmon.ReadExit(c.ref.ExitFile)
 		return err != nil // with the server down, that is where it is noted
 	}
@@ -101,13 +102,13 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 		return nil
 	}
 	var found []audit.Problem
-	if _, err := c.engine.ctrRecords.Get(c.id); err != nil {
+	if _, err := c.engine.records.Containers.Get(c.id); err != nil {
 		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "rewrite the record", Do: c.put}})
 	}
 	switch now.Phase {
-	case phaseCreating:
+	case records.Creating:
 		return append(found, c.engine.unfinished("its creation"))
-	case phaseRemoving:
+	case records.Removing:
 		return append(found, c.engine.unfinished("its removal"))
 	}
 	_, onDisk := conmon.ReadExit(c.ref.ExitFile)
@@ -123,7 +124,7 @@ func (c *Container) problems(ctx context.Context, roots map[string][]string) []a
 		}
 		return found
 	}
-	if now.refused() != nil {
+	if now.Refused() != nil {
 		return found
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)

@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // pods looks at all pods.
@@ -34,7 +35,7 @@ func (e *Engine) networksOf(pods []*Sandbox) map[string][]network.Damage {
 	var attached []network.Attached
 	for _, s := range pods {
 		rec, gone := s.record(), s.now().gone
-		if s.ending.Err() != nil || gone || rec.Phase != phaseReady || rec.Network == nil || rec.BootID != e.boot {
+		if s.ending.Err() != nil || gone || rec.Phase != records.Ready || rec.Network == nil || rec.BootID != e.boot {
 			continue
 		}
 		p := s.networkPod()
@@ -52,19 +53,19 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 	if now.gone {
 		return nil
 	}
-	rec, ended := podRecord{s.plan, now.podState}, s.ending.Err() != nil
+	rec, ended := records.Pod{PodPlan: s.plan, PodState: now.PodState}, s.ending.Err() != nil
 	var found []audit.Problem
-	if _, err := s.engine.podRecords.Get(s.id); err != nil {
+	if _, err := s.engine.records.Pods.Get(s.id); err != nil {
 		found = append(found, audit.Problem{Wrong: fmt.Sprintf("its record on disk is not usable: %v", err), Remedy: audit.Remedy{Text: "rewrite the record", Do: s.put}})
 	}
 	switch rec.Phase {
-	case phaseCreating:
+	case records.Creating:
 		return append(found, s.engine.unfinished("its creation"))
-	case phaseRemoving:
+	case records.Removing:
 		return append(found, s.engine.unfinished("its removal"))
-	case phaseStopping:
+	case records.Stopping:
 		return append(found, audit.Problem{Wrong: "stopping it did not finish", Remedy: audit.Remedy{Text: "stop it again", Do: s.stop}})
-	case phaseStopped:
+	case records.Stopped:
 		return append(found, s.stoppedProblems(rec)...)
 	}
 	if ended {
@@ -74,7 +75,7 @@ func (s *Sandbox) problems(ctx context.Context, networks map[string][]network.Da
 }
 
 // stoppedProblems: a stopped pod has given everything back.
-func (s *Sandbox) stoppedProblems(rec podRecord) []audit.Problem {
+func (s *Sandbox) stoppedProblems(rec records.Pod) []audit.Problem {
 	if rec.Network != nil {
 		if s.engine.cleanups.Has(s.id) {
 			return nil // with its namespaces, and reported as a pending cleanup
@@ -82,23 +83,12 @@ func (s *Sandbox) stoppedProblems(rec podRecord) []audit.Problem {
 		return []audit.Problem{{Wrong: "it is stopped, but its network was not released", Remedy: audit.Remedy{Text: "retry the release", Do: s.settleStop}}}
 	}
 	var found []audit.Problem
-	for _, path := range pathsOf(rec) {
+	for _, path := range rec.Pins() {
 		if _, err := ns.Inode(path); err == nil {
 			found = append(found, audit.Problem{Wrong: "it is stopped, but a namespace is still pinned at " + path, Remedy: audit.Remedy{Text: "remove the namespace", Do: s.release}})
 		}
 	}
 	return found
-}
-
-func pathsOf(rec podRecord) []string {
-	set := rec.Namespaces.Paths()
-	var paths []string
-	for _, path := range []string{set.User, set.Net, set.IPC, set.UTS} {
-		if path != "" {
-			paths = append(paths, path)
-		}
-	}
-	return paths
 }
 
 // lost are the reasons why a pod that is ready on record is dead; unseen is what
@@ -108,7 +98,7 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 	if rec.BootID != s.engine.boot {
 		return []error{errors.New("its record says ready, but the node was rebooted since")}, nil
 	}
-	for _, path := range pathsOf(rec) {
+	for _, path := range rec.Pins() {
 		inode, err := ns.Inode(path)
 		switch {
 		case errors.Is(err, fault.NotFound):
@@ -128,7 +118,7 @@ func (s *Sandbox) lost() (lost, unseen []error) {
 var errInfraDead = errors.New("its infra container is dead")
 
 // readyProblems: what a ready pod consists of.
-func (s *Sandbox) readyProblems(ctx context.Context, rec podRecord, damage []network.Damage) []audit.Problem {
+func (s *Sandbox) readyProblems(ctx context.Context, rec records.Pod, damage []network.Damage) []audit.Problem {
 	over := audit.Remedy{Text: "stop it, so that the kubelet recreates it", Do: s.stop}
 	var found []audit.Problem
 	lost, notSeen := s.lost()
@@ -188,7 +178,7 @@ func exited(task oci.Task) bool {
 }
 
 // missingFiles are those of the pod's files that new containers would miss.
-func (s *Sandbox) missingFiles(rec podRecord) []audit.Problem {
+func (s *Sandbox) missingFiles(rec records.Pod) []audit.Problem {
 	const advice = "delete the pod: its running containers are not affected, but no new one can start"
 	var found []audit.Problem
 	unmounted := func(path string) bool {

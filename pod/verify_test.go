@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/turn"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -326,13 +327,13 @@ func TestInspectAndMend(t *testing.T) {
 		want string
 	}{
 		"creation cut short": {func(b *bench, e *Engine, _, ctr string) {
-			rewrite(b.T, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+			rewrite(b.T, e.records.Containers, ctr, func(r *records.Container) { r.Phase = records.Creating })
 		}, "its creation was interrupted"},
 		"removal cut short": {func(b *bench, e *Engine, pod, _ string) {
-			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseRemoving })
+			rewrite(b.T, e.records.Pods, pod, func(r *records.Pod) { r.Phase = records.Removing })
 		}, "its removal was interrupted"},
 		"stop cut short": {func(b *bench, e *Engine, pod, _ string) {
-			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopping })
+			rewrite(b.T, e.records.Pods, pod, func(r *records.Pod) { r.Phase = records.Stopping })
 		}, "stopping it did not finish"},
 		"damaged record": {func(b *bench, _ *Engine, _, ctr string) {
 			os.WriteFile(filepath.Join(b.cfg.StateDir, "containers", ctr, "container.json"), []byte("{"), 0o600)
@@ -345,7 +346,7 @@ func TestInspectAndMend(t *testing.T) {
 			ns.Remove(ns.Spec{Dir: b.cfg.NamespacesDir, Name: "crius-" + pod})
 		}, "the node was rebooted"},
 		"network not settled": {func(b *bench, e *Engine, pod, _ string) {
-			rewrite(b.T, e.podRecords, pod, func(r *podRecord) { r.Phase = phaseStopped })
+			rewrite(b.T, e.records.Pods, pod, func(r *records.Pod) { r.Phase = records.Stopped })
 		}, "its network was not released"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -391,7 +392,7 @@ func TestMendedIsModest(t *testing.T) {
 	pod := b.run(e, "a")
 	ctr := b.start(e, pod, "c")
 	b.close(e)
-	rewrite(t, e.ctrRecords, ctr, func(r *containerRecord) { r.Phase = phaseCreating })
+	rewrite(t, e.records.Containers, ctr, func(r *records.Container) { r.Phase = records.Creating })
 	b.node.fail["delete"] = errInjected
 	looked, err := b.fresh().Inspect(t.Context())
 	if err != nil {
@@ -638,7 +639,7 @@ func TestWipe(t *testing.T) {
 	if err != nil || !says(describe(left), "cleanup of", "network not released: "+errInjected.Error()) || len(b.node.tasks)+len(b.node.rootfs) > 0 {
 		t.Errorf("%q, %v", describe(left), err)
 	}
-	if docs, _, _, err := e.podRecords.Read(); err != nil || len(docs) != len(left) {
+	if docs, _, _, err := e.records.Pods.Read(); err != nil || len(docs) != len(left) {
 		t.Errorf("%d records for %d pending cleanups, %v", len(docs), len(left), err)
 	}
 	b.node.set(func() { delete(b.node.fail, "detach") })

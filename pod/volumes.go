@@ -8,15 +8,14 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -24,17 +23,10 @@ import (
 // image volumes.
 var ErrImageVolume = errors.New("image volume")
 
-// imageVolume is an image that a container mounts (KEP-4639).
-type imageVolume struct {
-	Mount    int // position among the request's mounts
-	ImageID  string
-	ImageRef string // as containerRecord.ImageRef
-}
-
 // planVolumes finds the images that a container mounts. They were pulled
 // before, as the container's own (CRI: Mount.image).
-func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]imageVolume, error) {
-	var volumes []imageVolume
+func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]records.Volume, error) {
+	var volumes []records.Volume
 	for i, m := range mounts {
 		if m.GetImage() == nil {
 			continue
@@ -43,7 +35,7 @@ func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]image
 		if err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
-		volumes = append(volumes, imageVolume{Mount: i, ImageID: image.ID, ImageRef: digestedName(m.GetImage(), image)})
+		volumes = append(volumes, records.Volume{Mount: i, ImageID: image.ID, ImageRef: digestedName(m.GetImage(), image)})
 	}
 	return volumes, nil
 }
@@ -73,24 +65,10 @@ func (c *Container) roots() []storage.Rootfs {
 	return roots
 }
 
-// imagesInUse are the roots as far as the holding of images is concerned.
-func (plan *containerPlan) imagesInUse(id string) []storage.Rootfs {
-	held := []storage.Rootfs{{ID: id, ImageID: plan.ImageID}}
-	for _, v := range plan.Volumes {
-		held = append(held, storage.Rootfs{ID: v.rootID(id), ImageID: v.ImageID})
-	}
-	return held
-}
-
-// rootID is how storage knows the volume of a container.
-func (v imageVolume) rootID(container string) string {
-	return container + "-volume-" + strconv.Itoa(v.Mount)
-}
-
-func (c *Container) volume(v imageVolume) storage.Rootfs {
+func (c *Container) volume(v records.Volume) storage.Rootfs {
 	name := strconv.Itoa(v.Mount)
 	r := c.rootfs()
-	r.ID, r.ImageID, r.ReadOnly = v.rootID(c.id), v.ImageID, true
+	r.ID, r.ImageID, r.ReadOnly = v.RootID(c.id), v.ImageID, true
 	r.Dir = filepath.Join(r.Dir, "volumes", name)
 	r.Target = filepath.Join(c.ref.Dir, "volumes", name)
 	return r
@@ -103,20 +81,6 @@ func (c *Container) removeRoots(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// mounts are the request's, with the images that were mounted.
-func (plan *containerPlan) mounts() []*cri.Mount {
-	asked := plan.Config.M.GetMounts()
-	if len(plan.Volumes) == 0 {
-		return asked
-	}
-	mounts := slices.Clone(asked)
-	for _, v := range plan.Volumes {
-		mounts[v.Mount] = proto.CloneOf(asked[v.Mount])
-		mounts[v.Mount].Image.ImageRef = v.ImageRef
-	}
-	return mounts
 }
 
 // mountRoots mounts them, and returns where each image volume, or the part of

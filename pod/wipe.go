@@ -35,8 +35,8 @@ func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 			left = append(left, f)
 		}
 	}
-	records, _, _, readErr := e.podRecords.Read()
-	for id, rec := range records {
+	pods, _, _, readErr := e.records.Pods.Read()
+	for id, rec := range pods {
 		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
 			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
 		}

@@ -1,4 +1,4 @@
-package pod
+package records
 
 import (
 	"encoding/json"
@@ -22,12 +22,12 @@ func TestRecordsOfEarlierServersAreRead(t *testing.T) {
 	const ctrID = "99998888777766665555444433332222111100009999888877776666555544bb"
 	at := time.Date(2026, 11, 22, 16, 30, 0, 123456789, time.UTC)
 
-	pod := readEarlier[podRecord](t, podID, "pod")
+	pod := readEarlier[Pod](t, podID, "pod")
 	config := pod.Config.M
 	if config.GetMetadata().GetName() != "web" || config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != cri.NamespaceMode_POD || config.GetPortMappings()[0].GetHostPort() != 8080 {
 		t.Errorf("pod: request %v", config)
 	}
-	if pod.Phase != phaseReady || pod.Handler != "runc" || !pod.CreatedAt.Equal(at) || !strings.HasPrefix(pod.BootID, "0b52d1f2") || !pod.Infra || !pod.Sandboxed || pod.OwnFiles || pod.CgroupPrefix != "crio" {
+	if pod.Phase != Ready || pod.Handler != "runc" || !pod.CreatedAt.Equal(at) || !strings.HasPrefix(pod.BootID, "0b52d1f2") || !pod.Infra || !pod.Sandboxed || pod.OwnFiles || pod.CgroupPrefix != "crio" {
 		t.Errorf("pod: %+v", pod)
 	}
 	if n := pod.Namespaces; n.Name != "crius-"+podID || !n.Net || !n.IPC || !n.UTS || n.UIDs[0].Host != 65536 || n.GIDs[0].Size != 65536 || len(n.Sysctls) != 1 {
@@ -36,21 +36,21 @@ func TestRecordsOfEarlierServersAreRead(t *testing.T) {
 	if n := pod.Network; n.Network != "bridge" || n.NetNSInode != 4026532567 || n.IPs[0] != "10.88.0.7" || n.HostPorts[0].HostPort != 8080 || len(n.Conf) == 0 || len(n.Result) == 0 {
 		t.Errorf("pod: network %+v", n)
 	}
-	if updated := pod.config().GetLinux(); updated.GetOverhead().GetMemoryLimitInBytes() != 64<<20 || updated.GetResources().GetCpuShares() != 512 {
+	if updated := pod.Current().GetLinux(); updated.GetOverhead().GetMemoryLimitInBytes() != 64<<20 || updated.GetResources().GetCpuShares() != 512 {
 		t.Errorf("pod: updated to %v", updated)
 	}
 
-	ctr := readEarlier[containerRecord](t, ctrID, "container")
+	ctr := readEarlier[Container](t, ctrID, "container")
 	if c := ctr.Config.M; c.GetMetadata().GetName() != "nginx" || len(c.GetCommand()) != 3 || !c.GetMounts()[0].GetReadonly() {
 		t.Errorf("container: request %v", c)
 	}
-	if ctr.Phase != phaseStarted || ctr.SandboxID != podID || ctr.Handler != "runc" || !strings.HasPrefix(ctr.ImageID, "sha256:0123") || !strings.Contains(ctr.ImageRef, "nginx@sha256:") {
+	if ctr.Phase != Started || ctr.SandboxID != podID || ctr.Handler != "runc" || !strings.HasPrefix(ctr.ImageID, "sha256:0123") || !strings.Contains(ctr.ImageRef, "nginx@sha256:") {
 		t.Errorf("container: %+v", ctr)
 	}
 	if !ctr.CreatedAt.Equal(at.Add(time.Second)) || !ctr.StartedAt.Equal(at.Add(2*time.Second)) || ctr.LogPath != "/var/log/pods/shop_web/nginx/1.log" || !strings.HasSuffix(ctr.Cgroup, ctrID) || ctr.CgroupsPath != ctr.Cgroup || ctr.MountLabel == "" {
 		t.Errorf("container: %+v", ctr)
 	}
-	if len(ctr.Volumes) != 1 || ctr.Volumes[0].ImageID != "sha256:aa" || ctr.mounts()[0].GetImage().GetImageRef() != "registry.example/models@sha256:bb" {
+	if len(ctr.Volumes) != 1 || ctr.Volumes[0].ImageID != "sha256:aa" || ctr.Mounts()[0].GetImage().GetImageRef() != "registry.example/models@sha256:bb" {
 		t.Errorf("container: volumes %+v", ctr.Volumes)
 	}
 	if ctr.Resources.M.GetCpuQuota() != 50000 || ctr.User.M.GetLinux().GetUid() != 101 || ctr.StopSignal != cri.Signal_SIGNAL_SIGQUIT || ctr.StopNumber != 3 || ctr.StartError == "" {
@@ -66,25 +66,25 @@ func readEarlier[T any](t *testing.T, id, kind string) *T {
 	if err != nil {
 		t.Fatal(err)
 	}
-	records, err := record.Open[T](t.TempDir(), "doc.json", recordVersion)
+	docs, err := record.Open[T](t.TempDir(), "doc.json", Version)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(records.Path(id), "doc.json")
-	if err := os.Mkdir(records.Path(id), 0o700); err != nil {
+	file := filepath.Join(docs.Path(id), "doc.json")
+	if err := os.Mkdir(docs.Path(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(file, earlier, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	doc, err := records.Get(id)
+	doc, err := docs.Get(id)
 	if err != nil {
 		t.Fatalf("%s: %v", kind, err)
 	}
-	if err := records.Put(t.Context(), id, doc); err != nil {
+	if err := docs.Put(t.Context(), id, doc); err != nil {
 		t.Fatal(err)
 	}
-	if err := records.Sync(); err != nil {
+	if err := docs.Sync(); err != nil {
 		t.Fatal(err)
 	}
 	again, err := os.ReadFile(file)

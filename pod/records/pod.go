@@ -1,0 +1,127 @@
+package records
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// PodPlan is what a pod is made of. It never changes and is read without a lock.
+type PodPlan struct {
+	Handler    string
+	Config     Message[*cri.PodSandboxConfig]
+	CreatedAt  time.Time
+	BootID     string
+	Namespaces ns.Spec
+	Infra      bool // the pod has a container of its own
+	// Sandboxed: the infra container holds the runtime's sandbox, in which all containers
+	// run.
+	Sandboxed bool `json:",omitempty"`
+	// OwnFiles: its files are in a file system of their own, as those of pods from
+	// before 0015-pod-files.md are not.
+	OwnFiles bool `json:",omitempty"`
+	// CgroupPrefix is what the name of its cgroup begins with; empty: crius.
+	CgroupPrefix string `json:",omitempty"`
+	// SELinuxLevel is the pod's own; empty: the node had no SELinux.
+	SELinuxLevel string `json:",omitempty"`
+}
+
+// PodState is what verbs change of a pod.
+type PodState struct {
+	Phase Phase
+	// Network is planned before the ADD, completed by it, and nil again once
+	// the DEL has succeeded: while it is not, the network needs a DEL.
+	Network *network.Attachment `json:",omitempty"`
+	// Overhead and Resources replace those of the plan's Config since an update.
+	Overhead  Message[*cri.LinuxContainerResources]
+	Resources Message[*cri.LinuxContainerResources]
+}
+
+// Give notes what an update gives to the pod; nil leaves it as it was.
+func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
+	if overhead != nil {
+		state.Overhead.M = overhead
+	}
+	if resources != nil {
+		state.Resources.M = resources
+	}
+}
+
+// HasNetwork tells whether the pod has a network to give back.
+func (state PodState) HasNetwork() bool { return state.Network != nil }
+
+// Pod is all that is on record of a pod.
+type Pod struct {
+	PodPlan
+	PodState
+}
+
+// Current is the request as updates have changed it.
+func (rec Pod) Current() *cri.PodSandboxConfig {
+	if rec.Overhead.M == nil && rec.Resources.M == nil {
+		return rec.Config.M
+	}
+	config := proto.CloneOf(rec.Config.M)
+	if config.Linux == nil {
+		config.Linux = &cri.LinuxPodSandboxConfig{}
+	}
+	if rec.Overhead.M != nil {
+		config.Linux.Overhead = rec.Overhead.M
+	}
+	if rec.Resources.M != nil {
+		config.Linux.Resources = rec.Resources.M
+	}
+	return config
+}
+
+// NeedsNetworkCgroup reports whether the pod needs an empty cgroup of its own id.
+// cAdvisor, which takes crius for CRI-O, asks for a pod's network only by that cgroup;
+// CRI-O, too, creates it for pods without an infra container.
+func (plan *PodPlan) NeedsNetworkCgroup() bool {
+	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
+}
+
+// Pins are the paths of the pod's pinned namespaces.
+func (plan *PodPlan) Pins() []string {
+	set := plan.Namespaces.Paths()
+	var paths []string
+	for _, path := range []string{set.User, set.Net, set.IPC, set.UTS} {
+		if path != "" {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// PodName is what the kubelet may ask for once at a time.
+type PodName struct {
+	Namespace, Name, UID string
+	Attempt              uint32
+}
+
+// NameOfPod is the name in a pod's metadata.
+func NameOfPod(m *cri.PodSandboxMetadata) PodName {
+	return PodName{m.GetNamespace(), m.GetName(), m.GetUid(), m.GetAttempt()}
+}
+
+func (n PodName) String() string {
+	return fmt.Sprintf("%s/%s (uid %s, attempt %d)", n.Namespace, n.Name, n.UID, n.Attempt)
+}
+
+// Attached are the networks of the pods that live in this boot as far as their records
+// tell.
+func Attached(pods map[string]*Pod, boot string) map[string]*network.Attachment {
+	live := map[string]*network.Attachment{}
+	for id, rec := range pods {
+		if rec.Phase == Ready && rec.Network != nil && rec.BootID == boot {
+			live[id] = rec.Network
+		}
+	}
+	return live
+}
