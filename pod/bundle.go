@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -28,7 +29,7 @@ import (
 // planContainer is the first record of a container: all that is known without
 // having made anything.
 func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (records.ContainerPlan, error) {
-	logPath, err := logPath(s.plan.Config.M, cfg)
+	logPath, err := files.LogPath(s.plan.Config.M, cfg)
 	if err != nil {
 		return records.ContainerPlan{}, err
 	}
@@ -96,54 +97,18 @@ func digestedName(asked *cri.ImageSpec, image *storage.Image) string {
 	return image.ID
 }
 
-// logPath joins the pod's directory and the container's path in it, which must
-// not lead out (CVE-2025-0750). No path means that output is discarded.
-func logPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error) {
-	if cfg.GetLogPath() == "" || pod.GetLogDirectory() == "" {
-		return "", nil
-	}
-	if !filepath.IsLocal(cfg.GetLogPath()) {
-		return "", fmt.Errorf("log_path %q is outside the pod's log_directory: %w", cfg.GetLogPath(), fault.Invalid)
-	}
-	return filepath.Join(pod.GetLogDirectory(), cfg.GetLogPath()), nil
-}
-
 // makeDirs makes the places that belong to the container.
 func (c *Container) makeDirs() error {
 	if err := os.MkdirAll(c.ref.Rootfs(), 0o700); err != nil {
 		return err
 	}
-	if err := c.sandbox.letIn(c.ref.Dir); err != nil {
+	if err := c.sandbox.files.LetIn(c.ref.Dir); err != nil {
 		return err
 	}
 	if c.plan.LogPath == "" {
 		return nil
 	}
-	return makeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
-}
-
-// makeLogDir makes the directory of a log below the pod's, and that one as well. A
-// link on the way that leads out of the directory of all pods' logs is refused
-// (CVE-2025-0750); any other, and one in place of the file itself, the monitor
-// refuses.
-func makeLogDir(root, logPath string) error {
-	all, own := filepath.Split(filepath.Clean(root))
-	if err := os.MkdirAll(all, 0o755); err != nil {
-		return err
-	}
-	confined, err := os.OpenRoot(all)
-	if err != nil {
-		return err
-	}
-	defer confined.Close()
-	dir := filepath.Join(own, filepath.Dir(logPath))
-	if err := confined.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
-	}
-	if _, err := confined.Stat(dir); err != nil {
-		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
-	}
-	return nil
+	return files.MakeLogDir(c.sandbox.plan.Config.M.GetLogDirectory(), c.plan.Config.M.GetLogPath())
 }
 
 // specInput is what the specs of all containers of a pod have in common.
@@ -152,7 +117,7 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	if err != nil {
 		return spec.Input{}, err
 	}
-	hostname, err := s.hostname()
+	hostname, err := s.plan.Hostname()
 	if err != nil {
 		return spec.Input{}, err
 	}
@@ -171,8 +136,8 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		Hostname:   hostname,
 		Namespaces: spec.Namespaces{Net: paths.Net, IPC: paths.IPC, UTS: paths.UTS, User: paths.User},
 		Files: spec.Files{
-			ResolvConf: s.resolvConfFile(),
-			Hostname:   s.hostnameFile(),
+			ResolvConf: s.files.ResolvConf(),
+			Hostname:   s.files.Hostname(),
 			Shm:        "/dev/shm",
 		},
 		Host:     s.engine.host,
@@ -185,7 +150,7 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 		SELinuxLevel:   s.plan.SELinuxLevel,
 	}
 	if s.plan.Namespaces.IPC {
-		facts.Files.Shm = s.shmDir()
+		facts.Files.Shm = s.files.Shm()
 	}
 	if abilities.RecursiveReadOnly {
 		facts.MountOptions = []string{"rro"}

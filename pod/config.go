@@ -1,6 +1,14 @@
 package pod
 
-import "github.com/crius-run/crius/internal/lsm"
+import (
+	"cmp"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/lsm"
+	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/files"
+)
 
 // Config is the node's own policy for pods and containers.
 type Config struct {
@@ -59,4 +67,40 @@ func DefaultConfig() Config {
 			"SETPCAP", "NET_BIND_SERVICE", "KILL",
 		},
 	}
+}
+
+// validatePod refuses what can never work before anything is made.
+func (c *Config) validatePod(cfg *cri.PodSandboxConfig) error {
+	if err := spec.ValidatePod(cfg); err != nil {
+		return err
+	}
+	if err := spec.CheckPodSeccomp(cfg.GetLinux().GetSecurityContext()); err != nil {
+		return err
+	}
+	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
+		return err
+	}
+	_, err := spec.CgroupsPath(c.CgroupDriver, spec.CgroupPrefix, c.cgroupParent(cfg), "0")
+	return err
+}
+
+func (c *Config) cgroupParent(cfg *cri.PodSandboxConfig) string {
+	if parent := cmp.Or(cfg.GetLinux().GetCgroupParent(), c.CgroupParent); parent != "" {
+		return parent
+	}
+	if c.CgroupDriver == "systemd" {
+		return "system.slice"
+	}
+	return "/crius"
+}
+
+// cgroupOf is where a container of the pod lives: as the runtime wants it
+// named, and below the cgroup mount. An empty prefix is crius's own.
+func (c *Config) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
+	path, err = spec.CgroupsPath(c.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), c.cgroupParent(cfg), id)
+	if err != nil {
+		return "", "", err
+	}
+	cgroupfs, err = spec.CgroupfsPath(c.CgroupDriver, path)
+	return path, cgroupfs, err
 }

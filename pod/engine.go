@@ -158,7 +158,7 @@ func bootID() (string, error) {
 // makeDirs makes the two roots.
 func (e *Engine) makeDirs() error {
 	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
-		// Roots of user namespaces pass through (Sandbox.letIn).
+		// Roots of user namespaces pass through (files.Pod.LetIn).
 		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
@@ -35,6 +37,7 @@ type Sandbox struct {
 	id      string
 	plan    records.PodPlan
 	live    guarded.Value[livePod]
+	files   files.Pod
 	runtime oci.Runtime
 	meter   *usage.Meter // nil: only the containers use anything
 	cgroup  string       // the pod's own, or the one of its infra container
@@ -67,6 +70,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	s := &Sandbox{
 		engine:  e,
 		id:      id,
+		files:   e.filesOf(id, &rec.PodPlan),
 		runtime: runtime,
 		meter:   m,
 		cgroup:  own,
@@ -76,6 +80,16 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
 	return s, nil
+}
+
+func (e *Engine) filesOf(id string, plan *records.PodPlan) files.Pod {
+	return files.Of(filepath.Join(e.cfg.RunDir, "pods", id), plan)
+}
+
+// needsInfra reports whether the pod needs a container of its own: the first
+// process of a PID namespace that its containers share.
+func needsInfra(cfg *cri.PodSandboxConfig) bool {
+	return cfg.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == cri.NamespaceMode_POD
 }
 
 // RunSandbox runs a pod and returns its id. Asked again with the same request
@@ -92,7 +106,7 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	if err := e.cfg.validatePod(cfg); err != nil {
 		return "", err
 	}
-	if e.namespacesOf("", cfg).UIDs != nil {
+	if e.cfg.namespacesOf("", cfg, nil).UIDs != nil {
 		if err := e.status.CanMap(handler, abilities); err != nil {
 			return "", err
 		}
@@ -138,7 +152,7 @@ func (e *Engine) sameSandbox(owner string, name records.PodName, handler string,
 func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
 	plan.CreatedAt = time.Now()
 	plan.BootID = e.boot
-	plan.Namespaces = e.namespacesOf(id, plan.Config.M)
+	plan.Namespaces = e.cfg.namespacesOf(id, plan.Config.M, e.defaults.Sysctls)
 	plan.CgroupPrefix = e.cfg.CgroupPrefix
 	plan.OwnFiles = true
 	level, err := e.allotLevel(id, plan.Config.M)
@@ -212,14 +226,14 @@ func (s *Sandbox) build(ctx context.Context) error {
 		needed bool
 		do     func(context.Context) error
 	}{
-		{"make pod directory", true, s.makeRunDir},
-		{"mount pod files", true, s.mountFiles},
+		{"make pod directory", true, func(context.Context) error { return s.files.MakeDir() }},
+		{"mount pod files", true, s.labelled(s.files.Mount)},
 		{"write pod files", true, s.writeFiles},
-		{"mount shm", s.plan.Namespaces.IPC, s.mountShm},
+		{"mount shm", s.plan.Namespaces.IPC, s.labelled(s.mountShm)},
 		{"make namespaces", true, s.makeNamespaces},
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
-		{"make cgroup", s.plan.NeedsNetworkCgroup(), s.makeNetworkCgroup},
+		{"make cgroup", s.plan.NeedsNetworkCgroup(), func(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }},
 		{"ask plugins", true, s.askPlugins},
 	} {
 		if !step.needed {
@@ -231,6 +245,35 @@ func (s *Sandbox) build(ctx context.Context) error {
 	}
 	s.change(func(now *livePod) { now.Phase = records.Ready })
 	return s.put(ctx)
+}
+
+// labelled calls a step that makes files with their SELinux context.
+func (s *Sandbox) labelled(step func(label string) error) func(context.Context) error {
+	return func(context.Context) error {
+		label, err := s.fileContext()
+		if err != nil {
+			return err
+		}
+		return step(label)
+	}
+}
+
+func (s *Sandbox) writeFiles(context.Context) error {
+	hostname, err := s.plan.Hostname()
+	if err != nil {
+		return err
+	}
+	return s.files.Write(s.plan.Config.M, hostname)
+}
+
+// mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes
+// with the node's namespace.
+func (s *Sandbox) mountShm(label string) error {
+	asked, err := s.asked()
+	if err != nil {
+		return err
+	}
+	return s.files.MountShm(cmp.Or(asked.ShmSize, s.engine.cfg.ShmSize), label)
 }
 
 // attach gives the pod its network. The plan, which the record has had from the
@@ -488,6 +531,3 @@ func (s *Sandbox) killMembers(ctx context.Context) error {
 	wg.Wait()
 	return errors.Join(errs...)
 }
-
-// runDir holds what may be thrown away.
-func (s *Sandbox) runDir() string { return filepath.Join(s.engine.cfg.RunDir, "pods", s.id) }

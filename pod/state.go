@@ -12,7 +12,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
-	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
@@ -264,36 +263,4 @@ func (c *Container) lost(cause error) conmon.Exit {
 		return err
 	})
 	return exit
-}
-
-// namespacesOf is what the pod's namespaces are made from; nothing else is
-// needed to remove them.
-func (e *Engine) namespacesOf(id string, cfg *cri.PodSandboxConfig) ns.Spec {
-	options := cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	ownNet := options.GetNetwork() != cri.NamespaceMode_NODE
-	s := ns.Spec{
-		Dir:  e.cfg.NamespacesDir,
-		Name: pinPrefix + id,
-		Net:  ownNet,
-		// A pod on the node's network has the node's name (CRI:
-		// PodSandboxConfig.hostname).
-		UTS:     ownNet,
-		IPC:     options.GetIpc() != cri.NamespaceMode_NODE,
-		Sysctls: e.sysctlsOf(cfg),
-	}
-	if ownNet {
-		s.Hostname = cfg.GetHostname()
-	}
-	if users := options.GetUsernsOptions(); users != nil && users.GetMode() == cri.NamespaceMode_POD {
-		s.UIDs, s.GIDs = idMaps(users.GetUids()), idMaps(users.GetGids())
-	}
-	return s
-}
-
-func idMaps(mappings []*cri.IDMapping) []ns.IDMap {
-	maps := make([]ns.IDMap, len(mappings))
-	for i, m := range mappings {
-		maps[i] = ns.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Size: m.GetLength()}
-	}
-	return maps
 }

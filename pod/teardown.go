@@ -57,7 +57,7 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	if err := s.release(ctx); err != nil {
 		return err
 	}
-	if err := removeRunDir(ctx, s.runDir()); err != nil {
+	if err := removeRunDir(ctx, s.files.Dir); err != nil {
 		return err
 	}
 	if s.now().HasNetwork() {
@@ -99,11 +99,11 @@ func (s *Sandbox) release(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 		}
 	}
-	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.shmDir()) }); err != nil {
+	if err := trace.Call(ctx, "unmount shm", func() error { return mount.Unmount(s.files.Shm()) }); err != nil {
 		errs = append(errs, fmt.Errorf("unmount shm: %w", err))
 	}
 	if s.plan.OwnFiles {
-		if err := trace.Call(ctx, "unmount pod files", func() error { return mount.Unmount(s.filesDir()) }); err != nil {
+		if err := trace.Call(ctx, "unmount pod files", func() error { return mount.Unmount(s.files.Root()) }); err != nil {
 			errs = append(errs, fmt.Errorf("unmount pod files: %w", err))
 		}
 	}
@@ -220,7 +220,8 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
 func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
-	s := &Sandbox{engine: e, id: id, plan: records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}}
+	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}
+	s := &Sandbox{engine: e, id: id, plan: plan, files: e.filesOf(id, &plan)}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -230,10 +231,10 @@ func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, s.release(ctx))
-	if err := mount.UnmountBelow(s.runDir()); err != nil {
+	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
 	}
-	errs = append(errs, removeRunDir(ctx, s.runDir()))
+	errs = append(errs, removeRunDir(ctx, s.files.Dir))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
@@ -146,7 +144,10 @@ func (s *Sandbox) readyProblems(ctx context.Context, rec records.Pod, damage []n
 		}
 		found = append(found, p)
 	}
-	return append(found, s.missingFiles(rec)...)
+	for _, text := range s.files.Missing() {
+		found = append(found, audit.Problem{Wrong: text, Advice: "delete the pod: its running containers are not affected, but no new one can start"})
+	}
+	return found
 }
 
 // unseen is what could not be looked at, which is not to say that it is gone.
@@ -175,34 +176,4 @@ func exited(task oci.Task) bool {
 	default:
 		return false
 	}
-}
-
-// missingFiles are those of the pod's files that new containers would miss.
-func (s *Sandbox) missingFiles(rec records.Pod) []audit.Problem {
-	const advice = "delete the pod: its running containers are not affected, but no new one can start"
-	var found []audit.Problem
-	unmounted := func(path string) bool {
-		is, err := mount.Mounted(path)
-		if is || err != nil {
-			return false
-		}
-		found = append(found, audit.Problem{Wrong: "nothing is mounted at " + path, Advice: advice})
-		return true
-	}
-	if !rec.OwnFiles || !unmounted(s.filesDir()) {
-		for _, path := range []string{s.resolvConfFile(), s.hostnameFile()} {
-			if absent(path) {
-				found = append(found, audit.Problem{Wrong: path + " is gone", Advice: advice})
-			}
-		}
-	}
-	if rec.Namespaces.IPC {
-		unmounted(s.shmDir())
-	}
-	return found
-}
-
-func absent(path string) bool {
-	_, err := os.Lstat(path)
-	return errors.Is(err, os.ErrNotExist)
 }

@@ -2,6 +2,7 @@ package records
 
 import (
 	"fmt"
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -85,6 +86,14 @@ func (rec Pod) Current() *cri.PodSandboxConfig {
 // CRI-O, too, creates it for pods without an infra container.
 func (plan *PodPlan) NeedsNetworkCgroup() bool {
 	return plan.CgroupPrefix == spec.CrioPrefix && plan.Namespaces.Net && !plan.Infra
+}
+
+// Hostname is the pod's, or the node's for a pod that shares its network.
+func (plan *PodPlan) Hostname() (string, error) {
+	if plan.Namespaces.UTS && plan.Namespaces.Hostname != "" {
+		return plan.Namespaces.Hostname, nil
+	}
+	return os.Hostname()
 }
 
 // Pins are the paths of the pod's pinned namespaces.

@@ -1,0 +1,171 @@
+// Package files makes the files that the containers of a pod see, below the run
+// directory of the pod, and the directories of its logs.
+package files
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/regular"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// Pod is where the files of a pod are, and whose they are.
+type Pod struct {
+	Dir string // run directory of the pod
+
+	own      bool // they have a file system of their own (docs/decisions/0015-pod-files.md)
+	ipc      bool // they have a /dev/shm
+	uid, gid int  // root of the pod's user namespace
+}
+
+// Of returns the files of a pod with this run directory and plan.
+func Of(dir string, plan *records.PodPlan) Pod {
+	uid, gid := plan.Namespaces.Root()
+	return Pod{dir, plan.OwnFiles, plan.Namespaces.IPC, uid, gid}
+}
+
+// Shm is the /dev/shm of the pod's IPC namespace.
+func (p Pod) Shm() string { return filepath.Join(p.Dir, "shm") }
+
+// Root has the files that containers see and may write to.
+func (p Pod) Root() string {
+	if !p.own {
+		return p.Dir
+	}
+	return filepath.Join(p.Dir, "files")
+}
+
+// ResolvConf is the pod's resolv.conf.
+func (p Pod) ResolvConf() string { return filepath.Join(p.Root(), "resolv.conf") }
+
+// Hostname is the pod's /etc/hostname.
+func (p Pod) Hostname() string { return filepath.Join(p.Root(), "hostname") }
+
+// MakeDir makes the run directory.
+func (p Pod) MakeDir() error { return errors.Join(os.Mkdir(p.Dir, 0o700), p.LetIn(p.Dir)) }
+
+// MountShm mounts a /dev/shm of so many bytes with an SELinux label.
+func (p Pod) MountShm(size int64, label string) error {
+	if err := mount.Shm(p.Shm(), size, label); err != nil {
+		return err
+	}
+	return p.Give(p.Shm())
+}
+
+// Mount makes room for the pod's files that its containers can use up
+// without harm to the node (CVE-2020-8557).
+func (p Pod) Mount(label string) error {
+	return errors.Join(mount.Files(p.Root(), label), p.LetIn(p.Root()))
+}
+
+// Write makes the files that the request asks for.
+func (p Pod) Write(cfg *cri.PodSandboxConfig, hostname string) error {
+	if dir := cfg.GetLogDirectory(); dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	text, err := ResolvConf(cfg.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(p.ResolvConf(), text, 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(p.Hostname(), []byte(hostname+"\n"), 0o644); err != nil {
+		return err
+	}
+	return p.Give(p.ResolvConf(), p.Hostname())
+}
+
+// Give makes the root of the pod's user namespace the owner of files that its
+// containers see.
+func (p Pod) Give(files ...string) error {
+	if p.uid == 0 && p.gid == 0 {
+		return nil
+	}
+	for _, file := range files {
+		if err := os.Chown(file, p.uid, p.gid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LetIn lets the root of the pod's user namespace pass through a directory of
+// ours, and do nothing else there: runtimes set up a container's mounts as that
+// root.
+func (p Pod) LetIn(dir string) error {
+	if p.gid == 0 {
+		return nil
+	}
+	return errors.Join(os.Chown(dir, 0, p.gid), os.Chmod(dir, 0o710))
+}
+
+// Missing says which of them new containers would miss.
+func (p Pod) Missing() []string {
+	var missing []string
+	unmounted := func(path string) bool {
+		is, err := mount.Mounted(path)
+		if is || err != nil {
+			return false
+		}
+		missing = append(missing, "nothing is mounted at "+path)
+		return true
+	}
+	if !p.own || !unmounted(p.Root()) {
+		for _, path := range []string{p.ResolvConf(), p.Hostname()} {
+			if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+				missing = append(missing, path+" is gone")
+			}
+		}
+	}
+	if p.ipc {
+		unmounted(p.Shm())
+	}
+	return missing
+}
+
+// maxResolvConf leaves room for a pod's other files, and for those who rewrite it.
+const maxResolvConf = 256 << 10
+
+// ResolvConf is exactly what dns_config says, or the node's file where the
+// request leaves DNS open.
+func ResolvConf(dns *cri.DNSConfig) ([]byte, error) {
+	if dns == nil {
+		text, err := regular.Read("/etc/resolv.conf", maxResolvConf)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		return text, err
+	}
+	var text strings.Builder
+	for _, server := range dns.GetServers() {
+		fmt.Fprintf(&text, "nameserver %s\n", server)
+	}
+	if searches := dns.GetSearches(); len(searches) > 0 {
+		fmt.Fprintf(&text, "search %s\n", strings.Join(searches, " "))
+	}
+	if options := dns.GetOptions(); len(options) > 0 {
+		fmt.Fprintf(&text, "options %s\n", strings.Join(options, " "))
+	}
+	for _, list := range [][]string{dns.GetServers(), dns.GetSearches(), dns.GetOptions()} {
+		for _, word := range list {
+			if strings.ContainsAny(word, " \t\r\n\x00") {
+				return nil, fmt.Errorf("dns_config: %.80q has white space in it: %w", word, fault.Invalid)
+			}
+		}
+	}
+	if text.Len() > maxResolvConf {
+		return nil, fmt.Errorf("dns_config: the resolv.conf has %d bytes, more than %d: %w", text.Len(), maxResolvConf, fault.Invalid)
+	}
+	return []byte(text.String()), nil
+}

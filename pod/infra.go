@@ -1,0 +1,97 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/spec"
+)
+
+// infraRef is the pod's own container. It bears the pod's id.
+func (s *Sandbox) infraRef() oci.Ref {
+	ref := oci.Ref{
+		ID:       s.id,
+		Dir:      filepath.Join(s.files.Dir, "infra"),
+		ExitFile: filepath.Join(s.files.Dir, "infra-exit.json"),
+	}
+	if cfg := s.plan.Config.M; cfg != nil {
+		ref.CgroupPath, ref.Cgroup, _ = s.engine.cfg.cgroupOf(cfg, s.plan.CgroupPrefix, s.id)
+	}
+	return ref
+}
+
+// pausePath is where the infra container sees its program.
+const pausePath = "/pause"
+
+// startInfra runs the pod's own container if it needs one. Its program is the
+// monitor's binary, mounted read-only over an empty root: no image is pulled
+// for it, and none can be missing.
+func (s *Sandbox) startInfra(ctx context.Context) error {
+	defer cgroup.Warm()()
+	ref := s.infraRef()
+	err := trace.Call(ctx, "make infra directory", func() error {
+		label, err := s.fileContext()
+		if err != nil {
+			return err
+		}
+		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), setLabel(ref.Rootfs(), label),
+			s.files.Give(ref.Rootfs()), s.files.LetIn(ref.Dir))
+	})
+	if err != nil {
+		return err
+	}
+	in, err := s.specInput(ctx)
+	if err != nil {
+		return err
+	}
+	in.Facts.Rootfs = ref.Rootfs()
+	in.Facts.CgroupsPath = ref.CgroupPath
+	ociSpec, err := spec.Sandbox(in, []string{pausePath, "pause"})
+	if err != nil {
+		return err
+	}
+	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.pauseProgram(), pausePath))
+	if err := s.addHooks(ctx, nil, ociSpec); err != nil {
+		return err
+	}
+	task, err := trace.Get(ctx, "runtime create", func(ctx context.Context) (oci.Task, error) {
+		return s.runtime.Create(ctx, ref, ociSpec, oci.IO{})
+	})
+	if task != nil {
+		s.change(func(now *livePod) { now.infra, now.unreachable = task, false })
+	}
+	if err != nil {
+		return err
+	}
+	if err := trace.Do(ctx, "runtime start", task.Start); err != nil {
+		return err
+	}
+	s.engine.background.Go("watch infra container", func() { s.watchInfra(task) })
+	return nil
+}
+
+// watchInfra ends the pod when its infra container dies: with it the PID
+// namespace is gone, and all containers in it are dead or dying.
+func (s *Sandbox) watchInfra(task oci.Task) {
+	s.engine.background.Insist("watch infra container", func() { s.awaitInfra(task) })
+}
+
+func (s *Sandbox) awaitInfra(task oci.Task) {
+	select {
+	case <-s.engine.background.Closing().Done():
+		return
+	case <-s.ending.Done():
+		return
+	case <-task.Exited():
+	}
+	slog.Warn("infra container died, pod not ready", "pod", s.id)
+	s.end()
+	s.publish()
+	s.tell()
+}
