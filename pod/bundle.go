@@ -48,7 +48,7 @@ func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, 
 	if err != nil {
 		return records.ContainerPlan{}, err
 	}
-	label, err := s.fileContextOf(cfg)
+	label, err := e.labels.Files(&s.plan, cfg)
 	if err != nil {
 		return records.ContainerPlan{}, err
 	}
@@ -315,8 +315,9 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 			wanted = append(wanted, source)
 		}
 	}
+	relabel := func() error { return c.engine.labels.Relabel(ctx, c.engine.paths, &c.sandbox.plan, &c.plan) }
 	if len(wanted) == 0 {
-		return func() error { return c.relabel(ctx) }, func() {}
+		return relabel, func() {}
 	}
 	looking, cancel := context.WithCancel(ctx)
 	var group errgroup.Group
@@ -336,7 +337,7 @@ func (c *Container) sources(ctx context.Context) (ensure func() error, stop func
 		if err != nil {
 			return err
 		}
-		return c.relabel(ctx)
+		return relabel()
 	}
 	return ensure, func() {
 		cancel()

@@ -26,9 +26,9 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/retry"
-	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/pod/view"
@@ -47,7 +47,7 @@ type Engine struct {
 	mark     string // of our ids
 	status   *status.Node
 	meters   *cgroup.Meters
-	levels   *selinux.Levels
+	labels   *label.Node
 
 	records     *records.Store
 	sandboxes   *index.Index[records.PodName, *Sandbox]
@@ -117,7 +117,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if host.AppArmor {
 		defaults.AppArmorProfile = loadedProfile(ctx, cfg.AppArmorProfile)
 	}
-	if defaults.SELinux, err = newSELinux(cfg, host); err != nil {
+	if defaults.SELinux, err = label.Policy(host, cfg.SELinux, !cfg.HostNetworkDisablesSELinux); err != nil {
 		return nil, err
 	}
 	meters, err := cgroup.NewMeters()
@@ -133,7 +133,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		boot:       boot,
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
-		levels:     newLevels(defaults.SELinux),
+		labels:     label.New(defaults.SELinux, cfg.PauseProgram, cfg.StateDir),
 		records:    records.At(cfg.StateDir),
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),
 		containers: index.New[records.ContainerName, *Container]("container"),

@@ -11,6 +11,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/label"
 )
 
 // infraRef is the pod's own container. It bears the pod's id.
@@ -36,11 +37,11 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	defer cgroup.Warm()()
 	ref := s.infraRef()
 	err := trace.Call(ctx, "make infra directory", func() error {
-		label, err := s.fileContext()
+		fileLabel, err := s.engine.labels.Files(&s.plan, nil)
 		if err != nil {
 			return err
 		}
-		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), setLabel(ref.Rootfs(), label),
+		return errors.Join(os.MkdirAll(ref.Rootfs(), 0o755), os.Chmod(ref.Rootfs(), 0o755), label.Set(ref.Rootfs(), fileLabel),
 			s.files.Give(ref.Rootfs()), s.files.LetIn(ref.Dir))
 	})
 	if err != nil {
@@ -56,7 +57,7 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.pauseProgram(), pausePath))
+	ociSpec.Mounts = append(ociSpec.Mounts, oci.ReadOnlyFile(s.engine.labels.Program, pausePath))
 	if err := s.addHooks(ctx, nil, ociSpec); err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err := e.makeDirs(); err != nil {
 		return err
 	}
-	if err := e.copyPause(); err != nil { // a full disk keeps no server from starting
+	if err := e.labels.CopyProgram(); err != nil { // a full disk keeps no server from starting
 		slog.ErrorContext(ctx, "cannot copy the pause program, pods with shareProcessNamespace may fail", "err", err)
 	}
 	pods, orphanPods, damagedPods, err := e.records.Pods.All()
@@ -141,7 +141,7 @@ func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 func (r *recovery) loadSandboxes(ctx context.Context, pods map[string]*records.Pod) {
 	r.sandboxes = make(map[string]*Sandbox, len(pods))
 	for id, rec := range pods {
-		r.engine.levels.Note(id, rec.SELinuxLevel)
+		r.engine.labels.Levels.Note(id, rec.SELinuxLevel)
 		s, err := r.engine.newSandbox(id, *rec)
 		if err != nil {
 			// The handler is no longer configured. Its pods cannot be managed

@@ -155,7 +155,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 	plan.Namespaces = e.cfg.namespacesOf(id, plan.Config.M, e.defaults.Sysctls)
 	plan.CgroupPrefix = e.cfg.CgroupPrefix
 	plan.OwnFiles = true
-	level, err := e.allotLevel(id, plan.Config.M)
+	level, err := e.labels.Allot(id, plan.Config.M)
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 		err = s.planNetwork()
 	}
 	if err != nil {
-		e.levels.Free(id)
+		e.labels.Levels.Free(id)
 		return err
 	}
 	if err = s.put(ctx); err == nil {
@@ -250,7 +250,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 // labelled calls a step that makes files with their SELinux context.
 func (s *Sandbox) labelled(step func(label string) error) func(context.Context) error {
 	return func(context.Context) error {
-		label, err := s.fileContext()
+		label, err := s.engine.labels.Files(&s.plan, nil)
 		if err != nil {
 			return err
 		}

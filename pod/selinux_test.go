@@ -7,6 +7,7 @@ import (
 
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -18,7 +19,7 @@ func labelling(b *bench) *Engine {
 	e.defaults.SELinux = &spec.SELinux{Contexts: selinux.Contexts{
 		Process: "system_u:system_r:container_t:s0", File: "system_u:object_r:container_file_t:s0", Categories: 2,
 	}}
-	e.levels = newLevels(e.defaults.SELinux)
+	e.labels = label.New(e.defaults.SELinux, b.cfg.PauseProgram, b.cfg.StateDir)
 	return e
 }
 
@@ -28,7 +29,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	b := newBench(t)
 	e := labelling(b)
 	config := podConfig("a")
-	level, err := e.allotLevel("id", config)
+	level, err := e.labels.Allot("id", config)
 	if err != nil || level != "s0:c0,c1" {
 		t.Fatal(level, err)
 	}
@@ -58,19 +59,19 @@ func TestLevelIsGivenBackWithThePod(t *testing.T) {
 	b.close(e)
 
 	e = b.engine()
-	e.levels = selinux.NewLevels(2)
+	e.labels.Levels = selinux.NewLevels(2)
 	r := &recovery{engine: e}
 	r.loadSandboxes(t.Context(), map[string]*records.Pod{"other": {PodPlan: records.PodPlan{Handler: "gone", SELinuxLevel: "s0:c0,c1"}}})
-	if level, err := e.levels.Allot("new"); err == nil {
+	if level, err := e.labels.Levels.Allot("new"); err == nil {
 		t.Errorf("level %s of a pod on record is allotted again", level)
 	}
-	e.levels.Free("other")
+	e.labels.Levels.Free("other")
 
-	if _, err := e.levels.Allot(pod); err != nil {
+	if _, err := e.labels.Levels.Allot(pod); err != nil {
 		t.Fatal(err)
 	}
 	b.remove(e, pod)
-	if _, err := e.levels.Allot("new"); err != nil {
+	if _, err := e.labels.Levels.Allot("new"); err != nil {
 		t.Errorf("after the removal of the pod: %v", err)
 	}
 	b.nothingLeft()

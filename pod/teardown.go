@@ -66,7 +66,7 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 	if err := s.engine.records.Pods.Delete(ctx, s.id); err != nil {
 		return err
 	}
-	s.engine.levels.Free(s.id)
+	s.engine.labels.Levels.Free(s.id)
 	return nil
 }
 
