@@ -107,6 +107,16 @@ type Task interface {
 	Close()
 }
 
+// Exited tells whether the container's end is known.
+func Exited(t Task) bool {
+	select {
+	case <-t.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
 // Ref names a container and the places that belong to it.
 type Ref struct {
 	ID         string

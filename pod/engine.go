@@ -28,6 +28,7 @@ import (
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/status"
@@ -46,6 +47,7 @@ type Engine struct {
 	boot     string
 	mark     string // of our ids
 	status   *status.Node
+	audit    *audit.Auditor
 	meters   *cgroup.Meters
 	labels   *label.Node
 
@@ -58,7 +60,6 @@ type Engine struct {
 	cleanups    *retry.Queue
 	events      view.Hub
 	counters    counters
-	verifying   chan struct{}     // has an item while Verify is at work
 	userLookups chan struct{}     // has an item for each look into the files of an image for a user
 	background  *background.Group // watchers, stops
 
@@ -138,13 +139,13 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),
 		containers: index.New[records.ContainerName, *Container]("container"),
 		pulls:      flight.Group[pullKey, *storage.Image]{Patience: abandonedPullTime, MostAbandoned: mostAbandonedPulls},
-		verifying:  make(chan struct{}, 1),
 
 		userLookups: make(chan struct{}, 2),
 		background:  background.New(ctx),
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = e.newCleanups()
+	e.audit = newAuditor(e)
 	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
 	return e, nil
 }

@@ -566,7 +566,7 @@ func (b *bench) engine() *Engine {
 		b.Fatal(err)
 	}
 	if b.boot != "" {
-		e.boot = b.boot
+		e.boot, e.audit.Boot = b.boot, b.boot
 	}
 	if err := e.Recover(b.Context()); err != nil {
 		b.Fatal(err)

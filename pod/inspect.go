@@ -9,7 +9,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// Inspect is Verify for a node without a server: it reads the records, as
+// Inspect is Audit().Verify for a node without a server: it reads the records, as
 // Recover does, and changes nothing at all. The engine is good for nothing else
 // afterwards. The caller holds the Lock.
 func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
@@ -42,18 +42,8 @@ func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
 		}
 	}
 	e.deps.Network.Load(records.Attached(pods, e.boot))
-	found, err := e.Verify(ctx, false)
+	found, err := e.audit.Verify(ctx, false)
 	return append(findings, found...), err
-}
-
-// Recorded counts the records.
-func (e *Engine) Recorded() (pods, containers int, err error) { return e.records.Count() }
-
-// OpaqueIPAM are the IPAM plugins that nobody but themselves can compare with the
-// records.
-func (e *Engine) OpaqueIPAM() []string {
-	_, opaque, _ := e.deps.Network.Leases(known{e}.Attachments()) // Verify has told the error
-	return opaque
 }
 
 func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {

@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -225,7 +226,7 @@ func (r *recovery) recoverSandbox(ctx context.Context, s *Sandbox) {
 		s.end()
 		r.end(s.id, s.expire, &r.ends)
 	case records.Ready:
-		lost, unseen := s.lost()
+		lost, unseen := audit.Lost(s.record(), s.now().infra, e.boot)
 		for _, why := range unseen {
 			slog.WarnContext(ctx, "cannot check part of a pod", "pod", s.id, "err", why)
 		}
@@ -331,7 +332,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	c.settleStart(ctx)
 	cancel() // watch takes as long as the container lives
 	c.publish()
-	if exited(task) {
+	if oci.Exited(task) {
 		// Readers must not see it alive for even a moment: the kubelet has
 		// been told of the exit, perhaps.
 		c.watch()
@@ -417,7 +418,7 @@ func (c *Container) settleStart(ctx context.Context) {
 			c.settleAs(records.Created)
 			break
 		}
-		if err == nil || exited(task) {
+		if err == nil || oci.Exited(task) {
 			// The runtime answers nothing for a container that is dead: if it never
 			// started, its exit by SIGKILL says so well enough.
 			c.settleAs(records.Started)

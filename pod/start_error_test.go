@@ -65,7 +65,7 @@ func TestProgramThatCannotBeRun(t *testing.T) {
 	if err := e.UpdateContainerResources(t.Context(), id, &cri.LinuxContainerResources{CpuShares: 2}); !errors.Is(err, fault.Precondition) {
 		t.Errorf("update: %v", err)
 	}
-	if found, err := e.Verify(t.Context(), false); err != nil || len(found) != 0 {
+	if found, err := e.audit.Verify(t.Context(), false); err != nil || len(found) != 0 {
 		t.Errorf("check: %v, %v", found, err)
 	}
 
@@ -127,7 +127,7 @@ func TestUnstartableSurvivesRestart(t *testing.T) {
 		b.close(e)
 		e = b.engine()
 	}
-	if found, err := e.Verify(t.Context(), false); err != nil || len(found) != 0 {
+	if found, err := e.audit.Verify(t.Context(), false); err != nil || len(found) != 0 {
 		t.Errorf("check: %v, %v", found, err)
 	}
 	if again := b.create(e, pod, "fails"); again != fails {

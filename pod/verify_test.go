@@ -30,7 +30,7 @@ import (
 // verify is what Verify says, a line for each finding.
 func (b *bench) verify(e *Engine, repair bool) []string {
 	b.Helper()
-	found, err := e.Verify(b.Context(), repair)
+	found, err := e.audit.Verify(b.Context(), repair)
 	if err != nil {
 		b.Error(err)
 	}
@@ -91,7 +91,7 @@ func (b *bench) fresh() *Engine {
 		b.Fatal(err)
 	}
 	if b.boot != "" {
-		e.boot = b.boot
+		e.boot, e.audit.Boot = b.boot, b.boot
 	}
 	return e
 }
@@ -135,14 +135,14 @@ func TestCheckThatHangsIsLeftBehind(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := e.Verify(ctx, true)
+		_, err := e.audit.Verify(ctx, true)
 		ended <- err
 	}()
 	wait.For(t, "the check to hang", func() bool { return b.node.count("leases") > 0 })
 
 	impatient, leave := context.WithCancel(t.Context())
 	leave()
-	if _, err := e.Verify(impatient, false); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "another check is running") {
+	if _, err := e.audit.Verify(impatient, false); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "another check is running") {
 		t.Errorf("a second check meanwhile: %v", err)
 	}
 	gone := errors.New("gone")
@@ -364,7 +364,7 @@ func TestInspectAndMend(t *testing.T) {
 				t.Fatal(err)
 			}
 			e = b.engine()
-			repaired, err := e.Verify(t.Context(), true)
+			repaired, err := e.audit.Verify(t.Context(), true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -399,7 +399,7 @@ func TestMendedIsModest(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = b.engine()
-	repaired, err := e.Verify(t.Context(), true)
+	repaired, err := e.audit.Verify(t.Context(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -675,7 +675,7 @@ func TestRepairSparesWhatItCannotSee(t *testing.T) {
 	alive("a monitor that does not answer")
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	if _, err := e.Verify(gone, true); !errors.Is(err, context.Canceled) {
+	if _, err := e.audit.Verify(gone, true); !errors.Is(err, context.Canceled) {
 		t.Errorf("a check without its caller: %v", err)
 	}
 	alive("a caller who has left")

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/crius-run/crius/pod/audit"
 )
 
@@ -15,20 +17,26 @@ import (
 func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	var mu sync.Mutex
 	var errs []error
-	each(e.sandboxes.All(), func(s *Sandbox) {
-		err := context.Cause(ctx)
-		if err == nil {
-			ctx, cancel := context.WithTimeout(ctx, undoTime)
-			defer cancel()
-			err = e.RemoveSandbox(ctx, s.id)
-		}
-		if err != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
-		}
-	})
-	found, err := e.Verify(ctx, true)
+	var removals errgroup.Group
+	removals.SetLimit(recoverWidth)
+	for _, s := range e.sandboxes.All() {
+		removals.Go(func() error {
+			err := context.Cause(ctx)
+			if err == nil {
+				ctx, cancel := context.WithTimeout(ctx, undoTime)
+				defer cancel()
+				err = e.RemoveSandbox(ctx, s.id)
+			}
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			return nil
+		})
+	}
+	_ = removals.Wait()
+	found, err := e.audit.Verify(ctx, true)
 	var left []audit.Finding
 	for _, f := range found {
 		if !f.Repaired {

@@ -14,54 +14,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/network"
-	"github.com/crius-run/crius/oci"
 )
-
-// Layout is where a server's things are, and how they are named.
-type Layout struct {
-	StateDir      string // records, below pods and containers
-	RunDir        string // run directories, below pods and containers
-	NamespacesDir string // pinned namespaces
-	PinPrefix     string // what the names of pinned namespaces begin with, before the id
-	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
-	// Foreign says whether an id is that of another server.
-	Foreign func(id string) bool
-}
-
-// Runtimes is the table of handlers.
-type Runtimes interface {
-	Names() []string
-	Get(name string) (oci.Runtime, error)
-}
-
-// Network is what the search needs of CNI.
-type Network interface {
-	Leases(attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
-	Release(ctx context.Context, p network.Pod, l network.Lease) error
-}
-
-// Node is what the records and the work under way say.
-type Node interface {
-	// Knows says whether an id is that of anything on record or under way. An id
-	// is known from before the first thing bears it until after the last is gone,
-	// and never used again.
-	Knows(id string) bool
-	// CgroupParents are the cgroups below which those of pods and containers are.
-	CgroupParents() []string
-	Attachments() []*network.Attachment
-	// NetworkNamespaces are the paths of those of pods.
-	NetworkNamespaces() []string
-	// Sweep removes what bears an id in the places of the layout. It is idempotent.
-	Sweep(ctx context.Context, id string) error
-}
-
-// Search looks for orphans.
-type Search struct {
-	Layout   Layout
-	Runtimes Runtimes
-	Network  Network
-	Node     Node
-}
 
 // orphan is what bears an id in the way that crius names things, and belongs to
 // nothing on record.
@@ -74,18 +27,22 @@ type orphan struct {
 	leases   []network.Lease
 }
 
+func (a *Auditor) knows(id string) bool {
+	return a.Node.Knows(id) || a.Cleanups.Has(id) || a.Records.Has(id)
+}
+
 // Orphans reports objects without a record. An object is an orphan if it exists, its id
 // is then unknown, and it still exists after that.
-func (s *Search) Orphans(ctx context.Context, report *Report) error {
-	first, err := s.everywhere()
+func (a *Auditor) Orphans(ctx context.Context, report *Report) error {
+	first, err := a.everywhere()
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}
-	maps.DeleteFunc(first, func(id string, _ *orphan) bool { return s.Node.Knows(id) })
+	maps.DeleteFunc(first, func(id string, _ *orphan) bool { return a.knows(id) })
 	if len(first) == 0 {
 		return nil
 	}
-	second, err := s.everywhere()
+	second, err := a.everywhere()
 	if err != nil {
 		return fmt.Errorf("search for orphans: %w", err)
 	}
@@ -96,8 +53,8 @@ func (s *Search) Orphans(ctx context.Context, report *Report) error {
 		if o == nil {
 			continue
 		}
-		unsure, why := s.dropLeases(patience, o)
-		removal := Remedy{"remove it and everything else with this ID", func(ctx context.Context) error { return s.remove(ctx, o) }}
+		unsure, why := a.dropLeases(patience, o)
+		removal := Remedy{"remove it and everything else with this ID", func(ctx context.Context) error { return a.remove(ctx, o) }}
 		var problems []Problem
 		for _, trace := range slices.Sorted(maps.Keys(o.traces)) {
 			if first[id].traces[trace] {
@@ -121,7 +78,7 @@ const addTime = 3 * time.Second
 // node: they belong to another runtime's pod. While it cannot tell, it looks again until
 // patience ends; then it takes all of them, and returns those that it is unsure about and
 // why.
-func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []string, why error) {
+func (a *Auditor) dropLeases(patience context.Context, o *orphan) (unsure []string, why error) {
 	if len(o.leases) == 0 || o.netNS != "" { // it is the orphan itself that may have them
 		return nil, nil
 	}
@@ -129,7 +86,7 @@ func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []strin
 	for _, l := range o.leases {
 		addresses = append(addresses, l.Address)
 	}
-	idle, err := s.idle(addresses)
+	idle, err := a.idle(addresses)
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for errors.Is(err, network.ErrHidden) && patience.Err() == nil { // a pod may just be getting its address
@@ -137,7 +94,7 @@ func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []strin
 		case <-again.C:
 		case <-patience.Done():
 		}
-		idle, err = s.idle(addresses)
+		idle, err = a.idle(addresses)
 	}
 	o.leases = slices.DeleteFunc(o.leases, func(l network.Lease) bool {
 		drop := !slices.Contains(idle, l.Address)
@@ -152,12 +109,16 @@ func (s *Search) dropLeases(patience context.Context, o *orphan) (unsure []strin
 	return unsure, err
 }
 
-func (s *Search) idle(addresses []string) ([]string, error) {
+func (a *Auditor) idle(addresses []string) ([]string, error) {
 	pins, err := pinnedNetworks()
 	if err != nil {
 		return nil, err
 	}
-	return network.Idle(addresses, pins, s.Node.NetworkNamespaces())
+	var own []string
+	for _, p := range a.Node.Pods() {
+		own = append(own, p.Plan.Namespaces.Paths().Net)
+	}
+	return network.Idle(addresses, pins, own)
 }
 
 // killTime is far more than a kill takes: what does not die of it must not keep
@@ -172,10 +133,10 @@ func killCgroup(ctx context.Context, name string) error {
 
 // remove removes everything that bears the id. A network that cannot be given back
 // keeps its namespace.
-func (s *Search) remove(ctx context.Context, o *orphan) error {
+func (a *Auditor) remove(ctx context.Context, o *orphan) error {
 	for _, l := range o.leases {
-		p := network.Pod{ID: o.id, NetNS: o.netNS, CacheDir: filepath.Join(s.Layout.StateDir, "pods", o.id, "cni")}
-		if err := s.Network.Release(ctx, p, l); err != nil {
+		p := network.Pod{ID: o.id, NetNS: o.netNS, CacheDir: filepath.Join(a.Layout.StateDir, "pods", o.id, "cni")}
+		if err := a.Network.Release(ctx, p, l); err != nil {
 			return fmt.Errorf("release address %s: %w", l.Address, err)
 		}
 	}
@@ -186,7 +147,7 @@ func (s *Search) remove(ctx context.Context, o *orphan) error {
 	for _, name := range o.cgroups {
 		errs = append(errs, killCgroup(ctx, name))
 	}
-	errs = append(errs, s.Node.Sweep(ctx, o.id))
+	errs = append(errs, a.Node.Sweep(ctx, o.id))
 	for _, monitor := range o.monitors { // whose directory has gone before it
 		errs = append(errs, conmon.Signal(monitor, unix.SIGKILL))
 	}

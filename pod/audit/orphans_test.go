@@ -56,8 +56,8 @@ func TestOrphanThatCannotBeKilled(t *testing.T) {
 	}
 	wait.For(t, "the process to hang", func() bool { return f.Waiting() > 0 })
 	node := &sweeps{}
-	search := Search{Node: node}
-	err = search.remove(t.Context(), &orphan{id: "a", traces: map[string]bool{"cgroup": true}, cgroups: []string{name}})
+	auditor := New(Sources{Node: node})
+	err = auditor.remove(t.Context(), &orphan{id: "a", traces: map[string]bool{"cgroup": true}, cgroups: []string{name}})
 	if !errors.Is(err, fault.Timeout) {
 		t.Errorf("the removal says %v", err)
 	}

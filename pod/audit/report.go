@@ -2,7 +2,8 @@
 // should be, repairs it if that is asked for, and looks for orphans, which are
 // things of crius that belong to no record.
 //
-// What the records say is the caller's business; see [Node].
+// What objects there are, and how far their verbs have come, is the caller's business;
+// see [Node].
 package audit
 
 import (

@@ -23,14 +23,14 @@ import (
 
 // visit is one look at all places where things of the server are.
 type visit struct {
-	*Search
+	*Auditor
 	found  map[string]*orphan
 	others map[string]bool // ids of other servers on this node
 }
 
 // everywhere visits all places, and tells by id what is there.
-func (s *Search) everywhere() (map[string]*orphan, error) {
-	v := &visit{Search: s, found: map[string]*orphan{}, others: map[string]bool{}}
+func (a *Auditor) everywhere() (map[string]*orphan, error) {
+	v := &visit{Auditor: a, found: map[string]*orphan{}, others: map[string]bool{}}
 	for _, look := range []func() error{v.directories, v.files, v.mounts, v.pins, v.monitors, v.cgroups, v.leases} {
 		if err := look(); err != nil {
 			return nil, err
@@ -47,7 +47,7 @@ const leaseAge = 2 * time.Minute
 // addShared is add for what is in a place that other servers of the node may use as
 // well.
 func (v *visit) addShared(id, format string, args ...any) *orphan {
-	if ids.Valid(id) && v.Layout.Foreign(id) {
+	if ids.Valid(id) && ids.Foreign(id, v.Layout.Mark) {
 		return nil
 	}
 	return v.add(id, format, args...)
@@ -223,7 +223,7 @@ func (v *visit) cgroupID(name string) string {
 // leases are those of ids in the form of ours. Other runtimes use it as well:
 // see dropLeases.
 func (v *visit) leases() error {
-	leases, _, err := v.Network.Leases(v.Node.Attachments())
+	leases, _, err := v.Network.Leases(v.attachments())
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ type Node struct {
 
 // Check compares the node with its records, and repairs it if that is asked for.
 func (n Node) Check(ctx context.Context, repair bool) (Checked, error) {
-	return n.checked(n.Engine.Verify(ctx, repair))
+	return n.checked(n.Engine.Audit().Verify(ctx, repair))
 }
 
 // Inspect is Check for an engine that has not recovered, and changes nothing.
@@ -69,7 +69,7 @@ func (n Node) Inspect(ctx context.Context) (Checked, error) {
 func (n Node) checked(findings []audit.Finding, err error) (Checked, error) {
 	c := Checked{
 		Pods: len(n.Engine.Sandboxes()), Containers: len(n.Engine.Containers()),
-		Findings: append([]audit.Finding{}, findings...), OpaqueIPAM: n.Engine.OpaqueIPAM(),
+		Findings: append([]audit.Finding{}, findings...), OpaqueIPAM: n.Engine.Audit().OpaqueIPAM(),
 	}
 	if err != nil {
 		c.Incomplete = err.Error()
@@ -81,7 +81,7 @@ func (n Node) checked(findings []audit.Finding, err error) (Checked, error) {
 func (n Node) Holdings(ctx context.Context) (Holdings, error) {
 	var h Holdings
 	var err error
-	if h.Pods, h.Containers, err = n.Engine.Recorded(); err != nil {
+	if h.Pods, h.Containers, err = n.Engine.Audit().Records.Count(); err != nil {
 		return h, err
 	}
 	images, err := n.Store.Images(ctx)

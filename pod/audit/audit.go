@@ -1,0 +1,255 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/retry"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/pod/files"
+	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/storage"
+)
+
+// Layout is where a server's things are, and how they are named.
+type Layout struct {
+	StateDir      string // records, below pods and containers
+	RunDir        string // run directories, below pods and containers
+	NamespacesDir string // pinned namespaces
+	PinPrefix     string // what the names of pinned namespaces begin with, before the id
+	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
+	Mark          string // of the server's ids
+}
+
+// Runtimes is the table of handlers.
+type Runtimes interface {
+	Names() []string
+	Get(name string) (oci.Runtime, error)
+}
+
+// Images is what is asked of storage.
+type Images interface {
+	Verify(ctx context.Context, live []storage.Rootfs) ([]storage.Defect, error)
+}
+
+// Network is what is asked of CNI and of host ports.
+type Network interface {
+	Restore(ctx context.Context, live map[string]*network.Attachment) error
+	Collect(ctx context.Context, dirs []string, live network.Live) error
+	Verify(pods []network.Attached) map[string][]network.Damage
+	VerifyHostPorts(ctx context.Context) ([]string, error)
+	Leases(attachments []*network.Attachment) (leases []network.Lease, opaque []string, err error)
+	Release(ctx context.Context, p network.Pod, l network.Lease) error
+}
+
+// Node is what the engine knows.
+type Node interface {
+	Pods() []*Pod
+	Containers() []*Container
+	// Knows says whether an id is that of an object, or of one that is being made. An
+	// id is known, here, from its record or from a pending cleanup, from before the
+	// first thing bears it until after the last is gone, and never used again.
+	Knows(id string) bool
+	// CgroupParents are the cgroups below which those of pods and containers are.
+	CgroupParents() []string
+	// Sweep removes what bears an id in the places of the layout. It is idempotent.
+	Sweep(ctx context.Context, id string) error
+}
+
+// Pod is a pod as the engine has it.
+type Pod struct {
+	ID      string
+	Plan    *records.PodPlan
+	Files   files.Pod
+	Runtime oci.Runtime
+	Infra   oci.Ref // of its own container
+	Network network.Pod
+	Life    *sync.Mutex // held by the verb that changes the pod
+	Now     func() PodNow
+	// What repairs it; all want Life held.
+	Put, Stop, SettleStop, Release func(context.Context) error
+}
+
+// PodNow is a pod at one moment.
+type PodNow struct {
+	records.PodState
+	Infra oci.Task // nil: there is none, or it is not known
+	Ended bool     // as the kubelet has been told
+	Gone  bool     // removed
+}
+
+// Container is a container as the engine has it.
+type Container struct {
+	ID        string
+	Plan      *records.ContainerPlan
+	Sandboxed bool // it lives in its pod's sandbox
+	Runtime   oci.Runtime
+	Ref       oci.Ref
+	Roots     []storage.Rootfs
+	Life      *sync.Mutex     // held by the verb that changes the container
+	Exited    <-chan struct{} // closed when the exit is known
+	Now       func() ContainerNow
+	Put       func(context.Context) error // repairs the record; wants Life held
+}
+
+// ContainerNow is a container at one moment.
+type ContainerNow struct {
+	records.ContainerState
+	Task        oci.Task // nil: it is being created or torn down
+	Unreachable bool     // the monitor has not answered since the server was started
+	Exit        *conmon.Exit
+	Gone        bool // removed
+}
+
+// Sources are what a node is compared by.
+type Sources struct {
+	Layout   Layout
+	Boot     string // id of this boot
+	Node     Node
+	Records  *records.Store
+	Images   Images
+	Network  Network
+	Runtimes Runtimes
+	Cleanups *retry.Queue
+	Checks   *background.Group // in which checks run
+	Repair   Repair
+}
+
+// Auditor compares a node with its records.
+type Auditor struct {
+	Sources
+
+	verifying chan struct{} // has an item while Verify is at work
+}
+
+// New returns an Auditor of a node.
+func New(from Sources) *Auditor { return &Auditor{Sources: from, verifying: make(chan struct{}, 1)} }
+
+// answerTime is how long a monitor may take to answer.
+const answerTime = 5 * time.Second
+
+// width bounds how many objects are looked at side by side.
+const width = 16
+
+// verification is one comparison. It first checks everything without locks. A
+// difference counts only if it is still there when the object's life lock is held, since
+// no verb works on the object then. Repairs are existing operations such as stop and
+// teardown; none are specific to this check.
+type verification struct {
+	*Auditor
+	report *Report
+	loose  []storage.Defect // of the image store itself
+}
+
+// Verify compares the node with its records and says what is wrong; with repair
+// it also does something about it. It may be called at any time beside the
+// verbs. The error says what could not be looked at; the findings are true all
+// the same. One check is at work at a time, and none for longer than ctx: what
+// hangs then is left behind, and repairs nothing any more.
+func (a *Auditor) Verify(ctx context.Context, repair bool) ([]Finding, error) {
+	select {
+	case a.verifying <- struct{}{}:
+		defer func() { <-a.verifying }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("another check is running: %w", context.Cause(ctx))
+	}
+	v := &verification{Auditor: a, report: NewReport(nil)}
+	if repair {
+		v.report = NewReport(a.Repair)
+	}
+	done := make(chan error, 1)
+	a.Checks.Go("check", func() {
+		done <- panics.Do(ctx, "check", func() error { return v.look(ctx) })
+	})
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return v.report.Findings(), err
+}
+
+// look compares everything.
+func (v *verification) look(ctx context.Context) error {
+	var errs []error
+	for _, step := range []func(context.Context) error{
+		v.pods, v.containers, v.unknown, v.hostPorts, v.store, v.pending,
+	} {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		errs = append(errs, step(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// unknown reports what has no record.
+func (v *verification) unknown(ctx context.Context) error { return v.Orphans(ctx, v.report) }
+
+// suspects are those of objects that look wrong, asked side by side.
+func suspects[T any](objects []T, looksWrong func(T) bool) []T {
+	var mu sync.Mutex
+	var found []T
+	var g errgroup.Group
+	g.SetLimit(width)
+	for _, o := range objects {
+		g.Go(func() error {
+			if looksWrong(o) {
+				mu.Lock()
+				defer mu.Unlock()
+				found = append(found, o)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return found
+}
+
+// hostPorts compares the firewall's rules with the records.
+func (v *verification) hostPorts(ctx context.Context) error {
+	wrong, err := v.Network.VerifyHostPorts(ctx)
+	if err != nil {
+		return fmt.Errorf("compare the rules of host ports: %w", err)
+	}
+	again := Remedy{"rebuild the rules from the records", func(ctx context.Context) error { return v.Network.Restore(ctx, nil) }}
+	var problems []Problem
+	for _, text := range wrong {
+		problems = append(problems, Problem{Wrong: text, Remedy: again})
+	}
+	v.report.Add(ctx, "host ports", problems)
+	return nil
+}
+
+// store reports what containers has found of the image store itself.
+func (v *verification) store(ctx context.Context) error {
+	for _, d := range v.loose {
+		v.report.Add(ctx, d.Object, []Problem{{Wrong: d.Text, Remedy: Remedy{d.Remedy, d.Mend}}})
+	}
+	return nil
+}
+
+// pending reports the cleanups that are retried.
+func (v *verification) pending(ctx context.Context) error {
+	for _, id := range v.Cleanups.Keys() {
+		again := Remedy{"retry it now", func(ctx context.Context) error { return v.Cleanups.Try(ctx, id) }}
+		v.report.Add(ctx, "cleanup of "+id, []Problem{{Wrong: "could not be finished, see the log", Remedy: again}})
+	}
+	return nil
+}
+
+// unfinished is what a server that died in the middle of a verb has left.
+func unfinished(what string) Problem {
+	return Problem{Wrong: what + " was interrupted", Remedy: Remedy{Text: "remove what is left of it"}}
+}
