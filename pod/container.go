@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/pod/stop"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -42,9 +44,9 @@ type Container struct {
 	view    atomic.Pointer[view.Container]
 	logged  atomic.Uint64 // bytes, as last counted
 
-	// life is held by the verbs that change the container, but not by stop.
+	// life is held by the verbs that change the container, but not by its stop.
 	life     sync.Mutex
-	stop     stopper
+	stop     *stop.Stopper
 	progress view.Progress
 	plugins  notified
 
@@ -56,7 +58,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	if s.plan.Sandboxed {
 		ref.Sandbox = s.id
 	}
-	return &Container{
+	c := &Container{
 		engine:  e,
 		id:      id,
 		sandbox: s,
@@ -67,6 +69,12 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		meter:   usage.NewMeter(e.meters, rec.Cgroup),
 		exited:  make(chan struct{}),
 	}
+	c.stop = &stop.Stopper{
+		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background,
+		Task:    func() oci.Task { return c.now().task },
+		Running: func() bool { return c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING },
+	}
+	return c
 }
 
 func (e *Engine) containerRef(id string, plan records.ContainerPlan) oci.Ref {
@@ -287,7 +295,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
-		if c.stop.asked() { // and the runtime has met a container that was dead
+		if c.stop.Asked() { // and the runtime has met a container that was dead
 			err = fmt.Errorf("stopped while starting: %w: %w", err, fault.Precondition)
 		}
 		return c.failStart(ctx, err)
@@ -331,11 +339,29 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
-	err := errors.Join(cause, c.put(ctx), c.kill(ctx))
+	err := errors.Join(cause, c.put(ctx), c.stop.Kill(ctx))
 	c.endEvents(ctx, nil)
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()
 	return err
+}
+
+// StopContainer ends a container: its stop signal, and SIGKILL once grace is
+// over. It returns when the container is dead, when the caller's time is up, or
+// with fault.Timeout if the container does not die of SIGKILL; the stop goes on
+// in any case. Unknown ids and containers that are dead are no
+// error (CRI: StopContainer).
+func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	c, err := e.containers.Find(id)
+	if err != nil {
+		return doneIfAbsent(err)
+	}
+	err = e.deps.Trace.Do(ctx, "stop", c.id, func(ctx context.Context) error { return c.stop.End(ctx, grace) })
+	if err != nil {
+		return fmt.Errorf("stop container %s: %w", c.id, err)
+	}
+	c.notifyStopped(ctx)
+	return nil
 }
 
 // RemoveContainer kills the container if it runs and forgets it. It is
@@ -354,7 +380,7 @@ func (c *Container) remove(ctx context.Context) error {
 	if c.now().Phase == records.Removing {
 		return nil // by a call that was here before us
 	}
-	if err := c.kill(ctx); err != nil {
+	if err := c.stop.Kill(ctx); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.tell() // of its end; watch may not have come to it

@@ -205,7 +205,7 @@ func (c *Container) awaitExit() {
 	if exit.OOMKills > 0 && exit.Code != 0 {
 		c.engine.counters.oomKilled.Add(1)
 	}
-	if !c.stop.asked() {
+	if !c.stop.Asked() {
 		c.keep()
 	}
 	c.showExit(exit)

@@ -1,0 +1,192 @@
+// Package stop ends a container: by its stop signal, by SIGKILL, and by the end of a
+// monitor that does not report the exit.
+package stop
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
+)
+
+// Stopper is a container's stop under way: the stop signal once, SIGKILL when the time
+// is up. Whoever asks again with less grace brings the deadline forward; nobody can put
+// it off.
+type Stopper struct {
+	ID      string
+	Ref     oci.Ref
+	Signal  unix.Signal
+	Task    func() oci.Task
+	Running func() bool     // the container's program
+	Exited  <-chan struct{} // closed when the container's end is known
+	Work    *background.Group
+
+	mu       sync.Mutex
+	asked    bool
+	deadline time.Time
+	sooner   chan struct{}
+}
+
+// ask notes deadline and reports whether the caller has to start the stop.
+func (s *Stopper) ask(deadline time.Time) (begin bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.asked {
+		s.asked, s.deadline, s.sooner = true, deadline, make(chan struct{}, 1)
+		return true
+	}
+	if deadline.Before(s.deadline) {
+		s.deadline = deadline
+		select {
+		case s.sooner <- struct{}{}:
+		default:
+		}
+	}
+	return false
+}
+
+// Asked tells whether the stop has begun.
+func (s *Stopper) Asked() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+func (s *Stopper) remaining() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Until(s.deadline)
+}
+
+// dieTime is how long a caller waits for a container that has been killed.
+const dieTime = 30 * time.Second
+
+// killAgain is how long a killed container may take before it is killed again
+// and the operator is told.
+const killAgain = 10 * time.Second
+
+// Kill ends the container now.
+func (s *Stopper) Kill(ctx context.Context) error {
+	return trace.Do(ctx, "kill", func(ctx context.Context) error { return s.End(ctx, 0) })
+}
+
+// End sends the stop signal, and SIGKILL once grace is over. It returns when the
+// container is dead, when ctx ends, or with fault.Timeout if the container does not die
+// of SIGKILL; the stop goes on in any case.
+func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
+	select {
+	case <-s.Exited:
+		return nil
+	default:
+	}
+	if s.ask(time.Now().Add(grace)) {
+		// A container that never ran has nothing to say goodbye to.
+		graceful := grace > 0 && s.Running()
+		ctx := context.WithoutCancel(ctx)
+		s.Work.Go("stop container", func() {
+			s.Work.Insist("stop container "+s.ID, func() { s.stopAndKill(ctx, graceful) })
+		})
+	}
+	expired := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
+	defer expired.Stop()
+	select {
+	case <-s.Exited:
+		return nil
+	case <-expired.C:
+		return fmt.Errorf("not dead %s after SIGKILL, still trying: %s: %w", dieTime, s.undead(), fault.Timeout)
+	case <-ctx.Done():
+		return fmt.Errorf("not stopped yet, still trying: %w", context.Cause(ctx))
+	case <-s.Work.Closing().Done():
+		return context.Cause(s.Work.Closing())
+	}
+}
+
+// stopAndKill runs until the container is dead.
+func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
+	wait := func() time.Duration { return 0 }
+	if graceful {
+		wait = s.remaining
+		signal := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
+		if err := trace.Do(ctx, "stop signal", signal); err != nil {
+			slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
+		}
+	}
+	killed := false
+	for {
+		timer := time.NewTimer(wait())
+		select {
+		case <-s.Exited:
+			timer.Stop()
+			return
+		case <-s.Work.Closing().Done():
+			timer.Stop()
+			return
+		case <-s.sooner:
+			timer.Stop()
+			continue
+		case <-timer.C:
+		}
+		if killed && s.allDead() {
+			s.endMonitor(ctx)
+		}
+		s.killOnce(ctx)
+		killed = true
+		wait = func() time.Duration { return killAgain }
+	}
+}
+
+func (s *Stopper) killOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killAgain)
+	defer cancel()
+	if err := trace.Do(ctx, "SIGKILL", s.Task().Kill); err != nil {
+		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", s.ID, "pid", s.Task().PID(), "why", s.undead(), "err", err)
+	}
+}
+
+// allDead tells whether a container has no process left whose monitor has not
+// said so. One that waits for the disk may be writing down the exit, which nobody
+// else knows.
+func (s *Stopper) allDead() bool {
+	processes, err := conmon.ReadProcesses(s.Ref.Dir)
+	if err != nil || conmon.Alive(processes.Container) || cgroup.Asleep(processes.Monitor.PID) != "" {
+		return false // the process of a sandboxed task is the sandbox
+	}
+	pids, err := cgroup.Procs(s.Ref.Cgroup)
+	return err == nil && len(pids) == 0
+}
+
+// endMonitor ends a monitor that hangs, or lets one that does not record the
+// exit: its container can be removed then.
+func (s *Stopper) endMonitor(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killAgain)
+	defer cancel()
+	slog.ErrorContext(ctx, "monitor did not report container exit, killing monitor", "container", s.ID)
+	if err := trace.Do(ctx, "end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, s.Ref.Dir) }); err != nil {
+		slog.ErrorContext(ctx, "monitor not dead after SIGKILL", "container", s.ID, "err", err)
+	}
+}
+
+// undead says why no end is known of a killed container.
+func (s *Stopper) undead() string {
+	if asleep := cgroup.Uninterruptible(s.Ref.Cgroup); len(asleep) > 0 {
+		return "in uninterruptible sleep, waiting for a device or a file server: " + strings.Join(asleep, ", ")
+	}
+	if processes, err := conmon.ReadProcesses(s.Ref.Dir); err == nil {
+		if asleep := cgroup.Asleep(processes.Monitor.PID); asleep != "" {
+			return "its monitor has not recorded an exit and is blocked on a disk, perhaps that of the container log: " + asleep
+		}
+	}
+	return "none of its processes is in uninterruptible sleep; the node may be overloaded"
+}
