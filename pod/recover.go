@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
@@ -364,11 +365,7 @@ func load(ctx context.Context, runtime oci.Runtime, ref oci.Ref) (oci.Task, erro
 			return task, err
 		}
 		slog.WarnContext(ctx, "cannot reach monitor, retrying", "id", ref.ID, "err", err)
-		again := time.NewTimer(wait)
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			again.Stop()
+		if !poll.Pause(ctx, wait) {
 			return nil, context.Cause(ctx)
 		}
 	}

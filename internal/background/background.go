@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Group is the work of one owner.
@@ -47,11 +48,7 @@ func (g *Group) Insist(work string, f func()) {
 		if err == nil {
 			return
 		}
-		again := time.NewTimer(wait)
-		select {
-		case <-again.C:
-		case <-g.closing.Done():
-			again.Stop()
+		if !poll.Pause(g.closing, wait) {
 			return
 		}
 	}

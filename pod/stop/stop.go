@@ -99,12 +99,10 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 			s.Work.Insist("stop container "+s.ID, func() { s.stopAndKill(ctx, graceful) })
 		})
 	}
-	expired := time.NewTimer(min(grace, math.MaxInt64-dieTime) + dieTime)
-	defer expired.Stop()
 	select {
 	case <-s.Exited:
 		return nil
-	case <-expired.C:
+	case <-time.After(min(grace, math.MaxInt64-dieTime) + dieTime):
 		return fmt.Errorf("not dead %s after SIGKILL, still trying: %s: %w", dieTime, s.undead(), fault.Timeout)
 	case <-ctx.Done():
 		return fmt.Errorf("not stopped yet, still trying: %w", context.Cause(ctx))
@@ -125,18 +123,14 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 	}
 	killed := false
 	for {
-		timer := time.NewTimer(wait())
 		select {
 		case <-s.Exited:
-			timer.Stop()
 			return
 		case <-s.Work.Closing().Done():
-			timer.Stop()
 			return
 		case <-s.sooner:
-			timer.Stop()
 			continue
-		case <-timer.C:
+		case <-time.After(wait()):
 		}
 		if killed && s.allDead() {
 			s.endMonitor(ctx)
