@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/containerd/nri/pkg/api"
 )
@@ -180,5 +181,117 @@ func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container 
 	c := container()
 	if err := send(c.Pod.message(), c.message()); err != nil {
 		slog.WarnContext(ctx, "NRI plugin failed", "event", what, "container", c.ID, "pod", c.Pod.ID, "err", err)
+	}
+}
+
+// PodEvents sends the events of one pod. The verbs of the pod do not call it at once.
+type PodEvents struct {
+	Plugins  *Plugins
+	Describe func() *Pod
+
+	release func() // of the hold on new plugins; nil: plugins were not asked
+	stopped bool   // the stop has been sent
+}
+
+// Run is Plugins.RunPod. The caller calls Shown when readers can see the pod, or Undone.
+func (e *PodEvents) Run(ctx context.Context) (err error) {
+	e.release, err = e.Plugins.RunPod(ctx, e.Describe)
+	return err
+}
+
+// Shown ends Run.
+func (e *PodEvents) Shown() { e.release() }
+
+// Undone undoes Run, if that was called.
+func (e *PodEvents) Undone(ctx context.Context) {
+	if e.release == nil {
+		return
+	}
+	e.release()
+	e.Plugins.StopPod(ctx, e.Describe)
+	e.Plugins.RemovePod(ctx, e.Describe)
+}
+
+// Stopped is called when all containers have exited, before the network is removed; it
+// may be called again.
+func (e *PodEvents) Stopped(ctx context.Context) {
+	if !e.stopped {
+		e.stopped = true
+		e.Plugins.StopPod(ctx, e.Describe)
+	}
+}
+
+// ContainerEvents sends the events of one container, which may exit at any time. The
+// verbs of the container do not call it at once.
+type ContainerEvents struct {
+	Plugins  *Plugins
+	Describe func() *Container
+
+	release func() // of the hold on new plugins; nil: plugins were not asked
+
+	mu      sync.Mutex // keeps the events in order; held while one is sent
+	pending bool       // a verb has sent the first of two events
+	exited  bool       // the stop is to be sent, after the second one
+	stopped bool       // the stop has been sent
+}
+
+// Create is Plugins.CreateContainer, as the first of two events. The caller calls
+// Created when readers can see the container, or Undone.
+func (e *ContainerEvents) Create(ctx context.Context, container func() *Container) (set *Resources, err error) {
+	e.Begin()
+	set, e.release, err = e.Plugins.CreateContainer(ctx, container)
+	return set, err
+}
+
+// Created ends Create.
+func (e *ContainerEvents) Created(ctx context.Context) {
+	e.release()
+	e.End(ctx, e.Plugins.ContainerCreated)
+}
+
+// Undone undoes Create, if that was called.
+func (e *ContainerEvents) Undone(ctx context.Context) {
+	if e.release == nil {
+		return
+	}
+	e.release()
+	e.End(ctx, nil)
+	e.Stopped(ctx)
+	e.Plugins.RemoveContainer(ctx, e.Describe)
+}
+
+// Begin delays the stop until End: a container may exit while a verb works between two
+// events.
+func (e *ContainerEvents) Begin() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pending = true
+}
+
+// End sends the verb's second event unless the verb failed, which is nil, and
+// the stop if the container has exited meanwhile.
+func (e *ContainerEvents) End(ctx context.Context, second func(context.Context, func() *Container)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pending = false
+	if second != nil {
+		second(ctx, e.Describe)
+	}
+	e.sendStop(ctx)
+}
+
+// Stopped is called when the container has exited; it may be called again.
+func (e *ContainerEvents) Stopped(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.exited = true
+	e.sendStop(ctx)
+}
+
+// sendStop wants the lock held.
+func (e *ContainerEvents) sendStop(ctx context.Context) {
+	if e.exited && !e.pending && !e.stopped {
+		e.stopped = true
+		e.Plugins.StopContainer(ctx, e.Describe)
 	}
 }

@@ -48,7 +48,7 @@ type Container struct {
 	life     sync.Mutex
 	stop     *stop.Stopper
 	progress view.Progress
-	plugins  notified
+	nri      nri.ContainerEvents
 
 	exited chan struct{} // closed when the exit is known and published
 }
@@ -69,6 +69,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		meter:   usage.NewMeter(e.meters, rec.Cgroup),
 		exited:  make(chan struct{}),
 	}
+	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background,
 		Task:    func() oci.Task { return c.now().task },
@@ -134,7 +135,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		}
 		s.change(func(now *livePod) { now.add(c) })
 		e.containers.Publish(id, c)
-		c.notifyCreated(ctx)
+		c.nri.Created(ctx)
 		c.tell()
 		slog.InfoContext(ctx, "container created", "container", id, "pod", s.id, "name", name.Name, "image", c.plan.ImageID, "took", time.Since(started))
 		return id, nil
@@ -172,7 +173,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		}
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
-		c.notifyUndone(ctx)
+		c.nri.Undone(ctx)
 		if undo := c.teardown(ctx); undo != nil {
 			slog.WarnContext(ctx, "cleanup after failed container creation incomplete, retrying", "container", id, "err", undo)
 			e.cleanups.Add(id, c.teardown)
@@ -215,7 +216,8 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := ensureSources(); err != nil {
 		return err
 	}
-	if err := c.askPlugins(ctx, ociSpec); err != nil {
+	ask := func(ctx context.Context) error { return c.askPlugins(ctx, ociSpec) }
+	if err := trace.Do(ctx, "ask plugins", ask); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
@@ -279,8 +281,8 @@ func (c *Container) start(ctx context.Context) error {
 	if refused := now.Refused(); refused != nil {
 		return c.failStart(ctx, refused)
 	}
-	c.beginEvents()
-	if err := c.engine.deps.Plugins.StartContainer(ctx, c.describe); err != nil {
+	c.nri.Begin()
+	if err := c.nri.Plugins.StartContainer(ctx, c.describe); err != nil {
 		return c.failStart(ctx, err)
 	}
 	// Killed between here and the put below, a restarted server cannot tell
@@ -291,7 +293,7 @@ func (c *Container) start(ctx context.Context) error {
 	c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Starting, started })
 	if err := c.put(ctx); err != nil {
 		c.change(func(now *liveContainer) { now.Phase, now.StartedAt = records.Created, time.Time{} })
-		c.endEvents(ctx, nil)
+		c.nri.End(ctx, nil)
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
@@ -308,7 +310,7 @@ func (c *Container) start(ctx context.Context) error {
 		c.engine.cleanups.Add(c.id, c.recordStart)
 	}
 	slog.InfoContext(ctx, "container started", "container", c.id, "pod", c.sandbox.id, "pid", c.now().task.PID())
-	c.endEvents(ctx, c.engine.deps.Plugins.ContainerStarted)
+	c.nri.End(ctx, c.nri.Plugins.ContainerStarted)
 	return nil
 }
 
@@ -340,7 +342,7 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	defer cancel()
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
 	err := errors.Join(cause, c.put(ctx), c.stop.Kill(ctx))
-	c.endEvents(ctx, nil)
+	c.nri.End(ctx, nil)
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()
 	return err
@@ -360,7 +362,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.id, err)
 	}
-	c.notifyStopped(ctx)
+	c.nri.Stopped(ctx)
 	return nil
 }
 
@@ -384,8 +386,8 @@ func (c *Container) remove(ctx context.Context) error {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
 	c.tell() // of its end; watch may not have come to it
-	c.notifyStopped(ctx)
-	c.engine.deps.Plugins.RemoveContainer(ctx, c.describe)
+	c.nri.Stopped(ctx)
+	c.nri.Plugins.RemoveContainer(ctx, c.describe)
 	c.countLog(ctx)
 	if err := c.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after container removal incomplete, retrying", "container", c.id, "err", err)
@@ -440,9 +442,9 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 			return err
 		}
 	}
-	c.beginEvents()
+	c.nri.Begin()
 	var updated func(context.Context, func() *nri.Container) // nil: not yet
-	defer func() { c.endEvents(ctx, updated) }()
+	defer func() { c.nri.End(ctx, updated) }()
 	set, err := change(update.Resources)
 	if err != nil {
 		return err
@@ -459,7 +461,7 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	}
 	c.change(func(now *liveContainer) { now.Resources.M = merged })
 	c.publish()
-	updated = c.engine.deps.Plugins.ContainerUpdated
+	updated = c.nri.Plugins.ContainerUpdated
 	return c.put(ctx)
 }
 

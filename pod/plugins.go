@@ -4,11 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
@@ -16,26 +14,9 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// This file sends the events of pods and containers to NRI plugins. Plugins are asked
-// before the record says that a pod is ready or a container created, so that a refusal
-// is undone like any other failure.
-
-// notified is the part of a pod's or container's events that plugins have received.
-type notified struct {
-	release func() // of the hold on new plugins; nil: plugins were not asked
-
-	mu      sync.Mutex // keeps the events of a container in order; held while one is sent
-	pending bool       // a verb has sent the first of two events
-	exited  bool       // the stop is to be sent, after the second one
-	stopped bool       // the stop has been sent
-}
-
-// askPlugins is the last step of running a pod. The caller releases its hold when
-// readers can see the pod, or calls notifyUndone.
-func (s *Sandbox) askPlugins(ctx context.Context) (err error) {
-	s.plugins.release, err = s.engine.deps.Plugins.RunPod(ctx, s.describe)
-	return err
-}
+// This file describes pods and containers to NRI plugins. Plugins are asked before the
+// record says that a pod is ready or a container created, so that a refusal is undone
+// like any other failure.
 
 // askPluginsForUpdate asks plugins whether the pod may get these resources.
 func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *cri.LinuxContainerResources) error {
@@ -50,98 +31,18 @@ func (s *Sandbox) askPluginsForUpdate(ctx context.Context, overhead, resources *
 	return s.engine.deps.Plugins.UpdatePod(ctx, s.describe, o, r)
 }
 
-// notifyUndone undoes askPlugins.
-func (s *Sandbox) notifyUndone(ctx context.Context) {
-	if s.plugins.release == nil {
-		return
-	}
-	s.plugins.release()
-	s.engine.deps.Plugins.StopPod(ctx, s.describe)
-	s.engine.deps.Plugins.RemovePod(ctx, s.describe)
-}
-
-// notifyStopped is called when all containers have exited, before the network is
-// removed, with life held.
-func (s *Sandbox) notifyStopped(ctx context.Context) {
-	for _, c := range s.now().containers {
-		c.notifyStopped(ctx)
-	}
-	if !s.plugins.stopped {
-		s.plugins.stopped = true
-		s.engine.deps.Plugins.StopPod(ctx, s.describe)
-	}
-}
-
-// askPlugins lets plugins adjust the spec. The caller calls notifyCreated when readers
-// can see the container, or notifyUndone.
+// askPlugins lets plugins adjust the spec.
 func (c *Container) askPlugins(ctx context.Context, s *nri.Spec) error {
-	c.beginEvents()
-	return trace.Do(ctx, "ask plugins", func(ctx context.Context) error {
-		set, release, err := c.engine.deps.Plugins.CreateContainer(ctx, func() *nri.Container { return c.describeWith(s) })
-		c.plugins.release = release
-		if err != nil {
-			return err
-		}
-		if score := s.Process.OOMScoreAdj; score != nil {
-			*score = spec.OOMScoreAdj(int64(*score), c.engine.host)
-		}
-		limits := spec.Report(c.now().Resources.M, set)
-		c.change(func(now *liveContainer) { now.Resources.M = limits })
-		return c.sandbox.enoughMemory(limits)
-	})
-}
-
-// notifyCreated is called when readers can see the container.
-func (c *Container) notifyCreated(ctx context.Context) {
-	c.plugins.release()
-	c.endEvents(ctx, c.engine.deps.Plugins.ContainerCreated)
-}
-
-// notifyUndone undoes askPlugins.
-func (c *Container) notifyUndone(ctx context.Context) {
-	if c.plugins.release == nil {
-		return
+	set, err := c.nri.Create(ctx, func() *nri.Container { return c.describeWith(s) })
+	if err != nil {
+		return err
 	}
-	c.plugins.release()
-	c.endEvents(ctx, nil)
-	c.notifyStopped(ctx)
-	c.engine.deps.Plugins.RemoveContainer(ctx, c.describe)
-}
-
-// beginEvents delays the stop until endEvents: a container may exit while a verb works
-// between two events. It wants life held, or a container that nobody knows yet.
-func (c *Container) beginEvents() {
-	c.plugins.mu.Lock()
-	defer c.plugins.mu.Unlock()
-	c.plugins.pending = true
-}
-
-// endEvents sends the verb's second event unless the verb failed, which is nil, and
-// the stop if the container has exited meanwhile.
-func (c *Container) endEvents(ctx context.Context, second func(context.Context, func() *nri.Container)) {
-	c.plugins.mu.Lock()
-	defer c.plugins.mu.Unlock()
-	c.plugins.pending = false
-	if second != nil {
-		second(ctx, c.describe)
+	if score := s.Process.OOMScoreAdj; score != nil {
+		*score = spec.OOMScoreAdj(int64(*score), c.engine.host)
 	}
-	c.sendStop(ctx)
-}
-
-// notifyStopped is called when the container has exited; it may be called again.
-func (c *Container) notifyStopped(ctx context.Context) {
-	c.plugins.mu.Lock()
-	defer c.plugins.mu.Unlock()
-	c.plugins.exited = true
-	c.sendStop(ctx)
-}
-
-// sendStop wants the lock of the events held.
-func (c *Container) sendStop(ctx context.Context) {
-	if c.plugins.exited && !c.plugins.pending && !c.plugins.stopped {
-		c.plugins.stopped = true
-		c.engine.deps.Plugins.StopContainer(ctx, c.describe)
-	}
+	limits := spec.Report(c.now().Resources.M, set)
+	c.change(func(now *liveContainer) { now.Resources.M = limits })
+	return c.sandbox.enoughMemory(limits)
 }
 
 // describe returns the pod as plugins see it.

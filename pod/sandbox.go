@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
@@ -48,7 +49,7 @@ type Sandbox struct {
 	// life is held by the verb that changes the pod.
 	life     sync.Mutex
 	progress view.Progress
-	plugins  notified // guarded by life
+	nri      nri.PodEvents // guarded by life
 
 	// ending ends, within a change, when the pod does: no container is created from
 	// then on, and the creations under way are called off.
@@ -77,6 +78,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 		plan:    rec.PodPlan,
 		live:    guarded.Of(livePod{PodState: rec.PodState}),
 	}
+	s.nri = nri.PodEvents{Plugins: e.deps.Plugins, Describe: s.describe}
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
 	return s, nil
@@ -177,7 +179,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 	if err != nil {
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
-		s.notifyUndone(ctx)
+		s.nri.Undone(ctx)
 		if undo := s.teardown(ctx); undo != nil {
 			slog.WarnContext(ctx, "cleanup after failed pod creation incomplete, retrying", "pod", id, "err", undo)
 			e.cleanups.Add(id, s.teardown)
@@ -186,7 +188,7 @@ func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan
 	}
 	s.publish()
 	e.sandboxes.Publish(id, s)
-	s.plugins.release()
+	s.nri.Shown()
 	s.tell()
 	return nil
 }
@@ -234,7 +236,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
 		{"make cgroup", s.plan.NeedsNetworkCgroup(), func(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }},
-		{"ask plugins", true, s.askPlugins},
+		{"ask plugins", true, s.nri.Run},
 	} {
 		if !step.needed {
 			continue
@@ -337,7 +339,10 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	// another pod's soon.
 	s.change(func(now *livePod) { now.Phase = records.Stopping })
 	s.note(ctx)
-	s.notifyStopped(ctx)
+	for _, c := range s.now().containers {
+		c.nri.Stopped(ctx)
+	}
+	s.nri.Stopped(ctx)
 	if err := s.release(ctx); err != nil {
 		return err
 	}
@@ -382,7 +387,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	s.engine.deps.Plugins.RemovePod(ctx, s.describe)
+	s.nri.Plugins.RemovePod(ctx, s.describe)
 	if err := s.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
 		s.engine.cleanups.Add(s.id, s.teardown)

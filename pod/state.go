@@ -211,7 +211,7 @@ func (c *Container) awaitExit() {
 	c.showExit(exit)
 	c.tell() // before whoever waits for this goes on, and ends or removes the pod
 	close(c.exited)
-	defer c.notifyStopped(c.engine.background.Closing())
+	defer c.nri.Stopped(c.engine.background.Closing())
 	slog.Info("container exited", "container", c.id, "pod", c.sandbox.id, "code", exit.Code, "oomkills", exit.OOMKills)
 }
 
