@@ -6,22 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
+	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -184,7 +182,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	}
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
-	if err := checkPropagation(cfg.GetMounts()); err != nil {
+	if err := hostpath.CheckPropagation(cfg.GetMounts()); err != nil {
 		return in, err
 	}
 	if err := spec.CheckRootfs(c.ref.Rootfs(), cfg.GetMounts()); err != nil {
@@ -201,7 +199,15 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 		return in, err
 	}
 	wanted := slices.Concat(in.Asked.Devices, cfg.GetDevices()) // of one path the last one counts
-	if err := c.lookAtDevices(ctx, wanted); err != nil {
+	cdiNames, err := cdi.Devices(cfg)
+	if err != nil {
+		return in, err
+	}
+	var cdiDirs []string
+	if len(cdiNames) > 0 {
+		cdiDirs = c.engine.cfg.CDISpecDirs
+	}
+	if err := c.engine.paths.CheckDevices(ctx, wanted, cdiDirs...); err != nil {
 		return in, err
 	}
 	if in.Facts.Devices, err = spec.ResolveDevices(wanted); err != nil {
@@ -259,27 +265,6 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 	return user, nil
 }
 
-// lookAtDevices accesses the paths of the container's devices in a separate process
-// before the server does, since the access may hang.
-func (c *Container) lookAtDevices(ctx context.Context, devices []*cri.Device) error {
-	var paths []string
-	for _, d := range devices {
-		paths = append(paths, d.GetHostPath())
-	}
-	wanted, err := cdi.Devices(c.plan.Config.M)
-	if err != nil {
-		return err
-	}
-	if len(wanted) > 0 {
-		paths = append(paths, c.engine.cfg.CDISpecDirs...)
-	}
-	paths = slices.DeleteFunc(paths, func(p string) bool { return !valid(p) })
-	if _, err := c.engine.paths.Look(ctx, paths); err != nil {
-		return fmt.Errorf("check devices: %w", err)
-	}
-	return nil
-}
-
 // nameUser gives the user and group that the container runs as a name in its
 // root file system, if they have none: many programs ask for that of their own
 // user, and a cluster that allots user ids cannot put them into images.
@@ -301,117 +286,6 @@ func (c *Container) io() oci.IO {
 		Stdin:     cfg.GetStdin(),
 		StdinOnce: cfg.GetStdinOnce(),
 	}
-}
-
-// sources starts to check the host paths of the container's mounts in the background.
-// ensure waits for that, creates missing directories (as other runtimes do; hostPath
-// volumes of type "" rely on it) and relabels for SELinux the paths that request it. The
-// caller must always call stop.
-func (c *Container) sources(ctx context.Context) (ensure func() error, stop func()) {
-	var wanted, absent []string
-	for _, m := range c.plan.Config.M.GetMounts() {
-		source := path.Clean(m.GetHostPath())
-		if valid(source) && !slices.Contains(c.engine.cfg.RejectMissingMounts, source) {
-			wanted = append(wanted, source)
-		}
-	}
-	relabel := func() error { return c.engine.labels.Relabel(ctx, c.engine.paths, &c.sandbox.plan, &c.plan) }
-	if len(wanted) == 0 {
-		return relabel, func() {}
-	}
-	looking, cancel := context.WithCancel(ctx)
-	var group errgroup.Group
-	group.Go(func() error {
-		return trace.Do(looking, "look at host paths", func(ctx context.Context) (err error) {
-			absent, err = c.engine.paths.Absent(ctx, wanted)
-			return err
-		})
-	})
-	ensure = func() error {
-		err := group.Wait()
-		if err == nil && len(absent) > 0 {
-			err = trace.Do(ctx, "make missing host paths", func(ctx context.Context) error {
-				return c.engine.paths.MakeDirs(ctx, absent)
-			})
-		}
-		if err != nil {
-			return err
-		}
-		return relabel()
-	}
-	return ensure, func() {
-		cancel()
-		_ = group.Wait()
-	}
-}
-
-// valid tells what may be looked at from what will be refused.
-func valid(hostPath string) bool {
-	return path.IsAbs(hostPath) && !strings.ContainsRune(hostPath, 0)
-}
-
-// explainCreate adds to the failure of a create what is known of the request's
-// host paths: that one is missing and was not to be made, or that some lie on
-// file servers, if the runtime did not end in time.
-func (e *Engine) explainCreate(ctx context.Context, mounts []*cri.Mount, cause error) error {
-	if errors.Is(cause, fault.Timeout) {
-		if suspects := onServers(mounts); len(suspects) > 0 {
-			return fmt.Errorf("%w; check that the file server of %s is reachable", cause, strings.Join(suspects, ", "))
-		}
-		return cause
-	}
-	for _, m := range mounts {
-		source := path.Clean(m.GetHostPath())
-		if m.GetHostPath() == "" || !slices.Contains(e.cfg.RejectMissingMounts, source) {
-			continue
-		}
-		// One that does not answer is not missing.
-		if absent, _ := e.paths.Look(context.WithoutCancel(ctx), []string{source}); len(absent) > 0 {
-			return fmt.Errorf("host path %s does not exist, and pod.reject_missing_mounts keeps crius from creating it: %w (%w)", source, fault.Precondition, cause)
-		}
-	}
-	return cause
-}
-
-// onServers are the host paths whose file systems some other machine or process
-// serves, as the mount table tells: none of them is touched.
-func onServers(mounts []*cri.Mount) []string {
-	var served []string
-	for _, m := range mounts {
-		if m.GetHostPath() == "" {
-			continue
-		}
-		on, err := mount.Of(m.GetHostPath())
-		if err != nil {
-			continue
-		}
-		kind, _, _ := strings.Cut(on.Type, ".") // fuse.sshfs
-		if slices.Contains([]string{"fuse", "fuseblk", "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "glusterfs", "lustre", "afs", "ocfs2", "gfs2"}, kind) {
-			served = append(served, fmt.Sprintf("%s (%s)", m.GetHostPath(), on.Type))
-		}
-	}
-	return served
-}
-
-// checkPropagation refuses a mount whose source cannot do what is asked of it:
-// without a shared (or, in one direction, slave) mount underneath, nothing would
-// propagate, and the pod would find out much later.
-func checkPropagation(mounts []*cri.Mount) error {
-	for _, m := range mounts {
-		if m.GetPropagation() == cri.MountPropagation_PROPAGATION_PRIVATE || m.GetHostPath() == "" {
-			continue
-		}
-		source, err := mount.Of(m.GetHostPath())
-		if err != nil {
-			return fmt.Errorf("read mount table: %w", err)
-		}
-		oneWay := m.GetPropagation() == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
-		if !source.Shared && !(oneWay && source.Slave) {
-			return fmt.Errorf("mount of %s requires %s, but %s is a private mount; run mount --make-shared on it: %w",
-				m.GetHostPath(), m.GetPropagation(), source.Point, fault.Invalid)
-		}
-	}
-	return nil
 }
 
 // target is another running container of the same pod.

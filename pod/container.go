@@ -187,8 +187,9 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 
 // build makes the container. What it made before an error is left to teardown.
 func (c *Container) build(ctx context.Context, image *storage.Image) error {
-	ensureSources, stop := c.sources(ctx)
-	defer stop()
+	mounts := c.plan.Config.M.GetMounts()
+	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
+	defer endLook()
 	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
 		return err
 	}
@@ -216,13 +217,16 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := ensureSources(); err != nil {
 		return err
 	}
+	if err := c.engine.labels.Relabel(ctx, c.engine.paths.HostPaths, &c.sandbox.plan, &c.plan); err != nil {
+		return err
+	}
 	ask := func(ctx context.Context) error { return c.askPlugins(ctx, ociSpec) }
 	if err := trace.Do(ctx, "ask plugins", ask); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
 	if err := c.createTask(ctx, create); err != nil {
-		return c.engine.explainCreate(ctx, c.plan.Config.M.GetMounts(), err)
+		return c.engine.paths.Explain(ctx, mounts, err)
 	}
 	c.change(func(now *liveContainer) { now.Phase = records.Created })
 	return c.put(ctx)

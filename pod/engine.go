@@ -29,6 +29,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/status"
@@ -43,7 +44,7 @@ type Engine struct {
 	deps     Deps
 	host     spec.Host
 	defaults spec.Defaults
-	paths    *conmon.HostPaths
+	paths    *hostpath.Paths
 	boot     string
 	mark     string // of our ids
 	status   *status.Node
@@ -110,8 +111,8 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
-	paths := &conmon.HostPaths{Monitor: cfg.PauseProgram}
-	defaults, err := newDefaults(ctx, cfg, paths)
+	paths := &hostpath.Paths{HostPaths: &conmon.HostPaths{Monitor: cfg.PauseProgram}, Reject: cfg.RejectMissingMounts}
+	defaults, err := newDefaults(ctx, cfg, paths.HostPaths)
 	if err != nil {
 		return nil, err
 	}
