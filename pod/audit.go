@@ -2,10 +2,17 @@ package pod
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crius-run/crius/internal/record"
 	"github.com/crius-run/crius/pod/audit"
+	"github.com/crius-run/crius/pod/records"
 )
 
 // pinPrefix is what the names of pinned namespaces begin with.
@@ -54,7 +61,7 @@ func (k known) Containers() []*audit.Container {
 	containers := make([]*audit.Container, len(all))
 	for i, c := range all {
 		containers[i] = &audit.Container{
-			ID: c.id, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots(), Life: &c.life, Exited: c.exited,
+			ID: c.id, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.life, Exited: c.exited,
 			Now: func() audit.ContainerNow {
 				now := c.now()
 				return audit.ContainerNow{ContainerState: now.ContainerState, Task: now.task, Unreachable: now.unreachable, Exit: now.exit, Gone: now.gone}
@@ -84,7 +91,7 @@ func (k known) CgroupParents() []string {
 	return parents
 }
 
-func (k known) Sweep(ctx context.Context, id string) error { return k.engine.sweep(ctx, id) }
+func (k known) Sweep(ctx context.Context, id string) error { return sweep(ctx, k.engine, id) }
 
 // CollectNetwork has the network plugins remove, in the background, what they hold
 // for pods of ours that are gone. It is for the start of a server, after Recover.
@@ -95,4 +102,93 @@ func (e *Engine) CollectNetwork() {
 			slog.WarnContext(ctx, "CNI plugins did not release everything they hold for removed pods, the next server start retries", "err", err)
 		}
 	})
+}
+
+// Inspect is Audit().Verify for a node without a server: it reads the records, as
+// Recover does, and changes nothing at all. The engine is good for nothing else
+// afterwards. The caller holds the Lock.
+func (e *Engine) Inspect(ctx context.Context) ([]audit.Finding, error) {
+	pods, _, damagedPods, err := e.records.Pods.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read pod records: %w", err)
+	}
+	ctrs, _, damagedCtrs, err := e.records.Containers.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read container records: %w", err)
+	}
+	findings := append(damagedFindings("pod", damagedPods), damagedFindings("container", damagedCtrs)...)
+	for id, rec := range pods {
+		s, err := e.newSandbox(id, *rec)
+		if err != nil {
+			findings = append(findings, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; until then the pod is not touched"})
+			continue
+		}
+		e.sandboxes.Publish(id, s)
+	}
+	for id, rec := range ctrs {
+		s, err := e.sandboxes.Find(rec.SandboxID)
+		switch {
+		case err == nil:
+			c := e.newContainer(id, s, *rec)
+			s.change(func(now *livePod) { now.add(c) })
+			e.containers.Publish(id, c)
+		case pods[rec.SandboxID] == nil:
+			findings = append(findings, audit.Finding{Object: "container " + id, Wrong: "its pod " + rec.SandboxID + " has no record", Remedy: "remove it"})
+		}
+	}
+	e.deps.Network.Load(records.Attached(pods, e.boot))
+	found, err := e.audit.Verify(ctx, false)
+	return append(findings, found...), err
+}
+
+func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
+	var findings []audit.Finding
+	for _, d := range damaged {
+		findings = append(findings, audit.Finding{
+			Object: noun + " " + d.ID, Wrong: fmt.Sprintf("its record %s cannot be read: %v", d.File, d.Err), Remedy: "move the record aside and remove the " + noun,
+		})
+	}
+	return findings
+}
+
+// Wipe removes all pods and containers, running or not, and whatever else bears
+// our mark. It returns what remains: what could not be given back stays on
+// record and is tried again, by this server or the next. When ctx ends no further
+// removal begins; those under way are not cut short.
+func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
+	var mu sync.Mutex
+	var errs []error
+	var removals errgroup.Group
+	removals.SetLimit(recoverWidth)
+	for _, s := range e.sandboxes.All() {
+		removals.Go(func() error {
+			err := context.Cause(ctx)
+			if err == nil {
+				ctx, cancel := context.WithTimeout(ctx, undoTime)
+				defer cancel()
+				err = e.RemoveSandbox(ctx, s.id)
+			}
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			return nil
+		})
+	}
+	_ = removals.Wait()
+	found, err := e.audit.Verify(ctx, true)
+	var left []audit.Finding
+	for _, f := range found {
+		if !f.Repaired {
+			left = append(left, f)
+		}
+	}
+	pods, _, _, readErr := e.records.Pods.Read()
+	for id, rec := range pods {
+		if _, err := e.deps.Runtimes.Get(rec.Handler); err != nil {
+			left = append(left, audit.Finding{Object: "pod " + id, Wrong: err.Error(), Advice: "add the handler to runtime.handlers again; without it crius cannot stop the pod"})
+		}
+	}
+	return left, errors.Join(append(errs, err, readErr)...)
 }

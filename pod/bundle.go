@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,9 +15,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/cdi"
+	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
@@ -26,7 +30,8 @@ import (
 
 // planContainer is the first record of a container: all that is known without
 // having made anything.
-func (e *Engine) planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (records.ContainerPlan, error) {
+func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *storage.Image) (records.ContainerPlan, error) {
+	e := s.engine
 	logPath, err := files.LogPath(s.plan.Config.M, cfg)
 	if err != nil {
 		return records.ContainerPlan{}, err
@@ -259,7 +264,7 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 	if err != nil {
 		return user, fmt.Errorf("resolve user: %w", err)
 	}
-	if err := trace.Call(ctx, "name user", func() error { return c.nameUser(user) }); err != nil {
+	if err := trace.Call(ctx, "name user", func() error { return nameUser(c.ref.Rootfs(), user, c.plan.Config.M.GetWorkingDir()) }); err != nil {
 		return user, fmt.Errorf("add the user to /etc/passwd and /etc/group: %w", err)
 	}
 	return user, nil
@@ -268,11 +273,10 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 // nameUser gives the user and group that the container runs as a name in its
 // root file system, if they have none: many programs ask for that of their own
 // user, and a cluster that allots user ids cannot put them into images.
-func (c *Container) nameUser(user spec.Identity) error {
-	home := cmp.Or(c.plan.Config.M.GetWorkingDir(), "/")
+func nameUser(rootfs string, user spec.Identity, home string) error {
 	return errors.Join(
-		spec.AddAccount(c.ref.Rootfs(), "/etc/passwd", user.PasswdLine(home)),
-		spec.AddAccount(c.ref.Rootfs(), "/etc/group", user.GroupLine()),
+		spec.AddAccount(rootfs, "/etc/passwd", user.PasswdLine(cmp.Or(home, "/"))),
+		spec.AddAccount(rootfs, "/etc/group", user.GroupLine()),
 	)
 }
 
@@ -304,4 +308,46 @@ func (c *Container) target(id string) (oci.Task, error) {
 		return nil, fmt.Errorf("target container %s is not running: %w", target.id, fault.Precondition)
 	}
 	return target.now().task, nil
+}
+
+// makeSpec makes the container's spec, with what is installed on the node for all
+// containers or was asked for by name. Only NRI plugins change it further.
+func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, error) {
+	ociSpec, err := spec.Container(in)
+	if err != nil {
+		return nil, err
+	}
+	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
+		err := trace.Do(ctx, "ensure AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
+		if err != nil {
+			return nil, err
+		}
+	}
+	devices, err := cdi.Devices(in.Request.Container)
+	if err != nil {
+		return nil, err
+	}
+	if err := cdi.Inject(ociSpec, c.engine.cfg.CDISpecDirs, devices); err != nil {
+		return nil, err
+	}
+	return ociSpec, c.sandbox.addHooks(ctx, in.Request.Container, ociSpec)
+}
+
+// addHooks gives a container of the pod, or its infra container if the request is
+// nil, the hooks that are installed on the node. They are read each time, which finds
+// what was installed a moment ago.
+func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
+	set, err := hooks.Read(s.engine.cfg.HookDirs)
+	if err != nil || len(set) == 0 {
+		return err
+	}
+	c := hooks.Container{
+		Annotations: maps.Clone(s.plan.Config.M.GetAnnotations()),
+		BindMounts:  slices.ContainsFunc(request.GetMounts(), func(m *cri.Mount) bool { return m.GetHostPath() != "" }),
+	}
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	maps.Copy(c.Annotations, request.GetAnnotations())
+	return trace.Do(ctx, "add hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
 }

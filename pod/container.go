@@ -40,6 +40,7 @@ type Container struct {
 	live    guarded.Value[liveContainer]
 	runtime oci.Runtime
 	ref     oci.Ref
+	roots   roots
 	meter   *usage.Meter
 	view    atomic.Pointer[view.Container]
 	logged  atomic.Uint64 // bytes, as last counted
@@ -66,8 +67,15 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 		live:    guarded.Of(liveContainer{ContainerState: rec.ContainerState}),
 		runtime: s.runtime,
 		ref:     ref,
-		meter:   usage.NewMeter(e.meters, rec.Cgroup),
-		exited:  make(chan struct{}),
+		roots: roots{
+			images: e.deps.Images, volumes: rec.Volumes, bundle: ref.Dir,
+			own: storage.Rootfs{
+				ID: id, ImageID: rec.ImageID, Dir: e.records.Containers.Path(id), Target: ref.Rootfs(),
+				MountLabel: rec.MountLabel, UserNS: s.plan.Namespaces.Paths().User,
+			},
+		},
+		meter:  usage.NewMeter(e.meters, rec.Cgroup),
+		exited: make(chan struct{}),
 	}
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
@@ -85,17 +93,6 @@ func (e *Engine) containerRef(id string, plan records.ContainerPlan) oci.Ref {
 		ExitFile:   filepath.Join(e.records.Containers.Path(id), "exit.json"),
 		CgroupPath: plan.CgroupsPath,
 		Cgroup:     plan.Cgroup,
-	}
-}
-
-func (c *Container) rootfs() storage.Rootfs {
-	return storage.Rootfs{
-		ID:         c.id,
-		ImageID:    c.plan.ImageID,
-		Dir:        c.engine.records.Containers.Path(c.id),
-		Target:     c.ref.Rootfs(),
-		MountLabel: c.plan.MountLabel,
-		UserNS:     c.sandbox.plan.Namespaces.Paths().User,
 	}
 }
 
@@ -121,7 +118,11 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		defer done()
 		id := ids.New(e.mark)
 		if owner, ok := e.containers.Reserve(name, id); !ok {
-			return e.sameContainer(owner, name, cfg)
+			v, err := e.Container(owner)
+			if err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
+				return owner, nil
+			}
+			return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 		}
 		started := time.Now()
 		var c *Container
@@ -142,24 +143,17 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 	})
 }
 
-func (e *Engine) sameContainer(owner string, name records.ContainerName, cfg *cri.ContainerConfig) (string, error) {
-	if v, err := e.Container(owner); err == nil && v.State == cri.ContainerState_CONTAINER_CREATED && proto.Equal(v.Config, cfg) {
-		return owner, nil
-	}
-	return "", fmt.Errorf("container %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
-}
-
 func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg *cri.ContainerConfig) (*Container, error) {
 	defer cgroup.Warm()()
-	image, err := s.admitImage(ctx, cfg.GetImage())
+	image, err := admitImage(ctx, e.deps.Images, s.plan.Config.M, cfg.GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
 	}
-	plan, err := e.planContainer(id, s, cfg, image)
+	plan, err := planContainer(id, s, cfg, image)
 	if err != nil {
 		return nil, err
 	}
-	if plan.Volumes, err = s.planVolumes(ctx, cfg.GetMounts()); err != nil {
+	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
 	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: cfg.GetLinux().GetResources()}}
@@ -193,7 +187,8 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err := trace.Call(ctx, "make container directories", c.makeDirs); err != nil {
 		return err
 	}
-	sources, err := trace.Get(ctx, "mount root file system", c.mountRoots)
+	mount := func(ctx context.Context) ([]string, error) { return c.roots.mount(ctx, mounts) }
+	sources, err := trace.Get(ctx, "mount root file system", mount)
 	if err != nil {
 		return err
 	}

@@ -145,7 +145,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		background:  background.New(ctx),
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
-	e.cleanups = e.newCleanups()
+	e.cleanups = newCleanups(e)
 	e.audit = newAuditor(e)
 	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
 	return e, nil
@@ -158,14 +158,14 @@ func bootID() (string, error) {
 }
 
 // makeDirs makes the two roots.
-func (e *Engine) makeDirs() error {
-	for _, dir := range []string{e.cfg.RunDir, filepath.Join(e.cfg.RunDir, "pods"), filepath.Join(e.cfg.RunDir, "containers")} {
+func makeDirs(cfg *Config, on *records.Store) error {
+	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
 		// Roots of user namespaces pass through (files.Pod.LetIn).
 		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {
 			return err
 		}
 	}
-	return e.records.Make()
+	return on.Make()
 }
 
 // ForkTime is far more than the forked copy of a process takes to become the

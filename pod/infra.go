@@ -80,19 +80,17 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 // watchInfra ends the pod when its infra container dies: with it the PID
 // namespace is gone, and all containers in it are dead or dying.
 func (s *Sandbox) watchInfra(task oci.Task) {
-	s.engine.background.Insist("watch infra container", func() { s.awaitInfra(task) })
-}
-
-func (s *Sandbox) awaitInfra(task oci.Task) {
-	select {
-	case <-s.engine.background.Closing().Done():
-		return
-	case <-s.ending.Done():
-		return
-	case <-task.Exited():
-	}
-	slog.Warn("infra container died, pod not ready", "pod", s.id)
-	s.end()
-	s.publish()
-	s.tell()
+	s.engine.background.Insist("watch infra container", func() {
+		select {
+		case <-s.engine.background.Closing().Done():
+			return
+		case <-s.ending.Done():
+			return
+		case <-task.Exited():
+		}
+		slog.Warn("infra container died, pod not ready", "pod", s.id)
+		s.end()
+		s.publish()
+		s.tell()
+	})
 }

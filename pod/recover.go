@@ -58,12 +58,12 @@ const recoverTime = 5 * time.Second
 // Teardown that takes longer goes on in the background. In between two looks at a lock
 // containers/storage may wait for one itself, which it does without bound.
 func (e *Engine) Recover(ctx context.Context) error {
-	return e.deps.Trace.Do(ctx, "recover", "node", e.recover)
+	return e.deps.Trace.Do(ctx, "recover", "node", (&recovery{engine: e}).run)
 }
 
-func (e *Engine) recover(ctx context.Context) error {
-	started := time.Now()
-	if err := e.makeDirs(); err != nil {
+func (r *recovery) run(ctx context.Context) error {
+	started, e := time.Now(), r.engine
+	if err := makeDirs(&e.cfg, e.records); err != nil {
 		return err
 	}
 	if err := e.labels.CopyProgram(); err != nil { // a full disk keeps no server from starting
@@ -80,7 +80,6 @@ func (e *Engine) recover(ctx context.Context) error {
 	reportDamaged(ctx, "pod", damagedPods)
 	reportDamaged(ctx, "container", damagedCtrs)
 
-	r := &recovery{engine: e}
 	r.adopt(ctx, ctrs)
 	r.restoreNetwork(ctx, pods)
 	r.loadSandboxes(ctx, pods)
@@ -475,7 +474,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 		}
 		r.engine.counters.leftovers.Add(1)
 		slog.WarnContext(ctx, "removing leftovers without a record", "id", id)
-		r.end(id, func(ctx context.Context) error { return r.engine.sweep(ctx, id) }, &r.ends)
+		r.end(id, func(ctx context.Context) error { return sweep(ctx, r.engine, id) }, &r.ends)
 	}
 	if left := r.ends.await(ctx); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)

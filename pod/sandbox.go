@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,7 +70,7 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	s := &Sandbox{
 		engine:  e,
 		id:      id,
-		files:   e.filesOf(id, &rec.PodPlan),
+		files:   e.cfg.filesOf(id, &rec.PodPlan),
 		runtime: runtime,
 		meter:   m,
 		cgroup:  own,
@@ -82,10 +81,6 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	s.ending, s.callOff = context.WithCancelCause(context.WithoutCancel(e.background.Closing()))
 	s.clamped.Store(rec.Overhead.M != nil || rec.Resources.M != nil) // as far as the next server knows
 	return s, nil
-}
-
-func (e *Engine) filesOf(id string, plan *records.PodPlan) files.Pod {
-	return files.Of(filepath.Join(e.cfg.RunDir, "pods", id), plan)
 }
 
 // needsInfra reports whether the pod needs a container of its own: the first
@@ -121,7 +116,12 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 	return e.creates.Do(ctx, key, func(ctx context.Context) (string, error) {
 		id := ids.New(e.mark)
 		if owner, ok := e.sandboxes.Reserve(name, id); !ok {
-			return e.sameSandbox(owner, name, handler, cfg)
+			s, err := e.sandboxes.Find(owner) // whose work is done, if this is a retry
+			if err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
+				s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
+				return owner, nil
+			}
+			return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 		}
 		started := time.Now()
 		err := e.deps.Trace.Do(ctx, "run pod", name.String(), func(ctx context.Context) error {
@@ -139,16 +139,6 @@ func (e *Engine) RunSandbox(ctx context.Context, handler string, cfg *cri.PodSan
 		slog.InfoContext(ctx, "pod started", "pod", id, "name", name.String(), "handler", handler, "took", time.Since(started))
 		return id, nil
 	})
-}
-
-// sameSandbox decides whether a request for a taken name is a retry that came
-// after its work was done.
-func (e *Engine) sameSandbox(owner string, name records.PodName, handler string, cfg *cri.PodSandboxConfig) (string, error) {
-	if s, err := e.sandboxes.Find(owner); err == nil && s.view.Load().State == cri.PodSandboxState_SANDBOX_READY &&
-		s.plan.Handler == handler && proto.Equal(s.plan.Config.M, cfg) { // as it was asked for, whatever updates have changed
-		return owner, nil
-	}
-	return "", fmt.Errorf("pod %s already exists as %s; remove it or raise metadata.attempt: %w", name, owner, fault.Exists)
 }
 
 func (e *Engine) runSandbox(ctx context.Context, id string, plan records.PodPlan) error {
@@ -230,9 +220,9 @@ func (s *Sandbox) build(ctx context.Context) error {
 	}{
 		{"make pod directory", true, func(context.Context) error { return s.files.MakeDir() }},
 		{"mount pod files", true, s.labelled(s.files.Mount)},
-		{"write pod files", true, s.writeFiles},
+		{"write pod files", true, func(context.Context) error { return s.files.Write(&s.plan) }},
 		{"mount shm", s.plan.Namespaces.IPC, s.labelled(s.mountShm)},
-		{"make namespaces", true, s.makeNamespaces},
+		{"make namespaces", true, func(context.Context) error { return makeNamespaces(s.plan.Namespaces) }},
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
 		{"make cgroup", s.plan.NeedsNetworkCgroup(), func(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }},
@@ -258,14 +248,6 @@ func (s *Sandbox) labelled(step func(label string) error) func(context.Context) 
 		}
 		return step(label)
 	}
-}
-
-func (s *Sandbox) writeFiles(context.Context) error {
-	hostname, err := s.plan.Hostname()
-	if err != nil {
-		return err
-	}
-	return s.files.Write(s.plan.Config.M, hostname)
 }
 
 // mountShm makes the /dev/shm of the pod's IPC namespace; the node's own goes

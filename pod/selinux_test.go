@@ -40,7 +40,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 	for asked, want := range map[string]string{"": "s0:c0,c1", "s0:c7": "s0:c7"} {
 		cfg := containerConfig("c")
 		cfg.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{SelinuxOptions: &cri.SELinuxOption{Level: asked}}}
-		plan, err := e.planContainer("ctr", s, cfg, &storage.Image{ID: "image"})
+		plan, err := planContainer("ctr", s, cfg, &storage.Image{ID: "image"})
 		if err != nil || plan.MountLabel != "system_u:object_r:container_file_t:"+want {
 			t.Errorf("asked for %q: %q, %v", asked, plan.MountLabel, err)
 		}

@@ -32,7 +32,7 @@ func (c *Container) teardown(ctx context.Context) error {
 	if task := c.now().task; task != nil {
 		task.Close() // not before: it is the task that buries the monitor
 	}
-	if err := trace.Do(ctx, "remove root file system", c.removeRoots); err != nil {
+	if err := trace.Do(ctx, "remove root file system", c.roots.remove); err != nil {
 		// With it still mounted below the run directory, that must not be walked.
 		return errors.Join(append(errs, fmt.Errorf("remove root file system: %w", err))...)
 	}
@@ -95,7 +95,7 @@ func (s *Sandbox) release(ctx context.Context) error {
 	// Plugins give back less without the namespace (bridge leaves its firewall
 	// chain), so it is kept for the next try.
 	if !s.now().HasNetwork() {
-		if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
+		if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
 			errs = append(errs, fmt.Errorf("remove namespaces: %w", err))
 		}
 	}
@@ -109,8 +109,6 @@ func (s *Sandbox) release(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
-
-func (s *Sandbox) removeNamespaces() error { return ns.Remove(s.plan.Namespaces) }
 
 // detach gives the network back if the pod has one, and forgets it.
 func (s *Sandbox) detach(ctx context.Context) error {
@@ -142,7 +140,7 @@ func (s *Sandbox) settleStop(ctx context.Context) error {
 	if err := s.detach(ctx); err != nil {
 		return err
 	}
-	if err := trace.Call(ctx, "remove namespaces", s.removeNamespaces); err != nil {
+	if err := trace.Call(ctx, "remove namespaces", func() error { return ns.Remove(s.plan.Namespaces) }); err != nil {
 		return err
 	}
 	return s.put(ctx)
@@ -187,13 +185,13 @@ func (s *Sandbox) networkPod() network.Pod {
 }
 
 // sweep removes what bears an id that has no record, of a container or of a pod.
-func (e *Engine) sweep(ctx context.Context, id string) error {
-	return errors.Join(e.sweepContainer(ctx, id), e.sweepSandbox(ctx, id))
+func sweep(ctx context.Context, e *Engine, id string) error {
+	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
 }
 
 // sweepContainer removes what an id without a record left in the run
 // directory. Which handler it belonged to is unknown, so all are asked.
-func (e *Engine) sweepContainer(ctx context.Context, id string) error {
+func sweepContainer(ctx context.Context, e *Engine, id string) error {
 	ref := e.containerRef(id, records.ContainerPlan{})
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
@@ -219,9 +217,9 @@ func (e *Engine) sweepContainer(ctx context.Context, id string) error {
 
 // sweepSandbox is sweepContainer for a pod. Its network is beyond reach: only
 // the record knew how it was made.
-func (e *Engine) sweepSandbox(ctx context.Context, id string) error {
+func sweepSandbox(ctx context.Context, e *Engine, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}
-	s := &Sandbox{engine: e, id: id, plan: plan, files: e.filesOf(id, &plan)}
+	s := &Sandbox{engine: e, id: id, plan: plan, files: e.cfg.filesOf(id, &plan)}
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)

@@ -25,13 +25,13 @@ var ErrImageVolume = errors.New("image volume")
 
 // planVolumes finds the images that a container mounts. They were pulled
 // before, as the container's own (CRI: Mount.image).
-func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]records.Volume, error) {
+func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, mounts []*cri.Mount) ([]records.Volume, error) {
 	var volumes []records.Volume
 	for i, m := range mounts {
 		if m.GetImage() == nil {
 			continue
 		}
-		image, err := s.admitImage(ctx, m.GetImage())
+		image, err := admitImage(ctx, images, pod, m.GetImage())
 		if err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
@@ -42,62 +42,67 @@ func (s *Sandbox) planVolumes(ctx context.Context, mounts []*cri.Mount) ([]recor
 
 // admitImage finds an image that was pulled before and asks the signature policy of
 // the pod's namespace about it, for another namespace may have pulled it.
-func (s *Sandbox) admitImage(ctx context.Context, asked *cri.ImageSpec) (*storage.Image, error) {
-	image, err := s.engine.deps.Images.Image(ctx, asked.GetImage())
+func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, asked *cri.ImageSpec) (*storage.Image, error) {
+	image, err := images.Image(ctx, asked.GetImage())
 	if err != nil {
 		return nil, err
 	}
 	use := storage.Use{
 		ImageID:   image.ID,
 		Name:      cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()),
-		Namespace: s.plan.Config.M.GetMetadata().GetNamespace(),
+		Namespace: pod.GetMetadata().GetNamespace(),
 	}
-	return image, s.engine.deps.Images.Admit(ctx, use)
+	return image, images.Admit(ctx, use)
 }
 
-// roots are all that the container has of storage: its root file system and its
+// roots are all that a container has of storage: its root file system and its
 // image volumes, which storage knows as root file systems that nobody writes to.
-func (c *Container) roots() []storage.Rootfs {
-	roots := []storage.Rootfs{c.rootfs()}
-	for _, v := range c.plan.Volumes {
-		roots = append(roots, c.volume(v))
+type roots struct {
+	images  Images
+	own     storage.Rootfs
+	volumes []records.Volume
+	bundle  string // directory
+}
+
+func (r *roots) all() []storage.Rootfs {
+	all := []storage.Rootfs{r.own}
+	for _, v := range r.volumes {
+		all = append(all, r.volume(v))
 	}
-	return roots
+	return all
 }
 
-func (c *Container) volume(v records.Volume) storage.Rootfs {
-	name := strconv.Itoa(v.Mount)
-	r := c.rootfs()
-	r.ID, r.ImageID, r.ReadOnly = v.RootID(c.id), v.ImageID, true
-	r.Dir = filepath.Join(r.Dir, "volumes", name)
-	r.Target = filepath.Join(c.ref.Dir, "volumes", name)
-	return r
+func (r *roots) volume(v records.Volume) storage.Rootfs {
+	name, volume := strconv.Itoa(v.Mount), r.own
+	volume.ID, volume.ImageID, volume.ReadOnly = v.RootID(r.own.ID), v.ImageID, true
+	volume.Dir = filepath.Join(r.own.Dir, "volumes", name)
+	volume.Target = filepath.Join(r.bundle, "volumes", name)
+	return volume
 }
 
-func (c *Container) removeRoots(ctx context.Context) error {
-	for _, root := range c.roots() {
-		if err := c.engine.deps.Images.RemoveRootfs(ctx, root); err != nil {
+func (r *roots) remove(ctx context.Context) error {
+	for _, root := range r.all() {
+		if err := r.images.RemoveRootfs(ctx, root); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// mountRoots mounts them, and returns where each image volume, or the part of
+// mount mounts them, and returns where each image volume, or the part of
 // it that was asked for, has become visible: parallel to the request's mounts,
 // as spec.Facts wants it.
-func (c *Container) mountRoots(ctx context.Context) ([]string, error) {
-	if err := c.engine.deps.Images.MountRootfs(ctx, c.rootfs()); err != nil {
+func (r *roots) mount(ctx context.Context, mounts []*cri.Mount) ([]string, error) {
+	if err := r.images.MountRootfs(ctx, r.own); err != nil {
 		return nil, fmt.Errorf("mount root file system: %w", err)
 	}
-	mounts := c.plan.Config.M.GetMounts()
 	sources := make([]string, len(mounts))
-	for _, v := range c.plan.Volumes {
-		at, r := mounts[v.Mount].GetContainerPath(), c.volume(v)
-		if err := c.engine.deps.Images.MountRootfs(ctx, r); err != nil {
+	for _, v := range r.volumes {
+		at, volume := mounts[v.Mount].GetContainerPath(), r.volume(v)
+		if err := r.images.MountRootfs(ctx, volume); err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, at, err)
 		}
-		path, err := spec.ResolveBelow(r.Target, cmp.Or(mounts[v.Mount].GetImageSubPath(), "."))
+		path, err := spec.ResolveBelow(volume.Target, cmp.Or(mounts[v.Mount].GetImageSubPath(), "."))
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", err, fault.NotFound)
 		}

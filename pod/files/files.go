@@ -67,7 +67,8 @@ func (p Pod) Mount(label string) error {
 }
 
 // Write makes the files that the request asks for.
-func (p Pod) Write(cfg *cri.PodSandboxConfig, hostname string) error {
+func (p Pod) Write(plan *records.PodPlan) error {
+	cfg := plan.Config.M
 	if dir := cfg.GetLogDirectory(); dir != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -78,6 +79,10 @@ func (p Pod) Write(cfg *cri.PodSandboxConfig, hostname string) error {
 		return err
 	}
 	if err := os.WriteFile(p.ResolvConf(), text, 0o644); err != nil {
+		return err
+	}
+	hostname, err := plan.Hostname()
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(p.Hostname(), []byte(hostname+"\n"), 0o644); err != nil {
@@ -168,4 +173,40 @@ func ResolvConf(dns *cri.DNSConfig) ([]byte, error) {
 		return nil, fmt.Errorf("dns_config: the resolv.conf has %d bytes, more than %d: %w", text.Len(), maxResolvConf, fault.Invalid)
 	}
 	return []byte(text.String()), nil
+}
+
+// LogPath joins the pod's directory and the container's path in it, which must
+// not lead out (CVE-2025-0750). No path means that output is discarded.
+func LogPath(pod *cri.PodSandboxConfig, cfg *cri.ContainerConfig) (string, error) {
+	if cfg.GetLogPath() == "" || pod.GetLogDirectory() == "" {
+		return "", nil
+	}
+	if !filepath.IsLocal(cfg.GetLogPath()) {
+		return "", fmt.Errorf("log_path %q is outside the pod's log_directory: %w", cfg.GetLogPath(), fault.Invalid)
+	}
+	return filepath.Join(pod.GetLogDirectory(), cfg.GetLogPath()), nil
+}
+
+// MakeLogDir makes the directory of a log below the pod's, and that one as well. A
+// link on the way that leads out of the directory of all pods' logs is refused
+// (CVE-2025-0750); any other, and one in place of the file itself, the monitor
+// refuses.
+func MakeLogDir(root, logPath string) error {
+	all, own := filepath.Split(filepath.Clean(root))
+	if err := os.MkdirAll(all, 0o755); err != nil {
+		return err
+	}
+	confined, err := os.OpenRoot(all)
+	if err != nil {
+		return err
+	}
+	defer confined.Close()
+	dir := filepath.Join(own, filepath.Dir(logPath))
+	if err := confined.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	}
+	if _, err := confined.Stat(dir); err != nil {
+		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	}
+	return nil
 }
