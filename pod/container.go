@@ -492,22 +492,3 @@ func (e *Engine) ReopenContainerLog(ctx context.Context, id string) error {
 		return err
 	})
 }
-
-// ExecSync runs a command in a running container to its end; timeout 0 is no
-// limit. A command that ran into it has been killed, and the error is
-// fault.Timeout.
-func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*ExecResult, error) {
-	c, err := e.runningContainer(id, "exec")
-	if err != nil {
-		return nil, err
-	}
-	var result *oci.ExecResult
-	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
-		result, err = c.now().task.Exec(ctx, cmd, timeout)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
-	}
-	return (*ExecResult)(result), nil
-}

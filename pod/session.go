@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -18,11 +19,23 @@ import (
 // Client is whoever talks to a process in a container.
 type Client = session.Client
 
-// ExecResult is what a finished ExecSync gives back. Each stream is cut at
-// 16 MiB (CVE-2022-1708).
-type ExecResult struct {
-	Stdout, Stderr []byte
-	ExitCode       int32
+// ExecSync runs a command in a running container to its end; timeout 0 is no
+// limit. A command that ran into it has been killed, and the error is
+// fault.Timeout.
+func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*oci.ExecResult, error) {
+	c, err := e.runningContainer(id, "exec")
+	if err != nil {
+		return nil, err
+	}
+	var result *oci.ExecResult
+	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
+		result, err = c.now().task.Exec(ctx, cmd, timeout)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
+	}
+	return result, nil
 }
 
 // Exec runs a command in a running container and connects it with a client until

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 )
@@ -152,7 +152,7 @@ func validMounts(mounts []*cri.Mount) []*cri.Mount {
 // execReply cuts the output so that the reply can be sent: CRI has output
 // beyond 16 MiB discarded, but both streams share one message of that size.
 // Half of the room is either stream's own.
-func execReply(r *pod.ExecResult, room int) *cri.ExecSyncResponse {
+func execReply(r *oci.ExecResult, room int) *cri.ExecSyncResponse {
 	stdout, stderr := r.Stdout, r.Stderr
 	stderr = stderr[:min(len(stderr), max(room/2, room-len(stdout)))]
 	stdout = stdout[:min(len(stdout), room-len(stderr))]

@@ -9,7 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -47,7 +47,7 @@ type Engine interface {
 	// ExecSync runs cmd to its end; timeout 0 is no limit. A command that had
 	// to be killed for its time is fault.Timeout, which the kubelet takes for
 	// a failed probe.
-	ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*pod.ExecResult, error)
+	ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*oci.ExecResult, error)
 	ReopenContainerLog(ctx context.Context, id string) error
 	// RuntimeSpec is the container's config.json.
 	RuntimeSpec(id string) (json.RawMessage, error)

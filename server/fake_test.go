@@ -26,7 +26,7 @@ import (
 
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/usage"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
@@ -145,7 +145,7 @@ type fakeEngine struct {
 	offers         cgroup.Offers
 	measured       usage.MetricParts // by the latest Metrics
 	spec           json.RawMessage
-	exec           pod.ExecResult
+	exec           oci.ExecResult
 	handlers       []*cri.RuntimeHandler
 	runtimeErr     error
 	statusErr      error
@@ -235,7 +235,7 @@ func (f *fakeEngine) UpdateContainerResources(ctx context.Context, id string, r 
 	return f.did(ctx, "UpdateContainerResources", id, r)
 }
 
-func (f *fakeEngine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*pod.ExecResult, error) {
+func (f *fakeEngine) ExecSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (*oci.ExecResult, error) {
 	return &f.exec, f.did(ctx, "ExecSync", id, cmd, timeout)
 }
 

@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/storage"
 )
@@ -63,7 +64,7 @@ func verbs() []verb {
 			return n.runtime.ReopenContainerLog(ctx, &cri.ReopenContainerLogRequest{ContainerId: ctr})
 		}, call{"ReopenContainerLog", []any{ctr}}, &cri.ReopenContainerLogResponse{}},
 		{"ExecSync", func(ctx context.Context, n *node) (proto.Message, error) {
-			n.engine.exec = pod.ExecResult{Stdout: []byte("o\xff"), Stderr: []byte("e"), ExitCode: 3}
+			n.engine.exec = oci.ExecResult{Stdout: []byte("o\xff"), Stderr: []byte("e"), ExitCode: 3}
 			return n.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: ctr, Cmd: []string{"/bin/true", ""}, Timeout: 2})
 		}, call{"ExecSync", []any{ctr, []string{"/bin/true", ""}, 2 * time.Second}}, &cri.ExecSyncResponse{Stdout: []byte("o\xff"), Stderr: []byte("e"), ExitCode: 3}},
 		{"UpdateRuntimeConfig", func(ctx context.Context, n *node) (proto.Message, error) {
@@ -282,7 +283,7 @@ func TestExecOutputFitsAMessage(t *testing.T) {
 		{100, full, 100, full - messageOverhead - 100},
 		{full, full, full/2 - messageOverhead/2, full/2 - messageOverhead/2},
 	} {
-		n.engine.exec = pod.ExecResult{Stdout: make([]byte, c.out), Stderr: make([]byte, c.err), ExitCode: 4}
+		n.engine.exec = oci.ExecResult{Stdout: make([]byte, c.out), Stderr: make([]byte, c.err), ExitCode: 4}
 		resp, err := n.runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: idOf(2), Cmd: []string{"yes"}})
 		if err != nil {
 			t.Errorf("%d+%d bytes: %v", c.out, c.err, err)

@@ -18,7 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/view"
 )
 
@@ -135,7 +135,7 @@ func TestMessageSizes(t *testing.T) {
 	_, err := n.runtime.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: big})
 	wantCode(t, err, codes.ResourceExhausted)
 
-	n.engine.exec = pod.ExecResult{Stdout: make([]byte, 16<<20)}
+	n.engine.exec = oci.ExecResult{Stdout: make([]byte, 16<<20)}
 	resp, err := n.runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: idOf(1), Cmd: []string{"yes"}})
 	if err != nil || len(resp.Stdout) != minMessageSize-messageOverhead {
 		t.Errorf("%d bytes, %v", len(resp.GetStdout()), err)
