@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -23,10 +22,8 @@ func (e *Engine) Audit() *audit.Auditor { return e.audit }
 
 func newAuditor(e *Engine) *audit.Auditor {
 	return audit.New(audit.Sources{
-		Layout: audit.Layout{
-			StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
-			NamespacesDir: e.cfg.NamespacesDir, PinPrefix: pinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
-		},
+		StateDir: e.cfg.StateDir, RunDir: e.cfg.RunDir,
+		NamespacesDir: e.cfg.NamespacesDir, PinPrefix: pinPrefix, CgroupPrefix: e.cfg.CgroupPrefix, Mark: e.mark,
 		Boot: e.boot, Node: known{e}, Records: e.records, Cleanups: e.cleanups, Checks: e.background,
 		Images: e.deps.Images, Network: e.deps.Network, Runtimes: e.deps.Runtimes,
 		Repair: func(ctx context.Context, object string, do func(context.Context) error) error {
@@ -41,10 +38,8 @@ func newAuditor(e *Engine) *audit.Auditor {
 type known struct{ engine *Engine }
 
 func (k known) Pods() []*audit.Pod {
-	all := k.engine.sandboxes.All()
-	pods := make([]*audit.Pod, len(all))
-	for i, s := range all {
-		pods[i] = &audit.Pod{
+	return each(k.engine.sandboxes.All(), func(s *Sandbox) *audit.Pod {
+		return &audit.Pod{
 			ID: s.id, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(), Life: &s.life,
 			Now: func() audit.PodNow {
 				now := s.now()
@@ -52,15 +47,12 @@ func (k known) Pods() []*audit.Pod {
 			},
 			Put: s.put, Stop: s.stop, SettleStop: s.settleStop, Release: s.release,
 		}
-	}
-	return pods
+	})
 }
 
 func (k known) Containers() []*audit.Container {
-	all := k.engine.containers.All()
-	containers := make([]*audit.Container, len(all))
-	for i, c := range all {
-		containers[i] = &audit.Container{
+	return each(k.engine.containers.All(), func(c *Container) *audit.Container {
+		return &audit.Container{
 			ID: c.id, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.life, Exited: c.exited,
 			Now: func() audit.ContainerNow {
 				now := c.now()
@@ -68,8 +60,7 @@ func (k known) Containers() []*audit.Container {
 			},
 			Put: c.put,
 		}
-	}
-	return containers
+	})
 }
 
 func (k known) Knows(id string) bool {
@@ -156,22 +147,16 @@ func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
 // record and is tried again, by this server or the next. When ctx ends no further
 // removal begins; those under way are not cut short.
 func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
-	var mu sync.Mutex
-	var errs []error
+	all := e.sandboxes.All()
+	errs := make([]error, len(all))
 	var removals errgroup.Group
 	removals.SetLimit(recoverWidth)
-	for _, s := range e.sandboxes.All() {
+	for i, s := range all {
 		removals.Go(func() error {
-			err := context.Cause(ctx)
-			if err == nil {
+			if errs[i] = context.Cause(ctx); errs[i] == nil {
 				ctx, cancel := context.WithTimeout(ctx, undoTime)
 				defer cancel()
-				err = e.RemoveSandbox(ctx, s.id)
-			}
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, err)
+				errs[i] = e.RemoveSandbox(ctx, s.id)
 			}
 			return nil
 		})

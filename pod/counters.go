@@ -89,27 +89,23 @@ func (e *Engine) Summary() Summary {
 		MonitorsLost: e.counters.monitorsLost.Load(),
 		Leftovers:    e.counters.leftovers.Load(),
 	}
-	for _, v := range e.Sandboxes() {
-		s.Pods[v.State]++
-		if v.PID != 0 {
+	count := func(pid int, unreachable bool) {
+		if pid != 0 {
 			s.Monitors++
+		}
+		if unreachable {
+			s.Unreachable++
 		}
 	}
 	for _, pod := range e.sandboxes.All() {
-		if pod.now().unreachable {
-			s.Unreachable++
-		}
+		v := pod.view.Load()
+		s.Pods[v.State]++
+		count(v.PID, pod.now().unreachable)
 	}
 	for _, c := range e.containers.All() {
-		if c.now().unreachable {
-			s.Unreachable++
-		}
-	}
-	for _, v := range e.Containers() {
+		v := c.view.Load()
 		s.Containers[v.State]++
-		if v.PID != 0 {
-			s.Monitors++
-		}
+		count(v.PID, c.now().unreachable)
 	}
 	return s
 }
@@ -120,25 +116,19 @@ func (e *Engine) Usage() *usage.Reader {
 		Images: e.deps.Images,
 		Meters: e.meters,
 		Sandboxes: func() []usage.Sandbox {
-			all := e.sandboxes.All()
-			measured := make([]usage.Sandbox, len(all))
-			for i, s := range all {
-				containers := func() []usage.Container { return measuredContainers(s.now().containers) }
-				measured[i] = usage.Sandbox{View: s.view.Load(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
-			}
-			return measured
+			return each(e.sandboxes.All(), func(s *Sandbox) usage.Sandbox {
+				containers := func() []usage.Container { return each(s.now().containers, measured) }
+				return usage.Sandbox{View: s.view.Load(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
+			})
 		},
-		Containers: func() []usage.Container { return measuredContainers(e.containers.All()) },
+		Containers: func() []usage.Container { return each(e.containers.All(), measured) },
 	}
 }
 
-func measuredContainers(all []*Container) []usage.Container {
-	measured := make([]usage.Container, len(all))
-	for i, c := range all {
-		measured[i] = usage.Container{View: c.view.Load(), Meter: c.meter}
-		if c.sandbox.plan.Sandboxed {
-			measured[i].Task = c.now().task
-		}
+func measured(c *Container) usage.Container {
+	m := usage.Container{View: c.view.Load(), Meter: c.meter}
+	if c.sandbox.plan.Sandboxed {
+		m.Task = c.now().task
 	}
-	return measured
+	return m
 }

@@ -270,6 +270,31 @@ func (e *Engine) run(ctx context.Context, v verb, work func(context.Context) err
 	return err
 }
 
+// onPod executes a verb's work on a pod with its life held. Unknown ids are no error.
+func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox, context.Context) error) error {
+	s, err := e.sandboxes.Find(id)
+	if err != nil {
+		return doneIfAbsent(err)
+	}
+	return e.run(ctx, verb{name, s.id}, func(ctx context.Context) error {
+		s.life.Lock()
+		defer s.life.Unlock()
+		if err := work(s, ctx); err != nil {
+			return fmt.Errorf("%s %s: %w", name, s.id, err)
+		}
+		return nil
+	})
+}
+
+// each returns what f makes of each of all.
+func each[T, V any](all []T, f func(T) V) []V {
+	made := make([]V, len(all))
+	for i, one := range all {
+		made[i] = f(one)
+	}
+	return made
+}
+
 // doneIfAbsent makes the error of an unknown id that of a verb which wants the object
 // gone.
 func doneIfAbsent(err error) error {
@@ -290,12 +315,7 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 
 // Sandboxes is a snapshot of all pods, in no order.
 func (e *Engine) Sandboxes() []*view.Sandbox {
-	all := e.sandboxes.All()
-	views := make([]*view.Sandbox, len(all))
-	for i, s := range all {
-		views[i] = s.view.Load()
-	}
-	return views
+	return each(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.view.Load() })
 }
 
 // Container finds a container.
@@ -309,12 +329,7 @@ func (e *Engine) Container(id string) (*view.Container, error) {
 
 // Containers is a snapshot of all containers, in no order.
 func (e *Engine) Containers() []*view.Container {
-	all := e.containers.All()
-	views := make([]*view.Container, len(all))
-	for i, c := range all {
-		views[i] = c.view.Load()
-	}
-	return views
+	return each(e.containers.All(), func(c *Container) *view.Container { return c.view.Load() })
 }
 
 // RuntimeSpec is the config.json of a container's bundle.

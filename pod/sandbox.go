@@ -291,18 +291,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 // namespaces. It is idempotent, and unknown ids are no error (CRI:
 // StopPodSandbox). A network that cannot be given back now is retried.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
-	s, err := e.sandboxes.Find(id)
-	if err != nil {
-		return doneIfAbsent(err)
-	}
-	return e.run(ctx, verb{"stop pod", s.id}, func(ctx context.Context) error {
-		s.life.Lock()
-		defer s.life.Unlock()
-		if err := s.stop(ctx); err != nil {
-			return fmt.Errorf("stop pod %s: %w", s.id, err)
-		}
-		return nil
-	})
+	return e.onPod(ctx, "stop pod", id, (*Sandbox).stop)
 }
 
 // stop wants life held. A pod whose removal has begun is the removal's: its record
@@ -341,18 +330,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 // RemoveSandbox stops the pod, removes its containers and forgets it. It is
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
-	s, err := e.sandboxes.Find(id)
-	if err != nil {
-		return doneIfAbsent(err)
-	}
-	return e.run(ctx, verb{"remove pod", s.id}, func(ctx context.Context) error {
-		s.life.Lock()
-		defer s.life.Unlock()
-		if err := s.remove(ctx); err != nil {
-			return fmt.Errorf("remove pod %s: %w", s.id, err)
-		}
-		return nil
-	})
+	return e.onPod(ctx, "remove pod", id, (*Sandbox).remove)
 }
 
 func (s *Sandbox) remove(ctx context.Context) error {

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -189,10 +193,9 @@ func sweep(ctx context.Context, e *Engine, id string) error {
 	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
 }
 
-// sweepContainer removes what an id without a record left in the run
-// directory. Which handler it belonged to is unknown, so all are asked.
-func sweepContainer(ctx context.Context, e *Engine, id string) error {
-	ref := e.containerRef(id, records.ContainerPlan{})
+// deleteTask deletes a container of which no record says to which handler it belongs: all
+// are asked.
+func deleteTask(ctx context.Context, e *Engine, ref oci.Ref) error {
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -201,6 +204,13 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 		}
 		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
+}
+
+// sweepContainer removes what an id without a record left in the run directory.
+func sweepContainer(ctx context.Context, e *Engine, id string) error {
+	ref := e.containerRef(id, records.ContainerPlan{})
+	errs := []error{deleteTask(ctx, e, ref)}
 	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
 		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
@@ -220,15 +230,7 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 func sweepSandbox(ctx context.Context, e *Engine, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}
 	s := &Sandbox{engine: e, id: id, plan: plan, files: e.cfg.filesOf(id, &plan)}
-	var errs []error
-	for _, name := range e.deps.Runtimes.Names() {
-		runtime, err := e.deps.Runtimes.Get(name)
-		if err == nil {
-			err = trace.Do(ctx, "delete container", func(ctx context.Context) error { return runtime.Delete(ctx, s.infraRef()) })
-		}
-		errs = append(errs, err)
-	}
-	errs = append(errs, s.release(ctx))
+	errs := []error{deleteTask(ctx, e, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
 	}
@@ -243,4 +245,44 @@ func sweepSandbox(ctx context.Context, e *Engine, id string) error {
 // which no directory is a mount point any more.
 func removeRunDir(ctx context.Context, dir string) error {
 	return trace.Call(ctx, "remove run directory", func() error { return mount.RemoveAll(dir) })
+}
+
+// undoTime bounds an undo, which runs when the caller may be long gone.
+const undoTime = 2 * time.Minute
+
+func undoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime,
+		fmt.Errorf("cleanup did not finish within %s: %w", undoTime, fault.Timeout))
+}
+
+const (
+	retryMin = time.Second
+	retryMax = time.Minute
+)
+
+// newCleanups is the queue of what could not be finished of an object: its
+// teardown, as a rule, or the record of a start. The engine's end interrupts it;
+// the next engine finds the work by the records.
+func newCleanups(e *Engine) *retry.Queue {
+	return retry.New(e.background.Closing(), retry.Config{
+		Width: recoverWidth, Slot: 5 * time.Second, First: retryMin, Max: retryMax, Limit: undoTime,
+		Attempt: func(ctx context.Context, id string, work retry.Work) error {
+			err := e.deps.Trace.Do(ctx, "clean up", id, work)
+			if err == nil {
+				slog.InfoContext(ctx, "cleanup finished", "id", id)
+			}
+			return err
+		},
+		Failed: func(id string, err error) { slog.Warn("cleanup incomplete, retrying", "id", id, "err", err) },
+	})
+}
+
+// until is ctx until another context ends, with the cause of that.
+func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(end, func() { cancel(context.Cause(end)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
 }

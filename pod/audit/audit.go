@@ -17,24 +17,9 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
+	"github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/storage"
 )
-
-// Layout is where a server's things are, and how they are named.
-type Layout struct {
-	StateDir      string // records, below pods and containers
-	RunDir        string // run directories, below pods and containers
-	NamespacesDir string // pinned namespaces
-	PinPrefix     string // what the names of pinned namespaces begin with, before the id
-	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
-	Mark          string // of the server's ids
-}
-
-// Runtimes is the table of handlers.
-type Runtimes interface {
-	Names() []string
-	Get(name string) (oci.Runtime, error)
-}
 
 // Images is what is asked of storage.
 type Images interface {
@@ -55,9 +40,9 @@ type Network interface {
 type Node interface {
 	Pods() []*Pod
 	Containers() []*Container
-	// Knows says whether an id is that of an object, or of one that is being made. An
-	// id is known, here, from its record or from a pending cleanup, from before the
-	// first thing bears it until after the last is gone, and never used again.
+	// Knows says whether an id is that of an object, also of one that is being made.
+	// An id is known by this, its record or a pending cleanup from before the first
+	// thing bears it until after the last is gone, and never used again.
 	Knows(id string) bool
 	// CgroupParents are the cgroups below which those of pods and containers are.
 	CgroupParents() []string
@@ -112,13 +97,20 @@ type ContainerNow struct {
 
 // Sources are what a node is compared by.
 type Sources struct {
-	Layout   Layout
+	// Where a server's things are, and how they are named.
+	StateDir      string // records, below pods and containers
+	RunDir        string // run directories, below pods and containers
+	NamespacesDir string // pinned namespaces
+	PinPrefix     string // what the names of pinned namespaces begin with, before the id
+	CgroupPrefix  string // what the names of cgroups begin with, if not as by default
+	Mark          string // of the server's ids
+
 	Boot     string // id of this boot
 	Node     Node
 	Records  *records.Store
 	Images   Images
 	Network  Network
-	Runtimes Runtimes
+	Runtimes status.Runtimes
 	Cleanups *retry.Queue
 	Checks   *background.Group // in which checks run
 	Repair   Repair

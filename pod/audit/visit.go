@@ -47,7 +47,7 @@ const leaseAge = 2 * time.Minute
 // addShared is add for what is in a place that other servers of the node may use as
 // well.
 func (v *visit) addShared(id, format string, args ...any) *orphan {
-	if ids.Valid(id) && ids.Foreign(id, v.Layout.Mark) {
+	if ids.Valid(id) && ids.Foreign(id, v.Mark) {
 		return nil
 	}
 	return v.add(id, format, args...)
@@ -70,8 +70,8 @@ func (v *visit) add(id, format string, args ...any) *orphan {
 // directories are those of records and of bundles.
 func (v *visit) directories() error {
 	dirs := []string{
-		filepath.Join(v.Layout.StateDir, "pods"), filepath.Join(v.Layout.StateDir, "containers"),
-		filepath.Join(v.Layout.RunDir, "pods"), filepath.Join(v.Layout.RunDir, "containers"),
+		filepath.Join(v.StateDir, "pods"), filepath.Join(v.StateDir, "containers"),
+		filepath.Join(v.RunDir, "pods"), filepath.Join(v.RunDir, "containers"),
 	}
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
@@ -90,7 +90,7 @@ func (v *visit) files() error {
 	for _, name := range v.Runtimes.Names() {
 		runtime, err := v.Runtimes.Get(name)
 		// A root elsewhere may be other programs' as well.
-		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.Layout.RunDir)+"/") {
+		if err != nil || !strings.HasPrefix(runtime.Handler().Root, filepath.Clean(v.RunDir)+"/") {
 			continue
 		}
 		files, err := runtime.StateFiles()
@@ -108,7 +108,7 @@ func (v *visit) files() error {
 
 func (v *visit) mounts() error {
 	for _, kind := range []string{"pods", "containers"} {
-		dir := filepath.Join(v.Layout.RunDir, kind)
+		dir := filepath.Join(v.RunDir, kind)
 		points, err := mount.Under(dir)
 		if err != nil {
 			return err
@@ -132,14 +132,14 @@ func (v *visit) mounts() error {
 }
 
 func (v *visit) pins() error {
-	pins, err := ns.Pins(v.Layout.NamespacesDir, v.Layout.PinPrefix)
+	pins, err := ns.Pins(v.NamespacesDir, v.PinPrefix)
 	if err != nil {
 		return err
 	}
-	netNS := ns.Spec{Dir: v.Layout.NamespacesDir, Net: true}
+	netNS := ns.Spec{Dir: v.NamespacesDir, Net: true}
 	for name, paths := range pins {
 		for _, path := range paths {
-			if o := v.addShared(strings.TrimPrefix(name, v.Layout.PinPrefix), "namespace %s", path); o != nil {
+			if o := v.addShared(strings.TrimPrefix(name, v.PinPrefix), "namespace %s", path); o != nil {
 				netNS.Name = name
 				o.netNS = netNS.Paths().Net
 			}
@@ -156,7 +156,7 @@ func (v *visit) monitors() error {
 		return err
 	}
 	for _, m := range all {
-		below, ours := strings.CutPrefix(m.Dir, filepath.Clean(v.Layout.RunDir)+"/")
+		below, ours := strings.CutPrefix(m.Dir, filepath.Clean(v.RunDir)+"/")
 		parts := strings.Split(below, "/")
 		if !ours || len(parts) < 2 {
 			v.leaveAlone(m)
@@ -181,7 +181,7 @@ func (v *visit) leaveAlone(m conmon.Monitor) {
 		return
 	}
 	for _, n := range config.Linux.Namespaces {
-		if id, ok := strings.CutPrefix(filepath.Base(n.Path), v.Layout.PinPrefix); ok {
+		if id, ok := strings.CutPrefix(filepath.Base(n.Path), v.PinPrefix); ok {
 			v.others[id] = true
 		}
 	}
@@ -212,7 +212,7 @@ func (v *visit) cgroups() error {
 // cgroupID is the id in the name of a cgroup of ours.
 func (v *visit) cgroupID(name string) string {
 	name = strings.TrimSuffix(name, ".scope")
-	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.Layout.CgroupPrefix, spec.CgroupPrefix)} {
+	for _, prefix := range []string{spec.CgroupPrefix, cmp.Or(v.CgroupPrefix, spec.CgroupPrefix)} {
 		if id, ok := strings.CutPrefix(name, prefix+"-"); ok && ids.Valid(id) {
 			return id
 		}

@@ -91,16 +91,12 @@ func (n *Node) Relabel(ctx context.Context, paths *conmon.HostPaths, pod *record
 
 // CopyProgram makes the copy of Program, if it is one. Containers that run an earlier
 // one keep it.
-func (n *Node) CopyProgram() (err error) {
+func (n *Node) CopyProgram() error {
 	if n.policy == nil {
 		return nil
 	}
 	partial := n.Program + ".partial"
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, removeIfThere(partial))
-		}
-	}()
+	defer func() { _ = os.Remove(partial) }() // which is gone if all went well
 	if err := copyProgram(partial, n.installed); err != nil {
 		return err
 	}
@@ -131,13 +127,6 @@ func Set(path, label string) error {
 	}
 	if err := unix.Lsetxattr(path, "security.selinux", append([]byte(label), 0), 0); err != nil {
 		return &os.PathError{Op: "set SELinux context " + label + " of", Path: path, Err: err}
-	}
-	return nil
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
-		return err
 	}
 	return nil
 }
