@@ -32,6 +32,7 @@ import (
 	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/source"
 )
 
 // workerGrace is how long a worker may tidy up after its pull was called off.
@@ -45,15 +46,15 @@ var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthre
 
 // copy brings the image into the store and returns its id. It leaves foreign layers
 // to a worker process; an image whose layers are present needs none.
-func (s *Store) copy(ctx context.Context, src *source, job *durable.Job, secrets []string) (string, error) {
+func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, secrets []string) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := progress.New(&s.pulls, src.name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.opened.asked, cancel).Start(ctx)
+	watch := progress.New(&s.pulls, src.Name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.Asked, cancel).Start(ctx)
 	defer watch.Stop()
-	end := s.keepSignatures(ctx, src.opened)
+	end := s.keepSignatures(ctx, src)
 	id, err := s.copyPresent(ctx, src, job, watch.Events)
-	if errors.Is(err, errLayerWanted) {
-		w := &workerProcess{source: src.opened, job: job, secrets: secrets, events: watch.Events}
+	if errors.Is(err, source.ErrLayerWanted) {
+		w := &workerProcess{source: src, job: job, secrets: secrets, events: watch.Events}
 		id, err = s.copyForeign(ctx, w, src)
 	}
 	end()
@@ -62,12 +63,12 @@ func (s *Store) copy(ctx context.Context, src *source, job *durable.Job, secrets
 
 // keepSignatures adds to the image's signatures those that are stored with it. The
 // result must be called after the copy.
-func (s *Store) keepSignatures(ctx context.Context, src *inspected) (end func()) {
+func (s *Store) keepSignatures(ctx context.Context, src *source.Image) (end func()) {
 	if src.ConfigDigest == "" { // its id is not known
 		return func() {}
 	}
 	id := src.ConfigDigest.Encoded()
-	src.signatures = s.signatures.begin(ctx, id, src.manifest(), src.signatures)
+	src.Signatures = s.signatures.begin(ctx, id, src.Manifest(), src.Signatures)
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := s.signatures.end(ctx, id); err != nil {
@@ -78,22 +79,22 @@ func (s *Store) keepSignatures(ctx context.Context, src *inspected) (end func())
 
 // copyPresent notes the image, or names, manifests and signatures of one that is there
 // already, if nothing has to be unpacked for it.
-func (s *Store) copyPresent(ctx context.Context, src *source, job *durable.Job, events chan types.ProgressProperties) (string, error) {
-	stored := src.opened.ConfigDigest != "" && s.store.Exists(src.opened.ConfigDigest.Encoded())
-	if !stored && !layers.Present(s.store, src.opened.layers()) {
-		return "", errLayerWanted
+func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable.Job, events chan types.ProgressProperties) (string, error) {
+	stored := src.ConfigDigest != "" && s.store.Exists(src.ConfigDigest.Encoded())
+	if !stored && !layers.Present(s.store, src.Layers()) {
+		return "", source.ErrLayerWanted
 	}
-	src.opened.presentOnly = true
-	defer func() { src.opened.presentOnly = false }()
+	src.PresentOnly = true
+	defer func() { src.PresentOnly = false }()
 	sys := s.libraryContext()
 	sys.BigFilesTemporaryDir = job.Temporary
-	return copyImage(ctx, s.store, src.name, src, sys, copy.Options{Progress: events})
+	return source.Copy(ctx, s.store, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }
 
 // copyForeign has a worker copy the image.
-func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) (string, error) {
+func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source.Image) (string, error) {
 	order := pullOrder{
-		documents: src.opened.documents, Signatures: src.opened.signatures, Name: src.name.String(),
+		Documents: src.Documents, Signatures: src.Signatures, Name: src.Name.String(),
 		Store: s.options, Temporary: w.job.Temporary, Parallel: s.cfg.ParallelLayers,
 	}
 	if err := s.features.find(ctx, s.options); err != nil {
@@ -111,7 +112,7 @@ func (s *Store) copyForeign(ctx context.Context, w *workerProcess, src *source) 
 
 // workerProcess is a worker as the server sees it.
 type workerProcess struct {
-	source   *inspected
+	source   *source.Image
 	job      *durable.Job
 	secrets  []string // that the worker is not to see
 	events   chan<- types.ProgressProperties
@@ -251,7 +252,7 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 	number := len(w.failed)
 	w.failed = append(w.failed, nil)
 	w.mu.Unlock()
-	if number > 2*maxLayers {
+	if number > 2*source.MaxLayers {
 		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
 	}
 	var ends [2]int
@@ -274,7 +275,7 @@ func (w *workerProcess) fetch(ctx context.Context, info types.BlobInfo) error {
 		w.mu.Lock()
 		w.failed[number] = err
 		w.mu.Unlock()
-		if errors.Is(err, errExpands) {
+		if errors.Is(err, source.ErrExpands) {
 			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
 		}
 		text := pullerror.Hide(pullerror.Redact(err.Error()), w.secrets)
@@ -336,7 +337,7 @@ func (w *workerProcess) refused() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, err := range w.failed {
-		if errors.Is(err, errExpands) {
+		if errors.Is(err, source.ErrExpands) {
 			return err
 		}
 	}

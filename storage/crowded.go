@@ -12,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/source"
 )
 
 // Bounds of one image. Registries can serve one config under any number of names and
@@ -24,8 +25,8 @@ const (
 )
 
 // crowded refuses a manifest that would be one too many for the image.
-func (s *Store) crowded(src *inspected) error {
-	record, err := s.store.Image(src.imageID())
+func (s *Store) crowded(src *source.Image) error {
+	record, err := s.store.Image(src.ImageID())
 	if err != nil {
 		return nil //nolint:nilerr // a new one
 	}
@@ -42,7 +43,7 @@ func (s *Store) crowded(src *inspected) error {
 			bytes += int64(len(m.Content))
 		}
 	}
-	for _, blob := range src.signatures {
+	for _, blob := range src.Signatures {
 		bytes += int64(len(blob))
 	}
 	if manifests > maxImageManifests || bytes > maxImageDocuments {

@@ -19,6 +19,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
@@ -53,7 +54,7 @@ func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3
 	nested := index(t, index(t, motd(t, "deep")))
 	nested.Manifest = bytes.ReplaceAll(nested.Manifest, []byte(`"platform":{"architecture":"","os":""}`), []byte(`"platform":{"architecture":"amd64","os":"linux"}`))
 	var crowd []*image.Artifact
-	for range maxInstances + 1 {
+	for range source.MaxInstances + 1 {
 		crowd = append(crowd, &image.Artifact{MediaType: imagespec.MediaTypeImageManifest, Manifest: []byte("{}")})
 	}
 	r := serve(t, "app", "", motd(t, "x"))
@@ -71,7 +72,7 @@ func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3
 		"layers are a number":    manifestOf(t, func(m map[string]any) { m["layers"] = 7 }),
 		"more layers than diffs": manifestOf(t, func(m map[string]any) { m["layers"] = append(m["layers"].([]any), first(m)) }),
 		"too many layers": manifestOf(t, func(m map[string]any) {
-			many := make([]any, maxLayers+1)
+			many := make([]any, source.MaxLayers+1)
 			for i := range many {
 				many[i] = first(m)
 			}

@@ -1,9 +1,7 @@
 package storage
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -13,15 +11,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
-)
-
-// Limits of an image's config, far beyond those of real images: the largest
-// have a bill of materials of some hundred kilobytes in a label, and some
-// thousand tokens of history.
-const (
-	maxConfig       = 4 << 20 // bytes; the library takes no more either
-	maxConfigTokens = 100_000 // JSON tokens: 4 MiB of {} take 170 MiB when parsed
-	maxUser         = 1 << 10 // bytes of its User, which every list of images shows
+	"github.com/crius-run/crius/storage/source"
 )
 
 // Limits of what is kept in memory of configs; larger ones, and those of more
@@ -30,33 +20,6 @@ const (
 	maxKept    = 16 << 10 // bytes, of one image
 	maxKeptSum = 32 << 20 // bytes, of all
 )
-
-// checkConfig refuses a config that takes much memory. That it is nonsense is
-// for others to find.
-func checkConfig(raw []byte) error {
-	if len(raw) > maxConfig {
-		return fmt.Errorf("image config: it has more than %d bytes: %w", maxConfig, fault.Invalid)
-	}
-	tokens := json.NewDecoder(bytes.NewReader(raw))
-	for count := 1; ; count++ {
-		if _, err := tokens.Token(); err != nil {
-			break
-		}
-		if count > maxConfigTokens {
-			return fmt.Errorf("image config: it has more than %d JSON tokens: %w", maxConfigTokens, fault.Invalid)
-		}
-	}
-	var spec imagespec.Image
-	_ = json.Unmarshal(raw, &spec) // nonsense has no user
-	return checkUser(spec.Config.User)
-}
-
-func checkUser(user string) error {
-	if len(user) > maxUser {
-		return fmt.Errorf("image config: its user has %d bytes, more than %d: %w", len(user), maxUser, fault.Invalid)
-	}
-	return nil
-}
 
 // readSpec reads the whole config of a stored image, and the image's size.
 func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.Image, int64, error) {
@@ -76,12 +39,12 @@ func readSpec(ctx context.Context, store cstorage.Store, id string) (*imagespec.
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := checkConfig(raw); err != nil {
+	if err := source.CheckConfig(raw); err != nil {
 		return nil, 0, err
 	}
 	spec, err := stored.OCIConfig(ctx)
 	if err == nil {
-		err = checkUser(spec.Config.User) // Docker's oldest format has no config, but users
+		err = source.CheckUser(spec.Config.User) // Docker's oldest format has no config, but users
 	}
 	if err != nil {
 		return nil, 0, err

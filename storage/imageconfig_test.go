@@ -13,6 +13,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -43,10 +44,10 @@ func TestCrowdedConfigsAreRefused(t *testing.T) {
 	r := serve(t, "app", "1", motd(t, "x"))
 	for what, fields := range map[string]string{
 		"history":   `"history":` + listOf(1_300_000, "{}"),
-		"env":       `"config":{"Env":` + listOf(maxConfigTokens, `"A=b"`) + `}`,
+		"env":       `"config":{"Env":` + listOf(source.MaxConfigTokens, `"A=b"`) + `}`,
 		"unknown":   `"x":` + listOf(1_300_000, "{}"),
-		"user":      fmt.Sprintf(`"config":{"User":%q}`, strings.Repeat("u", maxUser+1)),
-		"any field": fmt.Sprintf(`"x":%q`, strings.Repeat("x", maxConfig)),
+		"user":      fmt.Sprintf(`"config":{"User":%q}`, strings.Repeat("u", source.MaxUser+1)),
+		"any field": fmt.Sprintf(`"x":%q`, strings.Repeat("x", source.MaxConfig)),
 	} {
 		r.Push("app", "bad", configOf(t, fields))
 		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:bad"})
@@ -172,12 +173,12 @@ func TestLargeRealConfigsAreTaken(t *testing.T) {
 func FuzzImageConfig(f *testing.F) {
 	for _, text := range []string{
 		`{"architecture":"amd64","os":"linux","config":{"User":"1000:1000","Env":["A=b"]},"rootfs":{"type":"layers","diff_ids":[]}}`,
-		`{"config":{"User":"` + strings.Repeat("u", maxUser+1) + `"}}`, `{"config":{"user":"a","User":7}}`, listOf(50, "[{}]"), "null", "{", "",
+		`{"config":{"User":"` + strings.Repeat("u", source.MaxUser+1) + `"}}`, `{"config":{"user":"a","User":7}}`, listOf(50, "[{}]"), "null", "{", "",
 	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		err := checkConfig(raw)
+		err := source.CheckConfig(raw)
 		if err != nil {
 			if !errors.Is(err, fault.Invalid) || len(err.Error()) > 1000 {
 				t.Errorf("%q: %v", raw, err)
@@ -189,7 +190,7 @@ func FuzzImageConfig(f *testing.F) {
 			return
 		}
 		image := Image{Config: runConfig(&spec.Config)}
-		if kept := image.trim(maxKeptSum); kept > maxKept || len(image.Config.User) > maxUser || image.Config.User != spec.Config.User {
+		if kept := image.trim(maxKeptSum); kept > maxKept || len(image.Config.User) > source.MaxUser || image.Config.User != spec.Config.User {
 			t.Errorf("%q keeps %d bytes: %+v", raw, kept, image.Config)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
 
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -38,11 +39,11 @@ func TestLayersAreAsTheLibraryAddsThem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		source, err := docker.NewReference(named)
+		src, err := docker.NewReference(named)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := copyImage(testContext(t), theirs.store, named, source, theirs.libraryContext(), copy.Options{}); err != nil {
+		if _, err := source.Copy(testContext(t), theirs.store, named, src, theirs.libraryContext(), copy.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := ours.layerRecords(), theirs.layerRecords(); !slices.EqualFunc(got, want, sameLayer) {

@@ -7,7 +7,6 @@ import (
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
-	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -50,12 +49,4 @@ func admitted(sys *types.SystemContext, name reference.Named) error {
 		return fmt.Errorf("registry %s: registries.conf blocks it: %w", registry.Prefix, fault.Denied)
 	}
 	return nil
-}
-
-// acceptAnything is the policy of a copy from an inspected source, about which
-// the policy that counts has been asked. The caller must Destroy it.
-func acceptAnything() (*signature.PolicyContext, error) {
-	return signature.NewPolicyContext(&signature.Policy{
-		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
-	})
 }

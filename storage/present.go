@@ -9,6 +9,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/storage/source"
 )
 
 // present are the images that this process has pulled and synced. A pull that finds
@@ -67,9 +69,9 @@ func (p *present) is(id string, as fingerprint) bool {
 // isPresent tells whether a pull of the image would change nothing: it is here under
 // this name and with these manifests and signatures, whole, and as it was when the
 // manifest of the store was written.
-func (s *Store) isPresent(ctx context.Context, src *source) bool {
-	seen := src.opened
-	id := seen.imageID()
+func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
+	seen := src
+	id := seen.ImageID()
 	if id == "" {
 		return false
 	}
@@ -78,7 +80,7 @@ func (s *Store) isPresent(ctx context.Context, src *source) bool {
 		return false
 	}
 	now, err := fingerprintOf(s.store, record)
-	if err != nil || !s.present.is(id, now) || record.Digest != seen.manifest() || !slices.Contains(record.Names, src.name.String()) {
+	if err != nil || !s.present.is(id, now) || record.Digest != seen.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
 		return false
 	}
 	for _, m := range seen.Manifests {
@@ -86,7 +88,7 @@ func (s *Store) isPresent(ctx context.Context, src *source) bool {
 			return false
 		}
 	}
-	return s.usable(id) == nil && s.signatures.has(ctx, id, seen.manifest(), seen.signatures)
+	return s.usable(id) == nil && s.signatures.has(ctx, id, seen.Manifest(), seen.Signatures)
 }
 
 // storedConfig is an image's config, nil unless it is stored and whole.

@@ -10,6 +10,7 @@ import (
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -17,6 +18,8 @@ import (
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/trust"
 )
 
 // PullRequest is what to pull and for whom.
@@ -150,24 +153,26 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = src.opened.Close() }()
+	defer func() { _ = src.Close() }()
 	if s.isPresent(ctx, src) {
-		id := src.opened.imageID()
+		id := src.ImageID()
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", name.String(), "took", time.Since(start))
 		return s.pulled(ctx, id)
 	}
-	defer src.opened.end()
-	if err := s.crowded(src.opened); err != nil {
+	defer src.End()
+	if err := s.crowded(src); err != nil {
 		return nil, err
 	}
-	src.opened.largeWindows = s.largeWindows
-	if src.opened.expansion.room, err = s.layerRoom(); err != nil {
+	src.LargeWindows = s.largeWindows
+	room, err := s.layerRoom()
+	if err != nil {
 		return nil, err
 	}
+	src.AllowExpansion(room)
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.leftovers.BeginPull(ctx, src.opened.imageID(), s.cfg.TemporaryDir)
+	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir)
 	if err != nil {
 		return nil, err
 	}
@@ -186,6 +191,18 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	}
 	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
 	return image, nil
+}
+
+// openSource reaches the first of the name's mirrors, or the registry itself, that has the
+// image, and inspects it. It gives up where nothing comes.
+func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named) (*source.Image, error) {
+	if s.cfg.ProgressTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, progress.ErrStalled)
+		defer cancel()
+	}
+	src, err := source.Open(ctx, sys, policy, name, s.storedConfig)
+	return src, progress.CauseOf(ctx, err)
 }
 
 // sync returns when what was pulled is on the disk, and on record as being there.

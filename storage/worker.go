@@ -19,7 +19,6 @@ import (
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
-	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 	storagetypes "go.podman.io/storage/types"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/source"
 )
 
 // workerName is the name under which Init copies an image.
@@ -41,7 +41,7 @@ const (
 // pullOrder is what a worker reads from its standard input: an image that the
 // server has inspected, and where it goes.
 type pullOrder struct {
-	documents
+	source.Documents
 	Name       string // with registry, and tag or digest
 	Signatures [][]byte
 	Store      storagetypes.StoreOptions
@@ -192,14 +192,14 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("open image store: %w", err)
 	}
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
-	src := &handedReference{ImageReference: ref, source: handedSource{documents: order.documents, ref: ref, signatures: order.Signatures, worker: w}}
+	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, worker: w}}
 	if err := w.putLayers(ctx, order, store, &src.source); err != nil {
 		return "", err
 	}
 	events := make(chan types.ProgressProperties, 64)
 	var reporting sync.WaitGroup
 	reporting.Go(func() { w.report(events, order.ConfigDigest) })
-	id, err := copyImage(ctx, store, named, src, sys, copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events})
+	id, err := source.Copy(ctx, store, named, src, sys, copy.Options{MaxParallelDownloads: uint(max(order.Parallel, 0)), Progress: events})
 	close(events)
 	reporting.Wait()
 	return id, err
@@ -219,7 +219,7 @@ func (w *worker) putLayers(ctx context.Context, order pullOrder, store cstorage.
 			w.send(workerMessage{Event: &blobEvent{Event: types.ProgressEventDone, Digest: l.Blob, Size: l.Size}})
 		},
 	}
-	return in.Put(ctx, order.layers())
+	return in.Put(ctx, order.Layers())
 }
 
 // report sends events on, except those of blobs whose end has been told and of fetches,
@@ -340,7 +340,7 @@ func (r *handedReference) NewImageSource(context.Context, *types.SystemContext) 
 
 // handedSource is an image that the server has inspected and fetches.
 type handedSource struct {
-	documents
+	source.Documents
 	ref        types.ImageReference
 	signatures [][]byte
 	worker     *worker
@@ -357,7 +357,7 @@ func (s *handedSource) HasThreadSafeGetBlob() bool { return true }
 
 // GetBlob implements types.ImageSource.
 func (s *handedSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	if content, size, found := s.config(info.Digest); found {
+	if content, size, found := s.ConfigBlob(info.Digest); found {
 		return content, size, nil
 	}
 	stream, err := s.worker.fetch(info)
@@ -420,31 +420,4 @@ func (f *copyFailure) arrived(fetch func(n int) error) error {
 		}
 	}
 	return &copyFailed{f.Text, errors.Join(kinds...)}
-}
-
-// copyImage copies src, about which the signature policy has been asked, into a
-// store under name, and returns its id.
-func copyImage(ctx context.Context, store cstorage.Store, name reference.Named, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
-	policy, err := acceptAnything()
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = policy.Destroy() }()
-	dest, err := imagetransport.Transport.NewStoreReference(store, name, "")
-	if err != nil {
-		return "", err
-	}
-	var stored types.ImageReference
-	options.SourceCtx, options.DestinationCtx = sys, sys
-	options.PreferGzipInstances = types.OptionalBoolFalse // chooses as inspect did, or finds no manifest
-	options.ProgressInterval = 1                          // every read
-	options.ReportResolvedReference = &stored
-	if _, err := copy.Image(ctx, policy, dest, src, &options); err != nil {
-		return "", err
-	}
-	_, record, err := imagetransport.ResolveReference(stored)
-	if err != nil {
-		return "", err
-	}
-	return record.ID, nil
 }

@@ -1,4 +1,4 @@
-package storage
+package source
 
 import (
 	"bytes"
@@ -31,8 +31,8 @@ const maxExpansion = 1032
 // minRoom is taken for the room on a disk that has less, where small images still fit.
 const minRoom = 1 << 30 // bytes
 
-// errExpands is carried by the error of a layer that is refused by its expansion.
-var errExpands = errors.New("layer decompresses to more than allowed")
+// ErrExpands is carried by the error of a layer that is refused by its expansion.
+var ErrExpands = errors.New("layer decompresses to more than allowed")
 
 // expansion bounds the bytes to which the layers of an image decompress, in sum. One
 // that has more than there is room for cannot be unpacked, but costs its decompression,
@@ -44,14 +44,14 @@ type expansion struct {
 }
 
 // add counts a zstd block that decompresses to at most so many bytes. It fails with
-// errExpands when the total exceeds the limit.
+// ErrExpands when the total exceeds the limit.
 func (e *expansion) add(bytes int64) error {
 	most := max(minRoom, e.room, e.came.Load()*maxExpansion)
 	if e.expanded.Add(bytes) <= most {
 		return nil
 	}
 	return fmt.Errorf("%w: with the layers before it, more than %d bytes, which do not fit into the image store; free disk space, or rebuild the image: %w",
-		errExpands, most, fault.Exhausted)
+		ErrExpands, most, fault.Exhausted)
 }
 
 // layerGuard passes on a layer as it comes from a registry, up to the point

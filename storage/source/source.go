@@ -1,4 +1,7 @@
-package storage
+// Package source reaches an image in a registry and inspects what it consists of before a
+// layer is fetched. What crius then copies is what was inspected, and each layer is guarded
+// on its way in.
+package source
 
 import (
 	"bytes"
@@ -14,112 +17,117 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/signature"
+	imagetransport "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/layers"
-	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/trust"
 )
 
-// Limits of what a registry may hand out; imageconfig.go has those of configs. The
+// Limits of what a registry may hand out; config.go has those of configs. The
 // library itself bounds manifests to 4 MiB each.
 const (
-	maxInstances = 1000 // of an index
-	maxLayers    = 500  // the most that overlay stacks
+	MaxInstances = 1000 // of an index
+	MaxLayers    = 500  // the most that overlay stacks
 )
 
-// source is an image in a registry, reached and inspected: a reference whose
-// NewImageSource gives out what is open already.
-type source struct {
-	types.ImageReference
-	opened *inspected
-	name   reference.Named
-}
-
-// openSource reaches the first of the name's mirrors, or the registry itself,
-// that has the image, and inspects it. It gives up where nothing comes.
-func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named) (*source, error) {
+// Open reaches the image by a reference with registry, by the full name it is pulled under,
+// and inspects it. It asks the signature policy. Stored returns an image config that need not
+// be fetched, nil if there is none.
+func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte) (*Image, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
-	if s.cfg.ProgressTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, progress.ErrStalled)
-		defer cancel()
-	}
 	opened, err := ref.NewImageSource(ctx, sys)
 	if err != nil {
-		return nil, progress.CauseOf(ctx, err)
+		return nil, err
 	}
-	seen := &inspected{ImageSource: opened, documents: documents{Manifests: map[digest.Digest]document{}}, stored: s.storedConfig}
-	if err := seen.inspect(ctx, sys, policy); err != nil {
+	image := &Image{ImageSource: opened, Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, stored: stored}
+	if err := image.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
-		return nil, progress.CauseOf(ctx, err)
+		return nil, err
 	}
-	return &source{ImageReference: ref, opened: seen, name: name}, nil
+	return image, nil
+}
+
+// openedReference leads to an Image that is open already.
+type openedReference struct {
+	types.ImageReference
+	image *Image
 }
 
 // NewImageSource implements types.ImageReference.
-func (s *source) NewImageSource(context.Context, *types.SystemContext) (types.ImageSource, error) {
-	return s.opened, nil
+func (r *openedReference) NewImageSource(context.Context, *types.SystemContext) (types.ImageSource, error) {
+	return r.image, nil
 }
 
-// inspected is an image source whose documents have passed inspect. The copy
+// Opened is a reference to the image for Copy.
+func (s *Image) Opened() types.ImageReference { return &openedReference{s.ImageSource.Reference(), s} }
+
+// Image is an image source whose documents have passed inspect. The copy
 // that follows gets them from memory: the registry is asked nothing twice and
 // cannot answer differently the second time.
 //
 // The library shows only simple signatures of a source that is wrapped like this
 // one, so inspect evaluates the signature policy on the source itself and keeps all
 // signatures for the store (trust.Blobs).
-type inspected struct {
+type Image struct {
 	types.ImageSource
-	documents
-	signatures [][]byte
+	Documents
+	Name       reference.Named // under which it is pulled
+	Signatures [][]byte        // in the form of trust.Blobs
 
-	stored      func(config digest.Digest) []byte // nil if there is none
-	presentOnly bool                              // layers are refused with errLayerWanted
+	// PresentOnly has layers refused with ErrLayerWanted.
+	PresentOnly bool
+	// LargeWindows takes the one pull whose layers may have large windows.
+	LargeWindows chan struct{}
 
-	largeWindows chan struct{} // takes the one pull that may have large windows
-	mu           sync.Mutex
-	large        bool // that pull is this one
+	stored func(config digest.Digest) []byte
+
+	mu    sync.Mutex
+	large bool // this pull has taken LargeWindows
 
 	answers   atomic.Int64 // of the registry, under way
 	expansion expansion    // of layers
 }
 
-// asked tells whether the registry has been asked for something that it has not
+// Asked tells whether the registry has been asked for something that it has not
 // sent, nor refused.
-func (s *inspected) asked() bool { return s.answers.Load() > 0 }
+func (s *Image) Asked() bool { return s.answers.Load() > 0 }
 
-// documents are what an image consists of but for its layers.
-type documents struct {
-	Manifests    map[digest.Digest]document // "": what the image's name refers to
+// Documents are what an image consists of but for its layers.
+type Documents struct {
+	Manifests    map[digest.Digest]Document // "": what the image's name refers to
 	Config       []byte
 	ConfigDigest digest.Digest // empty: the image has no config
 }
 
-// imageID is that of the image in the store; empty: it is not known.
-func (d *documents) imageID() string {
+// ImageID is that of the image in the store; empty: it is not known.
+func (d *Documents) ImageID() string {
 	if d.ConfigDigest == "" {
 		return ""
 	}
 	return d.ConfigDigest.Encoded()
 }
 
-type document struct {
+// Document is a manifest or an index.
+type Document struct {
 	Content   []byte
 	MediaType string
 }
 
 // GetManifest implements types.ImageSource.
-func (d *documents) GetManifest(_ context.Context, instance *digest.Digest) ([]byte, string, error) {
+func (d *Documents) GetManifest(_ context.Context, instance *digest.Digest) ([]byte, string, error) {
 	var wanted digest.Digest
 	if instance != nil {
 		wanted = *instance
@@ -131,16 +139,16 @@ func (d *documents) GetManifest(_ context.Context, instance *digest.Digest) ([]b
 	return m.Content, m.MediaType, nil
 }
 
-// config is the config's content, if that is the blob with this digest.
-func (d *documents) config(blob digest.Digest) (content io.ReadCloser, size int64, found bool) {
+// ConfigBlob is the config's content, if that is the blob with this digest.
+func (d *Documents) ConfigBlob(blob digest.Digest) (content io.ReadCloser, size int64, found bool) {
 	if blob != d.ConfigDigest {
 		return nil, 0, false
 	}
 	return io.NopCloser(bytes.NewReader(d.Config)), int64(len(d.Config)), true
 }
 
-// manifest is the digest of the manifest of this platform's image.
-func (d *documents) manifest() digest.Digest {
+// Manifest is the digest of the manifest of this platform's image.
+func (d *Documents) Manifest() digest.Digest {
 	for instance := range d.Manifests {
 		if instance != "" {
 			return instance
@@ -149,10 +157,10 @@ func (d *documents) manifest() digest.Digest {
 	return digest.FromBytes(d.Manifests[""].Content)
 }
 
-// layers are the image's layers from the lowest one up; none if one of them or the
+// Layers are the image's layers from the lowest one up; none if one of them or the
 // manifest is in a format that only containers/image knows.
-func (d *documents) layers() []layers.Layer {
-	document, found := d.Manifests[d.manifest()]
+func (d *Documents) Layers() []layers.Layer {
+	document, found := d.Manifests[d.Manifest()]
 	if !found {
 		document = d.Manifests[""]
 	}
@@ -187,26 +195,26 @@ var layerFormats = map[string]bool{
 	manifest.DockerV2SchemaLayerMediaTypeZstd:         true,
 }
 
-// errLayerWanted: the image is not present as a whole.
-var errLayerWanted = errors.New("a layer is not present")
+// ErrLayerWanted: the image is not present as a whole.
+var ErrLayerWanted = errors.New("a layer is not present")
 
 // GetManifest implements types.ImageSource.
-func (s *inspected) GetManifest(ctx context.Context, instance *digest.Digest) ([]byte, string, error) {
-	return s.documents.GetManifest(ctx, instance)
+func (s *Image) GetManifest(ctx context.Context, instance *digest.Digest) ([]byte, string, error) {
+	return s.Documents.GetManifest(ctx, instance)
 }
 
 // GetSignatures implements types.ImageSource.
-func (s *inspected) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
-	return s.signatures, nil
+func (s *Image) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
+	return s.Signatures, nil
 }
 
 // GetBlob implements types.ImageSource.
-func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	if content, size, found := s.config(info.Digest); found {
+func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	if content, size, found := s.ConfigBlob(info.Digest); found {
 		return content, size, nil
 	}
-	if s.presentOnly {
-		return nil, 0, errLayerWanted
+	if s.PresentOnly {
+		return nil, 0, ErrLayerWanted
 	}
 	s.answers.Add(1)
 	stream, size, err := s.ImageSource.GetBlob(ctx, info, cache)
@@ -226,14 +234,14 @@ func (s *inspected) GetBlob(ctx context.Context, info types.BlobInfo, cache type
 
 // admitLarge waits until no other pull has layers with large windows: then all of
 // this one may have some, until it ends.
-func (s *inspected) admitLarge(ctx context.Context) error {
+func (s *Image) admitLarge(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.large {
 		return nil
 	}
 	select {
-	case s.largeWindows <- struct{}{}:
+	case s.LargeWindows <- struct{}{}:
 		s.large = true
 		return nil
 	case <-ctx.Done():
@@ -241,20 +249,20 @@ func (s *inspected) admitLarge(ctx context.Context) error {
 	}
 }
 
-// end lets other pulls have large windows, after the copy has ended.
-func (s *inspected) end() {
+// End lets other pulls have large windows, after the copy has ended.
+func (s *Image) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.large {
 		s.large = false
-		<-s.largeWindows
+		<-s.LargeWindows
 	}
 }
 
 // readConfig fetches the image's config, unless it is stored, and checks it.
-func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
-	if info.Size > maxConfig {
-		return fmt.Errorf("image config: it has %d bytes, more than %d: %w", info.Size, maxConfig, fault.Invalid)
+func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
+	if info.Size > MaxConfig {
+		return fmt.Errorf("image config: it has %d bytes, more than %d: %w", info.Size, MaxConfig, fault.Invalid)
 	}
 	raw := s.stored(info.Digest)
 	if raw == nil {
@@ -263,11 +271,11 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 			return fmt.Errorf("image config: %w", err)
 		}
 		defer stream.Close()
-		if raw, err = io.ReadAll(io.LimitReader(stream, maxConfig+1)); err != nil {
+		if raw, err = io.ReadAll(io.LimitReader(stream, MaxConfig+1)); err != nil {
 			return fmt.Errorf("image config: %w", err)
 		}
 	}
-	if err := checkConfig(raw); err != nil {
+	if err := CheckConfig(raw); err != nil {
 		return err
 	}
 	if got := info.Digest.Algorithm().FromBytes(raw); got != info.Digest {
@@ -280,13 +288,13 @@ func (s *inspected) readConfig(ctx context.Context, info types.BlobInfo) error {
 // inspect checks the manifest, and behind an index that of this platform's
 // instance, before anything is fetched on its word; asks the signature policy; and
 // checks the config.
-func (s *inspected) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
+func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
 	unparsed := image.UnparsedInstance(s.ImageSource, nil)
 	raw, mediaType, err := unparsed.Manifest(ctx)
 	if err != nil {
 		return err
 	}
-	s.Manifests[""] = document{raw, mediaType}
+	s.Manifests[""] = Document{raw, mediaType}
 	if manifest.MIMETypeIsMultiImage(mediaType) {
 		chosen, err := chooseInstance(sys, raw, mediaType)
 		if err != nil {
@@ -300,7 +308,7 @@ func (s *inspected) inspect(ctx context.Context, sys *types.SystemContext, polic
 		if manifest.MIMETypeIsMultiImage(mediaType) {
 			return fmt.Errorf("image index: it refers to another index: %w", fault.Invalid)
 		}
-		s.Manifests[chosen] = document{raw, mediaType}
+		s.Manifests[chosen] = Document{raw, mediaType}
 	}
 	parsed, err := manifest.FromBlob(raw, mediaType)
 	if err != nil {
@@ -322,13 +330,13 @@ func (s *inspected) inspect(ctx context.Context, sys *types.SystemContext, polic
 }
 
 // readSignatures fetches the signatures, which the image then has.
-func (s *inspected) readSignatures(ctx context.Context, image *image.UnparsedImage) error {
+func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) error {
 	found, err := image.UntrustedSignatures(ctx)
 	if err != nil {
 		return fmt.Errorf("read signatures: %w", err)
 	}
 	var dropped int
-	if s.signatures, dropped = trust.Blobs(found); dropped > 0 {
+	if s.Signatures, dropped = trust.Blobs(found); dropped > 0 {
 		slog.WarnContext(ctx, "some image signatures not stored: too many, too large or in an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
 	}
 	return nil
@@ -339,8 +347,8 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", err, fault.Invalid)
 	}
-	if n := len(list.Instances()); n > maxInstances {
-		return "", fmt.Errorf("it lists %d images, more than %d: %w", n, maxInstances, fault.Invalid)
+	if n := len(list.Instances()); n > MaxInstances {
+		return "", fmt.Errorf("it lists %d images, more than %d: %w", n, MaxInstances, fault.Invalid)
 	}
 	chosen, err := list.ChooseInstance(sys)
 	if err != nil {
@@ -357,8 +365,8 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 // layers than can be mounted.
 func inspectManifest(m manifest.Manifest) error {
 	layers := m.LayerInfos()
-	if len(layers) > maxLayers {
-		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), maxLayers, fault.Invalid)
+	if len(layers) > MaxLayers {
+		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), MaxLayers, fault.Invalid)
 	}
 	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {
@@ -386,4 +394,42 @@ func inspectManifest(m manifest.Manifest) error {
 func isSchema1(m manifest.Manifest) bool {
 	_, is := m.(*manifest.Schema1)
 	return is
+}
+
+// AllowExpansion has layers decompress to so many bytes in sum, or to what gzip could.
+func (s *Image) AllowExpansion(room int64) { s.expansion.room = room }
+
+// Copy copies src, about which the signature policy has been asked, into a store under
+// name, and returns its id there.
+func Copy(ctx context.Context, store cstorage.Store, name reference.Named, src types.ImageReference, sys *types.SystemContext, options copy.Options) (string, error) {
+	policy, err := acceptAnything()
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = policy.Destroy() }()
+	dest, err := imagetransport.Transport.NewStoreReference(store, name, "")
+	if err != nil {
+		return "", err
+	}
+	var stored types.ImageReference
+	options.SourceCtx, options.DestinationCtx = sys, sys
+	options.PreferGzipInstances = types.OptionalBoolFalse // chooses as inspect did, or finds no manifest
+	options.ProgressInterval = 1                          // every read
+	options.ReportResolvedReference = &stored
+	if _, err := copy.Image(ctx, policy, dest, src, &options); err != nil {
+		return "", err
+	}
+	_, record, err := imagetransport.ResolveReference(stored)
+	if err != nil {
+		return "", err
+	}
+	return record.ID, nil
+}
+
+// acceptAnything is the policy of a copy from an inspected source, about which
+// the policy that counts has been asked. The caller must Destroy it.
+func acceptAnything() (*signature.PolicyContext, error) {
+	return signature.NewPolicyContext(&signature.Policy{
+		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
+	})
 }

@@ -1,4 +1,4 @@
-package storage
+package source
 
 import (
 	"errors"
@@ -49,7 +49,7 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		blobs := m.LayerInfos()
-		if len(blobs) > maxLayers {
+		if len(blobs) > MaxLayers {
 			t.Errorf("%d layers", len(blobs))
 		}
 		for _, layer := range blobs {

@@ -1,0 +1,48 @@
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Limits of an image's config, far beyond those of real images: the largest
+// have a bill of materials of some hundred kilobytes in a label, and some
+// thousand tokens of history.
+const (
+	MaxConfig       = 4 << 20 // bytes; the library takes no more either
+	MaxConfigTokens = 100_000 // JSON tokens: 4 MiB of {} take 170 MiB when parsed
+	MaxUser         = 1 << 10 // bytes of its User, which every list of images shows
+)
+
+// CheckConfig refuses a config that takes much memory. That it is nonsense is
+// for others to find.
+func CheckConfig(raw []byte) error {
+	if len(raw) > MaxConfig {
+		return fmt.Errorf("image config: it has more than %d bytes: %w", MaxConfig, fault.Invalid)
+	}
+	tokens := json.NewDecoder(bytes.NewReader(raw))
+	for count := 1; ; count++ {
+		if _, err := tokens.Token(); err != nil {
+			break
+		}
+		if count > MaxConfigTokens {
+			return fmt.Errorf("image config: it has more than %d JSON tokens: %w", MaxConfigTokens, fault.Invalid)
+		}
+	}
+	var spec imagespec.Image
+	_ = json.Unmarshal(raw, &spec) // nonsense has no user
+	return CheckUser(spec.Config.User)
+}
+
+// CheckUser refuses an image's user that is too long to be listed.
+func CheckUser(user string) error {
+	if len(user) > MaxUser {
+		return fmt.Errorf("image config: its user has %d bytes, more than %d: %w", len(user), MaxUser, fault.Invalid)
+	}
+	return nil
+}
