@@ -70,8 +70,7 @@ func (p *present) is(id string, as fingerprint) bool {
 // this name and with these manifests and signatures, whole, and as it was when the
 // manifest of the store was written.
 func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
-	seen := src
-	id := seen.ImageID()
+	id := src.ImageID()
 	if id == "" {
 		return false
 	}
@@ -80,15 +79,15 @@ func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
 		return false
 	}
 	now, err := fingerprintOf(s.store, record)
-	if err != nil || !s.present.is(id, now) || record.Digest != seen.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
+	if err != nil || !s.present.is(id, now) || record.Digest != src.Manifest() || !slices.Contains(record.Names, src.Name.String()) {
 		return false
 	}
-	for _, m := range seen.Manifests {
+	for _, m := range src.Manifests {
 		if !slices.Contains(record.Digests, digest.FromBytes(m.Content)) {
 			return false
 		}
 	}
-	return s.usable(id) == nil && s.signatures.has(ctx, id, seen.Manifest(), seen.Signatures)
+	return s.usable(id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
 }
 
 // storedConfig is an image's config, nil unless it is stored and whole.

@@ -46,8 +46,10 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/worker"
 )
 
 // Init must be the first call of main, before flags are parsed:
@@ -60,12 +62,12 @@ import (
 // or namespaces, and crius to copy an image; there Init does that work and says
 // true. It also makes the two libraries log through slog.
 func Init() bool {
-	reexec.Register(workerName, work)
+	reexec.Register(worker.Name, worker.Main)
 	reexec.Register(featuresName, findFeatures)
 	if reexec.Init() {
 		return true
 	}
-	captureLogs(logLibrary)
+	liblog.Capture(liblog.Log)
 	return false
 }
 

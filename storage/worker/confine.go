@@ -1,4 +1,4 @@
-package storage
+package worker
 
 import (
 	"errors"
@@ -186,13 +186,13 @@ func callFilter(architecture uint32) []unix.SockFilter {
 
 // Limits of a worker and of each process that it starts.
 const (
-	workerMemory = 1 << 30 // bytes of the process's own; a program in Go ends there
-	workerFiles  = 1024
+	memory      = 1 << 30 // bytes of the process's own; a program in Go ends there
+	workerFiles = 1024
 )
 
 // limit sets the limits of a worker.
 func limit(pid int) error {
-	limits := map[int]uint64{unix.RLIMIT_DATA: workerMemory, unix.RLIMIT_NOFILE: workerFiles, unix.RLIMIT_CORE: 0}
+	limits := map[int]uint64{unix.RLIMIT_DATA: memory, unix.RLIMIT_NOFILE: workerFiles, unix.RLIMIT_CORE: 0}
 	if race.Enabled { // which takes terabytes by that measure
 		delete(limits, unix.RLIMIT_DATA)
 	}

@@ -1,4 +1,7 @@
-package storage
+// Package worker copies an image into containers/storage in a process of its own, confined
+// and without a network, to which the server passes the layers on. See
+// docs/decisions/0019-pull-worker.md.
+package worker
 
 import (
 	"bufio"
@@ -26,16 +29,17 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/layers"
+	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/source"
 )
 
-// workerName is the name under which Init copies an image.
-const workerName = "crius-pull-worker"
+// Name is the name under which the program runs Main, by containers/storage's reexec.
+const Name = "crius-pull-worker"
 
 // Descriptors of a worker beside its standard ones.
 const (
-	workerSocket = 3 // to the server
-	workerJob    = 4 // the job's lock: nobody sweeps what a worker may still write
+	socketFD = 3 // to the server
+	jobFD    = 4 // the job's lock: nobody sweeps what a worker may still write
 )
 
 // pullOrder is what a worker reads from its standard input: an image that the
@@ -49,8 +53,8 @@ type pullOrder struct {
 	Parallel   int    // layers
 }
 
-// workerMessage is what a worker writes to its socket, a line each: one of these.
-type workerMessage struct {
+// message is what a worker writes to its socket, a line each: one of these.
+type message struct {
 	Event  *blobEvent   `json:",omitempty"` // of a blob that is not fetched, or the end of one that is
 	Fetch  *blobEvent   `json:",omitempty"` // a question, to which a pipe that brings frames is the answer
 	Log    *loggedLine  `json:",omitempty"`
@@ -96,12 +100,12 @@ const (
 
 const maxMessage = 64 << 10 // bytes of a worker's message
 
-// work copies an image as a worker process, confined by the server that has started
+// Main copies an image as a worker process, confined by the server that has started
 // it, and ends the process. It ends early with the server.
-func work() {
-	unix.CloseOnExec(workerSocket)
-	unix.CloseOnExec(workerJob)
-	socket := os.NewFile(workerSocket, "server")
+func Main() {
+	unix.CloseOnExec(socketFD)
+	unix.CloseOnExec(jobFD)
+	socket := os.NewFile(socketFD, "server")
 	conn, err := net.FileConn(socket)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pull worker:", err)
@@ -109,15 +113,15 @@ func work() {
 	}
 	_ = socket.Close()
 	w := &worker{conn: conn.(*net.UnixConn), pipes: make(chan *os.File), added: map[digest.Digest]bool{}}
-	captureLogs(func(_ context.Context, level slog.Level, text string) {
-		w.send(workerMessage{Log: &loggedLine{level, text}})
+	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
+		w.send(message{Log: &loggedLine{level, text}})
 	})
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
 	go w.listen(cancel)
 	if id, err := w.copy(ctx); err != nil {
-		w.send(workerMessage{Failed: failureOf(err)})
+		w.send(message{Failed: failureOf(err)})
 	} else {
-		w.send(workerMessage{Copied: id})
+		w.send(message{Copied: id})
 	}
 	os.Exit(0)
 }
@@ -135,7 +139,7 @@ type worker struct {
 }
 
 // send ends the process if the server is gone.
-func (w *worker) send(m workerMessage) {
+func (w *worker) send(m message) {
 	line, err := json.Marshal(m)
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -186,7 +190,7 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 		return "", err
 	}
 	// The server has mounted it.
-	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, driverName+".skip_mount_home=true")
+	order.Store.GraphDriverOptions = append(order.Store.GraphDriverOptions, order.Store.GraphDriverName+".skip_mount_home=true")
 	store, err := cstorage.GetStore(order.Store)
 	if err != nil {
 		return "", fmt.Errorf("open image store: %w", err)
@@ -216,7 +220,7 @@ func (w *worker) putLayers(ctx context.Context, order pullOrder, store cstorage.
 		},
 		Added: func(l layers.Layer) {
 			w.added[l.Blob] = true
-			w.send(workerMessage{Event: &blobEvent{Event: types.ProgressEventDone, Digest: l.Blob, Size: l.Size}})
+			w.send(message{Event: &blobEvent{Event: types.ProgressEventDone, Digest: l.Blob, Size: l.Size}})
 		},
 	}
 	return in.Put(ctx, order.Layers())
@@ -237,7 +241,7 @@ func (w *worker) report(events <-chan types.ProgressProperties, config digest.Di
 			}
 			event.Update = 0
 		}
-		w.send(workerMessage{Event: &event})
+		w.send(message{Event: &event})
 	}
 }
 
@@ -246,7 +250,7 @@ func (w *worker) fetch(info types.BlobInfo) (*fetched, error) {
 	w.fetching.Lock()
 	defer w.fetching.Unlock()
 	w.fetches++
-	w.send(workerMessage{Fetch: &blobEvent{Digest: info.Digest, Size: info.Size}})
+	w.send(message{Fetch: &blobEvent{Digest: info.Digest, Size: info.Size}})
 	pipe, ok := <-w.pipes
 	if !ok {
 		return nil, errServerGone

@@ -1,4 +1,5 @@
-package storage
+// Package liblog has containers/storage and containers/image log as crius does.
+package liblog
 
 import (
 	"context"
@@ -10,22 +11,22 @@ import (
 	"github.com/crius-run/crius/storage/pullerror"
 )
 
-// captureLogs sends what containers/storage and containers/image have to say
+// Capture sends what containers/storage and containers/image have to say
 // to emit. Their informational messages narrate every step and are dropped.
-func captureLogs(emit libraryHook) {
+func Capture(emit Hook) {
 	logrus.SetOutput(io.Discard)
 	logrus.SetLevel(logrus.WarnLevel)
 	logrus.AddHook(emit)
 }
 
-// libraryHook is given each message of the libraries, safe to show.
-type libraryHook func(ctx context.Context, level slog.Level, text string)
+// Hook is given each message of the libraries, safe to show.
+type Hook func(ctx context.Context, level slog.Level, text string)
 
 // Levels implements logrus.Hook.
-func (libraryHook) Levels() []logrus.Level { return logrus.AllLevels }
+func (Hook) Levels() []logrus.Level { return logrus.AllLevels }
 
 // Fire implements logrus.Hook.
-func (h libraryHook) Fire(entry *logrus.Entry) error {
+func (h Hook) Fire(entry *logrus.Entry) error {
 	level := slog.LevelWarn
 	if entry.Level <= logrus.ErrorLevel {
 		level = slog.LevelError
@@ -34,6 +35,7 @@ func (h libraryHook) Fire(entry *logrus.Entry) error {
 	return nil
 }
 
-func logLibrary(ctx context.Context, level slog.Level, text string) {
+// Log writes a message of the libraries to the log.
+func Log(ctx context.Context, level slog.Level, text string) {
 	slog.Log(ctx, level, text, "from", "containers libraries") //nolint:sloglint // the libraries word it
 }

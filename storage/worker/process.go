@@ -1,0 +1,310 @@
+package worker
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/types"
+	"go.podman.io/storage/pkg/reexec"
+	storagetypes "go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/race"
+	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/storage/liblog"
+	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/source"
+)
+
+// grace is how long a worker may tidy up after its pull was called off.
+const grace = 10 * time.Second
+
+const maxFrame = 256 << 10 // bytes
+
+// outOfMemory is what Go's runtime says of RLIMIT_DATA; the last, where threads are
+// libc's.
+var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthread_create failed")
+
+// Pull is the copy of an image by a worker.
+type Pull struct {
+	Source    *source.Image
+	Store     storagetypes.StoreOptions // where it goes
+	Job       *os.File                  // a lock that the worker inherits: nobody sweeps what it may still write
+	Temporary string                    // directory for large files
+	Parallel  int                       // layers that are fetched at a time
+	Writable  []string                  // directories that the worker changes files in, and nowhere else
+	Secrets   []string                  // that the worker is not to see
+	Events    chan<- types.ProgressProperties
+}
+
+// Run has a worker copy the image, and returns its id. An error carries
+// pullerror.ErrWorkerDied if the worker has ended before its work.
+func (p Pull) Run(ctx context.Context) (string, error) {
+	w := &process{Pull: p}
+	if err := w.start(ctx); err != nil {
+		return "", fmt.Errorf("start pull worker: %w", err)
+	}
+	return w.run(ctx, pullOrder{
+		Documents: p.Source.Documents, Signatures: p.Source.Signatures, Name: p.Source.Name.String(),
+		Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel,
+	})
+}
+
+// process is a worker as the server sees it.
+type process struct {
+	Pull
+
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser // for its order
+	conn   *net.UnixConn
+	stderr capture.Head
+	ended  chan error
+
+	fetching sync.WaitGroup
+	mu       sync.Mutex
+	failed   []error // by fetch, nil where it has not failed
+}
+
+// start starts the worker. It has limits when it gets its order, and ends with this
+// process and, in a PID namespace of its own, takes along all that it has started.
+func (w *process) start(ctx context.Context) error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "worker"), os.NewFile(uintptr(pair[1]), "server")
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	_ = ours.Close()
+	if err != nil {
+		return err
+	}
+	w.conn = conn.(*net.UnixConn)
+	w.stderr.Max = 4 << 10
+	w.cmd = reexec.CommandContext(ctx, Name)
+	w.cmd.Dir = "/"
+	w.cmd.Env = append(race.Environ(),
+		"PATH="+os.Getenv("PATH"),
+		"_CONTAINERS_OVERLAY_DISABLE_IDMAP=yes", // see openLibrary
+		fmt.Sprintf("GOMEMLIMIT=%d", memory/4*3),
+		"GOGC=400", // it does not live long
+	)
+	w.cmd.Stderr = &w.stderr
+	w.cmd.ExtraFiles = []*os.File{theirs, w.Job}
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}
+	w.cmd.Cancel = w.conn.CloseWrite
+	w.cmd.WaitDelay = grace
+	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
+		return errors.Join(err, w.conn.Close())
+	}
+	started := make(chan error, 1)
+	w.ended = make(chan error, 1)
+	// The worker inherits the thread's confinement, and dies with the thread.
+	go func() { w.ended <- thread.Run(func() error { return w.runConfined(started) }) }()
+	if err := <-started; err != nil {
+		return errors.Join(err, w.conn.Close(), w.stdin.Close())
+	}
+	return nil
+}
+
+// runConfined runs the worker on a thread that it confines.
+func (w *process) runConfined(started chan<- error) error {
+	err := confine(w.Writable)
+	if err == nil {
+		err = w.cmd.Start()
+	}
+	started <- err
+	if err != nil {
+		return err
+	}
+	return w.cmd.Wait()
+}
+
+// run gives the worker its order, serves it until it ends, and returns the id of the
+// image.
+func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
+	defer w.conn.Close()
+	fetching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err := limit(w.cmd.Process.Pid)
+	if err == nil {
+		err = json.NewEncoder(w.stdin).Encode(order)
+	}
+	if err = errors.Join(err, w.stdin.Close()); err != nil {
+		_ = w.cmd.Process.Kill()
+	}
+	var last message
+	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
+	_ = w.cmd.Process.Kill() // it has said its last word
+	cancel()
+	ended := <-w.ended
+	w.fetching.Wait()
+	switch {
+	case last.Copied != "":
+		return last.Copied, nil
+	case last.Failed != nil:
+		return "", last.Failed.arrived(w.fetchError)
+	}
+	if refused := w.refused(); refused != nil {
+		return "", refused
+	}
+	return "", errors.Join(w.died(ctx, ended), err)
+}
+
+// serve does what the worker's messages ask for and returns the last one.
+func (w *process) serve(ctx context.Context) (last message) {
+	lines := bufio.NewScanner(w.conn)
+	lines.Buffer(nil, maxMessage)
+	for lines.Scan() {
+		last = message{}
+		if err := json.Unmarshal(lines.Bytes(), &last); err != nil {
+			break
+		}
+		switch {
+		case last.Event != nil:
+			e := last.Event
+			w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, e.Update)
+		case last.Log != nil:
+			liblog.Log(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
+		case last.Fetch != nil:
+			if err := w.fetch(ctx, types.BlobInfo{Digest: last.Fetch.Digest, Size: last.Fetch.Size}); err != nil && ctx.Err() == nil {
+				slog.WarnContext(ctx, "cannot send layer to pull worker", "err", err)
+				_ = w.cmd.Process.Kill()
+			}
+		default:
+			return last
+		}
+	}
+	return message{}
+}
+
+func (w *process) report(event types.ProgressEvent, blob types.BlobInfo, update uint64) {
+	w.Events <- types.ProgressProperties{Event: event, Artifact: blob, OffsetUpdate: update}
+}
+
+// fetch begins to send a blob and gives the worker the end of the pipe.
+func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
+	w.mu.Lock()
+	number := len(w.failed)
+	w.failed = append(w.failed, nil)
+	w.mu.Unlock()
+	if number > 2*source.MaxLayers {
+		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
+	}
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return os.NewSyscallError("pipe2", err)
+	}
+	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, 4*maxFrame) // fewer wake-ups, where it is allowed
+	pipe := os.NewFile(uintptr(ends[1]), "layer")
+	_, _, err := w.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(ends[0]), nil)
+	_ = unix.Close(ends[0])
+	if err != nil {
+		return errors.Join(err, pipe.Close())
+	}
+	w.fetching.Go(func() {
+		defer pipe.Close()
+		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, pipe) })
+		if err == nil {
+			return
+		}
+		w.mu.Lock()
+		w.failed[number] = err
+		w.mu.Unlock()
+		if errors.Is(err, source.ErrExpands) {
+			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
+		}
+		text := pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets)
+		_ = writeFrame(pipe, frameError, append(make([]byte, frameHeader), text...)) // the worker may have ended
+	})
+	return nil
+}
+
+// transfer sends a blob as frames.
+func (w *process) transfer(ctx context.Context, info types.BlobInfo, pipe *os.File) error {
+	w.report(types.ProgressEventNewArtifact, info, 0)
+	stream, size, err := w.Source.GetBlob(ctx, info, none.NoCache)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	frame := binary.BigEndian.AppendUint64(make([]byte, frameHeader, maxFrame), uint64(size))
+	if err := writeFrame(pipe, frameSize, frame); err != nil {
+		return err
+	}
+	frame = frame[:cap(frame)]
+	for {
+		n, err := stream.Read(frame[frameHeader:])
+		if n > 0 {
+			w.report(types.ProgressEventRead, info, uint64(n))
+			if err := writeFrame(pipe, frameData, frame[:frameHeader+n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return writeFrame(pipe, frameData, frame[:frameHeader])
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// writeFrame writes a frame, which begins with room for its header.
+func writeFrame(w io.Writer, kind byte, frame []byte) error {
+	frame[0] = kind
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(frame)-frameHeader))
+	_, err := w.Write(frame)
+	return err
+}
+
+// fetchError is the error of the n-th fetch, from 1.
+func (w *process) fetchError(n int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n < 1 || n > len(w.failed) {
+		return nil
+	}
+	return w.failed[n-1]
+}
+
+// refused is the error of a fetch for which the worker was killed, or nil.
+func (w *process) refused() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, err := range w.failed {
+		if errors.Is(err, source.ErrExpands) {
+			return err
+		}
+	}
+	return nil
+}
+
+// died is the error of a worker that has ended before its work.
+func (w *process) died(ctx context.Context, ended error) error {
+	said := string(w.stderr.Bytes())
+	if ctx.Err() == nil {
+		slog.WarnContext(ctx, "pull worker died", "err", ended, "stderr", pullerror.Redact(said))
+	}
+	if outOfMemory.MatchString(said) {
+		return fmt.Errorf("%w: its layers take more than %d MiB of memory to unpack: %w", pullerror.ErrWorkerDied, memory>>20, fault.Invalid)
+	}
+	return fmt.Errorf("%w: %w; retry the pull (the worker may have been killed for lack of memory: see the kernel log): %w", pullerror.ErrWorkerDied, ended, fault.Unavailable)
+}

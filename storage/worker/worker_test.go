@@ -1,0 +1,140 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/storage/pullerror"
+)
+
+// What a worker's thread can still do.
+func TestConfine(t *testing.T) {
+	t.Parallel()
+	inside, outside := t.TempDir(), t.TempDir()
+	file := filepath.Join(outside, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := map[string]func() error{
+		"create outside":   func() error { return os.WriteFile(filepath.Join(outside, "new"), nil, 0o600) },
+		"write outside":    func() error { return os.WriteFile(file, nil, 0o600) },
+		"remove outside":   func() error { return unix.Unlink(file) },
+		"move in":          func() error { return unix.Rename(file, filepath.Join(inside, "moved")) },
+		"link in":          func() error { return unix.Link(file, filepath.Join(inside, "linked")) },
+		"connect":          func() error { _, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); return err },
+		"mount":            func() error { return unix.Mount(inside, inside, "", unix.MS_BIND, "") },
+		"new namespace":    func() error { return unix.Unshare(unix.CLONE_NEWNS) },
+		"join a namespace": func() error { return unix.Setns(0, unix.CLONE_NEWNS) },
+		"trace the server": func() error { return unix.PtraceAttach(os.Getppid()) },
+	}
+	allowed := map[string]func() error{
+		"create":  func() error { return os.WriteFile(filepath.Join(inside, "own"), []byte("x"), 0o600) },
+		"move":    func() error { return os.Rename(filepath.Join(inside, "own"), filepath.Join(inside, "other")) },
+		"chown":   func() error { return os.Chown(filepath.Join(inside, "other"), 1, 1) },
+		"xattr":   func() error { return unix.Setxattr(inside, "trusted.overlay.opaque", []byte("y"), 0) },
+		"device":  func() error { return unix.Mknod(filepath.Join(inside, "null"), unix.S_IFCHR, int(unix.Mkdev(1, 3))) },
+		"discard": func() error { return os.WriteFile(os.DevNull, nil, 0) },
+	}
+	err := thread.Run(func() error {
+		if err := confine([]string{inside}); err != nil {
+			return err
+		}
+		for what, try := range refused {
+			if err := try(); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EXDEV) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		for _, what := range []string{"create", "move", "chown", "xattr", "device", "discard"} {
+			if err := allowed[what](); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Errorf("another thread is confined, too: %v", err)
+	}
+}
+
+// Errors mean the same on both sides of the socket.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	fetched := errors.New("of the registry")
+	fetch := func(n int) error {
+		if n == 2 {
+			return fetched
+		}
+		return nil
+	}
+	for _, err := range append([]error{&fetchError{2, "text"}, errors.New("other")}, carriedErrors...) {
+		got := failureOf(fmt.Errorf("step: %w", err)).arrived(fetch)
+		if got.Error() != "step: "+err.Error() {
+			t.Errorf("%v has become %v", err, got)
+		}
+		for _, kind := range append([]error{fetched}, carriedErrors...) {
+			want := errors.Is(err, kind) || errors.Is(kind, fetched) && errors.As(err, new(*fetchError))
+			if errors.Is(got, kind) != want {
+				t.Errorf("%v is %v: %t", got, kind, !want)
+			}
+		}
+	}
+	refused := func(int) error { return fmt.Errorf("layer: %w", &httpError{StatusCode: 503}) }
+	if got := (&copyFailure{Text: "copy: layer", Fetch: 1}).arrived(refused); !slices.Contains(pullerror.Kinds(got), fault.Unavailable) {
+		t.Errorf("the status of the registry's answer is lost: %v", pullerror.Kinds(got))
+	}
+	if hostile := (&copyFailure{Kinds: []int{-1, len(carriedErrors)}, Fetch: -1}).arrived(fetch); len(pullerror.Kinds(hostile)) > 0 {
+		t.Errorf("%v", pullerror.Kinds(hostile))
+	}
+}
+
+// httpError has its status where one of the library's types has it.
+type httpError struct{ StatusCode int }
+
+func (e *httpError) Error() string { return fmt.Sprint(e.StatusCode) }
+
+// What a worker that was taken over writes ends its pull, and no more.
+func TestHostile(t *testing.T) {
+	t.Parallel()
+	for what, line := range map[string]string{
+		"nonsense":      "nonsense\n",
+		"nothing":       "",
+		"endless line":  strings.Repeat("x", 2*maxMessage),
+		"empty message": "{}\n",
+		"half":          `{"Copied":`,
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+		conn, err := net.FileConn(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = io.WriteString(theirs, line) // all of it may not be wanted
+			theirs.Close()
+		}()
+		w := &process{conn: conn.(*net.UnixConn)}
+		if last := w.serve(t.Context()); last != (message{}) {
+			t.Errorf("%s: %+v", what, last)
+		}
+		conn.Close()
+		ours.Close()
+	}
+}
