@@ -34,11 +34,11 @@ type namespaceAuth struct {
 }
 
 // takeNamespaceAuth takes the file, if there is one. The error is fault.Precondition.
-func (s *Store) takeNamespaceAuth(namespace string, name reference.Named) (namespaceAuth, error) {
-	if s.cfg.NamespacedAuthDir == "" || !trust.IsNamespace(namespace) {
+func takeNamespaceAuth(dir, namespace string, name reference.Named) (namespaceAuth, error) {
+	if dir == "" || !trust.IsNamespace(namespace) {
 		return namespaceAuth{}, nil
 	}
-	a, err := takeAuthFile(s.cfg.NamespacedAuthDir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
+	a, err := takeAuthFile(dir, fmt.Sprintf("%s-%x.json", namespace, sha256.Sum256([]byte(name.Name()))))
 	if err != nil {
 		return namespaceAuth{}, fmt.Errorf("credentials of namespace %s: %s: %w", namespace, err.Error(), fault.Precondition)
 	}
@@ -101,9 +101,9 @@ func (a namespaceAuth) remove() error {
 }
 
 // removeUsedAuthFiles removes what pulls of a server that was killed have taken.
-func (s *Store) removeUsedAuthFiles() error {
-	if s.cfg.NamespacedAuthDir == "" {
+func removeUsedAuthFiles(dir string) error {
+	if dir == "" {
 		return nil
 	}
-	return os.RemoveAll(filepath.Join(s.cfg.NamespacedAuthDir, inUse))
+	return os.RemoveAll(filepath.Join(dir, inUse))
 }

@@ -25,8 +25,8 @@ const (
 )
 
 // crowded refuses a manifest that would be one too many for the image.
-func (s *Store) crowded(src *source.Image) error {
-	record, err := s.store.Image(src.ImageID())
+func crowded(store cstorage.Store, src *source.Image) error {
+	record, err := store.Image(src.ImageID())
 	if err != nil {
 		return nil //nolint:nilerr // a new one
 	}
@@ -54,13 +54,13 @@ func (s *Store) crowded(src *source.Image) error {
 }
 
 // dropOldNames leaves an image its newest names.
-func (s *Store) dropOldNames(ctx context.Context, id string) {
-	record, err := s.store.Image(id)
+func dropOldNames(ctx context.Context, store cstorage.Store, id string) {
+	record, err := store.Image(id)
 	if err != nil || len(record.Names) <= maxImageNames {
 		return
 	}
 	old := record.Names[maxImageNames:] // the library puts new ones in front
-	err = trace.Call(ctx, "remove old names of image", func() error { return s.store.RemoveNames(id, old) })
+	err = trace.Call(ctx, "remove old names of image", func() error { return store.RemoveNames(id, old) })
 	if err != nil {
 		slog.WarnContext(ctx, "cannot remove old names of image", "image", id, "err", err)
 		return

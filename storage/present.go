@@ -87,12 +87,12 @@ func (s *Store) isPresent(ctx context.Context, src *source.Image) bool {
 			return false
 		}
 	}
-	return s.usable(id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
+	return imageUsable(s.store, id) == nil && s.signatures.has(ctx, id, src.Manifest(), src.Signatures)
 }
 
 // storedConfig is an image's config, nil unless it is stored and whole.
-func (s *Store) storedConfig(config digest.Digest) []byte {
-	content, err := s.store.ImageBigData(config.Encoded(), config.String())
+func storedConfig(store cstorage.Store, config digest.Digest) []byte {
+	content, err := store.ImageBigData(config.Encoded(), config.String())
 	if err != nil || config.Algorithm().FromBytes(content) != config {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/types"
@@ -67,7 +68,7 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 
 // pullFor pulls one full name with the credentials that the pod's namespace has for it.
 func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
-	auth, err := s.takeNamespaceAuth(req.Namespace, name)
+	auth, err := takeNamespaceAuth(s.cfg.NamespacedAuthDir, req.Namespace, name)
 	if err != nil {
 		return nil, pullerror.New(name.String(), err, nil)
 	}
@@ -135,7 +136,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := admitted(sys, name); err != nil {
 		return nil, err
 	}
-	end, err := s.followHosts(sys, name)
+	end, err := followHosts(s.cfg.HostsDirs, s.store.RunRoot(), sys, name)
 	if err != nil {
 		return nil, err
 	}
@@ -160,11 +161,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return s.pulled(ctx, id)
 	}
 	defer src.End()
-	if err := s.crowded(src); err != nil {
+	if err := crowded(s.store, src); err != nil {
 		return nil, err
 	}
 	src.LargeWindows = s.largeWindows
-	room, err := s.layerRoom()
+	room, err := layerRoom(s.store, s.options)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +182,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.dropOldNames(ctx, id)
+	dropOldNames(ctx, s.store, id)
 	if err := s.sync(ctx, id); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
@@ -201,7 +202,7 @@ func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy
 		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, progress.ErrStalled)
 		defer cancel()
 	}
-	src, err := source.Open(ctx, sys, policy, name, s.storedConfig)
+	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(s.store, config) })
 	return src, progress.CauseOf(ctx, err)
 }
 
@@ -261,7 +262,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	if record.ReadOnly || !durable.FromRegistry(record) {
 		return nil
 	}
-	if err := s.usable(id); !errors.Is(err, errLayersLost) {
+	if err := imageUsable(s.store, id); !errors.Is(err, errLayersLost) {
 		return err // nil: it was mended
 	}
 	s.leftovers.Removals.Add(1)

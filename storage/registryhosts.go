@@ -17,12 +17,12 @@ const hostsPrefix = "crius-hosts-"
 
 // followHosts has sys follow containerd's hosts.toml for the image's registry, if there is
 // one, until end.
-func (s *Store) followHosts(sys *types.SystemContext, name reference.Named) (end func(), err error) {
-	registry, err := hosts.Read(s.cfg.HostsDirs, reference.Domain(name))
+func followHosts(dirs []string, runRoot string, sys *types.SystemContext, name reference.Named) (end func(), err error) {
+	registry, err := hosts.Read(dirs, reference.Domain(name))
 	if err != nil || registry == nil {
 		return func() {}, err
 	}
-	dir, err := os.MkdirTemp(s.store.RunRoot(), hostsPrefix)
+	dir, err := os.MkdirTemp(runRoot, hostsPrefix)
 	if err != nil {
 		return func() {}, err
 	}
@@ -39,8 +39,8 @@ func (s *Store) followHosts(sys *types.SystemContext, name reference.Named) (end
 }
 
 // removeHosts removes what pulls of a server that was killed have written.
-func (s *Store) removeHosts() error {
-	left, err := filepath.Glob(filepath.Join(s.store.RunRoot(), hostsPrefix+"*"))
+func removeHosts(runRoot string) error {
+	left, err := filepath.Glob(filepath.Join(runRoot, hostsPrefix+"*"))
 	for _, dir := range left {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}

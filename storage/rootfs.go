@@ -61,7 +61,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if err == nil {
-		err = trace.Call(ctx, "mount layers", func() error { return s.mountRootfs(r, lower) })
+		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions) })
 	}
 	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
@@ -75,7 +75,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	return nil
 }
 
-func (s *Store) mountRootfs(r Rootfs, lower []string) error {
+func (r Rootfs) mount(lower, options []string) error {
 	if err := os.MkdirAll(r.Target, 0o700); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (s *Store) mountRootfs(r Rootfs, lower []string) error {
 		lower:   lower,
 		target:  r.Target,
 		label:   r.MountLabel,
-		options: s.mountOptions,
+		options: options,
 	}
 	least := 2 // what overlay wants where nothing is writable
 	if !r.ReadOnly {

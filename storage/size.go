@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/mount"
@@ -34,10 +36,10 @@ func (s *Store) WritableSize() (FsSize, error) {
 }
 
 // layerRoom is how many bytes are free for layers.
-func (s *Store) layerRoom() (int64, error) {
-	dir := s.store.GraphRoot()
-	if s.options.ImageStore != "" {
-		dir = s.options.ImageStore
+func layerRoom(store cstorage.Store, options types.StoreOptions) (int64, error) {
+	dir := store.GraphRoot()
+	if options.ImageStore != "" {
+		dir = options.ImageStore
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

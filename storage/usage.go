@@ -42,7 +42,7 @@ type FsUsage struct {
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
-	if images.UsedBytes, err = s.layersSize(); err != nil {
+	if images.UsedBytes, err = layersSize(s.store, s.locks); err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
 	}
 	var st unix.Statfs_t
@@ -60,12 +60,12 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 // layersSize is that of all layers. While another process holds a lock, it is what
 // the record file has: that is replaced as a whole, and so can be read at any
 // time.
-func (s *Store) layersSize() (total uint64, err error) {
+func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err error) {
 	var layers []cstorage.Layer
-	if s.locks.Held(durable.ToRead) == nil {
-		layers, err = s.store.Layers()
+	if locks.Held(durable.ToRead) == nil {
+		layers, err = store.Layers()
 	} else {
-		layers, err = durable.RecordedLayers(s.store.GraphRoot())
+		layers, err = durable.RecordedLayers(store.GraphRoot())
 	}
 	for _, layer := range layers {
 		total += uint64(max(layer.UncompressedSize, 0))

@@ -45,14 +45,14 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		}
 		lost, known := images[r.ImageID]
 		if !known {
-			lost = s.usable(r.ImageID)
+			lost = imageUsable(s.store, r.ImageID)
 			images[r.ImageID] = lost
 		}
 		if lost != nil {
 			defect("its image is damaged: " + lost.Error())
 		}
 	}
-	unheld, err := s.unheld(live)
+	unheld, err := s.holds.unheld(live)
 	if err != nil {
 		return defects, err
 	}
@@ -61,8 +61,8 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 }
 
 // unheld are images that containers use and other tools may remove.
-func (s *Store) unheld(live []Rootfs) ([]Defect, error) {
-	images, err := s.holds.missing(live)
+func (h *holds) unheld(live []Rootfs) ([]Defect, error) {
+	images, err := h.missing(live)
 	if err != nil {
 		return nil, fmt.Errorf("read container records: %w", err)
 	}
@@ -71,19 +71,19 @@ func (s *Store) unheld(live []Rootfs) ([]Defect, error) {
 		defects = append(defects, Defect{
 			Object: "image " + image, Text: "containers use it, but the record " + holdPrefix + image + " that protects it from removal by other tools is missing",
 			Remedy: "recreate the record",
-			Mend:   func(ctx context.Context) error { return s.holds.heal(ctx, image) },
+			Mend:   func(ctx context.Context) error { return h.heal(ctx, image) },
 		})
 	}
 	return defects, nil
 }
 
-func (s *Store) usable(image string) error {
-	record, err := s.store.Image(image)
+func imageUsable(store cstorage.Store, image string) error {
+	record, err := store.Image(image)
 	if errors.Is(err, cstorage.ErrImageUnknown) {
 		return fmt.Errorf("image %s has no record", image)
 	}
 	if err == nil {
-		_, err = usableLayers(s.store, record.TopLayer)
+		_, err = usableLayers(store, record.TopLayer)
 	}
 	return err
 }
@@ -98,7 +98,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 	for _, record := range records {
 		lost, looked := known[record.ID]
 		if !looked {
-			lost = s.usable(record.ID)
+			lost = imageUsable(s.store, record.ID)
 		}
 		if err := ctx.Err(); err != nil {
 			return defects, err
