@@ -184,7 +184,8 @@ func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container 
 	}
 }
 
-// PodEvents sends the events of one pod. The verbs of the pod do not call it at once.
+// PodEvents sends the events of one pod. The verbs of the pod call it
+// one at a time.
 type PodEvents struct {
 	Plugins  *Plugins
 	Describe func() *Pod
@@ -222,7 +223,7 @@ func (e *PodEvents) Stopped(ctx context.Context) {
 }
 
 // ContainerEvents sends the events of one container, which may exit at any time. The
-// verbs of the container do not call it at once.
+// verbs of the container call it one at a time.
 type ContainerEvents struct {
 	Plugins  *Plugins
 	Describe func() *Container
@@ -268,8 +269,8 @@ func (e *ContainerEvents) Begin() {
 	e.pending = true
 }
 
-// End sends the verb's second event unless the verb failed, which is nil, and
-// the stop if the container has exited meanwhile.
+// End sends the verb's second event, which is nil if the verb has failed, and the stop if
+// the container has exited meanwhile.
 func (e *ContainerEvents) End(ctx context.Context, second func(context.Context, func() *Container)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -38,7 +38,7 @@ func newAuditor(e *Engine) *audit.Auditor {
 type known struct{ engine *Engine }
 
 func (k known) Pods() []*audit.Pod {
-	return each(k.engine.sandboxes.All(), func(s *Sandbox) *audit.Pod {
+	return mapped(k.engine.sandboxes.All(), func(s *Sandbox) *audit.Pod {
 		return &audit.Pod{
 			ID: s.id, Plan: &s.plan, Files: s.files, Runtime: s.runtime, Infra: s.infraRef(), Network: s.networkPod(), Life: &s.life,
 			Now: func() audit.PodNow {
@@ -51,7 +51,7 @@ func (k known) Pods() []*audit.Pod {
 }
 
 func (k known) Containers() []*audit.Container {
-	return each(k.engine.containers.All(), func(c *Container) *audit.Container {
+	return mapped(k.engine.containers.All(), func(c *Container) *audit.Container {
 		return &audit.Container{
 			ID: c.id, Plan: &c.plan, Sandboxed: c.sandbox.plan.Sandboxed, Runtime: c.runtime, Ref: c.ref, Roots: c.roots.all(), Life: &c.life, Exited: c.exited,
 			Now: func() audit.ContainerNow {

@@ -116,12 +116,12 @@ func (e *Engine) Usage() *usage.Reader {
 		Images: e.deps.Images,
 		Meters: e.meters,
 		Sandboxes: func() []usage.Sandbox {
-			return each(e.sandboxes.All(), func(s *Sandbox) usage.Sandbox {
-				containers := func() []usage.Container { return each(s.now().containers, measured) }
+			return mapped(e.sandboxes.All(), func(s *Sandbox) usage.Sandbox {
+				containers := func() []usage.Container { return mapped(s.now().containers, measured) }
 				return usage.Sandbox{View: s.view.Load(), Meter: s.meter, Cgroup: s.cgroup, Containers: containers}
 			})
 		},
-		Containers: func() []usage.Container { return each(e.containers.All(), measured) },
+		Containers: func() []usage.Container { return mapped(e.containers.All(), measured) },
 	}
 }
 

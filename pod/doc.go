@@ -1,7 +1,7 @@
 // Package pod is the heart of crius: it decides in which order the hands
 // (oci, storage, network) do their work, what is written down before and after,
-// and what is undone when something fails or dies. What needs no verb, no lock and no
-// order is in the packages below.
+// and what is undone when something fails or dies. What needs neither
+// the order of verbs nor the states of objects is in the packages below.
 //
 // # Facts and their owners
 //
@@ -22,8 +22,8 @@
 //	<run>/containers/<id>/                  bundle, monitor socket
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
-// A record has two parts (pod/records). The plan is what was decided when the object was made: it
-// never changes and is read freely. The state is what verbs change: it is read as a
+// A record has two parts (pod/records). The plan is what was decided when the object
+// was made: it never changes and is read freely. The state is what verbs change: it is read as a
 // whole by now, changed in one step by change, and out of reach otherwise.
 //
 // The state of a container (created, running, exited) is never stored. It is
@@ -52,7 +52,8 @@
 // # Lock order
 //
 // Sandbox.life, then Container.life, then the locks of change and now. A life lock
-// is held for the length of a verb that changes its object; those of change and now
+// is held for the length of a verb that changes its object (a check, pod/audit, only
+// tries to get it); those of change and now
 // only for a few instructions, never over I/O. StopContainer takes no life lock (pod/stop):
 // whatever hangs, killing is always possible.
 package pod

@@ -286,8 +286,8 @@ func (e *Engine) onPod(ctx context.Context, name, id string, work func(*Sandbox,
 	})
 }
 
-// each returns what f makes of each of all.
-func each[T, V any](all []T, f func(T) V) []V {
+// mapped returns what f makes of each of all.
+func mapped[T, V any](all []T, f func(T) V) []V {
 	made := make([]V, len(all))
 	for i, one := range all {
 		made[i] = f(one)
@@ -315,7 +315,7 @@ func (e *Engine) Sandbox(id string) (*view.Sandbox, error) {
 
 // Sandboxes is a snapshot of all pods, in no order.
 func (e *Engine) Sandboxes() []*view.Sandbox {
-	return each(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.view.Load() })
+	return mapped(e.sandboxes.All(), func(s *Sandbox) *view.Sandbox { return s.view.Load() })
 }
 
 // Container finds a container.
@@ -329,7 +329,7 @@ func (e *Engine) Container(id string) (*view.Container, error) {
 
 // Containers is a snapshot of all containers, in no order.
 func (e *Engine) Containers() []*view.Container {
-	return each(e.containers.All(), func(c *Container) *view.Container { return c.view.Load() })
+	return mapped(e.containers.All(), func(c *Container) *view.Container { return c.view.Load() })
 }
 
 // RuntimeSpec is the config.json of a container's bundle.

@@ -64,7 +64,7 @@ func (s *Sandbox) emit(id string, kind cri.ContainerEventType) {
 
 // memberViews are the pod's containers, newest first.
 func (s *Sandbox) memberViews() []*view.Container {
-	views := each(s.now().containers, func(c *Container) *view.Container { return c.view.Load() })
+	views := mapped(s.now().containers, func(c *Container) *view.Container { return c.view.Load() })
 	slices.SortFunc(views, func(a, b *view.Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	return views
 }

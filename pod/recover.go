@@ -273,7 +273,8 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 			return // with its pod, until the handler is back
 		}
 		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
-		r.end(id, e.newContainer(id, &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime}, rec).teardown, &r.answers)
+		s = &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
+		r.end(id, e.newContainer(id, s, rec).teardown, &r.answers)
 		return
 	}
 	c := e.newContainer(id, s, rec)

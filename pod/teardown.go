@@ -193,9 +193,9 @@ func sweep(ctx context.Context, e *Engine, id string) error {
 	return errors.Join(sweepContainer(ctx, e, id), sweepSandbox(ctx, e, id))
 }
 
-// deleteTask deletes a container of which no record says to which handler it belongs: all
+// deleteFromAny deletes a container of which no record says to which handler it belongs: all
 // are asked.
-func deleteTask(ctx context.Context, e *Engine, ref oci.Ref) error {
+func deleteFromAny(ctx context.Context, e *Engine, ref oci.Ref) error {
 	var errs []error
 	for _, name := range e.deps.Runtimes.Names() {
 		runtime, err := e.deps.Runtimes.Get(name)
@@ -210,7 +210,7 @@ func deleteTask(ctx context.Context, e *Engine, ref oci.Ref) error {
 // sweepContainer removes what an id without a record left in the run directory.
 func sweepContainer(ctx context.Context, e *Engine, id string) error {
 	ref := e.containerRef(id, records.ContainerPlan{})
-	errs := []error{deleteTask(ctx, e, ref)}
+	errs := []error{deleteFromAny(ctx, e, ref)}
 	rootfs := storage.Rootfs{ID: id, Dir: e.records.Containers.Path(id), Target: ref.Rootfs()}
 	removeRoot := func(ctx context.Context) error {
 		return errors.Join(e.deps.Images.RemoveRootfs(ctx, rootfs), mount.UnmountBelow(ref.Dir))
@@ -230,7 +230,7 @@ func sweepContainer(ctx context.Context, e *Engine, id string) error {
 func sweepSandbox(ctx context.Context, e *Engine, id string) error {
 	plan := records.PodPlan{OwnFiles: true, Namespaces: ns.Spec{Dir: e.cfg.NamespacesDir, Name: pinPrefix + id}}
 	s := &Sandbox{engine: e, id: id, plan: plan, files: e.cfg.filesOf(id, &plan)}
-	errs := []error{deleteTask(ctx, e, s.infraRef()), s.release(ctx)}
+	errs := []error{deleteFromAny(ctx, e, s.infraRef()), s.release(ctx)}
 	if err := mount.UnmountBelow(s.files.Dir); err != nil {
 		return errors.Join(append(errs, err)...) // and nothing is deleted through a mount
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ids"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/ns"
@@ -122,6 +123,37 @@ func TestVerifyOfAHealthyNode(t *testing.T) {
 		t.Errorf("after a restart: %q", found)
 	}
 	b.removeAll(e)
+}
+
+// A defect in a check ends that check, and neither the server nor the verbs of the pod
+// that was looked at.
+func TestPanicInACheck(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	for _, name := range []string{"sound", "damaged"} {
+		b.node.damage[b.run(e, name)] = []network.Damage{{}}
+	}
+	sound := e.audit.Network
+	e.audit.Network = panicking{sound}
+	if found, err := e.audit.Verify(t.Context(), false); !errors.Is(err, fault.Internal) {
+		t.Errorf("%v, %v", found, err)
+	}
+	e.audit.Network = sound
+	clear(b.node.damage)
+	b.removeAll(e)
+	if found := b.verify(e, true); len(found) > 0 {
+		t.Errorf("%q", found)
+	}
+}
+
+// panicking panics when it is asked about one pod, whose life is locked then.
+type panicking struct{ audit.Network }
+
+func (n panicking) Verify(pods []network.Attached) map[string][]network.Damage {
+	if len(pods) == 1 {
+		panic("a defect")
+	}
+	return n.Network.Verify(pods)
 }
 
 // A check that hangs keeps neither its caller nor the next check for longer than

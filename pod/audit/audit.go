@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/background"
 	"github.com/crius-run/crius/internal/panics"
@@ -46,7 +44,7 @@ type Node interface {
 	Knows(id string) bool
 	// CgroupParents are the cgroups below which those of pods and containers are.
 	CgroupParents() []string
-	// Sweep removes what bears an id in the places of the layout. It is idempotent.
+	// Sweep removes what bears an id wherever the engine puts something. It is idempotent.
 	Sweep(ctx context.Context, id string) error
 }
 
@@ -134,8 +132,8 @@ const width = 16
 
 // verification is one comparison. It first checks everything without locks. A
 // difference counts only if it is still there when the object's life lock is held, since
-// no verb works on the object then. Repairs are existing operations such as stop and
-// teardown; none are specific to this check.
+// no verb works on the object then. Repairs of objects are the engine's own operations,
+// such as stop and teardown.
 type verification struct {
 	*Auditor
 	report *Report
@@ -189,24 +187,33 @@ func (v *verification) look(ctx context.Context) error {
 // unknown reports what has no record.
 func (v *verification) unknown(ctx context.Context) error { return v.Orphans(ctx, v.report) }
 
-// suspects are those of objects that look wrong, asked side by side.
+// suspects are those of objects that look wrong.
 func suspects[T any](objects []T, looksWrong func(T) bool) []T {
 	var mu sync.Mutex
 	var found []T
-	var g errgroup.Group
-	g.SetLimit(width)
+	sideBySide(objects, func(o T) {
+		if looksWrong(o) {
+			mu.Lock()
+			defer mu.Unlock()
+			found = append(found, o)
+		}
+	})
+	return found
+}
+
+// sideBySide calls f for all objects: a monitor that hangs takes its time. A panic of one
+// is the caller's.
+func sideBySide[T any](objects []T, f func(T)) {
+	var group panics.Group
+	turns := make(chan struct{}, width)
 	for _, o := range objects {
-		g.Go(func() error {
-			if looksWrong(o) {
-				mu.Lock()
-				defer mu.Unlock()
-				found = append(found, o)
-			}
-			return nil
+		turns <- struct{}{}
+		group.Go(func() {
+			defer func() { <-turns }()
+			f(o)
 		})
 	}
-	_ = g.Wait()
-	return found
+	group.Wait()
 }
 
 // hostPorts compares the firewall's rules with the records.

@@ -7,8 +7,6 @@ import (
 	"path"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci"
@@ -30,12 +28,16 @@ func (v *verification) containers(ctx context.Context) error {
 		return fmt.Errorf("compare the image store: %w", err)
 	}
 	byRoot := v.sort(defects, true)
-	var confirmed errgroup.Group // side by side: a monitor that hangs takes its time
-	confirmed.SetLimit(width)
-	for _, c := range suspects(all, func(c *Container) bool { return len(v.containerProblems(ctx, c, byRoot)) > 0 }) {
-		confirmed.Go(func() error { return v.confirm(ctx, c) })
+	wrong := suspects(all, func(c *Container) bool { return len(v.containerProblems(ctx, c, byRoot)) > 0 })
+	failed := make(chan error, len(wrong))
+	sideBySide(wrong, func(c *Container) { failed <- v.confirm(ctx, c) })
+	close(failed)
+	for err := range failed {
+		if err != nil {
+			return err
+		}
 	}
-	return errors.Join(confirmed.Wait(), ctx.Err())
+	return ctx.Err()
 }
 
 // confirm looks again at a container, which nobody may change meanwhile.

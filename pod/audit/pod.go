@@ -18,13 +18,18 @@ func (v *verification) pods(ctx context.Context) error {
 	all := v.Node.Pods()
 	networks := v.networks(all)
 	for _, p := range suspects(all, func(p *Pod) bool { return len(v.podProblems(ctx, p, networks)) > 0 }) {
-		if !p.Life.TryLock() {
-			continue // a verb is at work on it
-		}
-		v.report.Add(ctx, "pod "+p.ID, v.podProblems(ctx, p, v.networks([]*Pod{p})))
-		p.Life.Unlock()
+		v.confirmPod(ctx, p)
 	}
 	return ctx.Err()
+}
+
+// confirmPod looks again at a pod, which nobody may change meanwhile.
+func (v *verification) confirmPod(ctx context.Context, p *Pod) {
+	if !p.Life.TryLock() {
+		return // a verb is at work on it
+	}
+	defer p.Life.Unlock()
+	v.report.Add(ctx, "pod "+p.ID, v.podProblems(ctx, p, v.networks([]*Pod{p})))
 }
 
 // networks compares the networks of pods that should have one.

@@ -27,7 +27,7 @@ type Paths struct {
 }
 
 // Prepare starts to check the host paths of a container's mounts in the background.
-// ensure waits for that, creates missing directories (as other runtimes do; hostPath
+// ensure waits for that and creates missing directories (as other runtimes do; hostPath
 // volumes of type "" rely on it). The caller must always call stop.
 func (p *Paths) Prepare(ctx context.Context, mounts []*cri.Mount) (ensure func() error, stop func()) {
 	var wanted, absent []string

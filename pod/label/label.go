@@ -57,7 +57,7 @@ func New(policy *spec.SELinux, program, dir string) *Node {
 }
 
 // Allot gives a new pod its level: the one that its request names, or one that no
-// other pod has.
+// other pod has. It is the pod's until Levels.Free.
 func (n *Node) Allot(id string, cfg *cri.PodSandboxConfig) (string, error) {
 	if n.policy == nil {
 		return "", nil
@@ -89,19 +89,19 @@ func (n *Node) Relabel(ctx context.Context, paths *conmon.HostPaths, pod *record
 	return trace.Do(ctx, "relabel volumes", func(ctx context.Context) error { return paths.Relabel(ctx, c.MountLabel, wanted) })
 }
 
-// CopyProgram makes the copy of Program, if it is one. Containers that run an earlier
-// one keep it.
+// CopyProgram makes Program, if that is a copy of what is installed. Containers that run
+// an earlier copy keep it.
 func (n *Node) CopyProgram() error {
 	if n.policy == nil {
 		return nil
 	}
 	partial := n.Program + ".partial"
-	defer func() { _ = os.Remove(partial) }() // which is gone if all went well
-	if err := copyProgram(partial, n.installed); err != nil {
-		return err
+	err := copyProgram(partial, n.installed)
+	if err == nil {
+		err = Set(partial, n.policy.ReadOnly)
 	}
-	if err := Set(partial, n.policy.ReadOnly); err != nil {
-		return err
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(partial))
 	}
 	return os.Rename(partial, n.Program)
 }
