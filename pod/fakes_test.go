@@ -305,7 +305,7 @@ func (f fakeRuntimes) Get(name string) (oci.Runtime, error) {
 	if name != "" && name != "fake" || unknown {
 		return nil, fmt.Errorf("handler %q: %w", name, fault.NotFound)
 	}
-	return fakeRuntime{f.node}, nil
+	return fakeRuntime(f), nil
 }
 
 func (fakeRuntimes) Names() []string { return []string{"fake"} }

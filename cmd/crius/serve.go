@@ -93,7 +93,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err := engine.Recover(ctx); err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
-	engine.CollectNetwork()
+	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
 	sessions, err := stream.New(cfg.API.Stream(), engine)
 	if err != nil {

@@ -91,7 +91,7 @@ func (s *spool) wait() error {
 	for s.err == nil {
 		s.changed.Wait()
 	}
-	if s.err == io.EOF {
+	if errors.Is(s.err, io.EOF) {
 		return nil
 	}
 	return s.err
@@ -106,7 +106,7 @@ type spoolReader struct {
 // Read implements io.Reader. It waits for what has not come yet.
 func (r *spoolReader) Read(p []byte) (int, error) {
 	left, err := r.more()
-	if left == 0 || err != nil && err != io.EOF {
+	if left == 0 || err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
 	n, err := r.file.ReadAt(p[:min(int64(len(p)), left)], r.offset)
@@ -152,7 +152,7 @@ func (c *content) Read(p []byte) (int, error) {
 			err = failed
 		}
 	}
-	if c.err == nil && err != nil && err != io.EOF {
+	if c.err == nil && err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
 	}
 	return n, err

@@ -195,7 +195,7 @@ var layerFormats = map[string]bool{
 	manifest.DockerV2SchemaLayerMediaTypeZstd:         true,
 }
 
-// ErrLayerWanted: the image is not present as a whole.
+// ErrLayerWanted says that the image is not present as a whole.
 var ErrLayerWanted = errors.New("a layer is not present")
 
 // GetManifest implements types.ImageSource.
