@@ -56,6 +56,9 @@ func (in *Intake) Put(ctx context.Context, image []Layer) error {
 	defer cancel()
 	downloads.Go(func() { in.download(ctx, steps, &downloads) })
 	for _, s := range steps {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if err := in.add(s); err != nil {
 			return fmt.Errorf("layer %s: %w", s.Blob, err)
 		}
@@ -139,7 +142,8 @@ func (in *Intake) download(ctx context.Context, steps []*step, downloads *sync.W
 		select {
 		case turns <- struct{}{}:
 		case <-ctx.Done():
-			return
+			s.blob.end(context.Cause(ctx))
+			continue
 		}
 		downloads.Go(func() {
 			defer func() { <-turns }()

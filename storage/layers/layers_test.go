@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -100,6 +101,24 @@ func TestPut(t *testing.T) {
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// A pull that is called off waits for no download that will not begin.
+func TestPutIsCancelled(t *testing.T) {
+	t.Parallel()
+	var image []Layer
+	for i := range 20 {
+		text := fmt.Sprintf("layer %d: something", i)
+		image = append(image, Layer{Blob: digest.FromString(text), Size: int64(len(text)), DiffID: digest.FromString(text)})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	in := Intake{Store: &fakeStore{added: map[string]bool{}}, Dir: t.TempDir(), Parallel: 1, Fetch: func(l Layer) (io.ReadCloser, error) {
+		cancel()
+		return io.NopCloser(strings.NewReader(fmt.Sprintf("layer %d: something", slices.Index(image, l)))), nil
+	}}
+	if err := in.Put(ctx, image); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
 
 // Only the layers above those that are there are downloaded, and none after one that
 // failed is added.
