@@ -4,13 +4,15 @@ import "time"
 
 // Config is the table of RuntimeClass handlers and what they share.
 type Config struct {
-	DefaultHandler string             `toml:"default_handler" help:"handler of pods without a RuntimeClass"`
-	CgroupDriver   string             `toml:"cgroup_driver" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
-	Monitor        string             `toml:"monitor" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
-	MonitorCgroup  string             `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
-	BackportedCVEs []string           `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
-	HooksDir       []string           `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
-	Handlers       map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
+	DefaultHandler string   `toml:"default_handler" help:"handler of pods without a RuntimeClass"`
+	CgroupDriver   string   `toml:"cgroup_driver" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
+	Monitor        string   `toml:"monitor" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
+	MonitorCgroup  string   `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
+	BackportedCVEs []string `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
+	HooksDir       []string `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
+	// CRIOHandlersDir is read by whoever reads the configuration.
+	CRIOHandlersDir string             `toml:"crio_handlers_dir" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy leave runtimes and which of them is the default; read with this configuration, which comes after it, and ignored if it is not valid; other keys in it have no effect; empty: none"`
+	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
 }
 
 // Handler is one RuntimeClass handler.

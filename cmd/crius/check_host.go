@@ -53,6 +53,9 @@ func checkConfiguration(_ context.Context, n *node) []finding {
 			findings = append(findings, ok("%s", file))
 		}
 	}
+	for _, text := range n.config.Ignored {
+		findings = append(findings, warn("", "no effect: %s", text))
+	}
 	if len(findings) == 0 {
 		return []finding{ok("no configuration files, using the defaults")}
 	}

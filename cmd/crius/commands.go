@@ -99,7 +99,7 @@ func (p *program) sources(cmd *cobra.Command) config.Sources {
 }
 
 // reloaded says what SIGHUP does.
-const reloaded = "log_level, runtime.default_handler and runtime.handlers take effect at once, for new pods; " +
+const reloaded = "log_level, runtime.default_handler, runtime.crio_handlers_dir and runtime.handlers take effect at once, for new pods; " +
 	"other changed options are logged and take effect after a restart. An invalid configuration is rejected as a whole."
 
 func (p *program) serveCommand() *cobra.Command {

@@ -85,14 +85,17 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result cont
 		slog.ErrorContext(ctx, "configuration not reloaded, still using the old one: correct it and reload again", "err", err)
 		return result, err
 	}
-	reportRuntimes(ctx, s.loaded().Config.Runtime, runtimes)
+	reportRuntimes(ctx, s.loaded(), runtimes)
 	return result, nil
 }
 
 // reportRuntimes logs what the node's containers are run by.
-func reportRuntimes(ctx context.Context, cfg oci.Config, runtimes *oci.Table) {
+func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Table) {
+	for _, text := range loaded.Ignored {
+		slog.WarnContext(ctx, "configuration of CRI-O has no effect", "what", text)
+	}
 	reportHandlers(ctx, runtimes)
-	reportHooks(ctx, cfg.HooksDir)
+	reportHooks(ctx, loaded.Config.Runtime.HooksDir)
 }
 
 func (s *settings) apply(wanted *config.Loaded, runtimes *oci.Table) (result control.Reloaded, err error) {

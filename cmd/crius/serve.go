@@ -73,7 +73,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err := checkProfiles(cfg.Runtime); err != nil {
 		return err
 	}
-	reportRuntimes(ctx, cfg.Runtime, runtimes)
+	reportRuntimes(ctx, settings.loaded(), runtimes)
 	if backends.plugins, err = newPlugins(cfg.NRI); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
@@ -42,6 +43,26 @@ func accept(imp *foreign.Import) (*accepted, error) {
 			return nil, fmt.Errorf("the configuration of %s cannot be converted: %w", imp.Of, errors.Join(problems...))
 		}
 	}
+}
+
+// crioHandlers are the handlers that installers have left for CRI-O in dir, and what of
+// it is ignored: what others write there must not keep the node from running pods.
+func crioHandlers(dir string) (imp *foreign.Import, ignored []string) {
+	imp, err := foreign.CRIOHandlers(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return new(foreign.Import), nil
+	}
+	var taken *accepted
+	if err == nil {
+		taken, err = accept(imp)
+	}
+	if err != nil {
+		return new(foreign.Import), []string{fmt.Sprintf("all of %s: %v", dir, err)}
+	}
+	for _, r := range taken.Remarks {
+		ignored = append(ignored, fmt.Sprintf("%s: %s: %s", r.Place, r.Key, r.Text))
+	}
+	return taken.Import, ignored
 }
 
 // lay lays settings of another program over the configuration.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -216,4 +217,54 @@ func FuzzImport(f *testing.F) {
 		}
 		converted(t, imp, nil)
 	})
+}
+
+// Installers' drop-ins for CRI-O are read as they are. What crius's own files say comes
+// after them, and what is wrong with them is told and no more.
+func TestCrioHandlersDir(t *testing.T) {
+	installers, err := filepath.Abs("testdata/crio-installers/crio.conf.d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := t.TempDir()
+	if err := os.WriteFile(filepath.Join(broken, "10-crun.conf"), []byte("[crio.runtime"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	load := func(dir, more string) *Loaded {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "crius.toml")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "[runtime]\ncrio_handlers_dir = %q\n%s", dir, more), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		loaded, err := Load(Sources{File: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return loaded
+	}
+	loaded := load(installers, "[runtime.handlers.nvidia]\npath = \"/opt/nvidia\"\n")
+	c := loaded.Config.Runtime
+	equal(t, "default handler", c.DefaultHandler, "nvidia")
+	equal(t, "path", c.Handlers["nvidia"].Path, "/opt/nvidia")
+	equal(t, "kata", c.Handlers["kata-clh"], handler("kata-clh", kata("clh")))
+	equal(t, "root", loaded.Config.Root, Default().Root)
+	if origin := loaded.Origin("runtime.handlers.kata-clh.type"); !strings.Contains(origin, "99-kata-deploy") {
+		t.Errorf("the type is from %q", origin)
+	}
+	if text := strings.Join(loaded.Ignored, "\n"); !strings.Contains(text, "99-kata-deploy:15: crio.runtime.runtimes.kata-clh.runtime_pull_image: ") {
+		t.Errorf("ignored: %s", text)
+	}
+	if !slices.Contains(loaded.Files, filepath.Join(installers, "99-kata-deploy")) {
+		t.Errorf("files %q", loaded.Files)
+	}
+	equal(t, "default handler of crius.toml", load(installers, "default_handler = \"runc\"\n").Config.Runtime.DefaultHandler, "runc")
+
+	if missing := load(filepath.Join(broken, "none"), ""); len(missing.Ignored) > 0 {
+		t.Errorf("without a directory: %q", missing.Ignored)
+	}
+	loaded = load(broken, "")
+	equal(t, "handlers", loaded.Config.Runtime.Handlers, Default().Runtime.Handlers)
+	if len(loaded.Ignored) != 1 || !strings.Contains(loaded.Ignored[0], "10-crun.conf:1") {
+		t.Errorf("broken: %q", loaded.Ignored)
+	}
 }

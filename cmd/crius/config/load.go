@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -27,9 +28,10 @@ type Sources struct {
 
 // Loaded is a configuration in force.
 type Loaded struct {
-	Config Config
-	Files  []string          // what was read, in the order in which it applies
-	origin map[string]origin // by key; absent: the default
+	Config  Config
+	Files   []string          // what was read, in the order in which it applies
+	Ignored []string          // what runtime.crio_handlers_dir has that has no effect, and why
+	origin  map[string]origin // by key; absent: the default
 }
 
 // origin is where a value comes from.
@@ -81,8 +83,21 @@ func LoadPart(s Sources) (*Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Loaded{Config: Default(), origin: map[string]origin{}}
-	var problems []error
+	l, problems := s.layered(files, new(foreign.Import))
+	dir := l.Config.Runtime.CRIOHandlersDir
+	if dir == "" {
+		return l, errors.Join(problems...)
+	}
+	imp, ignored := crioHandlers(dir)
+	l, problems = s.layered(files, imp)
+	l.Ignored = ignored
+	return l, errors.Join(problems...)
+}
+
+// layered lays the files, and flags over them, over what is imported.
+func (s Sources) layered(files []file, imp *foreign.Import) (l *Loaded, problems []error) {
+	l = &Loaded{Config: Default(), Files: slices.Clone(imp.Files), origin: map[string]origin{}}
+	problems = l.lay(imp.Settings, imp.Of)
 	for _, file := range files {
 		l.Files = append(l.Files, file.path)
 		problems = append(problems, l.merge(file)...)
@@ -91,8 +106,7 @@ func LoadPart(s Sources) (*Loaded, error) {
 		s.Flags.apply(l)
 	}
 	l.Config.spread()
-	problems = append(problems, l.validate()...)
-	return l, errors.Join(problems...)
+	return l, append(problems, l.validate()...)
 }
 
 // file is a TOML document and what it is called in messages.

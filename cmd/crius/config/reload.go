@@ -9,10 +9,11 @@ import (
 // Reloaded is the configuration l with those values of another one that a reload
 // puts in force.
 func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
-	next := &Loaded{Config: l.Config, Files: wanted.Files, origin: maps.Clone(l.origin)}
+	next := &Loaded{Config: l.Config, Files: wanted.Files, Ignored: wanted.Ignored, origin: maps.Clone(l.origin)}
 	next.Config.LogLevel = wanted.Config.LogLevel
 	next.Config.Runtime.Handlers = wanted.Config.Runtime.Handlers
 	next.Config.Runtime.DefaultHandler = wanted.Config.Runtime.DefaultHandler
+	next.Config.Runtime.CRIOHandlersDir = wanted.Config.Runtime.CRIOHandlersDir
 	maps.DeleteFunc(next.origin, func(key string, _ origin) bool { return live(key) })
 	for key, from := range wanted.origin {
 		if live(key) {
@@ -25,7 +26,7 @@ func (l *Loaded) Reloaded(wanted *Loaded) *Loaded {
 // live reports whether a reload puts a key in force; all others want the server
 // to be restarted.
 func live(key string) bool {
-	return key == "log_level" || key == "runtime.default_handler" || strings.HasPrefix(key, "runtime.handlers.")
+	return key == "log_level" || key == "runtime.default_handler" || key == "runtime.crio_handlers_dir" || strings.HasPrefix(key, "runtime.handlers.")
 }
 
 // Differences are the keys whose values are not the same in two configurations. A
