@@ -25,8 +25,8 @@ func TestAskWithoutAServer(t *testing.T) {
 		},
 	} {
 		place()
-		for _, command := range []string{"status", "pulls", "events"} {
-			code, _, errs := crius(t, "--api-listen", socket, command)
+		for _, command := range []string{"status", "pulls", "events", "logs pod"} {
+			code, _, errs := crius(t, append([]string{"--api-listen", socket}, strings.Fields(command)...)...)
 			if want := "crius: no server at " + socket + ": start it (systemctl start crius)"; code != 1 || !strings.HasPrefix(errs, want) {
 				t.Errorf("%s, crius %s: exit code %d, %q, want %q", what, command, code, errs, want)
 			}

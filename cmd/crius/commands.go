@@ -60,7 +60,7 @@ func (p *program) root() *cobra.Command {
 	}
 	root.SetUsageFunc(p.printUsage)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.logsCommand(), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
 

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// logPeriod is how often a log that is followed is looked at.
+const logPeriod = 200 * time.Millisecond
+
+func (p *program) logsCommand() *cobra.Command {
+	var view logView
+	cmd := &cobra.Command{
+		Use:   "logs POD [CONTAINER]",
+		Short: "Show the log of a container",
+		Long: "Show what a container of the running server has written to its current log file. POD is a pod's name, with or without " +
+			"its namespace (NAMESPACE/NAME), or the beginning of its id; CONTAINER may be omitted if the pod has only one. " +
+			"Of containers with the same name the newest is shown. The container's standard error goes to standard error.",
+		Args: usage(cobra.RangeArgs(1, 2)),
+	}
+	cmd.Flags().BoolVarP(&view.follow, "follow", "f", false, "continue until the container exits")
+	cmd.Flags().IntVar(&view.tail, "tail", -1, "begin with the last `n` lines; -1: all")
+	cmd.Flags().BoolVarP(&view.timestamps, "timestamps", "t", false, "begin each line with its time")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		loaded, err := p.loadForClient(cmd)
+		if err != nil {
+			return err
+		}
+		view.out, view.err, view.within = cmd.OutOrStdout(), cmd.ErrOrStderr(), map[string]bool{}
+		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+			id, err := findContainer(ctx, server, args[0], slices.Concat(args, []string{""})[1])
+			if err != nil {
+				return err
+			}
+			return view.show(ctx, server, id)
+		})
+	}
+	return cmd
+}
+
+// findContainer is the id of the newest container of a pod by its name; an empty one
+// means the only container.
+func findContainer(ctx context.Context, server cri.RuntimeServiceClient, pod, container string) (string, error) {
+	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		return "", err
+	}
+	names := map[string]bool{} // of pods
+	ids := map[string]bool{}
+	for _, p := range pods.Items {
+		full := p.GetMetadata().GetNamespace() + "/" + p.GetMetadata().GetName()
+		if pod == full || pod == p.GetMetadata().GetName() || strings.HasPrefix(p.Id, pod) {
+			names[full], ids[p.Id] = true, true
+		}
+	}
+	if len(names) != 1 {
+		return "", choice("pod", pod, names)
+	}
+	all, err := server.ListContainers(ctx, &cri.ListContainersRequest{})
+	if err != nil {
+		return "", err
+	}
+	names = map[string]bool{} // of containers
+	var newest *cri.Container
+	for _, c := range all.Containers {
+		name := c.GetMetadata().GetName()
+		if !ids[c.PodSandboxId] || container != "" && container != name {
+			continue
+		}
+		names[name] = true
+		if newest == nil || c.CreatedAt > newest.CreatedAt {
+			newest = c
+		}
+	}
+	if len(names) != 1 {
+		return "", choice("container", container, names)
+	}
+	return newest.Id, nil
+}
+
+// choice says that a name means none of the objects, or more than one.
+func choice(kind, name string, found map[string]bool) error {
+	if len(found) == 0 && name == "" {
+		return fmt.Errorf("the pod has no %s", kind)
+	}
+	if len(found) == 0 {
+		return fmt.Errorf("no %s %q", kind, name)
+	}
+	var names []string
+	for one := range found {
+		names = append(names, printable(one))
+	}
+	slices.Sort(names)
+	return fmt.Errorf("name the %s: there are %s", kind, strings.Join(names, ", "))
+}
+
+// logView shows a log in the format of CRI: a line of the file has time, stream, F or, if
+// the container's line goes on in the next one, P, and text.
+type logView struct {
+	follow, timestamps bool
+	tail               int // lines; negative: all
+	out, err           io.Writer
+
+	within map[string]bool // a line that is not complete, by stream
+}
+
+func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id string) error {
+	status, err := server.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
+	if err != nil {
+		return err
+	}
+	path := status.Status.GetLogPath()
+	if path == "" {
+		return errors.New("the container has no log: its output is discarded")
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	if err := v.seek(file); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(file)
+	var rest []byte // of a line that is being written
+	for {
+		exited := !v.follow || hasExited(ctx, server, id) // before the last look at the log
+		if rest, err = v.copy(lines, rest); err != nil {
+			return err
+		}
+		switch next, err := reopened(file, path); {
+		case err != nil:
+			return err
+		case v.follow && next != nil:
+			_ = file.Close()
+			file, rest = next, nil
+			lines.Reset(file)
+			continue
+		case next != nil:
+			_ = next.Close()
+		}
+		if exited {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(logPeriod):
+		}
+	}
+}
+
+// hasExited reports whether nothing will be added to the container's log.
+func hasExited(ctx context.Context, server cri.RuntimeServiceClient, id string) bool {
+	status, err := server.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
+	return err != nil || status.Status.GetState() == cri.ContainerState_CONTAINER_EXITED
+}
+
+// reopened is the file that has taken the place of a rotated one; nil: it is the same, or
+// there is none yet.
+func reopened(file *os.File, path string) (*os.File, error) {
+	before, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	now, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && os.SameFile(before, now) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(path)
+}
+
+// seek goes to where the last tail lines begin.
+func (v *logView) seek(file *os.File) error {
+	if v.tail < 0 {
+		return nil
+	}
+	starts := make([]int64, 0, v.tail+1) // of the last lines, in turn
+	var at int64
+	whole := true
+	lines := bufio.NewReaderSize(file, 1<<20) // more than lines have
+	for {
+		line, err := lines.ReadSlice('\n')
+		if len(line) > 0 {
+			if whole {
+				if starts = append(starts, at); len(starts) > v.tail+1 {
+					starts = slices.Delete(starts, 0, 1)
+				}
+			}
+			at += int64(len(line))
+		}
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+			whole = false
+			continue
+		case errors.Is(err, io.EOF):
+			starts = append(starts, at)
+			_, err = file.Seek(starts[max(0, len(starts)-1-v.tail)], io.SeekStart)
+			return err
+		case err != nil:
+			return err
+		}
+		record, ok := parseRecord(line)
+		whole = !ok || !record.partial
+	}
+}
+
+// copy shows all complete lines and returns what there is of another one.
+func (v *logView) copy(lines *bufio.Reader, rest []byte) ([]byte, error) {
+	for {
+		line, err := lines.ReadBytes('\n')
+		rest = append(rest, line...)
+		if errors.Is(err, io.EOF) {
+			return rest, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := v.line(rest); err != nil {
+			return nil, err
+		}
+		rest = rest[:0]
+	}
+}
+
+func (v *logView) line(raw []byte) error {
+	r, ok := parseRecord(raw)
+	if !ok {
+		_, err := v.out.Write(raw) // somebody else's
+		return err
+	}
+	to := v.out
+	if r.stream == "stderr" {
+		to = v.err
+	}
+	text := r.text
+	if v.timestamps && !v.within[r.stream] {
+		text = slices.Concat([]byte(r.time+" "), text)
+	}
+	if v.within[r.stream] = r.partial; !r.partial {
+		text = append(slices.Clip(text), '\n')
+	}
+	_, err := to.Write(text)
+	return err
+}
+
+// logRecord is a line of a log file.
+type logRecord struct {
+	time, stream string
+	partial      bool
+	text         []byte
+}
+
+func parseRecord(line []byte) (r logRecord, ok bool) {
+	parts := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(" "), 4)
+	if len(parts) < 4 {
+		return r, false
+	}
+	stream, tag := string(parts[1]), string(parts[2])
+	if stream != "stdout" && stream != "stderr" {
+		return r, false
+	}
+	return logRecord{string(parts[0]), stream, tag == "P" || strings.HasPrefix(tag, "P:"), parts[3]}, true
+}

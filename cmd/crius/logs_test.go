@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// logServer has pods and containers, whose log is one file.
+type logServer struct {
+	cri.UnimplementedRuntimeServiceServer
+	log    string
+	exited atomic.Bool
+	asked  atomic.Int32 // for states
+}
+
+func (s *logServer) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	pod := func(id, namespace, name string) *cri.PodSandbox {
+		return &cri.PodSandbox{Id: id, Metadata: &cri.PodSandboxMetadata{Namespace: namespace, Name: name}}
+	}
+	return &cri.ListPodSandboxResponse{Items: []*cri.PodSandbox{
+		pod("aa11", "default", "web"), pod("aa22", "default", "web"), pod("bb", "default", "db"), pod("cc", "kube-system", "db"),
+	}}, nil
+}
+
+func (s *logServer) ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	container := func(id, pod, name string, created int64) *cri.Container {
+		return &cri.Container{Id: id, PodSandboxId: pod, Metadata: &cri.ContainerMetadata{Name: name}, CreatedAt: created}
+	}
+	return &cri.ListContainersResponse{Containers: []*cri.Container{
+		container("new", "aa22", "main", 7), container("old", "aa11", "main", 5), container("db1", "bb", "main", 1), container("db2", "bb", "sidecar", 1),
+	}}, nil
+}
+
+func (s *logServer) ContainerStatus(_ context.Context, r *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
+	s.asked.Add(1)
+	state := cri.ContainerState_CONTAINER_RUNNING
+	if s.exited.Load() {
+		state = cri.ContainerState_CONTAINER_EXITED
+	}
+	path := s.log
+	if r.ContainerId == "old" || r.ContainerId == "db2" {
+		path = ""
+	}
+	return &cri.ContainerStatusResponse{Status: &cri.ContainerStatus{LogPath: path, State: state}}, nil
+}
+
+func startLogServer(t *testing.T, log string) (s *logServer, socket string) {
+	t.Helper()
+	dir := t.TempDir()
+	s = &logServer{log: filepath.Join(dir, "log")}
+	socket = filepath.Join(dir, "crius.sock")
+	if err := os.WriteFile(s.log, []byte(log), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	cri.RegisterRuntimeServiceServer(srv, s)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = srv.Serve(l) }()
+	t.Cleanup(func() { srv.Stop(); <-served })
+	return s, socket
+}
+
+func TestLogs(t *testing.T) {
+	t.Parallel()
+	const log = "T1 stdout F one\nT2 stderr F error\nT3 stdout P two \nT4 stderr F between\nT5 stdout F parts\nnot ours\nT6 stdout F \nT7 stdout F last"
+	_, socket := startLogServer(t, log+"\n")
+	for _, c := range []struct{ args, out, errs string }{
+		{"default/web", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+		{"web main", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+		{"aa2", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+		{"-t web", "T1 one\nT3 two parts\nnot ours\nT6 \nT7 last\n", "T2 error\nT4 between\n"},
+		{"--tail 2 web", "\nlast\n", ""},
+		{"--tail 0 web", "", ""},
+		{"--tail 100 web", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+		{"bb main", "one\ntwo parts\nnot ours\n\nlast\n", "error\nbetween\n"},
+	} {
+		code, out, errs := crius(t, append([]string{"--api-listen", socket, "logs"}, strings.Fields(c.args)...)...)
+		if code != 0 || out != c.out || errs != c.errs {
+			t.Errorf("logs %s: exit code %d, %q, %q", c.args, code, out, errs)
+		}
+	}
+	for args, want := range map[string]string{
+		"none":           `no pod "none"`,
+		"db":             "name the pod: there are default/db, kube-system/db",
+		"default/db":     "name the container: there are main, sidecar",
+		"bb absent":      `no container "absent"`,
+		"bb sidecar":     "the container has no log: its output is discarded",
+		"kube-system/db": "the pod has no container",
+	} {
+		code, out, errs := crius(t, append([]string{"--api-listen", socket, "logs"}, strings.Fields(args)...)...)
+		if code != 1 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("logs %s: exit code %d, %q, %q, want %q", args, code, out, errs, want)
+		}
+	}
+}
+
+// A log that is followed is shown across its rotation and to its end.
+func TestFollowLogs(t *testing.T) {
+	t.Parallel()
+	s, socket := startLogServer(t, "T stdout F first\nT stdout F half")
+	done := make(chan string)
+	go func() {
+		_, out, errs := crius(t, "--api-listen", socket, "logs", "-f", "web")
+		done <- out + errs
+	}()
+	looks := func() {
+		t.Helper()
+		before := s.asked.Load()
+		wait.For(t, "the log to be looked at again", func() bool { return s.asked.Load() > before+2 })
+	}
+	add := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(s.log, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	looks()
+	add(" and half\n")
+	looks()
+	if err := os.Rename(s.log, s.log+".1"); err != nil {
+		t.Fatal(err)
+	}
+	looks()
+	add("T stdout F rotated\n")
+	looks()
+	add("T stdout F end\n")
+	s.exited.Store(true)
+	if got, want := <-done, "first\nhalf and half\nrotated\nend\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
