@@ -79,7 +79,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	}
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
-		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background,
+		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
 		Task:    func() oci.Task { return c.now().task },
 		Running: func() bool { return c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING },
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +34,8 @@ type Stopper struct {
 	Running func() bool     // the container's program
 	Exited  <-chan struct{} // closed when the container's end is known
 	Work    *background.Group
+
+	Sandboxed bool // the task's process is the sandbox, not the container's
 
 	mu       sync.Mutex
 	asked    bool
@@ -114,8 +118,10 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 // stopAndKill runs until the container is dead.
 func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
+	unheard := ""
 	if graceful {
 		wait = s.remaining
+		unheard = s.unheard()
 		signal := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
 		if err := trace.Do(ctx, "stop signal", signal); err != nil {
 			slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
@@ -132,6 +138,9 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 			continue
 		case <-time.After(wait()):
 		}
+		if graceful && !killed {
+			slog.InfoContext(ctx, "container did not exit within the grace period, killing it", "container", s.ID, "signal", unix.SignalName(s.Signal), "why", unheard)
+		}
 		if killed && s.allDead() {
 			s.endMonitor(ctx)
 		}
@@ -147,6 +156,33 @@ func (s *Stopper) killOnce(ctx context.Context) {
 	if err := trace.Do(ctx, "SIGKILL", s.Task().Kill); err != nil {
 		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", s.ID, "pid", s.Task().PID(), "why", s.undead(), "err", err)
 	}
+}
+
+// unheard says why the container's first process would not notice the stop signal if it
+// were sent now; empty: it would, as far as can be told.
+func (s *Stopper) unheard() string {
+	if s.Sandboxed {
+		return ""
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Task().PID()))
+	if err != nil {
+		return ""
+	}
+	has := func(mask string) bool {
+		_, rest, _ := strings.Cut(string(text), "\n"+mask+":\t")
+		line, _, _ := strings.Cut(rest, "\n")
+		set, err := strconv.ParseUint(line, 16, 64)
+		return err == nil && set>>(s.Signal-1)&1 != 0
+	}
+	_, rest, _ := strings.Cut(string(text), "\nNSpid:\t")
+	pids, _, _ := strings.Cut(rest, "\n")
+	switch {
+	case has("SigIgn"):
+		return "its first process ignores the signal"
+	case !has("SigCgt") && strings.HasSuffix(pids, "\t1"):
+		return "its first process is PID 1 of a PID namespace and had no handler for the signal, so that the kernel discarded it (pid_namespaces(7))"
+	}
+	return ""
 }
 
 // allDead tells whether a container has no process left whose monitor has not

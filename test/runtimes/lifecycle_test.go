@@ -182,5 +182,17 @@ func TestShell(t *testing.T) {
 		}
 		c.Stop(t, scene.LimitSeconds)
 		scene.Equal(t, "exit code", c.Status(t).ExitCode, int32(9))
+
+		// The kernel discards what PID 1 has no handler for: its own, or not yet.
+		deaf := p.Start(t, "", func(c *cri.ContainerConfig) {
+			c.Image.Image, c.Args = ref, []string{"echo up; while :; do sleep 0.1; done"}
+		})
+		deaf.Says(t, "up")
+		deaf.Stop(t, 1)
+		scene.Equal(t, "exit code without a handler", deaf.Status(t).ExitCode, int32(137))
+		said := w.LogAbout(100, deaf.ID)
+		if !strings.Contains(said, "did not exit within the grace period") || strings.Contains(said, "had no handler for the signal") == sandboxed(handler) {
+			t.Errorf("the server's log says %s", said)
+		}
 	})
 }
