@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/flight"
+	"github.com/crius-run/crius/oci/version"
 )
 
 // Abilities is what a runtime said about itself.
@@ -116,11 +114,11 @@ const (
 
 // ask: known, unless it is nil, stands in for the answer to `features`.
 func ask(ctx context.Context, path string, known *features.Features) (*Abilities, error) {
-	version, err := output(ctx, path, "--version")
+	answer, err := output(ctx, path, "--version")
 	if err != nil {
 		return nil, fmt.Errorf("%s --version: %w: %w", path, err, fault.Unavailable)
 	}
-	a := &Abilities{Path: path, Version: firstLine(version)}
+	a := &Abilities{Path: path, Version: version.Line(answer)}
 	a.quirks = quirksOf(a.Version)
 	a.Sandboxed = a.quirks.sandboxed
 	if known == nil {
@@ -139,9 +137,8 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	// crun learnt `features` in 1.8.6 and rro mounts long before, in 1.4. Of its
 	// id-mapped mounts nothing is said here: 1.8.1 makes them, but in a user
 	// namespace it forgets nosuid, nodev and noexec of writable bind mounts.
-	if name, major, minor := parseVersion(a.Version); name == "crun" {
-		a.RecursiveReadOnly = major > 1 || major == 1 && minor >= 4
-	}
+	name, number := version.Parse(a.Version)
+	a.RecursiveReadOnly = name == "crun" && (number[0] > 1 || number[0] == 1 && number[1] >= 4)
 	return a, nil
 }
 
@@ -179,24 +176,4 @@ func readFeatures(path string) (*features.Features, error) {
 		return nil, fmt.Errorf("%s is not the output of a runtime's features command: %w: %w", path, err, fault.Invalid)
 	}
 	return f, nil
-}
-
-var versionLine = regexp.MustCompile(`^(\S+) version (\d+)\.(\d+)`)
-
-func parseVersion(line string) (name string, major, minor int) {
-	m := versionLine.FindStringSubmatch(line)
-	if m == nil {
-		return "", 0, 0
-	}
-	major, _ = strconv.Atoi(m[2])
-	minor, _ = strconv.Atoi(m[3])
-	return m[1], major, minor
-}
-
-func firstLine(text []byte) string {
-	line, _, _ := strings.Cut(string(text), "\n")
-	if len(line) > 200 {
-		line = line[:200]
-	}
-	return strings.ToValidUTF8(line, "?")
 }

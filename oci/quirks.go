@@ -1,10 +1,11 @@
 package oci
 
 import (
-	"regexp"
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/oci/version"
 )
 
 // quirks are how a family of OCI runtimes wants to be driven, in what families
@@ -80,10 +81,8 @@ func knownQuirks(name string) quirks {
 	return quirks{systemd: "--systemd-cgroup", stateFiles: []string{"ID"}}
 }
 
-var programName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]*`)
-
 // quirksOf knows a runtime by the first word of its answer to --version.
-func quirksOf(version string) quirks { return knownQuirks(programName.FindString(version)) }
+func quirksOf(answer string) quirks { return knownQuirks(version.Program(answer)) }
 
 // onHostNetwork reports whether the container has the node's network.
 func onHostNetwork(namespaces []specs.LinuxNamespace) bool {

@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/version"
 )
 
 // shimmed drives a runtime by a shim of containerd's. The monitor of a container
@@ -69,7 +70,7 @@ func (r *shimmed) ask(ctx context.Context, path string) (*Abilities, error) {
 	}
 	a := &Abilities{Sandboxed: true}
 	switch {
-	case ofRunc(firstLine(text)):
+	case ofRunc(version.Line(text)):
 		if a, err = r.askRunc(ctx); err != nil {
 			return nil, err
 		}
@@ -110,10 +111,10 @@ func ofRunc(line string) bool {
 
 // shimVersion is the name of a shim and what it says after "Version:".
 func shimVersion(text string) string {
-	name := strings.TrimSuffix(filepath.Base(firstLine([]byte(text))), ":")
+	name := strings.TrimSuffix(filepath.Base(version.Line([]byte(text))), ":")
 	for line := range strings.Lines(text) {
-		if _, version, ok := strings.Cut(line, "Version:"); ok {
-			return strings.TrimSpace(name + " " + firstLine([]byte(strings.TrimSpace(version))))
+		if _, number, ok := strings.Cut(line, "Version:"); ok {
+			return strings.TrimSpace(name + " " + version.Line([]byte(strings.TrimSpace(number))))
 		}
 	}
 	return name

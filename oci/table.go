@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/oci/version"
 )
 
 // Table holds the handlers that the configuration names.
@@ -200,7 +201,7 @@ type Report struct {
 	Features          *features.Features `json:"features,omitempty"`     // what the runtime says of itself,
 	FeaturesFile      string             `json:"featuresFile,omitempty"` // or this file for it
 
-	Vulnerabilities []Vulnerability `json:"vulnerabilities,omitempty"` // known by its version
+	Vulnerabilities []version.Vulnerability `json:"vulnerabilities,omitempty"` // known by its version
 }
 
 // Report tells of each handler, in alphabetical order, as it is now. The error is
@@ -216,6 +217,7 @@ func (t *Table) Report(ctx context.Context) (reports []Report, errs []error) {
 	group.Wait()
 	return reports, errs
 }
+
 func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	r := h.byName[name]
 	configured := r.Handler()
@@ -231,8 +233,8 @@ func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 	return report, nil
 }
 
-func (h *handlers) vulnerabilities(a *Abilities) []Vulnerability {
-	return vulnerabilities(cmp.Or(a.behind, a.Version), h.backported)
+func (h *handlers) vulnerabilities(a *Abilities) []version.Vulnerability {
+	return version.Vulnerabilities(cmp.Or(a.behind, a.Version), h.backported)
 }
 
 // Vulnerable are the CVEs of the handlers' runtimes, as far as they have been

@@ -1,15 +1,11 @@
-package oci
+package version
 
 import (
-	"context"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
-
-	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
 // The versions of the advisories, and those of distributions.
@@ -51,14 +47,14 @@ func TestVulnerabilities_CVE_2024_21626_CVE_2025_31133_CVE_2025_52565_CVE_2025_5
 		"":                     "",
 	} {
 		var got []string
-		for _, v := range vulnerabilities(answer, nil) {
+		for _, v := range Vulnerabilities(answer, nil) {
 			got = append(got, v.CVE)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%s: %q, want %q", answer, got, want)
 		}
 	}
-	left := vulnerabilities("runc version 1.2.7", []string{"CVE-2025-31133", links})
+	left := Vulnerabilities("runc version 1.2.7", []string{"CVE-2025-31133", links})
 	if len(left) != 2 || left[0].CVE != "CVE-2025-52565" || !slices.Contains(left[0].Fixed, "1.2.8") {
 		t.Errorf("beside what was backported: %+v", left)
 	}
@@ -69,7 +65,7 @@ func TestAdvisoriesAreComplete(t *testing.T) {
 	t.Parallel()
 	number := regexp.MustCompile(`^CVE-\d{4}-\d{4,}$`)
 	for _, a := range advisories {
-		var last version
+		var last Number
 		for _, text := range a.fixed {
 			v, ok := parsed(text)
 			if !ok || v.compare(last) <= 0 {
@@ -83,61 +79,6 @@ func TestAdvisoriesAreComplete(t *testing.T) {
 	}
 }
 
-// program is a shell script.
-func program(t *testing.T, dir, name, text string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := testprogram.Write(path, []byte("#!/bin/sh\n"+text+"\n")); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// A table reports what its runtimes have, that of runc behind a shim too, and not
-// what is said to be backported.
-func TestReportNamesVulnerabilities(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	old := program(t, dir, "runc", `case $1 in --version) echo "runc version 1.1.5";; *) exit 1;; esac`)
-	shim := program(t, dir, "containerd-shim-runc-v2", `echo "containerd-shim-runc-v2:"; echo "  Version:  2.0.0"`)
-	program(t, dir, "crius-conmon", "exit 0")
-	program(t, dir, "crius-conmon-shim", "exit 0")
-	cfg := Config{DefaultHandler: "old", CgroupDriver: "cgroupfs", Monitor: filepath.Join(dir, "crius-conmon"), MonitorCgroup: "/x", Handlers: map[string]Handler{
-		"old":  {Type: "oci", Path: old},
-		"shim": {Type: "shim", Path: shim, Options: []string{"--BinaryName=" + old}},
-	}}
-	table, err := NewTable(cfg, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if known := table.Vulnerable(); len(known) != 0 {
-		t.Errorf("before anybody has asked: %v", known)
-	}
-	count := func() (counts []int) {
-		reports, errs := table.Report(context.Background())
-		for i, r := range reports {
-			if errs[i] != nil {
-				t.Error(errs[i])
-			}
-			counts = append(counts, len(r.Vulnerabilities))
-		}
-		return counts
-	}
-	if got := count(); !slices.Equal(got, []int{5, 5}) {
-		t.Errorf("vulnerabilities: %v", got)
-	}
-	cfg.BackportedCVEs = []string{"CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}
-	if err := table.Reload(cfg); err != nil {
-		t.Fatal(err)
-	}
-	if got := count(); !slices.Equal(got, []int{1, 1}) {
-		t.Errorf("vulnerabilities that are not backported: %v", got)
-	}
-	if known := table.Vulnerable(); len(known) != 2 || !slices.Equal(known["shim"], []string{"CVE-2026-41579"}) {
-		t.Errorf("by handler: %v", known)
-	}
-}
-
 // Versions are in one order, whatever is in them, and one that is fixed stays so in
 // every later release of its branch.
 func FuzzVersion(f *testing.F) {
@@ -146,14 +87,14 @@ func FuzzVersion(f *testing.F) {
 	f.Add("runc version 99999999999999999999.0.0", "0.0~rc99999999999999999999")
 	f.Add("Version: v1", "\xff")
 	f.Fuzz(func(t *testing.T, answer, other string) {
-		if line := firstLine([]byte(answer)); len(line) > 200 || !utf8.ValidString(line) || strings.Contains(line, "\n") {
+		if line := Line([]byte(answer)); len(line) > 200 || !utf8.ValidString(line) || strings.Contains(line, "\n") {
 			t.Errorf("%q has the first line %q", answer, line)
 		}
-		name, v := programVersion(answer)
-		if (v != version{} || name != "") && !versionWord.MatchString(answer) {
+		name, v := Parse(answer)
+		if (v != Number{} || name != "") && !word.MatchString(answer) {
 			t.Errorf("%q is %s %v", answer, name, v)
 		}
-		if found := vulnerabilities(answer, nil); name == "" && len(found) > 0 {
+		if found := Vulnerabilities(answer, nil); name == "" && len(found) > 0 {
 			t.Errorf("%q: %v", answer, found)
 		}
 		w, ok := parsed(other)

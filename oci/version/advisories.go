@@ -1,12 +1,6 @@
-package oci
+package version
 
-import (
-	"cmp"
-	"regexp"
-	"slices"
-	"strconv"
-	"strings"
-)
+import "slices"
 
 // advisories are the vulnerabilities of runtimes that crius knows by their
 // versions: those by which a container gets at the node, or a container in a
@@ -40,73 +34,16 @@ type Vulnerability struct {
 	Source string   `json:"source"`
 }
 
-// vulnerabilities are those of a runtime that answers so to --version, without
+// Vulnerabilities are those of a runtime that answers so to --version, without
 // those that its distribution has backported. A version that cannot be read has
 // none.
-func vulnerabilities(answer string, backported []string) []Vulnerability {
-	name, version := programVersion(answer)
+func Vulnerabilities(answer string, backported []string) []Vulnerability {
+	name, v := Parse(answer)
 	var found []Vulnerability
 	for _, a := range advisories {
-		if a.program == name && version.before(a.fixed) && !slices.Contains(backported, a.cve) {
+		if a.program == name && v.before(a.fixed) && !slices.Contains(backported, a.cve) {
 			found = append(found, Vulnerability{a.cve, a.what, a.fixed, a.source})
 		}
 	}
 	return found
-}
-
-// version is major, minor and patch version and the number of a release
-// candidate.
-type version [4]int
-
-// released stands for the release candidate that a release was.
-const released = 1 << 30
-
-var versionText = regexp.MustCompile(`^(\d+)\.(\d+)(?:\.(\d+))?(?:[-~]rc\.?(\d+))?`)
-
-func parsed(text string) (v version, ok bool) {
-	m := versionText.FindStringSubmatch(text)
-	if m == nil {
-		return v, false
-	}
-	for i, digits := range m[1:] {
-		v[i], _ = strconv.Atoi(digits)
-	}
-	if m[4] == "" {
-		v[3] = released
-	}
-	return v, true
-}
-
-var versionWord = regexp.MustCompile(`(?i)\bversion:?\s+v?(\d\S*)`)
-
-// programVersion is the name of a runtime and its version; no name if there is no
-// version.
-func programVersion(answer string) (name string, v version) {
-	m := versionWord.FindStringSubmatch(answer)
-	if m == nil {
-		return "", v
-	}
-	v, ok := parsed(m[1])
-	if !ok {
-		return "", v
-	}
-	return strings.ToLower(programName.FindString(answer)), v
-}
-
-func (v version) compare(other version) int { return slices.Compare(v[:], other[:]) }
-
-// before reports whether v has not what came with the versions fixed: it is older
-// than that of its own branch, or its branch is older than all of them and has
-// none.
-func (v version) before(fixed []string) bool {
-	for _, text := range fixed {
-		good, _ := parsed(text)
-		switch cmp.Or(cmp.Compare(v[0], good[0]), cmp.Compare(v[1], good[1])) {
-		case -1:
-			return true
-		case 0:
-			return v.compare(good) < 0
-		}
-	}
-	return false
 }
