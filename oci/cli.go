@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/limits"
 )
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
@@ -411,6 +412,10 @@ func (t *watched) Kill(ctx context.Context) error {
 	// the rest with it, and the cgroup is empty before anyone looks.
 	err := t.client.Signal(unix.SIGKILL)
 	return errors.Join(err, emptyCgroup(ctx, t.ref.Cgroup))
+}
+
+func (t *cliTask) Update(ctx context.Context, u limits.Update) error {
+	return t.ref.limits().Update(ctx, u, t.runtimeUpdate)
 }
 
 func (t *cliTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {

@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -188,32 +187,6 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 	t.killExec(ctx, e)
 	if e.ended == nil {
 		_ = e.watch(e.pid) // else the Reaper buries it, later
-	}
-}
-
-// lendOOMScore gives a process the container's oom_score_adj if it can, and returns the
-// old and the new value. Both are empty in a sandbox, and if they do not differ or cannot
-// be read.
-func (t *watched) lendOOMScore(pid int) (had, has string) {
-	if t.ref.Sandbox != "" {
-		return "", "" // it is only a helper, the command is in the sandbox
-	}
-	score, err := os.ReadFile(oomScoreFile(t.PID()))
-	before, gone := os.ReadFile(oomScoreFile(pid))
-	if err != nil || gone != nil || bytes.Equal(before, score) {
-		return "", ""
-	}
-	_ = os.WriteFile(oomScoreFile(pid), score, 0)
-	return strings.TrimSpace(string(before)), strings.TrimSpace(string(score))
-}
-
-// shareOOMScore does the same for an exec process and the processes that it has forked so
-// far. With crun it inherits the runtime's value, which is the container's unless the
-// runtime was faster than lendOOMScore. runc sets the value that the container was
-// created with, which an update may have changed since.
-func (t *watched) shareOOMScore(pid int) {
-	if had, has := t.lendOOMScore(pid); had != has {
-		_ = t.replaceOOMScores(has, func(score string) bool { return score == had })
 	}
 }
 

@@ -127,7 +127,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution) error {
 	failed := cmd.Start()
 	if failed == nil {
-		t.lendOOMScore(cmd.Process.Pid)
+		t.ref.limits().LendOOMScore(t.PID(), cmd.Process.Pid)
 		ended := endLate(ctx, cmd.Process.Pid)
 		failed = cmd.Wait()
 		ended()
@@ -146,7 +146,7 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	case err != nil:
 		return err
 	}
-	t.shareOOMScore(e.pid)
+	t.ref.limits().ShareOOMScore(t.PID(), e.pid)
 	e.noteLeader()
 	if err := e.watch(e.pid); err != nil {
 		t.killLate(ctx, e)

@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/limits"
 )
 
 // gone is a container that nobody watches any more: it died with an earlier
@@ -109,10 +110,10 @@ func (g *gone) Exited() <-chan struct{} {
 	return closed
 }
 
-func (g *gone) Start(context.Context) error           { return g.refusal() }
-func (g *gone) Started(context.Context) (bool, error) { return false, g.refusal() }
-func (g *gone) Update(context.Context, Update) error  { return g.refusal() }
-func (g *gone) ReopenLog(context.Context) error       { return g.refusal() }
+func (g *gone) Start(context.Context) error                 { return g.refusal() }
+func (g *gone) Started(context.Context) (bool, error)       { return false, g.refusal() }
+func (g *gone) Update(context.Context, limits.Update) error { return g.refusal() }
+func (g *gone) ReopenLog(context.Context) error             { return g.refusal() }
 func (g *gone) Usage(context.Context) (cgroup.Usage, error) {
 	return cgroup.Usage{}, g.refusal()
 }

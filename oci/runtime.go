@@ -22,6 +22,7 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/oci/limits"
 )
 
 // Runtime is a RuntimeClass handler.
@@ -86,7 +87,7 @@ type Task interface {
 	Attach(ctx context.Context, wanted conmon.Streams) (*Session, error)
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
-	Update(ctx context.Context, u Update) error
+	Update(ctx context.Context, u limits.Update) error
 	// Usage is what the container uses by the runtime's own account. It is
 	// fault.Unimplemented where the container's cgroup tells that.
 	Usage(ctx context.Context) (cgroup.Usage, error)
@@ -129,6 +130,10 @@ type Ref struct {
 
 // Rootfs is where the container's root file system is to be mounted.
 func (r Ref) Rootfs() string { return r.Dir + "/rootfs" }
+
+func (r Ref) limits() limits.Container {
+	return limits.Container{ID: r.ID, Cgroup: r.Cgroup, Sandboxed: r.Sandbox != ""}
+}
 
 // IO says where a container's output goes and what its input is.
 type IO struct {

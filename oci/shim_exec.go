@@ -184,7 +184,7 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	e := &execution{Session: s, pid: pid}
 	if !x.task.record.Sandboxed {
 		e.noteLeader()
-		x.task.shareOOMScore(pid)
+		x.task.ref.limits().ShareOOMScore(x.task.PID(), pid)
 	}
 	return e
 }

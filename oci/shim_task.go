@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/limits"
 )
 
 const (
@@ -92,8 +93,8 @@ func (t *shimTask) Kill(ctx context.Context) error {
 	return nil
 }
 
-func (t *shimTask) Update(ctx context.Context, u Update) error {
-	return t.updateBy(ctx, u, t.runtimeUpdate)
+func (t *shimTask) Update(ctx context.Context, u limits.Update) error {
+	return t.ref.limits().Update(ctx, u, t.runtimeUpdate)
 }
 
 func (t *shimTask) runtimeUpdate(ctx context.Context, resources *specs.LinuxResources) error {
@@ -210,7 +211,7 @@ func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err erro
 // Update: the limits in the guest are the shim's business, those on this machine
 // are the sandbox's. Of a memory limit that is too low the guest's kernel has to
 // tell.
-func (t *sandboxedShimTask) Update(ctx context.Context, u Update) error {
+func (t *sandboxedShimTask) Update(ctx context.Context, u limits.Update) error {
 	err := t.runtimeUpdate(ctx, u.Resources)
 	if err == nil || u.Old == nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/pod/stop"
@@ -432,7 +433,7 @@ func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerRe
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
 	merged := mergeResources(c.now().Resources.M, r)
-	var update oci.Update
+	var update limits.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/network/hostport"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -392,7 +393,7 @@ type fakeTask struct {
 	*node
 	id       string
 	sandbox  string // of the Ref
-	updates  []oci.Update
+	updates  []limits.Update
 	exitFile string
 	spec     *specs.Spec
 	started  bool
@@ -477,7 +478,7 @@ func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, 
 	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
 }
 
-func (t *fakeTask) Update(ctx context.Context, u oci.Update) error {
+func (t *fakeTask) Update(ctx context.Context, u limits.Update) error {
 	return t.step(ctx, "update", func() { t.updates = append(t.updates, u) })
 }
 

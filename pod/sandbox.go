@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
@@ -417,10 +418,10 @@ func (s *Sandbox) limitSandbox(ctx context.Context, before *cri.PodSandboxConfig
 // sandboxLimits are those of the sandbox of a pod with this request. Cgroup v1 has
 // no CPU quota above the parent's, which a kubelet raises after the sandbox's: the
 // quota is clamped to that one until then.
-func (s *Sandbox) sandboxLimits(cfg *cri.PodSandboxConfig) (update oci.Update, clamped bool, err error) {
-	limits, err := spec.SandboxResources(cfg, s.engine.host)
-	update.Resources = limits
-	if err != nil || limits.CPU == nil || limits.CPU.Quota == nil {
+func (s *Sandbox) sandboxLimits(cfg *cri.PodSandboxConfig) (update limits.Update, clamped bool, err error) {
+	set, err := spec.SandboxResources(cfg, s.engine.host)
+	update.Resources = set
+	if err != nil || set.CPU == nil || set.CPU.Quota == nil {
 		return update, false, err
 	}
 	most, per, err := cgroup.Quota(path.Dir(s.infraRef().Cgroup))
@@ -428,11 +429,11 @@ func (s *Sandbox) sandboxLimits(cfg *cri.PodSandboxConfig) (update oci.Update, c
 		return update, false, err
 	}
 	period := int64(defaultPeriod)
-	if limits.CPU.Period != nil && *limits.CPU.Period != 0 {
-		period = int64(*limits.CPU.Period)
+	if set.CPU.Period != nil && *set.CPU.Period != 0 {
+		period = int64(*set.CPU.Period)
 	}
-	if allowed := most * period / per; *limits.CPU.Quota > allowed {
-		limits.CPU.Quota, clamped = &allowed, true
+	if allowed := most * period / per; *set.CPU.Quota > allowed {
+		set.CPU.Quota, clamped = &allowed, true
 	}
 	return update, clamped, nil
 }

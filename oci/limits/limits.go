@@ -1,6 +1,9 @@
-package oci
+// Package limits changes what a live container may use: all that is asked for, or
+// nothing.
+package limits
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,45 +30,46 @@ type Update struct {
 	OOMScoreAdj *int                  // of every process; nil: stays
 }
 
-func (t *cliTask) Update(ctx context.Context, u Update) error {
-	return t.updateBy(ctx, u, t.runtimeUpdate)
+// Container is one whose limits are changed.
+type Container struct {
+	ID        string
+	Cgroup    string // its path below the cgroup mount
+	Sandboxed bool   // it is in a sandbox made for another one: its processes are not in the cgroup
 }
 
-// runtimeUpdate has the runtime set limits.
-type runtimeUpdate = func(ctx context.Context, resources *specs.LinuxResources) error
-
-// updateBy does what of u the runtimes leave out as well, and does all of it or
-// nothing: runtimes themselves stop in the middle when the kernel refuses a
-// value.
-func (t *watched) updateBy(ctx context.Context, u Update, apply runtimeUpdate) error {
-	if err := t.makeRoom(u.Resources.Memory); err != nil {
+// Update has apply, the runtime's update, set limits, and sets those that runtimes
+// leave out. It does all of it or nothing: runtimes themselves stop in the middle when
+// the kernel refuses a value. It is fault.Precondition if the container uses more
+// memory than it is to have.
+func (c Container) Update(ctx context.Context, u Update, apply func(context.Context, *specs.LinuxResources) error) error {
+	if err := c.makeRoom(u.Resources.Memory); err != nil {
 		return err
 	}
-	old := t.limits(u)
-	err := t.update(ctx, u, apply)
+	old := c.limits(u)
+	err := c.update(ctx, u, apply)
 	if err != nil {
-		err = t.explain(u, err)
+		err = c.explain(u, err)
 		if u.Old != nil {
 			// systemd has been told by some runtimes before the kernel refused,
 			// and would bring the new values back at its next reload.
 			if back := trace.Do(ctx, "runtime update", func(ctx context.Context) error { return apply(ctx, u.Old) }); back != nil {
-				slog.WarnContext(ctx, "runtime failed to restore the old limits", "container", t.ref.ID, "err", back)
+				slog.WarnContext(ctx, "runtime failed to restore the old limits", "container", c.ID, "err", back)
 			}
 		}
-		err = errors.Join(err, trace.Call(ctx, "restore limits", func() error { return old.restore(t.ref.Cgroup) }))
+		err = errors.Join(err, trace.Call(ctx, "restore limits", func() error { return old.restore(c.Cgroup) }))
 	}
 	return err
 }
 
 // update lets what crius does itself come first, for that can be taken back
 // without the runtime, which may have told systemd.
-func (t *watched) update(ctx context.Context, u Update, apply runtimeUpdate) error {
-	setHugepages := func() error { return t.setHugepages(u.Resources) }
+func (c Container) update(ctx context.Context, u Update, apply func(context.Context, *specs.LinuxResources) error) error {
+	setHugepages := func() error { return c.setHugepages(u.Resources) }
 	if err := trace.Call(ctx, "set huge page limits", setHugepages); err != nil {
 		return err
 	}
 	if u.OOMScoreAdj != nil {
-		if err := trace.Call(ctx, "set OOM score", func() error { return t.setOOMScore(*u.OOMScoreAdj) }); err != nil {
+		if err := trace.Call(ctx, "set OOM score", func() error { return c.setOOMScore(*u.OOMScoreAdj) }); err != nil {
 			return err
 		}
 	}
@@ -78,20 +82,20 @@ func (t *watched) update(ctx context.Context, u Update, apply runtimeUpdate) err
 }
 
 // setHugepages writes the limits, which no runtime's update does.
-func (t *watched) setHugepages(r *specs.LinuxResources) error {
+func (c Container) setHugepages(r *specs.LinuxResources) error {
 	for _, limit := range r.HugepageLimits {
 		value := strconv.FormatUint(limit.Limit, 10)
-		err := cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "limit_in_bytes"), value)
+		err := cgroup.WriteFile(c.Cgroup, hugepageFile(limit.Pagesize, "limit_in_bytes"), value)
 		if errors.Is(err, fault.NotFound) {
-			err = cgroup.WriteFile(t.ref.Cgroup, hugepageFile(limit.Pagesize, "max"), value)
+			err = cgroup.WriteFile(c.Cgroup, hugepageFile(limit.Pagesize, "max"), value)
 		}
 		if errors.Is(err, fault.NotFound) {
-			return fmt.Errorf("cgroup %s has no limit for huge pages of %s: %w", t.ref.Cgroup, limit.Pagesize, fault.Invalid)
+			return fmt.Errorf("cgroup %s has no limit for huge pages of %s: %w", c.Cgroup, limit.Pagesize, fault.Invalid)
 		}
 		if err != nil {
 			return err
 		}
-		if err := t.setReserved(limit.Pagesize, value); err != nil {
+		if err := c.setReserved(limit.Pagesize, value); err != nil {
 			return err
 		}
 	}
@@ -100,14 +104,14 @@ func (t *watched) setHugepages(r *specs.LinuxResources) error {
 
 // setReserved raises or lowers the limit of pages that are reserved and not yet
 // used, where the runtime has set one: current runc does.
-func (t *watched) setReserved(pageSize, value string) error {
+func (c Container) setReserved(pageSize, value string) error {
 	for _, suffix := range []string{"rsvd.limit_in_bytes", "rsvd.max"} {
 		name := hugepageFile(pageSize, suffix)
-		now, err := cgroup.ReadFile(t.ref.Cgroup, name)
+		now, err := cgroup.ReadFile(c.Cgroup, name)
 		if limit, parseErr := strconv.ParseUint(now, 10, 64); err != nil || parseErr != nil || limit >= unlimited {
 			continue
 		}
-		if err := cgroup.WriteFile(t.ref.Cgroup, name, value); err != nil {
+		if err := cgroup.WriteFile(c.Cgroup, name, value); err != nil {
 			return err
 		}
 	}
@@ -123,18 +127,18 @@ func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize
 const scoreRounds = 8
 
 // setOOMScore gives all processes of the container a new score.
-func (t *watched) setOOMScore(score int) error {
+func (c Container) setOOMScore(score int) error {
 	text := strconv.Itoa(score)
-	return t.replaceOOMScores(text, func(old string) bool { return old != text })
+	return c.replaceOOMScores(text, func(old string) bool { return old != text })
 }
 
 // replaceOOMScores gives a new score to the processes of the container whose score
 // is an old one. One that is forked meanwhile has its parent's, old or new, so it
 // goes round until there is none with an old one, or there have been enough rounds:
 // who forks that fast has children with the new score by then.
-func (t *watched) replaceOOMScores(score string, old func(string) bool) error {
+func (c Container) replaceOOMScores(score string, old func(string) bool) error {
 	for range scoreRounds {
-		pids, err := cgroup.Procs(t.ref.Cgroup)
+		pids, err := cgroup.Procs(c.Cgroup)
 		if err != nil {
 			return err
 		}
@@ -156,6 +160,32 @@ func (t *watched) replaceOOMScores(score string, old func(string) bool) error {
 	return nil
 }
 
+// LendOOMScore gives a process the oom_score_adj of the container's init if it can, and
+// returns the old and the new value. Both are empty in a sandbox, and if they do not
+// differ or cannot be read.
+func (c Container) LendOOMScore(init, pid int) (had, has string) {
+	if c.Sandboxed {
+		return "", "" // it is only a helper, the command is in the sandbox
+	}
+	score, err := os.ReadFile(oomScoreFile(init))
+	before, gone := os.ReadFile(oomScoreFile(pid))
+	if err != nil || gone != nil || bytes.Equal(before, score) {
+		return "", ""
+	}
+	_ = os.WriteFile(oomScoreFile(pid), score, 0)
+	return strings.TrimSpace(string(before)), strings.TrimSpace(string(score))
+}
+
+// ShareOOMScore does the same for an exec process and the processes that it has forked so
+// far. With crun it inherits the runtime's value, which is the container's unless the
+// runtime was faster than LendOOMScore. runc sets the value that the container was
+// created with, which an update may have changed since.
+func (c Container) ShareOOMScore(init, pid int) {
+	if had, has := c.LendOOMScore(init, pid); had != has {
+		_ = c.replaceOOMScores(has, func(score string) bool { return score == had })
+	}
+}
+
 func oomScoreFile(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/oom_score_adj" }
 
 // exited tells that a file in /proc is one of a process that is no more.
@@ -164,17 +194,17 @@ func exited(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(er
 // makeRoom has the kernel give back page cache where the container uses more
 // than it is to have, and refuses the update if that is not enough: cgroup v2
 // would kill a process. On v1 the kernel does the same by itself.
-func (t *watched) makeRoom(memory *specs.LinuxMemory) error {
+func (c Container) makeRoom(memory *specs.LinuxMemory) error {
 	if memory == nil || memory.Limit == nil || *memory.Limit <= 0 {
 		return nil
 	}
-	used := func() int64 { return t.number("memory.current") } // 0 on v1
+	used := func() int64 { return c.number("memory.current") } // 0 on v1
 	over := used() - *memory.Limit
 	if over <= 0 {
 		return nil
 	}
 	// It fails if it finds less; on kernels before 5.19, always.
-	_ = cgroup.WriteFile(t.ref.Cgroup, "memory.reclaim", strconv.FormatInt(over, 10))
+	_ = cgroup.WriteFile(c.Cgroup, "memory.reclaim", strconv.FormatInt(over, 10))
 	if n := used(); n > *memory.Limit {
 		return tooMuchUsed(*memory.Limit, n)
 	}
@@ -183,10 +213,10 @@ func (t *watched) makeRoom(memory *specs.LinuxMemory) error {
 
 // explain says it where memory is what stands in the way. Whatever else the
 // runtime could not do, the kernel has refused it.
-func (t *watched) explain(u Update, err error) error {
+func (c Container) explain(u Update, err error) error {
 	memory := u.Resources.Memory
 	if memory != nil && memory.Limit != nil && *memory.Limit > 0 {
-		if n := t.number("memory.usage_in_bytes"); n > *memory.Limit {
+		if n := c.number("memory.usage_in_bytes"); n > *memory.Limit {
 			return fmt.Errorf("%w: %w", tooMuchUsed(*memory.Limit, n), err)
 		}
 	}
@@ -201,8 +231,8 @@ func tooMuchUsed(limit, used int64) error {
 }
 
 // number is the value of a cgroup file, 0 if there is none.
-func (t *watched) number(name string) int64 {
-	text, err := cgroup.ReadFile(t.ref.Cgroup, name)
+func (c Container) number(name string) int64 {
+	text, err := cgroup.ReadFile(c.Cgroup, name)
 	if err != nil {
 		return 0
 	}
@@ -218,7 +248,7 @@ type oldLimits struct {
 
 // limits reads all that u may change. What cannot be read is not there to be
 // changed.
-func (t *watched) limits(u Update) oldLimits {
+func (c Container) limits(u Update) oldLimits {
 	names := []string{
 		"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpuset.cpus", "cpuset.mems",
 		"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
@@ -231,12 +261,12 @@ func (t *watched) limits(u Update) oldLimits {
 	}
 	old := oldLimits{files: map[string]string{}, scores: map[int]string{}}
 	for _, name := range names {
-		if value, err := cgroup.ReadFile(t.ref.Cgroup, name); err == nil {
+		if value, err := cgroup.ReadFile(c.Cgroup, name); err == nil {
 			old.files[name] = value
 		}
 	}
 	if u.OOMScoreAdj != nil {
-		pids, _ := cgroup.Procs(t.ref.Cgroup)
+		pids, _ := cgroup.Procs(c.Cgroup)
 		for _, pid := range pids {
 			if value, err := os.ReadFile(oomScoreFile(pid)); err == nil {
 				old.scores[pid] = string(value)
