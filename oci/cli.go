@@ -25,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
@@ -294,6 +295,26 @@ func (t *watched) Logged(ctx context.Context) uint64   { return t.client.Logged(
 func (t *watched) ReopenLog(ctx context.Context) error { return t.client.ReopenLog(ctx) }
 func (t *watched) Close()                              { t.closing.Do(func() { _ = t.client.Close() }) }
 
+// attach joins the container's streams at its monitor. The monitor of a shim knows of no
+// terminal, so resize sets the size of the one that the container's process may have.
+func (t *watched) attach(ctx context.Context, wanted conmon.Streams, resize func(context.Context, stdio.Size) error) (*stdio.Session, error) {
+	process, err := readProcess[struct{ Terminal bool }](t.ref.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if !process.Terminal {
+		resize = nil
+	}
+	a, err := conmon.Attach(ctx, t.ref.Dir, wanted)
+	if err != nil {
+		return nil, err
+	}
+	return stdio.New(stdio.Ends{
+		Stdin: a.Stdin, Stdout: a.Stdout, Stderr: a.Stderr, Terminal: process.Terminal,
+		Ended: t.client.Exited(), Attachment: a, Resize: resize,
+	}), nil
+}
+
 // dead reports whether the container's end is known.
 func (t *watched) dead() bool {
 	select {
@@ -309,6 +330,15 @@ func (t *watched) dead() bool {
 type cliTask struct {
 	watched
 	runtime *cli
+}
+
+func (t *cliTask) resize(ctx context.Context, size stdio.Size) error {
+	return t.client.Resize(ctx, size.Width, size.Height)
+}
+
+// Attach joins the container's streams at its monitor.
+func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
+	return t.attach(ctx, wanted, t.resize)
 }
 
 // Start has the runtime hold a lock while it starts the container, for it may

@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // reapTime is how long a killed command is waited for. One that sleeps
@@ -100,7 +101,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 // of ours as its stdio. The runtime is gone again before the process has done
 // anything; what remains is a child of this server (Reaper makes it a subreaper)
 // whose exit the server sees by itself: no second monitor, no mount, no dbus call.
-func (t *cliTask) Open(ctx context.Context, c Command) (*Session, error) {
+func (t *cliTask) Open(ctx context.Context, c Command) (*stdio.Session, error) {
 	child, err := t.exec(ctx, c)
 	if err != nil {
 		return nil, err
@@ -154,11 +155,12 @@ func beginWhole(ctx context.Context, begin func(context.Context) (*execution, er
 
 // execution is a command that runs.
 type execution struct {
-	*Session
+	*stdio.Session
 	pid        int
 	leader     int    // of its session, which is not always its own: crun makes it in a process between
 	sandboxPID int    // its pid inside a sandbox: then the other one is that of a helper; 0: it is in none
 	dir        string // see Command.noted
+	kill       func() // where no pid serves
 }
 
 // forget removes the note for the next server.
@@ -185,9 +187,7 @@ func (t *cliTask) killLate(ctx context.Context, e *execution) {
 		e.noteLeader()
 	}
 	t.killExec(ctx, e)
-	if e.ended == nil {
-		_ = e.watch(e.pid) // else the Reaper buries it, later
-	}
+	_ = e.Watch(e.pid) // else the Reaper reaps it, later
 }
 
 // killExec kills all that an exec has started: its descendants, and those that

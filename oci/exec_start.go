@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // begin starts a command.
@@ -32,22 +33,21 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{over: make(chan struct{})}
+	s, pipes, err := stdio.Open(c.Stdin && !c.Terminal)
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	pipes, err := s.open(c)
-	defer pipes.close()
-	if err != nil {
-		return nil, err
-	}
+	defer pipes.Close()
 	terminal, err := t.newTerminal(a, c)
 	if err != nil {
 		return nil, err
 	}
-	defer terminal.close()
+	defer terminal.Close()
 	e := &execution{Session: s}
 	defer func() {
 		if err != nil || !c.noted {
@@ -58,11 +58,11 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		return t.execProcess(ctx, a, process, terminal, pipes, e)
 	})
 	if err != nil {
-		pipes.close()
-		said := errorAlone(ctx, lastWords(s.stderr)+"\n"+wordsOn(terminal))
+		pipes.Close()
+		said := errorAlone(ctx, s.Said(terminal))
 		return nil, t.execFailed(ctx, process, said, fmt.Errorf("%s exec (to run %.200q): %w", t.runtime.name, c.Args[0], describe(err, said)))
 	}
-	if err := s.useTerminal(terminal); err != nil {
+	if err := s.UseTerminal(terminal); err != nil {
 		t.killLate(ctx, e)
 		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
@@ -84,9 +84,21 @@ func commandProcess(bundle string, c Command) (*specs.Process, error) {
 	return process, nil
 }
 
+// newTerminal: where the runtime stays in the foreground, the terminal is its own
+// standard streams.
+func (t *cliTask) newTerminal(a *Abilities, c Command) (stdio.Terminal, error) {
+	switch {
+	case !c.Terminal:
+		return stdio.NoTerminal{}, nil
+	case a.quirks.sandboxPID != "":
+		return stdio.NewPTY()
+	}
+	return stdio.NewConsole(t.ref.Dir)
+}
+
 // execProcess runs the runtime's exec and notes in e which process it has started, and
 // watches that.
-func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.Process, terminal terminal, pipes stdio, e *execution) error {
+func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.Process, terminal stdio.Terminal, pipes stdio.Pipes, e *execution) error {
 	dir, err := os.MkdirTemp(t.ref.Dir, execDirs)
 	if err != nil {
 		return err
@@ -102,7 +114,7 @@ func (t *cliTask) execProcess(ctx context.Context, a *Abilities, process *specs.
 	}
 	logFile := filepath.Join(dir, "log")
 	defer t.runtime.relayLog(ctx, t.ref.ID, logFile)
-	flags, streams := terminal.offer(pipes)
+	flags, streams := terminal.Offer(pipes)
 	args := t.runtime.logged(a, logFile, append([]string{"exec", "--process", processFile, "--pid-file", pidFileOf(dir)}, flags...))
 	run := t.execDetached
 	if flag := a.quirks.sandboxPID; flag != "" {
@@ -148,7 +160,7 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	}
 	t.ref.limits().ShareOOMScore(t.PID(), e.pid)
 	e.noteLeader()
-	if err := e.watch(e.pid); err != nil {
+	if err := e.Watch(e.pid); err != nil {
 		t.killLate(ctx, e)
 		return err
 	}
@@ -185,7 +197,7 @@ func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *executio
 		return err
 	}
 	e.pid = cmd.Process.Pid
-	if err := e.watch(e.pid); err != nil {
+	if err := e.Watch(e.pid); err != nil {
 		killTree(e.pid, isOwnChild)
 		_ = cmd.Wait()
 		return err
@@ -232,7 +244,7 @@ func (e *execution) begun(ctx context.Context) error {
 
 func (e *execution) hasEnded() bool {
 	select {
-	case <-e.ended:
+	case <-e.Ended():
 		return true
 	default:
 		return false

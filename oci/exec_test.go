@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -27,11 +28,10 @@ type talker struct {
 }
 
 func (f *talker) exec(context.Context, Command) (*execution, error) {
-	s := &Session{over: make(chan struct{})}
 	ended := make(chan struct{})
-	s.ended = ended
+	ends := stdio.Ends{Ended: ended}
 	var streams sync.WaitGroup
-	for _, stream := range []**os.File{&s.stdout, &s.stderr} {
+	for _, stream := range []**os.File{&ends.Stdout, &ends.Stderr} {
 		r, w, err := os.Pipe()
 		if err != nil {
 			f.t.Fatal(err)
@@ -52,7 +52,7 @@ func (f *talker) exec(context.Context, Command) (*execution, error) {
 		f.running.Wait()
 		close(ended)
 	}()
-	return &execution{Session: s}, nil
+	return &execution{Session: stdio.New(ends)}, nil
 }
 
 func (*talker) killExec(context.Context, *execution) {}

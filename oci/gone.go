@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // gone is a container that nobody watches any more: it died with an earlier
@@ -121,5 +122,7 @@ func (g *gone) Forward(context.Context, uint16) (Stream, error) { return nil, g.
 func (g *gone) Exec(context.Context, []string, time.Duration) (*ExecResult, error) {
 	return nil, g.refusal()
 }
-func (g *gone) Open(context.Context, Command) (*Session, error)          { return nil, g.refusal() }
-func (g *gone) Attach(context.Context, conmon.Streams) (*Session, error) { return nil, g.refusal() }
+func (g *gone) Open(context.Context, Command) (*stdio.Session, error) { return nil, g.refusal() }
+func (g *gone) Attach(context.Context, conmon.Streams) (*stdio.Session, error) {
+	return nil, g.refusal()
+}

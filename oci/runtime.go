@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // Runtime is a RuntimeClass handler.
@@ -82,9 +83,9 @@ type Task interface {
 	// Open starts a command in the container like Exec, for somebody who talks to
 	// it. ctx is about the start only; the command runs on when the Session is
 	// closed, as it does when a terminal is hung up.
-	Open(ctx context.Context, c Command) (*Session, error)
+	Open(ctx context.Context, c Command) (*stdio.Session, error)
 	// Attach joins in the standard streams of the container's own process.
-	Attach(ctx context.Context, wanted conmon.Streams) (*Session, error)
+	Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error)
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
 	Update(ctx context.Context, u limits.Update) error

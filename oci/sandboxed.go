@@ -6,16 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // sandboxedTask is a container in a sandbox that its runtime has made for another one,
@@ -137,18 +135,16 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 // Attach: the processes in a sandbox whose runtime does not tell them of a new size
 // are told by a signal, all of them, for only the runtime knows whose terminal it
 // is. Who does not care about terminals ignores it.
-func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
+func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
 	a, err := t.runtime.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s, err := t.cliTask.Attach(ctx, wanted)
-	if err != nil || s.resize == nil || !a.quirks.tellSize {
-		return s, err
+	if !a.quirks.tellSize {
+		return t.cliTask.Attach(ctx, wanted)
 	}
-	set := s.resize
-	s.resize = func(ctx context.Context, size Size) error {
-		if err := set(ctx, size); err != nil {
+	return t.attach(ctx, wanted, func(ctx context.Context, size stdio.Size) error {
+		if err := t.resize(ctx, size); err != nil {
 			return err
 		}
 		_, err := t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGWINCH)))
@@ -156,8 +152,7 @@ func (t *sandboxedTask) Attach(ctx context.Context, wanted conmon.Streams) (*Ses
 			return nil
 		}
 		return err
-	}
-	return s, nil
+	})
 }
 
 // killInSandbox kills a command in a sandbox and its descendants. Each is stopped
@@ -267,50 +262,16 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	if len(a.quirks.forward) == 0 {
 		return nil, fmt.Errorf("runtime handler %s cannot forward ports into the sandbox; use the pod IP: %w", t.runtime.name, fault.Unimplemented)
 	}
-	c, err := newConsole(t.ref.Dir)
+	c, err := stdio.NewConsole(t.ref.Dir)
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
-	args := append(append([]string{}, a.quirks.forward...), c.path, t.ref.ID, strconv.Itoa(int(port)))
+	defer c.Close()
+	args := append(append([]string{}, a.quirks.forward...), c.Path, t.ref.ID, strconv.Itoa(int(port)))
 	if _, err := t.runtime.run(ctx, t.ref, nil, args...); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}
-	_ = c.SetDeadline(time.Now().Add(quietTime)) // it lies in the queue
-	conn, err := c.AcceptUnix()
-	if err != nil {
-		return nil, fmt.Errorf("the runtime did not connect to the console socket: %w", err)
-	}
-	return &wholeStream{UnixConn: conn}, nil
-}
-
-// wholeStream is a connection through somebody who, when one direction ends, ends
-// the other as well and drops what is on its way. So the end of what is sent is
-// kept back until nothing has come from the other side for a while.
-type wholeStream struct {
-	*net.UnixConn
-	sent atomic.Bool
-}
-
-// answerTime is how long an answer may make a pause once all has been sent.
-const answerTime = 2 * time.Second
-
-// CloseWrite sends nothing. It makes Read return io.EOF after answerTime without data.
-func (s *wholeStream) CloseWrite() error {
-	s.sent.Store(true)
-	return s.SetReadDeadline(time.Now().Add(answerTime))
-}
-
-func (s *wholeStream) Read(p []byte) (int, error) {
-	n, err := s.UnixConn.Read(p)
-	if s.sent.Load() {
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = io.EOF
-		} else {
-			_ = s.SetReadDeadline(time.Now().Add(answerTime))
-		}
-	}
-	return n, err
+	return c.Connection()
 }
 
 // reapHelpers finds the helper processes that the runtime has left beside the container

@@ -16,13 +16,14 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 func (t *shimTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
 	return execSync(ctx, t, t.runtime.output, args, timeout)
 }
 
-func (t *shimTask) Open(ctx context.Context, c Command) (*Session, error) {
+func (t *shimTask) Open(ctx context.Context, c Command) (*stdio.Session, error) {
 	e, err := t.exec(ctx, c)
 	if err != nil {
 		return nil, err
@@ -144,44 +145,38 @@ func (x *shimExec) forget(ctx context.Context) {
 // session hands the command over. Its own goroutine waits for its end and, when
 // the session is over as well, has the shim forget it.
 func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
-	s := &Session{over: make(chan struct{}), terminal: c.Terminal, quiet: drainTime}
 	// The shim has opened the write ends of the output FIFOs by now. Ours are closed, or
 	// nobody would see end of file. It may open the read end of the input FIFO later:
 	// ours stays open, or the data in it would be lost.
-	if in := x.fifos[0]; in != nil {
-		s.stdin = in.Write
-	}
-	s.stdout = x.fifos[1].Read
+	ends := stdio.Ends{Stdout: x.fifos[1].Read, Terminal: c.Terminal, Quiet: stdio.DrainTime}
 	_ = x.fifos[1].Write.Close()
+	if in := x.fifos[0]; in != nil {
+		ends.Stdin = in.Write
+	}
 	if words := x.fifos[2]; words != nil {
-		s.stderr = words.Read
+		ends.Stderr = words.Read
 		_ = words.Write.Close()
 	}
-	s.kill = func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
-		defer cancel()
-		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
-	}
-	s.endInput = func() {
-		_ = s.stdin.Close()
-		x.closeStdin(ctx, s)
-	}
 	if c.Terminal {
-		s.resize = x.task.resize(x.process)
+		ends.Resize = x.task.resize(x.process)
 	}
-	ended := make(chan struct{})
-	s.ended = ended
+	var s *stdio.Session
+	ends.EndInput = func() { x.closeStdin(ctx, s) }
+	s = stdio.New(ends)
 	go func() {
 		status, err := x.client.Wait(context.WithoutCancel(ctx), x.process)
-		s.status, s.waitErr = unix.WaitStatus(status<<8), err
-		close(ended)
-		<-s.over
+		s.Finish(unix.WaitStatus(status<<8), err)
+		<-s.Closed()
 		x.forget(ctx)
 	}()
 	if c.Terminal {
-		go x.hangUp(ctx, s, ended)
+		go x.hangUp(ctx, s)
 	}
-	e := &execution{Session: s, pid: pid}
+	e := &execution{Session: s, pid: pid, kill: func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
+		defer cancel()
+		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
+	}}
 	if !x.task.record.Sandboxed {
 		e.noteLeader()
 		x.task.ref.limits().ShareOOMScore(x.task.PID(), pid)
@@ -190,11 +185,11 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 }
 
 // hangUp does what closing a terminal does elsewhere: the shim keeps it open.
-func (x *shimExec) hangUp(ctx context.Context, s *Session, ended <-chan struct{}) {
+func (x *shimExec) hangUp(ctx context.Context, s *stdio.Session) {
 	select {
-	case <-ended:
+	case <-s.Ended():
 		return
-	case <-s.over:
+	case <-s.Closed():
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 	defer cancel()
@@ -205,14 +200,14 @@ func (x *shimExec) hangUp(ctx context.Context, s *Session, ended <-chan struct{}
 
 // closeStdin tells the shim of the end of the input when it has read all of it:
 // some throw away what they have not.
-func (x *shimExec) closeStdin(ctx context.Context, s *Session) {
+func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 	const longest = time.Second
 	for pause := 2 * time.Millisecond; shim.Unread(x.fifos[0].Path) > 0; pause = min(2*pause, longest) {
 		select {
 		case <-time.After(pause):
-		case <-s.ended:
+		case <-s.Ended():
 			return
-		case <-s.over:
+		case <-s.Closed():
 			return
 		}
 	}
@@ -228,5 +223,5 @@ func (t *shimTask) killExec(ctx context.Context, e *execution) {
 		killCommand(ctx, t.ref, e)
 		return
 	}
-	e.Session.kill()
+	e.kill()
 }

@@ -263,8 +263,8 @@ func TestPIDsOfCommands(t *testing.T) {
 		}
 		want := []string{"Exec", "Start", "Kill", "Delete"}
 		if err == nil {
-			e.Session.kill()
-			<-e.ended
+			e.kill()
+			<-e.Ended()
 			e.Session.Close()
 			want = []string{"Exec", "Start", "Wait", "Kill", "Delete"}
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 const (
@@ -110,27 +111,12 @@ func (t *shimTask) Forward(context.Context, uint16) (Stream, error) {
 }
 
 // Attach joins the container's streams at its monitor, which knows of no terminal.
-func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
-	terminal, err := t.terminal()
-	if err != nil {
-		return nil, err
-	}
-	a, err := conmon.Attach(ctx, t.ref.Dir, wanted)
-	if err != nil {
-		return nil, err
-	}
-	s := &Session{
-		stdin: a.Stdin, stdout: a.Stdout, stderr: a.Stderr, terminal: terminal,
-		ended: t.client.Exited(), over: make(chan struct{}), attachment: a,
-	}
-	if terminal {
-		s.resize = t.resize(t.process())
-	}
-	return s, nil
+func (t *shimTask) Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error) {
+	return t.attach(ctx, wanted, t.resize(t.process()))
 }
 
-func (t *shimTask) resize(p shim.Process) func(context.Context, Size) error {
-	return func(ctx context.Context, size Size) error {
+func (t *shimTask) resize(p shim.Process) func(context.Context, stdio.Size) error {
+	return func(ctx context.Context, size stdio.Size) error {
 		return t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.ResizePty(ctx, p, size.Width, size.Height) })
 	}
 }
@@ -230,55 +216,13 @@ func (t *sandboxedShimTask) Forward(ctx context.Context, port uint16) (Stream, e
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
-	s, err := t.Open(ctx, Command{Args: []string{spec.Process.Args[0], "forward", fmt.Sprint(port)}, Stdin: true})
+	e, err := t.exec(ctx, Command{Args: []string{spec.Process.Args[0], "forward", fmt.Sprint(port)}, Stdin: true})
 	if err != nil {
 		return nil, fmt.Errorf("start a forwarder in the sandbox: %w", err)
 	}
-	f := &forwarded{Session: s}
-	go f.end()
-	if err := f.connected(ctx); err != nil {
-		s.Close()
+	conn, err := stdio.Connect(ctx, e.Session, e.kill)
+	if err != nil {
 		return nil, fmt.Errorf("TCP port %d in the sandbox: %w: %w", port, err, fault.Unavailable)
 	}
-	return f, nil
+	return conn, nil
 }
-
-// forwarded is a connection made by a command in the sandbox, whose standard
-// streams are its two directions.
-type forwarded struct{ *Session }
-
-// end waits for the forwarding command to exit, which happens when the container closes
-// the connection. Once the session is over the command gets drainTime to pass on what it
-// has, and is then killed.
-func (f *forwarded) end() {
-	select {
-	case <-f.ended:
-		return
-	case <-f.over:
-	}
-	select {
-	case <-f.ended:
-	case <-time.After(drainTime):
-		f.kill()
-	}
-}
-
-// connected waits for the first word on standard error: a full stop, or why not.
-func (f *forwarded) connected(ctx context.Context) error {
-	defer context.AfterFunc(ctx, func() { _ = f.stderr.SetReadDeadline(time.Now()) })()
-	text, err := io.ReadAll(io.LimitReader(f.stderr, 1))
-	if err == nil && string(text) == "." {
-		return nil
-	}
-	_ = f.stderr.SetReadDeadline(time.Now().Add(drainTime))
-	rest, _ := io.ReadAll(io.LimitReader(f.stderr, 1000))
-	if len(text)+len(rest) == 0 {
-		return errors.Join(errors.New("the forwarder has ended without output"), err, context.Cause(ctx))
-	}
-	return errors.New(string(text) + string(rest))
-}
-
-func (f *forwarded) Read(p []byte) (int, error)  { return f.stdout.Read(p) }
-func (f *forwarded) Write(p []byte) (int, error) { return f.stdin.Write(p) }
-func (f *forwarded) CloseWrite() error           { f.EndInput(); return nil }
-func (f *forwarded) Close() error                { f.Session.Close(); return nil }

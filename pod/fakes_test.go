@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/network/hostport"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -470,11 +471,11 @@ func (t *fakeTask) Exec(ctx context.Context, args []string, _ time.Duration) (*o
 	return &oci.ExecResult{Stdout: []byte(args[0])}, t.step(ctx, "exec", func() {})
 }
 
-func (t *fakeTask) Open(ctx context.Context, c oci.Command) (*oci.Session, error) {
+func (t *fakeTask) Open(ctx context.Context, c oci.Command) (*stdio.Session, error) {
 	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "open", func() {}))
 }
 
-func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*oci.Session, error) {
+func (t *fakeTask) Attach(ctx context.Context, _ conmon.Streams) (*stdio.Session, error) {
 	return nil, errors.Join(errors.New("no session in memory"), t.step(ctx, "attach", func() {}))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod/session"
 )
 
@@ -48,7 +49,7 @@ func (e *Engine) Exec(ctx context.Context, id string, cmd oci.Command, client Cl
 	}
 	// The operation is over when the command runs: how long it does is its user's
 	// business.
-	var s *oci.Session
+	var s *stdio.Session
 	err = e.deps.Trace.Do(ctx, "exec", c.id, func(ctx context.Context) (err error) {
 		s, err = c.now().task.Open(ctx, cmd)
 		return err

@@ -12,14 +12,15 @@ import (
 
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // Client is whoever talks to a process in a container, as streams. The context
 // that comes with it ends when the client has gone; its methods return then.
 type Client struct {
-	Stdin          io.ReadCloser   // nil: nothing will come. Close makes a Read under way return.
-	Stdout, Stderr io.Writer       // nil: not wanted
-	Resize         <-chan oci.Size // nil: never
+	Stdin          io.ReadCloser     // nil: nothing will come. Close makes a Read under way return.
+	Stdout, Stderr io.Writer         // nil: not wanted
+	Resize         <-chan stdio.Size // nil: never
 	// Hangup ends the connection to a client that does not read: the reads and
 	// writes under way return.
 	Hangup func()
@@ -34,7 +35,7 @@ const drainTime = 2 * time.Second
 // for its next output before it counts as answered.
 const quietTime = time.Second
 
-// Process is what a client is connected with; *oci.Session is the one there is.
+// Process is what a client is connected with; *stdio.Session is the one there is.
 type Process interface {
 	// Input copies r to the process; it returns at the end of r, or when the process
 	// takes no more.
@@ -49,7 +50,7 @@ type Process interface {
 	// Dropped says that output was lost; Detach ends the output with the last of it.
 	Dropped() error
 	Detach(ctx context.Context) error
-	Resize(ctx context.Context, size oci.Size) error
+	Resize(ctx context.Context, size stdio.Size) error
 	// Ended is closed when the process has ended.
 	Ended() <-chan struct{}
 	Close()

@@ -25,6 +25,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -382,11 +383,11 @@ func TestEndlessResize(t *testing.T) {
 		t.Errorf("%d bytes were allocated", grown)
 	}
 	sizes := v.sizes(strings.NewReader(`{"Width":1,"Height":2} {"Width":65535,"Height":65535}`))
-	var last oci.Size
+	var last stdio.Size
 	for size := range sizes {
 		last = size
 	}
-	if want := (oci.Size{Width: 65535, Height: 65535}); last != want {
+	if want := (stdio.Size{Width: 65535, Height: 65535}); last != want {
 		t.Errorf("%v, want %v", last, want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod"
 )
 
@@ -135,17 +136,17 @@ func (v *session) interruptible(in io.Reader) io.ReadCloser {
 
 // sizes decodes the stream of a terminal's sizes. One that is outdated before
 // anybody has asked for it is left out: clients may flood (CVE-2022-23471).
-func (v *session) sizes(r io.Reader) <-chan oci.Size {
+func (v *session) sizes(r io.Reader) <-chan stdio.Size {
 	if r == nil {
 		return nil
 	}
-	newest := make(chan oci.Size, 1)
+	newest := make(chan stdio.Size, 1)
 	v.do(func() {
 		defer close(newest)
 		limited := &io.LimitedReader{R: r}
 		decoder := json.NewDecoder(limited)
 		for {
-			var size oci.Size
+			var size stdio.Size
 			limited.N = 1 << 10 // a size is shorter, and the decoder keeps what it reads
 			if decoder.Decode(&size) != nil {
 				_, _ = io.Copy(io.Discard, r)

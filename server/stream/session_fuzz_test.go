@@ -15,7 +15,7 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/stdio"
 )
 
 // A client may send any sizes of its terminal at any speed: the newest one
@@ -27,9 +27,9 @@ func FuzzSizes(f *testing.F) {
 	f.Add([]byte(`[]null"x"{"width":3,"height":4,"other":{}}`))
 	f.Add(append(bytes.Repeat([]byte(" "), 2<<10), `{"Width":1}`...))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var want []oci.Size
+		var want []stdio.Size
 		for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
-			var size oci.Size
+			var size stdio.Size
 			if decoder.Decode(&size) != nil {
 				break
 			}
@@ -38,7 +38,7 @@ func FuzzSizes(f *testing.F) {
 		v := &session{ctx: t.Context()}
 		sizes := v.sizes(iotest.OneByteReader(bytes.NewReader(text)))
 		v.work.Wait() // nobody has looked meanwhile
-		var got []oci.Size
+		var got []stdio.Size
 		for size := range sizes {
 			got = append(got, size)
 		}

@@ -1,4 +1,4 @@
-package oci
+package stdio
 
 import (
 	"crypto/rand"
@@ -13,32 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is where the terminal of a command comes from.
-type terminal interface {
-	// offer is what a runtime gets for it, besides or instead of the command's pipes.
-	offer(pipes stdio) (flags []string, streams stdio)
-	// master is our end, once the runtime has started the command or failed to; nil:
+// Terminal is where the terminal of a command comes from.
+type Terminal interface {
+	// Offer is what a runtime gets for it, besides or instead of the command's pipes.
+	Offer(pipes Pipes) (flags []string, streams Pipes)
+	// Master is our end, once the runtime has started the command or failed to; nil:
 	// there is no terminal. It is the caller's.
-	master() (*os.File, error)
-	close()
-}
-
-// newTerminal: where the runtime stays in the foreground, the terminal is its own
-// standard streams.
-func (t *cliTask) newTerminal(a *Abilities, c Command) (terminal, error) {
-	switch {
-	case !c.Terminal:
-		return noTerminal{}, nil
-	case a.quirks.sandboxPID != "":
-		return newPTY()
-	}
-	return newConsole(t.ref.Dir)
+	Master() (*os.File, error)
+	// Close ends what the terminal itself does not need.
+	Close()
 }
 
 // wordsOn is what a runtime that failed has written to the terminal, as crun does once
 // it has made one.
-func wordsOn(t terminal) string {
-	master, err := t.master()
+func wordsOn(t Terminal) string {
+	master, err := t.Master()
 	if err != nil || master == nil {
 		return ""
 	}
@@ -47,16 +36,23 @@ func wordsOn(t terminal) string {
 	return colours.ReplaceAllString(lastWords(master), "")
 }
 
-type noTerminal struct{}
+// NoTerminal is that of a command without one.
+type NoTerminal struct{}
 
-func (noTerminal) offer(pipes stdio) ([]string, stdio) { return nil, pipes }
-func (noTerminal) master() (*os.File, error)           { return nil, nil } //nolint:nilnil // see terminal
-func (noTerminal) close()                              {}
+// Offer implements Terminal.
+func (NoTerminal) Offer(pipes Pipes) ([]string, Pipes) { return nil, pipes }
 
-// pty is a terminal that this server makes.
-type pty struct{ own, theirs *os.File }
+// Master implements Terminal.
+func (NoTerminal) Master() (*os.File, error) { return nil, nil } //nolint:nilnil // see Terminal
 
-func newPTY() (*pty, error) {
+// Close implements Terminal.
+func (NoTerminal) Close() {}
+
+// PTY is a terminal that this server makes.
+type PTY struct{ own, theirs *os.File }
+
+// NewPTY makes a terminal.
+func NewPTY() (*PTY, error) {
 	own, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make terminal: %w", err)
@@ -66,7 +62,7 @@ func newPTY() (*pty, error) {
 		_ = own.Close()
 		return nil, fmt.Errorf("make terminal: %w", err)
 	}
-	return &pty{own, theirs}, nil
+	return &PTY{own, theirs}, nil
 }
 
 func otherEnd(master *os.File) (*os.File, error) {
@@ -91,30 +87,35 @@ func otherEnd(master *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-func (p *pty) offer(stdio) ([]string, stdio) { return nil, stdio{p.theirs, p.theirs, p.theirs} }
+// Offer implements Terminal.
+func (p *PTY) Offer(Pipes) ([]string, Pipes) { return nil, Pipes{p.theirs, p.theirs, p.theirs} }
 
-func (p *pty) master() (*os.File, error) {
+// Master implements Terminal.
+func (p *PTY) Master() (*os.File, error) {
 	_ = p.theirs.Close() // else its end would not be seen
 	own := p.own
 	p.own = nil
 	return own, nil
 }
 
-func (p *pty) close() {
+// Close implements Terminal.
+func (p *PTY) Close() {
 	_ = p.theirs.Close()
 	if p.own != nil {
 		_ = p.own.Close()
 	}
 }
 
-// console is the socket over which a runtime hands the master of a new terminal.
-type console struct {
-	*net.UnixListener
-	path string
+// Console is a socket to which a runtime connects: to hand over the master of a new
+// terminal, or to forward a port.
+type Console struct {
+	Path string
+
+	listener *net.UnixListener
 }
 
-// newConsole listens in dir, under a name as short as a socket's address needs.
-func newConsole(dir string) (*console, error) {
+// NewConsole listens in dir, under a name as short as a socket's address needs.
+func NewConsole(dir string) (*Console, error) {
 	var name [4]byte
 	_, _ = rand.Read(name[:]) // never fails
 	path := filepath.Join(dir, "c"+hex.EncodeToString(name[:]))
@@ -122,18 +123,20 @@ func newConsole(dir string) (*console, error) {
 	if err != nil {
 		return nil, fmt.Errorf("console socket: %w", err)
 	}
-	return &console{l, path}, nil
+	return &Console{path, l}, nil
 }
 
-func (c *console) offer(pipes stdio) ([]string, stdio) {
-	return []string{"--console-socket", c.path}, pipes
+// Offer implements Terminal.
+func (c *Console) Offer(pipes Pipes) ([]string, Pipes) {
+	return []string{"--console-socket", c.Path}, pipes
 }
 
-func (c *console) close() { _ = c.UnixListener.Close() }
+// Close implements Terminal.
+func (c *Console) Close() { _ = c.listener.Close() }
 
-// master is what a runtime that has ended has sent: it lies in the queue, so
+// Master is what a runtime that has ended has sent: it lies in the queue, so
 // nothing here waits.
-func (c *console) master() (*os.File, error) {
+func (c *Console) Master() (*os.File, error) {
 	conn, err := c.accept()
 	if err != nil {
 		return nil, fmt.Errorf("the runtime sent no terminal: %w", err)
@@ -160,8 +163,8 @@ func (c *console) master() (*os.File, error) {
 }
 
 // accept takes the connection that a runtime has made, if there is one.
-func (c *console) accept() (conn int, err error) {
-	raw, err := c.SyscallConn()
+func (c *Console) accept() (conn int, err error) {
+	raw, err := c.listener.SyscallConn()
 	if err != nil {
 		return -1, err
 	}

@@ -1,4 +1,7 @@
-package oci
+// Package stdio is this server's side of the standard streams of processes in
+// containers: pipes and terminals that runtimes get, sessions with processes that run,
+// and connections made of them.
+package stdio
 
 import (
 	"cmp"
@@ -23,27 +26,65 @@ import (
 type Size struct{ Width, Height uint16 }
 
 // Session is our side of the standard streams of a process in a container: a
-// command that Open has started, or the container's own that Attach has joined.
-// It costs a few goroutines and its descriptors, and no thread.
+// command, or the container's own process that somebody has attached to. It costs a
+// few goroutines and its descriptors, and no thread.
 type Session struct {
-	stdin, stdout, stderr *os.File // nil: none; with a terminal the first two are one
+	ends    Ends
+	ended   chan struct{} // nil: another one tells
+	over    chan struct{} // closed by Close
+	closing sync.Once
 
-	terminal bool
-	ended    <-chan struct{} // the process is dead
-	over     chan struct{}   // closed by Close
-	closing  sync.Once
+	watched bool
+	status  unix.WaitStatus // of the process, once ended
+	waitErr error           // why there is no status
+}
 
-	status     unix.WaitStatus    // of it, once ended
-	waitErr    error              // why there is no status
-	attachment *conmon.Attachment // else nil
-	resize     func(context.Context, Size) error
-	endInput   func()        // how its input ends; nil: with our end of it
-	kill       func()        // the process, where no pid serves
-	quiet      time.Duration // of the output, once the process has ended, until no more is waited for
+// Ends are what a session is made of.
+type Ends struct {
+	Stdin, Stdout, Stderr *os.File // nil: none; with a terminal the first two are one
+	Terminal              bool
+	Ended                 <-chan struct{}    // closed when the process is dead; nil: Watch or Finish tell
+	Attachment            *conmon.Attachment // nil: the process is a command
+	Resize                func(context.Context, Size) error
+	EndInput              func()        // how its input ends, once our end is closed; nil: by that alone
+	Quiet                 time.Duration // of the output, once the process has ended, until no more is waited for
+}
+
+// New makes a session, which has the ends until it is closed.
+func New(ends Ends) *Session {
+	s := &Session{ends: ends, over: make(chan struct{})}
+	if ends.Ended == nil {
+		s.ended = make(chan struct{})
+		s.ends.Ended = s.ended
+	}
+	return s
+}
+
+// Open makes a session of new pipes, and returns the other ends of them, which are the
+// caller's. With a terminal, pipes serve the runtime's own words only.
+func Open(stdin bool) (*Session, Pipes, error) {
+	var ours, theirs Pipes
+	for i := range theirs {
+		if i == 0 && !stdin {
+			continue
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			ours.Close()
+			theirs.Close()
+			return nil, theirs, err
+		}
+		ours[i], theirs[i] = r, w
+	}
+	ours[0], theirs[0] = theirs[0], ours[0] // which flows the other way
+	return New(Ends{Stdin: ours[0], Stdout: ours[1], Stderr: ours[2]}), theirs, nil
 }
 
 // Ended is closed when the process is dead.
-func (s *Session) Ended() <-chan struct{} { return s.ended }
+func (s *Session) Ended() <-chan struct{} { return s.ends.Ended }
+
+// Closed is closed by Close.
+func (s *Session) Closed() <-chan struct{} { return s.over }
 
 // ExitCode is that of a command which has ended: 128 and the signal where there
 // was one, as shells have it.
@@ -60,22 +101,22 @@ func (s *Session) ExitCode() (int32, error) {
 // Input copies from r to the process until r ends, or Close. What the process
 // does not want is thrown away.
 func (s *Session) Input(r io.Reader) {
-	if s.stdin != nil {
-		_, _ = io.Copy(s.stdin, r)
+	if s.ends.Stdin != nil {
+		_, _ = io.Copy(s.ends.Stdin, r)
 	}
 	_, _ = io.Copy(io.Discard, r)
 }
 
 // TakesInput reports whether there is an input that Input copies to.
-func (s *Session) TakesInput() bool { return s.stdin != nil }
+func (s *Session) TakesInput() bool { return s.ends.Stdin != nil }
 
 // Unread is how many bytes of its input the process has not read yet; of a
 // terminal's input that cannot be seen, and is 0.
 func (s *Session) Unread() int {
-	if s.stdin == nil || s.terminal {
+	if s.ends.Stdin == nil || s.ends.Terminal {
 		return 0
 	}
-	raw, err := s.stdin.SyscallConn()
+	raw, err := s.ends.Stdin.SyscallConn()
 	if err != nil {
 		return 0
 	}
@@ -90,22 +131,23 @@ func (s *Session) Unread() int {
 // EndInput lets the process read the end of its input. A terminal has none.
 func (s *Session) EndInput() {
 	switch {
-	case s.stdin == nil || s.terminal:
-	case s.endInput != nil:
-		s.endInput()
-	case s.attachment != nil:
-		s.attachment.CloseStdin()
+	case s.ends.Stdin == nil || s.ends.Terminal:
+	case s.ends.Attachment != nil:
+		s.ends.Attachment.CloseStdin()
 	default:
-		_ = s.stdin.Close()
+		_ = s.ends.Stdin.Close()
+		if s.ends.EndInput != nil {
+			s.ends.EndInput()
+		}
 	}
 }
 
 // Resize sets the size of the terminal; without one it does nothing.
 func (s *Session) Resize(ctx context.Context, size Size) error {
-	if s.resize == nil {
+	if s.ends.Resize == nil {
 		return nil
 	}
-	return s.resize(ctx, size)
+	return s.ends.Resize(ctx, size)
 }
 
 // How long output is waited for once the process has ended, while a child of it
@@ -113,7 +155,8 @@ func (s *Session) Resize(ctx context.Context, size Size) error {
 // is there by then and not lost.
 const (
 	quietTime = 100 * time.Millisecond // of silence
-	drainTime = 2 * time.Second        // in all
+	// DrainTime is that in all.
+	DrainTime = 2 * time.Second
 )
 
 // Output copies what the process writes until both streams are at their end, or
@@ -125,12 +168,12 @@ func (s *Session) Output(ctx context.Context, stdout, stderr io.Writer) error {
 	copying := func(dst io.Writer, src *os.File) {
 		copied <- panics.Do(ctx, "copy output", func() error { return s.copy(dst, src) })
 	}
-	go copying(stdout, s.stdout)
-	go copying(stderr, s.stderr)
+	go copying(stdout, s.ends.Stdout)
+	go copying(stderr, s.ends.Stderr)
 	return errors.Join(<-copied, <-copied)
 }
 
-func (s *Session) silence() time.Duration { return cmp.Or(s.quiet, quietTime) }
+func (s *Session) silence() time.Duration { return cmp.Or(s.ends.Quiet, quietTime) }
 
 // copy moves one stream.
 func (s *Session) copy(dst io.Writer, src *os.File) error {
@@ -146,7 +189,7 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 	go func() {
 		defer close(limited)
 		select {
-		case <-s.ended:
+		case <-s.ends.Ended:
 			_ = src.SetReadDeadline(time.Now().Add(s.silence()))
 		case <-s.over:
 		case <-done:
@@ -173,10 +216,10 @@ func (s *Session) copy(dst io.Writer, src *os.File) error {
 			return nil
 		}
 		select {
-		case <-s.ended:
+		case <-s.ends.Ended:
 			now := time.Now()
 			if end.IsZero() {
-				end = now.Add(drainTime)
+				end = now.Add(DrainTime)
 			}
 			_ = src.SetReadDeadline(earlier(now.Add(s.silence()), end))
 		default:
@@ -222,7 +265,7 @@ func leftover(dst io.Writer, src *os.File, buf []byte) error {
 // until now. Where the monitor cannot do that the session is closed. The error is
 // that of Dropped.
 func (s *Session) Detach(ctx context.Context) error {
-	err := s.attachment.Detach(ctx)
+	err := s.ends.Attachment.Detach(ctx)
 	if err != nil && !errors.Is(err, fault.Unavailable) {
 		s.Close()
 		return nil
@@ -233,10 +276,10 @@ func (s *Session) Detach(ctx context.Context) error {
 // Dropped is why the monitor has ended an attachment while the container ran:
 // its output was not read, for instance.
 func (s *Session) Dropped() error {
-	if s.attachment == nil {
+	if s.ends.Attachment == nil {
 		return nil
 	}
-	return s.attachment.Dropped()
+	return s.ends.Attachment.Dropped()
 }
 
 // Close lets go of the process: its terminal is hung up, its input ends, its
@@ -244,64 +287,50 @@ func (s *Session) Dropped() error {
 func (s *Session) Close() {
 	s.closing.Do(func() {
 		close(s.over)
-		if s.attachment != nil {
-			s.attachment.Close()
+		if s.ends.Attachment != nil {
+			s.ends.Attachment.Close()
 		}
-		for _, f := range []*os.File{s.stdin, s.stdout, s.stderr} {
-			if f != nil {
-				_ = f.Close()
-			}
-		}
+		Pipes{s.ends.Stdin, s.ends.Stdout, s.ends.Stderr}.Close()
 	})
 }
 
-// stdio are the ends of pipes that become a process's standard descriptors.
-type stdio [3]*os.File
+// Pipes are ends of pipes that become a process's standard descriptors.
+type Pipes [3]*os.File
 
-func (c stdio) close() {
-	for _, f := range c {
+// Close closes those that are there.
+func (p Pipes) Close() {
+	for _, f := range p {
 		if f != nil {
 			_ = f.Close()
 		}
 	}
 }
 
-// open makes the pipes of a command. With a terminal they serve the runtime's
-// own words only.
-func (s *Session) open(c Command) (theirs stdio, err error) {
-	if c.Stdin && !c.Terminal {
-		if theirs[0], s.stdin, err = os.Pipe(); err != nil {
-			return theirs, err
-		}
-	}
-	if s.stdout, theirs[1], err = os.Pipe(); err != nil {
-		return theirs, err
-	}
-	s.stderr, theirs[2], err = os.Pipe()
-	return theirs, err
-}
+// Said is what a runtime that failed to start a command has written, to its standard
+// error and to the terminal.
+func (s *Session) Said(t Terminal) string { return lastWords(s.ends.Stderr) + "\n" + wordsOn(t) }
 
 // lastWords is the end of what has been written to f, and of what is written
 // within quietTime by whoever still has it.
 func lastWords(f *os.File) string {
-	last := capture.Tail{Max: maxDiagnosis}
+	last := capture.Tail{Max: 4 << 10}
 	_ = f.SetReadDeadline(time.Now().Add(quietTime))
 	_, _ = io.Copy(&last, f)
 	_ = leftover(&last, f, make([]byte, 4096))
 	return last.String()
 }
 
-// useTerminal turns the streams from the runtime's words to the terminal, if there is one.
-func (s *Session) useTerminal(t terminal) error {
-	master, err := t.master()
+// UseTerminal turns the streams from the runtime's words to the terminal, if there is one.
+func (s *Session) UseTerminal(t Terminal) error {
+	master, err := t.Master()
 	if err != nil || master == nil {
 		return err
 	}
-	_ = s.stdout.Close()
-	_ = s.stderr.Close()
-	s.terminal = true
-	s.stdin, s.stdout, s.stderr = master, master, nil
-	s.resize = func(_ context.Context, size Size) error {
+	_ = s.ends.Stdout.Close()
+	_ = s.ends.Stderr.Close()
+	s.ends.Terminal = true
+	s.ends.Stdin, s.ends.Stdout, s.ends.Stderr = master, master, nil
+	s.ends.Resize = func(_ context.Context, size Size) error {
 		raw, err := master.SyscallConn()
 		if err != nil {
 			return nil //nolint:nilerr // hung up
@@ -314,9 +343,12 @@ func (s *Session) useTerminal(t terminal) error {
 	return nil
 }
 
-// watch waits for the end of a command, a child of this process, and buries it. A
-// command may outlive its session; then so does its watch.
-func (s *Session) watch(pid int) error {
+// Watch waits for the end of a command, a child of this process, and reaps it, unless
+// it does so already. A command may outlive its session; then so does its watch.
+func (s *Session) Watch(pid int) error {
+	if s.watched {
+		return nil
+	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
 		err = unix.SetNonblock(fd, true) // so that Go polls it; PIDFD_NONBLOCK is as of Linux 5.10
@@ -330,50 +362,24 @@ func (s *Session) watch(pid int) error {
 		_ = child.Close()
 		return err
 	}
-	ended := make(chan struct{})
-	s.ended = ended
+	s.watched = true
 	go func() {
 		defer child.Close()
-		defer close(ended)
+		var status unix.WaitStatus
+		var failed error
 		err := raw.Read(func(uintptr) bool {
 			var got int
-			got, s.waitErr = unix.Wait4(pid, &s.status, unix.WNOHANG, nil)
+			got, failed = unix.Wait4(pid, &status, unix.WNOHANG, nil)
 			return got != 0
 		})
-		if err != nil {
-			s.waitErr = err
-		}
+		s.Finish(status, cmp.Or(err, failed))
 	}()
 	return nil
 }
 
-// Attach joins the container's streams at its monitor.
-func (t *cliTask) Attach(ctx context.Context, wanted conmon.Streams) (*Session, error) {
-	a, err := conmon.Attach(ctx, t.ref.Dir, wanted)
-	if err != nil {
-		return nil, err
-	}
-	s := &Session{
-		stdin: a.Stdin, stdout: a.Stdout, stderr: a.Stderr,
-		ended: t.client.Exited(), over: make(chan struct{}), attachment: a,
-	}
-	terminal, err := t.terminal()
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
-	if terminal {
-		s.terminal = true
-		s.resize = func(ctx context.Context, size Size) error { return t.client.Resize(ctx, size.Width, size.Height) }
-	}
-	return s, nil
-}
-
-// terminal reports whether the container's own process has one.
-func (t *watched) terminal() (bool, error) {
-	process, err := readProcess[struct{ Terminal bool }](t.ref.Dir)
-	if err != nil {
-		return false, err
-	}
-	return process.Terminal, nil
+// Finish tells the end of a command that somebody else waits for: its status, or why
+// there is none.
+func (s *Session) Finish(status unix.WaitStatus, err error) {
+	s.status, s.waitErr = status, err
+	close(s.ended)
 }

@@ -1,4 +1,4 @@
-package oci
+package stdio
 
 import (
 	"io"
@@ -14,7 +14,7 @@ func TestUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer process.Close()
-	s := &Session{stdin: stdin, over: make(chan struct{})}
+	s := New(Ends{Stdin: stdin})
 	for _, step := range []struct {
 		writes string
 		reads  int
