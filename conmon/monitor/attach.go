@@ -40,7 +40,7 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 		err = wire.Text("the container has exited")
 	case m.clients[i].attached:
 		err = wire.Text("this client is attached already")
-	case m.attached() >= maxAttached:
+	case m.clients.attached() >= maxAttached:
 		err = wire.Text("too many clients are attached")
 	case len(sent) != wanted:
 		err = wire.Text("attach: send one descriptor each for stdout and stderr")
@@ -50,41 +50,29 @@ func (m *monitor) attach(i int, streams string, sent []int) error {
 		return err
 	}
 	if stdout {
-		m.tap(&m.stdout, i, sent[0])
+		m.stdout.tap(i, sent[0])
 		sent = sent[1:]
 	}
 	if stderr {
-		m.tap(&m.stderr, i, sent[0])
+		m.stderr.tap(i, sent[0])
 	}
 	m.clients[i].attached, m.clients[i].input = true, stdin && m.inputFD() >= 0
 	return nil
 }
 
-// detach ends the output of a client after what the container has written until
-// now: all that its pipes hold, unless the log does not take it.
-func (m *monitor) detach(i int) {
-	for _, s := range [...]*stream{&m.stdout, &m.stderr} {
-		if s.taps[i] < 0 {
-			continue
-		}
+// detachAfter ends the output of a client after what the container has written until
+// now: all that its pipe holds, unless the log does not take it.
+func (s *stream) detachAfter(log *logFile, i int) {
+	if s.taps[i] >= 0 {
 		s.ready = true // the event may be still to come
-		s.pump(&m.log, turn)
+		s.pump(log, turn)
 		s.detach(i)
 	}
 }
 
-func (m *monitor) attached() (n int) {
-	for i := range m.clients {
-		if m.clients[i].attached {
-			n++
-		}
-	}
-	return n
-}
-
-// tap begins to copy a stream to fd. One that has ended, as the standard error
+// tap begins to copy the stream to fd. One that has ended, as the standard error
 // of a container with a terminal has, ends at once.
-func (m *monitor) tap(s *stream, i, fd int) {
+func (s *stream) tap(i, fd int) {
 	if s.fd < 0 || syscall.SetNonblock(fd, true) != nil {
 		syscall.Close(fd)
 		return
@@ -103,12 +91,10 @@ func (m *monitor) inputFD() int {
 
 // lend is the answer to a client that attaches to the standard input: it gets
 // the descriptor, and the bytes need not pass through the monitor.
-func (m *monitor) lend(i int) {
+func lend(client, input int) error {
 	var buf [16]byte
 	packet := wire.Append(buf[:0], wire.Message{Verb: wire.OK})
-	if syscall.Sendmsg(m.clients[i].fd, packet, syscall.UnixRights(m.inputFD()), nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL) != nil {
-		m.drop(i)
-	}
+	return syscall.Sendmsg(client, packet, syscall.UnixRights(input), nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL)
 }
 
 // share gives what has just been read to all who have attached. It never waits:

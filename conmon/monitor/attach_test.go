@@ -56,7 +56,7 @@ func TestDetachPassesOnWhatWasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(m.epoll)
+	defer syscall.Close(m.poll.fd)
 	var container [2]int
 	if err := syscall.Pipe2(container[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
 		t.Fatal(err)
@@ -72,14 +72,14 @@ func TestDetachPassesOnWhatWasWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer syscall.Close(p[0])
-		m.tap(&m.stdout, i, p[1])
+		m.stdout.tap(i, p[1])
 		clients[i] = p[0]
 	}
 	text := bytes.Repeat([]byte("0123456789abcdef"), capacity(container[0])/16) // a full pipe
 	if n, err := syscall.Write(container[1], text); n != len(text) {
 		t.Fatalf("%d bytes, %v", n, err)
 	}
-	m.detach(0)
+	m.stdout.detachAfter(&m.log, 0)
 	for i, fd := range clients {
 		got := make([]byte, len(text))
 		n, err := syscall.Read(fd, got)

@@ -24,7 +24,7 @@ func (m *monitor) spawn(child stdio) error {
 		return wire.Fail("execute "+argv[0], err)
 	}
 	m.runtime = pid
-	return m.listenTo(m.watched, syscall.EPOLLIN, ended, 0)
+	return m.poll.add(m.watched, syscall.EPOLLIN, ended, 0)
 }
 
 // runtimeEnded collects the runtime and nobody else: the container's init may
@@ -40,7 +40,7 @@ func (m *monitor) runtimeEnded(int) {
 	m.stdout.ready, m.stderr.ready = true, true
 	m.collect()
 	if exit := wire.ExitOf(status); exit.Code != 0 {
-		m.fail(exit.Code, m.lastWords(exit))
+		m.fail(exit.Code, lastWords(exit, m.stderr.said(), m.stdout.said()))
 		return
 	}
 	if err := m.adopt(); err != nil {
@@ -78,8 +78,7 @@ func (m *monitor) reap() {
 }
 
 // lastWords is what a runtime that failed has to say about it.
-func (m *monitor) lastWords(exit wire.Exit) string {
-	words, other := m.stderr.said(), m.stdout.said()
+func lastWords(exit wire.Exit, words, other string) string {
 	switch {
 	case words != "":
 		return words
@@ -93,7 +92,7 @@ func (m *monitor) lastWords(exit wire.Exit) string {
 
 // adopt takes over the container that the runtime has made.
 func (m *monitor) adopt() error {
-	pid, err := m.readPidFile()
+	pid, err := readPidFile(m.opt.PidFile, m.opt.Remote())
 	if err != nil {
 		return err
 	}
@@ -101,7 +100,7 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	if m.watched, err = pidfdOpen(pid); err == nil {
-		err = m.listenTo(m.watched, syscall.EPOLLIN, ended, 0)
+		err = m.poll.add(m.watched, syscall.EPOLLIN, ended, 0)
 	}
 	if err != nil {
 		return wire.Fail("watch the container's init", err)
@@ -113,33 +112,37 @@ func (m *monitor) adopt() error {
 	m.oom.watch(pid)
 	if m.oom.fd >= 0 {
 		// The oldest form of the counter cannot be waited for; it is read at exit.
-		_ = m.listenTo(m.oom.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
+		_ = m.poll.add(m.oom.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
 	}
-	if err := m.writeProcesses(); err != nil {
+	if err := writeProcesses(m.opt.Dir, m.self, m.container); err != nil {
 		return err
 	}
 	m.state = running
 	m.stdout.touched = true // as much was, to come here
-	m.tell(m.createdMessage())
-	m.lockDown()
+	m.tell(createdMessage(m.container))
+	if err := lockDown(&m.opt); err != nil {
+		m.complaints.add(wire.Fail("install seccomp filter", err))
+	}
 	if m.opt.Fifos {
 		m.await()
 	}
 	return nil
 }
 
-func (m *monitor) readPidFile() (int, error) {
+// readPidFile is the pid of the container's init, which a runtime has written. It must be
+// a child of the monitor, unless the container is remote.
+func readPidFile(path string, remote bool) (int, error) {
 	var buf [32]byte
-	text, err := wire.ReadFile(buf[:], m.opt.PidFile)
+	text, err := wire.ReadFile(buf[:], path)
 	if err != nil {
-		return 0, wire.Fail("the runtime reports success, but its pid file cannot be read: "+m.opt.PidFile, err)
+		return 0, wire.Fail("the runtime reports success, but its pid file cannot be read: "+path, err)
 	}
 	digits, _, _ := wire.Cut(text, '\n')
 	pid, ok := wire.Number(digits)
 	if !ok || pid == 0 || pid > 1<<30 {
-		return 0, wire.Text("the runtime reports success, but " + m.opt.PidFile + " holds no pid")
+		return 0, wire.Text("the runtime reports success, but " + path + " holds no pid")
 	}
-	if !m.opt.Remote() && !isChild(int(pid)) {
+	if !remote && !isChild(int(pid)) {
 		return 0, wire.Text("the runtime reports success, but process " + itoa(int(pid)) +
 			", its container's init, is not a child of the monitor: " +
 			"this runtime cannot be used through its command line")
@@ -150,44 +153,44 @@ func (m *monitor) readPidFile() (int, error) {
 // connectStreams turns the streams from the runtime's words to the container's.
 func (m *monitor) connectStreams() error {
 	if words := m.stderr.said() + m.stdout.said(); words != "" {
-		m.complain(wire.Fail("runtime", wire.Text(words)))
+		m.complaints.add(wire.Fail("runtime", wire.Text(words)))
 	}
 	if m.opt.Terminal {
 		m.stdout.close()
 		m.stderr.close()
-		master, err := m.receiveConsole()
+		master, err := m.console.receive(m.opt.Dir)
 		if err != nil {
 			return err
 		}
 		m.stdout.fd, m.stdout.terminal = master, true
-		if err := m.watch(&m.stdout); err != nil {
+		if err := m.stdout.watch(m.poll); err != nil {
 			return wire.Fail("watch terminal", err)
 		}
 		return nil
 	}
 	if m.opt.Fifos {
-		return m.connectFifos()
+		return m.fifos.connect(m.poll, &m.stdout, &m.stderr)
 	}
 	m.stdout.ready, m.stderr.ready = true, true
 	return nil
 }
 
-func (m *monitor) writeProcesses() error {
+func writeProcesses(dir string, self, container wire.Process) error {
 	var buf [256]byte
-	return wire.WriteFile(m.opt.Dir+"/"+wire.Processes, wire.AppendProcesses(buf[:0], m.self, m.container), false)
+	return wire.WriteFile(dir+"/"+wire.Processes, wire.AppendProcesses(buf[:0], self, container), false)
 }
 
 // fail tells why there is no container and leaves no process behind.
 func (m *monitor) fail(code int, text string) {
-	m.abandon()
+	killChildren()
 	m.tell(wire.Message{Verb: wire.Failed, Num: [4]uint64{uint64(code)}, Text: text})
 	m.left = true
 }
 
-// abandon kills all that this process has begun, down to the last grandchild:
+// killChildren kills all that this process has begun, down to the last grandchild:
 // who loses a parent becomes a child of the subreaper and is found in the next
 // round. Somebody whom the kernel cannot kill now is not waited for long.
-func (m *monitor) abandon() {
+func killChildren() {
 	var buf [512]byte
 	me := uint64(syscall.Getpid())
 	for pause := int64(1e6); pause < 1e9; pause += pause / 4 {

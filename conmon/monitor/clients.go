@@ -22,6 +22,18 @@ type client struct {
 	input    bool // of which standard input is one
 }
 
+type clients [maxClients]client
+
+// attached is how many of them have a share in the container's streams.
+func (c *clients) attached() (n int) {
+	for i := range c {
+		if c[i].attached {
+			n++
+		}
+	}
+	return n
+}
+
 // accept lets one client in: the next gets its turn after those who leave.
 func (m *monitor) accept(int) {
 	fd, err := accept(m.listener)
@@ -32,7 +44,7 @@ func (m *monitor) accept(int) {
 		if m.clients[i].fd >= 0 {
 			continue
 		}
-		if m.listenTo(fd, syscall.EPOLLIN, asked, i) != nil {
+		if m.poll.add(fd, syscall.EPOLLIN, asked, i) != nil {
 			break
 		}
 		m.clients[i].fd = fd
@@ -54,20 +66,16 @@ func (m *monitor) greet(i int) {
 	}
 	m.send(i, hello)
 	if m.state != creating {
-		m.send(i, m.createdMessage())
-		m.send(i, m.loggedMessage())
+		m.send(i, createdMessage(m.container))
+		m.send(i, m.log.message())
 	}
 	if m.told {
 		m.send(i, m.exit.Message())
 	}
 }
 
-func (m *monitor) createdMessage() wire.Message {
-	return wire.Message{Verb: wire.Created, Num: [4]uint64{uint64(m.container.PID), m.container.StartTime}}
-}
-
-func (m *monitor) loggedMessage() wire.Message {
-	return wire.Message{Verb: wire.Logged, Num: [4]uint64{m.log.written}}
+func createdMessage(container wire.Process) wire.Message {
+	return wire.Message{Verb: wire.Created, Num: [4]uint64{uint64(container.PID), container.StartTime}}
 }
 
 func (m *monitor) tell(msg wire.Message) {
@@ -140,9 +148,11 @@ func (m *monitor) serve(i int) {
 	case err != nil:
 		m.send(i, wire.Message{Verb: wire.Error, Text: err.Error()})
 	case msg.Verb == wire.Attach && m.clients[i].input:
-		m.lend(i)
+		if lend(fd, m.inputFD()) != nil {
+			m.drop(i)
+		}
 	case msg.Verb == wire.CountLog:
-		m.send(i, m.loggedMessage())
+		m.send(i, m.log.message())
 		fallthrough
 	default:
 		m.send(i, wire.Message{Verb: wire.OK})
@@ -152,7 +162,8 @@ func (m *monitor) serve(i int) {
 func (m *monitor) obey(i int, msg wire.Message) error {
 	switch msg.Verb {
 	case wire.Detach:
-		m.detach(i)
+		m.stdout.detachAfter(&m.log, i)
+		m.stderr.detachAfter(&m.log, i)
 		return nil
 	case wire.ReopenLog:
 		return m.log.reopen()
@@ -212,7 +223,7 @@ func (m *monitor) release() {
 	m.stderr.untap()
 	switch m.state {
 	case creating:
-		m.abandon()
+		killChildren()
 		m.left = true
 	case running:
 		if m.opt.Remote() { // whom nobody but the runtime can kill

@@ -6,10 +6,13 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// listenConsole opens the socket over which the runtime will hand the master
-// of the container's terminal.
-func (m *monitor) listenConsole() error {
-	path := m.opt.Dir + "/" + wire.ConsoleSocket
+// console is the socket over which the runtime hands the master of the container's
+// terminal, while it creates the container.
+type console struct{ fd int }
+
+// listen opens it in the container's directory.
+func (c *console) listen(dir string) error {
+	path := dir + "/" + wire.ConsoleSocket
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return wire.Fail("open console socket", err)
@@ -25,19 +28,18 @@ func (m *monitor) listenConsole() error {
 		syscall.Close(fd)
 		return wire.Fail("listen on console socket "+path, err)
 	}
-	m.console = fd
+	c.fd = fd
 	return nil
 }
 
-// receiveConsole takes what a runtime that has ended has sent: it lies in the
-// socket's queue.
-func (m *monitor) receiveConsole() (master int, err error) {
+// receive takes what a runtime that has ended has sent: it lies in the socket's queue.
+func (c *console) receive(dir string) (master int, err error) {
 	defer func() {
-		syscall.Close(m.console)
-		m.console = -1
-		_ = wire.Unlink(m.opt.Dir, "/", wire.ConsoleSocket)
+		syscall.Close(c.fd)
+		c.fd = -1
+		_ = wire.Unlink(dir, "/", wire.ConsoleSocket)
 	}()
-	conn, err := accept(m.console)
+	conn, err := accept(c.fd)
 	if err != nil {
 		return -1, wire.Fail("the runtime reports success, but has not connected to the console socket", err)
 	}

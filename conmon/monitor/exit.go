@@ -45,7 +45,7 @@ func (m *monitor) record() {
 		err := wire.WriteFile(m.opt.ExitFile, m.exit.AppendDocument(buf[:0], m.opt.ID), true)
 		m.recorded = err == nil
 		if m.attempts++; err != nil && m.attempts == 1 {
-			m.complain(err)
+			m.complaints.add(err)
 		}
 	}
 	if !m.told && (m.recorded || m.released || m.attempts >= bearable) {

@@ -23,7 +23,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(m.epoll)
+	defer syscall.Close(m.poll.fd)
 	if err := m.log.open("", m.opt.LogFile); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestLogIsCompleteAtExit(t *testing.T) {
 	}
 	_ = growPipe(p[0], 1<<20)
 	m.stdout.fd, m.state = p[0], running
-	if err := m.watch(&m.stdout); err != nil {
+	if err := m.stdout.watch(m.poll); err != nil {
 		t.Fatal(err)
 	}
 	written := strings.Repeat(strings.Repeat("x", 4095)+"\n", 3*turn/4096)
@@ -70,7 +70,7 @@ func TestExitFileRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(m.epoll)
+	defer syscall.Close(m.poll.fd)
 	m.complaints = 1 << 20 // not into the output of the test
 	m.conclude(wire.Exit{Code: 137, Signal: 9})
 	for i := 1; !m.told; i++ {
@@ -132,7 +132,7 @@ func FuzzPidFile(f *testing.F) {
 		if err := os.WriteFile(m.opt.PidFile, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		pid, err := m.readPidFile()
+		pid, err := readPidFile(m.opt.PidFile, m.opt.Remote())
 		if err != nil {
 			if pid != 0 || !strings.Contains(err.Error(), "holds no pid") {
 				t.Errorf("%q is %d, %v", text, pid, err)

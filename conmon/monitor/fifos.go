@@ -20,39 +20,41 @@ type fifos struct {
 
 var noFifos = fifos{read: [3]int{-1, -1, -1}, write: [3]int{-1, -1, -1}, leash: [2]int{-1, -1}}
 
-func (m *monitor) openFifos() error {
+// open makes the FIFOs in the container's directory. Input is where its input is
+// written, -1 if it has none.
+func (f *fifos) open(dir string, stdin bool) (input int, err error) {
 	for i, name := range [...]string{wire.StdinFifo, wire.StdoutFifo, wire.StderrFifo} {
-		if i == 0 && !m.opt.Stdin {
+		if i == 0 && !stdin {
 			continue
 		}
-		path := m.opt.Dir + "/" + name
+		path := dir + "/" + name
 		err := syscall.Mkfifo(path, 0o600)
 		if err == nil {
-			m.fifos.read[i], err = wire.Open(syscall.O_RDONLY|syscall.O_NONBLOCK, 0, path)
+			f.read[i], err = wire.Open(syscall.O_RDONLY|syscall.O_NONBLOCK, 0, path)
 		}
 		if err == nil {
-			m.fifos.write[i], err = wire.Open(syscall.O_WRONLY|syscall.O_NONBLOCK, 0, path)
+			f.write[i], err = wire.Open(syscall.O_WRONLY|syscall.O_NONBLOCK, 0, path)
 		}
 		if err != nil {
-			return wire.Fail("make fifo "+path, err)
+			return -1, wire.Fail("make fifo "+path, err)
 		}
 	}
-	if !m.opt.Stdin {
-		return nil
+	if !stdin {
+		return -1, nil
 	}
-	m.stdin, m.fifos.write[0] = m.fifos.write[0], -1
-	return wire.Fail("open pipe", syscall.Pipe2(m.fifos.leash[:], syscall.O_CLOEXEC))
+	input, f.write[0] = f.write[0], -1
+	return input, wire.Fail("open pipe", syscall.Pipe2(f.leash[:], syscall.O_CLOEXEC))
 }
 
-// connectFifos turns the streams from the pipes of the runtime that creates the
+// connect turns the streams from the pipes of the runtime that creates the
 // container to those of the container.
-func (m *monitor) connectFifos() error {
-	for _, s := range [...]*stream{&m.stdout, &m.stderr} {
+func (f *fifos) connect(p poller, streams ...*stream) error {
+	for _, s := range streams {
 		s.close()
-		s.fd = m.fifos.read[s.number()]
-		m.fifos.read[s.number()] = -1
+		s.fd = f.read[s.number()]
+		f.read[s.number()] = -1
 		_ = growPipe(s.fd, pipeSize)
-		if err := m.watch(s); err != nil {
+		if err := s.watch(p); err != nil {
 			return wire.Fail("watch fifo", err)
 		}
 	}

@@ -9,11 +9,9 @@ import "github.com/crius-run/crius/conmon/wire"
 //
 // A monitor that runs further commands of the runtime cannot do without any of it:
 // they inherit it.
-func (m *monitor) lockDown() {
-	if m.opt.Remote() || m.opt.Fifos {
-		return
+func lockDown(opt *wire.Options) error {
+	if opt.Remote() || opt.Fifos {
+		return nil
 	}
-	if err := refuseCalls(); err != nil {
-		m.complain(wire.Fail("install seccomp filter", err))
-	}
+	return refuseCalls()
 }

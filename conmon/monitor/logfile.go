@@ -19,6 +19,10 @@ type logFile struct {
 	err     error  // why the last write was refused; nil: all is well
 }
 
+func (l *logFile) message() wire.Message {
+	return wire.Message{Verb: wire.Logged, Num: [4]uint64{l.written}}
+}
+
 // openLog opens the log and makes it where there is none. Pods may write where
 // logs are, so it must be what it seems: a regular file at its path and at no
 // other, with no link on the way (CVE-2025-0750).

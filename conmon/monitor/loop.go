@@ -45,9 +45,9 @@ type monitor struct {
 	env   []string // of the runtime
 	state state
 
-	epoll    int
+	poll     poller
 	listener int
-	clients  [maxClients]client
+	clients  clients
 
 	self      wire.Process
 	runtime   int // pid, while creating
@@ -59,7 +59,7 @@ type monitor struct {
 	fifos          fifos
 	stdin          int // what is written here the container reads; -1: nothing
 	stdout, stderr stream
-	console        int // listening socket, while creating
+	console        console
 	log            logFile
 	oom            oomCounter
 
@@ -72,13 +72,13 @@ type monitor struct {
 	left       bool
 
 	stuck      bool // it has been complained that the log is blocked
-	complaints int
+	complaints complaints
 }
 
 func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 	m = &monitor{
 		opt: opt, env: env,
-		listener: wire.ListenFD, console: -1, watched: -1, stdin: -1,
+		listener: wire.ListenFD, console: console{-1}, watched: -1, stdin: -1,
 		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
 		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize)},
@@ -93,21 +93,24 @@ func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 		m.stdout.taps[i], m.stderr.taps[i] = -1, -1
 	}
 	m.stdout.tooSlow, m.stderr.tooSlow = m.dropLaggard, m.dropLaggard
-	m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
+	m.poll.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	return m, wire.Fail("open epoll", err)
 }
 
-func (m *monitor) listenTo(fd int, what uint32, e event, number int) error {
-	return syscall.EpollCtl(m.epoll, syscall.EPOLL_CTL_ADD, fd,
+// poller is what the loop waits with.
+type poller struct{ fd int }
+
+func (p poller) add(fd int, what uint32, e event, number int) error {
+	return syscall.EpollCtl(p.fd, syscall.EPOLL_CTL_ADD, fd,
 		&syscall.EpollEvent{Events: what, Fd: int32(e), Pad: int32(number)})
 }
 
 func (m *monitor) loop() {
 	var batch [16]syscall.EpollEvent
 	for !m.left {
-		n, err := syscall.EpollWait(m.epoll, batch[:], m.pollTimeout())
+		n, err := syscall.EpollWait(m.poll.fd, batch[:], m.pollTimeout())
 		if err != nil && err != syscall.EINTR {
-			m.complain(wire.Fail("wait for events", err))
+			m.complaints.add(wire.Fail("wait for events", err))
 			return
 		}
 		for _, e := range batch[:max(n, 0)] {
@@ -163,14 +166,14 @@ func (m *monitor) proceed(quiet bool) {
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
-			if !m.opt.Helpers || m.reapedHelpers() {
-				m.tell(m.loggedMessage())
+			if !m.opt.Helpers || m.remote.reapedHelpers() {
+				m.tell(m.log.message())
 				m.left = true
 			}
 		}
 	}
 	if quiet {
-		m.trim()
+		trim(&m.log, &m.stdout, &m.stderr)
 	}
 }
 
@@ -185,9 +188,9 @@ func (m *monitor) pump() {
 	}
 	m.stuck = !m.stuck
 	if m.stuck {
-		m.complain(wire.Fail("container output blocked", m.log.err))
+		m.complaints.add(wire.Fail("container output blocked", m.log.err))
 	} else {
-		m.complain(wire.Text("container output no longer blocked"))
+		m.complaints.add(wire.Text("container output no longer blocked"))
 	}
 }
 
@@ -204,10 +207,13 @@ func (m *monitor) collect() {
 	m.stderr.collect()
 }
 
-// complain writes to the monitor's own log, which is bounded.
-func (m *monitor) complain(err error) {
+// complaints is how many lines are in the monitor's own log.
+type complaints int
+
+// add writes to that log, which is bounded.
+func (c *complaints) add(err error) {
 	const bearable = 100
-	if m.complaints++; m.complaints > bearable {
+	if *c++; *c > bearable {
 		return
 	}
 	sec, nsec := now()

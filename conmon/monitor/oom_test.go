@@ -109,17 +109,17 @@ func TestCounterOutlivesCgroup(t *testing.T) {
 	defer syscall.Close(o.fd)
 	m := &monitor{}
 	var err error
-	if m.epoll, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
+	if m.poll.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(m.epoll)
-	if err := m.listenTo(o.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0); err != nil {
+	defer syscall.Close(m.poll.fd)
+	if err := m.poll.add(o.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0); err != nil {
 		t.Fatal(err)
 	}
 	wait := func(ms int) bool {
 		var batch [4]syscall.EpollEvent
 		for {
-			n, err := syscall.EpollWait(m.epoll, batch[:], ms)
+			n, err := syscall.EpollWait(m.poll.fd, batch[:], ms)
 			if err == nil {
 				return n > 0 && event(batch[0].Fd) == starved
 			}

@@ -81,7 +81,7 @@ func (m *monitor) startFor(i int) bool {
 		m.drop(m.remote.client) // of a server that has died: nobody asks twice
 	}
 	m.remote.client = i
-	_ = syscall.EpollCtl(m.epoll, syscall.EPOLL_CTL_DEL, m.clients[i].fd, nil)
+	_ = syscall.EpollCtl(m.poll.fd, syscall.EPOLL_CTL_DEL, m.clients[i].fd, nil)
 	return true
 }
 
@@ -101,7 +101,7 @@ func (m *monitor) help(argv []string, files stdio, more ...int) error {
 		return wire.Fail("execute "+argv[0], err)
 	}
 	m.remote.pid = pid
-	return wire.Fail("watch "+argv[0], m.listenTo(m.remote.pidfd, syscall.EPOLLIN, helped, 0))
+	return wire.Fail("watch "+argv[0], m.poll.add(m.remote.pidfd, syscall.EPOLLIN, helped, 0))
 }
 
 // helperEnded collects the command that has ended and does what follows.
@@ -138,7 +138,7 @@ func (m *monitor) answerStart(err error) {
 	if i < 0 {
 		return
 	}
-	if m.listenTo(m.clients[i].fd, syscall.EPOLLIN, asked, i) != nil {
+	if m.poll.add(m.clients[i].fd, syscall.EPOLLIN, asked, i) != nil {
 		m.drop(i)
 		return
 	}
@@ -160,7 +160,7 @@ func (m *monitor) await() {
 		syscall.Close(p[1])
 	}
 	if err != nil {
-		m.complain(wire.Fail("wait for the container", err))
+		m.complaints.add(wire.Fail("wait for the container", err))
 		m.waitFailed()
 	}
 }
@@ -225,10 +225,10 @@ func (m *monitor) sandboxEnded() {
 
 // reapedHelpers collects the runtime's helpers, and reports whether there are none any
 // more, or they have had their time.
-func (m *monitor) reapedHelpers() bool {
+func (r *remote) reapedHelpers() bool {
 	const helperTime = 3000
-	if m.remote.helpersUntil == 0 {
-		m.remote.helpersUntil = uptime() + helperTime
+	if r.helpersUntil == 0 {
+		r.helpersUntil = uptime() + helperTime
 	}
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
@@ -237,7 +237,7 @@ func (m *monitor) reapedHelpers() bool {
 		case err == syscall.ECHILD:
 			return true
 		default:
-			return uptime() > m.remote.helpersUntil
+			return uptime() > r.helpersUntil
 		}
 	}
 }

@@ -62,13 +62,13 @@ func (m *monitor) begin() (err error) {
 	if err := syscall.SetNonblock(m.listener, true); err != nil {
 		return wire.Fail("set up socket", err)
 	}
-	if err := m.listenTo(m.listener, syscall.EPOLLIN, connected, 0); err != nil {
+	if err := m.poll.add(m.listener, syscall.EPOLLIN, connected, 0); err != nil {
 		return wire.Fail("watch socket", err)
 	}
 	if m.self, err = wire.Find(syscall.Getpid()); err != nil {
 		return err
 	}
-	if err := m.writeProcesses(); err != nil {
+	if err := writeProcesses(m.opt.Dir, m.self, m.container); err != nil {
 		return err
 	}
 	if !m.opt.Fifos { // those who make the container and stay are the server's orphans
@@ -85,12 +85,12 @@ func (m *monitor) begin() (err error) {
 // start runs the runtime's create.
 func (m *monitor) start() (err error) {
 	if m.opt.Terminal {
-		if err := m.listenConsole(); err != nil {
+		if err := m.console.listen(m.opt.Dir); err != nil {
 			return err
 		}
 	}
 	if m.opt.Fifos {
-		if err := m.openFifos(); err != nil {
+		if m.stdin, err = m.fifos.open(m.opt.Dir, m.opt.Stdin); err != nil {
 			return err
 		}
 	}

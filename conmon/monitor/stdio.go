@@ -151,7 +151,7 @@ func (m *monitor) openStdio() (child stdio, err error) {
 		}
 		s.fd, child[s.number()] = p[0], p[1]
 		_ = growPipe(p[0], pipeSize)
-		if err = m.watch(s); err != nil {
+		if err = s.watch(m.poll); err != nil {
 			break
 		}
 	}
@@ -168,26 +168,27 @@ func (m *monitor) openStdio() (child stdio, err error) {
 	return child, wire.Fail("open stdio", err)
 }
 
-func (m *monitor) watch(s *stream) error {
+// watch has the loop told of what comes out of the stream.
+func (s *stream) watch(p poller) error {
 	s.ready = true
 	if err := syscall.SetNonblock(s.fd, true); err != nil {
 		return err
 	}
-	return m.listenTo(s.fd, syscall.EPOLLIN|edgeTriggered, spoken, s.number())
+	return p.add(s.fd, syscall.EPOLLIN|edgeTriggered, spoken, s.number())
 }
 
 // trim gives the pages of the buffers back to the kernel, and those that the
 // stack has grown into.
-func (m *monitor) trim() {
-	for _, s := range []*stream{&m.stdout, &m.stderr} {
+func trim(log *logFile, streams ...*stream) {
+	for _, s := range streams {
 		if s.pos == s.n {
 			s.pos, s.n = 0, 0
 		}
 		discard(s.buf[s.n:])
 		s.touched = false
 	}
-	if m.log.empty() {
-		discard(m.log.records[:cap(m.log.records)])
+	if log.empty() {
+		discard(log.records[:cap(log.records)])
 	}
 	trimStack()
 }
