@@ -43,7 +43,7 @@ func sandboxPIDFileOf(dir string) string { return filepath.Join(dir, "guest") }
 func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error {
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	_, _ = t.endEach(ctx, t.abandonedDirs(), func(dir string) error { // which returns none
+	_, _ = endEach(ctx, t.ref.ID, t.ref.abandonedDirs(), func(dir string) error { // which returns none
 		if e := t.abandoned(starting, dir); e != nil {
 			slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", e.pid)
 			t.killExec(ctx, e)
@@ -55,7 +55,7 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 
 // EndAbandoned leaves it to the shim to know whether a command still runs.
 func (t *shimTask) EndAbandoned(ctx context.Context) func(context.Context) error {
-	left, err := t.endCommands(ctx, t.abandonedDirs())
+	left, err := t.endCommands(ctx, t.ref.abandonedDirs())
 	if err == nil {
 		return nil
 	}
@@ -73,7 +73,7 @@ func (t *shimTask) endCommands(ctx context.Context, dirs []string) (left []strin
 	defer cancel()
 	starting, cancel := context.WithTimeout(ctx, abandonedTime)
 	defer cancel()
-	return t.endEach(ctx, dirs, func(dir string) error {
+	return endEach(ctx, t.ref.ID, dirs, func(dir string) error {
 		return t.endCommand(answering, starting, execIDOf(dir), dirs)
 	})
 }
@@ -152,7 +152,7 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 	}
 	strangers := children(parent.PID) // first: the directory of a command is made before it
 	known := map[int]bool{t.PID(): true}
-	for _, dir := range slices.Concat(t.dirs(execDirs), t.dirs(sessionDirs)) {
+	for _, dir := range slices.Concat(t.ref.dirs(execDirs), t.ref.dirs(sessionDirs)) {
 		if slices.Contains(earlier, dir) {
 			continue
 		}
@@ -176,17 +176,17 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 }
 
 // abandonedDirs are the directories of commands, as long as this server has begun none.
-func (t *watched) abandonedDirs() []string { return t.dirs(execDirs) }
+func (r Ref) abandonedDirs() []string { return r.dirs(execDirs) }
 
 // dirs are those in the bundle whose names begin so.
-func (t *watched) dirs(prefix string) []string {
-	found, _ := filepath.Glob(filepath.Join(t.ref.Dir, prefix+"*")) // the pattern is well-formed
+func (r Ref) dirs(prefix string) []string {
+	found, _ := filepath.Glob(filepath.Join(r.Dir, prefix+"*")) // the pattern is well-formed
 	return found
 }
 
 // endEach calls end for the directory of each command, and removes it then. What end
 // could not do is left.
-func (t *watched) endEach(ctx context.Context, dirs []string, end func(dir string) error) (left []string, err error) {
+func endEach(ctx context.Context, id string, dirs []string, end func(dir string) error) (left []string, err error) {
 	for _, dir := range dirs {
 		if failed := end(dir); failed != nil {
 			left = append(left, dir)
@@ -194,7 +194,7 @@ func (t *watched) endEach(ctx context.Context, dirs []string, end func(dir strin
 			continue
 		}
 		if err := mount.RemoveAll(dir); err != nil {
-			slog.WarnContext(ctx, "cannot remove files of an exec process left by a previous server", "container", t.ref.ID, "err", err)
+			slog.WarnContext(ctx, "cannot remove files of an exec process left by a previous server", "container", id, "err", err)
 		}
 	}
 	return left, err
@@ -216,7 +216,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 		return nil
 	}
 	e.sandboxPID, _ = readPid(sandboxPIDFileOf(dir)) // outside of sandboxes there is none
-	if !t.hasStarted(e, dir) {
+	if !e.hasStarted(t.ref.Cgroup, dir) {
 		return nil
 	}
 	e.noteLeader()
@@ -225,12 +225,12 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 
 // hasStarted tells whether a pid is still that of the command: another process that
 // has got the number began after the runtime had written it down.
-func (t *cliTask) hasStarted(e *execution, dir string) bool {
+func (e *execution) hasStarted(group, dir string) bool {
 	written, err := os.Stat(pidFileOf(dir))
 	if err != nil {
 		return false
 	}
-	isMember, err := cgroup.Membership(t.ref.Cgroup)
+	isMember, err := cgroup.Membership(group)
 	if err != nil || e.sandboxPID == 0 && !isMember(e.pid) {
 		return false
 	}

@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -10,20 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/regular"
-	"github.com/crius-run/crius/internal/trace"
 )
-
-// prepare makes what every runtime wants to find when it creates a container: its
-// own root, and the bundle.
-func (h Handler) prepare(ctx context.Context, ref Ref, spec *specs.Spec) error {
-	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.Root, 0o700) }); err != nil {
-		return err
-	}
-	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
-		return fmt.Errorf("write bundle: %w", err)
-	}
-	return nil
-}
 
 // writeSpec puts config.json into the bundle. It is derived from the record
 // and needs no fsync.

@@ -14,16 +14,13 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
-	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/stdio"
 )
@@ -31,34 +28,15 @@ import (
 // cli drives a runtime by the OCI command line: runc, crun and whatever else
 // understands create, start, kill, delete, exec, update and state. In what they
 // differ their quirks say.
-type cli struct {
-	name          string
-	handler       Handler
-	features      *features.Features // of the handler's file; nil: the runtime is asked
-	systemd       bool
-	monitor       string
-	monitorCgroup string
-	output        *capture.Budget
-	prober        prober
-}
+type cli struct{ *entry }
 
 // verbTimeout bounds the runtime's quick verbs. They take tens of
 // milliseconds; a minute means that the machine or the runtime is stuck.
 const verbTimeout = time.Minute
 
-func (r *cli) Handler() Handler { return r.handler }
-
 func (r *cli) Probe(ctx context.Context) (*Abilities, error) {
-	a, err := r.prober.probe(ctx, r.handler.Path, func(ctx context.Context, path string) (*Abilities, error) {
-		return ask(ctx, path, r.features)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("handler %s: %w", r.name, err)
-	}
-	return a, nil
+	return r.probe(ctx, func(ctx context.Context, path string) (*Abilities, error) { return ask(ctx, path, r.features) })
 }
-
-func (r *cli) lastProbe() *Abilities { return r.prober.answer() }
 
 // argv is a complete command line of the runtime.
 func (r *cli) argv(a *Abilities, args ...string) []string {
@@ -110,38 +88,20 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 	if err != nil {
 		return nil, err
 	}
-	if err := r.handler.prepare(ctx, ref, spec); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
-		fmt.Errorf("runtime %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
-	defer cancel()
-	client, err := conmon.Launch(ctx, r.monitored(a, ref, conmon.Spec{
-		ID:        ref.ID,
-		Dir:       ref.Dir,
-		ExitFile:  ref.ExitFile,
+	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, r.monitored(a, ref, conmon.Spec{
 		LogFile:   io.LogFile,
 		LogDir:    io.LogDir,
-		Monitor:   r.monitor,
-		Cgroup:    r.monitorCgroup,
 		Runtime:   r.argv(a, r.createArgs(a, ref, spec)...),
 		Env:       mountItselfIn(ref.Dir),
-		PidFile:   pidFile(ref),
 		Terminal:  io.Terminal,
 		Stdin:     io.Stdin,
 		StdinOnce: io.StdinOnce,
 	}))
 	r.relayLog(ctx, ref.ID, runtimeLog(ref))
 	if err != nil {
-		return nil, createFailed(ctx, r.name, spec.Process, err)
+		return nil, err
 	}
-	if !a.quirks.sandboxed {
-		if err := checkCreated(client.PID(), spec); err != nil {
-			_ = client.Close()
-			return nil, fmt.Errorf("%s create: %w", r.name, err)
-		}
-	}
-	return r.task(ref, client).inPlace(), nil
+	return r.task(ref, client)
 }
 
 func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
@@ -152,83 +112,20 @@ func (r *cli) createArgs(a *Abilities, ref Ref, spec *specs.Spec) []string {
 	return r.logged(a, runtimeLog(ref), args)
 }
 
-func (r *cli) task(ref Ref, client *conmon.Client) *cliTask {
-	return &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
-}
-
-// inPlace is the task as it is used: in a sandbox it is a container in a sandbox.
-func (t *cliTask) inPlace() Task {
-	if t.ref.Sandbox != "" {
-		return &sandboxedTask{cliTask: t}
+func (r *cli) task(ref Ref, client *conmon.Client) (Task, error) {
+	t := &cliTask{runtime: r, watched: watched{ref: ref, client: client}}
+	if ref.Sandbox != "" {
+		return &sandboxedTask{cliTask: t}, nil
 	}
-	return t
+	return t, nil
 }
 
-func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) {
-	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
-	if errors.Is(err, conmon.ErrLost) {
-		return r.lost(ref, err), nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reach monitor: %w", err)
-	}
-	return r.task(ref, client).inPlace(), nil
-}
+func (r *cli) Load(ctx context.Context, ref Ref) (Task, error) { return load(ctx, r, ref) }
 
-// Delete ends the monitor first, so that nobody is left who could still be
-// creating, then whatever lives in the cgroup, and only then asks the runtime
-// to forget: it never has to kill anything itself, which is what makes its
-// delete quick and free of races.
-func (r *cli) Delete(ctx context.Context, ref Ref) error {
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
-		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
-		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
-		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
-		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
-	} {
-		if err := trace.Do(ctx, step.name, step.do); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
-	}
-	return nil
-}
-
-// removeCgroup and emptyCgroup have nothing to do for a container of which only
-// the id is known.
-func removeCgroup(ctx context.Context, path string) error {
-	if path == "" {
-		return nil
-	}
-	return cgroup.Remove(ctx, path)
-}
-
-// emptyCgroup kills everything in a cgroup.
-func emptyCgroup(ctx context.Context, path string) error {
-	if path == "" {
-		return nil
-	}
-	return cgroup.Kill(ctx, path)
-}
-
-// lastTime is far more than a kill takes. What a file server that does not
-// answer holds on to will not die any sooner if it is waited for longer.
-const lastTime = 10 * time.Second
-
-// endMonitor allows for one that is asked first and killed then.
-func endMonitor(ctx context.Context, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*lastTime)
-	defer cancel()
-	return conmon.Terminate(ctx, dir)
-}
-
-func endCgroup(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, lastTime)
-	defer cancel()
-	return emptyCgroup(ctx, path)
-}
+// Delete kills whatever lives in the cgroup, and only then asks the runtime to forget: it
+// never has to kill anything itself, which is what makes its delete quick and free of
+// races.
+func (r *cli) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r, ref, true) }
 
 // forget removes the container from the runtime's own state files, which are a
 // directory of its name, or some files. Without them the runtime never heard of
@@ -471,19 +368,4 @@ func (t *cliTask) updateOnce(ctx context.Context, resources *specs.LinuxResource
 
 func (t *watched) Usage(context.Context) (cgroup.Usage, error) {
 	return cgroup.Usage{}, fmt.Errorf("usage is read from the container's cgroup: %w", fault.Unimplemented)
-}
-
-func resolveMonitorCgroup(configured string) (string, error) {
-	if configured != "" {
-		return configured, nil
-	}
-	own, err := cgroup.Own()
-	if err != nil {
-		return "", fmt.Errorf("find this service's own cgroup: %w", err)
-	}
-	// In the root cgroup there is no service whose end could reach a monitor.
-	if own == "/" {
-		return "", nil
-	}
-	return strings.TrimSuffix(own, "/") + "/monitors", nil
 }

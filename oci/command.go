@@ -90,29 +90,23 @@ func findMonitor(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
+	beside := ""
 	if self, err := os.Executable(); err == nil {
-		if beside := filepath.Join(filepath.Dir(self), "crius-conmon"); isExecutable(beside) {
-			return beside, nil
-		}
+		beside = filepath.Dir(self)
 	}
-	path, err := exec.LookPath("crius-conmon")
+	path, err := find("crius-conmon", beside)
 	if err != nil {
 		return "", fmt.Errorf("crius-conmon not found in the directory of crius or in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
 	}
 	return path, nil
 }
 
-// besideMonitor locates a program that belongs to the monitor: beside it, else in
-// PATH.
-func besideMonitor(monitor, name string) (string, error) {
-	if beside := filepath.Join(filepath.Dir(monitor), name); isExecutable(beside) {
+// find locates a program in a directory, else in PATH.
+func find(name, dir string) (string, error) {
+	if beside := filepath.Join(dir, name); dir != "" && isExecutable(beside) {
 		return beside, nil
 	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", fmt.Errorf("%s not found in the directory of %s or in PATH: install it: %w", name, monitor, fault.Unavailable)
-	}
-	return path, nil
+	return exec.LookPath(name)
 }
 
 func isExecutable(path string) bool {

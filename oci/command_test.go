@@ -245,7 +245,7 @@ func TestStartedWaitsForAStartUnderWay(t *testing.T) {
 		dir = t.TempDir()
 	}
 	runtime := filepath.Join(dir, "runtime")
-	task := &cliTask{runtime: &cli{name: "slow", handler: Handler{Path: runtime, Root: dir}}, watched: watched{ref: Ref{ID: "c", Dir: dir}}}
+	task := &cliTask{runtime: &cli{entry: &entry{name: "slow", handler: Handler{Path: runtime, Root: dir}}}, watched: watched{ref: Ref{ID: "c", Dir: dir}}}
 	if server { // which is killed in this
 		t.Fatal(task.Start(t.Context()))
 	}

@@ -23,7 +23,7 @@ import (
 // crun below 1.9 mounts itself somewhere at each call. Killed just then it
 // leaves that mount, which has to be where it goes with the container.
 func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
-	r := &cli{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}
+	r := &cli{entry: &entry{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}}
 	ref := Ref{ID: strings.Repeat("a", 64), Dir: t.TempDir()}
 	names := watch(t, ref.Dir)
 	if _, err := r.run(t.Context(), ref, nil, "state"); err == nil { // there is none
@@ -40,7 +40,7 @@ func TestCrunMountsItselfInTheContainersDirectory(t *testing.T) {
 // The pid of a container that has ended may be that of a thread by now, of which
 // crun's delete by force says that it cannot be killed, for as long as it lives.
 func TestCrunForgetsAContainerWhosePidIsAThread(t *testing.T) {
-	r := &cli{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}
+	r := &cli{entry: &entry{name: "crun", handler: Handler{Path: "crun", Root: t.TempDir()}}}
 	ref := Ref{ID: strings.ToLower(rand.Text()), Dir: t.TempDir()}
 	owned, err := claim.New()
 	if err != nil {

@@ -43,7 +43,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 		}
 	}()
 	defer pipes.Close()
-	terminal, err := t.newTerminal(a, c)
+	terminal, err := newTerminal(t.ref.Dir, a, c)
 	if err != nil {
 		return nil, err
 	}
@@ -86,14 +86,14 @@ func commandProcess(bundle string, c Command) (*specs.Process, error) {
 
 // newTerminal: where the runtime stays in the foreground, the terminal is its own
 // standard streams.
-func (t *cliTask) newTerminal(a *Abilities, c Command) (stdio.Terminal, error) {
+func newTerminal(dir string, a *Abilities, c Command) (stdio.Terminal, error) {
 	switch {
 	case !c.Terminal:
 		return stdio.NoTerminal{}, nil
 	case a.quirks.sandboxPID != "":
 		return stdio.NewPTY()
 	}
-	return stdio.NewConsole(t.ref.Dir)
+	return stdio.NewConsole(dir)
 }
 
 // execProcess runs the runtime's exec and notes in e which process it has started, and

@@ -36,22 +36,28 @@ type gone struct {
 func Dead(exit conmon.Exit) Task { return &gone{exit: exit} }
 
 // lost is the Task of a container whose monitor is dead.
-func (r *cli) lost(ref Ref, cause error) *gone {
+func lost(ref Ref, cause error) *gone {
 	// Without that file the container never came to be.
 	processes, _ := conmon.ReadProcesses(ref.Dir)
-	g := &gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+	return &gone{err: cause, process: processes.Container, cgroup: ref.Cgroup}
+}
+
+func (r *cli) lost(ref Ref, cause error) *gone {
+	g := lost(ref, cause)
 	if ref.Sandbox != "" {
 		g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
 	}
 	return g
 }
 
-// Unreachable goes by what the monitor has written down.
-func (r *cli) Unreachable(ref Ref) Task {
-	g := r.lost(ref, errUnreachable)
+// unreachable goes by what the monitor has written down.
+func unreachable(d driver, ref Ref) Task {
+	g := d.lost(ref, errUnreachable)
 	g.unreachable = true
 	return g
 }
+
+func (r *cli) Unreachable(ref Ref) Task { return unreachable(r, ref) }
 
 var (
 	errGone        = fmt.Errorf("the container's monitor is gone: %w", fault.Precondition)

@@ -4,26 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
-	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/poll"
-	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/version"
 )
 
@@ -31,34 +29,16 @@ import (
 // has the shim make it, and waits for its end, by a program of its own
 // (crius-conmon-shim); all else is asked from here.
 type shimmed struct {
-	name          string
-	handler       Handler
-	features      *features.Features // of the handler's file; nil: there is none
-	systemd       bool
-	monitor       string
-	client        string // crius-conmon-shim
-	monitorCgroup string
-	server        string // of this server, as shims are to call it
-	output        *capture.Budget
-	prober        prober
-}
-
-func (r *shimmed) Handler() Handler { return r.handler }
-
-func (r *shimmed) sameAs(other driver) bool {
-	o, ok := other.(*shimmed)
-	return ok && reflect.DeepEqual(r.handler, o.handler) && reflect.DeepEqual(r.features, o.features) && r.systemd == o.systemd && r.monitorCgroup == o.monitorCgroup
+	*entry
+	client string // crius-conmon-shim
+	server string // of this server, as shims are to call it
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
 	if !isExecutable(r.client) {
 		return nil, fmt.Errorf("handler %s: %s, a part of crius, is missing or not executable: reinstall crius: %w", r.name, r.client, fault.Unavailable)
 	}
-	a, err := r.prober.probe(ctx, r.handler.Path, r.ask)
-	if err != nil {
-		return nil, fmt.Errorf("handler %s: %w", r.name, err)
-	}
-	return a, nil
+	return r.probe(ctx, r.ask)
 }
 
 // ask: of runc's shim what runc can do matters. Any other one makes virtual
@@ -101,8 +81,6 @@ func (r *shimmed) askRunc(ctx context.Context) (*Abilities, error) {
 	return a, nil
 }
 
-func (r *shimmed) lastProbe() *Abilities { return r.prober.answer() }
-
 // ofRunc tells from the first line of what a shim says of itself, which is what it
 // was called.
 func ofRunc(line string) bool {
@@ -144,35 +122,17 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 	if err != nil {
 		return nil, err
 	}
-	if err := r.handler.prepare(ctx, ref, spec); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.handler.CreateTimeout,
-		fmt.Errorf("the shim of %s did not create the container within %s: %w", r.name, r.handler.CreateTimeout, fault.Timeout))
-	defer cancel()
-	client, err := conmon.Launch(ctx, conmon.Spec{
-		ID:        ref.ID,
-		Dir:       ref.Dir,
-		ExitFile:  ref.ExitFile,
+	client, err := r.create(ctx, "the shim of "+r.name, a, ref, spec, conmon.Spec{
 		LogFile:   io.LogFile,
 		LogDir:    io.LogDir,
-		Monitor:   r.monitor,
-		Cgroup:    r.monitorCgroup,
 		Runtime:   r.argv(a, ref, "create", io),
 		Wait:      r.argv(a, ref, "wait", io),
 		Fifos:     true,
-		PidFile:   pidFile(ref),
 		Stdin:     io.Stdin,
 		StdinOnce: io.StdinOnce && !io.Terminal,
 	})
 	if err != nil {
-		return nil, createFailed(ctx, r.name, spec.Process, err)
-	}
-	if !a.Sandboxed {
-		if err := checkCreated(client.PID(), spec); err != nil {
-			_ = client.Close()
-			return nil, fmt.Errorf("%s create: %w", r.name, err)
-		}
+		return nil, err
 	}
 	return r.task(ref, client)
 }
@@ -212,51 +172,18 @@ func (r *shimmed) task(ref Ref, client *conmon.Client) (Task, error) {
 	return t, nil
 }
 
-func (r *shimmed) Load(ctx context.Context, ref Ref) (Task, error) {
-	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
-	if errors.Is(err, conmon.ErrLost) {
-		return r.lost(ref, err), nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reach monitor: %w", err)
-	}
-	return r.task(ref, client)
-}
+func (r *shimmed) Load(ctx context.Context, ref Ref) (Task, error) { return load(ctx, r, ref) }
 
-// lost is the Task of a container whose monitor is dead.
 func (r *shimmed) lost(ref Ref, cause error) *gone {
-	processes, _ := conmon.ReadProcesses(ref.Dir) // without that file the container never came to be
-	return &gone{
-		err: cause, process: processes.Container, cgroup: ref.Cgroup,
-		kill: func(ctx context.Context) error { return r.forget(ctx, ref) },
-	}
-}
-
-// Unreachable goes by what the monitor has written down.
-func (r *shimmed) Unreachable(ref Ref) Task {
-	g := r.lost(ref, errUnreachable)
-	g.unreachable = true
+	g := lost(ref, cause)
+	g.kill = func(ctx context.Context) error { return r.forget(ctx, ref) }
 	return g
 }
 
-// Delete ends the monitor first, so that nobody is left who could still be
-// creating, and then has the shim end the container.
-func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
-		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
-		{"runtime delete", func(ctx context.Context) error { return r.forget(ctx, ref) }},
-		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
-		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
-	} {
-		if err := trace.Do(ctx, step.name, step.do); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
-	}
-	return nil
-}
+func (r *shimmed) Unreachable(ref Ref) Task { return unreachable(r, ref) }
+
+// Delete has the shim end the container.
+func (r *shimmed) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r, ref, false) }
 
 // forget kills and removes the container: by its shim or, if that is dead, or does
 // not answer, or was never reached, by the shim's program and by hand.
@@ -393,14 +320,14 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 // shim deletes nobody who still wants to write.
 func drainFifos(ref Ref) (stop func()) {
 	var open []*os.File
-	for _, name := range []string{stdoutFifo, stderrFifo} {
+	for _, name := range []string{wire.StdoutFifo, wire.StderrFifo} {
 		fd, err := unix.Open(filepath.Join(ref.Dir, name), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
 			continue
 		}
 		f := os.NewFile(uintptr(fd), name)
 		open = append(open, f)
-		go discard(f)
+		go func() { _, _ = io.Copy(io.Discard, f) }()
 	}
 	return func() {
 		for _, f := range open {

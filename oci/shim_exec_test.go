@@ -124,7 +124,7 @@ func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
 	}
 	a.serve(t, filepath.Join(dir, "s"))
 	return &shimTask{
-		runtime: &shimmed{name: "h"},
+		runtime: &shimmed{entry: &entry{name: "h"}},
 		record:  shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/s", Version: 2}, Sandboxed: guest},
 		watched: watched{ref: Ref{ID: "c1", Dir: dir}, client: new(conmon.Client)},
 	}

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -16,19 +14,11 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
-	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/stdio"
 )
-
-const (
-	stdoutFifo = wire.StdoutFifo
-	stderrFifo = wire.StderrFifo
-)
-
-func discard(f *os.File) { _, _ = io.Copy(io.Discard, f) }
 
 // shimTask is a container of a shim whose processes are processes of this machine,
 // as those of runc's are. The shim is asked where something is its own: the rest

@@ -38,19 +38,19 @@ func TestStateFiles(t *testing.T) {
 		runtime Runtime
 		want    StateFiles
 	}{
-		"command line": {&cli{handler: Handler{Root: root}}, StateFiles{
+		"command line": {&cli{entry: &entry{handler: Handler{Root: root}}}, StateFiles{
 			one: in(one, "runsc-"+one+".sock"), two: in(two+"_sandbox:"+one+".lock", two+"_sandbox:"+one+".state"),
 			"k8s.io": in("k8s.io"), "stray.txt": in("stray.txt"),
 		}},
-		"shim": {&shimmed{handler: Handler{Root: root}}, StateFiles{two: in("k8s.io/" + two)}},
-		"none": {&cli{handler: Handler{Root: root + "/none"}}, nil},
+		"shim": {&shimmed{entry: &entry{handler: Handler{Root: root}}}, StateFiles{two: in("k8s.io/" + two)}},
+		"none": {&cli{entry: &entry{handler: Handler{Root: root + "/none"}}}, nil},
 	} {
 		got, err := c.runtime.StateFiles()
 		if err != nil || !maps.EqualFunc(got, c.want, slices.Equal) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
-	if _, err := (&cli{handler: Handler{Root: filepath.Join(root, "stray.txt")}}).StateFiles(); err == nil {
+	if _, err := (&cli{entry: &entry{handler: Handler{Root: filepath.Join(root, "stray.txt")}}}).StateFiles(); err == nil {
 		t.Error("a file is taken for a root")
 	}
 }
@@ -66,7 +66,7 @@ func TestStateFilesOfAnotherShim(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, shim.LogFile), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range []*shimmed{{handler: Handler{Path: "/none", Root: t.TempDir()}}, {handler: Handler{Path: "/none", Root: root}}} {
+	for _, r := range []*shimmed{{entry: &entry{handler: Handler{Path: "/none", Root: t.TempDir()}}}, {entry: &entry{handler: Handler{Path: "/none", Root: root}}}} {
 		if err := r.Delete(t.Context(), Ref{ID: "c1", Dir: dir}); err != nil {
 			t.Fatal(err)
 		}

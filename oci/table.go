@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -37,14 +36,6 @@ type handlers struct {
 	backported  []string // CVEs
 }
 
-// driver is a Runtime that knows whether it is configured like another one.
-type driver interface {
-	Runtime
-	sameAs(driver) bool
-	// lastProbe is what Probe has found last; nil if it has found nothing yet.
-	lastProbe() *Abilities
-}
-
 // NewTable makes the handlers of cfg. Runtimes keep their own state below
 // runDir unless their configuration says otherwise. A runtime whose binary is
 // missing is not an error here: Probe says so, for as long as it lasts.
@@ -69,7 +60,7 @@ func (t *Table) Reload(cfg Config) error {
 			return err
 		}
 		// One that stays as it was knows its binary already.
-		if old := before.byName[name]; old != nil && old.sameAs(runtime) {
+		if old := before.byName[name]; old != nil && old.configured().sameAs(runtime.configured()) {
 			runtime = old
 		}
 		next.byName[name] = runtime
@@ -101,35 +92,25 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 			return nil, err
 		}
 	}
-	if handler.Type == "shim" {
-		return t.shim(&shimmed{name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd", monitorCgroup: monitorCgroup, output: t.output})
+	h := &entry{
+		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
+		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output,
 	}
-	return &cli{
-		name:          name,
-		handler:       handler,
-		features:      known,
-		systemd:       cfg.CgroupDriver == "systemd",
-		monitor:       t.monitor,
-		monitorCgroup: monitorCgroup,
-		output:        t.output,
-	}, nil
+	if handler.Type == "shim" {
+		return t.shim(&shimmed{entry: h})
+	}
+	return &cli{h}, nil
 }
 
 // shim completes a handler that is driven by a shim.
 func (t *Table) shim(r *shimmed) (driver, error) {
-	client, err := besideMonitor(t.monitor, "crius-conmon-shim")
+	const program = "crius-conmon-shim"
+	client, err := find(program, filepath.Dir(t.monitor))
 	if err != nil {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %w", r.name, err)
+		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", r.name, program, t.monitor, fault.Unavailable)
 	}
-	r.client, r.monitor, r.server = client, t.monitor, filepath.Join(t.runDir, "crius")
+	r.client, r.server = client, filepath.Join(t.runDir, "crius")
 	return r, nil
-}
-
-// sameAs reports whether two handlers are configured alike.
-func (r *cli) sameAs(d driver) bool {
-	other, ok := d.(*cli)
-	return ok && reflect.DeepEqual(r.handler, other.handler) && reflect.DeepEqual(r.features, other.features) &&
-		r.systemd == other.systemd && r.monitorCgroup == other.monitorCgroup
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }
@@ -178,7 +159,7 @@ func (t *Table) Ready(ctx context.Context) error {
 	now := t.now.Load()
 	r := now.byName[now.defaultName]
 	_, err := r.Probe(ctx)
-	if errors.Is(err, fault.Timeout) && r.lastProbe() != nil {
+	if errors.Is(err, fault.Timeout) && r.configured().lastProbe() != nil {
 		return nil
 	}
 	return err
@@ -243,7 +224,7 @@ func (t *Table) Vulnerable() map[string][]string {
 	now := t.now.Load()
 	known := make(map[string][]string)
 	for name, r := range now.byName {
-		if a := r.lastProbe(); a != nil {
+		if a := r.configured().lastProbe(); a != nil {
 			for _, v := range now.vulnerabilities(a) {
 				known[name] = append(known[name], v.CVE)
 			}

@@ -1,0 +1,176 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+)
+
+// driver is a Runtime whose handler is known.
+type driver interface {
+	Runtime
+	configured() *entry
+	// task is a container whose monitor is reached.
+	task(ref Ref, client *conmon.Client) (Task, error)
+	// lost is the Task of a container whose monitor is dead.
+	lost(ref Ref, cause error) *gone
+	// forget removes the container from the runtime's own state.
+	forget(ctx context.Context, ref Ref) error
+}
+
+// entry is a handler of the configuration, however its runtime is driven.
+type entry struct {
+	name          string
+	handler       Handler
+	features      *features.Features // of the handler's file; nil: the runtime is asked
+	systemd       bool
+	monitor       string
+	monitorCgroup string
+	output        *capture.Budget
+	prober        prober
+}
+
+func (h *entry) Handler() Handler { return h.handler }
+
+func (h *entry) configured() *entry { return h }
+
+// sameAs reports whether two handlers are configured alike.
+func (h *entry) sameAs(other *entry) bool {
+	return reflect.DeepEqual(h.handler, other.handler) && reflect.DeepEqual(h.features, other.features) &&
+		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup
+}
+
+// lastProbe is what Probe has found last; nil if it has found nothing yet.
+func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
+
+func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
+	a, err := h.prober.probe(ctx, h.handler.Path, ask)
+	if err != nil {
+		return nil, fmt.Errorf("handler %s: %w", h.name, err)
+	}
+	return a, nil
+}
+
+// create makes what every runtime wants to find, its own root and the bundle, and has the
+// monitor of s make the container. Who is the runtime as errors call it.
+func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, spec *specs.Spec, s conmon.Spec) (*conmon.Client, error) {
+	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.handler.Root, 0o700) }); err != nil {
+		return nil, err
+	}
+	if err := trace.Call(ctx, "write bundle", func() error { return writeSpec(ref.Dir, spec) }); err != nil {
+		return nil, fmt.Errorf("write bundle: %w", err)
+	}
+	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
+	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
+	ctx, cancel := context.WithTimeoutCause(ctx, h.handler.CreateTimeout,
+		fmt.Errorf("%s did not create the container within %s: %w", who, h.handler.CreateTimeout, fault.Timeout))
+	defer cancel()
+	client, err := conmon.Launch(ctx, s)
+	if err != nil {
+		return nil, createFailed(ctx, h.name, spec.Process, err)
+	}
+	if !a.Sandboxed {
+		if err := checkCreated(client.PID(), spec); err != nil {
+			_ = client.Close()
+			return nil, fmt.Errorf("%s create: %w", h.name, err)
+		}
+	}
+	return client, nil
+}
+
+// load is Runtime.Load.
+func load(ctx context.Context, d driver, ref Ref) (Task, error) {
+	client, err := conmon.Dial(ctx, ref.Dir, ref.ExitFile)
+	if errors.Is(err, conmon.ErrLost) {
+		return d.lost(ref, err), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach monitor: %w", err)
+	}
+	return d.task(ref, client)
+}
+
+// remove is Runtime.Delete. It ends the monitor first, so that nobody is left who could
+// still be creating.
+func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
+		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
+		{"runtime delete", func(ctx context.Context) error { return d.forget(ctx, ref) }},
+		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
+	}
+	if !killFirst {
+		steps[1], steps[2] = steps[2], steps[1]
+	}
+	for _, step := range steps {
+		if err := trace.Do(ctx, step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// removeCgroup and emptyCgroup have nothing to do for a container of which only
+// the id is known.
+func removeCgroup(ctx context.Context, path string) error {
+	if path == "" {
+		return nil
+	}
+	return cgroup.Remove(ctx, path)
+}
+
+// emptyCgroup kills everything in a cgroup.
+func emptyCgroup(ctx context.Context, path string) error {
+	if path == "" {
+		return nil
+	}
+	return cgroup.Kill(ctx, path)
+}
+
+// lastTime is far more than a kill takes. What a file server that does not
+// answer holds on to will not die any sooner if it is waited for longer.
+const lastTime = 10 * time.Second
+
+// endMonitor allows for one that is asked first and killed then.
+func endMonitor(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*lastTime)
+	defer cancel()
+	return conmon.Terminate(ctx, dir)
+}
+
+func endCgroup(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, lastTime)
+	defer cancel()
+	return emptyCgroup(ctx, path)
+}
+
+func resolveMonitorCgroup(configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	own, err := cgroup.Own()
+	if err != nil {
+		return "", fmt.Errorf("find this service's own cgroup: %w", err)
+	}
+	// In the root cgroup there is no service whose end could reach a monitor.
+	if own == "/" {
+		return "", nil
+	}
+	return strings.TrimSuffix(own, "/") + "/monitors", nil
+}
