@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/stdio"
 )
@@ -214,13 +215,11 @@ func (t *watched) attach(ctx context.Context, wanted conmon.Streams, resize func
 
 // dead reports whether the container's end is known.
 func (t *watched) dead() bool {
-	select {
-	case <-t.client.Exited():
-		_, err := t.client.Exit()
-		return err == nil
-	default:
+	if !closed(t.client.Exited()) {
 		return false
 	}
+	_, err := t.client.Exit()
+	return err == nil
 }
 
 // cliTask is a container of a runtime of the command line.
@@ -312,20 +311,17 @@ func lockStart(ctx context.Context, ref Ref, timeout time.Duration) (*os.File, e
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errors.Join(&os.PathError{Op: "flock", Path: f.Name(), Err: err}, f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx)), f.Close())
-		case <-time.After(10 * time.Millisecond):
-		}
+	ended := poll.Until(ctx, 10*time.Millisecond, func() bool {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return !errors.Is(err, unix.EWOULDBLOCK)
+	})
+	switch {
+	case !ended:
+		return nil, errors.Join(fmt.Errorf("a start requested by a previous server is still running: %w", context.Cause(ctx)), f.Close())
+	case err != nil:
+		return nil, errors.Join(&os.PathError{Op: "flock", Path: f.Name(), Err: err}, f.Close())
 	}
+	return f, nil
 }
 
 // Signal goes through a pidfd, not through the runtime: a fork and exec less,

@@ -89,7 +89,7 @@ func commandProcess(bundle string, c Command) (*specs.Process, error) {
 func newTerminal(dir string, a *Abilities, c Command) (stdio.Terminal, error) {
 	switch {
 	case !c.Terminal:
-		return stdio.NoTerminal{}, nil
+		return stdio.NoTerminal, nil
 	case a.quirks.sandboxPID != "":
 		return stdio.NewPTY()
 	}
@@ -223,7 +223,7 @@ func (e *execution) begun(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(startTime, cancel) })()
 	var err error
 	poll.Until(waiting, period, func() bool {
-		ended := e.hasEnded() // asked first: what it has written by then counts
+		ended := closed(e.Ended()) // asked first: what it has written by then counts
 		_, err = readPid(pidFileOf(e.dir))
 		return err == nil || ended
 	})
@@ -235,20 +235,11 @@ func (e *execution) begun(ctx context.Context) error {
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case e.hasEnded():
+	case closed(e.Ended()):
 		code, failed := e.ExitCode()
 		return cmp.Or(failed, fmt.Errorf("exit status %d", code))
 	}
 	return err
-}
-
-func (e *execution) hasEnded() bool {
-	select {
-	case <-e.Ended():
-		return true
-	default:
-		return false
-	}
 }
 
 // startTime is what a runtime gets to end by itself once nobody waits for what it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -132,3 +133,38 @@ func (g *gone) Open(context.Context, Command) (*stdio.Session, error) { return n
 func (g *gone) Attach(context.Context, conmon.Streams) (*stdio.Session, error) {
 	return nil, g.refusal()
 }
+
+// unstartable is a container that the runtime has refused to create.
+type unstartable struct {
+	gone
+	exitFile string
+	code     int32
+
+	mu   sync.Mutex
+	over chan struct{} // closed once exit is recorded
+}
+
+// Unstartable is the Task of a container that the runtime could not create and of
+// which nothing is left there: cause, a ProgramError, is what Start and all else
+// that needs a process fails with. Kill is its end, which is recorded as that of
+// any other container, with code.
+func Unstartable(ref Ref, cause error, code int32) Task {
+	return &unstartable{gone: gone{why: cause}, exitFile: ref.ExitFile, code: code, over: make(chan struct{})}
+}
+
+func (u *unstartable) Kill(context.Context) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if closed(u.over) {
+		return nil
+	}
+	exit := conmon.Exit{Code: u.code, FinishedAt: time.Now()}
+	if err := conmon.WriteExit(u.exitFile, exit); err != nil {
+		return err
+	}
+	u.exit = exit
+	close(u.over)
+	return nil
+}
+
+func (u *unstartable) Exited() <-chan struct{} { return u.over }

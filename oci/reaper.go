@@ -3,7 +3,6 @@ package oci
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Reaper reaps the orphans that nobody waits for.
@@ -40,10 +40,8 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 		}
 		// A burst of deaths costs one look, and what was seen dead last time
 		// has had its period.
-		select {
-		case <-ctx.Done():
+		if !poll.Pause(ctx, period) {
 			return
-		case <-time.After(period):
 		}
 		seen = reapSeen(seen)
 	}
@@ -60,9 +58,7 @@ func reapSeen(before map[int]bool) map[int]bool {
 			zombies[pid] = true
 			continue
 		}
-		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
-			continue
-		}
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 	}
 	return zombies
 }
@@ -78,15 +74,7 @@ const unstartedTime = 200 * time.Millisecond
 func reapUnstarted(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, unstartedTime)
 	defer cancel()
-	again := time.NewTicker(5 * time.Millisecond)
-	defer again.Stop()
-	for reapUnstartedOnce() {
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	poll.Until(ctx, 5*time.Millisecond, func() bool { return !reapUnstartedOnce() })
 }
 
 // reapUnstartedOnce tells whether a copy of a runtime is still alive in a container.

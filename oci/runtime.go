@@ -110,9 +110,11 @@ type Task interface {
 }
 
 // Exited tells whether the container's end is known.
-func Exited(t Task) bool {
+func Exited(t Task) bool { return closed(t.Exited()) }
+
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-t.Exited():
+	case <-c:
 		return true
 	default:
 		return false

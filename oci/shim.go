@@ -277,10 +277,8 @@ func (r *shimmed) deleteByShim(ctx context.Context, record shim.Record, ref Ref)
 		if errors.Is(err, shim.ErrGone) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !poll.Pause(ctx, 20*time.Millisecond) {
 			return fmt.Errorf("%w: %w", err, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Endpoint is where a shim listens and what it understands.
@@ -84,17 +85,16 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 	const timeout, pause = 10 * time.Second, 5 * time.Millisecond
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for {
-		conn, err := e.dial(ctx)
-		if err == nil {
-			return conn, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("connect to the shim at %s: %w", e.Address, err)
-		case <-time.After(pause):
-		}
+	var conn net.Conn
+	var err error
+	poll.Until(ctx, pause, func() bool {
+		conn, err = e.dial(ctx)
+		return err == nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the shim at %s: %w", e.Address, err)
 	}
+	return conn, nil
 }
 
 // RemoveSocket removes the socket that a dead shim has left in the file system.

@@ -69,7 +69,9 @@ func (c Container) update(ctx context.Context, u Update, apply func(context.Cont
 		return err
 	}
 	if u.OOMScoreAdj != nil {
-		if err := trace.Call(ctx, "set OOM score", func() error { return c.setOOMScore(*u.OOMScoreAdj) }); err != nil {
+		score := strconv.Itoa(*u.OOMScoreAdj)
+		set := func() error { return c.replaceOOMScores(score, func(old string) bool { return old != score }) }
+		if err := trace.Call(ctx, "set OOM score", set); err != nil {
 			return err
 		}
 	}
@@ -125,12 +127,6 @@ func hugepageFile(pageSize, suffix string) string { return "hugetlb." + pageSize
 
 // scoreRounds is how often replaceOOMScores looks for processes with the old score.
 const scoreRounds = 8
-
-// setOOMScore gives all processes of the container a new score.
-func (c Container) setOOMScore(score int) error {
-	text := strconv.Itoa(score)
-	return c.replaceOOMScores(text, func(old string) bool { return old != text })
-}
 
 // replaceOOMScores gives a new score to the processes of the container whose score
 // is an old one. One that is forked meanwhile has its parent's, old or new, so it

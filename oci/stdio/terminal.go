@@ -37,22 +37,18 @@ func wordsOn(t Terminal) string {
 }
 
 // NoTerminal is that of a command without one.
-type NoTerminal struct{}
+var NoTerminal Terminal = noTerminal{}
 
-// Offer implements Terminal.
-func (NoTerminal) Offer(pipes Pipes) ([]string, Pipes) { return nil, pipes }
+type noTerminal struct{}
 
-// Master implements Terminal.
-func (NoTerminal) Master() (*os.File, error) { return nil, nil } //nolint:nilnil // see Terminal
+func (noTerminal) Offer(pipes Pipes) ([]string, Pipes) { return nil, pipes }
+func (noTerminal) Master() (*os.File, error)           { return nil, nil } //nolint:nilnil // see Terminal
+func (noTerminal) Close()                              {}
 
-// Close implements Terminal.
-func (NoTerminal) Close() {}
+type pty struct{ own, theirs *os.File }
 
-// PTY is a terminal that this server makes.
-type PTY struct{ own, theirs *os.File }
-
-// NewPTY makes a terminal.
-func NewPTY() (*PTY, error) {
+// NewPTY makes a terminal of this server's.
+func NewPTY() (Terminal, error) {
 	own, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make terminal: %w", err)
@@ -62,7 +58,7 @@ func NewPTY() (*PTY, error) {
 		_ = own.Close()
 		return nil, fmt.Errorf("make terminal: %w", err)
 	}
-	return &PTY{own, theirs}, nil
+	return &pty{own, theirs}, nil
 }
 
 func otherEnd(master *os.File) (*os.File, error) {
@@ -87,19 +83,16 @@ func otherEnd(master *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Offer implements Terminal.
-func (p *PTY) Offer(Pipes) ([]string, Pipes) { return nil, Pipes{p.theirs, p.theirs, p.theirs} }
+func (p *pty) Offer(Pipes) ([]string, Pipes) { return nil, Pipes{p.theirs, p.theirs, p.theirs} }
 
-// Master implements Terminal.
-func (p *PTY) Master() (*os.File, error) {
+func (p *pty) Master() (*os.File, error) {
 	_ = p.theirs.Close() // else its end would not be seen
 	own := p.own
 	p.own = nil
 	return own, nil
 }
 
-// Close implements Terminal.
-func (p *PTY) Close() {
+func (p *pty) Close() {
 	_ = p.theirs.Close()
 	if p.own != nil {
 		_ = p.own.Close()
