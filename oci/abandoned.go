@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/oci/proc"
 )
 
 // How the names of commands' directories in a bundle begin.
@@ -45,7 +46,7 @@ func (t *cliTask) EndAbandoned(ctx context.Context) func(context.Context) error 
 	defer cancel()
 	_, _ = endEach(ctx, t.ref.ID, t.ref.abandonedDirs(), func(dir string) error { // which returns none
 		if e := t.abandoned(starting, dir); e != nil {
-			slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", e.pid)
+			slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", e.PID)
 			t.killExec(ctx, e)
 		}
 		return nil
@@ -125,9 +126,9 @@ func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlie
 }
 
 func (t *shimTask) killByPID(ctx context.Context, pid int) {
-	e := &execution{pid: pid}
-	e.noteLeader()
-	killCommand(ctx, t.ref, e)
+	c := &proc.Command{PID: pid}
+	c.NoteLeader()
+	c.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 }
 
 // killUnknown kills exec processes that the shim does not know of. A shim kills its
@@ -150,7 +151,7 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 	if err != nil {
 		return err
 	}
-	strangers := children(parent.PID) // first: the directory of a command is made before it
+	strangers := proc.Children(parent.PID) // first: the directory of a command is made before it
 	known := map[int]bool{t.PID(): true}
 	for _, dir := range slices.Concat(t.ref.dirs(execDirs), t.ref.dirs(sessionDirs)) {
 		if slices.Contains(earlier, dir) {
@@ -209,7 +210,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	e := &execution{}
 	written := poll.Until(ctx, abandonedTime/100, func() bool {
 		var err error
-		e.pid, err = readPid(pidFileOf(dir))
+		e.PID, err = readPid(pidFileOf(dir))
 		return err == nil
 	})
 	if !written {
@@ -219,7 +220,7 @@ func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	if !e.hasStarted(t.ref.Cgroup, dir) {
 		return nil
 	}
-	e.noteLeader()
+	e.NoteLeader()
 	return e
 }
 
@@ -231,10 +232,10 @@ func (e *execution) hasStarted(group, dir string) bool {
 		return false
 	}
 	isMember, err := cgroup.Membership(group)
-	if err != nil || e.sandboxPID == 0 && !isMember(e.pid) {
+	if err != nil || e.sandboxPID == 0 && !isMember(e.PID) {
 		return false
 	}
-	process, err := wire.Find(e.pid)
+	process, err := wire.Find(e.PID)
 	var now unix.Timespec
 	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
 		return false

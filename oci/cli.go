@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/oci/limits"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
 )
 
@@ -144,7 +146,7 @@ func (r *cli) forget(ctx context.Context, ref Ref) error {
 	// A runtime that has been uninstalled must not keep its pods for ever: all
 	// that it could still do is to remove its state files.
 	if unusable == nil {
-		reap := reapHelpers(a.quirks.helper, ref)
+		reap := proc.ReapHelpers(a.quirks.helper, cmp.Or(ref.Sandbox, ref.ID), ref.ID)
 		reaped := make(chan struct{})
 		go func() { reap(); close(reaped) }() // for which delete waits
 		_, err := r.run(ctx, ref, nil, "delete", "--force")

@@ -5,15 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/test/kit/program"
@@ -166,71 +163,6 @@ func TestTable(t *testing.T) {
 	cfg.Handlers["kata"] = Handler{Type: "vm"}
 	if _, err := NewTable(cfg, "/run/x"); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "handlers.kata.type") {
 		t.Errorf("unknown type: %v", err)
-	}
-}
-
-// TestReaper: orphans become our children, those that somebody waits for are
-// left alone, the others are gone after two looks.
-func TestReaper(t *testing.T) {
-	reaper, err := NewReaper()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	died := make(chan os.Signal, 1)
-	died <- unix.SIGCHLD
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		reaper.Run(ctx, 50*time.Millisecond, died)
-	}()
-	// The shell's child outlives it, comes to us and dies.
-	out, err := exec.Command("/bin/sh", "-c", "(sleep 0.05) >/dev/null & echo $!").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var orphan int
-	fmt.Sscan(string(out), &orphan)
-	wait.For(t, "the orphan to be reaped", func() bool {
-		select { // a death by accident of scheduling may be announced once only
-		case died <- unix.SIGCHLD:
-		default:
-		}
-		return unix.Kill(orphan, 0) != nil
-	})
-	cancel()
-	<-done
-}
-
-func TestKillTree(t *testing.T) {
-	cmd := exec.Command("/bin/sh", "-c", "sh -c 'sleep 1000 & sleep 1000' & sleep 1000 & echo ready; wait")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
-		t.Fatal(err)
-	}
-	tree := []int{cmd.Process.Pid}
-	wait.For(t, "all processes of the tree", func() bool {
-		tree = tree[:1]
-		for i := 0; i < len(tree); i++ {
-			tree = append(tree, children(tree[i])...)
-		}
-		return len(tree) >= 5
-	})
-	if killTree(cmd.Process.Pid, func(int) bool { return false }) || !alive(cmd.Process.Pid) {
-		t.Error("a process that is not meant was killed")
-	}
-	if !killTree(cmd.Process.Pid, isOwnChild) {
-		t.Error("nothing was killed")
-	}
-	_ = cmd.Wait()
-	for _, pid := range tree {
-		wait.For(t, "a process of the tree to be dead", func() bool { return !alive(pid) })
 	}
 }
 

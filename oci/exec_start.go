@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
 )
 
@@ -145,7 +146,7 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 		ended()
 	}
 	var err error
-	e.pid, err = readPid(pidFileOf(e.dir))
+	e.PID, err = readPid(pidFileOf(e.dir))
 	switch {
 	case ctx.Err() != nil && err == nil:
 		t.killLate(ctx, e) // it came too late
@@ -153,14 +154,14 @@ func (t *cliTask) execDetached(ctx context.Context, cmd *exec.Cmd, e *execution)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case failed != nil:
-		reapUnstarted(ctx)
+		proc.ReapUnstarted(ctx)
 		return failed
 	case err != nil:
 		return err
 	}
-	t.ref.limits().ShareOOMScore(t.PID(), e.pid)
-	e.noteLeader()
-	if err := e.Watch(e.pid); err != nil {
+	t.ref.limits().ShareOOMScore(t.PID(), e.PID)
+	e.NoteLeader()
+	if err := e.Watch(e.PID); err != nil {
 		t.killLate(ctx, e)
 		return err
 	}
@@ -182,7 +183,7 @@ func endLate(ctx context.Context, pid int) (ended func()) {
 		select {
 		case <-done:
 		case <-time.After(startTime):
-			killTree(pid, isOwnChild)
+			proc.KillTree(pid, proc.IsOwnChild)
 		}
 	}()
 	return func() { close(done) }
@@ -196,15 +197,15 @@ func (t *cliTask) execForeground(ctx context.Context, cmd *exec.Cmd, e *executio
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	e.pid = cmd.Process.Pid
-	if err := e.Watch(e.pid); err != nil {
-		killTree(e.pid, isOwnChild)
+	e.PID = cmd.Process.Pid
+	if err := e.Watch(e.PID); err != nil {
+		proc.KillTree(e.PID, proc.IsOwnChild)
 		_ = cmd.Wait()
 		return err
 	}
 	_ = cmd.Process.Release()
 	if err := e.begun(ctx); err != nil {
-		killTree(e.pid, isOwnChild)
+		proc.KillTree(e.PID, proc.IsOwnChild)
 		return err
 	}
 	if ctx.Err() != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/proc"
 )
 
 // ProgramError is a container that cannot be created, or a command that cannot be run
@@ -175,16 +175,5 @@ func (t *watched) ending(ctx context.Context) bool {
 	case <-ctx.Done():
 	case <-time.After(endTime):
 	}
-	return t.ref.Sandbox == "" && exiting(t.PID())
-}
-
-// exiting reports whether a process is in the kernel's do_exit, or gone.
-func exiting(pid int) bool {
-	const flagExiting = 4 // PF_EXITING of linux/sched.h
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return errors.Is(err, os.ErrNotExist)
-	}
-	flags, ok := wire.StatField(stat, 9)
-	return ok && flags&flagExiting != 0
+	return t.ref.Sandbox == "" && proc.Exiting(t.PID())
 }

@@ -2,18 +2,15 @@ package oci
 
 import (
 	"errors"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // TestCreateFailed has the words of runc 1.1.5 and 1.5.2, of crun 1.8.1 and of the
@@ -138,25 +135,5 @@ func TestCodeOfAProgramThatCannotBeRun(t *testing.T) {
 		if r.ExitCode != want || string(r.Stderr) != message+"\n" || len(r.Stdout) != 0 {
 			t.Errorf("%s: code %d, stdout %q, stderr %q", message, r.ExitCode, r.Stdout, r.Stderr)
 		}
-	}
-}
-
-func TestExiting(t *testing.T) {
-	t.Parallel()
-	cmd := exec.Command("sleep", "1h")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	pid := cmd.Process.Pid
-	if exiting(pid) {
-		t.Error("a process that sleeps is exiting")
-	}
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	wait.For(t, "the process to exit", func() bool { return exiting(pid) }) // a zombie
-	_ = cmd.Wait()
-	if !exiting(pid) {
-		t.Error("a process that is gone is not exiting")
 	}
 }

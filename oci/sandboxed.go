@@ -1,14 +1,11 @@
 package oci
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,8 +16,8 @@ import (
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
-	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
 )
 
@@ -117,7 +114,7 @@ func (t *sandboxedTask) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reap := reapHelpers(a.quirks.helper, t.ref)
+	reap := proc.ReapHelpers(a.quirks.helper, t.ref.Sandbox, t.ref.ID)
 	_, err = t.runtime.run(ctx, t.ref, nil, "kill", "--all", t.ref.ID, strconv.Itoa(int(unix.SIGKILL)))
 	if err == nil {
 		reap()
@@ -272,43 +269,4 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}
 	return c.Connection()
-}
-
-// reapHelpers finds the helper processes that the runtime has left beside the container
-// and that became children of this process when the container's monitor was lost. They
-// live until the container is killed: reap then waits for them, at most helperTime.
-//
-// It reads the arguments only of processes in the sandbox's cgroup, which are the
-// runtime's own. Other children of this process are exec processes of containers, which
-// choose their arguments and can block the reader.
-func reapHelpers(word string, ref Ref) (reap func()) {
-	const helperTime = time.Second
-	if word == "" {
-		return func() {}
-	}
-	sandbox := cmp.Or(ref.Sandbox, ref.ID)
-	pids := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool {
-		proc := filepath.Join("/proc", strconv.Itoa(pid))
-		where, _ := os.ReadFile(proc + "/cgroup")
-		if !strings.Contains(string(where), sandbox) {
-			return true
-		}
-		line, _ := os.ReadFile(proc + "/cmdline")
-		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), ref.ID)
-	})
-	return func() {
-		end := time.Now().Add(helperTime)
-		for _, pid := range pids {
-			fd, err := unix.PidfdOpen(pid, 0)
-			if err != nil {
-				continue // somebody else has reaped it
-			}
-			_ = eintr.Retry(func() error {
-				_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
-				return err
-			})
-			_ = unix.Close(fd)
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-		}
-	}
 }

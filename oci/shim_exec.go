@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
 )
 
@@ -172,13 +173,13 @@ func (x *shimExec) session(ctx context.Context, c Command, pid int) *execution {
 	if c.Terminal {
 		go x.hangUp(ctx, s)
 	}
-	e := &execution{Session: s, pid: pid, kill: func() {
+	e := &execution{Session: s, Command: proc.Command{PID: pid}, kill: func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTime)
 		defer cancel()
 		_ = x.client.Kill(ctx, x.process, unix.SIGKILL, false) // all would be the container
 	}}
 	if !x.task.record.Sandboxed {
-		e.noteLeader()
+		e.NoteLeader()
 		x.task.ref.limits().ShareOOMScore(x.task.PID(), pid)
 	}
 	return e
@@ -220,7 +221,7 @@ func (x *shimExec) closeStdin(ctx context.Context, s *stdio.Session) {
 // descendants are out of reach: they end with the container.
 func (t *shimTask) killExec(ctx context.Context, e *execution) {
 	if !t.record.Sandboxed {
-		killCommand(ctx, t.ref, e)
+		e.Kill(ctx, t.ref.ID, t.ref.Cgroup)
 		return
 	}
 	e.kill()

@@ -96,21 +96,15 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
 		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output,
 	}
-	if handler.Type == "shim" {
-		return t.shim(&shimmed{entry: h})
+	if handler.Type == "oci" {
+		return &cli{h}, nil
 	}
-	return &cli{h}, nil
-}
-
-// shim completes a handler that is driven by a shim.
-func (t *Table) shim(r *shimmed) (driver, error) {
 	const program = "crius-conmon-shim"
 	client, err := find(program, filepath.Dir(t.monitor))
 	if err != nil {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", r.name, program, t.monitor, fault.Unavailable)
+		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, program, t.monitor, fault.Unavailable)
 	}
-	r.client, r.server = client, filepath.Join(t.runDir, "crius")
-	return r, nil
+	return &shimmed{entry: h, client: client, server: filepath.Join(t.runDir, "crius")}, nil
 }
 
 func (h *handlers) names() []string { return slices.Sorted(maps.Keys(h.byName)) }

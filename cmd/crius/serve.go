@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/control"
@@ -286,7 +287,7 @@ func reapOrphans(ctx context.Context) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
-	reaper, err := oci.NewReaper()
+	reaper, err := proc.NewReaper()
 	if err != nil {
 		cancel()
 		return nil, err

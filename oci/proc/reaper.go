@@ -1,15 +1,19 @@
-package oci
+package proc
 
 import (
 	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/conmon/wire"
+	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/poll"
 )
 
@@ -50,7 +54,7 @@ func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan o
 // reapSeen reaps the zombies that were seen before and returns the new ones.
 func reapSeen(before map[int]bool) map[int]bool {
 	zombies := map[int]bool{}
-	for _, pid := range children(os.Getpid()) {
+	for _, pid := range Children(os.Getpid()) {
 		if !isZombie(pid) {
 			continue // alive, or reaped by its owner
 		}
@@ -67,11 +71,11 @@ func reapSeen(before map[int]bool) map[int]bool {
 // die after the runtime; one that takes longer is the Reaper's.
 const unstartedTime = 200 * time.Millisecond
 
-// reapUnstarted reaps the children of this process that a runtime has forked into a
+// ReapUnstarted reaps the children of this process that a runtime has forked into a
 // container and that have died without executing the command, as crun leaves them.
 // The Reaper would come later, and until then the container could not end: its init
 // waits for every process of its PID namespace, the dead ones as well.
-func reapUnstarted(ctx context.Context) {
+func ReapUnstarted(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, unstartedTime)
 	defer cancel()
 	poll.Until(ctx, 5*time.Millisecond, func() bool { return !reapUnstartedOnce() })
@@ -81,7 +85,7 @@ func reapUnstarted(ctx context.Context) {
 // It may be about to execute another command, so that only what such a process is
 // when it is dead tells whether nobody waits for it.
 func reapUnstartedOnce() (alive bool) {
-	for _, pid := range children(os.Getpid()) {
+	for _, pid := range Children(os.Getpid()) {
 		if dead := isZombie(pid); !unstarted(pid) {
 			continue
 		} else if !dead {
@@ -106,12 +110,7 @@ const forkedNoExec = 0x40
 // unstarted tells whether a process is a copy of the one that forked it, and is in a
 // PID namespace below ours.
 func unstarted(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	flags, ok := wire.StatField(stat, 9)
-	if !ok || flags&forkedNoExec == 0 {
+	if flags, _ := statField(pid, 9); flags&forkedNoExec == 0 {
 		return false
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -121,4 +120,42 @@ func unstarted(pid int) bool {
 	_, rest, _ := bytes.Cut(status, []byte("\nNSpid:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return len(bytes.Fields(line)) > 1
+}
+
+// ReapHelpers finds the helper processes that a runtime has left beside a container
+// and that became children of this process when the container's monitor was lost. They
+// live until the container is killed: reap then waits for them, at most helperTime.
+//
+// It reads the arguments only of processes in the sandbox's cgroup, which are the
+// runtime's own. Other children of this process are exec processes of containers, which
+// choose their arguments and can block the reader.
+func ReapHelpers(word, sandbox, id string) (reap func()) {
+	const helperTime = time.Second
+	if word == "" {
+		return func() {}
+	}
+	pids := slices.DeleteFunc(Children(os.Getpid()), func(pid int) bool {
+		proc := filepath.Join("/proc", strconv.Itoa(pid))
+		where, _ := os.ReadFile(proc + "/cgroup")
+		if !strings.Contains(string(where), sandbox) {
+			return true
+		}
+		line, _ := os.ReadFile(proc + "/cmdline")
+		return !strings.Contains(string(line), "\x00"+word+"\x00") || !strings.Contains(string(line), id)
+	})
+	return func() {
+		end := time.Now().Add(helperTime)
+		for _, pid := range pids {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue // somebody else has reaped it
+			}
+			_ = eintr.Retry(func() error {
+				_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(max(time.Until(end), 0).Milliseconds()))
+				return err
+			})
+			_ = unix.Close(fd)
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
 }
