@@ -8,7 +8,8 @@
 // its stdio and records its exit. Nothing here keeps state of its own: after a
 // restart Load finds the same Task again from the container's id and
 // directories, and Delete cleans up after an id whether or not a Task was ever
-// made, however far its creation came.
+// made, however far its creation came. What needs no runtime is in the packages below:
+// streams (stdio), processes (proc), limits and versions.
 package oci
 
 import (

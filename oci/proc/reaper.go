@@ -21,7 +21,7 @@ import (
 type Reaper struct{}
 
 // NewReaper makes this process the parent of the orphans among its
-// descendants, which Exec relies on.
+// descendants: runtimes leave commands of execs to it.
 func NewReaper() (*Reaper, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)

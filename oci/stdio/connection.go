@@ -70,16 +70,10 @@ func (c *Connection) Read(p []byte) (int, error) { return c.session.ends.Stdout.
 func (c *Connection) Write(p []byte) (int, error) { return c.session.ends.Stdin.Write(p) }
 
 // CloseWrite ends what is sent.
-func (c *Connection) CloseWrite() error {
-	c.session.EndInput()
-	return nil
-}
+func (c *Connection) CloseWrite() error { c.session.EndInput(); return nil }
 
 // Close ends the connection.
-func (c *Connection) Close() error {
-	c.session.Close()
-	return nil
-}
+func (c *Connection) Close() error { c.session.Close(); return nil }
 
 // Connection is the one that a runtime, which has ended, has made to the socket.
 func (c *Console) Connection() (*WholeStream, error) {

@@ -43,11 +43,11 @@ type Session struct {
 type Ends struct {
 	Stdin, Stdout, Stderr *os.File // nil: none; with a terminal the first two are one
 	Terminal              bool
-	Ended                 <-chan struct{}    // closed when the process is dead; nil: Watch or Finish tell
-	Attachment            *conmon.Attachment // nil: the process is a command
-	Resize                func(context.Context, Size) error
-	EndInput              func()        // how its input ends, once our end is closed; nil: by that alone
-	Quiet                 time.Duration // of the output, once the process has ended, until no more is waited for
+	Ended                 <-chan struct{}                   // closed when the process is dead; nil: Watch or Finish tell
+	Attachment            *conmon.Attachment                // nil: the process is a command
+	Resize                func(context.Context, Size) error // of the terminal; nil: it has no size to set
+	EndInput              func()                            // how its input ends, once our end is closed; nil: by that alone
+	Quiet                 time.Duration                     // of the output, once the process has ended, until no more is waited for
 }
 
 // New makes a session, which has the ends until it is closed.
