@@ -268,5 +268,9 @@ func (t *cliTask) Forward(ctx context.Context, port uint16) (Stream, error) {
 	if _, err := t.runtime.run(ctx, t.ref, nil, args...); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
 	}
-	return c.Connection()
+	conn, err := c.Connection()
+	if err != nil {
+		return nil, err // and no Stream that holds a nil pointer
+	}
+	return conn, nil
 }
