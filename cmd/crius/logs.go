@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -143,9 +145,13 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 		case err != nil:
 			return err
 		case v.follow && next != nil:
+			_, err := v.copy(lines, rest) // what came between the two looks
 			_ = file.Close()
 			file, rest = next, nil
 			lines.Reset(file)
+			if err != nil {
+				return err
+			}
 			continue
 		case next != nil:
 			_ = next.Close()
@@ -161,10 +167,14 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 	}
 }
 
-// hasExited reports whether nothing will be added to the container's log.
+// hasExited reports whether nothing will be added to the container's log. A server that
+// does not answer, as while it is restarted, is no sign of that.
 func hasExited(ctx context.Context, server cri.RuntimeServiceClient, id string) bool {
 	status, err := server.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
-	return err != nil || status.Status.GetState() == cri.ContainerState_CONTAINER_EXITED
+	if err != nil {
+		return grpcstatus.Code(err) == codes.NotFound
+	}
+	return status.Status.GetState() == cri.ContainerState_CONTAINER_EXITED
 }
 
 // reopened is the file that has taken the place of a rotated one; nil: it is the same, or

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/wait"
@@ -20,6 +22,7 @@ type logServer struct {
 	cri.UnimplementedRuntimeServiceServer
 	log    string
 	exited atomic.Bool
+	away   atomic.Bool
 	asked  atomic.Int32 // for states
 }
 
@@ -43,6 +46,9 @@ func (s *logServer) ListContainers(context.Context, *cri.ListContainersRequest) 
 
 func (s *logServer) ContainerStatus(_ context.Context, r *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
 	s.asked.Add(1)
+	if s.away.Load() {
+		return nil, grpcstatus.Error(codes.Unavailable, "restarting")
+	}
 	state := cri.ContainerState_CONTAINER_RUNNING
 	if s.exited.Load() {
 		state = cri.ContainerState_CONTAINER_EXITED
@@ -108,7 +114,8 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// A log that is followed is shown across its rotation and to its end.
+// A log that is followed is shown across its rotation and restarts of the server, and to
+// its end.
 func TestFollowLogs(t *testing.T) {
 	t.Parallel()
 	s, socket := startLogServer(t, "T stdout F first\nT stdout F half")
@@ -142,8 +149,10 @@ func TestFollowLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	looks()
+	s.away.Store(true) // it is being restarted
 	add("T stdout F rotated\n")
 	looks()
+	s.away.Store(false)
 	add("T stdout F end\n")
 	s.exited.Store(true)
 	if got, want := <-done, "first\nhalf and half\nrotated\nend\n"; got != want {
