@@ -34,7 +34,7 @@ func at(t testing.TB, defaultNetwork string, files map[string]string) (*Network,
 			t.Fatal(err)
 		}
 	}
-	cfg := DefaultConfig()
+	cfg := Options{Config: DefaultConfig()}
 	cfg.ConfDir, cfg.DefaultNetwork = dir, defaultNetwork
 	return New(cfg), dir
 }

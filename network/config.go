@@ -12,10 +12,14 @@ type Config struct {
 	ConfTemplate   string        `toml:"conf_template" help:"Go template rendered into conf_dir when the kubelet announces the pod CIDR; empty: none"`
 	PrimaryIP      string        `toml:"primary_ip" help:"address family that comes first in a dual-stack pod: ipv4, ipv6, or cni for the order of the plugins"`
 	HostPorts      string        `toml:"host_ports" help:"who forwards host ports to pods: crius (by its own nftables rules), cni (only the CNI plugins; also for networks that implement host ports themselves, such as Cilium), or auto (the plugin with the capability portMappings if the network has one, else crius)"`
+}
 
+// Options is what a network is made with.
+type Options struct {
+	Config
 	// PodCIDRFile keeps the pod CIDR for after a restart, since the kubelet
 	// announces it only once. Empty: it is kept in memory only.
-	PodCIDRFile string `toml:"-"`
+	PodCIDRFile string
 }
 
 // DefaultConfig is what an empty configuration file means.

@@ -44,7 +44,7 @@ const ifName = "eth0"
 
 // Network is the node's pod network.
 type Network struct {
-	cfg   Config
+	cfg   Options
 	ports *hostport.Table
 
 	mu         sync.Mutex
@@ -56,7 +56,7 @@ type Network struct {
 
 // New returns the network that cfg describes. Nothing is read or run before it
 // is used.
-func New(cfg Config) *Network {
+func New(cfg Options) *Network {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultConfig().Timeout
 	}

@@ -58,7 +58,7 @@ type node struct {
 	dir           string
 	confs, leases string // directories
 	plugins       string // directory of a test's own plugins, searched before the real ones
-	cfg           Config
+	cfg           Options
 	read          int // bytes of the plugins' calls
 	*Network
 }
@@ -83,7 +83,7 @@ func newNode(t testing.TB, files map[string]string) *node {
 		}
 	})
 	n.host = n.namespaces("host")
-	n.cfg = DefaultConfig()
+	n.cfg = Options{Config: DefaultConfig()}
 	n.cfg.ConfDir, n.cfg.PluginDirs = n.confs, []string{n.plugins, "/opt/cni/bin", "/usr/lib/cni"}
 	n.cfg.Timeout, n.cfg.ReadyGrace = 2*time.Minute, 0
 	for name, text := range files {

@@ -243,7 +243,7 @@ func TestPluginDiesWithCrius(t *testing.T) {
 
 // attachForever is the crius that is killed.
 func attachForever(args []string) {
-	cfg := DefaultConfig()
+	cfg := Options{Config: DefaultConfig()}
 	cfg.ConfDir, cfg.PluginDirs = args[0], args[1:2]
 	n := New(cfg)
 	p := Pod{ID: "1", NetNS: args[2], CacheDir: args[3]}

@@ -17,10 +17,10 @@ const confTemplate = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type
 	"routes": [{{range $i, $r := .Routes}}{{if $i}}, {{end}}{"dst": "{{$r}}"}{{end}}]}}]}`
 
 // templated is a network with a template and an empty configuration directory.
-func templated(t *testing.T, text string) (*Network, Config) {
+func templated(t *testing.T, text string) (*Network, Options) {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := DefaultConfig()
+	cfg := Options{Config: DefaultConfig()}
 	cfg.ConfDir, cfg.ConfTemplate = filepath.Join(dir, "net.d"), filepath.Join(dir, "template")
 	cfg.PodCIDRFile = filepath.Join(dir, "state", "podcidr")
 	if err := os.WriteFile(cfg.ConfTemplate, []byte(text), 0o600); err != nil {

@@ -14,7 +14,7 @@ import (
 func TestReadyGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
+		cfg := Options{Config: DefaultConfig()}
 		cfg.ReadyGrace = time.Minute
 		n := New(cfg)
 		broken := errors.New("broken")

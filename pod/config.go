@@ -15,22 +15,6 @@ import (
 
 // Config is the node's own policy for pods and containers.
 type Config struct {
-	// StateDir and RunDir are the two roots of pod.Engine's disk layout (see
-	// the package documentation). They come from the top of the configuration.
-	StateDir string `toml:"-"`
-	RunDir   string `toml:"-"`
-	// CgroupDriver is the runtimes' (oci.Config), cgroupfs or systemd.
-	CgroupDriver string `toml:"-"`
-	// CgroupPrefix is what the names of new cgroups begin with; empty: crius.
-	CgroupPrefix string `toml:"-"`
-	// PauseProgram is the first process of a shared PID namespace: a static
-	// program that, called with the argument pause, reaps and waits.
-	PauseProgram string `toml:"-"`
-	// ImageVolumes is image.volumes: mkdir, bind or ignore.
-	ImageVolumes string `toml:"-"`
-	// HookDirs is runtime.hooks_dir.
-	HookDirs []string `toml:"-"`
-
 	NamespacesDir       string   `toml:"namespaces_dir" help:"parent of the netns, ipcns and utsns directories in which pod namespaces are pinned"`
 	CgroupParent        string   `toml:"cgroup_parent" help:"parent cgroup of pods that request none; empty: /crius with cgroupfs, system.slice with systemd"`
 	PidsLimit           int64    `toml:"pids_limit" help:"maximum number of processes in a container whose request sets no limit; 0: no limit"`
@@ -53,6 +37,31 @@ type Config struct {
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
 }
 
+// Paths are the two roots of an engine's disk layout (see the package documentation).
+type Paths struct {
+	StateDir string // what must survive a reboot
+	RunDir   string // what a reboot may discard
+}
+
+// Options is what an engine works by: the operator's policy for pods, and what else of
+// the node's configuration it has to know.
+type Options struct {
+	Config
+	Paths
+	// CgroupDriver is the runtimes' (oci.Config), cgroupfs or systemd.
+	CgroupDriver string
+	// CgroupPrefix is what the names of new cgroups begin with; empty: crius.
+	CgroupPrefix string
+	// PauseProgram is the first process of a shared PID namespace: a static
+	// program that, called with the argument pause, reaps and waits.
+	PauseProgram string
+	// ImageVolumes says what becomes of volumes that images declare
+	// (storage.Config.Volumes): mkdir, bind or ignore.
+	ImageVolumes string
+	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
+	HookDirs []string
+}
+
 // DefaultConfig is what an empty configuration file means.
 func DefaultConfig() Config {
 	return Config{
@@ -73,7 +82,7 @@ func DefaultConfig() Config {
 }
 
 // validatePod refuses what can never work before anything is made.
-func (c *Config) validatePod(cfg *cri.PodSandboxConfig) error {
+func (o *Options) validatePod(cfg *cri.PodSandboxConfig) error {
 	if err := spec.ValidatePod(cfg); err != nil {
 		return err
 	}
@@ -83,15 +92,15 @@ func (c *Config) validatePod(cfg *cri.PodSandboxConfig) error {
 	if _, err := files.ResolvConf(cfg.GetDnsConfig()); err != nil {
 		return err
 	}
-	_, err := spec.CgroupsPath(c.CgroupDriver, spec.CgroupPrefix, c.cgroupParent(cfg), "0")
+	_, err := spec.CgroupsPath(o.CgroupDriver, spec.CgroupPrefix, o.cgroupParent(cfg), "0")
 	return err
 }
 
-func (c *Config) cgroupParent(cfg *cri.PodSandboxConfig) string {
-	if parent := cmp.Or(cfg.GetLinux().GetCgroupParent(), c.CgroupParent); parent != "" {
+func (o *Options) cgroupParent(cfg *cri.PodSandboxConfig) string {
+	if parent := cmp.Or(cfg.GetLinux().GetCgroupParent(), o.CgroupParent); parent != "" {
 		return parent
 	}
-	if c.CgroupDriver == "systemd" {
+	if o.CgroupDriver == "systemd" {
 		return "system.slice"
 	}
 	return "/crius"
@@ -99,17 +108,17 @@ func (c *Config) cgroupParent(cfg *cri.PodSandboxConfig) string {
 
 // cgroupOf is where a container of the pod lives: as the runtime wants it
 // named, and below the cgroup mount. An empty prefix is crius's own.
-func (c *Config) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
-	path, err = spec.CgroupsPath(c.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), c.cgroupParent(cfg), id)
+func (o *Options) cgroupOf(cfg *cri.PodSandboxConfig, prefix, id string) (path, cgroupfs string, err error) {
+	path, err = spec.CgroupsPath(o.CgroupDriver, cmp.Or(prefix, spec.CgroupPrefix), o.cgroupParent(cfg), id)
 	if err != nil {
 		return "", "", err
 	}
-	cgroupfs, err = spec.CgroupfsPath(c.CgroupDriver, path)
+	cgroupfs, err = spec.CgroupfsPath(o.CgroupDriver, path)
 	return path, cgroupfs, err
 }
 
-func (c *Config) filesOf(id string, plan *records.PodPlan) files.Pod {
-	return files.Of(filepath.Join(c.RunDir, "pods", id), plan)
+func (o *Options) filesOf(id string, plan *records.PodPlan) files.Pod {
+	return files.Of(filepath.Join(o.RunDir, "pods", id), plan)
 }
 
 // namespacesOf is what the pod's namespaces are made from; nothing else is

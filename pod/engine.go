@@ -40,7 +40,7 @@ import (
 // Engine is the node: all its pods and containers, and the verbs on them. Ids
 // given to its methods may be unique prefixes.
 type Engine struct {
-	cfg      Config
+	cfg      Options
 	deps     Deps
 	host     spec.Host
 	defaults spec.Defaults
@@ -98,7 +98,7 @@ const maxRunDir = 107 - len("/pods//infra/monitor.sock") - 64
 
 // New opens the records under cfg's roots; the caller holds their Lock. Nothing
 // is touched before Recover. The end of ctx is not that of the engine: Close is.
-func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
+func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if len(cfg.RunDir) > maxRunDir {
 		return nil, fmt.Errorf("run_root %s is longer than %d bytes, so unix socket paths below it would be too long: choose a shorter one: %w",
 			cfg.RunDir, maxRunDir, fault.Invalid)
@@ -112,7 +112,7 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Engine, error) {
 		return nil, fmt.Errorf("read host facts: %w", err)
 	}
 	paths := &hostpath.Paths{HostPaths: &conmon.HostPaths{Monitor: cfg.PauseProgram}, Reject: cfg.RejectMissingMounts}
-	defaults, err := newDefaults(ctx, cfg, paths.HostPaths)
+	defaults, err := newDefaults(ctx, cfg.Config, paths.HostPaths)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func bootID() (string, error) {
 }
 
 // makeDirs makes the two roots.
-func makeDirs(cfg *Config, on *records.Store) error {
+func makeDirs(cfg *Options, on *records.Store) error {
 	for _, dir := range []string{cfg.RunDir, filepath.Join(cfg.RunDir, "pods"), filepath.Join(cfg.RunDir, "containers")} {
 		// Roots of user namespaces pass through (files.Pod.LetIn).
 		if err := errors.Join(os.MkdirAll(dir, 0o711), os.Chmod(dir, 0o711)); err != nil {

@@ -520,7 +520,7 @@ func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { r
 type bench struct {
 	*testing.T
 	node *node
-	cfg  Config
+	cfg  Options
 	boot string
 	hook trace.Hook
 }
@@ -540,7 +540,7 @@ func newBench(t *testing.T) *bench {
 		return dir
 	}
 	dir := temp("/tmp") // t.TempDir is too long for sockets
-	cfg := DefaultConfig()
+	cfg := Options{Config: DefaultConfig()}
 	cfg.StateDir = temp("/dev/shm") + "/state" // where fsync costs nothing
 	cfg.RunDir, cfg.NamespacesDir = dir+"/r", dir+"/ns"
 	cfg.CgroupDriver, cfg.PauseProgram = "cgroupfs", "/proc/self/exe"

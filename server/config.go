@@ -10,10 +10,6 @@ import (
 
 // Config is the CRI endpoint.
 type Config struct {
-	// PodMetrics are the kinds of metrics that pods have, of PodMetricKinds or
-	// AllPodMetrics. They come from the section of metrics.
-	PodMetrics []string `toml:"-"`
-
 	Listen         string      `toml:"listen" help:"unix socket on which CRI is served"`
 	SocketMode     os.FileMode `toml:"socket_mode" help:"permission bits of the socket"`
 	SocketGroup    string      `toml:"socket_group" help:"group of the socket, by name or number; its members can connect if socket_mode lets the group write, and anyone who can connect effectively has root access to the node; empty: root's group"`
@@ -38,7 +34,6 @@ func DefaultConfig() Config {
 		Listen:         "/run/crius/crius.sock",
 		SocketMode:     0o660,
 		MaxMessageSize: 16 << 20,
-		PodMetrics:     DefaultPodMetricKinds(),
 
 		StreamAddress:     "127.0.0.1:0",
 		StreamIdleTimeout: 4 * time.Hour,

@@ -54,6 +54,13 @@ type Engine interface {
 
 	// SandboxContainers are a pod's containers, newest first.
 	SandboxContainers(id string) ([]*view.Container, error)
+	// PullImage reports a registry that cannot be reached as fault.Unavailable and
+	// an image that the policy does not trust as storage.ErrSignature: the
+	// kubelet tells users of both in words of its own.
+	PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
+	// RemoveImage takes all names of the image away and succeeds where none is.
+	RemoveImage(ctx context.Context, ref string) error
+
 	// Listen begins to collect events.
 	Listen() (*view.Listener, error)
 	// StopEvents sends all listeners away: a server that drains need not wait
@@ -88,7 +95,7 @@ type Usage interface {
 	MetricOffers() cgroup.Offers
 }
 
-// Images keeps images; *storage.Store is the one there is.
+// Images is what images there are; *storage.Store is the one there is.
 //
 // A reference is an id, a unique prefix of one, a tag, a digest or a short
 // name. Errors wrap a sentinel of internal/fault.
@@ -99,11 +106,5 @@ type Images interface {
 	Image(ctx context.Context, ref string) (*storage.Image, error)
 	// Spec is the whole config of an image, fault.NotFound of one that is gone.
 	Spec(ctx context.Context, image *storage.Image) (*imagespec.Image, error)
-	// Pull reports a registry that cannot be reached as fault.Unavailable and
-	// an image that the policy does not trust as storage.ErrSignature: the
-	// kubelet tells users of both in words of its own.
-	Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error)
-	// Remove takes all names of the image away and succeeds where none is.
-	Remove(ctx context.Context, ref string) error
 	FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error)
 }

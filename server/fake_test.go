@@ -147,6 +147,7 @@ type fakeEngine struct {
 	spec           json.RawMessage
 	exec           oci.ExecResult
 	handlers       []*cri.RuntimeHandler
+	images         *fakeImages // which it pulls and removes
 	runtimeErr     error
 	statusErr      error
 	networkErr     error
@@ -260,6 +261,14 @@ func (f *fakeEngine) NetworkStatus(context.Context) (*view.NetworkStatus, error)
 	return &view.NetworkStatus{NotReady: f.networkErr}, nil
 }
 
+func (f *fakeEngine) PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	return f.images.pull(ctx, req)
+}
+
+func (f *fakeEngine) RemoveImage(ctx context.Context, ref string) error {
+	return f.images.did(ctx, "RemoveImage", ref)
+}
+
 func (f *fakeEngine) CgroupDriver() cri.CgroupDriver { return cri.CgroupDriver_CGROUPFS }
 func (f *fakeEngine) SetPodCIDR(cidr string) error {
 	return f.did(context.Background(), "SetPodCIDR", cidr)
@@ -290,15 +299,11 @@ func (f *fakeImages) Spec(ctx context.Context, image *storage.Image) (*imagespec
 	return &imagespec.Image{Config: *image.Config, Author: "me"}, f.did(ctx, "Spec", image.ID)
 }
 
-func (f *fakeImages) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
-	if err := f.did(ctx, "Pull", req); err != nil {
+func (f *fakeImages) pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
+	if err := f.did(ctx, "PullImage", req); err != nil {
 		return nil, err
 	}
 	return f.images[0], nil
-}
-
-func (f *fakeImages) Remove(ctx context.Context, ref string) error {
-	return f.did(ctx, "Remove", ref)
 }
 
 func (f *fakeImages) FsInfo(ctx context.Context) (images, containers storage.FsUsage, err error) {
@@ -333,9 +338,10 @@ func start(t testing.TB, configure ...func(*Config, *Services)) *node {
 		engine: &fakeEngine{handlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "runc"}}},
 		images: &fakeImages{images: []*storage.Image{someImage()}},
 	}
+	n.engine.images = n.images
 	cfg := DefaultConfig()
 	cfg.Listen = filepath.Join(t.TempDir(), "s")
-	services := Services{Engine: n.engine, Status: n.engine, Usage: n.engine, Images: n.images, Version: "1.2.3"}
+	services := Services{Engine: n.engine, Status: n.engine, Usage: n.engine, Images: n.images, PodMetrics: DefaultPodMetricKinds(), Version: "1.2.3"}
 	for _, c := range configure {
 		c(&cfg, &services)
 	}

@@ -13,6 +13,7 @@ import (
 
 // imageAPI is ImageService.
 type imageAPI struct {
+	engine   Engine
 	images   Images
 	handlers func(context.Context) []*cri.RuntimeHandler
 }
@@ -89,7 +90,7 @@ func (s *imageAPI) PullImage(ctx context.Context, req *cri.PullImageRequest) (*c
 	if err := s.checkPullImage(ctx, req); err != nil {
 		return nil, err
 	}
-	image, err := s.images.Pull(ctx, storage.PullRequest{
+	image, err := s.engine.PullImage(ctx, storage.PullRequest{
 		Image:     req.GetImage().GetImage(),
 		Auth:      req.GetAuth(),
 		Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(),
@@ -104,7 +105,7 @@ func (s *imageAPI) RemoveImage(ctx context.Context, req *cri.RemoveImageRequest)
 	if err := in("image", checkImage(req.GetImage())); err != nil {
 		return nil, err
 	}
-	if err := s.images.Remove(ctx, req.GetImage().GetImage()); err != nil {
+	if err := s.engine.RemoveImage(ctx, req.GetImage().GetImage()); err != nil {
 		return nil, err
 	}
 	return &cri.RemoveImageResponse{}, nil

@@ -282,9 +282,9 @@ func TestPodMetricsAreChosen(t *testing.T) {
 		"oom": {Cgroup: cgroup.OOMPart}, "pressure": {Cgroup: cgroup.PressurePart}, "hugetlb": {Cgroup: cgroup.HugePagesPart},
 		"spec": {Cgroup: cgroup.LimitsPart | cgroup.QuotaPart}, "tcp": {TCP: true}, "udp": {UDP: true}, "": {},
 	} {
-		n := start(t, func(c *Config, _ *Services) {
-			if c.PodMetrics = []string{kind}; kind == "" {
-				c.PodMetrics = nil
+		n := start(t, func(_ *Config, s *Services) {
+			if s.PodMetrics = []string{kind}; kind == "" {
+				s.PodMetrics = nil
 			}
 		})
 		n.engine.metrics = []*usage.PodMetrics{somePodMetrics()}

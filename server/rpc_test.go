@@ -73,10 +73,10 @@ func verbs() []verb {
 		}, call{"SetPodCIDR", []any{"10.0.0.0/24,fd00::/64"}}, &cri.UpdateRuntimeConfigResponse{}},
 		{"PullImage", func(ctx context.Context, n *node) (proto.Message, error) {
 			return n.image.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "web:1"}, Auth: someAuth(), SandboxConfig: sandbox})
-		}, call{"Pull", []any{storage.PullRequest{Image: "web:1", Auth: someAuth(), Namespace: sandbox.Metadata.Namespace}}}, &cri.PullImageResponse{ImageRef: idOf(9)}},
+		}, call{"PullImage", []any{storage.PullRequest{Image: "web:1", Auth: someAuth(), Namespace: sandbox.Metadata.Namespace}}}, &cri.PullImageResponse{ImageRef: idOf(9)}},
 		{"RemoveImage", func(ctx context.Context, n *node) (proto.Message, error) {
 			return n.image.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "web:1"}})
-		}, call{"Remove", []any{"web:1"}}, &cri.RemoveImageResponse{}},
+		}, call{"RemoveImage", []any{"web:1"}}, &cri.RemoveImageResponse{}},
 	}
 }
 

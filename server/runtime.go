@@ -20,7 +20,7 @@ type unimplementedRuntime struct {
 }
 
 func newRuntimeService(cfg Config, s Services) (*runtimeService, error) {
-	metrics, err := newMetricsAPI(s.Usage, cfg.PodMetrics)
+	metrics, err := newMetricsAPI(s.Usage, s.PodMetrics)
 	if err != nil {
 		return nil, err
 	}
@@ -46,5 +46,5 @@ type unimplementedImages struct {
 }
 
 func newImageService(s Services) *imageService {
-	return &imageService{imageAPI: &imageAPI{images: s.Images, handlers: s.Status.Handlers}}
+	return &imageService{imageAPI: &imageAPI{engine: s.Engine, images: s.Images, handlers: s.Status.Handlers}}
 }

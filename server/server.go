@@ -21,6 +21,9 @@ type Services struct {
 	Status Status
 	Usage  Usage
 	Images Images
+	// PodMetrics are the kinds of metrics that pods have, of PodMetricKinds or
+	// AllPodMetrics.
+	PodMetrics []string
 	// Sessions serves exec, attach and port-forward.
 	Sessions Sessions
 	// Info gives JSON documents by name (config, network) for the verbose

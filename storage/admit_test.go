@@ -18,7 +18,7 @@ import (
 // rules say.
 func policies(t testing.TB, strict string) *node {
 	t.Helper()
-	n := newNode(t, func(c *Config) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
+	n := newNode(t, func(c *Options) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
 	if err := os.Mkdir(n.cfg.SignaturePolicyDir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func TestEveryFormOfCredentials(t *testing.T) {
 
 func TestAuthFileIsTheFallBack(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.AuthFile = c.SignaturePolicy + ".auth" })
+	n := newNode(t, func(c *Options) { c.AuthFile = c.SignaturePolicy + ".auth" })
 	r := serve(t, "app", "1", motd(t, "x"))
 	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
 	n.write("policy.json.auth", `{"auths": {"`+r.Addr()+`": {"auth": "`+encode("joe:hunter2")+`"}}}`)
@@ -81,7 +81,7 @@ func TestAuthFileIsTheFallBack(t *testing.T) {
 // of one namespace. Nobody finds them again, however the pull ends.
 func TestCredentialsOfANamespace(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.NamespacedAuthDir = filepath.Join(filepath.Dir(c.Root), "auth") })
+	n := newNode(t, func(c *Options) { c.NamespacedAuthDir = filepath.Join(filepath.Dir(c.Root), "auth") })
 	r := serve(t, "app", "1", motd(t, "x"))
 	r.Require(registry.Auth{Username: "joe", Password: "hunter2"})
 	ref := r.Addr() + "/app:1"

@@ -20,7 +20,7 @@ const childVariable = "STORAGE_TEST_CHILD"
 
 type task struct {
 	Verb   string
-	Config Config
+	Config Options
 	Ref    string
 	Times  int
 }
@@ -32,7 +32,7 @@ type child struct {
 
 // childFails starts a process with a store, which is to end with an error, and
 // returns what it says.
-func (n *node) childFails(verb string, cfg Config) string {
+func (n *node) childFails(verb string, cfg Options) string {
 	n.t.Helper()
 	var said strings.Builder
 	cmd := n.childCommand(task{Verb: verb, Config: cfg})

@@ -81,7 +81,7 @@ func repeated(blocks int) []byte {
 func TestLayerThatExpandsIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t, 64)
-	n := newNode(t, func(c *Config) { c.Root = filepath.Join(d.path, "root") })
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
 	bomb := repeated(16 << 20) // 2 TiB
 	greedy := image.Layer{Blob: bomb, Digest: digest.FromBytes(bomb), DiffID: someDigest}
 	r := serve(t, "app", "bad", build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("a", "b")), greedy}}))

@@ -6,16 +6,6 @@ import "time"
 // path means the default of the containers/storage and containers/image
 // libraries, so that crius, podman, skopeo and buildah share one store.
 type Config struct {
-	// StateDir is crius's own state root, below which containers/<id> hold the
-	// writable layers. It comes from the top of the configuration.
-	StateDir string `toml:"-"`
-	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
-	// stays.
-	ReadOnly bool `toml:"-"`
-	// CheckProgress is called while the images are checked after a boot, which may take
-	// long, as often as some of one have been; nil: no caller.
-	CheckProgress func() `toml:"-" json:"-"`
-
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
 	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
@@ -32,6 +22,21 @@ type Config struct {
 	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while data is due; slower pulls are cancelled; 0: one byte in that time is enough"`
 	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
 	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
+}
+
+// Options is what a store is opened with: what the operator has configured, and what
+// the program that opens it adds.
+type Options struct {
+	Config
+	// StateDir is crius's own state root, below which containers/<id> hold the
+	// writable layers. Empty: nothing is measured there, and nobody owns the store.
+	StateDir string
+	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
+	// stays.
+	ReadOnly bool
+	// CheckProgress is called while the images are checked after a boot, which may take
+	// long, as often as some of one have been; nil: no caller.
+	CheckProgress func() `json:"-"`
 }
 
 // DefaultConfig is what an empty configuration file means.

@@ -153,7 +153,7 @@ func TestProgressTimeout(t *testing.T) {
 
 func TestPullTimeout(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.ProgressTimeout, c.PullTimeout = 0, time.Second })
+	n := newNode(t, func(c *Options) { c.ProgressTimeout, c.PullTimeout = 0, time.Second })
 	r := serve(t, "app", "1", noise(t, 1<<20))
 	r.Inject(registry.Fault{Path: "/blobs/", Do: registry.Slow(50 << 10)})
 	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
@@ -171,7 +171,7 @@ func TestCancelledPull(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			temporary := t.TempDir()
-			n := newNode(t, func(c *Config) {
+			n := newNode(t, func(c *Options) {
 				if elsewhere {
 					c.TemporaryDir = temporary
 				}

@@ -25,7 +25,7 @@ import (
 )
 
 // synced is for tests of the store manifest, which want the real thing.
-func synced(c *Config) { c.Options = []string{"overlay.sync=filesystem"} }
+func synced(c *Options) { c.Options = []string{"overlay.sync=filesystem"} }
 
 // storeManifest is the store manifest as it is on the disk.
 type storeManifest struct {

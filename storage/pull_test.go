@@ -301,7 +301,7 @@ func TestRegistriesConfDropIn(t *testing.T) {
 // containerd's files for a registry are read at every pull.
 func TestHostsFiles(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
+	n := newNode(t, func(c *Options) { c.HostsDirs = []string{filepath.Join(filepath.Dir(c.Root), "certs.d")} })
 	home, mirror := serve(t, "app", "1", motd(t, "home")), registrytest.StartAt(t, "127.0.0.2:0")
 	ref := home.Addr() + "/app:1"
 	dir := filepath.Join("certs.d", home.Addr())
@@ -342,7 +342,7 @@ func TestHostsFiles(t *testing.T) {
 
 func TestSignaturePolicy(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
+	n := newNode(t, func(c *Options) { c.SignaturePolicyDir = filepath.Join(filepath.Dir(c.Root), "policies") })
 	r := serve(t, "app", "1", motd(t, "x"))
 	ref := r.Addr() + "/app:1"
 	pull := func(namespace string) error {
@@ -536,7 +536,7 @@ func TestRemovedImageIsNotListedUnderLock(t *testing.T) {
 func TestParallelLayers(t *testing.T) {
 	t.Parallel()
 	for _, parallel := range []int{1, 3} {
-		n := newNode(t, func(c *Config) { c.ParallelLayers = parallel })
+		n := newNode(t, func(c *Options) { c.ParallelLayers = parallel })
 		r := serve(t, "app", "1", noise(t, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10, 50<<10))
 		var mu sync.Mutex
 		now, most := 0, 0

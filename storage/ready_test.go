@@ -21,7 +21,7 @@ import (
 func onDisk(t *testing.T) (*node, *disk) {
 	t.Helper()
 	d := newDisk(t, 32)
-	n := newNode(t, func(c *Config) { c.StateDir = filepath.Join(d.path, "state") })
+	n := newNode(t, func(c *Options) { c.StateDir = filepath.Join(d.path, "state") })
 	n.wantReady("new")
 	return n, d
 }

@@ -659,7 +659,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	looking := other
 	looking.ReadOnly = true
 	ok(t, n.Close(t.Context()))
-	for _, cfg := range []Config{other, looking} {
+	for _, cfg := range []Options{other, looking} {
 		s, err := Open(testContext(t), cfg)
 		if taken := new(owner.TakenError); !errors.As(err, &taken) || taken.Running || !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), mine.StateDir) {
 			t.Errorf("%v, %v", s, err)
@@ -764,7 +764,7 @@ func (p *pausing) Write(content []byte) (n int, err error) {
 
 func TestMountOptions(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Config) { c.Options = append(c.Options, "overlay.mountopt=nodev,noexec,metacopy=on") })
+	n := newNode(t, func(c *Options) { c.Options = append(c.Options, "overlay.mountopt=nodev,noexec,metacopy=on") })
 	img := n.pull(serve(t, "app", "1", build(t, image.Image{
 		Config: imagespec.ImageConfig{},
 		Layers: []image.Layer{layer(t, image.Device("null", 1, 3))},
@@ -788,11 +788,11 @@ func TestUnsupportedOptionsAreRefused(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		cfg := Config{Root: dir + "/root", RunRoot: dir + "/run", Options: []string{option}}
-		if _, err := Open(t.Context(), cfg); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
+		if _, err := Open(t.Context(), Options{Config: cfg}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
-	if _, err := Open(t.Context(), Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}); !errors.Is(err, fault.Invalid) {
+	if _, err := Open(t.Context(), Options{Config: Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("colon in the root: %v", err)
 	}
 }

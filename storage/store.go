@@ -74,7 +74,7 @@ func Init() bool {
 // Store is the node's images and root file systems. Its methods are safe for
 // concurrent use.
 type Store struct {
-	cfg          Config
+	cfg          Options
 	options      types.StoreOptions // of store
 	store        cstorage.Store
 	locks        *durable.Locks
@@ -104,8 +104,8 @@ type Store struct {
 // A store has one owner, the crius of cfg.StateDir, until Close and for as long
 // as that has pods or containers on record. Another one is refused with an
 // *owner.TakenError.
-func Open(ctx context.Context, cfg Config) (*Store, error) {
-	options, err := libraryOptions(cfg)
+func Open(ctx context.Context, cfg Options) (*Store, error) {
+	options, err := libraryOptions(cfg.Config)
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
@@ -122,7 +122,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 // own makes the crius of cfg the owner of the store; for who only looks, it says
 // whether that could be.
-func own(ctx context.Context, root string, cfg Config) (lock *owner.Lock, err error) {
+func own(ctx context.Context, root string, cfg Options) (lock *owner.Lock, err error) {
 	if path := filepath.Join(root, ownerName); cfg.ReadOnly {
 		err = owner.Look(path, cfg.StateDir)
 	} else if err = os.MkdirAll(root, 0o700); err == nil {
@@ -140,7 +140,7 @@ func withRemedy(err error) error {
 }
 
 // openOwned opens the store of an owner; without one it is only looked at.
-func openOwned(ctx context.Context, cfg Config, options types.StoreOptions, lock *owner.Lock) (_ *Store, err error) {
+func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, lock *owner.Lock) (_ *Store, err error) {
 	manifest := durable.NewManifest(durable.Config{Root: options.GraphRoot, RunRoot: options.RunRoot, Progress: cfg.CheckProgress,
 		Sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone), Reference: holdID})
 	if cfg.ReadOnly {

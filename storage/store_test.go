@@ -67,17 +67,17 @@ type node struct {
 	*Store
 	t   testing.TB
 	dir string
-	cfg Config
+	cfg Options
 }
 
 const acceptAll = `{"default": [{"type": "insecureAcceptAnything"}]}`
 
 // newNode opens an empty store that takes any signature and speaks http to the
 // loopback addresses.
-func newNode(t testing.TB, change ...func(*Config)) *node {
+func newNode(t testing.TB, change ...func(*Options)) *node {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := DefaultConfig()
+	cfg := Options{Config: DefaultConfig()}
 	cfg.StateDir = filepath.Join(dir, "state")
 	cfg.Root = filepath.Join(dir, "root")
 	cfg.RunRoot = filepath.Join(dir, "run")

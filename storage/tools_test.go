@@ -112,7 +112,7 @@ func TestAdditionalImageStore(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { unix.Unmount(filepath.Join(dir, "root/overlay"), unix.MNT_DETACH) }) // which skopeo leaves
-	n := newNode(t, func(c *Config) { c.Options = append(c.Options, "overlay.imagestore="+filepath.Join(dir, "root")) })
+	n := newNode(t, func(c *Options) { c.Options = append(c.Options, "overlay.imagestore="+filepath.Join(dir, "root")) })
 	img, err := n.Image(testContext(t), "example.org/app:1")
 	if err != nil || img.ID != a.ID() || !img.Pinned {
 		t.Fatalf("%+v, %v", img, err)

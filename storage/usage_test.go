@@ -268,7 +268,7 @@ func (d *disk) empty() {
 func TestPullOntoFullDisk(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t, 32)
-	n := newNode(t, func(c *Config) { c.Root = filepath.Join(d.path, "root") })
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
 	r := serve(t, "app", "1", noise(t, 4<<20, 40<<20))
 	r.Push("app", "2", noise(t, 4<<20))
 	for range 2 {

@@ -90,8 +90,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	if answers(ctx, c.API.Listen) {
 		return []finding{ok("in use by the server at %s; crius status shows whether it is writable", c.API.Listen)}
 	}
-	c.Image.StateDir = c.Root
-	store, err := storage.Open(ctx, c.Image)
+	store, err := storage.Open(ctx, imageOptions(c))
 	if err != nil {
 		return []finding{fail("", "%v", err)}
 	}
@@ -105,7 +104,7 @@ func checkStorage(ctx context.Context, n *node) []finding {
 // checkNetwork asks CNI. A node without a network runs pods in the host's
 // network, among them those that install the network.
 func checkNetwork(ctx context.Context, n *node) []finding {
-	cni := network.New(n.config.Config.Network)
+	cni := network.New(network.Options{Config: n.config.Config.Network})
 	err := cni.Ready(ctx)
 	switch {
 	case err == nil:

@@ -306,7 +306,7 @@ func checkSocket(ctx context.Context, n *node) []finding {
 func checkAddresses(_ context.Context, n *node) []finding {
 	c := n.config.Config
 	var findings []finding
-	for _, err := range []error{c.API.Stream().Check(), c.Metrics.Check()} {
+	for _, err := range []error{c.API.Stream().Check(), metricsOptions(c).Check()} {
 		if err != nil {
 			findings = append(findings, fail("correct the configuration: the server will not start with these values", "%v", err))
 		}

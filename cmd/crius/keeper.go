@@ -61,18 +61,25 @@ func lockRoots(ctx context.Context, cfg config.Config, patience time.Duration) (
 }
 
 // standIn does what a server would, where none runs.
-type standIn struct{ cfg config.Config }
+type standIn struct {
+	cfg   config.Config
+	looks bool // and changes nothing
+}
 
 // newStandIn makes no pods, and so labels nothing: it works also on a node whose SELinux
 // policy has no types for containers, where no server starts.
 func newStandIn(cfg config.Config) standIn {
 	cfg.Pod.SELinux = false
-	return standIn{cfg}
+	return standIn{cfg: cfg}
 }
 
 // node opens the backends and makes an engine on them.
 func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {
-	backends, err := openBackends(ctx, s.cfg, nil)
+	image := imageOptions(s.cfg)
+	if image.ReadOnly = s.looks; s.looks {
+		s.cfg.Pod.AppArmorProfile = "" // which would be loaded
+	}
+	backends, err := openBackends(ctx, s.cfg, image, nil)
 	if err != nil {
 		return control.Node{}, nil, err
 	}
@@ -87,8 +94,7 @@ func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, er
 
 // inspect looks at the node and changes nothing.
 func (s standIn) inspect(ctx context.Context) (checked control.Checked, err error) {
-	s.cfg.Image.ReadOnly = true
-	s.cfg.Pod.AppArmorProfile = "" // which would be loaded
+	s.looks = true
 	node, end, err := s.node(ctx)
 	if err != nil {
 		return checked, err
@@ -127,7 +133,7 @@ func (s standIn) recovered(ctx context.Context) (control.Node, func() error, err
 }
 
 func (s standIn) Holdings(ctx context.Context) (holdings control.Holdings, err error) {
-	s.cfg.Image.ReadOnly, s.cfg.Pod.AppArmorProfile = true, ""
+	s.looks = true
 	node, end, err := s.node(ctx)
 	if err != nil {
 		return holdings, err

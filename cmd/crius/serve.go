@@ -25,7 +25,6 @@ import (
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/stream"
-	"github.com/crius-run/crius/storage"
 )
 
 // drainTime is how long a stopping server waits for calls under way, and then
@@ -51,7 +50,6 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	cfg := settings.loaded().Config
 	manager := findManager()
-	cfg.Image.CheckProgress = manager.patient()
 	unlock, err := occupyRoots(ctx, cfg)
 	if err != nil {
 		return err
@@ -64,12 +62,13 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, endTraces)
 	tracer.Hook = hook
-	backends, err := openBackends(ctx, cfg, tracer)
+	image := imageOptions(cfg)
+	image.CheckProgress = manager.patient()
+	backends, err := openBackends(ctx, cfg, image, tracer)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, func() error { return backends.Close(ctx) })
-	cfg = backends.cfg
 	store, runtimes := backends.store, backends.runtimes
 	if err := checkProfiles(cfg.Runtime); err != nil {
 		return err
@@ -101,7 +100,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 		return err
 	}
 	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
-	scrapes, err := counts.Listen(ctx, cfg.Metrics)
+	scrapes, err := counts.Listen(ctx, metricsOptions(cfg))
 	if err != nil {
 		return err
 	}
@@ -114,7 +113,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	tidyFacade(ctx, cfg)
 	return answer(ctx, cfg.API, manager, sessions, server.Services{
 		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
-		Images:   images{store, engine},
+		Images: store, PodMetrics: cfg.Metrics.IncludedPodMetrics,
 		Sessions: sessions,
 		Version:  currentVersion().Crius,
 		Info: func(ctx context.Context) map[string]string {
@@ -187,18 +186,6 @@ func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_
 	}
 	return trace.New(counts, traces), func() error { return bounded(ctx, traces.Close) }, nil
 }
-
-// images is the store, but for what is work of the engine.
-type images struct {
-	*storage.Store
-	engine *pod.Engine
-}
-
-func (i images) Pull(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
-	return i.engine.PullImage(ctx, req)
-}
-
-func (i images) Remove(ctx context.Context, ref string) error { return i.engine.RemoveImage(ctx, ref) }
 
 // answer serves CRI and its sessions until ctx ends, then drains.
 func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {

@@ -139,7 +139,7 @@ func TestDashboard(t *testing.T) {
 
 func TestServer(t *testing.T) {
 	dir := t.TempDir()
-	s, err := full(t).Listen(t.Context(), Config{Socket: filepath.Join(dir, "s"), Address: "127.0.0.1:0"})
+	s, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(dir, "s"), Config: Config{Address: "127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestServer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "s"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	again, err := full(t).Listen(t.Context(), Config{Socket: filepath.Join(dir, "s")})
+	again, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(dir, "s")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,10 +180,11 @@ func TestServer(t *testing.T) {
 		t.Error(err)
 	}
 	for name, c := range map[string]Config{
-		"address": {Socket: filepath.Join(dir, "a"), Address: "nowhere"},
-		"no key":  {Socket: filepath.Join(dir, "a"), Address: "127.0.0.1:0", TLSCertFile: "/c"},
-		"no use":  {Socket: filepath.Join(dir, "a"), TLSCertFile: "/c", TLSKeyFile: "/k"},
+		"address": {Address: "nowhere"},
+		"no key":  {Address: "127.0.0.1:0", TLSCertFile: "/c"},
+		"no use":  {TLSCertFile: "/c", TLSKeyFile: "/k"},
 	} {
+		c := Options{Config: c, Socket: filepath.Join(dir, "a")}
 		if _, err := full(t).Listen(t.Context(), c); err == nil {
 			t.Errorf("%s: served", name)
 		}

@@ -18,18 +18,22 @@ import (
 
 // Config is where metrics are read, and which pods have.
 type Config struct {
-	// Socket is a unix socket for root.
-	Socket string `toml:"-"`
-	// TLS is of the CRI server (server.Config.TLS).
-	TLS tlsfile.Rules `toml:"-"`
-
-	// IncludedPodMetrics is of the CRI server (server.Config.PodMetrics).
+	// IncludedPodMetrics is for the CRI server (server.Services.PodMetrics).
 	IncludedPodMetrics []string `toml:"included_pod_metrics" help:"kinds of pod metrics served to kubelets with the feature gate PodAndContainerStatsFromCRI, with the names that cAdvisor uses: cpu, memory, network, disk, diskIO, process, oom, pressure, spec, hugetlb, tcp, udp, or all; empty list: none"`
 
 	Address         string `toml:"address" help:"HOST:PORT on which metrics are served, in addition to the unix socket metrics.sock in run_root; empty: none"`
 	TLSCertFile     string `toml:"tls_cert_file" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
 	TLSKeyFile      string `toml:"tls_key_file" help:"PEM key of that certificate"`
 	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
+}
+
+// Options is what Listen needs.
+type Options struct {
+	Config
+	// Socket is a unix socket for root.
+	Socket string
+	// TLS holds for the address as it does for sessions (server.Config.TLS).
+	TLS tlsfile.Rules
 }
 
 // maxConnections is of those to the address: whoever reaches it may connect, and each
@@ -44,7 +48,7 @@ type Server struct {
 
 // Listen makes a server, which Serve lets answer. The socket of a dead server is
 // replaced; two live ones cannot meet, since each has locked its run root.
-func (m *Metrics) Listen(ctx context.Context, cfg Config) (_ *Server, err error) {
+func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	s := &Server{http: &http.Server{
@@ -74,13 +78,13 @@ func (m *Metrics) Listen(ctx context.Context, cfg Config) (_ *Server, err error)
 }
 
 // Check is what Listen finds wrong without listening.
-func (cfg Config) Check() error {
+func (cfg Options) Check() error {
 	_, err := cfg.check()
 	return err
 }
 
 // check returns the configuration of TLS, nil without TLS.
-func (cfg Config) check() (*tls.Config, error) {
+func (cfg Options) check() (*tls.Config, error) {
 	secure, err := tlsfile.Config("metrics", tlsfile.Files{Cert: cfg.TLSCertFile, Key: cfg.TLSKeyFile, ClientCA: cfg.TLSClientCAFile}, cfg.TLS)
 	switch {
 	case err != nil:
@@ -96,7 +100,7 @@ func (cfg Config) check() (*tls.Config, error) {
 	return secure, nil
 }
 
-func (s *Server) listenAt(ctx context.Context, cfg Config) error {
+func (s *Server) listenAt(ctx context.Context, cfg Options) error {
 	secure, err := cfg.check()
 	if err != nil || cfg.Address == "" {
 		return err

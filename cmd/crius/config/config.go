@@ -4,9 +4,10 @@
 // the completions are all read off that tree, so that none of them can lag
 // behind.
 //
-// Every package owns the options of its own room (server.Config, pod.Config,
-// oci.Config, storage.Config, network.Config, nri.Config) and what they mean when nothing
-// is said (its DefaultConfig); this package only composes them.
+// Every package has a Config with the options that an operator can set for it
+// (server.Config, pod.Config, oci.Config, storage.Config, network.Config, nri.Config) and
+// their defaults (its DefaultConfig); this package only composes them. What a package
+// needs beyond that is in its Options, which the program fills in.
 //
 // # Where values come from
 //
@@ -24,8 +25,6 @@
 package config
 
 import (
-	"path/filepath"
-
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
@@ -58,7 +57,7 @@ type Config struct {
 
 // Default is the configuration of a node without configuration files.
 func Default() Config {
-	c := Config{
+	return Config{
 		Root:      "/var/lib/crius",
 		RunRoot:   "/run/crius",
 		LogLevel:  "info",
@@ -71,15 +70,4 @@ func Default() Config {
 		Network:   network.DefaultConfig(),
 		NRI:       nri.DefaultConfig(),
 	}
-	c.spread()
-	return c
-}
-
-// spread hands the options of the top level to the rooms that work with them.
-func (c *Config) spread() {
-	c.Pod.StateDir = c.Root
-	c.Pod.RunDir = c.RunRoot
-	c.API.PodMetrics = c.Metrics.IncludedPodMetrics
-	c.Metrics.Socket = filepath.Join(c.RunRoot, "metrics.sock")
-	c.Metrics.TLS = c.API.TLS()
 }

@@ -34,7 +34,6 @@ func accept(imp *foreign.Import) (*accepted, error) {
 	for {
 		l := &Loaded{Config: Default(), origin: map[string]origin{}}
 		problems := l.lay(left.Settings, imp.Of)
-		l.Config.spread()
 		problems = append(problems, l.validate()...)
 		if len(problems) == 0 {
 			return &accepted{&left, l}, nil

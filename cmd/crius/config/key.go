@@ -105,7 +105,7 @@ func fields(v reflect.Value) iter.Seq[field] {
 		for i := range v.NumField() {
 			tag := v.Type().Field(i).Tag
 			name := tag.Get("toml")
-			if name == "" || name == "-" {
+			if name == "" {
 				continue
 			}
 			if !yield(field{name, tag.Get("help"), v.Field(i)}) {

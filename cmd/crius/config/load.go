@@ -105,7 +105,6 @@ func (s Sources) layered(files []file, imp *foreign.Import) (l *Loaded, problems
 	if s.Flags != nil {
 		s.Flags.apply(l)
 	}
-	l.Config.spread()
 	return l, append(problems, l.validate()...)
 }
 

@@ -75,8 +75,6 @@ func TestNothingSaidMeansDefaults(t *testing.T) {
 	}
 	equal(t, "configuration", loaded.Config, Default())
 	equal(t, "origin", loaded.Origin("api.listen"), "default")
-	equal(t, "state directory of pods", loaded.Config.Pod.StateDir, "/var/lib/crius")
-	equal(t, "run directory of pods", loaded.Config.Pod.RunDir, "/run/crius")
 }
 
 func TestLaterSourcesWin(t *testing.T) {
@@ -104,7 +102,6 @@ read_only = true
 	loaded := n.mustLoad("--log-level=warn", "--pod-shm-size", "0x1000")
 	c := loaded.Config
 	equal(t, "root", c.Root, "/srv/crius")
-	equal(t, "state directory of pods", c.Pod.StateDir, "/srv/crius")
 	equal(t, "listen", c.API.Listen, "/run/dropin.sock")
 	equal(t, "socket mode", c.API.SocketMode, fs.FileMode(0o600))
 	equal(t, "time-out", c.Network.Timeout, 30*time.Second)
