@@ -193,3 +193,43 @@ func TestServer(t *testing.T) {
 		}
 	}
 }
+
+func TestConnectionsToTheAddressAreLimited(t *testing.T) {
+	t.Parallel()
+	s, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(t.TempDir(), "s"), Config: Config{Address: "127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	listener := s.listeners[1]
+	accepted := make(chan net.Conn, maxConnections+1)
+	go func() {
+		for range cap(accepted) {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	for range cap(accepted) {
+		c, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	var first net.Conn
+	for range maxConnections {
+		first = <-accepted
+		defer first.Close()
+	}
+	select {
+	case c := <-accepted:
+		c.Close()
+		t.Fatal("one connection too many is served")
+	case <-time.After(50 * time.Millisecond): // in which an unlimited listener accepts it
+	}
+	first.Close()
+	(<-accepted).Close() // it has waited for its turn
+}
