@@ -81,9 +81,13 @@ func secretsIn(file string) ([]string, error) {
 			Auth          string `json:"auth"`
 			IdentityToken string `json:"identitytoken"`
 		} `json:"auths"`
+		CredHelpers map[string]string `json:"credHelpers"`
 	}
 	if json.Unmarshal(text, &content) != nil {
 		return nil, errors.New("not a credential file: see containers-auth.json(5)")
+	}
+	if len(content.CredHelpers) > 0 { // which would be run as root
+		return nil, errors.New("credHelpers are not allowed in it: put the credentials under auths")
 	}
 	var all []string
 	for _, entry := range content.Auths {

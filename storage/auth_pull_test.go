@@ -125,7 +125,7 @@ func TestCredentialsOfANamespace(t *testing.T) {
 	n.remove(ref)
 	pull("team", ref, fault.Unauthenticated)
 
-	for what, content := range map[string]string{"wrong password": auth("wrong"), "nonsense": "joe:hunter2", "too long": strings.Repeat("hunter2", maxAuthFile/7+1)} {
+	for what, content := range map[string]string{"wrong password": auth("wrong"), "nonsense": "joe:hunter2", "helper": `{"credHelpers": {"` + r.Addr() + `": "hunter2"}}`, "too long": strings.Repeat("hunter2", maxAuthFile/7+1)} {
 		n.write(file, content)
 		want := fault.Unauthenticated
 		if what != "wrong password" {

@@ -78,6 +78,14 @@ func Present(store cstorage.Store, image []Layer) bool {
 	return len(image) > 0
 }
 
+// Top is the id of an image's top layer, empty if it has none.
+func Top(image []Layer) (id string) {
+	for _, l := range image {
+		id = layerID(id, l.DiffID)
+	}
+	return id
+}
+
 // step is a layer to be added.
 type step struct {
 	Layer

@@ -157,20 +157,35 @@ func (d *Documents) Manifest() digest.Digest {
 	return digest.FromBytes(d.Manifests[""].Content)
 }
 
-// Layers are the image's layers from the lowest one up; none if one of them or the
-// manifest is in a format that only containers/image knows.
-func (d *Documents) Layers() []layers.Layer {
+// Blobs are the image's config and layers, as its manifest names them.
+func (d *Documents) Blobs() map[digest.Digest]bool {
+	blobs := map[digest.Digest]bool{d.ConfigDigest: true}
+	if parsed, err := d.parsed(); err == nil {
+		for _, l := range parsed.LayerInfos() {
+			blobs[l.Digest] = true
+		}
+	}
+	return blobs
+}
+
+// parsed is the manifest of this platform's image.
+func (d *Documents) parsed() (manifest.Manifest, error) {
 	document, found := d.Manifests[d.Manifest()]
 	if !found {
 		document = d.Manifests[""]
 	}
-	parsed, err := manifest.FromBlob(document.Content, document.MediaType)
-	var config imagespec.Image
-	if err != nil || json.Unmarshal(d.Config, &config) != nil {
+	return manifest.FromBlob(document.Content, document.MediaType)
+}
+
+// Layers are the image's layers from the lowest one up; none if one of them or the
+// manifest is in a format that only containers/image knows.
+func (d *Documents) Layers() []layers.Layer {
+	parsed, err := d.parsed()
+	if err != nil {
 		return nil
 	}
-	blobs, contents := parsed.LayerInfos(), config.RootFS.DiffIDs
-	if len(blobs) != len(contents) {
+	blobs, contents := parsed.LayerInfos(), contentsOf(d.Config)
+	if len(blobs) != len(contents) { // schema 1
 		return nil
 	}
 	var list []layers.Layer
@@ -182,6 +197,17 @@ func (d *Documents) Layers() []layers.Layer {
 		list = append(list, l)
 	}
 	return list
+}
+
+// contentsOf are the digests of the layers' contents that a config names.
+func contentsOf(config []byte) []digest.Digest {
+	var image struct {
+		RootFS imagespec.RootFS `json:"rootfs"`
+	}
+	if json.Unmarshal(config, &image) != nil {
+		return nil
+	}
+	return image.RootFS.DiffIDs
 }
 
 // layerFormats are the media types of layers that are archives, compressed or not. Others
@@ -326,7 +352,15 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	if isSchema1(parsed) {
 		return nil
 	}
-	return s.readConfig(ctx, parsed.ConfigInfo())
+	if err := s.readConfig(ctx, parsed.ConfigInfo()); err != nil {
+		return err
+	}
+	// The store knows an image by its config. A manifest with other layers than the config
+	// names would take the id of an image that it is not.
+	if blobs, contents := len(parsed.LayerInfos()), len(contentsOf(s.Config)); blobs != contents {
+		return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
+	}
+	return nil
 }
 
 // readSignatures fetches the signatures, which the image then has.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -31,12 +32,16 @@ import (
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/source"
+	"github.com/opencontainers/go-digest"
 )
 
 // grace is how long a worker may tidy up after its pull was called off.
 const grace = 10 * time.Second
 
-const maxFrame = 256 << 10 // bytes
+const (
+	maxFrame    = 256 << 10 // bytes
+	maxLogLines = 100       // of a worker; later ones are dropped
+)
 
 // outOfMemory is what Go's runtime says of RLIMIT_DATA; the last, where threads are
 // libc's.
@@ -57,7 +62,7 @@ type Pull struct {
 // Run has a worker copy the image, and returns its id. An error carries
 // pullerror.ErrWorkerDied if the worker has ended before its work.
 func (p Pull) Run(ctx context.Context) (string, error) {
-	w := &process{Pull: p}
+	w := &process{Pull: p, blobs: p.Source.Blobs()}
 	if err := w.start(ctx); err != nil {
 		return "", fmt.Errorf("start pull worker: %w", err)
 	}
@@ -77,9 +82,12 @@ type process struct {
 	stderr capture.Head
 	ended  chan error
 
+	blobs    map[digest.Digest]bool // that the worker may name
+	logged   int                    // lines for the log
 	fetching sync.WaitGroup
 	mu       sync.Mutex
 	failed   []error // by fetch, nil where it has not failed
+	underway int     // fetches
 }
 
 // start starts the worker. It has limits when it gets its order, and ends with this
@@ -158,6 +166,9 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	w.fetching.Wait()
 	switch {
 	case last.Copied != "":
+		if want := w.Source.ImageID(); want != "" && last.Copied != want {
+			return "", fmt.Errorf("pull worker stored image %s instead of %s: %w", pullerror.Cut(last.Copied), want, fault.Invalid)
+		}
 		return last.Copied, nil
 	case last.Failed != nil:
 		return "", last.Failed.arrived(w.fetchError)
@@ -179,10 +190,13 @@ func (w *process) serve(ctx context.Context) (last message) {
 		}
 		switch {
 		case last.Event != nil:
-			e := last.Event
-			w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, e.Update)
+			if e := last.Event; w.blobs[e.Digest] {
+				w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, min(e.Update, math.MaxInt32))
+			}
 		case last.Log != nil:
-			liblog.Log(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
+			if w.logged++; w.logged <= maxLogLines {
+				liblog.Log(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
+			}
 		case last.Fetch != nil:
 			if err := w.fetch(ctx, types.BlobInfo{Digest: last.Fetch.Digest, Size: last.Fetch.Size}); err != nil && ctx.Err() == nil {
 				slog.WarnContext(ctx, "cannot send layer to pull worker", "err", err)
@@ -204,8 +218,13 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.mu.Lock()
 	number := len(w.failed)
 	w.failed = append(w.failed, nil)
+	w.underway++
+	underway := w.underway
 	w.mu.Unlock()
-	if number > 2*source.MaxLayers {
+	if !w.blobs[info.Digest] {
+		return fmt.Errorf("pull worker requested a blob that the image does not have: %w", fault.Invalid)
+	}
+	if number > 2*source.MaxLayers || underway > 2*w.Parallel+2 { // those that are about to end included
 		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
 	}
 	var ends [2]int
@@ -222,12 +241,13 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.fetching.Go(func() {
 		defer pipe.Close()
 		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, pipe) })
+		w.mu.Lock()
+		w.underway--
+		w.failed[number] = err
+		w.mu.Unlock()
 		if err == nil {
 			return
 		}
-		w.mu.Lock()
-		w.failed[number] = err
-		w.mu.Unlock()
 		if errors.Is(err, source.ErrExpands) {
 			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
 		}

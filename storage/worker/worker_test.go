@@ -1,10 +1,13 @@
 package worker
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -136,5 +141,58 @@ func TestHostile(t *testing.T) {
 		}
 		conn.Close()
 		ours.Close()
+	}
+}
+
+// What a worker says of blobs that its image does not have is not kept, and it cannot
+// fill the log.
+func TestWorkerThatSaysTooMuch(t *testing.T) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range ends {
+		file := os.NewFile(uintptr(fd), "")
+		conn, err := net.FileConn(file)
+		if err := errors.Join(err, file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns[i] = conn.(*net.UnixConn)
+	}
+	var log strings.Builder
+	old := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	defer slog.SetDefault(old)
+
+	known := digest.FromString("known")
+	events := make(chan types.ProgressProperties, 2)
+	w := &process{Pull: Pull{Events: events}, conn: conns[0], blobs: map[digest.Digest]bool{known: true}}
+	go func() {
+		defer conns[1].Close()
+		to := json.NewEncoder(conns[1])
+		for i := range 2 * maxLogLines {
+			_ = to.Encode(message{Event: &blobEvent{Digest: digest.FromString(fmt.Sprint(i))}})
+			_ = to.Encode(message{Log: &loggedLine{Level: slog.LevelWarn, Text: "line"}})
+		}
+		_ = to.Encode(message{Event: &blobEvent{Event: types.ProgressEventRead, Digest: known, Update: math.MaxUint64}})
+	}()
+	w.serve(t.Context())
+	if len(events) != 1 {
+		t.Fatalf("%d events", len(events))
+	}
+	if e := <-events; e.Artifact.Digest != known || int64(e.OffsetUpdate) < 0 {
+		t.Errorf("event %+v", e)
+	}
+	if n := strings.Count(log.String(), "line"); n != maxLogLines {
+		t.Errorf("%d lines", n)
+	}
+	if err := w.fetch(t.Context(), types.BlobInfo{Digest: digest.FromString("unknown")}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("fetch of an unknown blob: %v", err)
+	}
+	w.underway = 2*w.Parallel + 2
+	if err := w.fetch(t.Context(), types.BlobInfo{Digest: known}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("one fetch too many: %v", err)
 	}
 }

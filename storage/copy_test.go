@@ -1,0 +1,49 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker/reference"
+
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// The server unpacks nothing itself, whatever it has found before the copy.
+func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	lower, upper := layer(t, image.Text("lower", "x")), layer(t, image.Text("upper", "y"))
+	for i, l := range []image.Layer{lower, upper} {
+		name := fmt.Sprintf("part%d", i)
+		n.pull(serve(t, name, "1", build(t, image.Image{Layers: []image.Layer{l}})).Addr() + "/" + name + ":1")
+	}
+	before, err := n.store.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := reference.ParseNormalizedNamed(serve(t, "whole", "1", build(t, image.Image{Layers: []image.Layer{lower, upper}})).Addr() + "/whole:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := n.policies.For("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys := n.libraryContext()
+	src, err := n.openSource(testContext(t), sys, policy, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	src.PresentOnly = true // the upper layer is there, on top of nothing
+	if _, err := source.Copy(testContext(t), presentOnly{n.store}, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
+		t.Errorf("copied: %v", err)
+	}
+	if after, err := n.store.Layers(); err != nil || len(after) != len(before) {
+		t.Errorf("%d layers, %d before, %v", len(after), len(before), err)
+	}
+}
