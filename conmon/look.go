@@ -96,7 +96,7 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 		return nil, nil
 	}
 	if path := p.firstHung(paths); path != "" {
-		return nil, fmt.Errorf("host path %s has not answered since an earlier request: is its file server alive?: %w", path, fault.Timeout)
+		return nil, fmt.Errorf("host path %s has not responded since an earlier request: check that its file server is reachable: %w", path, fault.Timeout)
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

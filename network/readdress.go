@@ -82,7 +82,7 @@ func addAddress(name string, address net.IPNet) error {
 	answer := make([]byte, 4096)
 	n, _, err := unix.Recvfrom(socket, answer, 0)
 	if err != nil || n < unix.SizeofNlMsghdr+4 {
-		return fmt.Errorf("assign address to %s: no answer: %w", name, err)
+		return fmt.Errorf("assign address to %s: no answer from the kernel: %w", name, err)
 	}
 	if code := int32(binary.NativeEndian.Uint32(answer[unix.SizeofNlMsghdr:])); code != 0 {
 		return fmt.Errorf("set the address of %s to %s: %w", name, &address, unix.Errno(-code))

@@ -49,11 +49,11 @@ func checkMount(m mount.Info, s *specs.Spec) error {
 	case strings.HasPrefix(m.Point, "/proc/") && proc.Type == "bind": // the node's, with what is mounted there
 		return nil
 	case masked && ofProc:
-		return fmt.Errorf("masked path %s shows %s of /proc: /dev/null has been replaced by a symbolic link: %w", m.Point, m.Root, fault.Invalid)
+		return fmt.Errorf("masked path %s exposes %s of /proc: /dev/null has been replaced by a symbolic link: %w", m.Point, m.Root, fault.Invalid)
 	case strings.HasPrefix(m.Point, "/proc/") && !masked && !(readOnly && m.Type == "proc") && m.Point != binfmtMisc:
 		return fmt.Errorf("a mount would end up at %s: symbolic links in volumes must not redirect mounts into /proc: %w", m.Point, fault.Invalid)
 	case strings.HasPrefix(m.Point, "/dev/") && ofProc:
-		return fmt.Errorf("%s would show %s of /proc: a device path must not be a symbolic link in a volume: %w", m.Point, m.Root, fault.Invalid)
+		return fmt.Errorf("%s would expose %s of /proc: a device path must not be a symbolic link in a volume: %w", m.Point, m.Root, fault.Invalid)
 	}
 	return nil
 }

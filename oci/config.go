@@ -11,7 +11,7 @@ type Config struct {
 	BackportedCVEs []string `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
 	HooksDir       []string `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
 	// CRIOHandlersDir is read by whoever reads the configuration.
-	CRIOHandlersDir string             `toml:"crio_handlers_dir" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy leave runtimes and which of them is the default; read with this configuration, which comes after it, and ignored if it is not valid; other keys in it have no effect; empty: none"`
+	CRIOHandlersDir string             `toml:"crio_handlers_dir" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy configure runtimes and the default runtime; read before this configuration, which overrides it; ignored as a whole if it is invalid; other keys in it have no effect; empty: none"`
 	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
 }
 

@@ -34,7 +34,7 @@ func errorAlone(ctx context.Context, said string) string {
 	said = strings.TrimSpace(said)
 	end := strings.LastIndexByte(said, '\n') + 1
 	if end > 0 {
-		slog.DebugContext(ctx, "runtime output besides the error", "text", said)
+		slog.DebugContext(ctx, "additional runtime output", "text", said)
 	}
 	return said[end:]
 }

@@ -173,7 +173,7 @@ func (t *cliTask) killInSandbox(ctx context.Context, pid int) {
 		err = errors.Join(err, signal(pid, unix.SIGKILL))
 	}
 	if err != nil {
-		slog.DebugContext(ctx, "some processes of a command have ended already", "container", t.ref.ID, "err", err)
+		slog.DebugContext(ctx, "cannot kill all processes of a command, some may have exited already", "container", t.ref.ID, "err", err)
 	}
 }
 

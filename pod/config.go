@@ -33,7 +33,7 @@ type Config struct {
 	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine hostNetwork pods with SELinux"`
 
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
-	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are not created when a mount needs them and they are missing: the container is refused"`
+	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
 }
 

@@ -328,7 +328,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 		return
 	}
 	if again != nil {
-		c.engine.cleanups.Add("commands of "+c.id, c.whileItRuns(again))
+		c.engine.cleanups.Add("exec processes of "+c.id, c.whileItRuns(again))
 	}
 	c.settleStart(ctx)
 	cancel() // watch takes as long as the container lives
@@ -474,7 +474,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 			continue
 		}
 		r.engine.counters.leftovers.Add(1)
-		slog.WarnContext(ctx, "removing leftovers without a record", "id", id)
+		slog.WarnContext(ctx, "removing orphan: it has no record", "id", id)
 		r.end(id, func(ctx context.Context) error { return sweep(ctx, r.engine, id) }, &r.ends)
 	}
 	if left := r.ends.await(ctx); left > 0 {

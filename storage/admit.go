@@ -101,7 +101,7 @@ func (s *Store) namesOfUse(record *cstorage.Image, asked string) ([]reference.Na
 		found = pulled
 	}
 	if len(found) == 0 {
-		return nil, pullerror.Shown(fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy goes by the names an image was pulled by; "+
+		return nil, pullerror.Shown(fmt.Sprintf("image %s refused by the signature policy: it was not pulled as %q, and the policy judges an image by the names it was pulled by; "+
 			"use one of those names, or pull it by this one", record.ID, asked), errors.Join(ErrSignature, fault.Denied))
 	}
 	return found, nil

@@ -14,12 +14,12 @@ type Config struct {
 	SignaturePolicy    string        `toml:"signature_policy" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
-	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider leaves registry credentials for one pull, as for CRI-O: NAMESPACE-SHA256.json, with the digest of the repository's name; they are used instead of auth_file, and deleted; empty: none"`
+	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
 	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: crius-pulls in the graph root"`
 	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
-	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while data is due; slower pulls are cancelled; 0: one byte in that time is enough"`
+	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
 	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
 	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }

@@ -45,7 +45,7 @@ func (h *holds) makeRecord(ctx context.Context, image string) error {
 		return err
 	})
 	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) && !errors.Is(err, cstorage.ErrDuplicateName) {
-		return fmt.Errorf("hold image %s: %w", image, err)
+		return fmt.Errorf("create reference of image %s: %w", image, err)
 	}
 	return nil
 }

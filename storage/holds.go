@@ -128,7 +128,7 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	one.timer = time.AfterFunc(h.grace, func() {
 		defer h.expiry.Done()
 		if err := h.expire(context.WithoutCancel(ctx), image); err != nil {
-			slog.Warn("cannot release unused image; the next start retries", "image", image, "err", err)
+			slog.Warn("cannot delete the reference of an unused image; the next start retries", "image", image, "err", err)
 		}
 	})
 	return nil
@@ -190,7 +190,7 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 func (h *holds) free(ctx context.Context, one *hold) error {
 	h.stopTimer(one)
 	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
-		return fmt.Errorf("release image %s: %w", one.image, err)
+		return fmt.Errorf("delete reference of image %s: %w", one.image, err)
 	}
 	err := trace.Call(ctx, "release image", func() error {
 		err := h.store.DeleteContainer(holdID(one.image))
@@ -200,7 +200,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 		return err
 	})
 	if err != nil && !errors.Is(err, cstorage.ErrNotALayer) {
-		return fmt.Errorf("release image %s: %w", one.image, err)
+		return fmt.Errorf("delete reference of image %s: %w", one.image, err)
 	}
 	one.kept, one.lower = false, nil
 	if !h.hides(one.image) {
@@ -214,7 +214,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 	case len(record.Names) == 0: // else another tool has pulled it again
 		err := h.delete(ctx, record)
 		if errors.Is(err, fault.Precondition) { // it is listed again, for the kubelet to retry
-			slog.Warn("removed image still in use", "image", one.image, "err", err)
+			slog.Warn("cannot delete removed image, listing it again", "image", one.image, "err", err)
 		} else if err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func (h *holds) mark(ctx context.Context, image string, removed bool) error {
 	}
 	err := trace.Call(ctx, "mark image", func() error { return h.store.SetMetadata(holdID(image), metadata) })
 	if err != nil && !(errors.Is(err, cstorage.ErrNotAnID) && !removed) {
-		return fmt.Errorf("hold of image %s: %w", image, err)
+		return fmt.Errorf("reference of image %s: %w", image, err)
 	}
 	h.hide(image, removed)
 	return nil

@@ -33,7 +33,7 @@ func followHosts(dirs []string, runRoot string, sys *types.SystemContext, name r
 	}
 	if err := registry.Configure(sys, dir); err != nil {
 		end()
-		return func() {}, fmt.Errorf("follow hosts.toml: %w", err)
+		return func() {}, fmt.Errorf("apply hosts.toml: %w", err)
 	}
 	return end, nil
 }

@@ -160,7 +160,7 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 		}
 		err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
-			slog.Warn("root file system busy, detached", "container", r.ID, "path", r.Target)
+			slog.Warn("root file system busy, unmounted lazily", "container", r.ID, "path", r.Target)
 			err = unix.Unmount(r.Target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -207,7 +207,7 @@ func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 		users[r.ImageID] = append(users[r.ImageID], r.ID)
 	}
 	if err := s.holds.adopt(ctx, users); err != nil {
-		return fmt.Errorf("adopt root file systems: %w", err)
+		return fmt.Errorf("restore image references: %w", err)
 	}
 	return nil
 }

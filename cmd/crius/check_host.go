@@ -54,7 +54,7 @@ func checkConfiguration(_ context.Context, n *node) []finding {
 		}
 	}
 	for _, text := range n.config.Ignored {
-		findings = append(findings, warn("", "no effect: %s", text))
+		findings = append(findings, warn("", "no effect in runtime.crio_handlers_dir: %s", text))
 	}
 	if len(findings) == 0 {
 		return []finding{ok("no configuration files, using the defaults")}

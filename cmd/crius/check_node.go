@@ -75,7 +75,7 @@ func nodeFindings(checked control.Checked) []finding {
 		findings = append(findings, fail("", "the check is incomplete: %s", checked.Incomplete))
 	}
 	if len(checked.OpaqueIPAM) > 0 {
-		findings = append(findings, ok("addresses held by %s are not checked: only the plugin knows them", strings.Join(checked.OpaqueIPAM, ", ")))
+		findings = append(findings, ok("IP addresses held by %s are not checked: only that IPAM plugin knows them", strings.Join(checked.OpaqueIPAM, ", ")))
 	}
 	if len(checked.Findings) == 0 && checked.Incomplete == "" {
 		findings = append(findings, ok("the node matches crius's records: %d pods, %d containers", checked.Pods, checked.Containers))

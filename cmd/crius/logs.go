@@ -104,7 +104,7 @@ func choice(kind, name string, found map[string]bool) error {
 		names = append(names, printable(one))
 	}
 	slices.Sort(names)
-	return fmt.Errorf("name the %s: there are %s", kind, strings.Join(names, ", "))
+	return fmt.Errorf("more than one %s matches, name one of them: %s", kind, strings.Join(names, ", "))
 }
 
 // logView shows a log in the format of CRI: a line of the file has time, stream, F or, if

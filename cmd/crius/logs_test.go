@@ -101,8 +101,8 @@ func TestLogs(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"none":           `no pod "none"`,
-		"db":             "name the pod: there are default/db, kube-system/db",
-		"default/db":     "name the container: there are main, sidecar",
+		"db":             "more than one pod matches, name one of them: default/db, kube-system/db",
+		"default/db":     "more than one container matches, name one of them: main, sidecar",
 		"bb absent":      `no container "absent"`,
 		"bb sidecar":     "the container has no log: its output is discarded",
 		"kube-system/db": "the pod has no container",

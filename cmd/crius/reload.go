@@ -92,7 +92,7 @@ func (s *settings) reload(ctx context.Context, runtimes *oci.Table) (result cont
 // reportRuntimes logs what the node's containers are run by.
 func reportRuntimes(ctx context.Context, loaded *config.Loaded, runtimes *oci.Table) {
 	for _, text := range loaded.Ignored {
-		slog.WarnContext(ctx, "configuration of CRI-O has no effect", "what", text)
+		slog.WarnContext(ctx, "part of runtime.crio_handlers_dir has no effect", "what", text)
 	}
 	reportHandlers(ctx, runtimes)
 	reportHooks(ctx, loaded.Config.Runtime.HooksDir)

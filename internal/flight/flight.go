@@ -33,7 +33,7 @@ type Group[K comparable, V any] struct {
 }
 
 // ErrAbandoned is why work was called off for which nobody waited.
-var ErrAbandoned = errors.New("called off, since nobody waits for it any more")
+var ErrAbandoned = errors.New("cancelled: no caller waits for it any more")
 
 type call[V any] struct {
 	done  chan struct{}

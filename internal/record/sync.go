@@ -158,7 +158,7 @@ func (d *Dir[T]) settle(id string) error {
 	}
 	switch _, err := d.read(id, file); {
 	case errors.Is(err, errSpoiled):
-		slog.Warn("damaged record, restored the previous one", "file", file, "err", err, "of", last.ModTime())
+		slog.Warn("damaged record, restored the previous one", "file", file, "err", err, "written", last.ModTime())
 		if err := os.Rename(file+lastSuffix, file); err != nil {
 			return err
 		}

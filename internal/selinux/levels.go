@@ -44,7 +44,7 @@ func (l *Levels) Allot(id string) (string, error) {
 			return level, nil
 		}
 	}
-	return "", fmt.Errorf("no free SELinux level: %d pods have one, made of %d categories: %w", len(l.of), l.categories, fault.Exhausted)
+	return "", fmt.Errorf("no free SELinux level found: %d pods have one, and the policy has %d categories: %w", len(l.of), l.categories, fault.Exhausted)
 }
 
 // Note says that a pod has a level, which others may have as well.

@@ -36,7 +36,7 @@ type frameGuard struct {
 	begin [1 + 4 + 1]byte // of each part: the frame's first byte, masking key, and channel
 }
 
-var errFrame = errors.New("a frame that WebSocket (RFC 6455) does not have")
+var errFrame = errors.New("invalid WebSocket frame (RFC 6455)")
 
 func (g *frameGuard) Read(p []byte) (int, error) {
 	for len(g.left) == 0 && g.part == 0 {

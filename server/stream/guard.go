@@ -80,7 +80,7 @@ func (g *guard) next() error {
 
 func (g *guard) control(size int) error {
 	if size > largestControl {
-		return fmt.Errorf("control frame of %d bytes", size)
+		return fmt.Errorf("SPDY control frame has %d bytes, more than %d", size, largestControl)
 	}
 	g.part = size
 	if binary.BigEndian.Uint16(g.head[2:]) != synStream || size < 4 {
@@ -92,7 +92,7 @@ func (g *guard) control(size int) error {
 	g.left, g.part = g.head[:], size-4
 	stream := binary.BigEndian.Uint32(g.head[frameHeader:]) & (1<<31 - 1)
 	if stream <= g.last {
-		return fmt.Errorf("stream %d after stream %d", stream, g.last)
+		return fmt.Errorf("SPDY stream %d opened after stream %d: ids must increase", stream, g.last)
 	}
 	g.last = stream
 	return nil

@@ -106,7 +106,7 @@ func TestGuardRefuses_CVE_2026_35469(t *testing.T) {
 			t.Errorf("%s: %d frames, then %v", name, len(frames), err)
 		}
 	}
-	if _, err := heard(t, speak(t, open(3), open(1))); err == nil || !strings.Contains(err.Error(), "stream 1 after stream 3") {
+	if _, err := heard(t, speak(t, open(3), open(1))); err == nil || !strings.Contains(err.Error(), "stream 1 opened after stream 3") {
 		t.Errorf("%v", err)
 	}
 	for n := range 12 {

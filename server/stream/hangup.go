@@ -304,7 +304,7 @@ func (l watched) Accept() (net.Conn, error) {
 		case errors.Is(err, errCrowded):
 			slog.Debug("stream connection refused", "from", plain.RemoteAddr(), "err", err)
 		case !errors.Is(err, net.ErrClosed):
-			slog.Warn("cannot watch a stream connection", "err", err)
+			slog.Warn("stream connection refused: cannot watch it for a hang-up", "err", err)
 		}
 	}
 }

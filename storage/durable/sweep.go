@@ -104,7 +104,7 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 		return err
 	})
 	if err != nil && !errors.Is(err, cstorage.ErrNotAnImage) {
-		return fmt.Errorf("delete half of image %s: %w", id, err)
+		return fmt.Errorf("delete incomplete image %s: %w", id, err)
 	}
 	return nil
 }

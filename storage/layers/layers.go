@@ -175,7 +175,7 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 	case n != s.Size:
 		return fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest", n, s.Size)
 	case digester.Digest() != s.Blob:
-		return fmt.Errorf("the registry sent something else, with the digest %s", digester.Digest())
+		return fmt.Errorf("the registry sent content with another digest, %s", digester.Digest())
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func (in *Intake) unpack(s *step, size int64) error {
 	case err != nil:
 		return err
 	case !c.checked:
-		return errors.Join(errors.New("the store has not read it to its end"), in.Store.DeleteLayer(s.id))
+		return errors.Join(errors.New("the image store did not read it to its end"), in.Store.DeleteLayer(s.id))
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func TestPut(t *testing.T) {
 		"broken":            {sends: text, fails: []error{broken}, puts: 1, want: broken},
 		"cut":               {sends: text[:10], fetch: cut, want: cut},
 		"short":             {sends: text[:10], says: "sent 10 bytes instead of the 23"},
-		"something else":    {sends: strings.ToUpper(text), says: "the registry sent something else"},
+		"something else":    {sends: strings.ToUpper(text), says: "the registry sent content with another digest"},
 	} {
 		store := &fakeStore{fails: test.fails, added: map[string]bool{}}
 		var added []Layer

@@ -25,7 +25,7 @@ type spool struct {
 	err     error    // why no more come; io.EOF: the blob is whole
 }
 
-var errClosed = errors.New("the blob is not wanted any more")
+var errClosed = errors.New("the blob is no longer needed")
 
 // newSpool makes one that keeps its file in dir.
 func newSpool(dir string) *spool {

@@ -200,7 +200,7 @@ func (c containerdConversion) streams() {
 	}
 	if cert == "" || key == "" {
 		l, _ := c.top.leaf(flag...)
-		c.remark(keyOf(flag), l, "crius makes no certificate by itself, and so streams are served on the loopback address alone, which is enough for kubelets: set api.stream_tls_cert_file and api.stream_tls_key_file before any other address")
+		c.remark(keyOf(flag), l, "crius generates no certificate and therefore serves streams on the loopback address only, which is all that a kubelet needs: for another address, set api.stream_tls_cert_file and api.stream_tls_key_file as well")
 		return
 	}
 	c.set("api.stream_tls_cert_file", cert, c.from(from), "")

@@ -43,7 +43,7 @@ var containerdRules = []rule{
 	{key: "grpc.tcp_tls_common_name", verdict: refused, why: "CRI is not served on TCP"},
 	{key: "ttrpc", verdict: builtin, why: ownSocket},
 	{key: "metrics.address", verdict: mapped, to: "metrics.address", as: as[string], note: "names of metrics differ: see docs/metrics.md"},
-	{key: "metrics.grpc_histogram", verdict: builtin, why: "times of calls are always measured"},
+	{key: "metrics.grpc_histogram", verdict: builtin, why: "durations of calls are always measured"},
 	{key: "timeouts", verdict: builtin, why: ownState},
 	{key: "proxy_plugins", verdict: refused, why: onlyOverlay},
 	{key: "stream_processors", verdict: refused, why: notEncrypted},
