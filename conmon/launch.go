@@ -97,7 +97,7 @@ func Launch(ctx context.Context, s Spec) (*Client, error) {
 		return nil, fmt.Errorf("start monitor: %w", err)
 	}
 	if err == nil {
-		err = trace.Do(ctx, "await monitor", c.awaitCreate)
+		err = trace.Do(ctx, "wait for runtime create", c.awaitCreate)
 	}
 	if err == nil {
 		return c, nil

@@ -138,7 +138,7 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 // that live, by their ids, whatever they were. Until it succeeds Ready tries
 // again. Addresses that a power cut has left without an owner are given back.
 func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
-	if err := trace.Do(ctx, "drop lost leases", n.dropLostLeases); err != nil {
+	if err := trace.Do(ctx, "release orphaned leases", n.dropLostLeases); err != nil {
 		slog.WarnContext(ctx, "cannot release IP addresses that belong to no pod", "err", err)
 	}
 	restore := func(ctx context.Context) error { return n.ports.Restore(ctx, exposedPods(live)) }

@@ -71,7 +71,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 	select {
 	case <-c.Ended():
 	case <-ctx.Done():
-		_ = trace.Do(ctx, "kill command", func(ctx context.Context) error {
+		_ = trace.Do(ctx, "kill exec process", func(ctx context.Context) error {
 			t.killExec(ctx, c)
 			return nil
 		})

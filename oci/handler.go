@@ -110,8 +110,8 @@ func remove(ctx context.Context, d driver, ref Ref, killFirst bool) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"end monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
-		{"kill container", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
+		{"stop monitor", func(ctx context.Context) error { return endMonitor(ctx, ref.Dir) }},
+		{"kill cgroup", func(ctx context.Context) error { return endCgroup(ctx, ref.Cgroup) }},
 		{"runtime delete", func(ctx context.Context) error { return d.forget(ctx, ref) }},
 		{"remove cgroup", func(ctx context.Context) error { return removeCgroup(ctx, ref.Cgroup) }},
 	}

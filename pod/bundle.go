@@ -264,7 +264,7 @@ func (c *Container) lookUpUser(ctx context.Context, imageUser string) (spec.Iden
 	if err != nil {
 		return user, fmt.Errorf("resolve user: %w", err)
 	}
-	if err := trace.Call(ctx, "name user", func() error { return nameUser(c.ref.Rootfs(), user, c.plan.Config.M.GetWorkingDir()) }); err != nil {
+	if err := trace.Call(ctx, "add user to /etc/passwd", func() error { return nameUser(c.ref.Rootfs(), user, c.plan.Config.M.GetWorkingDir()) }); err != nil {
 		return user, fmt.Errorf("add the user to /etc/passwd and /etc/group: %w", err)
 	}
 	return user, nil
@@ -318,7 +318,7 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 		return nil, err
 	}
 	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
-		err := trace.Do(ctx, "ensure AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
+		err := trace.Do(ctx, "load AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
 		if err != nil {
 			return nil, err
 		}
@@ -349,5 +349,5 @@ func (s *Sandbox) addHooks(ctx context.Context, request *cri.ContainerConfig, oc
 		c.Annotations = map[string]string{}
 	}
 	maps.Copy(c.Annotations, request.GetAnnotations())
-	return trace.Do(ctx, "add hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
+	return trace.Do(ctx, "add OCI hooks", func(ctx context.Context) error { return set.Inject(ctx, ociSpec, c) })
 }

@@ -217,7 +217,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 		return err
 	}
 	ask := func(ctx context.Context) error { return c.askPlugins(ctx, ociSpec) }
-	if err := trace.Do(ctx, "ask plugins", ask); err != nil {
+	if err := trace.Do(ctx, "call NRI plugins", ask); err != nil {
 		return err
 	}
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }

@@ -201,7 +201,7 @@ func (r *recovery) adopt(ctx context.Context, ctrs map[string]*records.Container
 		rootfs = append(rootfs, rec.ImagesInUse(id)...)
 	}
 	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
-	if err := trace.Do(ctx, "adopt images", adopt); err != nil {
+	if err := trace.Do(ctx, "restore image references", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
 		slog.ErrorContext(ctx, "images used by containers are missing", "err", err)
 	}
@@ -452,7 +452,7 @@ func (c *Container) reloadDead(ctx context.Context, unknown error) error {
 		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
 		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.id, "err", unknown)
 	}
-	if err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
+	if err := trace.Call(ctx, "write exit file", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
 		return fmt.Errorf("record the exit of a container from a previous boot: %w", err)
 	}
 	c.setTask(oci.Dead(exit), false)

@@ -227,7 +227,7 @@ func (s *Sandbox) build(ctx context.Context) error {
 		{"attach network", s.plan.Namespaces.Net, func(ctx context.Context) error { return s.attach(ctx, record.Wait) }},
 		{"start infra container", s.plan.Infra, s.startInfra},
 		{"make cgroup", s.plan.NeedsNetworkCgroup(), func(context.Context) error { return cgroup.Make(s.infraRef().Cgroup) }},
-		{"ask plugins", true, s.nri.Run},
+		{"call NRI plugins", true, s.nri.Run},
 	} {
 		if !step.needed {
 			continue
@@ -285,7 +285,7 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 		}
 	}
 	// Sysctls of interfaces that the plugins have only just made.
-	return trace.Call(ctx, "set sysctls of interfaces", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
+	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
 }
 
 // StopSandbox kills the pod's containers and gives back its network and

@@ -253,10 +253,10 @@ func (c *Container) lost(cause error) conmon.Exit {
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
 	_ = c.engine.deps.Trace.Do(ctx, "end lost container", c.id, func(ctx context.Context) error {
-		if err := trace.Do(ctx, "SIGKILL", c.now().task.Kill); err != nil {
+		if err := trace.Do(ctx, "send SIGKILL", c.now().task.Kill); err != nil {
 			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.id, "err", err)
 		}
-		err := trace.Call(ctx, "write exit", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
+		err := trace.Call(ctx, "write exit file", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
 		if err != nil {
 			slog.ErrorContext(ctx, "cannot record the exit of a container whose monitor was lost", "container", c.id, "err", err)
 		}

@@ -41,7 +41,7 @@ func (s *Store) Admit(ctx context.Context, use Use) error {
 	if err != nil || policy.AcceptsAll {
 		return err
 	}
-	return trace.Do(ctx, "ask signature policy", func(ctx context.Context) error { return s.admit(ctx, policy, use) })
+	return trace.Do(ctx, "check signature policy", func(ctx context.Context) error { return s.admit(ctx, policy, use) })
 }
 
 func (s *Store) admit(ctx context.Context, policy *trust.Policy, use Use) error {

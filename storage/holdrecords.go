@@ -36,7 +36,7 @@ func (h *holds) makeRecord(ctx context.Context, image string) error {
 	if h.hides(image) {
 		metadata = removedMark
 	}
-	err := trace.Call(ctx, "hold image", func() error {
+	err := trace.Call(ctx, "create image reference", func() error {
 		_, err := h.store.CreateContainer(holdID(image), []string{holdPrefix + image}, image, holdLayer(image), metadata,
 			&cstorage.ContainerOptions{
 				IDMappingOptions: types.IDMappingOptions{HostUIDMapping: true, HostGIDMapping: true},

@@ -192,7 +192,7 @@ func (h *holds) free(ctx context.Context, one *hold) error {
 	if err := h.locks.Await(ctx, durable.ToWrite); err != nil {
 		return fmt.Errorf("delete reference of image %s: %w", one.image, err)
 	}
-	err := trace.Call(ctx, "release image", func() error {
+	err := trace.Call(ctx, "delete image reference", func() error {
 		err := h.store.DeleteContainer(holdID(one.image))
 		if errors.Is(err, cstorage.ErrNotAContainer) {
 			err = h.store.DeleteLayer(holdLayer(one.image)) // a full disk may leave a layer alone
@@ -315,7 +315,7 @@ func (h *holds) mark(ctx context.Context, image string, removed bool) error {
 	if removed {
 		metadata = removedMark
 	}
-	err := trace.Call(ctx, "mark image", func() error { return h.store.SetMetadata(holdID(image), metadata) })
+	err := trace.Call(ctx, "update image reference", func() error { return h.store.SetMetadata(holdID(image), metadata) })
 	if err != nil && !(errors.Is(err, cstorage.ErrNotAnID) && !removed) {
 		return fmt.Errorf("reference of image %s: %w", image, err)
 	}

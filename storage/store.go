@@ -153,7 +153,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	}
 	var lib cstorage.Store
 	var locks *durable.Locks
-	err = trace.Call(ctx, "open library", func() (err error) {
+	err = trace.Call(ctx, "open containers/storage", func() (err error) {
 		lib, locks, err = openLibrary(ctx, options)
 		return err
 	})
@@ -172,7 +172,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.ReadOnly {
-		err = trace.Do(ctx, "look through images", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
+		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
 	}
 	if err == nil {
 		err = s.holds.restore()

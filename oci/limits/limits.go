@@ -71,7 +71,7 @@ func (c Container) update(ctx context.Context, u Update, apply func(context.Cont
 	if u.OOMScoreAdj != nil {
 		score := strconv.Itoa(*u.OOMScoreAdj)
 		set := func() error { return c.replaceOOMScores(score, func(old string) bool { return old != score }) }
-		if err := trace.Call(ctx, "set OOM score", set); err != nil {
+		if err := trace.Call(ctx, "set oom_score_adj", set); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ func (p *Paths) Prepare(ctx context.Context, mounts []*cri.Mount) (ensure func()
 	looking, cancel := context.WithCancel(ctx)
 	var group errgroup.Group
 	group.Go(func() error {
-		return trace.Do(looking, "look at host paths", func(ctx context.Context) (err error) {
+		return trace.Do(looking, "check host paths", func(ctx context.Context) (err error) {
 			absent, err = p.Absent(ctx, wanted)
 			return err
 		})

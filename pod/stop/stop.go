@@ -83,7 +83,7 @@ const killAgain = 10 * time.Second
 
 // Kill ends the container now.
 func (s *Stopper) Kill(ctx context.Context) error {
-	return trace.Do(ctx, "kill", func(ctx context.Context) error { return s.End(ctx, 0) })
+	return trace.Do(ctx, "kill container", func(ctx context.Context) error { return s.End(ctx, 0) })
 }
 
 // End sends the stop signal, and SIGKILL once grace is over. It returns when the
@@ -123,7 +123,7 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 		wait = s.remaining
 		unheard = s.unheard()
 		signal := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
-		if err := trace.Do(ctx, "stop signal", signal); err != nil {
+		if err := trace.Do(ctx, "send stop signal", signal); err != nil {
 			slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
 		}
 	}
@@ -153,7 +153,7 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 func (s *Stopper) killOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
-	if err := trace.Do(ctx, "SIGKILL", s.Task().Kill); err != nil {
+	if err := trace.Do(ctx, "send SIGKILL", s.Task().Kill); err != nil {
 		slog.ErrorContext(ctx, "container not dead after SIGKILL", "container", s.ID, "pid", s.Task().PID(), "why", s.undead(), "err", err)
 	}
 }
@@ -203,7 +203,7 @@ func (s *Stopper) endMonitor(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killAgain)
 	defer cancel()
 	slog.ErrorContext(ctx, "monitor did not report container exit, killing monitor", "container", s.ID)
-	if err := trace.Do(ctx, "end monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, s.Ref.Dir) }); err != nil {
+	if err := trace.Do(ctx, "stop monitor", func(ctx context.Context) error { return conmon.Terminate(ctx, s.Ref.Dir) }); err != nil {
 		slog.ErrorContext(ctx, "monitor not dead after SIGKILL", "container", s.ID, "err", err)
 	}
 }

@@ -108,7 +108,7 @@ func (d *Leftovers) BeginPull(ctx context.Context, image, parent string) (*Job, 
 
 // note writes down for the next process what the job is about.
 func (j *Job) note(ctx context.Context, name, text string) error {
-	return trace.Call(ctx, "note "+name, func() error { return os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600) })
+	return trace.Call(ctx, "write job "+name, func() error { return os.WriteFile(filepath.Join(j.dir, name), []byte(text), 0o600) })
 }
 
 // BeginRemoval starts a job that is about layers.
@@ -135,7 +135,7 @@ func (d *Leftovers) begin(ctx context.Context) (*Job, error) {
 	for range 3 { // another process that starts may sweep what is not locked yet
 		start := time.Now()
 		dir := filepath.Join(d.dir, fmt.Sprintf("%d-%s", start.UnixNano(), rand.Text()))
-		if err = trace.Call(ctx, "note job", func() error { return os.Mkdir(dir, 0o700) }); err != nil {
+		if err = trace.Call(ctx, "make job directory", func() error { return os.Mkdir(dir, 0o700) }); err != nil {
 			_ = os.Remove(dir)
 			return nil, err
 		}
@@ -215,7 +215,7 @@ func (j *Job) removeFiles() error {
 // forget deletes the job itself, of which nothing else may remain: nobody would
 // know of it.
 func (j *Job) forget(ctx context.Context) error {
-	err := trace.Call(ctx, "forget job", func() error {
+	err := trace.Call(ctx, "delete job", func() error {
 		if err := j.removeFiles(); err != nil {
 			return err
 		}
@@ -231,7 +231,7 @@ func (j *Job) forget(ctx context.Context) error {
 func (d *Leftovers) Recover(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unwritten := trace.Do(ctx, "delete half records", d.sweepWrites)
+	unwritten := trace.Do(ctx, "delete partial record files", d.sweepWrites)
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return unwritten

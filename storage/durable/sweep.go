@@ -20,7 +20,7 @@ import (
 // those that it could not.
 func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err error) {
 	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.settled }) {
-		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete remains of images", d.sweepImages))
+		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete orphaned image data", d.sweepImages))
 		if err != nil {
 			return jobs, err
 		}
@@ -99,7 +99,7 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 		return nil
 	}
 	d.Removals.Add(1)
-	err = trace.Call(ctx, "delete half an image", func() error {
+	err = trace.Call(ctx, "delete incomplete image", func() error {
 		_, err := d.store.DeleteImage(id, true)
 		return err
 	})

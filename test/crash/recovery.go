@@ -32,10 +32,10 @@ func halves() []half {
 	return []half{
 		{plain, nil, (*stage).runPod, "run pod", "CNI ADD", true, (*stage).wantPod, nil},
 		{sharedPID, nil, (*stage).runPod, "run pod", "runtime start", false, (*stage).wantPod, nil},
-		{plain, (*stage).runPod, (*stage).create, "create container", "await monitor", true, (*stage).wantContainer, nil},
+		{plain, (*stage).runPod, (*stage).create, "create container", "wait for runtime create", true, (*stage).wantContainer, nil},
 		{plain, (*stage).runPod, (*stage).create, "create container", "mount layers", true, (*stage).wantContainer, nil},
 		{plain, in((*stage).runPod, (*stage).create), (*stage).start, "start", "runtime start", true, (*stage).wantRunning, nil},
-		{plain, (*stage).running, (*stage).remove, "remove", "end monitor", true, (*stage).wantRemoved, nil},
+		{plain, (*stage).running, (*stage).remove, "remove", "stop monitor", true, (*stage).wantRemoved, nil},
 		{hostPort, (*stage).running, (*stage).stopPod, "stop pod", "close host ports", true, (*stage).wantPodStopped, nil},
 		{plain, (*stage).running, (*stage).removePod, "remove pod", "remove run directory", true, (*stage).wantPodRemoved, nil},
 		{plain, nil, (*stage).pull, "pull image", "remove temporary files", false, (*stage).wantPulled, nil},
