@@ -18,19 +18,20 @@ import (
 // Streams names standard streams.
 type Streams struct{ Stdin, Stdout, Stderr bool }
 
-// Attachment is a share in the standard streams of a container: a copy of all
-// it writes from now on, and its input. Each stream is nil if it was not asked
-// for; Stdin also if the container has none, or none any more.
+// Attachment is a client's connection to the standard streams of a container: a copy of
+// its output from now on, and its input. A stream is nil if it was not requested; Stdin
+// is also nil if the container has no input, or its input has ended.
 //
-// Nobody waits for a client that does not read: one that leaves more than
-// wire.MostBehind bytes of a stream unread is dropped, and its output ends.
+// The monitor does not wait for a client that does not read: it disconnects one that
+// leaves more than wire.MostBehind bytes of a stream unread, and the client's output
+// ends.
 type Attachment struct {
 	Stdin, Stdout, Stderr *os.File
 
 	conn *os.File
 }
 
-// Attach asks the monitor of dir for a share in its container's streams.
+// Attach connects to standard streams of the container whose run directory is dir.
 func Attach(ctx context.Context, dir string, wanted Streams) (*Attachment, error) {
 	conn, err := connect(dir)
 	if nobodyListens(err) {
@@ -147,8 +148,8 @@ func (a *Attachment) takeInput(control []byte) error {
 	return nil
 }
 
-// CloseStdin lets the container read the end of its standard input, once the
-// others who have attached to it have let go of it.
+// CloseStdin closes this client's end of the container's standard input. The container
+// reads the end of it once all other attached clients have closed theirs.
 func (a *Attachment) CloseStdin() {
 	if a.Stdin == nil {
 		return
@@ -157,12 +158,12 @@ func (a *Attachment) CloseStdin() {
 	_ = a.send(wire.Message{Verb: wire.CloseStdin})
 }
 
-// Detach ends the output: what the container has written until now still comes,
-// unless the disk of its log is full, and then the end of each stream. The
+// Detach ends the output: the client still receives what the container has written
+// until now, unless the disk of its log is full, and then the end of each stream. The
 // container's input stays open.
 //
-// An error of fault.Unavailable is that of Dropped, and the output ends as well.
-// After any other it goes on: the monitor hangs, or is one of an earlier release
+// An error of fault.Unavailable is that of Dropped, and the output ends as well. After
+// any other error the output continues: the monitor hangs, or is of an earlier release
 // (fault.Unimplemented).
 func (a *Attachment) Detach(ctx context.Context) error {
 	var answer wire.Message
@@ -183,8 +184,8 @@ func (a *Attachment) Detach(ctx context.Context) error {
 	return nil
 }
 
-// Close detaches. The container notices nothing, unless its standard input was
-// to be used once: then that ends.
+// Close detaches. Nothing changes for the container, unless Spec.StdinOnce is set: then
+// its standard input ends.
 func (a *Attachment) Close() {
 	for _, f := range []*os.File{a.Stdin, a.Stdout, a.Stderr, a.conn} {
 		if f != nil {
@@ -193,8 +194,8 @@ func (a *Attachment) Close() {
 	}
 }
 
-// Dropped is why the monitor has ended the attachment while the container ran;
-// nil: it has not. The monitor says so once, and so does Dropped.
+// Dropped returns why the monitor disconnected this client while the container ran; nil
+// if it did not. The monitor says so once, so only the first call returns it.
 func (a *Attachment) Dropped() (dropped error) {
 	raw, err := a.conn.SyscallConn()
 	if err != nil {

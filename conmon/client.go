@@ -20,9 +20,8 @@ import (
 // container, which may still be alive: ReadProcesses names it.
 var ErrLost = fmt.Errorf("monitor lost: %w", fault.Unavailable)
 
-// Client is a connection to the monitor of one container. Its methods may be
-// called from any goroutine. It costs a goroutine and two descriptors until the
-// monitor leaves.
+// Client is a connection to the monitor of one container. Its methods may be called
+// from any goroutine. It costs a goroutine and two descriptors until the monitor ends.
 type Client struct {
 	conn     *os.File
 	raw      syscall.RawConn
@@ -62,10 +61,9 @@ func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, er
 	return c, nil
 }
 
-// Dial connects to the monitor of a container that was launched before, perhaps
-// by an earlier server. If the monitor has done its work and left, the Client is
-// that of an exited container. If it has left without an exit, the error is
-// ErrLost.
+// Dial connects to the monitor of a container that was launched before, perhaps by an
+// earlier server. If the monitor has recorded the exit and ended, the Client is that of
+// an exited container. If it ended without recording an exit, the error is ErrLost.
 func Dial(ctx context.Context, dir, exitFile string) (*Client, error) {
 	c, err := open(dir, exitFile)
 	if nobodyListens(err) {
@@ -301,7 +299,7 @@ func (c *Client) outcome() error {
 // and after it has exited.
 func (c *Client) PID() int { return c.Process().PID }
 
-// Process is PID in a form that stays unmistakable.
+// Process is the container's init by PID and start time, which no later process has.
 func (c *Client) Process() Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -328,20 +326,19 @@ func (c *Client) Exit() (Exit, error) {
 	return c.exit, c.exitErr
 }
 
-// Signal sends a signal to the container's init, also when the monitor is lost.
-// That it is no more is no error.
+// Signal sends a signal to the container's init, also when the monitor is lost. An init
+// that has exited is no error.
 func (c *Client) Signal(sig unix.Signal) error { return Signal(c.Process(), sig) }
 
-// ReopenLog makes the monitor go on in a new file at the log's path. When it
-// returns without error nothing more is written to the old one; with an error
-// everything still is.
+// ReopenLog makes the monitor continue the log in a new file at its path. After it
+// returns, nothing more is written to the old file; after an error everything still is.
 func (c *Client) ReopenLog(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
 }
 
-// Logged is by how many bytes the container's log has grown since this client
-// came, rotated files included; if the monitor does not answer, by when it last
-// did.
+// Logged is how many bytes the container's log, rotated files included, has grown since
+// this client connected. If the monitor does not answer, it is the number that the
+// monitor last reported.
 func (c *Client) Logged(ctx context.Context) uint64 {
 	if err := c.request(ctx, wire.Message{Verb: wire.CountLog}); errors.Is(err, fault.Precondition) {
 		select { // it has left, and its last word may not have been read
@@ -359,9 +356,8 @@ func (c *Client) Resize(ctx context.Context, width, height uint16) error {
 	return c.request(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
 }
 
-// Start runs the command that starts the container, where that is the monitor's
-// (Spec.Start), and returns when it has ended. The monitor sees it through
-// whatever becomes of the client.
+// Start has the monitor run Spec.Start, the command that starts the container, and
+// returns when that has ended. The command completes even if the client goes away.
 func (c *Client) Start(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.Start})
 }
@@ -371,9 +367,8 @@ func (c *Client) CloseStdin(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.CloseStdin})
 }
 
-// Release tells the monitor that the container is to be deleted: it kills what
-// still lives of it, records the exit and leaves. Release returns when it is
-// gone.
+// Release tells the monitor that the container is being deleted: the monitor kills the
+// processes that remain, records the exit and ends. Release returns when it has ended.
 func (c *Client) Release(ctx context.Context) error {
 	err := c.request(ctx, wire.Message{Verb: wire.Release})
 	if err != nil && !errors.Is(err, fault.Precondition) {
@@ -426,7 +421,7 @@ func (c *Client) transmit(packet []byte) error {
 	return err
 }
 
-// Kill kills the monitor, not the container, whose exit is lost by that.
+// Kill kills the monitor, but not the container, whose exit code is lost.
 func (c *Client) Kill() error { return c.monitor.kill() }
 
 // Close ends the connection and leaves the monitor alone. It may be called more
@@ -446,9 +441,9 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Terminate ends the monitor of a run directory, whatever it is doing, and what
-// it has begun: see Release. One that does not leave is killed. That there is
-// none is success. ExitFile need not be known.
+// Terminate ends the monitor of a run directory and what it has started (see Release),
+// whatever it is doing. It kills a monitor that does not end. It is no error if there
+// is none. The exit file need not be known.
 func Terminate(ctx context.Context, dir string) error {
 	c, err := open(dir, "")
 	switch {

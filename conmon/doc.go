@@ -1,32 +1,30 @@
-// Package conmon starts and talks to crius-conmon, the monitor that stands
-// beside every container.
+// Package conmon starts crius-conmon, the monitor of a container, and is its client.
 //
 // # The monitor
 //
-// A monitor is the parent of the container's init. It holds the container's
-// standard streams, writes its log, sees its exit and records it. It begins
-// before the container and ends by itself when the exit is on disk and the last
-// process that holds the container's output has let go: a container that is
-// dead costs no process. It does not need the server, which may die and come
-// back at any moment.
+// A monitor is the parent of the container's init. It holds the container's standard
+// streams, writes its log, sees its exit and records it. It starts before the container
+// and ends by itself when the exit is on disk and the last process that holds the
+// container's output has closed it: a dead container costs no process. It does not need
+// the server, which may die and come back at any moment.
 //
-// Launch binds the socket and connects to it before the monitor exists, which
-// inherits it as descriptor 3: no connection can come too early or fail to
-// learn why a monitor died young. The monitor is born in its own cgroup and
-// session. The runtime's environment is in a file in memory, descriptor 4, since the
-// Go runtime copies its own; all else it has to know stands on its command line:
+// Launch binds the socket and connects to it before the monitor exists, which inherits
+// it as descriptor 3: no connection can come too early, and each can learn why a
+// monitor failed at its start. The monitor is born in its own cgroup and session. The
+// runtime's environment is in a file in memory, descriptor 4, since the Go runtime
+// copies its own; all else it has to know stands on its command line:
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE [--log-dir=DIR]] [--terminal] [--stdin] [--stdin-once]
 //	    [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
-// It runs the runtime's create. If that fails the monitor kills what is left of
-// it, tells, and is gone. If it succeeds the container's init, an orphan by then,
-// has become the monitor's child: it can die but not disappear, and no other
-// process can get its pid, before the monitor has seen its exit code. Of a
-// container in the PID namespace of the host the monitor, a subreaper, inherits
-// the other orphans too, and reaps them.
+// It runs the runtime's create. If that fails, the monitor kills what is left of it,
+// reports the failure and ends. If it succeeds the container's init, an orphan by then,
+// has become the monitor's child: it can die but not disappear, and no other process
+// can get its pid, before the monitor has seen its exit code. Of a container in the PID
+// namespace of the host the monitor, a subreaper, inherits the other orphans too, and
+// reaps them.
 //
 // # Host paths
 //
@@ -35,16 +33,16 @@
 //
 // # Containers without a process
 //
-// A container that the runtime has put into a sandbox which exists already, as
-// gVisor does with all containers of a pod but the first, has no process of its
-// own here: its pid is that of the sandbox, whose parent is the monitor of the
-// first. The runtime takes such a container's streams not when it is created but
-// when it is started. So the monitor runs the command for that as well (--start),
-// when a client asks for it, and afterwards one that ends when the container does
-// and says how (--wait). That one is run again if it dies, as long as the sandbox
-// lives. With the sandbox the container is dead, by signal 9 and for want of
-// memory if the kernel has counted that in the sandbox's cgroup. To kill such a
-// container is the runtime's business alone: release ends the monitor only.
+// A container that the runtime has put into a sandbox which exists already, as gVisor
+// does with all containers of a pod but the first, has no process of its own here: its
+// pid is that of the sandbox, whose parent is the monitor of the first. The runtime
+// takes such a container's streams not when it is created but when it is started. So
+// the monitor runs the command for that as well (--start), when a client asks for it,
+// and afterwards one that ends when the container does and says how (--wait). That one
+// is run again if it dies, as long as the sandbox lives. When the sandbox dies, the
+// container counts as killed by signal 9, and as OOM killed if the kernel has counted
+// an OOM kill in the sandbox's cgroup. Only the runtime can kill such a container:
+// release just ends the monitor.
 //
 // Such runtimes leave processes of their own beside the container, which die with
 // it (--helpers). They are the monitor's children, and it stays for a moment to
@@ -52,11 +50,11 @@
 //
 // # Files
 //
-// In the run directory of the container (Spec.Dir): monitor.sock; monitor.json,
-// the identities of the monitor and of the container's init, each a pid with
-// its start time; monitor.log, the monitor's own troubles; console.sock while a
-// terminal is being handed over. The exit file, which must outlive a power cut,
-// is elsewhere: it is written, synced and renamed before anyone is told.
+// In the run directory of the container (Spec.Dir): monitor.sock; monitor.json, the
+// identities of the monitor and of the container's init, each a pid with its start
+// time; monitor.log, the monitor's own errors; console.sock while a terminal is being
+// handed over. The exit file, which must survive a power cut, is elsewhere: it is
+// written, synced and renamed before any client is notified.
 //
 // # The protocol
 //
@@ -65,8 +63,8 @@
 //
 //	socat - UNIX-CONNECT:/run/crius/containers/ID/monitor.sock,type=5
 //
-// The monitor tells what happens. Who connects late is told all that has
-// happened, as if it had been there from the start:
+// The monitor reports events. A client that connects late receives all earlier ones
+// first:
 //
 //	hello VERSION STATE                      creating, running or exited
 //	created PID START-TIME                   the container's init exists
@@ -78,8 +76,8 @@
 //	logged BYTES                             the log has grown by so much: told to who connects
 //	                                         once there is a container, when asked, and at the end
 //
-// A client asks; each request is answered once, in order, with ok or with
-// error TEXT:
+// The monitor answers each request of a client once, in order, with ok or with error
+// TEXT:
 //
 //	reopen-log              the log has been renamed: go on in a new file at its path;
 //	                        on an error the old file stays the log
@@ -101,11 +99,11 @@
 // of the connection detaches, too, and loses what is on the way. If the container's
 // stdin is to be used once it ends with the first client that had it.
 //
-// A packet never changes its form. New versions add packets; a client ignores
-// and a monitor refuses what it does not know. No client can hurt the
-// container: there are at most 32, one that does not read its packets is dropped,
-// and so is one that leaves more than 4 MiB of an output stream unread. Neither the
-// container nor its log nor another client ever waits for one.
+// A packet never changes its form. New versions add packets; a client ignores and a
+// monitor refuses what it does not know. No client can hurt the container: there are at
+// most 32, one that does not read its packets is dropped, and so is one that leaves
+// more than 4 MiB of an output stream unread. Neither the container nor its log nor
+// another client ever waits for a client.
 //
 // End of the stream without exited means that the monitor is lost, unless the
 // exit file says that it had done its work.

@@ -49,9 +49,9 @@ type Spec struct {
 	// asks for it, with the container's streams, and Wait after that. It must end
 	// when the container does and then print {"exitStatus":CODE}.
 	Start, Wait []string
-	// Helpers: the runtime leaves processes behind, children of the monitor, that
-	// die with the container. The monitor buries them before it leaves: for some
-	// runtimes a zombie is alive.
+	// Helpers: the runtime leaves processes behind, children of the monitor, that die
+	// with the container. The monitor reaps them before it ends: for some runtimes a
+	// zombie is alive.
 	Helpers bool
 	// Fifos: the runtime's create takes the container's streams by name, as FIFOs
 	// in Dir that the monitor makes (see package wire), and the container is started
@@ -65,7 +65,7 @@ type Spec struct {
 	StdinOnce bool // the first client to attach closes it when it leaves
 }
 
-// CreateError is a create that failed, in the words of who failed.
+// CreateError is a failed create, with the message of the component that failed.
 type CreateError struct {
 	ExitCode int // of the runtime; 0 if it was not the runtime that failed
 	Message  string
@@ -79,11 +79,11 @@ const (
 	killTimeout    = 10 * time.Second // the kernel buries a killed process
 )
 
-// Launch starts a monitor and by it creates the container. It returns when the
-// runtime's create has ended; the error is a *CreateError if it failed. When
-// ctx ends first, the monitor and everything it began are ended, for which a few
-// seconds more may be needed if it hangs: nothing is left but what a killed
-// runtime may have left of its own, which is for the runtime's delete to remove.
+// Launch starts a monitor, which creates the container, and returns when the runtime's
+// create has ended. The error is a *CreateError if that failed. If ctx ends first,
+// Launch ends the monitor and everything that it started, which may take a few seconds
+// more if the monitor hangs. All that can remain is what a killed runtime leaves of its
+// own, which the runtime's delete removes.
 func Launch(ctx context.Context, s Spec) (*Client, error) {
 	opt, err := s.options()
 	if err == nil {

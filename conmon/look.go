@@ -22,10 +22,10 @@ const (
 	sourceTime = 30 * time.Second
 )
 
-// HostPaths looks at paths of the node and works on them, in a process of its own for
-// each call: a path of a dead file server keeps whoever asks for it, and would keep a
-// thread of the server for each that does. Such a path is fault.Timeout. The process is
-// left behind then, until that server is back, and nobody asks for the path again before.
+// HostPaths accesses paths of the node in a separate process for each call: an access
+// to a path on a dead file server does not return, and would block a thread of crius
+// each time. Such a path is fault.Timeout. Its process remains until the file server is
+// back, and until then no other process accesses the path.
 type HostPaths struct {
 	Monitor string // crius-conmon
 
@@ -33,21 +33,20 @@ type HostPaths struct {
 	hung map[string]bool
 }
 
-// Look looks at host paths, and one floor into directories, and tells which are
-// not there.
+// Look accesses host paths and the entries of those that are directories, and returns
+// the paths that do not exist.
 func (p *HostPaths) Look(ctx context.Context, paths []string) (absent []string, err error) {
 	answers, err := p.ask(ctx, wire.LookVerb, paths, lookTime)
 	return missing(paths, answers), err
 }
 
-// Absent tells which host paths are not there, and no more of them.
+// Absent returns the host paths that do not exist. It does not read directories.
 func (p *HostPaths) Absent(ctx context.Context, paths []string) (absent []string, err error) {
 	answers, err := p.ask(ctx, wire.StatVerb, paths, sourceTime)
 	return missing(paths, answers), err
 }
 
-// MakeDirs makes directories of host paths at which there is nothing, and those
-// above them.
+// MakeDirs creates a directory, and its parents, at each host path that does not exist.
 func (p *HostPaths) MakeDirs(ctx context.Context, paths []string) error {
 	answers, err := p.ask(ctx, wire.MakeVerb, paths, sourceTime)
 	for i, code := range answers {
@@ -62,9 +61,9 @@ func (p *HostPaths) MakeDirs(ctx context.Context, paths []string) error {
 // takes minutes.
 const relabelTime = 30 * time.Minute
 
-// Relabel gives files and directories, and all below these, an SELinux context. One
-// whose directory has it already has been relabelled before, and is left alone. A path
-// that is the system's (/etc, /usr) is fault.Invalid.
+// Relabel gives host paths, and everything below them, an SELinux context. A directory
+// that already has the context counts as relabelled and is left alone. A directory of
+// the system such as /etc or /usr is fault.Invalid.
 func (p *HostPaths) Relabel(ctx context.Context, label string, paths []string) error {
 	answers, err := p.ask(ctx, wire.RelabelVerb+label, paths, relabelTime)
 	for i, code := range answers {

@@ -16,7 +16,7 @@ import (
 // that later gets the same pid is never taken for it.
 type Process = wire.Process
 
-// Signal sends sig to exactly this process. That it is no more is no error.
+// Signal sends sig to exactly this process. A process that has exited is no error.
 func Signal(p Process, sig unix.Signal) error {
 	fd, err := openPidfd(p)
 	if err == nil {
@@ -39,9 +39,9 @@ func Alive(p Process) bool {
 	return !dead(fd)
 }
 
-// OpenPIDNamespace is the PID namespace that p is in. It stays that one as long as
-// the file is open, also if p ends and its pid goes to another process.
-// fault.Precondition: p is no more.
+// OpenPIDNamespace is the PID namespace that p is in. The file stays that namespace's
+// even if p exits and its pid goes to another process. The error is fault.Precondition
+// if p has exited.
 func OpenPIDNamespace(p Process) (*os.File, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", p.PID))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

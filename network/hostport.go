@@ -41,9 +41,9 @@ func (n *Network) ownPorts(list *libcni.NetworkConfigList) bool {
 	return true
 }
 
-// HostPortsReady says why pods with host ports cannot be attached now although
-// others can: it is fault.Unavailable if crius is to lead their ports in the
-// present network and the nft program is missing.
+// HostPortsReady returns why pods with host ports cannot be attached now although
+// others can: fault.Unavailable if crius forwards host ports in the present network and
+// the nft program is missing.
 func (n *Network) HostPortsReady() error {
 	chosen, err := n.choose()
 	if err != nil || !n.ownPorts(chosen.list) {
@@ -111,10 +111,9 @@ func targets(ips []string) ([]hostport.Target, error) {
 	return all, nil
 }
 
-// Expose leads the host ports of a pod to it, if crius does that in its
-// network: CNI's plugins have done so already. The Attachment is the one that
-// Attach returned, and is to be recorded before. Detach takes the ports back,
-// whether or not Expose succeeds.
+// Expose forwards a pod's host ports to it, unless CNI plugins do that in the pod's
+// network. The Attachment is the one that Attach returned, and must be on record
+// before. Detach ends the forwarding, whether or not Expose succeeds.
 //
 // The error is fault.Unavailable if the nft program is missing.
 func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
@@ -134,9 +133,9 @@ func (n *Network) Expose(ctx context.Context, p Pod, a *Attachment) error {
 	return nil
 }
 
-// Restore makes the firewall's rules for host ports those of the attached pods
-// that live, by their ids, whatever they were. Until it succeeds Ready tries
-// again. Addresses that a power cut has left without an owner are given back.
+// Restore replaces the nftables rules for host ports with those of live, the attached
+// pods by id. Until it succeeds, Ready tries again. It also releases addresses that a
+// power cut has left without an owner.
 func (n *Network) Restore(ctx context.Context, live map[string]*Attachment) error {
 	if err := trace.Do(ctx, "release orphaned leases", n.dropLostLeases); err != nil {
 		slog.WarnContext(ctx, "cannot release IP addresses that belong to no pod", "err", err)

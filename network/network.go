@@ -1,5 +1,5 @@
-// Package network attaches pods to their network through CNI plugins, and leads
-// host ports to them where no plugin does (package hostport).
+// Package network attaches pods to their network through CNI plugins, and forwards host
+// ports to them where no plugin does (package hostport).
 //
 // What an ADD is going to do is decided first (Plan) and can be recorded before
 // anything happens: the configuration as it is now, with all its plugins, and
@@ -77,7 +77,7 @@ type Pod struct {
 
 	// ConfDir is where its network is to be looked for; empty: Config.ConfDir.
 	ConfDir string
-	// OwnKernel: the pod's kernel takes the addresses off the interface.
+	// OwnKernel: the pod's own kernel removes the addresses from the interface.
 	OwnKernel bool
 }
 
@@ -93,8 +93,8 @@ type Attachment struct {
 	IPs          []string                   `json:"ips,omitempty"`          // of Interface, the primary first
 	Result       json.RawMessage            `json:"result,omitempty"`       // of ADD; empty: it did not succeed, as far as known
 
-	// HostPorts are those that crius itself leads to the pod; others are among
-	// Capabilities. HostTargets, where they lead, are known after ADD.
+	// HostPorts are those that crius itself forwards to the pod; others are among
+	// Capabilities. HostTargets, their destinations, are known after ADD.
 	HostPorts   []hostport.Mapping `json:"hostPorts,omitempty"`
 	HostTargets []hostport.Target  `json:"hostTargets,omitempty"`
 }
@@ -243,8 +243,8 @@ func (n *Network) attach(ctx context.Context, p Pod, a *Attachment) (*Attachment
 // was attached. A nil Attachment, and one that is detached already, are no
 // error.
 //
-// First of all the pod's host ports are taken back: its address must not become
-// another pod's while they still lead there.
+// Before that it stops forwarding the pod's host ports: the address must not become
+// another pod's while they are still forwarded to it.
 //
 // After any error the same call must be repeated until it succeeds. It is
 // fault.Unavailable if a plugin is missing, and then no plugin has run.

@@ -24,17 +24,17 @@ type Sockets struct {
 // the index (include/net/tcp_states.h): 1 is established, 10 is listening.
 type TCPStates [12]uint64
 
-// UDP counts UDP sockets, the bytes in their queues, and the packets that were
-// dropped for want of room.
+// UDP counts UDP sockets, the bytes in their queues, and the packets that were dropped
+// because these were full.
 type UDP struct{ Sockets, RxQueued, TxQueued, Dropped uint64 }
 
 // maxSockets is how many sockets of a protocol are counted in a namespace: the
 // kernel takes a microsecond for each, and more for its own table.
 const maxSockets = 100_000
 
-// CountSockets counts those in each of the network namespaces that are pinned at
-// paths, as Usage does. It is dear: the kernel goes through the table of all
-// namespaces' sockets each time.
+// CountSockets counts those in each of the network namespaces that are pinned at paths,
+// as Usage does. It is expensive: the kernel goes through the table of all namespaces'
+// sockets each time.
 func CountSockets(paths []string, tcp, udp bool) ([]*Sockets, error) {
 	all := make([]*Sockets, len(paths))
 	if len(paths) == 0 || !tcp && !udp {

@@ -25,8 +25,8 @@ import (
 type Attached struct {
 	Pod
 	*Attachment
-	// OwnStack: the runtime has a network stack of its own and takes the addresses
-	// off the interface.
+	// OwnStack: the runtime has a network stack of its own and removes the addresses
+	// from the interface.
 	OwnStack bool
 }
 
@@ -36,10 +36,10 @@ type Damage struct {
 	Dead bool // nothing but another pod will mend it
 }
 
-// Verify compares what is in the pods' network namespaces, and which of their
-// addresses the IPAM plugin holds for them, with the records, and returns what
-// is wrong by pod. Of IPAM plugins only host-local can be asked. A network that
-// could not be looked at is no dead one.
+// Verify compares what is in the pods' network namespaces, and which of their addresses
+// the IPAM plugin holds for them, with the records, and returns what is wrong by pod.
+// Of IPAM plugins only host-local can be asked. A network that cannot be checked does
+// not count as dead.
 func (n *Network) Verify(pods []Attached) map[string][]Damage {
 	found := map[string][]Damage{}
 	paths := make([]string, len(pods))
@@ -146,9 +146,9 @@ type Lease struct {
 // leasePlugin is the IPAM plugin whose books are open: a file for each address.
 const leasePlugin = "host-local"
 
-// Leases lists what host-local holds in the network of the configuration and in
-// those of attachments, for whomever, and which IPAM plugins of these cannot be
-// looked into.
+// Leases lists the addresses that host-local holds for any container, in the configured
+// network and in those of attachments. Opaque are the IPAM plugins of these networks
+// that do not let anybody list their leases.
 func (n *Network) Leases(attachments []*Attachment) (leases []Lease, opaque []string, err error) {
 	var lists []*libcni.NetworkConfigList
 	if chosen, err := n.choose(); err == nil {
@@ -242,9 +242,9 @@ func readLease(file string) (owner, link string, err error) {
 	return strings.TrimSpace(owner), strings.TrimSpace(link), nil
 }
 
-// Release gives the address back, and whatever else the plugins of its network
-// know of the container, with the verb DEL. p is what is left of it: its id, a
-// cache directory, perhaps a network namespace.
+// Release releases the address, and what else the plugins of its network hold for the
+// container, with the CNI verb DEL. p is what is left of it: its id, a cache directory,
+// perhaps a network namespace.
 func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 	args, err := p.arguments()
 	if err != nil {
@@ -267,10 +267,10 @@ func (n *Network) Release(ctx context.Context, p Pod, l Lease) error {
 // the interface, and nobody else knows which those are.
 var ErrHidden = errors.New("a pod's interface has no address: the runtime may have moved the address into the sandbox")
 
-// Idle are those of addresses that no interface has, in any network namespace
-// that a process is in or that is pinned at one of paths. It is an error if one of
-// these could not be looked at, or hides its addresses (ErrHidden) and is none of
-// known: then no address is known to be idle.
+// Idle returns those of addresses that no interface has, in any network namespace that
+// a process is in or that is pinned at one of paths. If a namespace cannot be checked,
+// or hides its addresses (ErrHidden) and is not in known, that is the error: any
+// address may then be in use.
 func Idle(addresses, paths, known []string) ([]string, error) {
 	here, err := processNetworks()
 	if err != nil {

@@ -144,10 +144,10 @@ type unstartable struct {
 	over chan struct{} // closed once exit is recorded
 }
 
-// Unstartable is the Task of a container that the runtime could not create and of
-// which nothing is left there: cause, a ProgramError, is what Start and all else
-// that needs a process fails with. Kill is its end, which is recorded as that of
-// any other container, with code.
+// Unstartable is the Task of a container that the runtime could not create and has
+// nothing of. Start, and all else that needs a process, fails with cause, a
+// ProgramError. Kill ends it, which records an exit with code, as for any other
+// container.
 func Unstartable(ref Ref, cause error, code int32) Task {
 	return &unstartable{gone: gone{why: cause}, exitFile: ref.ExitFile, code: code, over: make(chan struct{})}
 }

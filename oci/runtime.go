@@ -1,14 +1,12 @@
-// Package oci drives OCI runtimes: it turns a bundle into a live container and
-// back, and hides behind two small interfaces how a given runtime wants to be
-// asked.
+// Package oci drives OCI runtimes: it creates, runs and deletes the container of a
+// bundle, and hides the differences between runtimes behind two small interfaces.
 //
-// A Runtime is one RuntimeClass handler; a Task is one container of it that
-// has been created. Between them and the kernel stands one crius-conmon per
-// container (package conmon): it is the parent of the container's init, holds
-// its stdio and records its exit. Nothing here keeps state of its own: after a
-// restart Load finds the same Task again from the container's id and
-// directories, and Delete cleans up after an id whether or not a Task was ever
-// made, however far its creation came. What needs no runtime is in the packages below:
+// A Runtime is one RuntimeClass handler; a Task is one container of it that has been
+// created. Each container has a crius-conmon (package conmon), which is the parent of
+// its init, holds its stdio and records its exit. Nothing here keeps state of its own:
+// after a restart Load finds the same Task again from the container's id and
+// directories, and Delete cleans up after an id whether or not a Task was ever made,
+// however far its creation came. What needs no runtime is in the packages below:
 // streams (stdio), processes (proc), limits and versions.
 package oci
 
@@ -36,16 +34,17 @@ type Runtime interface {
 	// Load finds the Task of a container that Create made, perhaps under an
 	// earlier server. It does not fail because the container is dead.
 	Load(ctx context.Context, ref Ref) (Task, error)
-	// Unreachable is what there is of a container while Load has no answer: it can be
-	// signalled and killed, and Exited is never closed. All else is
+	// Unreachable is the Task of a container while its monitor does not answer Load: it
+	// can be signalled and killed, and Exited is never closed. All else is
 	// fault.Unavailable.
 	Unreachable(ref Ref) Task
 	// Delete kills what is left of the container and removes every trace of it
 	// from the runtime, the monitor and the cgroup tree. It is idempotent.
 	Delete(ctx context.Context, ref Ref) error
-	// Probe says what the runtime can do, or why it cannot be used now.
+	// Probe returns what the runtime can do, or why it cannot be used now.
 	Probe(ctx context.Context) (*Abilities, error)
-	// StateFiles tells what the runtime itself has on containers, wherever they come from.
+	// StateFiles returns the runtime's own files about containers, also about those
+	// that crius did not create.
 	StateFiles() (StateFiles, error)
 	// Handler is the configuration behind this runtime.
 	Handler() Handler
@@ -62,9 +61,9 @@ type Task interface {
 	PIDNamespace() (*os.File, error)
 	// Start lets the init run the container's program.
 	Start(ctx context.Context) error
-	// Started reports whether Start has happened, also under an earlier server. It
-	// is fault.Timeout while that cannot be told, since one is under way or the
-	// runtime does not answer.
+	// Started reports whether the container was started, also by an earlier server. It
+	// is fault.Timeout while that is not known: a start is in progress, or the runtime
+	// does not answer.
 	Started(ctx context.Context) (bool, error)
 	// Signal sends sig to the init.
 	Signal(ctx context.Context, sig unix.Signal) error
@@ -81,32 +80,32 @@ type Task interface {
 	// not answer for so long, again tries to end what is left, beside Execs as well;
 	// else it is nil.
 	EndAbandoned(ctx context.Context) (again func(context.Context) error)
-	// Open starts a command in the container like Exec, for somebody who talks to
-	// it. ctx is about the start only; the command runs on when the Session is
+	// Open starts a command in the container like Exec and returns a Session with its
+	// streams. ctx bounds the start only. The command continues when the Session is
 	// closed, as it does when a terminal is hung up.
 	Open(ctx context.Context, c Command) (*stdio.Session, error)
-	// Attach joins in the standard streams of the container's own process.
+	// Attach connects to the standard streams of the container's own process.
 	Attach(ctx context.Context, wanted conmon.Streams) (*stdio.Session, error)
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
 	Update(ctx context.Context, u limits.Update) error
-	// Usage is what the container uses by the runtime's own account. It is
-	// fault.Unimplemented where the container's cgroup tells that.
+	// Usage is what the container uses according to the runtime. It is
+	// fault.Unimplemented for a container whose usage its cgroup has.
 	Usage(ctx context.Context) (cgroup.Usage, error)
 	// Forward connects to a TCP port inside the sandbox of this container. It is
-	// fault.Unimplemented where the pod's network leads there.
+	// fault.Unimplemented where the port is reached through the pod's network.
 	Forward(ctx context.Context, port uint16) (Stream, error)
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
-	// Logged is by how many bytes the container's log has grown since this Task
-	// was made, by Create or by Load.
+	// Logged is how many bytes the container's log has grown since Create or Load made
+	// this Task.
 	Logged(ctx context.Context) uint64
 	// Exited is closed when the container is dead, or its monitor lost.
 	Exited() <-chan struct{}
-	// Exit is how the container ended, once Exited is closed; conmon.ErrLost
-	// when nobody was left to see it.
+	// Exit is how the container ended, once Exited is closed; conmon.ErrLost if its
+	// monitor died before.
 	Exit() (conmon.Exit, error)
-	// Close lets go of the container without touching it.
+	// Close releases what the Task holds and does nothing to the container.
 	Close()
 }
 

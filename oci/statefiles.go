@@ -10,8 +10,8 @@ import (
 	"github.com/crius-run/crius/conmon/shim"
 )
 
-// StateFiles are what a runtime has laid down about each container that it knows, or
-// has begun to make: the paths by the container's id.
+// StateFiles are the paths of a runtime's own files about each container that it has
+// created or begun to create, by the container's id.
 type StateFiles map[string][]string
 
 // stateFilesOf are the paths that patterns name for a container: in the runtime's root,

@@ -67,7 +67,7 @@ func (k known) Knows(id string) bool {
 	return k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id)
 }
 
-// CgroupParents has also the one that a pod without one in its request would have.
+// CgroupParents includes the parent of pods whose request names none.
 func (k known) CgroupParents() []string {
 	var parents []string
 	note := func(_, name string, err error) {
@@ -142,10 +142,10 @@ func damagedFindings(noun string, damaged []record.Damaged) []audit.Finding {
 	return findings
 }
 
-// Wipe removes all pods and containers, running or not, and whatever else bears
-// our mark. It returns what remains: what could not be given back stays on
-// record and is tried again, by this server or the next. When ctx ends no further
-// removal begins; those under way are not cut short.
+// Wipe removes all pods and containers, running or not, and all else with an id of this
+// server. It returns what remains: what could not be removed stays on record and is
+// retried, by this server or the next. When ctx ends no further removal begins; those
+// in progress are not interrupted.
 func (e *Engine) Wipe(ctx context.Context) ([]audit.Finding, error) {
 	all := e.sandboxes.All()
 	errs := make([]error, len(all))

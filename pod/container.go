@@ -366,7 +366,7 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	return nil
 }
 
-// RemoveContainer kills the container if it runs and forgets it. It is
+// RemoveContainer kills the container if it runs, and removes it and its record. It is
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveContainer(ctx context.Context, id string) error {
 	c, err := e.containers.Find(id)

@@ -38,7 +38,7 @@ type Network interface {
 	Load(live map[string]*network.Attachment)
 }
 
-// Deps are the engine's hands.
+// Deps are the engine's backends.
 type Deps struct {
 	Images   Images
 	Network  Network

@@ -1,7 +1,7 @@
-// Package pod is the heart of crius: it decides in which order the hands
-// (oci, storage, network) do their work, what is written down before and after,
-// and what is undone when something fails or dies. What needs neither
-// the order of verbs nor the states of objects is in the packages below.
+// Package pod implements the verbs on pods and containers: it decides in which order
+// the backends (oci, storage, network) act, what is recorded before and after, and what
+// is undone when something fails or dies. What needs neither the order of verbs nor the
+// states of objects is in the packages below.
 //
 // # Facts and their owners
 //

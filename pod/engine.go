@@ -174,11 +174,10 @@ func makeDirs(cfg *Options, on *records.Store) error {
 // and the socket that it listened on.
 const ForkTime = 10 * time.Second
 
-// Lock makes sure that one server at a time works on a state directory. It is
-// the first thing that a server takes, for opening the rest also tidies up after
-// whoever had it before. The kernel drops the lock with the process, however it
-// ends, and its forked copies. While another one holds it for longer than limit
-// the error is fault.Precondition.
+// Lock makes sure that one server at a time works on a state directory. A server takes
+// it first, since opening the rest also cleans up after its predecessor. The kernel
+// releases the lock when the process and its forked copies have ended. If another
+// server holds it for longer than limit the error is fault.Precondition.
 func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
@@ -203,9 +202,9 @@ func Lock(ctx context.Context, stateDir string, limit time.Duration) (io.Closer,
 	return f, nil
 }
 
-// LockRun makes sure that a run root is one server's alone, who keeps the lock of
-// its state directory: another one would sweep what is in it. The error of a run
-// root that is another crius's is an *owner.TakenError.
+// LockRun makes sure that only one server uses a run root, since another would remove
+// what is in it. The caller holds the Lock of the state directory. If the run root
+// belongs to another crius the error is an *owner.TakenError.
 func LockRun(ctx context.Context, runDir, stateDir string, limit time.Duration) (io.Closer, error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil {
 		return nil, err
@@ -230,10 +229,9 @@ func runTaken(runDir string, err error) error {
 	return err
 }
 
-// Close calls off the pulls, waits for the other work under way and lets go of
-// the containers, which run on. New work must not come in any more. If ctx ends
-// first the work goes on until the process does; the records know how to pick
-// it up.
+// Close cancels pulls, waits for other work in progress and releases the containers,
+// which keep running. No new work may be requested. If ctx ends first, the work
+// continues until the process ends; the next server resumes it from the records.
 func (e *Engine) Close(ctx context.Context) error {
 	e.endPulls(errClosing)
 	err := errors.Join(e.pulls.Wait(ctx), e.creates.Wait(ctx), e.verbs.Wait(ctx))
@@ -351,7 +349,7 @@ func (e *Engine) Status() *status.Node { return e.status }
 // SetPodCIDR hands the node's pod CIDR to the network.
 func (e *Engine) SetPodCIDR(cidr string) error { return e.deps.Network.SetPodCIDR(cidr) }
 
-// CgroupDriver is who makes the containers' cgroups (CRI: RuntimeConfig).
+// CgroupDriver is the driver of the containers' cgroups (CRI: RuntimeConfig).
 func (e *Engine) CgroupDriver() cri.CgroupDriver {
 	if e.cfg.CgroupDriver == "systemd" {
 		return cri.CgroupDriver_SYSTEMD

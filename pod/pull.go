@@ -28,10 +28,10 @@ const (
 
 var errClosing = fmt.Errorf("crius is shutting down: %w", fault.Unavailable)
 
-// PullImage pulls an image. Equal requests share one pull, which goes on when
-// its callers stop waiting: the kubelet's retry finds it further on, not at the
-// beginning (kubernetes/kubernetes#83471). Pulls that nobody asks for again end: who
-// makes and deletes pods must not be able to pile them up.
+// PullImage pulls an image. Equal requests share one pull, which goes on when its
+// callers stop waiting: the kubelet's retry finds it further on, not at the beginning
+// (kubernetes/kubernetes#83471). Pulls that no caller asks for again end, so that
+// creating and deleting pods cannot pile them up.
 func (e *Engine) PullImage(ctx context.Context, req storage.PullRequest) (*storage.Image, error) {
 	credentials, err := proto.MarshalOptions{Deterministic: true}.Marshal(req.Auth)
 	if err != nil {

@@ -34,18 +34,17 @@ const recoverWidth = 16
 // to be torn down.
 const recoverTime = 5 * time.Second
 
-// Recover makes the engine right again after whatever ended the last one: it
-// reads the records, finds the containers that still run, notes the exits that
-// happened meanwhile, tears down what was not ready and sweeps what has no
-// record. It is idempotent and may itself be killed at any point. No verb may
-// be called before it returns. What cannot be cleaned up now is retried
-// and is no reason not to start.
+// Recover restores the engine after the last server ended, however it did: it reads the
+// records, finds the containers that still run, records the exits since then, tears
+// down what was not ready and removes orphans. It is idempotent and may be killed at
+// any point. No verb may be called before it returns. A cleanup that fails is retried
+// and does not keep the server from starting.
 //
-// A node serves within seconds, and within a bound whatever hangs. This is all
-// that the start of a server waits for but files of its own:
+// A node serves within seconds, and within a bound whatever hangs. Beside its own
+// files, the start of a server waits only for:
 //
 //	lock of containers/storage that another process holds   10 s, then it fails and is started again
-//	looking through images after a boot                     as long as they can be read, of which the service manager is told
+//	post-crash check of images after a boot                 as long as it reads, which the service manager is notified of
 //	versions and features of runtimes                       10 s each, side by side
 //	paths of pod.additional_devices                         5 s, then it fails
 //	AppArmor's parser                                       30 s, once after a boot
@@ -55,8 +54,8 @@ const recoverTime = 5 * time.Second
 //	monitors' answers, teardown of unfinished containers    recoverTime, together; see reconnect
 //	teardown of pods, and of what has no record             recoverTime, together
 //
-// Teardown that takes longer goes on in the background. In between two looks at a lock
-// containers/storage may wait for one itself, which it does without bound.
+// Teardown that takes longer continues in the background. Between two checks of a lock,
+// containers/storage itself may wait for it, without a limit.
 func (e *Engine) Recover(ctx context.Context) error {
 	return e.deps.Trace.Do(ctx, "recover", "node", (&recovery{engine: e}).run)
 }

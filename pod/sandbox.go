@@ -288,9 +288,9 @@ func (s *Sandbox) attach(ctx context.Context, onDisk func() error) error {
 	return trace.Call(ctx, "set interface sysctls", func() error { return ns.SetInterfaceSysctls(s.plan.Namespaces) })
 }
 
-// StopSandbox kills the pod's containers and gives back its network and
-// namespaces. It is idempotent, and unknown ids are no error (CRI:
-// StopPodSandbox). A network that cannot be given back now is retried.
+// StopSandbox kills the pod's containers and removes its network and namespaces. It is
+// idempotent, and unknown ids are no error (CRI: StopPodSandbox). If the network cannot
+// be removed now, that is retried.
 func (e *Engine) StopSandbox(ctx context.Context, id string) error {
 	return e.onPod(ctx, "stop pod", id, (*Sandbox).stop)
 }
@@ -328,7 +328,7 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	return nil
 }
 
-// RemoveSandbox stops the pod, removes its containers and forgets it. It is
+// RemoveSandbox stops the pod, and removes its containers and its record. It is
 // idempotent, and unknown ids are no error.
 func (e *Engine) RemoveSandbox(ctx context.Context, id string) error {
 	return e.onPod(ctx, "remove pod", id, (*Sandbox).remove)

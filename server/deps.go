@@ -28,8 +28,8 @@ type Engine interface {
 	// StopSandbox and RemoveSandbox succeed on an id that is not known.
 	StopSandbox(ctx context.Context, id string) error
 	RemoveSandbox(ctx context.Context, id string) error
-	// UpdateSandboxResources notes what the pod as a whole has been given; nil
-	// leaves it as it was.
+	// UpdateSandboxResources records the resources of the pod as a whole; nil keeps the
+	// former ones.
 	UpdateSandboxResources(ctx context.Context, id string, overhead, resources *cri.LinuxContainerResources) error
 	Sandbox(id string) (*view.Sandbox, error)
 	Sandboxes() []*view.Sandbox
@@ -63,8 +63,7 @@ type Engine interface {
 
 	// Listen begins to collect events.
 	Listen() (*view.Listener, error)
-	// StopEvents sends all listeners away: a server that drains need not wait
-	// for them.
+	// StopEvents ends all listening, so that a server that stops need not wait for it.
 	StopEvents()
 
 	CgroupDriver() cri.CgroupDriver

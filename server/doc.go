@@ -1,5 +1,5 @@
-// Package server is the CRI edge of crius: it validates a request, calls the
-// floor below and translates the answer. gRPC lives here and nowhere else.
+// Package server serves CRI: it validates a request, calls the engine or the image
+// store and translates the answer. gRPC codes exist in this package only.
 //
 // # Services
 //

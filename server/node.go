@@ -133,7 +133,7 @@ func (s *nodeAPI) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cr
 	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: s.engine.CgroupDriver()}}, nil
 }
 
-// UpdateRuntimeConfig tells the pod CIDR. CRI has runtimes ignore an empty one.
+// UpdateRuntimeConfig sets the pod CIDR. CRI has runtimes ignore an empty one.
 func (s *nodeAPI) UpdateRuntimeConfig(_ context.Context, req *cri.UpdateRuntimeConfigRequest) (*cri.UpdateRuntimeConfigResponse, error) {
 	cidr := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if cidr != "" {

@@ -15,7 +15,7 @@ import (
 // minMessageSize is what a single large pod may need.
 const minMessageSize = 4 << 20
 
-// Services is what the edge stands on.
+// Services is what the CRI server needs.
 type Services struct {
 	Engine Engine
 	Status Status

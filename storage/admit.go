@@ -32,9 +32,9 @@ type Use struct {
 // maxAsked bounds how often a policy is asked about one use.
 const maxAsked = 256
 
-// Admit asks the signature policy about an image that is here, as Pull has asked about
-// it when it came: perhaps for another namespace, or under another policy or other
-// keys. A refusal is ErrSignature, and fault.Denied or fault.Precondition
+// Admit checks an image in the store against the signature policy, as Pull did: that
+// may have been for another namespace, or under another policy or other keys. A refusal
+// is ErrSignature, and fault.Denied or fault.Precondition
 // (docs/decisions/0031-signatures-at-use.md).
 func (s *Store) Admit(ctx context.Context, use Use) error {
 	policy, err := s.policies.For(use.Namespace)

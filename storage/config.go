@@ -34,8 +34,8 @@ type Options struct {
 	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
 	// stays.
 	ReadOnly bool
-	// CheckProgress is called while the images are checked after a boot, which may take
-	// long, as often as some of one have been; nil: no caller.
+	// CheckProgress is called during the post-crash check, which may take long,
+	// whenever a part of an image has been read; nil: not called.
 	CheckProgress func() `json:"-"`
 }
 

@@ -42,9 +42,9 @@ const (
 // written.
 func IsWritableLayer(name string) bool { return name == upperName || name == workName }
 
-// MountRootfs mounts a root file system. One that is mounted already is left
-// as it is; one whose writable layer exists is mounted with it. From the call
-// on, and also if it fails, the image is held until RemoveRootfs.
+// MountRootfs mounts a root file system. One that is mounted already is left as it is;
+// one whose writable layer exists is mounted with it. From the call on, and also if it
+// fails, the image has a reference until RemoveRootfs.
 //
 // It says fault.NotFound when the image is not there, and fault.Exhausted when
 // the disk is full.
@@ -170,8 +170,8 @@ func (s *Store) UnmountRootfs(r Rootfs) error {
 	return fmt.Errorf("unmount rootfs %s: %s stays mounted: %w", r.ID, r.Target, fault.Unavailable)
 }
 
-// RemoveRootfs unmounts a root file system, deletes its writable layer and
-// lets go of the image. It may be repeated, also after a half finished one.
+// RemoveRootfs unmounts a root file system, deletes its writable layer and gives up its
+// use of the image. It may be repeated, also after it failed half-way.
 func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 	if err := trace.Call(ctx, "unmount layers", func() error { return s.UnmountRootfs(r) }); err != nil {
 		return err
@@ -198,9 +198,9 @@ func (r Rootfs) removeWritable() error {
 	return nil
 }
 
-// Adopt tells, after a restart, which root file systems there are: exactly
-// these use images from now on. Holds of all other images are released. An
-// image that is gone is reported, and the others are adopted all the same.
+// Adopt is called after a restart with all root file systems that exist: exactly these
+// use images from now on. The references of all other images are deleted. A missing
+// image is an error, and the others are adopted all the same.
 func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 	users := map[string][]string{}
 	for _, r := range rs {

@@ -234,9 +234,9 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// Forget removes the files that crius itself keeps in the graph root, which other
-// tools share: for a node that crius leaves. It is called after the images are
-// gone and right before Close; nothing else may be called in between.
+// Forget removes the files that crius itself keeps in the graph root, which other tools
+// share: it is for a wipe. Call it after the images are removed and right before Close,
+// and nothing else in between.
 func (s *Store) Forget() error {
 	var errs []error
 	for _, name := range []string{reserveName, ownerName} {

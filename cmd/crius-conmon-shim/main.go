@@ -1,7 +1,7 @@
-// Command crius-conmon-shim is to crius-conmon what a runtime's command line is
-// where the runtime is one of containerd's shims: it creates a container, and
-// tells how it has ended. It is started by crius, not by people; package
-// conmon/shim tells what it speaks.
+// Command crius-conmon-shim is what crius-conmon runs in place of a runtime's command
+// line where the runtime is a containerd shim: it creates a container, and reports how
+// the container ended. It is not for use by hand. Package conmon/shim documents the
+// protocol.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command crius-conmon watches over one container. It is started by crius, not
-// by people; package conmon tells what it does. As PID 1 it is the infra
-// container of a pod, see pause; there it also forwards ports.
+// Command crius-conmon monitors one container. crius starts it; it is not for use by
+// hand. Package conmon documents it. As PID 1 it is the first process of a pod's infra
+// container (see pause), where it also forwards ports.
 package main
 
 import (

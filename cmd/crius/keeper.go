@@ -103,7 +103,8 @@ func (s standIn) inspect(ctx context.Context) (checked control.Checked, err erro
 	return node.Inspect(ctx)
 }
 
-// Check makes a repair of what the start of a server would do, and the rest.
+// Check compares the node with its records. A repair also does what the start of a
+// server would do.
 func (s standIn) Check(ctx context.Context, repair bool) (checked control.Checked, err error) {
 	before, err := s.inspect(ctx)
 	if err != nil || !repair {

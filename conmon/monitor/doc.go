@@ -1,12 +1,11 @@
-// Package monitor is crius-conmon, the process that stands beside a container
-// from before its birth until nobody speaks for it any more. Package conmon
-// documents what it promises and the protocol it speaks.
+// Package monitor implements crius-conmon, the process that monitors a container from
+// before its creation until its exit is recorded and its output has ended. Package
+// conmon documents what it promises and its protocol.
 //
-// It is one goroutine around one epoll instance: what happens to it is an
-// event, what it does about it stands in the table in loop.go.
+// It is one goroutine around one epoll instance; the table in loop.go has the handler
+// of each event.
 //
-// Memory is what there is most of: a node runs hundreds of monitors. So the
-// package lives on system calls (see package wire), allocates its buffers once
-// and hands their pages back to the kernel whenever the container falls
-// silent.
+// A node runs hundreds of monitors, so memory matters most: the package uses little but
+// system calls (see package wire), allocates its buffers once and returns their pages
+// to the kernel whenever the container writes nothing.
 package monitor

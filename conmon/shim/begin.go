@@ -30,16 +30,16 @@ type Program struct {
 	// Server names the server to the shim, which tells from that whether two
 	// containers have the same one. Nobody listens there.
 	Server string
-	// Publisher is the program by which a shim tells of events.
+	// Publisher is the program that a shim runs to publish an event.
 	Publisher string
-	// Events is the socket on which somebody listens to events; empty: nobody.
+	// Events is the socket that receives events; empty: none does.
 	Events  string
 	Options *anypb.Any // of the runtime; nil: none
 }
 
-// Begin has the shim started, or found, in which the container is to live. A shim
-// from containerd 2.3 on wants to be told more than others understand: it is
-// asked again if it refuses what those are told.
+// Begin runs the shim's start command, which starts a shim for the container or finds
+// the one that is to hold it. Shims from containerd 2.3 on need more input than older
+// ones understand: a shim that refuses the old form is run again with the new one.
 func (p Program) Begin(ctx context.Context) (Endpoint, error) {
 	var options []byte
 	var err error
@@ -79,8 +79,8 @@ func (p Program) bootstrap(ctx context.Context) ([]byte, error) {
 	return p.run(ctx, text, "start")
 }
 
-// Delete has the shim's program remove all that is left of the container and of a
-// shim that has died. It tells how the container has ended if the shim has known.
+// Delete runs the shim's delete command, which removes what is left of the container
+// and of a shim that has died. It returns how the container ended if the shim knows.
 func (p Program) Delete(ctx context.Context) (exitStatus int, err error) {
 	// Containerd's own shims look for the bundle under the container's id, beside
 	// their working directory.

@@ -21,9 +21,10 @@ import (
 )
 
 // Client is a connection to a shim. Its methods may be called from any goroutine.
-// Errors are fault.NotFound of what the shim does not know, fault.Precondition of
-// what it refuses in the state that something is in, fault.Unimplemented of what
-// it cannot do, and ErrGone if it has died.
+// Errors are fault.NotFound for a container or process that the shim does not know,
+// fault.Precondition for an operation that its state does not allow,
+// fault.Unimplemented for one that the shim does not have, and ErrGone if the shim has
+// died.
 type Client struct {
 	ttrpc   *ttrpc.Client
 	service string
@@ -193,7 +194,7 @@ func (c *Client) PID(ctx context.Context, p Process) (int, error) {
 	return int(resp.Pid), err
 }
 
-// Shim is the process of the shim, as it tells.
+// Shim is the process of the shim, as the shim reports it.
 func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 	var resp task.ConnectResponse
 	if err := c.call(ctx, "Connect", &task.ConnectRequest{ID: id}, &resp); err != nil {
@@ -208,9 +209,8 @@ func (c *Client) Shim(ctx context.Context, id string) (wire.Process, error) {
 // maxPID is the highest that the kernel can be configured to give.
 const maxPID = 1 << 22
 
-// CheckPID wants what a shim has answered to be the pid of a process of this
-// machine that may be signalled. For what lives in a guest, shims answer what
-// they like.
+// CheckPID checks that a pid from a shim is that of a process on this machine that may
+// be signalled. For processes in a guest, shims return arbitrary numbers.
 func CheckPID(pid int) error {
 	if pid <= 1 || pid > maxPID {
 		return fmt.Errorf("shim returned invalid pid %d: %w", pid, fault.Unavailable)

@@ -8,8 +8,8 @@
 // again stands in the container's run directory, which is the bundle and the
 // working directory in which the shim was started (Record).
 //
-// The answers to all requests are the shim's own. Only Wait tells truly how a
-// container has ended; events may be lost or never be sent.
+// Answers are passed on as the shim gives them. Only Wait is reliable about how a
+// container ended; events may be lost or never be sent.
 package shim
 
 // Namespace is that of containerd in which all of crius's containers are. Some

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fifo is a named pipe. Who makes it holds both ends, so that neither looks at
-// its end before the shim has opened the other one.
+// Fifo is a named pipe. Its maker keeps both ends open, so that a reader does not see
+// the end of the stream before the shim has opened its own end.
 type Fifo struct {
 	Path        string
 	Read, Write *os.File

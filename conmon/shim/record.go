@@ -21,8 +21,8 @@ type Record struct {
 	Endpoint
 	// Program is the shim's.
 	Program string `json:"program"`
-	// Leader: the shim was started for this container, and is to others what it
-	// is to it. It works in this container's run directory.
+	// Leader: the shim was started for this container, in whose run directory it works,
+	// and may serve others as well.
 	Leader bool `json:"leader"`
 	// Sandboxed: the container lives in a sandbox with a kernel of its own, where nothing
 	// goes by pids of this machine.
@@ -66,7 +66,7 @@ func ReadRecord(dir string) (Record, error) {
 const LogFile = "log"
 
 // Begun reports whether a shim may have been started for the container of a run
-// directory, and has not been forgotten.
+// directory, and Forget has not been called since.
 func Begun(dir string) bool {
 	if dir == "" {
 		return false
@@ -75,7 +75,8 @@ func Begun(dir string) bool {
 	return err == nil
 }
 
-// Forget notes that nothing of the container is left. The log goes last.
+// Forget deletes the shim's files in a run directory, its log last, once nothing of the
+// container is left.
 func Forget(dir string) error {
 	for _, name := range []string{recordFile, LogFile} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,9 +86,9 @@ func Forget(dir string) error {
 	return nil
 }
 
-// Workers are the processes that work in a run directory, as a shim does that was
-// started for the container, and what it has begun: by that they are found when
-// nobody has noted who they are.
+// Workers are the processes whose working directory is a run directory: a shim that was
+// started for the container, and what it has started. So they are found even if no
+// record names them.
 func Workers(dir string) []wire.Process {
 	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	var found []wire.Process

@@ -44,8 +44,8 @@ func StatField(stat []byte, n int) (uint64, bool) {
 	return Number(word)
 }
 
-// AppendProcesses appends the content of the file Processes: who watches and,
-// once it exists, who is watched.
+// AppendProcesses appends the content of the file Processes: the monitor and, once it
+// exists, the container's init.
 func AppendProcesses(b []byte, monitor, container Process) []byte {
 	b = strconv.AppendInt(append(b, `{"version":`...), Version, 10)
 	b = appendProcess(append(b, `,"monitor":`...), monitor)

@@ -1,5 +1,5 @@
-// Package capture keeps what foreign programs print, in bounded memory: neither a
-// flood nor many programs that hardly print anything cost much.
+// Package capture keeps what other programs print, in bounded memory: neither one
+// program that prints without end nor many that print little cost much.
 package capture
 
 import (

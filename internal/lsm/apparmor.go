@@ -55,9 +55,9 @@ var profile = template.Must(template.New("").Parse(`profile {{.}} flags=(attach_
 // loadTimeout is far more than the parser needs.
 const loadTimeout = 30 * time.Second
 
-// LoadDefaultProfile has the kernel know the profile, in place of what it knew
-// under the name. It takes apparmor_parser, and says fault.Unavailable where
-// that is missing.
+// LoadDefaultProfile loads the default profile into the kernel, in place of one of the
+// same name. It needs apparmor_parser; the error is fault.Unavailable if that is
+// missing.
 func LoadDefaultProfile(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
@@ -82,9 +82,9 @@ func LoadDefaultProfile(ctx context.Context) error {
 // loadedProfiles lists what the kernel knows, a name and its mode in each line.
 const loadedProfiles = "/sys/kernel/security/apparmor/profiles"
 
-// Ensure makes sure that a container can be confined by a profile: one that is
-// not loaded is fault.Precondition, but for the default one, which is loaded
-// again: tools that tidy up profiles do not know of it.
+// Ensure makes sure that a profile is loaded. It loads the default profile again if it
+// is not, since tools that remove unused profiles do not know it; any other is
+// fault.Precondition.
 func Ensure(ctx context.Context, name string) error {
 	list, err := os.ReadFile(loadedProfiles)
 	if err != nil {

@@ -256,10 +256,10 @@ func Do(path string, f func() error) error {
 	})
 }
 
-// Each runs f in one network namespace after the other, those that are pinned at
-// paths, all on one thread of its own, since threads are dear. It goes on after
-// an error, of f or because a namespace is gone (fault.NotFound), and returns
-// them by index; nil if there were none.
+// Each runs f in one network namespace after the other, those that are pinned at paths,
+// all on one thread of its own, since threads are expensive. It goes on after an error,
+// of f or because a namespace is gone (fault.NotFound), and returns them by index; nil
+// if there were none.
 func Each(paths []string, f func(i int) error) (errs map[int]error) {
 	_ = thread.Run(func() error {
 		for i, path := range paths {

@@ -1,8 +1,8 @@
-// Package refresh keeps an answer up to date beside those who ask for it.
+// Package refresh keeps an answer up to date in the background.
 //
-// An answer that takes time to find, or whose source may hang, is looked for on a
-// clock. Readers get what the last look has found, without waiting; a reader that
-// needs to know about this moment has a look made.
+// It is for an answer that takes time to find, or whose source may hang. The answer is
+// looked for periodically. Readers get the result of the last look without waiting; a
+// reader that needs the present answer requests a look.
 package refresh
 
 import (

@@ -24,9 +24,9 @@ const (
 	Step                  // a part of an operation
 )
 
-// Observer is told of calls, operations and steps. Begin may add to the context
-// what the work below it is to find there; the function that it returns is
-// called once, when the work is over. Only operations have an object.
+// Observer observes calls, operations and steps. Begin is called when one begins, and
+// may add values to its context; the function that it returns is called once, when the
+// work has ended. Only operations have an object.
 type Observer interface {
 	Begin(ctx context.Context, kind Kind, name, object string) (context.Context, func(err error))
 }
@@ -109,8 +109,8 @@ func (o *operation) leave() {
 	delete(o.tracer.active, o)
 }
 
-// Leave takes the operation that ctx belongs to off the list of those under way:
-// all that is left of it is to wait for somebody else, however long.
+// Leave removes the operation that ctx belongs to from those in progress: the rest of
+// it only waits for somebody else, however long.
 func Leave(ctx context.Context) {
 	if o, _ := ctx.Value(operationKey{}).(*operation); o != nil {
 		o.leave()

@@ -1,20 +1,19 @@
-// Package hostport leads ports of the node to pods by nftables rules of its
-// own.
+// Package hostport forwards ports of the node to pods by nftables rules of its own.
 //
-// The rules are derived: from the mappings and the targets of the pods that the
-// caller has on record, and from nothing that is in the kernel. They live in
-// the tables "ip crius-hostports" and "ip6 crius-hostports", which belong to
-// this package as a whole. The chains are the same for any number of pods; a
-// pod adds and removes elements of maps, in one transaction of its own. When in
-// doubt about the kernel's state the tables are filled anew, in one transaction, too: no
-// packet ever meets half of it, and connections that there are go on.
+// The rules are derived from the mappings and the targets of the pods that the caller
+// has on record, and never from what is in the kernel. They live in the tables "ip
+// crius-hostports" and "ip6 crius-hostports", which belong to this package as a whole.
+// The chains are the same for any number of pods; a pod adds and removes elements of
+// maps, in one transaction of its own. When in doubt about the kernel's state the
+// tables are filled anew, in one transaction, too: no packet ever meets half of it, and
+// connections that there are go on.
 //
 // No socket is held on a host port. A mapping goes before a process of the host
 // that listens on the same port, as it does with CNI's portmap plugin.
 //
-// [::1] leads nowhere: the kernel accepts no packet for it from outside the
-// loopback interface and has no route_localnet for IPv6. Nothing is translated
-// for it, so that clients are refused at once and go on to 127.0.0.1.
+// [::1] is not forwarded: the kernel accepts no packet for it from outside the loopback
+// interface and has no route_localnet for IPv6. So clients are refused at once and try
+// 127.0.0.1.
 package hostport
 
 import (
@@ -30,7 +29,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Mapping is one port of the node that leads to a pod. Its JSON form is that of
+// Mapping is one port of the node that is forwarded to a pod. Its JSON form is that of
 // CNI's capability "portMappings".
 type Mapping struct {
 	HostPort      uint16     `json:"hostPort"`
@@ -117,10 +116,9 @@ func (t *Table) Open(ctx context.Context, p Pod) error {
 	return nil
 }
 
-// Close takes the rules of a pod away and gives its ports back. It is
-// idempotent, and knows pods also by p alone. After any error the same
-// call must be repeated until it succeeds, and until then the pod's addresses
-// must not become another pod's.
+// Close removes the rules of a pod and releases its ports. It is idempotent, and needs
+// no earlier Claim or Load of the pod. After any error the same call must be repeated
+// until it succeeds, and until then the pod's addresses must not become another pod's.
 func (t *Table) Close(ctx context.Context, p Pod) error {
 	if len(p.Mappings) == 0 {
 		return nil
@@ -169,10 +167,10 @@ func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 // checkLimit bounds what Check does: who calls it waits for other answers.
 const checkLimit = 2 * time.Second
 
-// Check looks whether our tables are still there ("nft flush ruleset" wipes
-// them) and makes them anew if not. With the tables in place it costs two
-// small questions to the kernel, and nothing while there are no host ports; it
-// waits for no transaction under way. What it cannot repair it logs.
+// Check checks that our tables still exist ("nft flush ruleset" deletes them) and
+// creates them again if not. It costs two small requests to the kernel if they do, and
+// nothing while there are no host ports. It does not wait for a transaction in
+// progress, and logs what it cannot repair.
 func (t *Table) Check(ctx context.Context) {
 	if !t.mu.TryLock() {
 		return

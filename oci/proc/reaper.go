@@ -29,9 +29,9 @@ func NewReaper() (*Reaper, error) {
 	return &Reaper{}, nil
 }
 
-// Run reaps until ctx ends. A zombie is left to whoever waits for it for a
-// whole period; only then is it nobody's. Looking costs one small read, and
-// only after a child has died.
+// Run reaps until ctx ends. It leaves each zombie for a whole period to whoever may
+// wait for it, and only reaps it then. A look costs one small read, and only after a
+// child has died.
 func (*Reaper) Run(ctx context.Context, period time.Duration, childDied <-chan os.Signal) {
 	seen := map[int]bool{}
 	for {

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// Asked is what a pod asks for by annotations, for want of a field in the CRI. They are
+// Asked is what a pod requests by annotations, where CRI has no field. They are
 // CRI-O's, in both of their spellings (its pkg/annotations/v2), and act where the
 // handler allows them.
 type Asked struct {

@@ -11,8 +11,8 @@ import (
 
 const maxBaseFile = 1 << 20 // bytes
 
-// LoadBase reads a base spec from the node. One that is not there, or is no spec, is
-// fault.Precondition: the node has to be mended.
+// LoadBase reads a base spec from the node. A missing or invalid file is
+// fault.Precondition: the node's configuration has to be corrected.
 func LoadBase(path string) (*Base, error) {
 	text, err := regular.Read(path, maxBaseFile)
 	if errors.Is(err, fs.ErrNotExist) {

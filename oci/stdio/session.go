@@ -39,7 +39,7 @@ type Session struct {
 	waitErr error           // why there is no status
 }
 
-// Ends are what a session is made of.
+// Ends are this server's ends of the streams of a session.
 type Ends struct {
 	Stdin, Stdout, Stderr *os.File // nil: none; with a terminal the first two are one
 	Terminal              bool

@@ -44,7 +44,7 @@ type Node interface {
 	Knows(id string) bool
 	// CgroupParents are the cgroups below which those of pods and containers are.
 	CgroupParents() []string
-	// Sweep removes what bears an id wherever the engine puts something. It is idempotent.
+	// Sweep removes everything of the engine's that has this id. It is idempotent.
 	Sweep(ctx context.Context, id string) error
 }
 
@@ -140,11 +140,11 @@ type verification struct {
 	loose  []storage.Defect // of the image store itself
 }
 
-// Verify compares the node with its records and says what is wrong; with repair
-// it also does something about it. It may be called at any time beside the
-// verbs. The error says what could not be looked at; the findings are true all
-// the same. One check is at work at a time, and none for longer than ctx: what
-// hangs then is left behind, and repairs nothing any more.
+// Verify compares the node with its records and says what is wrong; with repair it also
+// does something about it. It may be called at any time beside the verbs. The error
+// says what could not be checked; the findings are valid all the same. Only one check
+// runs at a time, until ctx ends at the latest: a part that hangs is abandoned, and
+// repairs nothing any more.
 func (a *Auditor) Verify(ctx context.Context, repair bool) ([]Finding, error) {
 	select {
 	case a.verifying <- struct{}{}:

@@ -191,8 +191,8 @@ func (a *Auditor) attached() (map[string]string, error) {
 	return attached, nil
 }
 
-// OpaqueIPAM are the IPAM plugins that nobody but themselves can compare with the
-// records.
+// OpaqueIPAM are the IPAM plugins whose addresses cannot be compared with the records,
+// since only the plugins can list them.
 func (a *Auditor) OpaqueIPAM() []string {
 	_, opaque, _ := a.Network.Leases(a.attachments()) // Verify has told the error
 	return opaque

@@ -1,6 +1,6 @@
-// Package audit compares a node with its records: it collects what is not as it
-// should be, repairs it if that is asked for, and looks for orphans, which are
-// things of crius that belong to no record.
+// Package audit compares a node with its records: it reports differences, repairs them
+// on request, and looks for orphans, which are objects of crius that belong to no
+// record.
 //
 // What objects there are, and how far their verbs have come, is the caller's business;
 // see [Node].
@@ -32,8 +32,8 @@ type Problem struct {
 	Advice string
 }
 
-// Remedy is what can be done about a problem. Those of one object that have the
-// same text are one.
+// Remedy is what can be done about a problem. Remedies of one object with the same text
+// are the same remedy.
 type Remedy struct {
 	Text string
 	Do   func(context.Context) error // nil: only the next start of a server does it
@@ -94,8 +94,8 @@ func (r *Report) Findings() []Finding {
 	return slices.SortedStableFunc(slices.Values(r.findings), func(a, b Finding) int { return cmp.Compare(a.Object, b.Object) })
 }
 
-// Mended is what has become of what was found before a server's start, once that
-// has recovered the node and repaired the rest.
+// Mended merges the findings from before a server's start with those after it: a
+// finding that is gone, and could be repaired, was repaired by the start.
 func Mended(before, after []Finding) []Finding {
 	all := slices.Clone(after)
 	for _, f := range before {

@@ -17,7 +17,7 @@ import (
 	"github.com/crius-run/crius/pod/records"
 )
 
-// Pod is where the files of a pod are, and whose they are.
+// Pod has the place and the owner of the files of a pod.
 type Pod struct {
 	Dir string // run directory of the pod
 
@@ -60,8 +60,8 @@ func (p Pod) MountShm(size int64, label string) error {
 	return p.Give(p.Shm())
 }
 
-// Mount makes room for the pod's files that its containers can use up
-// without harm to the node (CVE-2020-8557).
+// Mount mounts a tmpfs for the pod's files, which containers can fill without harm to
+// the node (CVE-2020-8557).
 func (p Pod) Mount(label string) error {
 	return errors.Join(mount.Files(p.Root(), label), p.LetIn(p.Root()))
 }
@@ -105,9 +105,8 @@ func (p Pod) Give(files ...string) error {
 	return nil
 }
 
-// LetIn lets the root of the pod's user namespace pass through a directory of
-// ours, and do nothing else there: runtimes set up a container's mounts as that
-// root.
+// LetIn gives the root of the pod's user namespace search permission on a directory of
+// crius, and no other: runtimes set up a container's mounts as that root.
 func (p Pod) LetIn(dir string) error {
 	if p.gid == 0 {
 		return nil

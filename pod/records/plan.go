@@ -49,7 +49,8 @@ type PodState struct {
 	Resources Message[*cri.LinuxContainerResources]
 }
 
-// Give notes what an update gives to the pod; nil leaves it as it was.
+// Give records the resources that an update assigns to the pod; nil keeps the former
+// ones.
 func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
 	if overhead != nil {
 		state.Overhead.M = overhead
@@ -59,7 +60,7 @@ func (state *PodState) Give(overhead, resources *cri.LinuxContainerResources) {
 	}
 }
 
-// HasNetwork tells whether the pod has a network to give back.
+// HasNetwork reports whether the pod has a network that needs a DEL.
 func (state PodState) HasNetwork() bool { return state.Network != nil }
 
 // Pod is all that is on record of a pod.
@@ -113,7 +114,7 @@ func (plan *PodPlan) Pins() []string {
 	return paths
 }
 
-// PodName is what the kubelet may ask for once at a time.
+// PodName identifies a pod to the kubelet: at most one pod at a time has it.
 type PodName struct {
 	Namespace, Name, UID string
 	Attempt              uint32
@@ -209,8 +210,8 @@ func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, messa
 	}
 }
 
-// ImagesInUse are the root file systems of a container and its volumes, as far as the
-// holding of images is concerned.
+// ImagesInUse are the root file systems of a container and its image volumes, with what
+// image references need of them.
 func (plan *ContainerPlan) ImagesInUse(id string) []storage.Rootfs {
 	held := []storage.Rootfs{{ID: id, ImageID: plan.ImageID}}
 	for _, v := range plan.Volumes {
@@ -219,7 +220,7 @@ func (plan *ContainerPlan) ImagesInUse(id string) []storage.Rootfs {
 	return held
 }
 
-// RootID is how storage knows the volume of a container.
+// RootID is the volume's storage.Rootfs.ID.
 func (v Volume) RootID(container string) string {
 	return container + "-volume-" + strconv.Itoa(v.Mount)
 }
@@ -238,7 +239,8 @@ func (plan *ContainerPlan) Mounts() []*cri.Mount {
 	return mounts
 }
 
-// ContainerName is what the kubelet may ask for once at a time.
+// ContainerName identifies a container to the kubelet: at most one container at a time
+// has it.
 type ContainerName struct {
 	SandboxID, Name string
 	Attempt         uint32

@@ -3,8 +3,8 @@
 // container.json.
 //
 // A record has two parts. The plan is what was decided when the object was made, and
-// never changes. The state is what verbs change. Of a node nothing changes here but the
-// records.
+// never changes. The state is what verbs change. This package changes nothing on the
+// node but the records.
 package records
 
 import (

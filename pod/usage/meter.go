@@ -30,9 +30,10 @@ func NewMeter(meters *cgroup.Meters, cgroup string) *Meter {
 }
 
 // NewPodMeter returns the cgroup and the meter of a pod by the cgroup that its infra
-// container has or would have. That is the pod's own cgroup if its client made one
-// for it alone, else the one of the infra container. Such a one is measured if there
-// is one, and the containers are added to it unless they all are in it (sandboxed).
+// container has or would have. That is the pod's own cgroup if its client made one for
+// it alone, else the one of the infra container. The latter is measured if the pod has
+// an infra container, and the containers' usage is added unless they are all in it
+// (sandboxed).
 func NewPodMeter(meters *cgroup.Meters, cfg *cri.PodSandboxConfig, infraCgroup string, infra, sandboxed bool) (string, *Meter) {
 	parent := path.Dir(infraCgroup)
 	own := isPodCgroup(parent, cfg)
@@ -59,7 +60,7 @@ func (m *Meter) read() cgroup.Usage {
 	return u
 }
 
-// Close lets go of the cgroup of what has ended.
+// Close releases the cgroup of an ended container or pod.
 func (m *Meter) Close() {
 	if m != nil {
 		m.Meter.Close()

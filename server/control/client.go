@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Client asks a server to do it.
+// Client sends commands to the server of a node.
 type Client struct {
 	socket string
 	http   *http.Client

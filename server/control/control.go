@@ -1,8 +1,7 @@
-// Package control is what an operator can have done to a node as a whole:
-// compare it with its records, empty it, and have its server read the configuration
-// again. A Node does it where the caller has
-// the node to itself; a server lets others ask for it over HTTP on a unix socket
-// that only root can open, and a Client asks.
+// Package control has the operator's commands for a node as a whole: compare it with
+// its records, wipe it, and reload the server's configuration. A Node executes them for
+// a caller that has the node to itself. A Server accepts them over HTTP on a unix
+// socket that only root can open, and a Client sends them.
 package control
 
 import (
@@ -25,7 +24,7 @@ type Checked struct {
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Holdings are what there is to lose.
+// Holdings are what a wipe would remove.
 type Holdings struct {
 	Pods           int    `json:"pods"`
 	Containers     int    `json:"containers"`
@@ -46,7 +45,7 @@ type Reloaded struct {
 	Later   []string `json:"later"`   // in force after a restart
 }
 
-// Done tells that nothing remains.
+// Done reports whether nothing remains.
 func (w Wiped) Done() bool { return len(w.Left)+len(w.Errors) == 0 }
 
 // Node does the work.

@@ -26,7 +26,7 @@ const (
 	heapPath       = "/heap"
 )
 
-// Server answers on the socket.
+// Server accepts commands on the control socket.
 type Server struct {
 	http     *http.Server
 	listener net.Listener

@@ -1,6 +1,6 @@
-// Package metrics tells Prometheus what the server does and what is on the
-// node. The names of all metrics are in docs/metrics.md, beside those that CRI-O
-// has for the same things.
+// Package metrics serves Prometheus metrics of what the server does and what is on the
+// node. The names of all metrics are in docs/metrics.md, beside those that CRI-O has
+// for the same things.
 package metrics
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/crius-run/crius/storage/progress"
 )
 
-// Metrics counts what it is told of, and asks for the rest when it is asked. It
-// is a trace.Observer.
+// Metrics counts what it observes as a trace.Observer, and collects the rest from
+// Sources when it is scraped.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -30,7 +30,7 @@ type Metrics struct {
 	steps      *prometheus.HistogramVec
 }
 
-// Sources are asked whenever somebody reads the metrics.
+// Sources are called at every scrape.
 type Sources struct {
 	Node    func() pod.Summary
 	Logged  func(context.Context) uint64 // bytes

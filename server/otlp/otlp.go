@@ -1,8 +1,7 @@
-// Package otlp tells a collector of OpenTelemetry traces what the server does: a
-// span for each call of CRI, below it one for the operation that it began, and
-// below that one for each step. Whoever calls may pass on a trace of its own
-// (W3C Trace Context in the gRPC metadata, as kubelets do), of which the call is
-// then a part.
+// Package otlp exports OpenTelemetry traces to a collector: a span for each CRI call,
+// below it one for the operation that the call started, and below that one for each
+// step. A caller may pass its own trace context (W3C Trace Context in the gRPC
+// metadata, as kubelets do); the call is then part of that trace.
 //
 // An operation may outlive the call that it began with, and its span then does so
 // too. A call that only joins an operation has no spans below it.

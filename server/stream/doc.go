@@ -4,10 +4,10 @@
 //
 // # Tokens
 //
-// A token has 130 random bits, is good for one connection and for a minute, and
-// only for the kind of session that it was given for. Without one there is
-// nothing to be had here. At most a thousand wait at any time, and with the
-// sessions that run they are bounded for each container or pod and for the node.
+// A token has 130 random bits, is good for one connection and for a minute, and only
+// for the kind of session that it was given for. A request without a valid token is
+// refused. At most a thousand wait at any time, and with the sessions that run they are
+// bounded for each container or pod and for the node.
 //
 // # Protocols
 //

@@ -303,7 +303,7 @@ func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	return j, nil
 }
 
-// Close lets go of what remains, for the next start.
+// Close unlocks the jobs that remain, for the next start.
 func (d *Leftovers) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -315,13 +315,13 @@ func (d *Leftovers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Remove deletes all that is known of jobs, for a node that crius leaves.
+// Remove deletes all jobs, for a wipe.
 func (d *Leftovers) Remove() error { return os.RemoveAll(d.dir) }
 
 const orphanAge = time.Hour
 
-// Orphans are old layers that nothing stands on; none while something is pulled
-// or removed here, which may be about to change that.
+// Orphans are old layers that no image, container or other layer needs; none while a
+// pull or removal is in progress, which may be about to need one.
 func (d *Leftovers) Orphans() ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

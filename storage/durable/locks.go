@@ -55,7 +55,7 @@ func NewLocks(root, runRoot string) *Locks {
 	}
 }
 
-// Close may come when the library has no lock open any more.
+// Close must not be called before the library has closed its locks.
 func (l *Locks) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -27,8 +27,8 @@ type Config struct {
 	Root, RunRoot string // of containers/storage
 	// Sync is false where the operator wants no syncing: then nothing is certain.
 	Sync bool
-	// Progress is called while layers are read after a boot, which may take long, as
-	// often as some of one have been; nil: nobody wants to know.
+	// Progress is called while layers are read after a boot, which may take long,
+	// whenever a part of one has been read; nil: not called.
 	Progress func()
 	// Reference is the id of the container record that keeps an image from removal.
 	Reference func(image string) string
@@ -87,7 +87,7 @@ func (s *Manifest) Restore() (err error) {
 	return checkRecords(s.cfg.Root, s.last)
 }
 
-// Remove deletes the manifest, for a node that crius leaves.
+// Remove deletes the manifest, for a wipe.
 func (s *Manifest) Remove() error {
 	return errors.Join(os.RemoveAll(filepath.Join(s.cfg.Root, manifestDir)), os.RemoveAll(s.settledFile()))
 }

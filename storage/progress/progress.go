@@ -1,5 +1,5 @@
-// Package progress counts what pulls bring, and ends those to which a registry sends
-// nothing, or too little.
+// Package progress counts what pulls download, and cancels pulls to which the registry
+// sends nothing, or too little.
 package progress
 
 import (
