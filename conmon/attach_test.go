@@ -284,9 +284,8 @@ func pipeMax(t *testing.T) (size int) {
 	return min(size, wire.MostBehind)
 }
 
-// TestAttachLaggard: a client that does not read is dropped. The container, its
-// log and the other client do not wait for it.
-func TestAttachLaggard(t *testing.T) {
+// The container, its log and other clients do not wait for a client that does not read.
+func TestAttachedClientThatDoesNotReadIsDropped(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "copy")
 		c.Stdin = true
@@ -348,7 +347,7 @@ func openFiles(t *testing.T, pid int) []os.DirEntry {
 }
 
 // Descriptors that no request has asked for are closed.
-func TestUnaskedDescriptors(t *testing.T) {
+func TestUnrequestedDescriptorsAreClosed(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "sleep")
 	c.run()
@@ -379,7 +378,7 @@ func TestUnaskedDescriptors(t *testing.T) {
 
 // A container that is deleted while a client does not read leaves its exit, and
 // all it has written in its log.
-func TestReleaseDespiteLaggard(t *testing.T) {
+func TestReleaseDespiteSlowClient(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		c := newContainer(t, runtime, "burst", "300000")
 		c.Stdin = true

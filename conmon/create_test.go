@@ -292,7 +292,7 @@ func fifoWithReader(t *testing.T) func(path string) error {
 }
 
 // What the monitor is as a process, and what it hands on to the runtime.
-func TestSurroundings(t *testing.T) {
+func TestMonitorProcessAttributes(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "/run/notify")
 	t.Setenv("LISTEN_FDS", "1")
 	t.Setenv("KATA_CONF_FILE", "/etc/kata")

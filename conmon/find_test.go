@@ -29,7 +29,7 @@ func actAsPoser() {
 
 // Whoever says of itself what a monitor says is one only if root of the node has
 // started it outside of a container, whatever has become of its file since.
-func TestPosersAreNoMonitors(t *testing.T) {
+func TestForgedMonitorProcessesAreIgnored(t *testing.T) {
 	t.Parallel()
 	const uid = 1001
 	mapped := []syscall.SysProcIDMap{{HostID: uid, Size: 1}}

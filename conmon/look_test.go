@@ -86,7 +86,7 @@ func TestLookAtWhatHangs(t *testing.T) {
 
 // What hangs holds no thread of this process, whose caller may leave. Not
 // parallel: it counts.
-func TestWhatHangsHoldsNoThread(t *testing.T) {
+func TestHungPathBlocksNoThread(t *testing.T) {
 	point := hung(t)
 	before := threads(t)
 	for range 10 {

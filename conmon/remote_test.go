@@ -96,7 +96,7 @@ const (
 
 // The streams are those of the start, the end is what the waiting command says,
 // and the sandbox's process is nobody's to signal or to reap.
-func TestInmate(t *testing.T) {
+func TestSandboxedContainer(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, waits)
 	client := i.launch()
@@ -122,7 +122,7 @@ func TestInmate(t *testing.T) {
 }
 
 // A command that waits and dies is run again.
-func TestInmateWaitedForAgain(t *testing.T) {
+func TestSandboxedContainerWaitCommandIsRestarted(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, "touch waits\n[ -e third ] || { [ -e second ] && touch third; touch second; kill -9 $$; }\n"+waits)
 	client := i.launch()
@@ -135,7 +135,7 @@ func TestInmateWaitedForAgain(t *testing.T) {
 }
 
 // Nobody can say more of a container that is gone than that it is.
-func TestInmateNobodyKnowsOf(t *testing.T) {
+func TestSandboxedContainerWithoutWaitResult(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, starts, "exit 1")
 	client := i.launch()
@@ -169,7 +169,7 @@ func TestSandboxKilled(t *testing.T) {
 }
 
 // A start that fails says so, and leaves a container that can only be deleted.
-func TestInmateNotStarted(t *testing.T) {
+func TestSandboxedContainerStartFails(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "exit 9", waits)
 	client := i.launch()
@@ -230,7 +230,7 @@ func TestReleasedWhileItStarts(t *testing.T) {
 
 // A start is locked for as long as it runs: a server that comes meanwhile can see
 // that it is under way. While a server looks nothing is started.
-func TestInmateStartIsLocked(t *testing.T) {
+func TestSandboxedContainerStartHoldsALock(t *testing.T) {
 	t.Parallel()
 	i := newRemoteContainer(t, "touch begun; while [ ! -e go ]; do sleep 0.02; done; "+starts, waits)
 	client := i.launch()

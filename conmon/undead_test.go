@@ -22,7 +22,7 @@ import (
 
 // A monitor that cannot even be killed, since it waits for a file server, is
 // waited for until the caller gives up.
-func TestTerminateAnUndeadMonitor(t *testing.T) {
+func TestTerminateAnUnkillableMonitor(t *testing.T) {
 	t.Parallel()
 	f, err := hangfs.Mount(t.TempDir())
 	if err != nil {

@@ -106,7 +106,7 @@ func TestRelease(t *testing.T) {
 
 // What cannot be checked is not taken for gone: no pod is called dead for
 // it, and no address idle.
-func TestWhatCannotBeLookedAt(t *testing.T) {
+func TestVerifyThatCannotCheckReportsNoDamage(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, map[string]string{"10-pods.conflist": bridgeConf(range4)})
 	p := n.pod()

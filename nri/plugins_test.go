@@ -144,7 +144,7 @@ func connect(t *testing.T, p *Plugins, cfg Config, index string, plugin *nriplug
 	wait.For(t, "the plugin to be told of all there is", func() bool { return p.active.Load() > before })
 }
 
-func TestPluginIsToldInOrder(t *testing.T) {
+func TestPluginReceivesEventsInOrder(t *testing.T) {
 	t.Parallel()
 	p, cfg := start(t, &fakeNode{}, nil)
 	plugin := &nriplugin.Plugin{}

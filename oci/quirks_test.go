@@ -17,7 +17,7 @@ import (
 )
 
 // A runtime is known by what it says, and not by the name of its file.
-func TestTraits(t *testing.T) {
+func TestQuirksFollowTheReportedVersion(t *testing.T) {
 	for version, want := range map[string]struct {
 		sandboxed, start bool
 		systemd, wait    string

@@ -315,9 +315,9 @@ func TestStopShortened(t *testing.T) {
 	b.remove(e, pod)
 }
 
-// TestStopOfTheImmortal answers cri-o/cri-o#9326: what cannot die holds up its
-// own caller only, for as long as that one waits.
-func TestStopOfTheImmortal(t *testing.T) {
+// cri-o/cri-o#9326: a container that cannot be killed holds up only its own caller, for
+// as long as that waits.
+func TestStopOfAnUnkillableContainer_crio_9326(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	pod := b.run(e, "a")

@@ -171,7 +171,7 @@ func TestStopEvents(t *testing.T) {
 
 // A job's end is not told before its records are on the disk: a kubelet that has
 // heard of it would run the job again if a power cut took them.
-func TestEndIsToldOnceItsRecordsAreSynced(t *testing.T) {
+func TestExitIsReportedOnceItsRecordsAreSynced(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	pod := b.run(e, "a")

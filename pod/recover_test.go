@@ -396,8 +396,8 @@ func rewrite[T any](t *testing.T, from *record.Dir[T], id string, change func(*T
 	}
 }
 
-// TestRecoverSurvivesFailingHands: what cannot be cleaned up now is retried.
-func TestRecoverSurvivesFailingHands(t *testing.T) {
+// What cannot be cleaned up now is retried.
+func TestRecoverSurvivesFailingBackends(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
 		e := b.engine()
 		pod := b.run(e, "a")

@@ -353,7 +353,7 @@ func TestVerifyExits(t *testing.T) {
 
 // Without a server, what it would do at its start is said and not done; then it
 // is done, and nothing remains to be said.
-func TestInspectAndMend(t *testing.T) {
+func TestInspectThenRepair(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(b *bench, e *Engine, pod, ctr string)
 		want string
@@ -418,7 +418,7 @@ func TestInspectAndMend(t *testing.T) {
 }
 
 // What nobody can finish is not said to be repaired.
-func TestMendedIsModest(t *testing.T) {
+func TestUnfinishedCleanupIsNotReportedAsRepaired(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	pod := b.run(e, "a")
@@ -471,7 +471,7 @@ func (b *bench) strew() (id string, traces []string) {
 
 // What has no record is found, whether or not a server runs, and removed if
 // that is asked for.
-func TestVerifyFindsStrays(t *testing.T) {
+func TestVerifyFindsOrphans(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	b.zoo(e)
@@ -505,8 +505,8 @@ func TestVerifyFindsStrays(t *testing.T) {
 }
 
 // What bears the mark of another server's root is that server's, in the places that
-// servers may share; what bears our own is a stray.
-func TestThingsOfAnotherServerAreLeftAlone(t *testing.T) {
+// servers may share; what bears our own is an orphan.
+func TestObjectsOfAnotherServerAreLeftAlone(t *testing.T) {
 	turn.SeeAddresses(t)
 	b := newBench(t)
 	e := b.engine()
@@ -608,7 +608,7 @@ func TestForeignRuntimeStateIsLeftAlone(t *testing.T) {
 }
 
 // A repair that fails is tried again, and keeps what it needs for that.
-func TestStrayThatCannotBeRemoved(t *testing.T) {
+func TestOrphanRemovalThatFailsIsRetried(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
 	id, _ := b.strew()

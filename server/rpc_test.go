@@ -106,7 +106,7 @@ func (n *node) lastCall() call {
 	return n.images.last()
 }
 
-func TestVerbsReachTheFloorBelow(t *testing.T) {
+func TestRPCsReachTheEngineAndTheStore(t *testing.T) {
 	t.Parallel()
 	n := start(t)
 	for _, v := range verbs() {

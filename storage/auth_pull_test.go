@@ -166,7 +166,7 @@ func TestNoAuthFileMeansNone(t *testing.T) {
 
 // CVE-2020-15157: credentials go to the registry they are for. Mirrors, hosts
 // that the registry redirects to, and hosts that an image names see none.
-func TestCredentialsStayHome_CVE_2020_15157(t *testing.T) {
+func TestCredentialsGoToTheirRegistryOnly_CVE_2020_15157(t *testing.T) {
 	t.Parallel()
 	password := &cri.AuthConfig{Username: "joe", Password: "hunter2"}
 	for what, auth := range map[string]*cri.AuthConfig{

@@ -300,7 +300,7 @@ func TestSoundLayersAreKept(t *testing.T) {
 
 // After a boot, what was synced is trusted and not read: it costs no time to have
 // many images.
-func TestSealedLayersAreNotRead(t *testing.T) {
+func TestLayersInTheManifestAreNotRead(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
 	r := serve(t, "app", "1", motd(t, "x"))
@@ -673,7 +673,7 @@ func TestUnsureLayersOutliveARestart(t *testing.T) {
 
 // A post-crash check that is cut short goes on where it was, however often; and tells that
 // it is at work.
-func TestPostCrashCheckGoesOn(t *testing.T) {
+func TestInterruptedPostCrashCheckIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, synced)
 	r := serve(t, "app", "0", motd(t, "0"))

@@ -320,7 +320,7 @@ func TestRemovedImageIsPulledAgain(t *testing.T) {
 }
 
 // The hold outlives its last user by a grace, which Remove and Close end.
-func TestHoldGrace(t *testing.T) {
+func TestImageReferenceGracePeriod(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	held := func() bool {
@@ -449,7 +449,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 
 // Of an image that the library had only begun to record nothing stays: nobody would list
 // it, nor remove it. One that a dead pull had no more to do with than to find it there does.
-func TestHalfAnImageOfADeadProcess(t *testing.T) {
+func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	whole := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
@@ -533,7 +533,7 @@ func TestNextStartTriesAgain(t *testing.T) {
 // The library deletes an image's record before its manifest and config. A
 // process that died in between leaves these, which the next start deletes, and
 // not those of other images.
-func TestRemainsOfARemovedImageGo(t *testing.T) {
+func TestOrphanedImageDataIsDeleted(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	const images = "root/overlay-images/"
@@ -677,7 +677,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 }
 
 // Who only looks at a store changes no hold, also not when it undoes.
-func TestLookingReleasesNoHold(t *testing.T) {
+func TestReadOnlyStoreDeletesNoImageReference(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	r := n.rootfs("a", img.ID)

@@ -131,7 +131,7 @@ func TestVerify(t *testing.T) {
 
 // The record that keeps an image from other tools is made again if one of those
 // has deleted it: at the next use, at a removal, by a repair and by a start.
-func TestLostHoldIsMadeAgain(t *testing.T) {
+func TestLostImageReferenceIsRecreated(t *testing.T) {
 	t.Parallel()
 	for name, heal := range map[string]func(n *node, r Rootfs){
 		"use": func(n *node, r Rootfs) {
@@ -176,7 +176,7 @@ func TestLostHoldIsMadeAgain(t *testing.T) {
 }
 
 // Without a server, too, an image in use that nothing keeps is found.
-func TestLostHoldIsFoundByLooking(t *testing.T) {
+func TestLostImageReferenceIsFoundReadOnly(t *testing.T) {
 	t.Parallel()
 	n, img := pulled(t, motd(t, "x"))
 	r := n.rootfs("a", img.ID)

@@ -204,7 +204,7 @@ func TestEvents(t *testing.T) {
 }
 
 // Whose shim is dead has ended, and the shim's program cleans up.
-func TestWaitForTheDead(t *testing.T) {
+func TestWaitForADeadShim(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "shim")

@@ -53,7 +53,7 @@ func (empty) ListContainers(context.Context, *cri.ListContainersRequest) (*cri.L
 	return &cri.ListContainersResponse{}, nil
 }
 
-func TestWatchdogHearsOfAServerThatAnswers(t *testing.T) {
+func TestAnsweringServerNotifiesTheWatchdog(t *testing.T) {
 	t.Parallel()
 	socket, l := listen(t, "s")
 	server := grpc.NewServer()
@@ -75,7 +75,7 @@ func TestWatchdogHearsOfAServerThatAnswers(t *testing.T) {
 }
 
 // A server that takes calls and does not answer them is not said to be well.
-func TestWatchdogHearsNothingOfAServerThatHangs(t *testing.T) {
+func TestHungServerDoesNotNotifyTheWatchdog(t *testing.T) {
 	t.Parallel()
 	socket, l := listen(t, "s")
 	var asked atomic.Int64
@@ -102,7 +102,7 @@ func TestWatchdogHearsNothingOfAServerThatHangs(t *testing.T) {
 }
 
 // What the manager has said to the server is not for those whom it starts.
-func TestManagerIsForgotten(t *testing.T) {
+func TestNotifyVariablesAreNotInherited(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "@abstract")
 	t.Setenv("WATCHDOG_USEC", "3000000")
 	t.Setenv("WATCHDOG_PID", "1")

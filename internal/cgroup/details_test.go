@@ -130,7 +130,7 @@ func TestDetails(t *testing.T) {
 }
 
 // A cgroup that is gone, or that has no controllers, has no details.
-func TestDetailsOfNothing(t *testing.T) {
+func TestDetailsOfAMissingCgroup(t *testing.T) {
 	t.Parallel()
 	for _, hierarchies := range [][]string{{""}, {"cpu,cpuacct", "memory", "pids", "blkio", "hugetlb"}, {"name=systemd"}} {
 		tr := newTree(t, hierarchies...)

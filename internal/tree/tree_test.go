@@ -137,7 +137,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestStops(t *testing.T) {
+func TestMeasuringStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	u := Usage{Stop: func() bool { return true }}
 	if err := u.Add(t.TempDir()); !errors.Is(err, ErrStopped) {
@@ -159,7 +159,7 @@ func isOpen(t *testing.T, dir string) bool {
 }
 
 // A container that moves a directory while what is in it is measured hides nothing.
-func TestSeesWhatWasMoved(t *testing.T) {
+func TestMovedDirectoriesAreCounted(t *testing.T) {
 	t.Parallel()
 	for what, at := range map[string][2]string{
 		"the parent":             {"a/b/c", "moved"},

@@ -50,7 +50,7 @@ func TestReadAsked(t *testing.T) {
 	}
 }
 
-func TestAskedNonsense(t *testing.T) {
+func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		key, value string

@@ -24,9 +24,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestZoo compares whole specs with the ones that were reviewed. The default
+// TestSpecsMatchGoldenFiles compares whole specs with reviewed ones. The default
 // seccomp profile has a golden file of its own and is cut out of the others.
-func TestZoo(t *testing.T) {
+func TestSpecsMatchGoldenFiles(t *testing.T) {
 	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
 			s, err := a.spec(a.input())
@@ -67,8 +67,8 @@ func marshal(t *testing.T, v any) []byte {
 	return append(data, '\n')
 }
 
-// TestEveryAnimalHasAGolden and no golden file outlives its goldenSpec.
-func TestEveryAnimalHasAGolden(t *testing.T) {
+// No golden file outlives its goldenSpec either.
+func TestEverySpecHasAGoldenFile(t *testing.T) {
 	files, err := filepath.Glob("testdata/golden/*.json")
 	if err != nil {
 		t.Fatal(err)
@@ -79,13 +79,12 @@ func TestEveryAnimalHasAGolden(t *testing.T) {
 	}
 	slices.Sort(want)
 	if !slices.Equal(files, want) {
-		t.Errorf("golden files %v, animals %v", files, want)
+		t.Errorf("golden files %v, specs %v", files, want)
 	}
 }
 
-// TestPure: equal inputs give equal specs, also at the same time, and the input
-// is as it was before.
-func TestPure(t *testing.T) {
+// Also at the same time, and the input is as it was before.
+func TestEqualInputsGiveEqualSpecs(t *testing.T) {
 	for _, a := range goldenSpecs() {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
@@ -171,9 +170,8 @@ func scribble(v reflect.Value) {
 	}
 }
 
-// TestHalvesStayApart: what is not in a resolve_ file cannot do I/O, for it
-// does not import the means to.
-func TestHalvesStayApart(t *testing.T) {
+// What is not in a resolve_ file cannot do I/O, for it does not import the means to.
+func TestRulesImportNothingThatDoesIO(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)

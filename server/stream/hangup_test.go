@@ -14,7 +14,7 @@ import (
 // A clock that is set must neither cut all sessions off nor let silent ones
 // stay. The time of day is no part of what is kept: a connection of a thousand
 // hours ago has been silent for as long as it says.
-func TestSilenceIsNotTakenFromTheClock(t *testing.T) {
+func TestIdleTimeIgnoresClockChanges(t *testing.T) {
 	c := &conn{began: time.Now().Add(-1000 * time.Hour)}
 	if silent := c.silence(); silent < 1000*time.Hour || silent > 1001*time.Hour {
 		t.Errorf("before anything was said: %v", silent)
@@ -67,7 +67,7 @@ func TestCloseLetsGoOfWhoDoesNotRead(t *testing.T) {
 
 // A client that has taken all so far is not left while there is more to say to it,
 // such as the status of what has ended.
-func TestPartingWaitsForAllThatIsSaid(t *testing.T) {
+func TestCloseWaitsForPendingWrites(t *testing.T) {
 	t.Parallel()
 	_, l := listening(t)
 	_, server := parting(t, l, nil)
@@ -140,7 +140,7 @@ func parting(t *testing.T, l watched, last []byte) (*net.TCPConn, *conn) {
 
 // Connections without a ticket are taken up to a limit, in which those with one
 // do not count.
-func TestStrangersAreBounded(t *testing.T) {
+func TestConnectionsWithoutATicketAreBounded(t *testing.T) {
 	t.Parallel()
 	h, err := newHangups()
 	if err != nil {

@@ -175,7 +175,7 @@ func TestClientThatVanishes(t *testing.T) {
 
 // All that a command has said reaches a client that has much to say itself: the
 // connection must not be reset on what nobody wants to read.
-func TestLastWordsReachATalkativeClient(t *testing.T) {
+func TestOutputReachesAClientThatKeepsSending(t *testing.T) {
 	s := serveFake(t, &fakeEngine{exec: func(_ context.Context, _ oci.Command, client pod.Client) (int32, error) {
 		_, err := client.Stdout.Write([]byte("enough"))
 		return 7, err

@@ -83,7 +83,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestRulesThatAreNone(t *testing.T) {
+func TestInvalidTLSRulesAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		rules Rules

@@ -50,7 +50,7 @@ func TestDownloads(t *testing.T) {
 }
 
 // Unpacking may take longer than any byte may be late.
-func TestWatchdogLetsUnpacking(t *testing.T) {
+func TestWatchdogIgnoresUnpackingTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, watchdogLetsUnpacking)
 }
@@ -111,7 +111,7 @@ func TestNoLimit(t *testing.T) {
 
 // A registry that drips does not hold a pull for ever; a slow link does no harm,
 // nor do pauses in which nothing is due.
-func TestWatchdogWantsARate(t *testing.T) {
+func TestWatchdogEndsPullsBelowTheRate(t *testing.T) {
 	t.Parallel()
 	const rate, window = 1 << 10, 5 * time.Minute
 	blob := func(kind types.ProgressEvent, name string, read uint64) types.ProgressProperties {

@@ -71,7 +71,7 @@ func TestTargetedContainerSeesTheTargetsProcesses(t *testing.T) {
 }
 
 // Whoever leaves a targeted namespace does the target no harm.
-func TestTargetOutlivesItsVisitors(t *testing.T) {
+func TestTargetSurvivesTheExitOfTargetedContainers(t *testing.T) {
 	t.Parallel()
 	w := commons.World(t)
 	p := w.Pod(t, "crun")

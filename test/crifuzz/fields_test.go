@@ -137,7 +137,7 @@ func TestHostPathsStayBelowTheNode(t *testing.T) {
 	}
 }
 
-func TestUnfit(t *testing.T) {
+func TestInvalidFieldValues(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		m    proto.Message

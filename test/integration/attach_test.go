@@ -249,7 +249,7 @@ func TestAttachedTerminalEndsWithTheClientsInput(t *testing.T) {
 // Neither a container that does not read its input nor one that never stops writing
 // keeps a client whose input has ended; one without an input does, as it does a
 // client that has none.
-func TestWhatKeepsAnAttachedClient(t *testing.T) {
+func TestAttachedClientStaysOnlyWithoutInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {

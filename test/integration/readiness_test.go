@@ -66,7 +66,7 @@ func program(t *testing.T, path, script string) {
 
 // A handler that is missing, broken or hangs takes only itself away: the pod that
 // installs it has to run first (D1). Everybody is told why.
-func TestOptionalHandlerDoesNotTakeTheNodeAway_D1(t *testing.T) {
+func TestOptionalHandlerDoesNotMakeTheNodeNotReady(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: `[runtime.handlers.absent]
 path = "{{.Path "absent"}}"
@@ -152,7 +152,7 @@ path = "{{.Path "main"}}"
 }
 
 // Without the monitor program no pod runs (O6), and what runs goes on and can be ended.
-func TestMissingMonitorIsNotReady_O6(t *testing.T) {
+func TestMissingMonitorIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{Config: "[runtime]\nmonitor = \"{{.Path \"crius-conmon\"}}\"\n"})
 	monitor := w.Path("crius-conmon")
@@ -195,7 +195,7 @@ func (w *world) fill(t *testing.T) {
 
 // A full disk does not make the node not ready, which would keep the kubelet from
 // deleting what fills it: all that can be removed is removed (D7, O7).
-func TestFullDiskLetsRemovalsGoOn_O7(t *testing.T) {
+func TestFullDiskAllowsRemovals(t *testing.T) {
 	t.Parallel()
 	w := spotless(t, node.Options{})
 	ref := w.unusual(t, "unused", image.Regular("file", 0o644, []byte("x")))

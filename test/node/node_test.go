@@ -60,7 +60,7 @@ func TestResultsMustBeWhole(t *testing.T) {
 
 const passed = `[{"SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "runs", "State": "passed"}]}]`
 
-func TestWhatIsLeftIsAFailure(t *testing.T) {
+func TestLeftoversFailTheNodeTest(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
 		want  string // in what is printed, or in the error

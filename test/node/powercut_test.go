@@ -38,7 +38,7 @@ func diskWith(t *testing.T, writes ...[]int) (disk, undo string) {
 
 // A disk that forgets may have any version of each sector that was written since
 // the last flush, and nothing else; and all of that does happen.
-func TestForgettingDisk(t *testing.T) {
+func TestDiskLosesOnlyUnflushedWrites(t *testing.T) {
 	seen := map[string]bool{}
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 400 {
@@ -100,7 +100,7 @@ func TestManifestOfLayers(t *testing.T) {
 }
 
 // What the guest tells is counted, and a promise is one until it is taken back.
-func TestGuestIsHeard(t *testing.T) {
+func TestPowerCutCountsGuestReports(t *testing.T) {
 	v := &victim{cutting: &cutting{}, present: map[string]bool{}}
 	for message, want := range map[string]string{"failed \"a\\nb\"": "a\nb", "verified x": `the guest said "verified x"`} {
 		if got := v.hear(message); !strings.Contains(got, want) || got == "" {

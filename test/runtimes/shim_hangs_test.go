@@ -176,7 +176,7 @@ func called(t *testing.T, pod, words string) []int {
 }
 
 // A shim that has been told to end and only stops to listen is ended.
-func TestShimLingers(t *testing.T) {
+func TestShimThatIgnoresShutdownIsKilled(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		p, err := kataPod(t, w, map[string]string{hangsAt: "end"})
 		if err != nil {

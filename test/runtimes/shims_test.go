@@ -293,7 +293,7 @@ func TestShimDies(t *testing.T) {
 
 // A guest says that it has killed a container, and does not do it: the machine ends
 // with it, and nothing of either lives on.
-func TestDeathless(t *testing.T) {
+func TestShimThatDoesNotKillItsContainer(t *testing.T) {
 	eachKata(t, func(t *testing.T, w *scene.World) {
 		p, err := kataPod(t, w, map[string]string{hangsAt: "kill"})
 		if err != nil {

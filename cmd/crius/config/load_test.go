@@ -68,7 +68,7 @@ func equal(t *testing.T, what string, got, want any) {
 	}
 }
 
-func TestNothingSaidMeansDefaults(t *testing.T) {
+func TestEmptyConfigurationMeansDefaults(t *testing.T) {
 	loaded, err := Load(Sources{File: "/nonexistent/crius.toml", Dir: "/nonexistent/crius.toml.d"})
 	if err != nil {
 		t.Fatal(err)

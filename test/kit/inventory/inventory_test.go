@@ -254,7 +254,7 @@ func TestFindsWhatIsInTheNetwork(t *testing.T) {
 	}, "abstract socket: @left")
 }
 
-func TestFurnitureOfThePlugins(t *testing.T) {
+func TestObjectsThatPluginsKeepAreNoLeaks(t *testing.T) {
 	for line, want := range map[string]bool{
 		":PREROUTING ACCEPT [0:0]":                                        true,
 		":CNI-HOSTPORT-DNAT - [0:0]":                                      true,

@@ -98,7 +98,7 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-func TestAFrozenLineReadsNothing(t *testing.T) {
+func TestAFrozenConnectionReadsNothing(t *testing.T) {
 	_, line, err := Streams{}.SPDY(t.Context(), echoRuntime{}.serve(t)+"/exec", "v4.channel.k8s.io")
 	if err != nil {
 		t.Fatal(err)
