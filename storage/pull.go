@@ -173,7 +173,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir)
+	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir, src.LayerDigests())
 	if err != nil {
 		return nil, err
 	}

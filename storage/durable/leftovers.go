@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
@@ -31,9 +32,10 @@ import (
 // it begins and deletes it at its end. A job whose work failed, or whose
 // process died, names the layers to look at: those made since it began, and
 // those that it lists. containers/storage itself refuses to delete a layer
-// that an image, a container or another layer needs. A layer that another tool
-// has just pulled, for an image that is still to come, cannot be told from
-// ours: that pull fails and has to be repeated.
+// that an image, a container or another layer needs. One that a running pull may
+// build on or copy from, as the digests of its job say, stays until that pull ends.
+// A layer that another tool has just pulled, for an image that is still to come,
+// cannot be told from ours: that pull fails and has to be repeated.
 type Leftovers struct {
 	store cstorage.Store
 	locks *Locks
@@ -43,11 +45,12 @@ type Leftovers struct {
 	// pull of another tool may be about to make its image.
 	OrphanAge time.Duration
 
-	// Removals changes whenever the deletion of layers begins or ends.
+	// Removals changes whenever the deletion of an image begins or ends, whose layers a
+	// pull may have found. What is swept no pull may need.
 	Removals atomic.Uint64
 
-	mu      sync.Mutex // also held while layers are swept, so that no pull builds on them
-	running int
+	mu      sync.Mutex // also held while layers are swept, so that no pull begins to build on them
+	running []*Job
 	left    []*Job // that have ended, but for something that remains of them
 }
 
@@ -57,10 +60,13 @@ type Job struct {
 	dir       string
 	Lock      *os.File // who has it open is at work: a worker inherits it
 	start     time.Time
-	layers    []string // to look at, whenever they were made
-	image     string   // that is pulled; empty: its id is not known
-	Temporary string   // directory for large files
-	settled   bool     // its layers need not be looked at, for it succeeded or they have been
+	removal   bool            // no pull
+	layers    []string        // to look at, whenever they were made
+	image     string          // that is pulled; empty: its id is not known
+	digests   []digest.Digest // of the layers that the pull may find in the store, as blobs or as their content
+	Temporary string          // directory for large files; a removal has none
+	swept     bool            // of its layers only those in layers remain, which running pulls may need
+	settled   bool            // its layers need not be looked at, for it succeeded or they have been
 }
 
 const (
@@ -77,9 +83,10 @@ func NewLeftovers(store cstorage.Store, locks *Locks) *Leftovers {
 }
 
 // BeginPull starts a job for an image, whose id is empty if it is not known, with a
-// directory for large files, below parent or, without one, within the job.
-func (d *Leftovers) BeginPull(ctx context.Context, image, parent string) (*Job, error) {
-	j, err := d.begin(ctx)
+// directory for large files, below parent or, without one, within the job. Layers with
+// these digests, as blobs or as content, are not swept while it runs.
+func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, digests []digest.Digest) (*Job, error) {
+	j, err := d.begin(ctx, &Job{image: image, digests: digests})
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +95,6 @@ func (d *Leftovers) BeginPull(ctx context.Context, image, parent string) (*Job, 
 		j.End(ctx, true)
 		return nil, err
 	}
-	j.image = image
 	if parent == "" {
 		return j, nil
 	}
@@ -113,11 +119,10 @@ func (j *Job) note(ctx context.Context, name, text string) error {
 
 // BeginRemoval starts a job that is about layers.
 func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, error) {
-	j, err := d.begin(ctx)
+	j, err := d.begin(ctx, &Job{removal: true, layers: layers})
 	if err != nil {
 		return nil, err
 	}
-	j.layers = layers
 	if err := j.note(ctx, layersName, strings.Join(layers, "\n")); err != nil {
 		j.End(ctx, true)
 		return nil, err
@@ -125,7 +130,8 @@ func (d *Leftovers) BeginRemoval(ctx context.Context, layers []string) (*Job, er
 	return j, nil
 }
 
-func (d *Leftovers) begin(ctx context.Context) (*Job, error) {
+// begin makes the directory of a job.
+func (d *Leftovers) begin(ctx context.Context, j *Job) (*Job, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -147,8 +153,9 @@ func (d *Leftovers) begin(ctx context.Context) (*Job, error) {
 			lock.Close()
 			continue
 		}
-		d.running++
-		return &Job{all: d, dir: dir, Lock: lock, start: start}, nil
+		j.all, j.dir, j.Lock, j.start = d, dir, lock, start
+		d.running = append(d.running, j)
+		return j, nil
 	}
 	return nil, err
 }
@@ -172,8 +179,8 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// End deletes the job's files. The layers of failed work go when no other work
-// is under way, which might be building on them.
+// End deletes the job's files. The layers of failed work go, except those that pulls
+// under way may need: these go when such pulls end and no image has them.
 func (j *Job) End(ctx context.Context, succeeded bool) {
 	d := j.all
 	if err := trace.Call(ctx, "remove temporary files", j.removeFiles); err != nil {
@@ -181,16 +188,13 @@ func (j *Job) End(ctx context.Context, succeeded bool) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.running--
+	d.running = slices.DeleteFunc(d.running, func(other *Job) bool { return other == j })
 	j.settled = succeeded
 	if !succeeded || j.forget(ctx) != nil {
 		d.left = append(d.left, j)
 	}
-	if d.running > 0 {
-		return
-	}
 	var err error
-	if d.left, err = d.sweep(ctx, d.left); err != nil {
+	if d.left, err = d.sweep(context.WithoutCancel(ctx), d.left); err != nil {
 		slog.WarnContext(ctx, "cannot remove leftovers of unfinished pulls; the next pull or start retries", "err", err)
 	}
 }
@@ -285,7 +289,7 @@ func (d *Leftovers) read(ctx context.Context, name string) (*Job, error) {
 	}
 	j := &Job{all: d, dir: dir, Lock: lock, start: time.Now()}
 	if list, err := os.ReadFile(filepath.Join(dir, layersName)); err == nil {
-		j.layers = strings.Fields(string(list))
+		j.removal, j.layers = true, strings.Fields(string(list))
 		return j, nil
 	}
 	if image, err := os.ReadFile(filepath.Join(dir, imageName)); err == nil {
@@ -320,16 +324,17 @@ func (d *Leftovers) Remove() error { return os.RemoveAll(d.dir) }
 
 const orphanAge = time.Hour
 
-// Orphans are old layers that no image, container or other layer needs; none while a
-// pull or removal is in progress, which may be about to need one.
+// Orphans are old layers that no image, container or other layer needs, and no pull in
+// progress may need; none while a removal is in progress or incomplete.
 func (d *Leftovers) Orphans() ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unsettled := func(j *Job) bool { return !j.settled }
-	if d.running > 0 || slices.ContainsFunc(d.left, unsettled) {
+	removes := func(j *Job) bool { return j.removal }
+	unswept := func(j *Job) bool { return !j.settled && !j.swept }
+	if slices.ContainsFunc(d.running, removes) || slices.ContainsFunc(d.left, unswept) {
 		return nil, nil
 	}
-	orphans, err := d.orphans()
+	orphans, _, err := d.orphans()
 	if err != nil {
 		return nil, fmt.Errorf("search for layers without an image: %w", err)
 	}

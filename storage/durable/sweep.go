@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/lockfile"
 
@@ -17,17 +18,18 @@ import (
 )
 
 // sweep deletes the layers and halves of images that jobs have left, and then the jobs. It returns
-// those that it could not.
+// those of which something remains.
 func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err error) {
 	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.settled }) {
-		err := errors.Join(d.sweepLayers(ctx, jobs), trace.Call(ctx, "delete orphaned image data", d.sweepImages))
-		if err != nil {
+		if err := d.sweepLayers(ctx, jobs); err != nil {
 			return jobs, err
 		}
+		handOver(jobs)
 	}
 	for _, j := range jobs {
-		j.settled = true
-		if forgetErr := j.forget(ctx); forgetErr != nil {
+		if !j.settled {
+			left = append(left, j)
+		} else if forgetErr := j.forget(ctx); forgetErr != nil {
 			left = append(left, j)
 			err = errors.Join(err, forgetErr)
 		}
@@ -35,36 +37,87 @@ func (d *Leftovers) sweep(ctx context.Context, jobs []*Job) (left []*Job, err er
 	return left, err
 }
 
+// handOver leaves all layers that are kept for running pulls to the oldest of the failed
+// ones, so that these do not add up: should the process die, its directory has the next
+// one look at all layers that were made since then.
+func handOver(jobs []*Job) {
+	var oldest *Job
+	pulls := slices.DeleteFunc(slices.Clone(jobs), func(j *Job) bool { return j.settled || j.removal })
+	for _, j := range pulls {
+		if oldest == nil || j.start.Before(oldest.start) {
+			oldest = j
+		}
+	}
+	for _, j := range pulls {
+		if j != oldest {
+			oldest.layers = append(oldest.layers, j.layers...)
+			j.layers, j.settled = nil, true
+		}
+	}
+}
+
+// sweepLayers deletes what unsettled jobs have left in the store. Those of which nothing
+// remains there are settled.
 func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
+	jobs = slices.DeleteFunc(slices.Clone(jobs), func(j *Job) bool { return j.settled })
+	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.swept }) {
+		if err := d.sweepRest(ctx, jobs); err != nil {
+			return err
+		}
+	}
+	orphans, wanted, err := d.orphans()
+	if err != nil {
+		return err
+	}
+	for _, layer := range orphans {
+		if !slices.ContainsFunc(jobs, func(j *Job) bool { return j.left(layer) }) {
+			continue
+		}
+		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
+		if deleteErr != nil && !needed(deleteErr) {
+			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		var kept []string
+		for _, layer := range wanted {
+			if j.left(layer) {
+				kept = append(kept, layer.ID)
+			}
+		}
+		j.layers, j.swept, j.settled = kept, true, len(kept) == 0
+	}
+	return nil
+}
+
+// left tells whether a layer without an image may be what the job has left.
+func (j *Job) left(layer cstorage.Layer) bool {
+	return !j.swept && !layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID)
+}
+
+// sweepRest deletes what jobs have left beside layers: at their first sweep, since no
+// pull may need it.
+func (d *Leftovers) sweepRest(ctx context.Context, jobs []*Job) error {
 	if err := trace.Do(ctx, "sweep staging directories", d.sweepStaging); err != nil {
 		return err
 	}
 	for _, j := range jobs {
-		if j.settled || j.image == "" {
+		if j.swept || j.image == "" || d.pulls(j.image) { // a pull that goes on deletes its half itself
 			continue
 		}
 		if err := d.sweepHalf(ctx, j.image); err != nil {
 			return err
 		}
 	}
-	orphans, err := d.orphans()
-	if err != nil {
-		return err
-	}
-	for _, layer := range orphans {
-		left := slices.ContainsFunc(jobs, func(j *Job) bool {
-			return !j.settled && (!layer.Created.Before(j.start) || slices.Contains(j.layers, layer.ID))
-		})
-		if !left {
-			continue
-		}
-		d.Removals.Add(1)
-		deleteErr := trace.Call(ctx, "delete layer", func() error { return d.store.DeleteLayer(layer.ID) })
-		if deleteErr != nil && !needed(deleteErr) {
-			err = errors.Join(err, fmt.Errorf("delete layer %s: %w", layer.ID, deleteErr))
-		}
-	}
-	return err
+	return trace.Call(ctx, "delete orphaned image data", d.sweepImages)
+}
+
+// pulls tells whether the image is being pulled.
+func (d *Leftovers) pulls(image string) bool {
+	return slices.ContainsFunc(d.running, func(j *Job) bool { return !j.removal && j.image == image })
 }
 
 // sweepStaging has the library delete the directories in which workers that died
@@ -98,7 +151,6 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	if image.ID != id || image.ReadOnly || len(image.Names) > 0 || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
 		return nil
 	}
-	d.Removals.Add(1)
 	err = trace.Call(ctx, "delete incomplete image", func() error {
 		_, err := d.store.DeleteImage(id, true)
 		return err
@@ -111,8 +163,12 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 
 // sweepImages deletes the manifests and configs of images that have no record:
 // the library deletes the record first. It makes it first, too, so that what is
-// there before the records are read either has one or will never have.
+// there before the records are read either has one or will never have, unless somebody
+// pulls it again meanwhile, who may be a pull that does not know its image.
 func (d *Leftovers) sweepImages() error {
+	if d.pulls("") {
+		return nil
+	}
 	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
 		return err
 	}
@@ -129,7 +185,7 @@ func (d *Leftovers) sweepImages() error {
 	}
 	for _, entry := range entries {
 		recorded := slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == entry.Name() })
-		if entry.IsDir() && len(entry.Name()) == sha256.Size*2 && !recorded {
+		if entry.IsDir() && len(entry.Name()) == sha256.Size*2 && !recorded && !d.pulls(entry.Name()) {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, entry.Name())))
 		}
 	}
@@ -186,23 +242,23 @@ func needed(err error) bool {
 }
 
 // orphans are the layers that no image and no container stands on, children
-// before their parents. While records are set aside nobody knows.
-func (d *Leftovers) orphans() ([]cstorage.Layer, error) {
+// before their parents. Those that a running pull may need, and the layers below them,
+// are wanted. While records are set aside nobody knows.
+func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
-		return nil, err
+		return nil, nil, err
 	}
 	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	byID := map[string]*cstorage.Layer{}
 	for i := range all.Layers {
 		byID[all.Layers[i].ID] = &all.Layers[i]
 	}
-	used := map[string]bool{}
-	use := func(id string) {
-		for id != "" && !used[id] {
-			used[id] = true
+	mark := func(marked map[string]bool, id string) {
+		for id != "" && !marked[id] {
+			marked[id] = true
 			if layer := byID[id]; layer != nil {
 				id = layer.Parent
 			} else {
@@ -210,14 +266,18 @@ func (d *Leftovers) orphans() ([]cstorage.Layer, error) {
 			}
 		}
 	}
+	used, kept := map[string]bool{}, map[string]bool{}
 	for _, image := range all.Images {
-		use(image.TopLayer)
+		mark(used, image.TopLayer)
 		for _, id := range image.MappedTopLayers {
-			use(id)
+			mark(used, id)
 		}
 	}
 	for _, container := range all.Containers {
-		use(container.LayerID)
+		mark(used, container.LayerID)
+	}
+	for _, id := range d.wanted(all.Layers) {
+		mark(kept, id)
 	}
 	depth := func(layer cstorage.Layer) (n int) {
 		for l := byID[layer.Parent]; l != nil && n < len(byID); l = byID[l.Parent] {
@@ -225,12 +285,40 @@ func (d *Leftovers) orphans() ([]cstorage.Layer, error) {
 		}
 		return n
 	}
-	var orphans []cstorage.Layer
 	for _, layer := range all.Layers {
-		if !used[layer.ID] && !layer.ReadOnly {
+		switch {
+		case used[layer.ID] || layer.ReadOnly:
+		case kept[layer.ID]:
+			wanted = append(wanted, layer)
+		default:
 			orphans = append(orphans, layer)
 		}
 	}
 	slices.SortStableFunc(orphans, func(a, b cstorage.Layer) int { return depth(b) - depth(a) })
-	return orphans, nil
+	return orphans, wanted, nil
+}
+
+// wanted are those of all layers that a running pull may build on or copy from, going by
+// their digests. A pull that knows its layers only as blobs, such as one of Docker's schema
+// 1, may come upon a layer with the same content that was another blob: should that
+// go, the pull is repeated.
+func (d *Leftovers) wanted(all []cstorage.Layer) (ids []string) {
+	digests := map[digest.Digest]bool{}
+	for _, j := range d.running {
+		for _, one := range j.digests {
+			digests[one] = true
+		}
+	}
+	delete(digests, "") // of layers whose digest is not known
+	for _, layer := range all {
+		if digests[layer.CompressedDigest] && layer.UncompressedDigest != "" {
+			digests[layer.UncompressedDigest] = true
+		}
+	}
+	for _, layer := range all {
+		if digests[layer.CompressedDigest] || digests[layer.UncompressedDigest] {
+			ids = append(ids, layer.ID)
+		}
+	}
+	return ids
 }
