@@ -89,6 +89,7 @@ func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable
 		return "", err
 	}
 	p.Source, p.Store, p.Job, p.Temporary, p.Parallel = src, s.options, job.Lock, job.Temporary, s.cfg.ParallelLayers
+	p.RepeatRoom = s.repeatRoom
 	p.Writable = []string{s.store.GraphRoot(), s.store.RunRoot(), job.Temporary}
 	if s.options.ImageStore != "" {
 		p.Writable = append(p.Writable, s.options.ImageStore)

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/archive"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
@@ -72,6 +74,31 @@ func sameLayer(a, b cstorage.Layer) bool {
 		a.CompressedDigest == b.CompressedDigest && a.CompressedSize == b.CompressedSize &&
 		a.UncompressedDigest == b.UncompressedDigest && a.UncompressedSize == b.UncompressedSize &&
 		slices.Equal(a.UIDs, b.UIDs) && slices.Equal(a.GIDs, b.GIDs) && slices.Equal(a.BigDataNames, b.BigDataNames)
+}
+
+// A small blob that unpacks to much cannot be unpacked time and again, also where its
+// content came with another image; a few small repeats do not matter.
+func TestRepeatedLayersAreBounded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.repeatRoom = 1 << 20
+	big, small := layer(t, image.Text("zeros", strings.Repeat("0", 1<<20))), layer(t, image.Text("small", "x"))
+	r := serve(t, "app", "once", build(t, image.Image{Layers: []image.Layer{small, big, small, small, small}}))
+	r.Push("app", "twice", build(t, image.Image{Layers: []image.Layer{big, small, big, small}}))
+	r.Push("app", "often", build(t, image.Image{Layers: []image.Layer{big, big, big, big, small}}))
+	for range 2 { // the second time with the others in the store
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:often"})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), big.Digest.String()) || !strings.Contains(err.Error(), "rebuild the image") {
+			t.Errorf("repeated layers: %v", err)
+		}
+		for _, tag := range []string{"once", "twice"} {
+			n.pull(r.Addr() + "/app:" + tag)
+		}
+	}
+	for _, img := range n.list() {
+		n.remove(img.ID)
+	}
+	n.empty()
 }
 
 // A blob that is in the store, or is in the image twice, is downloaded once.

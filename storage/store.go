@@ -93,9 +93,13 @@ type Store struct {
 	policies     *trust.Policies
 	signatures   *signatureStore
 	largeWindows chan struct{} // see inspected
+	repeatRoom   int64         // see layers.BoundRepeats
 
 	background sync.WaitGroup // the measuring of writable layers
 }
+
+// repeatRoom leaves small images their repeated layers, however many.
+const repeatRoom = 256 << 20 // bytes
 
 // Open opens the store and creates it where there is none. After a reboot it
 // looks for what a power cut has damaged: records of containers/storage are
@@ -164,7 +168,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
 	s.signatures = &signatureStore{store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })

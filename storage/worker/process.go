@@ -57,6 +57,8 @@ type Pull struct {
 	Writable  []string                  // directories that the worker changes files in, and nowhere else
 	Secrets   []string                  // that the worker is not to see
 	Events    chan<- types.ProgressProperties
+
+	RepeatRoom int64 // bytes that layers which repeat others may unpack to in any case
 }
 
 // Run has a worker copy the image, and returns its id. An error carries
@@ -68,7 +70,7 @@ func (p Pull) Run(ctx context.Context) (string, error) {
 	}
 	return w.run(ctx, pullOrder{
 		Documents: p.Source.Documents, Signatures: p.Source.Signatures, Name: p.Source.Name.String(),
-		Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel,
+		Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom,
 	})
 }
 

@@ -51,6 +51,7 @@ type pullOrder struct {
 	Store      storagetypes.StoreOptions
 	Temporary  string // directory for large files
 	Parallel   int    // layers
+	RepeatRoom int64  // bytes
 }
 
 // message is what a worker writes to its socket, a line each: one of these.
@@ -195,6 +196,7 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("open image store: %w", err)
 	}
+	store = layers.BoundRepeats(store, order.RepeatRoom)
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
 	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, worker: w}}
 	if err := w.putLayers(ctx, order, store, &src.source); err != nil {
