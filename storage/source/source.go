@@ -168,6 +168,18 @@ func (d *Documents) Blobs() map[digest.Digest]bool {
 	return blobs
 }
 
+// LayerDigests are the digests by which a copy of the image may find its layers in a
+// store: those of their blobs and, where the config has them, of their content, whatever
+// format they are in.
+func (d *Documents) LayerDigests() (digests []digest.Digest) {
+	if parsed, err := d.parsed(); err == nil {
+		for _, blob := range parsed.LayerInfos() {
+			digests = append(digests, blob.Digest)
+		}
+	}
+	return append(digests, contentsOf(d.Config)...)
+}
+
 // parsed is the manifest of this platform's image.
 func (d *Documents) parsed() (manifest.Manifest, error) {
 	document, found := d.Manifests[d.Manifest()]

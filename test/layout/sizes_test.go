@@ -112,19 +112,12 @@ func promoted(typ string, methods map[string]int, embeds map[string][]string) in
 	return n
 }
 
-// named counts the parameters that have names. Those without are an interface's, and the
-// function does not use them.
-func named(parameters *ast.FieldList) (n int) {
-	for _, field := range parameters.List {
-		n += len(field.Names)
-	}
-	return n
-}
-
 func (s *sizes) function(fset *token.FileSet, pkg string, d *ast.FuncDecl) {
 	name := fmt.Sprintf("%s.%s", pkg, d.Name.Name)
 	s.functions = append(s.functions, measured{name, fset.Position(d.End()).Line - fset.Position(d.Pos()).Line + 1})
-	s.parameters = append(s.parameters, measured{name, named(d.Type.Params)})
+	if d.Name.Name != "PutLayer" { // whose parameters are those of containers/storage
+		s.parameters = append(s.parameters, measured{name, d.Type.Params.NumFields()})
+	}
 	of := receiver(d)
 	plain := slices.Contains([]string{"Error", "Unwrap", "String"}, d.Name.Name) // say what they are
 	if d.Name.IsExported() && !plain && d.Doc == nil && (of == "" || ast.IsExported(of)) {
