@@ -136,11 +136,14 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := admitted(sys, name); err != nil {
 		return nil, err
 	}
-	end, err := followHosts(s.cfg.HostsDirs, s.store.RunRoot(), sys, name)
+	dir, end, err := registriesDir(s.store.RunRoot())
 	if err != nil {
 		return nil, err
 	}
 	defer end()
+	if err := followHosts(s.cfg.HostsDirs, dir, sys, name); err != nil {
+		return nil, err
+	}
 	creds, err := credentialsFor(p.request.Auth, name)
 	if err != nil {
 		return nil, err

@@ -335,7 +335,7 @@ func TestHostsFiles(t *testing.T) {
 	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "hosts.toml") {
 		t.Errorf("what cannot be followed: %v", err)
 	}
-	if left := slices.DeleteFunc(n.entries("run"), func(name string) bool { return !strings.HasPrefix(name, hostsPrefix) }); len(left) > 0 {
+	if left := slices.DeleteFunc(n.entries("run"), func(name string) bool { return !strings.HasPrefix(name, registriesPrefix) }); len(left) > 0 {
 		t.Errorf("left in the run root: %q", left)
 	}
 }

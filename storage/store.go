@@ -190,7 +190,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
-	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), removeHosts(s.store.RunRoot())); err != nil {
+	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), removeRegistriesDirs(s.store.RunRoot())); err != nil {
 		slog.Warn("cannot remove credentials and registry configuration of unfinished pulls; the next start retries", "err", err)
 	}
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {

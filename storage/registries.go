@@ -1,0 +1,52 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/storage/hosts"
+)
+
+const registriesPrefix = "crius-registries-"
+
+// registriesDir makes a directory for what the library is to read about registries during
+// one pull. The caller must call end after it.
+func registriesDir(runRoot string) (dir string, end func(), err error) {
+	dir, err = os.MkdirTemp(runRoot, registriesPrefix)
+	if err != nil {
+		return "", nil, err
+	}
+	return dir, func() {
+		if err := os.RemoveAll(dir); err != nil {
+			slog.Warn("cannot remove the registry configuration of a pull; the next start retries", "err", err)
+		}
+	}, nil
+}
+
+// removeRegistriesDirs removes what pulls of a server that was killed have left.
+func removeRegistriesDirs(runRoot string) error {
+	left, err := filepath.Glob(filepath.Join(runRoot, registriesPrefix+"*"))
+	for _, dir := range left {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
+}
+
+// followHosts has sys follow containerd's hosts.toml for the image's registry, if there is
+// one, as long as dir is there.
+func followHosts(hostsDirs []string, dir string, sys *types.SystemContext, name reference.Named) error {
+	registry, err := hosts.Read(hostsDirs, reference.Domain(name))
+	if err != nil || registry == nil {
+		return err
+	}
+	if err := registry.Configure(sys, dir); err != nil {
+		return fmt.Errorf("apply hosts.toml: %w", err)
+	}
+	return nil
+}
