@@ -9,8 +9,8 @@ import (
 
 // Limits of the signatures of one image.
 const (
-	maxSignatures    = 128
-	maxSignatureSize = 2 << 20 // bytes of all
+	MaxSignatures    = 128
+	MaxSignatureSize = 2 << 20 // bytes of all
 )
 
 // Blobs are signatures in the form in which containers/storage and the dir transport
@@ -25,7 +25,7 @@ func Blobs[S any](signatures []S) (blobs [][]byte, dropped int) {
 	size := 0
 	for _, s := range signatures {
 		one, err := blob(s)
-		if err != nil || len(blobs) == maxSignatures || size+len(one) > maxSignatureSize {
+		if err != nil || len(blobs) == MaxSignatures || size+len(one) > MaxSignatureSize {
 			dropped++
 			continue
 		}
@@ -44,14 +44,19 @@ func blob(signature any) ([]byte, error) {
 		UntrustedPayload() []byte
 		UntrustedAnnotations() map[string]string
 	}:
-		text, err := json.Marshal(struct {
-			MIMEType    string            `json:"mimeType"`
-			Payload     []byte            `json:"payload"`
-			Annotations map[string]string `json:"annotations"`
-		}{s.UntrustedMIMEType(), s.UntrustedPayload(), s.UntrustedAnnotations()})
-		return append([]byte("\x00sigstore-json\n"), text...), err
+		return SigstoreBlob(s.UntrustedMIMEType(), s.UntrustedPayload(), s.UntrustedAnnotations())
 	}
 	return nil, fmt.Errorf("signature of type %T: its format is unknown", signature)
+}
+
+// SigstoreBlob is the sigstore signature of these parts in the form of Blobs.
+func SigstoreBlob(mimeType string, payload []byte, annotations map[string]string) ([]byte, error) {
+	text, err := json.Marshal(struct {
+		MIMEType    string            `json:"mimeType"`
+		Payload     []byte            `json:"payload"`
+		Annotations map[string]string `json:"annotations"`
+	}{mimeType, payload, annotations})
+	return append([]byte("\x00sigstore-json\n"), text...), err
 }
 
 // Union is first, and of second what first does not have and what the limits of one
@@ -64,7 +69,7 @@ func Union(first, second [][]byte) [][]byte {
 	}
 	for _, one := range second {
 		known := slices.ContainsFunc(union, func(other []byte) bool { return bytes.Equal(one, other) })
-		if known || len(union) >= maxSignatures || size+len(one) > maxSignatureSize {
+		if known || len(union) >= MaxSignatures || size+len(one) > MaxSignatureSize {
 			continue
 		}
 		union = append(union, one)

@@ -1,4 +1,5 @@
-// Package trust asks signature policies (containers-policy.json(5)) about images.
+// Package trust asks signature policies (containers-policy.json(5)) about images, and
+// knows where signatures are (containers-registries.d(5)) and how they are stored.
 //
 // A policy is read whenever it is asked for: a new one, and new keys, take effect
 // at once. What depends on neither is kept: the parsed document, and the images

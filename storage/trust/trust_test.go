@@ -172,27 +172,92 @@ func TestBlobs(t *testing.T) {
 	if len(blobs) != 2 || string(blobs[0]) != "\x00simple-signing\na" || dropped != 1 {
 		t.Errorf("%q, %d", blobs, dropped)
 	}
-	blobs, dropped = Blobs([]simple{make([]byte, maxSignatureSize/2), make([]byte, maxSignatureSize), simple("c")})
+	blobs, dropped = Blobs([]simple{make([]byte, MaxSignatureSize/2), make([]byte, MaxSignatureSize), simple("c")})
 	if len(blobs) != 2 || dropped != 1 {
 		t.Errorf("%d signatures, %d left out", len(blobs), dropped)
 	}
-	if blobs, dropped = Blobs(make([]simple, maxSignatures+3)); len(blobs) != maxSignatures || dropped != 3 {
+	if blobs, dropped = Blobs(make([]simple, MaxSignatures+3)); len(blobs) != MaxSignatures || dropped != 3 {
 		t.Errorf("%d signatures, %d left out", len(blobs), dropped)
 	}
 }
 
 func TestUnion(t *testing.T) {
 	t.Parallel()
-	a, b, large := []byte("a"), []byte("b"), make([]byte, maxSignatureSize)
+	a, b, large := []byte("a"), []byte("b"), make([]byte, MaxSignatureSize)
 	got := Union([][]byte{a}, [][]byte{a, large, b})
 	if !slices.EqualFunc(got, [][]byte{a, b}, slices.Equal) {
 		t.Errorf("%q", got)
 	}
-	many := make([][]byte, 2*maxSignatures)
+	many := make([][]byte, 2*MaxSignatures)
 	for i := range many {
 		many[i] = []byte{byte(i), byte(i >> 8)}
 	}
-	if got := Union(nil, many); len(got) != maxSignatures {
+	if got := Union(nil, many); len(got) != MaxSignatures {
 		t.Errorf("%d signatures", len(got))
+	}
+}
+
+func TestLocations(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"a.yaml": "default-docker:\n  use-sigstore-attachments: true\n  lookaside: https://default.example\n",
+		"b.yaml": "docker:\n  example.org:\n    use-sigstore-attachments: false\n    sigstore: https://old.example\n" +
+			"  example.org:5000: {lookaside: 'https://port.example'}\n  example.org/a: {use-sigstore-attachments: true}\n",
+		"c.yaml": "docker:\n  example.org/a/b: {lookaside: 'https://ab.example/x?y=z'}\n  example.org/a/b:1: {use-sigstore-attachments: false}\n",
+		"d.conf": "nonsense",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	without := filepath.Join(t.TempDir(), "registries.d")
+	for i, c := range []struct {
+		image string
+		want  bool
+	}{
+		{"example.net/a:1", true},
+		{"example.org/x:1", false},
+		{"example.org:5000/x:1", true},
+		{"example.org/a:1", true},
+		{"example.org/a/b:2", true},
+		{"example.org/a/b:1", false},
+		{"example.org/a/b@sha256:" + strings.Repeat("0", 64), true},
+	} {
+		ref := dockerReference(t, c.image)
+		l, err := ReadLocations(&types.SystemContext{RegistriesDirPath: dir}, ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Attachments(ref.DockerReference()); got != c.want {
+			t.Errorf("%s: attachments %t", c.image, got)
+		}
+		if i == 0 {
+			if err := l.WriteWithoutAttachments(without); err != nil {
+				t.Fatal(err)
+			}
+		}
+		copied, err := ReadLocations(&types.SystemContext{RegistriesDirPath: without}, ref)
+		if err != nil || copied.Attachments(ref.DockerReference()) {
+			t.Errorf("%s: attachments in the copy: %+v, %v", c.image, copied, err)
+		}
+		want, err := docker.SignatureStorageBaseURL(&types.SystemContext{RegistriesDirPath: dir}, ref, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := docker.SignatureStorageBaseURL(&types.SystemContext{RegistriesDirPath: without}, ref, false); err != nil || got.String() != want.String() {
+			t.Errorf("%s: lookaside %s in the copy, %v, want %s", c.image, got, err, want)
+		}
+	}
+	for name, content := range map[string]string{"e.yaml": "docker: {example.org: {}}\n", "f.yaml": "docker: [\n"} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadLocations(&types.SystemContext{RegistriesDirPath: dir}, dockerReference(t, "example.org/a:1"))
+		if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: %v", name, err)
+		}
+		os.Remove(file)
 	}
 }
