@@ -34,7 +34,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	sys := n.libraryContext()
-	src, err := n.openSource(testContext(t), sys, policy, name)
+	src, err := n.openSource(testContext(t), sys, policy, name, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

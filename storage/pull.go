@@ -153,7 +153,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	src, err := s.openSource(ctx, sys, policy, name)
+	src, err := s.openSource(ctx, sys, policy, name, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -199,13 +199,13 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 
 // openSource reaches the first of the name's mirrors, or the registry itself, that has the
 // image, and inspects it. It gives up where nothing comes.
-func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named) (*source.Image, error) {
+func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, dir string) (*source.Image, error) {
 	if s.cfg.ProgressTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, s.cfg.ProgressTimeout, progress.ErrStalled)
 		defer cancel()
 	}
-	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(s.store, config) })
+	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(s.store, config) }, dir)
 	return src, progress.CauseOf(ctx, err)
 }
 

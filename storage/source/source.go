@@ -42,17 +42,22 @@ const (
 
 // Open reaches the image by a reference with registry, by the full name it is pulled under,
 // and inspects it. It asks the signature policy. Stored returns an image config that need not
-// be fetched, nil if there is none.
-func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte) (*Image, error) {
+// be fetched, nil if there is none. What the library reads for this image is written to dir,
+// which must stay as long as the image is open.
+func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, name reference.Named, stored func(digest.Digest) []byte, dir string) (*Image, error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, fault.Invalid)
+	}
+	attached, err := takeAttachments(sys, ref, dir)
+	if err != nil {
+		return nil, err
 	}
 	opened, err := ref.NewImageSource(ctx, sys)
 	if err != nil {
 		return nil, err
 	}
-	image := &Image{ImageSource: opened, Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, stored: stored}
+	image := &Image{ImageSource: opened, Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
 	if err := image.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
 		return nil, err
@@ -92,7 +97,8 @@ type Image struct {
 	// LargeWindows takes the one pull whose layers may have large windows.
 	LargeWindows chan struct{}
 
-	stored func(config digest.Digest) []byte
+	attachments *attachments // nil: not to be looked for
+	stored      func(config digest.Digest) []byte
 
 	mu    sync.Mutex
 	large bool // this pull has taken LargeWindows
@@ -355,10 +361,11 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	if err := inspectManifest(parsed); err != nil {
 		return err
 	}
-	if err := s.readSignatures(ctx, unparsed); err != nil {
+	signed, err := s.readSignatures(ctx, unparsed)
+	if err != nil {
 		return err
 	}
-	if err := policy.Check(ctx, unparsed); err != nil {
+	if err := policy.Check(ctx, signed); err != nil {
 		return err
 	}
 	if isSchema1(parsed) {
@@ -375,17 +382,23 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	return nil
 }
 
-// readSignatures fetches the signatures, which the image then has.
-func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) error {
+// readSignatures fetches the signatures, which the image then has, and returns it with
+// them for the signature policy.
+func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) (types.UnparsedImage, error) {
 	found, err := image.UntrustedSignatures(ctx)
 	if err != nil {
-		return fmt.Errorf("read signatures: %w", err)
+		return nil, fmt.Errorf("read signatures: %w", err)
 	}
-	var dropped int
-	if s.Signatures, dropped = trust.Blobs(found); dropped > 0 {
+	blobs, dropped := trust.Blobs(found)
+	s.Signatures = blobs
+	signed, more, err := s.addAttachments(ctx, image)
+	if err != nil {
+		return nil, fmt.Errorf("read signatures attached to the image: %w", err)
+	}
+	if dropped += more; dropped > 0 {
 		slog.WarnContext(ctx, "some image signatures not stored: too many, too large or in an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
 	}
-	return nil
+	return signed, nil
 }
 
 func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
