@@ -12,9 +12,9 @@ import (
 
 // Sessions hands out the URLs of sessions; *stream.Server is the one there is.
 type Sessions interface {
-	Exec(*cri.ExecRequest) (url string, err error)
-	Attach(*cri.AttachRequest) (url string, err error)
-	PortForward(*cri.PortForwardRequest) (url string, err error)
+	Exec(context.Context, *cri.ExecRequest) (url string, err error)
+	Attach(context.Context, *cri.AttachRequest) (url string, err error)
+	PortForward(context.Context, *cri.PortForwardRequest) (url string, err error)
 }
 
 // streamAPI is the part of RuntimeService that leads to sessions. What can be
@@ -24,7 +24,7 @@ type streamAPI struct {
 	sessions Sessions
 }
 
-func (s *streamAPI) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
+func (s *streamAPI) Exec(ctx context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	if err := checkExec(req); err != nil {
 		return nil, err
 	}
@@ -33,11 +33,11 @@ func (s *streamAPI) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResp
 		return nil, err
 	}
 	req.ContainerId = id
-	url, err := s.sessions.Exec(req)
+	url, err := s.sessions.Exec(ctx, req)
 	return &cri.ExecResponse{Url: url}, err
 }
 
-func (s *streamAPI) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachResponse, error) {
+func (s *streamAPI) Attach(ctx context.Context, req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	if err := checkAttach(req); err != nil {
 		return nil, err
 	}
@@ -46,11 +46,11 @@ func (s *streamAPI) Attach(_ context.Context, req *cri.AttachRequest) (*cri.Atta
 		return nil, err
 	}
 	req.ContainerId = id
-	url, err := s.sessions.Attach(req)
+	url, err := s.sessions.Attach(ctx, req)
 	return &cri.AttachResponse{Url: url}, err
 }
 
-func (s *streamAPI) PortForward(_ context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
+func (s *streamAPI) PortForward(ctx context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
 	if err := checkPortForward(req); err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *streamAPI) PortForward(_ context.Context, req *cri.PortForwardRequest) 
 		return nil, fmt.Errorf("pod %s is not ready: %w", v.ID, fault.Precondition)
 	}
 	req.PodSandboxId = v.ID
-	url, err := s.sessions.PortForward(req)
+	url, err := s.sessions.PortForward(ctx, req)
 	return &cri.PortForwardResponse{Url: url}, err
 }
 

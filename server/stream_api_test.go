@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -14,17 +15,17 @@ import (
 // fakeSessions gives URLs that name the request's object.
 type fakeSessions struct{ last proto.Message }
 
-func (f *fakeSessions) Exec(r *cri.ExecRequest) (string, error) {
+func (f *fakeSessions) Exec(_ context.Context, r *cri.ExecRequest) (string, error) {
 	f.last = r
 	return "exec:" + r.GetContainerId(), nil
 }
 
-func (f *fakeSessions) Attach(r *cri.AttachRequest) (string, error) {
+func (f *fakeSessions) Attach(_ context.Context, r *cri.AttachRequest) (string, error) {
 	f.last = r
 	return "attach:" + r.GetContainerId(), nil
 }
 
-func (f *fakeSessions) PortForward(r *cri.PortForwardRequest) (string, error) {
+func (f *fakeSessions) PortForward(_ context.Context, r *cri.PortForwardRequest) (string, error) {
 	f.last = r
 	return "forward:" + r.GetPodSandboxId(), nil
 }

@@ -24,8 +24,9 @@
 // A session is one connection, and it ends with it: as soon as the client has
 // closed, or the kernel has given it up, although nobody may be reading at that
 // moment (see hangups), or when nothing has been said for too long. It also ends
-// when the engine has nothing more to say, a few seconds being left for the status
-// to reach a client, and when the server stops. Its goroutines have ended when its
-// handler returns, but for those of the libraries and those that only move bytes of
-// the client's, which end with the connection.
+// when the engine has nothing more to say, and when the server stops. What has been
+// written by then still reaches a client that takes it, and the session is counted
+// until its connection is closed. Its goroutines have ended when its handler returns,
+// but for those of the libraries and those that only move bytes of the client's,
+// which end with the connection.
 package stream

@@ -193,7 +193,7 @@ func TestLargeFramesArePassedOn(t *testing.T) {
 			heard <- string(text)
 			return 0, err
 		}})
-		address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"x"}, Stdin: true, Stdout: true})
+		address, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"x"}, Stdin: true, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,7 +221,7 @@ func TestForwardsAreBoundedInSum(t *testing.T) {
 		t.Fatal("connections are counted already")
 	}
 	forward := func(ports ...int32) string {
-		address, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "x", Port: ports})
+		address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x", Port: ports})
 		if err != nil {
 			t.Fatal(err)
 		}

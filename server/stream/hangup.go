@@ -66,8 +66,10 @@ type conn struct {
 	hangups *hangups
 	known   bool          // it is no stranger; guarded by hangups.mu
 	gone    chan struct{} // closed when the client has, or Close was called
+	closed  chan struct{} // closed when nothing is left of the connection
 	leaving sync.Once
 	closing sync.Once
+	ending  sync.Once
 	began   time.Time
 	used    atomic.Int64 // when something was read or written last, in nanoseconds since began
 }
@@ -126,11 +128,14 @@ const (
 	moment = 2 * time.Second
 	// stallTime is hangups.stall. On a busy machine a program may not run for seconds.
 	stallTime = 30 * time.Second
+	// slowest is how many bytes a second a client must take, over all, of what is still
+	// to be sent to it. A modem is as fast.
+	slowest = 8 << 10
 )
 
 // Close sends what has been written and no more, and gives the client a moment to
 // close too: a connection that is closed on data which nobody has read is reset,
-// and the client would lose the last words.
+// and the client would lose the last words. It does not wait; whenClosed tells.
 func (c *conn) Close() error {
 	c.leave()
 	c.closing.Do(func() {
@@ -140,26 +145,34 @@ func (c *conn) Close() error {
 		c.hangups.work.Go(func() {
 			defer close(closed)
 			_, _ = io.Copy(io.Discard, c.TCPConn)
-			_ = c.abort()
+			c.drop()
 		})
 		c.hangups.work.Go(func() {
 			c.linger(closed, c.gone)
-			_ = c.abort()
+			c.drop()
 		})
 	})
 	return nil
 }
 
-// linger returns when the client has closed, does not although it has everything, or
-// has stalled. It has everything when all is said and sent.
+// linger returns when the client has closed, does not although it has everything, has
+// stalled, or is too slow. It has everything when all is said and sent.
 func (c *conn) linger(closed, said <-chan struct{}) {
+	awaitClient(c.unsent, c.hangups.stall, closed, said)
+}
+
+func awaitClient(unsent func() int, stall time.Duration, closed, said <-chan struct{}) {
 	tick := time.NewTicker(moment)
 	defer tick.Stop()
+	left := unsent()
+	late := time.NewTimer(stall + time.Duration(left)*time.Second/slowest)
+	defer late.Stop()
 	var all bool
-	taken := time.Now()
-	for left := c.unsent(); ; {
+	for taken := time.Now(); ; {
 		select {
 		case <-closed:
+			return
+		case <-late.C:
 			return
 		case <-said:
 			all, said = true, nil
@@ -167,10 +180,10 @@ func (c *conn) linger(closed, said <-chan struct{}) {
 		case <-tick.C:
 		}
 		before := left
-		switch left = c.unsent(); {
+		switch left = unsent(); {
 		case left != before:
 			taken = time.Now()
-		case all && left == 0 || time.Since(taken) >= c.hangups.stall:
+		case all && left == 0 || time.Since(taken) >= stall:
 			return
 		}
 	}
@@ -194,19 +207,39 @@ func (c *conn) introduce() {
 	}
 }
 
-// abort closes now.
-func (c *conn) abort() error {
-	c.introduce() // it does not count any more
-	c.hangups.mu.Lock()
-	delete(c.hangups.conns, c.number)
-	c.hangups.mu.Unlock()
-	c.leave()
-	return c.TCPConn.Close() // the kernel forgets what is closed
+// abort closes now. What the client has not taken yet the kernel still sends.
+func (c *conn) abort() {
+	c.ending.Do(func() {
+		c.introduce() // it does not count any more
+		c.hangups.mu.Lock()
+		delete(c.hangups.conns, c.number)
+		c.hangups.mu.Unlock()
+		c.leave()
+		_ = c.TCPConn.Close()
+		close(c.closed)
+	})
+}
+
+// drop closes now and for good. The kernel would keep what the client has not taken for
+// as long as it takes a little of it now and then, and nobody would count that.
+func (c *conn) drop() {
+	if c.unsent() > 0 {
+		_ = c.SetLinger(0)
+	}
+	c.abort()
+}
+
+// whenClosed has f called once nothing is left of the connection.
+func (c *conn) whenClosed(f func()) {
+	c.hangups.work.Go(func() {
+		<-c.closed
+		f()
+	})
 }
 
 // add begins to watch a connection.
 func (h *hangups) add(plain *net.TCPConn) (*conn, error) {
-	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{}), began: time.Now()}
+	c := &conn{TCPConn: plain, hangups: h, gone: make(chan struct{}), closed: make(chan struct{}), began: time.Now()}
 	c.use(1)
 	raw, err := plain.SyscallConn()
 	if err != nil {
@@ -274,7 +307,7 @@ func (h *hangups) abortAll() {
 	}
 	h.mu.Unlock()
 	for _, c := range open {
-		_ = c.abort()
+		c.abort()
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/crius-run/crius/test/kit/wait"
@@ -52,17 +54,52 @@ func TestCloseWaitsForWhoReads(t *testing.T) {
 	}
 }
 
+// Nor does the kernel wait for it: it would keep the rest, which nobody counts, for as
+// long as the client takes a little now and then.
 func TestCloseLetsGoOfWhoDoesNotRead(t *testing.T) {
 	t.Parallel()
-	h, l := listening(t)
-	h.stall = moment
-	_, server := parting(t, l, bytes.Repeat([]byte("last words "), 100_000))
-	server.Close()
-	wait.For(t, "the connection to be let go of", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.conns) == 0
-	})
+	for name, leave := range map[string]func(*hangups, *net.TCPConn) error{
+		"stays":         func(h *hangups, _ *net.TCPConn) error { h.stall = moment; return nil },
+		"ends its half": func(_ *hangups, c *net.TCPConn) error { return c.CloseWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, l := listening(t)
+			last := bytes.Repeat([]byte("last words "), 100_000)
+			client, server := parting(t, l, last)
+			if err := leave(h, client); err != nil {
+				t.Fatal(err)
+			}
+			server.Close()
+			wait.For(t, "the connection to be let go of", func() bool {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return len(h.conns) == 0
+			})
+			if got, err := io.ReadAll(client); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%d of %d bytes, then %v", len(got), len(last), err)
+			}
+		})
+	}
+}
+
+// How long a client is waited for that takes a little now and then has a bound; one that
+// is slow and no more is given everything.
+func TestLingerIsBounded(t *testing.T) {
+	t.Parallel()
+	const size = 4 << 20
+	for rate, patient := range map[int]bool{1: false, slowest / 2: false, slowest: true, 1 << 20: true} { // bytes a second
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			unsent := func() int { return max(0, size-rate*int(time.Since(began)/time.Second)) }
+			said := make(chan struct{})
+			close(said)
+			awaitClient(unsent, stallTime, nil, said)
+			if left, took := unsent(), time.Since(began); (left == 0) != patient || took > stallTime+size/slowest*time.Second {
+				t.Errorf("%d bytes a second: left after %v, while %d bytes were to be sent", rate, took, left)
+			}
+		})
+	}
 }
 
 // A client that has taken all so far is not left while there is more to say to it,
@@ -191,9 +228,7 @@ func TestConnectionsWithoutATicketAreBounded(t *testing.T) {
 	dial()
 	<-taken
 	refused()
-	if err := second.abort(); err != nil {
-		t.Error(err)
-	}
+	second.abort()
 	dial()
 	<-taken
 	refused()

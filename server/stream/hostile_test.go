@@ -128,7 +128,7 @@ func within(t *testing.T, what string, f func()) {
 func TestStreamsThatNobodyExpects(t *testing.T) {
 	s := serveFake(t, &fakeEngine{exec: echo})
 	for range 20 {
-		address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"true"}, Stdout: true})
+		address, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"true"}, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestClientThatVanishes(t *testing.T) {
 		"resets":        func(c *net.TCPConn) { c.SetLinger(0); c.Close() },
 		"ends its half": func(c *net.TCPConn) { c.CloseWrite() },
 	} {
-		address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"true"}, Stdin: true, Stdout: true})
+		address, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"true"}, Stdin: true, Stdout: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestOutputReachesAClientThatKeepsSending(t *testing.T) {
 	}})
 	for name, executor := range executors {
 		for range 20 {
-			address, err := s.Exec(&cri.ExecRequest{Cmd: []string{"head"}, Stdin: true, Stdout: true})
+			address, err := s.Exec(t.Context(), &cri.ExecRequest{Cmd: []string{"head"}, Stdin: true, Stdout: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -196,6 +196,66 @@ func TestOutputReachesAClientThatKeepsSending(t *testing.T) {
 			if stdout.String() != "enough" || err == nil || !strings.Contains(err.Error(), "exit code 7") {
 				t.Fatalf("%s: %q, %v", name, stdout.String(), err)
 			}
+		}
+	}
+}
+
+// A session whose client does not take the rest has its place until the connection is
+// closed: else a client could hold any number of connections by sessions that end.
+func TestPlaceIsKeptUntilTheConnectionIsClosed(t *testing.T) {
+	started := make(chan struct{})
+	s := serveFake(t, &fakeEngine{exec: func(_ context.Context, _ oci.Command, client pod.Client) (int32, error) {
+		close(started)
+		_, err := client.Stdout.Write(make([]byte, 512<<10))
+		return 0, err
+	}})
+	s.tickets.most, s.hangups.stall = 1, time.Hour
+	ask := func(ctx context.Context) (string, error) {
+		return s.Exec(ctx, &cri.ExecRequest{Cmd: []string{"true"}, Stdout: true})
+	}
+	free := func() (address string) {
+		t.Helper()
+		wait.For(t, "a place", func() (ok bool) {
+			var err error
+			address, err = ask(t.Context())
+			return err == nil
+		})
+		return address
+	}
+	address := free()
+	answer, err := http.Get(address)
+	if err != nil || answer.StatusCode != http.StatusBadRequest {
+		t.Fatalf("without an upgrade: %v, %v", answer, err)
+	}
+	answer.Body.Close()
+	client := newDeaf(t, free())
+	client.SetReadBuffer(8 << 10)
+	client.open("error", "stdout")
+	within(t, "the start", func() { <-started })
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.sessions.Wait()
+	}()
+	within(t, "the end of the session", func() { readUntil(client, ended) })
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := ask(impatient); !errors.Is(err, fault.Exhausted) {
+		t.Errorf("while the connection lasts: %v", err)
+	}
+	client.Close()
+	free()
+}
+
+// readUntil takes as little as it can for what is written to it to end.
+func readUntil(client net.Conn, ended <-chan struct{}) {
+	for {
+		select {
+		case <-ended:
+			return
+		default:
+			_ = client.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+			_, _ = client.Read(make([]byte, 4<<10))
 		}
 	}
 }
@@ -214,7 +274,7 @@ func TestCloseEndsSessions(t *testing.T) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve() }()
-	address, err := s.Attach(&cri.AttachRequest{Stdout: true})
+	address, err := s.Attach(t.Context(), &cri.AttachRequest{Stdout: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +332,7 @@ func TestPortForwardWithRealClients(t *testing.T) {
 	s := serveFake(t, &fakeEngine{forward: upper})
 	for name, dialer := range dialers {
 		t.Run(name, func(t *testing.T) {
-			address, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "x"})
+			address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -334,7 +394,7 @@ func forwardOnce(t *testing.T, conn httpstream.Connection, i int) {
 // than the session.
 func TestPortForwardNonsense(t *testing.T) {
 	s := serveFake(t, &fakeEngine{forward: upper})
-	address, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "x"})
+	address, err := s.PortForward(t.Context(), &cri.PortForwardRequest{PodSandboxId: "x"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,7 +499,7 @@ func idleSession(t *testing.T, idle time.Duration) error {
 		return 0, context.Cause(ctx)
 	}})
 	s.cfg.IdleTimeout = idle
-	address, err := s.Exec(&cri.ExecRequest{Stdin: true})
+	address, err := s.Exec(t.Context(), &cri.ExecRequest{Stdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ type Server struct {
 	listener net.Listener
 	hangups  *hangups
 	http     *http.Server
-	tickets  tickets
+	tickets  *tickets
 	forwards *semaphore.Weighted // connections into pods
 	sessions sync.WaitGroup
 }
@@ -102,7 +102,7 @@ func New(cfg Config, engine Engine) (*Server, error) {
 		cfg: cfg, engine: engine, hangups: hangups,
 		base:     url.URL{Scheme: "http", Host: l.Addr().String()},
 		listener: watched{l, hangups},
-		tickets:  tickets{most: cfg.MaxSessions, mostEach: cfg.MaxSessionsPerContainer},
+		tickets:  newTickets(cfg.MaxSessions, cfg.MaxSessionsPerContainer),
 		forwards: semaphore.NewWeighted(maxForwardsInSum),
 	}
 	if secure != nil {
@@ -181,38 +181,39 @@ func (s *Server) Close(ctx context.Context) error {
 }
 
 // Exec returns the URL of a session. The request must have been checked. It says
-// fault.Exhausted where there are too many sessions.
-func (s *Server) Exec(r *cri.ExecRequest) (string, error) {
-	return s.url("exec", r.GetContainerId(), r)
+// fault.Exhausted where there are too many sessions, for which it waits some seconds
+// while ctx lasts: one may be about to end.
+func (s *Server) Exec(ctx context.Context, r *cri.ExecRequest) (string, error) {
+	return s.url(ctx, "exec", r.GetContainerId(), r)
 }
 
 // Attach is the same for the container's own process.
-func (s *Server) Attach(r *cri.AttachRequest) (string, error) {
-	return s.url("attach", r.GetContainerId(), r)
+func (s *Server) Attach(ctx context.Context, r *cri.AttachRequest) (string, error) {
+	return s.url(ctx, "attach", r.GetContainerId(), r)
 }
 
 // PortForward is the same for connections to the pod's ports.
-func (s *Server) PortForward(r *cri.PortForwardRequest) (string, error) {
-	return s.url("portforward", r.GetPodSandboxId(), r)
+func (s *Server) PortForward(ctx context.Context, r *cri.PortForwardRequest) (string, error) {
+	return s.url(ctx, "portforward", r.GetPodSandboxId(), r)
 }
 
-func (s *Server) url(kind, target string, session any) (string, error) {
-	token, err := s.tickets.issue(target, session)
+func (s *Server) url(ctx context.Context, kind, target string, session any) (string, error) {
+	token, err := s.tickets.issue(ctx, target, session)
 	return s.base.JoinPath(kind, token).String(), err
 }
 
 // serve makes a handler of one for a kind of session.
 func serve[T any](s *Server, handle func(*session, T)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		request, ended, ok := redeem[T](&s.tickets, r.PathValue("token"))
+		request, ended, ok := redeem[T](s.tickets, r.PathValue("token"))
 		if !ok {
 			http.NotFound(w, r)
 			return
 		}
-		defer ended()
 		s.sessions.Add(1)
 		defer s.sessions.Done()
 		c := r.Context().Value(connKey{}).(*conn)
+		defer c.whenClosed(ended) // a client that does not take the rest keeps its place
 		c.introduce()
 		ctx, cancel := context.WithCancelCause(r.Context())
 		answer := &answer{ResponseWriter: w}

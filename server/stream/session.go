@@ -99,7 +99,7 @@ func (v *session) converse(w wanted, run run) {
 		Stdout: d.out, // a nil WriteCloser is a nil Writer, too
 		Stderr: d.err,
 		Resize: v.sizes(d.resize),
-		Hangup: func() { _ = v.conn.abort() },
+		Hangup: v.conn.drop,
 	})
 	if stdin != nil {
 		_ = stdin.Close()

@@ -110,7 +110,7 @@ func TestExecWithRealClients(t *testing.T) {
 	for name, executor := range executors {
 		for command, want := range map[string]string{"true": "", "seven": "exit code 7", "error": "no such command"} {
 			t.Run(name+"/"+command, func(t *testing.T) {
-				address, err := s.Exec(&cri.ExecRequest{ContainerId: "x", Cmd: []string{command}, Stdin: true, Stdout: true, Stderr: true})
+				address, err := s.Exec(t.Context(), &cri.ExecRequest{ContainerId: "x", Cmd: []string{command}, Stdin: true, Stdout: true, Stderr: true})
 				if err != nil {
 					t.Fatal(err)
 				}

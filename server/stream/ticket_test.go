@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -14,9 +15,9 @@ import (
 
 func TestTickets(t *testing.T) {
 	t.Parallel()
-	var box tickets
+	box := newTickets(0, 0)
 	request := &cri.ExecRequest{ContainerId: "x"}
-	token, err := box.issue("x", request)
+	token, err := box.issue(t.Context(), "x", request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,16 +25,16 @@ func TestTickets(t *testing.T) {
 	if len(token)*each < bits {
 		t.Errorf("token %q has %d bits", token, len(token)*each)
 	}
-	if _, _, ok := redeem[*cri.AttachRequest](&box, token); ok {
+	if _, _, ok := redeem[*cri.AttachRequest](box, token); ok {
 		t.Error("exec's token is good for attach")
 	}
-	if _, _, ok := redeem[*cri.ExecRequest](&box, token+"A"); ok {
+	if _, _, ok := redeem[*cri.ExecRequest](box, token+"A"); ok {
 		t.Error("another token is good")
 	}
-	if got, _, ok := redeem[*cri.ExecRequest](&box, token); !ok || got != request {
+	if got, _, ok := redeem[*cri.ExecRequest](box, token); !ok || got != request {
 		t.Errorf("redeemed %v, %v", got, ok)
 	}
-	if _, _, ok := redeem[*cri.ExecRequest](&box, token); ok {
+	if _, _, ok := redeem[*cri.ExecRequest](box, token); ok {
 		t.Error("a token is good twice")
 	}
 }
@@ -41,9 +42,9 @@ func TestTickets(t *testing.T) {
 func TestTicketsExpire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var box tickets
+		box := newTickets(0, 0)
 		issue := func() string {
-			token, err := box.issue("x", &cri.ExecRequest{})
+			token, err := box.issue(t.Context(), "x", &cri.ExecRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,17 +52,17 @@ func TestTicketsExpire(t *testing.T) {
 		}
 		good, stale := issue(), issue()
 		time.Sleep(ticketLife - time.Second)
-		if _, _, ok := redeem[*cri.ExecRequest](&box, good); !ok {
+		if _, _, ok := redeem[*cri.ExecRequest](box, good); !ok {
 			t.Error("not good for a minute")
 		}
 		time.Sleep(2 * time.Second)
-		if _, _, ok := redeem[*cri.ExecRequest](&box, stale); ok {
+		if _, _, ok := redeem[*cri.ExecRequest](box, stale); ok {
 			t.Error("good for more than a minute")
 		}
 		for range maxTickets {
 			issue()
 		}
-		if _, err := box.issue("x", &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
+		if _, err := box.issue(t.Context(), "x", &cri.ExecRequest{}); !errors.Is(err, fault.Exhausted) {
 			t.Errorf("one too many: %v", err)
 		}
 		time.Sleep(ticketLife + time.Second)
@@ -77,8 +78,8 @@ func TestTicketsExpire(t *testing.T) {
 func TestSessionsAreCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		box := tickets{most: 5, mostEach: 3}
-		issue := func(target string) (string, error) { return box.issue(target, &cri.ExecRequest{}) }
+		box := newTickets(5, 3)
+		issue := func(target string) (string, error) { return box.issue(t.Context(), target, &cri.ExecRequest{}) }
 		var ends []func()
 		begin := func(target string) {
 			t.Helper()
@@ -86,7 +87,7 @@ func TestSessionsAreCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, end, ok := redeem[*cri.ExecRequest](&box, token)
+			_, end, ok := redeem[*cri.ExecRequest](box, token)
 			if !ok {
 				t.Fatal("the token is not good")
 			}
@@ -122,4 +123,55 @@ func TestSessionsAreCounted(t *testing.T) {
 			t.Errorf("%d sessions are left: %v", box.sum, box.open)
 		}
 	})
+}
+
+// A session that is about to end makes room for who asks meanwhile: a client that begins
+// one session after the other is not refused because the last one is still closing.
+func TestIssueWaitsForASessionToEnd(t *testing.T) {
+	t.Parallel()
+	for name, box := range map[string]*tickets{"of the node": newTickets(1, 0), "of a container": newTickets(0, 1)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { issueWaits(t, box) })
+		})
+	}
+}
+
+func issueWaits(t *testing.T, box *tickets) {
+	issue := func(ctx context.Context) (token string, took time.Duration, err error) {
+		began := time.Now()
+		token, err = box.issue(ctx, "x", &cri.ExecRequest{})
+		return token, time.Since(began), err
+	}
+	token, _, err := issue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, end, ok := redeem[*cri.ExecRequest](box, token)
+	if !ok {
+		t.Fatal("the token is not good")
+	}
+	if _, took, err := issue(t.Context()); !errors.Is(err, fault.Exhausted) || took != placeWait {
+		t.Errorf("while the session runs: %v after %v", err, took)
+	}
+	impatient, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, took, err := issue(impatient); !errors.Is(err, fault.Exhausted) || took != time.Second {
+		t.Errorf("while the caller waits: %v after %v", err, took)
+	}
+	box.queue = maxQueue
+	if _, took, err := issue(t.Context()); !errors.Is(err, fault.Exhausted) || took != 0 {
+		t.Errorf("while many wait: %v after %v", err, took)
+	}
+	box.queue = 0
+	time.AfterFunc(time.Second, end)
+	if _, took, err := issue(t.Context()); err != nil || took != time.Second {
+		t.Errorf("when the session has ended: %v after %v", err, took)
+	}
+	time.Sleep(ticketLife - placeWait + time.Second)
+	if _, _, err := issue(t.Context()); err != nil {
+		t.Errorf("when a ticket expires meanwhile: %v", err)
+	}
+	if box.queue != 0 {
+		t.Errorf("%d callers still wait", box.queue)
+	}
 }
