@@ -28,7 +28,8 @@ func (p *program) logsCommand() *cobra.Command {
 		Short: "Show the log of a container",
 		Long: "Show what a container of the running server has written to its current log file. POD is a pod's name, with or without " +
 			"its namespace (NAMESPACE/NAME), or the beginning of its id; CONTAINER may be omitted if the pod has only one. " +
-			"Of containers with the same name the newest is shown. The container's standard error goes to standard error.",
+			"Of containers with the same name the newest is shown. The container's standard error goes to standard error. " +
+			"On a terminal, control characters such as colors are shown escaped; a pipe or a file gets them as they are.",
 		Args: usage(cobra.RangeArgs(1, 2)),
 	}
 	cmd.Flags().BoolVarP(&view.follow, "follow", "f", false, "continue until the container exits")
@@ -39,7 +40,7 @@ func (p *program) logsCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		view.out, view.err, view.within = cmd.OutOrStdout(), cmd.ErrOrStderr(), map[string]bool{}
+		view.out, view.err, view.within = shown(cmd.OutOrStdout()), shown(cmd.ErrOrStderr()), map[string]bool{}
 		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
 			id, err := findContainer(ctx, server, args[0], slices.Concat(args, []string{""})[1])
 			if err != nil {

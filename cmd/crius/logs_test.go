@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
@@ -157,5 +161,85 @@ func TestFollowLogs(t *testing.T) {
 	s.exited.Store(true)
 	if got, want := <-done, "first\nhalf and half\nrotated\nend\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// What a container writes reaches a terminal as text only, by whatever record; nothing
+// else that output goes to gets it changed.
+func TestLogsDoNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
+	t.Parallel()
+	const log = "T stdout F \x1b]0;owned\x07\x1b[2J\ttab\u009b31m\r\n" +
+		"T stderr F \x1b[31mred\x1b[0m\n" +
+		"T stdout P caf\xc3\nT stdout F \xa9 \u202eback\rover\n" + // a character in two records
+		"\x1b[2Jnot ours\xff\n"
+	_, socket := startLogServer(t, log)
+	command := []string{"--config", write(t, "crius.toml", ""), "--api-listen", socket, "logs"}
+	const plain = "\x1b]0;owned\x07\x1b[2J\ttab\u009b31m\r\ncafé \u202eback\rover\n\x1b[2Jnot ours\xff\n"
+	if code, out, errs := crius(t, append(command, "web")...); code != 0 || out != plain || errs != "\x1b[31mred\x1b[0m\n" {
+		t.Errorf("not to a terminal: exit code %d, %q, %q", code, out, errs)
+	}
+	for flag, want := range map[string]string{
+		"--timestamps=false": `\x1b]0;owned\a\x1b[2J` + "\ttab" + `\u009b31m` + "\n" + `\x1b[31mred\x1b[0m` + "\n" +
+			`café \u202eback\rover` + "\n" + `\x1b[2Jnot ours\xff` + "\n",
+		"--timestamps": `T \x1b]0;owned\a\x1b[2J` + "\ttab" + `\u009b31m` + "\n" + `T \x1b[31mred\x1b[0m` + "\n" +
+			`T café \u202eback\rover` + "\n" + `\x1b[2Jnot ours\xff` + "\n",
+	} {
+		got := onTerminal(t, func(terminal *os.File) {
+			if code := run(t.Context(), newRoot(), append(command, flag, "web"), terminal, terminal); code != 0 {
+				t.Errorf("%s: exit code %d", flag, code)
+			}
+		})
+		if got != want {
+			t.Errorf("%s: the terminal gets %q, want %q", flag, got, want)
+		}
+	}
+}
+
+// onTerminal is what f writes to a terminal.
+func onTerminal(t *testing.T, f func(terminal *os.File)) string {
+	t.Helper()
+	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	number, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
+	if err := errors.Join(err, unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	got := make(chan string)
+	go func() {
+		text, _ := bufio.NewReader(ours).ReadString(0)
+		got <- text
+	}()
+	f(theirs)
+	if _, err := theirs.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(strings.TrimSuffix(<-got, "\x00"), "\r\n", "\n") // a terminal adds carriage returns
+}
+
+// However a text is cut into writes, a screen shows the same.
+func TestScreenOfTextInParts(t *testing.T) {
+	t.Parallel()
+	const text, want = "a\r\nü\r€😀\xf0\x9f\xe2\x82x\r\r\n\x1b", "a\nü" + `\r€😀\xf0\x9f\xe2\x82x\r` + "\n" + `\x1b`
+	for i := range len(text) {
+		for j := i; j <= len(text); j++ {
+			var b strings.Builder
+			s := &screen{terminal: &b}
+			for _, part := range []string{text[:i], text[i:j], text[j:]} {
+				if n, err := s.Write([]byte(part)); n != len(part) || err != nil {
+					t.Fatalf("%d of %d bytes, %v", n, len(part), err)
+				}
+			}
+			if b.String() != want {
+				t.Errorf("%q, %q, %q is shown as %q, want %q", text[:i], text[i:j], text[j:], b.String(), want)
+			}
+		}
 	}
 }
