@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/regular"
 )
 
 // logPeriod is how often a log that is followed is looked at.
@@ -116,7 +118,12 @@ type logView struct {
 	out, err           io.Writer
 
 	within map[string]bool // a line that is not complete, by stream
+	torn   bool            // the last line of the file was shown in part
 }
+
+// longestLine is more than a line of a log has. Pods that mount the directory of logs
+// may write others, of which no more is kept in memory.
+const longestLine = 1 << 20
 
 func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id string) error {
 	status, err := server.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
@@ -127,7 +134,7 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 	if path == "" {
 		return errors.New("the container has no log: its output is discarded")
 	}
-	file, err := os.Open(path)
+	file, err := regular.Open(path)
 	if err != nil {
 		return err
 	}
@@ -148,7 +155,7 @@ func (v *logView) show(ctx context.Context, server cri.RuntimeServiceClient, id 
 		case v.follow && next != nil:
 			_, err := v.copy(lines, rest) // what came between the two looks
 			_ = file.Close()
-			file, rest = next, nil
+			file, rest, v.torn = next, nil, false
 			lines.Reset(file)
 			if err != nil {
 				return err
@@ -185,14 +192,19 @@ func reopened(file *os.File, path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	now, err := os.Stat(path)
-	if errors.Is(err, os.ErrNotExist) || err == nil && os.SameFile(before, now) {
+	next, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return os.Open(path)
+	now, err := next.Stat()
+	if err == nil && !os.SameFile(before, now) {
+		return next, nil
+	}
+	_ = next.Close()
+	return nil, err
 }
 
 // seek goes to where the last tail lines begin.
@@ -203,7 +215,7 @@ func (v *logView) seek(file *os.File) error {
 	starts := make([]int64, 0, v.tail+1) // of the last lines, in turn
 	var at int64
 	whole := true
-	lines := bufio.NewReaderSize(file, 1<<20) // more than lines have
+	lines := bufio.NewReaderSize(file, longestLine)
 	for {
 		line, err := lines.ReadSlice('\n')
 		if len(line) > 0 {
@@ -230,27 +242,32 @@ func (v *logView) seek(file *os.File) error {
 	}
 }
 
-// copy shows all complete lines and returns what there is of another one.
+// copy shows all complete lines, and of one that is too long all there is, and returns
+// what there is of another one.
 func (v *logView) copy(lines *bufio.Reader, rest []byte) ([]byte, error) {
 	for {
-		line, err := lines.ReadBytes('\n')
-		rest = append(rest, line...)
-		if errors.Is(err, io.EOF) {
+		part, err := lines.ReadSlice('\n')
+		rest = append(rest, part...)
+		switch {
+		case err == nil || len(rest) >= longestLine:
+			if err := v.line(rest); err != nil {
+				return nil, err
+			}
+			rest = rest[:0]
+		case errors.Is(err, io.EOF):
 			return rest, nil
-		}
-		if err != nil {
+		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
 		}
-		if err := v.line(rest); err != nil {
-			return nil, err
-		}
-		rest = rest[:0]
 	}
 }
 
 func (v *logView) line(raw []byte) error {
+	ends := bytes.HasSuffix(raw, []byte("\n"))
+	whole := ends && !v.torn
+	v.torn = !ends
 	r, ok := parseRecord(raw)
-	if !ok {
+	if !whole || !ok {
 		_, err := v.out.Write(raw) // somebody else's
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -241,5 +242,69 @@ func TestScreenOfTextInParts(t *testing.T) {
 				t.Errorf("%q, %q, %q is shown as %q, want %q", text[:i], text[i:j], text[j:], b.String(), want)
 			}
 		}
+	}
+}
+
+// A pod that may write to the directory of logs does not have crius read other files.
+func TestLogsAreRegularFiles(t *testing.T) {
+	t.Parallel()
+	s, socket := startLogServer(t, "T stdout F first\n")
+	secret := write(t, "secret", "T stdout F secret\n")
+	follow := make(chan string)
+	go func() {
+		code, out, errs := crius(t, "--api-listen", socket, "logs", "-f", "web")
+		follow <- fmt.Sprint(code, out, errs)
+	}()
+	wait.For(t, "the log to be followed", func() bool { return s.asked.Load() > 2 })
+	for what, replace := range map[string]func() error{
+		"a link":      func() error { return os.Symlink(secret, s.log) },
+		"a pipe":      func() error { return unix.Mkfifo(s.log, 0o600) },
+		"a directory": func() error { return os.Mkdir(s.log, 0o700) },
+	} {
+		if err := errors.Join(os.Remove(s.log), replace()); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := crius(t, "--api-listen", socket, "logs", "web")
+		if code != 1 || out != "" || !strings.Contains(errs, "is not a regular file") {
+			t.Errorf("%s: exit code %d, %q, %q", what, code, out, errs)
+		}
+	}
+	if got := <-follow; !strings.HasPrefix(got, "1first\n") || !strings.Contains(got, "is not a regular file") {
+		t.Errorf("followed: %q", got)
+	}
+}
+
+// largest keeps what is written to it, and how much at a time.
+type largest struct {
+	strings.Builder
+	size int
+}
+
+func (l *largest) Write(p []byte) (int, error) {
+	l.size = max(l.size, len(p))
+	return l.Builder.Write(p)
+}
+
+// A line that does not end is shown as it comes, and not kept.
+func TestEndlessLogLine(t *testing.T) {
+	t.Parallel()
+	var out largest
+	v := logView{out: &out, err: io.Discard, within: map[string]bool{}}
+	endless := "T stdout F " + strings.Repeat("T stdout F ", longestLine/4)
+	var rest []byte
+	for _, look := range []string{endless, endless, " end\nT stdout F after\nT stdout F ha"} {
+		var err error
+		if rest, err = v.copy(bufio.NewReader(strings.NewReader(look)), rest); err != nil {
+			t.Fatal(err)
+		}
+		if len(rest) >= longestLine {
+			t.Errorf("%d bytes are kept", len(rest))
+		}
+	}
+	if most := longestLine + 64<<10; out.size > most || cap(rest) > 2*most {
+		t.Errorf("%d bytes are written at a time, and %d kept", out.size, cap(rest))
+	}
+	if got := out.String(); got != endless+endless+" end\nafter\n" || string(rest) != "T stdout F ha" {
+		t.Errorf("%d bytes are shown, which end in %q; %.20q is left", len(got), got[max(0, len(got)-20):], rest)
 	}
 }

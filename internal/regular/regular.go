@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -80,6 +81,18 @@ func ReadFD(fd int, name string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	return readAll(f, name, limit)
+}
+
+// Open opens the file at path for reading, whatever its size: whoever reads it bounds
+// that. A link in its place is not followed, and is fault.Invalid as all that is not
+// regular.
+func Open(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	return open(fd, path, math.MaxInt64)
 }
 
 func open(fd int, name string, limit int64) (*os.File, error) {

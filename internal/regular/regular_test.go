@@ -2,6 +2,7 @@ package regular
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,7 +16,7 @@ import (
 
 const limit = 100
 
-// readers are the two ways to a file of a directory.
+// readers are the ways to a file of a directory.
 var readers = map[string]func(dir, name string) ([]byte, error){
 	"Read":   func(dir, name string) ([]byte, error) { return Read(filepath.Join(dir, name), limit) },
 	"ReadIn": func(dir, name string) ([]byte, error) { return ReadIn(dir, name, limit) },
@@ -70,6 +71,34 @@ func TestReadFollowsLinksAndReadInDoesNot(t *testing.T) {
 	}
 	if _, err := ReadIn(dir, "../"+filepath.Base(dir)+"/sub/file", limit); err == nil {
 		t.Error("ReadIn leaves its directory")
+	}
+}
+
+// The file is of whatever size.
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	err := errors.Join(
+		os.WriteFile(path("file"), []byte("text"), 0o644), os.Truncate(path("file"), 10<<40),
+		os.Symlink("file", path("link")), unix.Mkfifo(path("pipe"), 0o666),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(path("file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	begin := make([]byte, 4)
+	if _, err := io.ReadFull(f, begin); err != nil || string(begin) != "text" {
+		t.Errorf("%q, %v", begin, err)
+	}
+	for name, want := range map[string]error{"link": fault.Invalid, "pipe": fault.Invalid, ".": fault.Invalid, "nothing": fs.ErrNotExist} {
+		if f, err := Open(path(name)); !errors.Is(err, want) {
+			t.Errorf("%s: %v, %v, want %v", name, f, err, want)
+		}
 	}
 }
 
