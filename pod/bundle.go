@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
@@ -115,7 +116,7 @@ func (c *Container) makeDirs() error {
 }
 
 // specInput is what the specs of all containers of a pod have in common.
-func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
+func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.Input, error) {
 	abilities, err := s.runtime.Probe(ctx)
 	if err != nil {
 		return spec.Input{}, err
@@ -126,10 +127,6 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	}
 	handler := s.runtime.Handler()
 	defaults, err := defaultsOf(handler, s.plan.Handler, s.engine.defaults)
-	if err != nil {
-		return spec.Input{}, err
-	}
-	asked, err := s.asked()
 	if err != nil {
 		return spec.Input{}, err
 	}
@@ -165,15 +162,15 @@ func (s *Sandbox) specInput(ctx context.Context) (spec.Input, error) {
 	}
 	return spec.Input{
 		Request:  spec.Request{Pod: s.plan.Config.M},
-		Asked:    asked,
+		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups},
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
 }
 
 // asked is what the pod asks for by annotations, as far as its handler allows it now.
-func (s *Sandbox) asked() (spec.Asked, error) {
-	return spec.ReadAsked(s.plan.Config.M.GetAnnotations(), s.runtime.Handler().AllowedAnnotations, s.engine.cfg.AllowedDevices)
+func (s *Sandbox) asked() (annotation.Asked, error) {
+	return annotation.Read(s.plan.Config.M.GetAnnotations(), s.runtime.Handler().AllowedAnnotations, s.engine.cfg.AllowedDevices)
 }
 
 // resolve finds out what the container's spec depends on. The root file system
@@ -181,10 +178,15 @@ func (s *Sandbox) asked() (spec.Asked, error) {
 func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Input, error) {
 	cfg := c.plan.Config.M
 	security := cfg.GetLinux().GetSecurityContext()
-	in, err := c.sandbox.specInput(ctx)
+	asked, err := c.sandbox.asked()
+	if err != nil {
+		return spec.Input{}, err
+	}
+	in, err := c.sandbox.specInput(ctx, asked)
 	if err != nil {
 		return in, err
 	}
+	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), cfg.GetLinux().GetResources())
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
 	if err := hostpath.CheckPropagation(cfg.GetMounts()); err != nil {
@@ -203,7 +205,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
 		return in, err
 	}
-	wanted := slices.Concat(in.Asked.Devices, cfg.GetDevices()) // of one path the last one counts
+	wanted := slices.Concat(asked.Devices, cfg.GetDevices()) // of one path the last one counts
 	cdiNames, err := cdi.Devices(cfg)
 	if err != nil {
 		return in, err

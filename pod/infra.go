@@ -47,7 +47,11 @@ func (s *Sandbox) startInfra(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	in, err := s.specInput(ctx)
+	asked, err := s.asked()
+	if err != nil {
+		return err
+	}
+	in, err := s.specInput(ctx, asked)
 	if err != nil {
 		return err
 	}

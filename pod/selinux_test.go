@@ -6,6 +6,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/selinux"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/label"
 	"github.com/crius-run/crius/pod/records"
@@ -44,7 +45,7 @@ func TestContainerFilesHaveTheLevelOfThePod(t *testing.T) {
 		if err != nil || plan.MountLabel != "system_u:object_r:container_file_t:"+want {
 			t.Errorf("asked for %q: %q, %v", asked, plan.MountLabel, err)
 		}
-		if in, err := s.specInput(t.Context()); err != nil || in.Facts.SELinuxLevel != level {
+		if in, err := s.specInput(t.Context(), annotation.Asked{}); err != nil || in.Facts.SELinuxLevel != level {
 			t.Errorf("the spec's level is %q, %v", in.Facts.SELinuxLevel, err)
 		}
 	}

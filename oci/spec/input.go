@@ -10,7 +10,7 @@ import (
 // Input is all that a spec depends on.
 type Input struct {
 	Request  Request  // what is asked for
-	Asked    Asked    // what is asked for by annotations of the pod
+	Asked    Asked    // what annotations of the pod ask for
 	Facts    Facts    // what was found or made for this container
 	Defaults Defaults // the node's policy, equal for all containers of a handler
 
@@ -22,6 +22,13 @@ type Request struct {
 	Pod       *cri.PodSandboxConfig
 	Container *cri.ContainerConfig
 	Image     *imagespec.ImageConfig // nil: the image says nothing
+}
+
+// Asked is what annotations of the pod ask for, as far as a spec says it.
+type Asked struct {
+	Umask           *uint32                      // of the first process
+	WritableCgroups bool                         // the container may make cgroups below its own; cgroup v2
+	Resources       *cri.LinuxContainerResources // instead of the request's; nil: those
 }
 
 // Facts is what the caller resolved. Paths are the node's, absolute.

@@ -14,7 +14,7 @@ import (
 // asks for, parents before children.
 func mounts(in *Input, s *specs.Spec) error {
 	if in.writableCgroups() && !in.Facts.Host.CgroupV2 {
-		return unimplemented("writable cgroups, requested by the handler's cgroup_writable or the annotation %s, require cgroup v2, but this node has v1", askCgroups+askDomain)
+		return unimplemented("writable cgroups, requested by the handler's cgroup_writable or the annotation cgroup2-mount-hierarchy-rw.crio.io, require cgroup v2, but this node has v1")
 	}
 	asked, err := requestMounts(in)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 
 // resources writes the cgroup and its limits.
 func resources(in *Input, s *specs.Spec) error {
-	asked := in.Request.Container.GetLinux().GetResources()
-	r, err := Resources(in.Asked.resources(in.Request.Container.GetMetadata().GetName(), asked), in.Facts.Host)
+	r, err := Resources(cmp.Or(in.Asked.Resources, in.Request.Container.GetLinux().GetResources()), in.Facts.Host)
 	if err != nil {
 		return err
 	}

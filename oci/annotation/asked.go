@@ -1,4 +1,9 @@
-package spec
+// Package annotation reads what pods ask of crius itself by annotations, for want of
+// a field in the CRI. What it reads is hostile: each value is checked here, and has an
+// effect only where the configuration allows it.
+//
+// Errors wrap fault.Invalid, or fault.Denied for what this pod may not have.
+package annotation
 
 import (
 	"encoding/base64"
@@ -15,10 +20,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/spec"
 )
 
-// Asked is what a pod requests by annotations, where CRI has no field. They are
-// CRI-O's, in both of their spellings (its pkg/annotations/v2), and act where the
+// Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings (its pkg/annotations/v2), and act where the
 // handler allows them.
 type Asked struct {
 	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: nothing is asked
@@ -60,10 +65,10 @@ var notDone = []string{
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
 
-// ReadAsked reads the annotations of a pod. Allowed are the keys of its handler, of which
-// one for either spelling will do, and patterns, which do not count here. Devices are the host's that a pod
-// may ask for.
-func ReadAsked(annotations map[string]string, allowed, devices []string) (Asked, error) {
+// Read reads the annotations of a pod. Allowed are the keys of its handler, of which
+// one for either spelling will do, and patterns, which do not count here. Devices are
+// the host's that a pod may ask for.
+func Read(annotations map[string]string, allowed, devices []string) (Asked, error) {
 	var a Asked
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, container := nameAsked(key)
@@ -160,12 +165,12 @@ func askedDevices(text string, allowed []string) ([]*cri.Device, error) {
 		if item = strings.TrimSpace(item); item == "" {
 			continue
 		}
-		d, err := ParseDevice(item)
+		d, err := spec.ParseDevice(item)
 		if err != nil {
 			return nil, err
 		}
 		if !slices.Contains(allowed, path.Clean(d.GetHostPath())) {
-			return nil, wrap(fault.Denied, "device %.200s is not in pod.allowed_devices", []any{d.GetHostPath()})
+			return nil, fmt.Errorf("device %.200s is not in pod.allowed_devices: %w", d.GetHostPath(), fault.Denied)
 		}
 		list = append(list, d)
 	}
@@ -189,9 +194,9 @@ func askedFiles(text string) (map[string]string, error) {
 	return files, nil
 }
 
-// resources are a container's with the files that the pod asks for, which override
-// those of the request.
-func (a Asked) resources(container string, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
+// Resources are those of a container with the files that the pod asks for, which
+// override those of the request r.
+func (a Asked) Resources(container string, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	files := a.unified[container]
 	if len(files) == 0 {
 		return r
@@ -205,4 +210,8 @@ func (a Asked) resources(container string, r *cri.LinuxContainerResources) *cri.
 	}
 	maps.Copy(all.Unified, files)
 	return all
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, fault.Invalid)...)
 }
