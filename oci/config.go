@@ -1,6 +1,10 @@
 package oci
 
-import "time"
+import (
+	"time"
+
+	"github.com/crius-run/crius/oci/annotation"
+)
 
 // Config is the table of RuntimeClass handlers and what they share.
 type Config struct {
@@ -13,6 +17,8 @@ type Config struct {
 	// CRIOHandlersDir is read by whoever reads the configuration.
 	CRIOHandlersDir string             `toml:"crio_handlers_dir" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy configure runtimes and the default runtime; read before this configuration, which overrides it; ignored as a whole if it is invalid; other keys in it have no effect; empty: none"`
 	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`
+
+	Workloads map[string]annotation.Workload `toml:"workloads" help:"Classes of pods whose containers get their CPUs from here and not from the kubelet, by name. Their keys are CRI-O's."`
 }
 
 // Handler is one RuntimeClass handler.
@@ -52,5 +58,6 @@ func DefaultConfig() Config {
 			"runc": DefaultHandlerConfig("runc"),
 			"crun": DefaultHandlerConfig("crun"),
 		},
+		Workloads: map[string]annotation.Workload{},
 	}
 }

@@ -40,6 +40,10 @@ func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *stora
 	if err := s.enoughMemory(cfg.GetLinux().GetResources()); err != nil {
 		return records.ContainerPlan{}, err
 	}
+	asked, err := s.asked()
+	if err != nil {
+		return records.ContainerPlan{}, err
+	}
 	imageSignal := ""
 	if image.Config != nil {
 		imageSignal = image.Config.StopSignal
@@ -68,6 +72,7 @@ func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *stora
 		CgroupsPath: cgroupsPath,
 		Cgroup:      cgroup,
 		MountLabel:  label,
+		Workload:    records.Message[*cri.LinuxContainerResources]{M: asked.Workload(cfg.GetMetadata().GetName(), cfg.GetLinux().GetResources())},
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}, nil
@@ -130,6 +135,7 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	if err != nil {
 		return spec.Input{}, err
 	}
+	defaults.AllowedAnnotations = asked.Allowed
 	paths := s.plan.Namespaces.Paths()
 	facts := spec.Facts{
 		PodID:      s.id,
@@ -162,15 +168,20 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	}
 	return spec.Input{
 		Request:  spec.Request{Pod: s.plan.Config.M},
-		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups},
+		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: asked.InfraCPUs()},
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
 }
 
-// asked is what the pod asks for by annotations, as far as its handler allows it now.
+// asked is what the pod asks for by annotations, as far as the configuration allows it
+// now.
 func (s *Sandbox) asked() (annotation.Asked, error) {
-	return annotation.Read(s.plan.Config.M.GetAnnotations(), s.runtime.Handler().AllowedAnnotations, s.engine.cfg.AllowedDevices)
+	return annotation.Read(s.plan.Config.M.GetAnnotations(), annotation.Rules{
+		Allowed:   s.runtime.Handler().AllowedAnnotations,
+		Devices:   s.engine.cfg.AllowedDevices,
+		Workloads: s.engine.cfg.Workloads,
+	})
 }
 
 // resolve finds out what the container's spec depends on. The root file system
@@ -186,7 +197,7 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if err != nil {
 		return in, err
 	}
-	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), cfg.GetLinux().GetResources())
+	in.Asked.Resources = asked.Resources(cfg.GetMetadata().GetName(), c.now().Resources.M)
 	in.Request.Container, in.Request.Image = cfg, image.Config
 	in.Facts.Rootfs, in.Facts.CgroupsPath = c.ref.Rootfs(), c.plan.CgroupsPath
 	if err := hostpath.CheckPropagation(cfg.GetMounts()); err != nil {

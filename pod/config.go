@@ -8,6 +8,7 @@ import (
 
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/ns"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
@@ -60,6 +61,8 @@ type Options struct {
 	ImageVolumes string
 	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
 	HookDirs []string
+	// Workloads are those that pods may be in, by name (oci.Config.Workloads).
+	Workloads map[string]annotation.Workload
 }
 
 // DefaultConfig is what an empty configuration file means.

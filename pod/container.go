@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/limits"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/records"
@@ -157,7 +158,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
-	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: cfg.GetLinux().GetResources()}}
+	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: firstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.put(ctx); err == nil {
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image) })
@@ -432,7 +433,7 @@ func (c *Container) changeResources(ctx context.Context, r *cri.LinuxContainerRe
 }
 
 func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, change nri.Change) (err error) {
-	merged := mergeResources(c.now().Resources.M, r)
+	merged := mergeResources(c.now().Resources.M, annotation.Yield(r, c.plan.Workload.M))
 	var update limits.Update
 	if update.Resources, err = spec.Resources(merged, c.engine.host); err != nil {
 		return err

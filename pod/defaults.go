@@ -58,7 +58,6 @@ func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (
 
 // defaultsOf are the node's defaults as a handler changes them.
 func defaultsOf(handler oci.Handler, name string, defaults spec.Defaults) (spec.Defaults, error) {
-	defaults.AllowedAnnotations = handler.AllowedAnnotations
 	defaults.AllowedContainerAnnotations = handler.AllowedContainerAnnotations
 	defaults.Annotations = handler.DefaultAnnotations
 	defaults.PrivilegedWithoutHostDevices = handler.PrivilegedWithoutHostDevices

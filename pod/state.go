@@ -112,6 +112,15 @@ func (c *Container) put(ctx context.Context) error {
 	return c.engine.records.Containers.Put(ctx, c.id, &records.Container{ContainerPlan: c.plan, ContainerState: c.now().ContainerState})
 }
 
+// firstLimits are those with which a container is created.
+func firstLimits(plan *records.ContainerPlan) *cri.LinuxContainerResources {
+	asked := plan.Config.M.GetLinux().GetResources()
+	if plan.Workload.M == nil {
+		return asked
+	}
+	return mergeResources(asked, plan.Workload.M)
+}
+
 // mergeResources are the limits in force with r over them, of which only fields
 // that are set count (CRI: UpdateContainerResourcesRequest).
 func mergeResources(inForce, r *cri.LinuxContainerResources) *cri.LinuxContainerResources {

@@ -70,6 +70,7 @@ func podOptions(cfg config.Config, monitor string) pod.Options {
 		PauseProgram: monitor,
 		ImageVolumes: cfg.Image.Volumes,
 		HookDirs:     cfg.Runtime.HooksDir,
+		Workloads:    cfg.Runtime.Workloads,
 	}
 	if cfg.API.CrioSocket != "" {
 		options.CgroupPrefix = spec.CrioPrefix

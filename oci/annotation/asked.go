@@ -23,8 +23,8 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 )
 
-// Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings (its pkg/annotations/v2), and act where the
-// handler allows them.
+// Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings
+// (its pkg/annotations/v2), and act where the handler allows them.
 type Asked struct {
 	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: nothing is asked
 	Devices         []*cri.Device // for each container
@@ -33,6 +33,11 @@ type Asked struct {
 
 	unified map[string]map[string]string // files of cgroup v2, by container
 
+	workload  *Workload      // that the pod is in; nil: none
+	overrides map[string]CPU // by container
+
+	// Allowed are the annotations that the handler and the workload allow.
+	Allowed []string
 	// Ignored are the annotations that ask for something and have no effect: the
 	// handler does not allow them, or crius does not do it. They are sorted.
 	Ignored []string
@@ -65,25 +70,40 @@ var notDone = []string{
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
 
-// Read reads the annotations of a pod. Allowed are the keys of its handler, of which
-// one for either spelling will do, and patterns, which do not count here. Devices are
-// the host's that a pod may ask for.
-func Read(annotations map[string]string, allowed, devices []string) (Asked, error) {
-	var a Asked
+// Rules are what the configuration has to say about a pod's annotations.
+type Rules struct {
+	// Allowed are the keys of the pod's handler, of which one for either spelling will
+	// do, and patterns, which do not count for what is asked of crius.
+	Allowed   []string
+	Devices   []string // of the host that a pod may ask for
+	Workloads map[string]Workload
+}
+
+// Read reads the annotations of a pod.
+func Read(annotations map[string]string, rules Rules) (Asked, error) {
+	a := Asked{Allowed: rules.Allowed}
+	if err := a.joinWorkload(annotations, rules.Workloads); err != nil {
+		return Asked{}, err
+	}
+	if a.workload != nil {
+		a.Allowed = slices.Concat(a.Allowed, a.workload.Allowed)
+	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, container := nameAsked(key)
 		switch {
 		case name == "":
-		case (name == askUnified) != (container != ""), oldSpelling[name] == "", !allowsAsked(allowed, name):
+		case (name == askUnified) != (container != ""), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
 			a.Ignored = append(a.Ignored, key)
 		default:
-			if err := a.read(name, container, strings.TrimSpace(annotations[key]), devices); err != nil {
-				return Asked{}, fmt.Errorf("annotation %s: %w", key, err)
+			if err := a.read(name, container, strings.TrimSpace(annotations[key]), rules.Devices); err != nil {
+				return Asked{}, ofKey(key, err)
 			}
 		}
 	}
 	return a, nil
 }
+
+func ofKey(key string, err error) error { return fmt.Errorf("annotation %s: %w", key, err) }
 
 // nameAsked is what a key asks for, and for which container if it names one; empty if
 // it asks for nothing.

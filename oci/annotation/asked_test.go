@@ -39,7 +39,7 @@ func TestReadAsked(t *testing.T) {
 		{"io.kubernetes.cri-o.ContainerType", "sandbox", func(a Asked) any { return len(a.Ignored) }, 0},
 		{"example.com/devices.crio.io", "x", func(a Asked) any { return len(a.Ignored) }, 0},
 	} {
-		a, err := Read(map[string]string{c.key: c.value}, allAsked, devices)
+		a, err := Read(map[string]string{c.key: c.value}, Rules{Allowed: allAsked, Devices: devices})
 		if err != nil {
 			t.Errorf("%s=%s: %v", c.key, c.value, err)
 			continue
@@ -71,7 +71,7 @@ func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 		{"cgroup2-mount-hierarchy-rw.crio.io", "please", fault.Invalid},
 		{"unified-cgroup.crio.io/app", "memory.high", fault.Invalid},
 	} {
-		_, err := Read(map[string]string{c.key: c.value}, allAsked, []string{"/dev/fuse"})
+		_, err := Read(map[string]string{c.key: c.value}, Rules{Allowed: allAsked, Devices: []string{"/dev/fuse"}})
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.key) {
 			t.Errorf("%s=%s: %v, want %v", c.key, c.value, err, c.kind)
 		}
@@ -100,7 +100,7 @@ func TestAskedWithoutEffect(t *testing.T) {
 		return slices.Contains([]string{"io.kubernetes.cri-o.SandboxID", "kubernetes.io/config.source", "io.katacontainers.config.runtime"}, key)
 	})
 	for _, allowed := range [][]string{nil, {"io.kubernetes.cri-o.*", "devices"}} {
-		a, err := Read(annotations, allowed, nil)
+		a, err := Read(annotations, Rules{Allowed: allowed})
 		if err != nil || !slices.Equal(a.Ignored, want) {
 			t.Errorf("allowed %q: ignored %q, %v; want %q", allowed, a.Ignored, err, want)
 		}
@@ -108,13 +108,13 @@ func TestAskedWithoutEffect(t *testing.T) {
 	// A key in either spelling allows both.
 	for _, key := range []string{"shm-size.crio.io", "io.kubernetes.cri-o.ShmSize"} {
 		for _, allowed := range []string{"shm-size.crio.io", "io.kubernetes.cri-o.ShmSize"} {
-			a, err := Read(map[string]string{key: "1Mi"}, []string{allowed}, nil)
+			a, err := Read(map[string]string{key: "1Mi"}, Rules{Allowed: []string{allowed}})
 			if err != nil || a.ShmSize != 1<<20 {
 				t.Errorf("%s, allowed by %s: %+v, %v", key, allowed, a, err)
 			}
 		}
 		for _, pattern := range []string{"*", "*.crio.io", "shm-*", "io.kubernetes.cri-o.*", "shm-siz[e].crio.io"} {
-			a, err := Read(map[string]string{key: "1Mi"}, []string{pattern}, nil)
+			a, err := Read(map[string]string{key: "1Mi"}, Rules{Allowed: []string{pattern}})
 			if err != nil || a.ShmSize != 0 || len(a.Ignored) != 1 {
 				t.Errorf("%s acts by the pattern %s: %+v, %v", key, pattern, a, err)
 			}
@@ -125,7 +125,7 @@ func TestAskedWithoutEffect(t *testing.T) {
 func TestAskedFilesOverrideTheRequest(t *testing.T) {
 	t.Parallel()
 	request := &cri.LinuxContainerResources{CpuShares: 7, Unified: map[string]string{"memory.high": "1", "memory.low": "2"}}
-	a, err := Read(map[string]string{"unified-cgroup.crio.io/app": "memory.high=3"}, allAsked, nil)
+	a, err := Read(map[string]string{"unified-cgroup.crio.io/app": "memory.high=3"}, Rules{Allowed: allAsked})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ type Asked struct {
 	Umask           *uint32                      // of the first process
 	WritableCgroups bool                         // the container may make cgroups below its own; cgroup v2
 	Resources       *cri.LinuxContainerResources // instead of the request's; nil: those
+	InfraCPUs       string                       // on which the infra container runs; empty: all
 }
 
 // Facts is what the caller resolved. Paths are the node's, absolute.

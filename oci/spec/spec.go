@@ -59,6 +59,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	if in.Facts.OwnKernel {
 		in.Request.Container.Linux.Resources = sandboxResources(in.Request.Pod)
 	}
+	in.Request.Container.Linux.Resources.CpusetCpus = in.Asked.InfraCPUs
 	in.Request.Image, in.Asked = nil, Asked{}
 	in.Facts.Devices, in.Facts.MountSources = nil, nil
 	in.Defaults = Defaults{

@@ -155,10 +155,12 @@ type ContainerPlan struct {
 	// CgroupsPath is spec.Linux.CgroupsPath, Cgroup the same below the mount.
 	CgroupsPath string
 	Cgroup      string
-	MountLabel  string     `json:",omitempty"` // SELinux context of its files
-	Volumes     []Volume   `json:",omitempty"`
-	StopSignal  cri.Signal // as reported
-	StopNumber  int        // as sent
+	MountLabel  string   `json:",omitempty"` // SELinux context of its files
+	Volumes     []Volume `json:",omitempty"`
+	// Workload are the limits that the pod's workload has set, which no update changes.
+	Workload   Message[*cri.LinuxContainerResources] `json:",omitzero"`
+	StopSignal cri.Signal                            // as reported
+	StopNumber int                                   // as sent
 }
 
 // ContainerState is what verbs change of a container.

@@ -9,6 +9,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/annotation"
 )
 
 // Section is one TOML table of the configuration.
@@ -39,15 +40,20 @@ func (k Key) TOML() string { return format(k.value.Interface()) }
 func (k Key) Type() string { return typeName(k.value) }
 
 // Schema is the default configuration as sections and keys, in the order of
-// the template. The tables of runtime handlers stand in it once, under NAME.
+// the template. The tables of runtime handlers and workloads stand in it once, under NAME.
 func Schema() []Section {
 	c := Default()
+	c.Runtime.Workloads = anyWorkload()
 	c.Runtime.Handlers = map[string]oci.Handler{anyName: oci.DefaultHandlerConfig(anyName)}
 	return sections(&c)
 }
 
 // anyName stands for the name that an operator gives to a table.
 const anyName = "NAME"
+
+func anyWorkload() map[string]annotation.Workload {
+	return map[string]annotation.Workload{anyName: {}}
+}
 
 // sections lists the tables of a configuration. Their keys can set it, except
 // for those below a map of tables.
@@ -80,7 +86,7 @@ func tables(v reflect.Value, own Section, model string) []Section {
 }
 
 // keys are the options of c that stand in it exactly once, and so have a flag:
-// all but those of runtime handlers.
+// all but those of runtime handlers and workloads.
 func keys(c *Config) map[string]Key {
 	all := map[string]Key{}
 	for _, s := range sections(c) {

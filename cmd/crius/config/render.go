@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -22,11 +23,16 @@ const templateHead = `# Configuration of crius, see crius.toml(5).
 // defaults on a node that is upgraded tomorrow.
 func WriteTemplate(w io.Writer) error {
 	c := Default()
+	c.Runtime.Workloads = anyWorkload()
 	var b strings.Builder
 	b.WriteString(templateHead)
 	for _, s := range sections(&c) {
+		mark := ""
+		if slices.Contains(strings.Split(s.Path, "."), anyName) { // there is no such table by default
+			mark = "#"
+		}
 		if s.Path != "" {
-			fmt.Fprintf(&b, "\n%s[%s]\n", comment(s.Help), s.Path)
+			fmt.Fprintf(&b, "\n%s%s[%s]\n", comment(s.Help), mark, s.Path)
 		}
 		for _, k := range s.Keys {
 			fmt.Fprintf(&b, "\n%s#%s = %s\n", comment(k.Help), k.Name(), k.TOML())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
@@ -64,7 +65,7 @@ func wanted(model string) string {
 		return aProgram
 	case "runtime.handlers.NAME.default_annotations":
 		return aKeyAndValue
-	case "runtime.handlers.NAME.allowed_annotations", "runtime.handlers.NAME.allowed_container_annotations":
+	case "runtime.handlers.NAME.allowed_annotations", "runtime.handlers.NAME.allowed_container_annotations", "runtime.workloads.NAME.allowed_annotations":
 		return aKeyOrPattern
 	case "runtime.handlers.NAME.options":
 		return aFlag
@@ -178,6 +179,7 @@ func (v *validator) together(c *Config) {
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "must list at least one directory")
 
 	v.parsed(c)
+	v.workloads(c.Runtime.Workloads)
 
 	// A RuntimeClass handler is a DNS label (RFC 1123).
 	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
@@ -191,23 +193,43 @@ func (v *validator) together(c *Config) {
 		"unknown handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
 }
 
+// workloads checks the tables of workloads. Two that one annotation activates would
+// leave it open in which of them a pod is.
+func (v *validator) workloads(workloads map[string]annotation.Workload) {
+	activates := map[string]string{}
+	for _, name := range names(reflect.ValueOf(workloads)) {
+		w, table := workloads[name], join("runtime.workloads", name)
+		if w.Activation == "" {
+			empty := w.Prefix == "" && len(w.Allowed) == 0 && w.Resources == annotation.CPU{}
+			v.require(empty, table, "activation_annotation is missing: without it no pod is in the workload")
+			continue
+		}
+		other, taken := activates[w.Activation]
+		v.require(!taken, table+".activation_annotation", "is that of workload %s as well: a pod can be in one workload only", quote(other))
+		activates[w.Activation] = name
+		v.readable(table+".resources", w.Resources.Check())
+	}
+}
+
+// readable notes why a value could not be parsed.
+func (v *validator) readable(key string, err error) {
+	v.require(err == nil, key, "%s", strings.TrimSuffix(fmt.Sprint(err), ": "+fault.Invalid.Error()))
+}
+
 // parsed checks the values that have a grammar, by those who read them.
 func (v *validator) parsed(c *Config) {
-	readable := func(key string, err error) {
-		v.require(err == nil, key, "%s", strings.TrimSuffix(fmt.Sprint(err), ": "+fault.Invalid.Error()))
-	}
 	_, err := spec.ParseCapabilities(c.Pod.DefaultCapabilities)
-	readable("pod.default_capabilities", err)
+	v.readable("pod.default_capabilities", err)
 	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
-	readable("pod.default_sysctls", err)
-	readable("api.tls_cipher_suites", c.API.TLS().Check())
+	v.readable("pod.default_sysctls", err)
+	v.readable("api.tls_cipher_suites", c.API.TLS().Check())
 	for _, text := range c.Pod.DefaultUlimits {
 		_, err = spec.ParseUlimit(text)
-		readable("pod.default_ulimits", err)
+		v.readable("pod.default_ulimits", err)
 	}
 	for _, text := range c.Pod.AdditionalDevices {
 		_, err = spec.ParseDevice(text)
-		readable("pod.additional_devices", err)
+		v.readable("pod.additional_devices", err)
 	}
 }
 

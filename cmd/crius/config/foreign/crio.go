@@ -41,7 +41,7 @@ func CRIO(dir string) (*Import, error) {
 	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes} {
 		joint()
 	}
-	c.out.Differ = append(c.out.Differ, "pod annotations: CRI-O passes most of them to the OCI runtime; crius passes only those listed in the handler's allowed_annotations")
+	c.out.Differ = append(c.out.Differ, "pod annotations: CRI-O passes most of them to the OCI runtime; crius passes only those listed in allowed_annotations of the handler or the workload")
 	c.finish()
 	return c.out, errors.Join(c.problems...)
 }

@@ -123,18 +123,15 @@ func (r *crioRuntime) handler() {
 	r.annotations(kind)
 }
 
-// annotations allows what CRI-O allows. Its entries are beginnings of keys. Kata's own
-// annotations reach Kata in any case with CRI-O.
+// annotations allows what CRI-O allows. Kata's own annotations reach Kata in any case
+// with CRI-O.
 func (r *crioRuntime) annotations(kind string) {
 	var patterns []string
 	from, set := r.own.leaves["allowed_annotations"]
 	if set {
-		list, err := textsOf(from.value)
-		if err != nil {
+		var err error
+		if patterns, err = patternsOf(from.value); err != nil {
 			r.problem(from.place, runtimeKey(r.name, "allowed_annotations"), err.Error())
-		}
-		for _, prefix := range list {
-			patterns = append(patterns, prefix, literally(prefix)+"*", literally(prefix)+"*/*")
 		}
 	}
 	note := ""

@@ -8,7 +8,6 @@ const (
 	inRegistries = "registries are configured in registries.conf(5), which crius reads as CRI-O does"
 	noPinning    = "crius does not tune processors for pods: annotations such as cpu-load-balancing.crio.io have no effect"
 	kubeletMaps  = "no node-wide user namespace mapping: set hostUsers: false in pods"
-	noWorkloads  = "CRI-O workloads are not supported: activation annotations change neither resources nor allowed annotations"
 )
 
 // crioRules has every key of crio.conf(5).
@@ -122,11 +121,15 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.container_create_timeout", verdict: mapped, to: "runtime.handlers.NAME.create_timeout", as: seconds},
 	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: refused, why: "exec processes run on all CPUs of their container"},
 
-	{key: "crio.runtime.workloads.NAME.activation_annotation", verdict: refused, why: noWorkloads},
-	{key: "crio.runtime.workloads.NAME.annotation_prefix", verdict: refused, why: noWorkloads},
-	{key: "crio.runtime.workloads.NAME.allowed_annotations", verdict: refused, why: noWorkloads},
-	{key: "crio.runtime.workloads.NAME.disallowed_annotations", verdict: refused, why: noWorkloads},
-	{key: "crio.runtime.workloads.NAME.resources", verdict: refused, why: noWorkloads},
+	{key: "crio.runtime.workloads.NAME.activation_annotation", verdict: mapped, to: "runtime.workloads.NAME.activation_annotation", as: as[string]},
+	{key: "crio.runtime.workloads.NAME.annotation_prefix", verdict: mapped, to: "runtime.workloads.NAME.annotation_prefix", as: as[string]},
+	{key: "crio.runtime.workloads.NAME.allowed_annotations", verdict: mapped, to: "runtime.workloads.NAME.allowed_annotations", as: prefixes},
+	{key: "crio.runtime.workloads.NAME.disallowed_annotations", verdict: builtin, why: "CRI-O computes this list by itself; crius allows only what a list of allowed annotations names"},
+	{key: "crio.runtime.workloads.NAME.resources.cpushares", verdict: mapped, to: "runtime.workloads.NAME.resources.cpushares", as: as[int64]},
+	{key: "crio.runtime.workloads.NAME.resources.cpuquota", verdict: mapped, to: "runtime.workloads.NAME.resources.cpuquota", as: as[int64]},
+	{key: "crio.runtime.workloads.NAME.resources.cpuperiod", verdict: mapped, to: "runtime.workloads.NAME.resources.cpuperiod", as: as[int64]},
+	{key: "crio.runtime.workloads.NAME.resources.cpuset", verdict: mapped, to: "runtime.workloads.NAME.resources.cpuset", as: as[string]},
+	{key: "crio.runtime.workloads.NAME.resources.cpulimit", verdict: mapped, to: "runtime.workloads.NAME.resources.cpulimit", as: as[int64]},
 
 	{key: "crio.image.default_transport", verdict: refused, off: []any{"", "docker://"}, why: "images are pulled from registries only"},
 	{key: "crio.image.global_auth_file", verdict: mapped, to: "image.auth_file", as: as[string]},

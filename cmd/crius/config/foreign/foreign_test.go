@@ -94,6 +94,25 @@ func TestCrioMergesAsCrioDoes(t *testing.T) {
 	}
 }
 
+// OpenShift writes this file for workload partitioning.
+func TestCrioWorkloads(t *testing.T) {
+	imp := crioOf(t, map[string]string{"crio.conf.d/01-workload-partitioning": "[crio.runtime.workloads.management]\n" +
+		"activation_annotation = 'target.workload.openshift.io/management'\nannotation_prefix = 'resources.workload.openshift.io'\n" +
+		"allowed_annotations = ['io.kubernetes.cri-o.Devices']\n" +
+		"resources = { \"cpushares\" = 0, \"cpuset\" = \"0-1,52-53\", \"cpulimit\" = 500 }\n"})
+	wantSettings(t, imp, map[string]string{
+		"runtime.workloads.management.activation_annotation": `"target.workload.openshift.io/management"`,
+		"runtime.workloads.management.annotation_prefix":     `"resources.workload.openshift.io"`,
+		"runtime.workloads.management.allowed_annotations":   `["io.kubernetes.cri-o.Devices", "io.kubernetes.cri-o.Devices*", "io.kubernetes.cri-o.Devices*/*"]`,
+		"runtime.workloads.management.resources.cpushares":   "",
+		"runtime.workloads.management.resources.cpuset":      `"0-1,52-53"`,
+		"runtime.workloads.management.resources.cpulimit":    "500",
+	})
+	if len(imp.Remarks) > 0 {
+		t.Errorf("remarks: %+v", imp.Remarks)
+	}
+}
+
 func TestCrioValues(t *testing.T) {
 	for _, c := range []struct {
 		text string
@@ -181,16 +200,16 @@ runtime_config_path = "/ignored"
 // not.
 func TestCrioRemarks(t *testing.T) {
 	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nlog_to_journald = false\nconmon = '/c'\ninvented = 'x'\n" +
-		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\ncpushares = 5\n"})
+		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\nmemory = 5\n"})
 	for key, place := range map[string]string{
-		"crio.runtime.no_pivot": "crio.conf:2", "crio.runtime.invented": "crio.conf:5", "crio.runtime.workloads.w.activation_annotation": "crio.conf:7",
-		"crio.runtime.workloads.w.resources": "crio.conf:9",
+		"crio.runtime.no_pivot": "crio.conf:2", "crio.runtime.invented": "crio.conf:5",
+		"crio.runtime.workloads.w.resources.memory": "crio.conf:9",
 	} {
 		if !slices.ContainsFunc(imp.Remarks, func(r Remark) bool { return r.Key == key && strings.HasSuffix(r.Place, place) && r.Text != "" }) {
 			t.Errorf("%s at %s is not in %+v", key, place, imp.Remarks)
 		}
 	}
-	if len(imp.Remarks) != 4 || !slices.Equal(imp.Unused, []string{"crio.runtime.log_to_journald"}) || !slices.Equal(imp.Builtin, []string{"crio.runtime.conmon"}) {
+	if len(imp.Remarks) != 3 || !slices.Equal(imp.Unused, []string{"crio.runtime.log_to_journald"}) || !slices.Equal(imp.Builtin, []string{"crio.runtime.conmon"}) {
 		t.Errorf("remarks %+v, unused %v, builtin %v", imp.Remarks, imp.Unused, imp.Builtin)
 	}
 }

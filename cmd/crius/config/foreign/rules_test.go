@@ -24,8 +24,9 @@ var crioKeyNames = map[string]string{
 	"crio.runtime.runtimes.NAME": "runtime_path runtime_root runtime_type inherit_default_runtime runtime_config_path " +
 		"privileged_without_host_devices allowed_annotations container_min_memory platform_runtime_paths no_sync_log " +
 		"default_annotations stream_websockets seccomp_profile container_create_timeout",
-	"crio.runtime.workloads.NAME": "activation_annotation annotation_prefix allowed_annotations resources",
-	"crio.checkpoint":             "container_level",
+	"crio.runtime.workloads.NAME":           "activation_annotation annotation_prefix allowed_annotations",
+	"crio.runtime.workloads.NAME.resources": "cpushares cpuquota cpuperiod cpuset cpulimit",
+	"crio.checkpoint":                       "container_level",
 	"crio.image": "default_transport global_auth_file pause_image pause_image_auth_file pause_command pinned_images " +
 		"signature_policy signature_policy_dir image_volumes big_files_temporary_dir separate_pull_cgroup " +
 		"auto_reload_registries pull_progress_timeout oci_artifact_mount_support short_name_mode",

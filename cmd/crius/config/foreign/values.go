@@ -225,6 +225,23 @@ func hostPorts(value any) (any, error) {
 	return "auto", nil
 }
 
+// prefixes takes annotations that CRI-O allows.
+func prefixes(value any) (any, error) {
+	list, err := patternsOf(value)
+	return list, err
+}
+
+// patternsOf are the keys and patterns that allow what CRI-O's list does, whose entries
+// are beginnings of keys.
+func patternsOf(value any) ([]string, error) {
+	list, err := textsOf(value)
+	patterns := []string{}
+	for _, prefix := range list {
+		patterns = append(patterns, prefix, literally(prefix)+"*", literally(prefix)+"*/*")
+	}
+	return patterns, err
+}
+
 // literally writes a text as a pattern that matches nothing else.
 func literally(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
