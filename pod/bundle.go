@@ -216,6 +216,9 @@ func (c *Container) resolve(ctx context.Context, image *storage.Image) (spec.Inp
 	if in.Facts.BindVolumes, err = c.makeVolumes(ctx, in); err != nil {
 		return in, err
 	}
+	if in.Facts.NodeMounts, err = c.copyNodeFiles(ctx, asked); err != nil {
+		return in, err
+	}
 	wanted := slices.Concat(asked.Devices, cfg.GetDevices()) // of one path the last one counts
 	cdiNames, err := cdi.Devices(cfg)
 	if err != nil {

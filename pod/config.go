@@ -33,6 +33,7 @@ type Config struct {
 
 	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine hostNetwork pods with SELinux"`
 
+	MountsFiles         []string `toml:"mounts_files" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`
 	ShmSize             int64    `toml:"shm_size" help:"size of a pod's /dev/shm in bytes"`
@@ -69,6 +70,7 @@ type Options struct {
 func DefaultConfig() Config {
 	return Config{
 		NamespacesDir: "/run",
+		MountsFiles:   []string{"/etc/containers/mounts.conf", "/usr/share/containers/mounts.conf"},
 		ShmSize:       64 << 20,
 		SELinux:       true,
 

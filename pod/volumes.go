@@ -14,7 +14,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/pod/mountsconf"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -55,8 +59,9 @@ func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, a
 	return image, images.Admit(ctx, use)
 }
 
-// roots are all that a container has of storage: its root file system and its
-// image volumes, which storage knows as root file systems that nobody writes to.
+// roots are the file systems of a container: its root file system, its image volumes,
+// which storage knows as root file systems that nobody writes to, and its copies of the
+// node's files.
 type roots struct {
 	images  Images
 	own     storage.Rootfs
@@ -80,7 +85,13 @@ func (r *roots) volume(v records.Volume) storage.Rootfs {
 	return volume
 }
 
+// copies is where the copies of the node's files are mounted.
+func (r *roots) copies() string { return filepath.Join(r.bundle, "copies") }
+
 func (r *roots) remove(ctx context.Context) error {
+	if err := mount.Unmount(r.copies()); err != nil {
+		return err
+	}
 	for _, root := range r.all() {
 		if err := r.images.RemoveRootfs(ctx, root); err != nil {
 			return err
@@ -135,4 +146,32 @@ func (c *Container) makeVolumes(ctx context.Context, in spec.Input) ([]string, e
 		return nil, nil
 	}
 	return volumes, nil
+}
+
+// copyNodeFiles gives the container its copies of what the node's mounts.conf lists.
+func (c *Container) copyNodeFiles(ctx context.Context, asked annotation.Asked) (mounts []*cri.Mount, err error) {
+	set, problems := mountsconf.Read(c.engine.cfg.MountsFiles, mountsconf.FIPSFile)
+	if asked.DisableFIPS {
+		set = set.WithoutFIPS()
+	}
+	if !set.Empty() {
+		err = trace.Call(ctx, "copy node files", func() error {
+			dir := c.roots.copies()
+			if err := errors.Join(mount.Copies(dir, c.plan.MountLabel), c.sandbox.files.LetIn(dir)); err != nil {
+				return err
+			}
+			uid, gid := c.sandbox.plan.Namespaces.Root()
+			var skipped []error
+			mounts, skipped, err = set.Copy(dir, c.ref.Rootfs(), uid, gid)
+			problems = append(problems, skipped...)
+			return err
+		})
+	}
+	if len(problems) > 0 {
+		slog.WarnContext(ctx, "container lacks files that mounts.conf lists", "container", c.id, "missing", len(problems), "err", problems[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("copy what mounts.conf lists: %w", err)
+	}
+	return mounts, spec.CheckRootfs(c.ref.Rootfs(), mounts)
 }

@@ -104,6 +104,12 @@ func Files(path, label string) error {
 	return mountTmpfs("files", path, "mode=0700,size=1m,nr_inodes=16", label)
 }
 
+// Copies mounts at path, as Files does, a tmpfs for the files that a container gets from
+// the node, 16 MiB in all: what the container writes there has room as well.
+func Copies(path, label string) error {
+	return mountTmpfs("copies", path, "mode=0700,size=16m,nr_inodes=4096", label)
+}
+
 func mountTmpfs(name, path, options, label string) error {
 	failed := func(err error) error { return &os.PathError{Op: "mount " + name, Path: path, Err: err} }
 	if label != "" {

@@ -30,6 +30,7 @@ type Asked struct {
 	Devices         []*cri.Device // for each container
 	Umask           *uint32       // of each container's first process
 	WritableCgroups bool          // containers may make cgroups below their own; cgroup v2
+	DisableFIPS     bool          // containers are not told that the node is in FIPS mode
 
 	unified map[string]map[string]string // files of cgroup v2, by container
 
@@ -50,6 +51,7 @@ const (
 	askUmask   = "umask"
 	askUnified = "unified-cgroup"
 	askCgroups = "cgroup2-mount-hierarchy-rw"
+	askNoFIPS  = "disable-fips"
 	askDomain  = ".crio.io"
 )
 
@@ -60,12 +62,13 @@ var oldSpelling = map[string]string{
 	askUmask:   "io.kubernetes.cri-o.umask",
 	askUnified: "io.kubernetes.cri-o.UnifiedCgroup",
 	askCgroups: "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
+	askNoFIPS:  "io.kubernetes.cri-o.DisableFIPS",
 }
 
 // notDone is the old spelling of what crius does not do. Of the newer one it is all
 // else in the domain.
 var notDone = []string{
-	"io.kubernetes.cri-o.DisableFIPS", "io.kubernetes.cri-o.LinkLogs", "io.kubernetes.cri-o.PlatformRuntimePath",
+	"io.kubernetes.cri-o.LinkLogs", "io.kubernetes.cri-o.PlatformRuntimePath",
 	"io.kubernetes.cri-o.seccompNotifierAction", "io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
@@ -154,11 +157,19 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 		}
 		a.unified[container], err = askedFiles(value)
 	case askCgroups:
-		if a.WritableCgroups, err = strconv.ParseBool(value); err != nil {
-			return invalid("must be true or false, got %.20q", value)
-		}
+		a.WritableCgroups, err = parseBool(value)
+	case askNoFIPS:
+		a.DisableFIPS, err = parseBool(value)
 	}
 	return err
+}
+
+func parseBool(text string) (bool, error) {
+	is, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, invalid("must be true or false, got %.20q", text)
+	}
+	return is, nil
 }
 
 // factors are the units of a Kubernetes quantity.

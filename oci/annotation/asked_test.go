@@ -13,7 +13,7 @@ import (
 )
 
 // allAsked are all that act, as a handler allows them.
-var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io"}
+var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io"}
 
 func TestReadAsked(t *testing.T) {
 	t.Parallel()
@@ -33,6 +33,8 @@ func TestReadAsked(t *testing.T) {
 		}, true},
 		{"cgroup2-mount-hierarchy-rw.crio.io", "true", func(a Asked) any { return a.WritableCgroups }, true},
 		{"io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw", "false", func(a Asked) any { return a.WritableCgroups }, false},
+		{"disable-fips.crio.io", "true", func(a Asked) any { return a.DisableFIPS }, true},
+		{"io.kubernetes.cri-o.DisableFIPS", "true", func(a Asked) any { return a.DisableFIPS }, true},
 		{"unified-cgroup.crio.io/app", "memory.high=1000000;memory.min=MTAwMDA=", func(a Asked) any { return a.unified["app"]["memory.high"] + a.unified["app"]["memory.min"] }, "100000010000"},
 		{"unified-cgroup.crio.io.app", "memory.high=1", func(a Asked) any { return a.unified["app"]["memory.high"] }, "1"},
 		{"io.kubernetes.cri-o.UnifiedCgroup.app", "memory.high=1", func(a Asked) any { return a.unified["app"]["memory.high"] }, "1"},
@@ -70,6 +72,7 @@ func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 		{"devices.crio.io", "/dev/fuse/../sda", fault.Denied},
 		{"cgroup2-mount-hierarchy-rw.crio.io", "please", fault.Invalid},
 		{"unified-cgroup.crio.io/app", "memory.high", fault.Invalid},
+		{"disable-fips.crio.io", "", fault.Invalid},
 	} {
 		_, err := Read(map[string]string{c.key: c.value}, Rules{Allowed: allAsked, Devices: []string{"/dev/fuse"}})
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.key) {

@@ -51,6 +51,8 @@ type Facts struct {
 	// writable where the root file system is read-only.
 	BindVolumes []string
 
+	NodeMounts []*cri.Mount // what the container gets of the node's files; the request's mounts win
+
 	Devices     []Device // the request's, from ResolveDevices
 	HostDevices []Device // from HostDevices; given to privileged containers
 

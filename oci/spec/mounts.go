@@ -20,7 +20,7 @@ func mounts(in *Input, s *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), fileMounts(in), volumeMounts(in)), asked)
+	s.Mounts = overlay(slices.Concat(in.baseMounts(), kernelMounts(in), fileMounts(in), volumeMounts(in), nodeMounts(in)), asked)
 	s.Linux.RootfsPropagation = rootPropagation(in.Request.Container.GetMounts())
 	return nil
 }
@@ -98,6 +98,24 @@ func volumeMounts(in *Input) []specs.Mount {
 		list = append(list, specs.Mount{
 			Destination: volume, Type: "bind", Source: path.Join(in.Facts.Rootfs, volume),
 			Options: []string{"bind", "rprivate", "rw"},
+		})
+	}
+	return list
+}
+
+// nodeMounts are writable: runtimes make the places of other mounts in them. For the
+// same reason they are left out below a mount of the request that is not.
+func nodeMounts(in *Input) []specs.Mount {
+	var list []specs.Mount
+	for _, m := range in.Facts.NodeMounts {
+		if slices.ContainsFunc(in.Request.Container.GetMounts(), func(above *cri.Mount) bool {
+			return above.GetReadonly() && strings.HasPrefix(m.GetContainerPath(), path.Clean(above.GetContainerPath())+"/")
+		}) {
+			continue
+		}
+		list = append(list, specs.Mount{
+			Destination: m.GetContainerPath(), Type: "bind", Source: m.GetHostPath(),
+			Options: []string{"bind", "rprivate", "nosuid", "nodev", "rw"},
 		})
 	}
 	return list

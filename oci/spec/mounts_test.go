@@ -65,6 +65,35 @@ func TestMountsOverOurs(t *testing.T) {
 	}
 }
 
+// What the node gives is mounted before what the request mounts in it, and gives way to
+// what the request mounts in its place, or above it without leave to make a place in it.
+func TestNodeMounts(t *testing.T) {
+	given := func(mounts ...*cri.Mount) *specs.Spec {
+		return mutate(t, func(in *Input) {
+			withMounts(mounts...)(in)
+			in.Facts.NodeMounts = []*cri.Mount{{ContainerPath: "/run/secrets", HostPath: "/copies/0"}}
+		})
+	}
+	s := given(&cri.Mount{ContainerPath: "/run/secrets/token", HostPath: "/token"}, &cri.Mount{ContainerPath: "/run", HostPath: "/volume"})
+	m := mountAt(t, s, "/run/secrets")
+	if m.Source != "/copies/0" || !slices.Equal(m.Options, []string{"bind", "rprivate", "nosuid", "nodev", "rw"}) {
+		t.Errorf("%+v", m)
+	}
+	at := func(place string) int { return slices.Index(destinations(s), place) }
+	if at("/run") > at("/run/secrets") || at("/run/secrets") > at("/run/secrets/token") {
+		t.Errorf("order %v", destinations(s))
+	}
+	if m := mountAt(t, given(&cri.Mount{ContainerPath: "/run/secrets", HostPath: "/mine"}), "/run/secrets"); m.Source != "/mine" {
+		t.Errorf("%+v", m)
+	}
+	for place, left := range map[string]bool{"/run": true, "/run/": true, "/r": false, "/run/sec": false} {
+		s := given(&cri.Mount{ContainerPath: place, HostPath: "/volume", Readonly: true})
+		if out := !slices.Contains(destinations(s), "/run/secrets"); out != left {
+			t.Errorf("read-only mount at %s: left out: %v", place, out)
+		}
+	}
+}
+
 // TestDevMount: the node's /dev comes whole, and no device node is made in it.
 func TestDevMount(t *testing.T) {
 	s := mutate(t, func(in *Input) {

@@ -61,7 +61,7 @@ func Sandbox(in Input, args []string) (*specs.Spec, error) {
 	}
 	in.Request.Container.Linux.Resources.CpusetCpus = in.Asked.InfraCPUs
 	in.Request.Image, in.Asked = nil, Asked{}
-	in.Facts.Devices, in.Facts.MountSources = nil, nil
+	in.Facts.Devices, in.Facts.MountSources, in.Facts.NodeMounts = nil, nil, nil
 	in.Defaults = Defaults{
 		Seccomp:            in.Defaults.Seccomp,
 		AppArmorProfile:    in.Defaults.AppArmorProfile,

@@ -50,7 +50,7 @@ func choices(model string) []string {
 func wanted(model string) string {
 	switch model {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs",
-		"runtime.hooks_dir", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
+		"runtime.hooks_dir", "pod.mounts_files", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.handlers.NAME.root",
 		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",

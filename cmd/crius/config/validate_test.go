@@ -43,6 +43,7 @@ func TestValidate(t *testing.T) {
 		{"pod.default_ulimits = ['nofile=many']", "pod.default_ulimits: "},
 		{"pod.additional_devices = ['fuse']", "pod.additional_devices: "},
 		{"pod.default_env = ['A=1', '']", "pod.default_env: an item of the list is empty"},
+		{"pod.mounts_files = ['mounts.conf']", "pod.mounts_files: must be an absolute path"},
 		{"image.pull_timeout = '-1s'", "image.pull_timeout: must be 0 or more, got \"-1s\""},
 		{"image.parallel_layers = 0", "image.parallel_layers: must be more than 0, got 0"},
 		{"image.pull_timeout = '0'", ""},

@@ -69,7 +69,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.additional_devices", verdict: mapped, to: "pod.additional_devices", as: texts},
 	{key: "crio.runtime.hooks_dir", verdict: mapped, to: "runtime.hooks_dir", as: texts, unset: []string{"/usr/share/containers/oci/hooks.d"}},
 	{key: "crio.runtime.default_mounts", verdict: refused, why: "these mounts are not made: declare volumes in the pods"},
-	{key: "crio.runtime.default_mounts_file", verdict: refused, why: "the mounts of this file are not made: declare volumes in the pods"},
+	{key: "crio.runtime.default_mounts_file", verdict: mapped, to: "pod.mounts_files", as: mountsFile},
 	{key: "crio.runtime.pids_limit", verdict: mapped, to: "pod.pids_limit", as: atMostUnlimited},
 	{key: "crio.runtime.log_filter", verdict: refused, why: "log messages are not filtered: filter with journalctl --grep"},
 	{key: "crio.runtime.log_level", verdict: mapped, to: "log_level", as: logLevel},

@@ -118,6 +118,8 @@ func TestCrioValues(t *testing.T) {
 		text string
 		want map[string]string
 	}{
+		{"[crio.runtime]\ndefault_mounts_file = '/etc/mounts'", map[string]string{"pod.mounts_files": `["/etc/mounts"]`}},
+		{"[crio.runtime]\ndefault_mounts_file = ''", map[string]string{"pod.mounts_files": `["/etc/containers/mounts.conf", "/usr/share/containers/mounts.conf"]`}},
 		{"[crio.api]\nlisten = '/run/crio/crio.sock'", map[string]string{"api.crio_socket": `"/var/run/crio/crio.sock"`, "api.listen": ""}},
 		{"[crio.api]\nlisten = '/run/other.sock'", map[string]string{"api.crio_socket": "", "api.listen": `"/run/other.sock"`}},
 		{"[crio.api]\nstream_port = '10010'", map[string]string{"api.stream_address": `"127.0.0.1:10010"`}},

@@ -225,6 +225,19 @@ func hostPorts(value any) (any, error) {
 	return "auto", nil
 }
 
+// mountsFile takes the only mounts.conf that counts. An empty text means those that crius
+// reads by default as well.
+func mountsFile(value any) (any, error) {
+	file, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("must be of type string, got %s", Format(value))
+	}
+	if file == "" {
+		return []string{"/etc/containers/mounts.conf", "/usr/share/containers/mounts.conf"}, nil
+	}
+	return []string{file}, nil
+}
+
 // prefixes takes annotations that CRI-O allows.
 func prefixes(value any) (any, error) {
 	list, err := patternsOf(value)
