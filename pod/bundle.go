@@ -168,7 +168,7 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	}
 	return spec.Input{
 		Request:  spec.Request{Pod: s.plan.Config.M},
-		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: asked.InfraCPUs()},
+		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: asked.InfraCPUs(), LogVolume: asked.LogVolume},
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil

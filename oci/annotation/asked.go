@@ -31,6 +31,7 @@ type Asked struct {
 	Umask           *uint32       // of each container's first process
 	WritableCgroups bool          // containers may make cgroups below their own; cgroup v2
 	DisableFIPS     bool          // containers are not told that the node is in FIPS mode
+	LogVolume       string        // emptyDir volume in which containers see the pod's logs
 
 	unified map[string]map[string]string // files of cgroup v2, by container
 
@@ -52,6 +53,7 @@ const (
 	askUnified = "unified-cgroup"
 	askCgroups = "cgroup2-mount-hierarchy-rw"
 	askNoFIPS  = "disable-fips"
+	askLogs    = "link-logs"
 	askDomain  = ".crio.io"
 )
 
@@ -63,12 +65,13 @@ var oldSpelling = map[string]string{
 	askUnified: "io.kubernetes.cri-o.UnifiedCgroup",
 	askCgroups: "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
 	askNoFIPS:  "io.kubernetes.cri-o.DisableFIPS",
+	askLogs:    "io.kubernetes.cri-o.LinkLogs",
 }
 
 // notDone is the old spelling of what crius does not do. Of the newer one it is all
 // else in the domain.
 var notDone = []string{
-	"io.kubernetes.cri-o.LinkLogs", "io.kubernetes.cri-o.PlatformRuntimePath",
+	"io.kubernetes.cri-o.PlatformRuntimePath",
 	"io.kubernetes.cri-o.seccompNotifierAction", "io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
@@ -137,7 +140,10 @@ func allowsAsked(allowed []string, name string) bool {
 	return slices.Contains(allowed, oldSpelling[name]) || slices.Contains(allowed, name+askDomain)
 }
 
-var umask = regexp.MustCompile(`^[0-7]{1,4}$`)
+var (
+	umask = regexp.MustCompile(`^[0-7]{1,4}$`)
+	label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`) // RFC 1123
+)
 
 func (a *Asked) read(name, container, value string, devices []string) (err error) {
 	switch name {
@@ -160,6 +166,11 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 		a.WritableCgroups, err = parseBool(value)
 	case askNoFIPS:
 		a.DisableFIPS, err = parseBool(value)
+	case askLogs:
+		if !label.MatchString(value) {
+			return invalid("%.80q is not the name of a volume", value)
+		}
+		a.LogVolume = value
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // allAsked are all that act, as a handler allows them.
-var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io"}
+var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io", "link-logs.crio.io"}
 
 func TestReadAsked(t *testing.T) {
 	t.Parallel()
@@ -33,6 +33,8 @@ func TestReadAsked(t *testing.T) {
 		}, true},
 		{"cgroup2-mount-hierarchy-rw.crio.io", "true", func(a Asked) any { return a.WritableCgroups }, true},
 		{"io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw", "false", func(a Asked) any { return a.WritableCgroups }, false},
+		{"link-logs.crio.io", "my-logs", func(a Asked) any { return a.LogVolume }, "my-logs"},
+		{"io.kubernetes.cri-o.LinkLogs", "logs", func(a Asked) any { return a.LogVolume }, "logs"},
 		{"disable-fips.crio.io", "true", func(a Asked) any { return a.DisableFIPS }, true},
 		{"io.kubernetes.cri-o.DisableFIPS", "true", func(a Asked) any { return a.DisableFIPS }, true},
 		{"unified-cgroup.crio.io/app", "memory.high=1000000;memory.min=MTAwMDA=", func(a Asked) any { return a.unified["app"]["memory.high"] + a.unified["app"]["memory.min"] }, "100000010000"},
@@ -73,6 +75,10 @@ func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 		{"cgroup2-mount-hierarchy-rw.crio.io", "please", fault.Invalid},
 		{"unified-cgroup.crio.io/app", "memory.high", fault.Invalid},
 		{"disable-fips.crio.io", "", fault.Invalid},
+		{"link-logs.crio.io", "", fault.Invalid},
+		{"link-logs.crio.io", "../../../etc", fault.Invalid},
+		{"link-logs.crio.io", "a\nb", fault.Invalid},
+		{"link-logs.crio.io", strings.Repeat("a", 64), fault.Invalid},
 	} {
 		_, err := Read(map[string]string{c.key: c.value}, Rules{Allowed: allAsked, Devices: []string{"/dev/fuse"}})
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.key) {
@@ -85,18 +91,22 @@ func TestAskedRefusesMalformedAnnotations(t *testing.T) {
 func TestAskedWithoutEffect(t *testing.T) {
 	t.Parallel()
 	annotations := map[string]string{
-		"shm-size.crio.io":                 "nonsense",
-		"io.kubernetes.cri-o.Devices":      "/dev/sda",
-		"userns-mode.crio.io":              "auto",
-		"io.kubernetes.cri-o.userns-mode":  "auto",
-		"seccomp-profile.crio.io/app":      "unconfined",
-		"umask.crio.io/app":                "0",
-		"unified-cgroup.crio.io":           "a.b=c",
-		"io.kubernetes.cri-o.LinkLogs":     "logs",
-		"cpu-load-balancing.crio.io":       "disable",
-		"io.kubernetes.cri-o.SandboxID":    "x",
-		"kubernetes.io/config.source":      "api",
-		"io.katacontainers.config.runtime": "x",
+		"shm-size.crio.io":                "nonsense",
+		"io.kubernetes.cri-o.Devices":     "/dev/sda",
+		"userns-mode.crio.io":             "auto",
+		"io.kubernetes.cri-o.userns-mode": "auto",
+		"seccomp-profile.crio.io/app":     "unconfined",
+
+		"seccomp-profile.kubernetes.cri-o.io":     "quay.io/crio/seccomp:v2",
+		"seccomp-profile.kubernetes.cri-o.io/POD": "quay.io/crio/seccomp:v2",
+		"seccomp-profile.kubernetes.cri-o.io/app": "quay.io/crio/seccomp:v2",
+		"umask.crio.io/app":                       "0",
+		"unified-cgroup.crio.io":                  "a.b=c",
+		"io.kubernetes.cri-o.LinkLogs":            "logs",
+		"cpu-load-balancing.crio.io":              "disable",
+		"io.kubernetes.cri-o.SandboxID":           "x",
+		"kubernetes.io/config.source":             "api",
+		"io.katacontainers.config.runtime":        "x",
 	}
 	all := slices.Sorted(maps.Keys(annotations))
 	want := slices.DeleteFunc(slices.Clone(all), func(key string) bool {

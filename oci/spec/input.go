@@ -30,6 +30,7 @@ type Asked struct {
 	WritableCgroups bool                         // the container may make cgroups below its own; cgroup v2
 	Resources       *cri.LinuxContainerResources // instead of the request's; nil: those
 	InfraCPUs       string                       // on which the infra container runs; empty: all
+	LogVolume       string                       // emptyDir volume in whose place the pod's logs are mounted; empty: none
 }
 
 // Facts is what the caller resolved. Paths are the node's, absolute.

@@ -146,6 +146,7 @@ func overlay(base, asked []specs.Mount) []specs.Mount {
 func requestMounts(in *Input) ([]specs.Mount, error) {
 	var list []specs.Mount
 	for i, m := range in.Request.Container.GetMounts() {
+		m = in.withLogs(m)
 		source := m.GetHostPath()
 		if i < len(in.Facts.MountSources) && in.Facts.MountSources[i] != "" {
 			source = in.Facts.MountSources[i]
@@ -157,6 +158,19 @@ func requestMounts(in *Input) ([]specs.Mount, error) {
 		list = append(list, one)
 	}
 	return list, nil
+}
+
+// withLogs is a mount of the request or, in place of that of the log volume, one of the
+// pod's logs, which the container can read only. It is made in the container alone: a
+// mount in a volume of the kubelet, or a link where pods may write, would leave it to them
+// what is unmounted on the node and where logs go (CVE-2025-0750).
+func (in *Input) withLogs(m *cri.Mount) *cri.Mount {
+	pod, volume := in.Request.Pod, in.Asked.LogVolume
+	kubelets := "/pods/" + pod.GetMetadata().GetUid() + "/volumes/kubernetes.io~empty-dir/" + volume
+	if volume == "" || pod.GetLogDirectory() == "" || !strings.HasSuffix(path.Clean(m.GetHostPath()), kubelets) {
+		return m
+	}
+	return &cri.Mount{ContainerPath: m.GetContainerPath(), HostPath: pod.GetLogDirectory(), Readonly: true}
 }
 
 // coverable are files of /proc over which others may be mounted: statistics per

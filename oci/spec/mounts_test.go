@@ -94,6 +94,46 @@ func TestNodeMounts(t *testing.T) {
 	}
 }
 
+// A pod sees its logs read-only in the place of one of its own empty volumes, and of no
+// other mount.
+func TestLogsInVolume_CVE_2025_0750(t *testing.T) {
+	const volumes = "/var/lib/kubelet/pods/the-uid/volumes/"
+	logs := "/var/log/pods/ns_name_the-uid"
+	for source, want := range map[string]string{
+		volumes + "kubernetes.io~empty-dir/logs":                               logs,
+		volumes + "kubernetes.io~empty-dir/logs/":                              logs,
+		volumes + "kubernetes.io~empty-dir/other":                              volumes + "kubernetes.io~empty-dir/other",
+		volumes + "kubernetes.io~empty-dir/logs/logs":                          volumes + "kubernetes.io~empty-dir/logs/logs",
+		volumes + "kubernetes.io~secret/logs":                                  volumes + "kubernetes.io~secret/logs",
+		"/var/lib/kubelet/pods/other/volumes/kubernetes.io~empty-dir/logs":     "/var/lib/kubelet/pods/other/volumes/kubernetes.io~empty-dir/logs",
+		"/var/lib/kubelet/pods/an-the-uid/volumes/kubernetes.io~empty-dir/log": "/var/lib/kubelet/pods/an-the-uid/volumes/kubernetes.io~empty-dir/log",
+	} {
+		s := mutate(t, func(in *Input) {
+			withMounts(&cri.Mount{ContainerPath: "/logs", HostPath: source, Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL})(in)
+			in.Request.Container.Linux.SecurityContext.Privileged = true // bidirectional mounts want it
+			in.Request.Pod.Linux.SecurityContext.Privileged = true
+			in.Request.Pod.Metadata.Uid, in.Request.Pod.LogDirectory, in.Asked.LogVolume = "the-uid", logs, "logs"
+		})
+		m := mountAt(t, s, "/logs")
+		if m.Source != want {
+			t.Errorf("%s: %s is mounted", source, m.Source)
+		}
+		if want == logs && (!slices.Contains(m.Options, "ro") || !slices.Contains(m.Options, "rprivate")) {
+			t.Errorf("%s: options %v", source, m.Options)
+		}
+	}
+	for _, unset := range []func(*Input){func(in *Input) { in.Asked.LogVolume = "" }, func(in *Input) { in.Request.Pod.LogDirectory = "" }} {
+		s := mutate(t, func(in *Input) {
+			withMounts(&cri.Mount{ContainerPath: "/logs", HostPath: volumes + "kubernetes.io~empty-dir/logs"})(in)
+			in.Request.Pod.Metadata.Uid, in.Request.Pod.LogDirectory, in.Asked.LogVolume = "the-uid", logs, "logs"
+			unset(in)
+		})
+		if m := mountAt(t, s, "/logs"); m.Source == logs {
+			t.Errorf("logs are mounted: %+v", m)
+		}
+	}
+}
+
 // TestDevMount: the node's /dev comes whole, and no device node is made in it.
 func TestDevMount(t *testing.T) {
 	s := mutate(t, func(in *Input) {

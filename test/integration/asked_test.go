@@ -2,6 +2,8 @@ package integration
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func annotated(annotations map[string]string) podChange {
@@ -56,5 +59,45 @@ func TestAnnotationsThatAct(t *testing.T) {
 
 		other := w.run(t, runtime, annotated(map[string]string{"umask.crio.io": "0027"}))
 		equal(t, "umask that the handler does not allow", strings.Contains(other.start(t, "sleep").procfs(t, "status"), "Umask:\t0022\n"), true)
+	})
+}
+
+// A pod sees its logs in the place of an empty volume, and can neither change them nor
+// have anything made or unmounted on the node (CVE-2025-0750).
+func TestLogsInVolumeOfThePod(t *testing.T) {
+	t.Parallel()
+	var config strings.Builder
+	for _, runtime := range []string{"runc", "crun"} {
+		fmt.Fprintf(&config, "[runtime.handlers.logs-%s]\npath = %q\nallowed_annotations = ['link-logs.crio.io']\n", runtime, runtime)
+	}
+	w := private(t, node.Options{Config: config.String()})
+	each(t, func(t *testing.T, runtime string) {
+		for handler, linked := range map[string]bool{"logs-" + runtime: true, runtime: false} {
+			p := w.run(t, handler, annotated(map[string]string{"io.kubernetes.cri-o.LinkLogs": "logs"}))
+			volume := filepath.Join(w.dir(t), "pods", p.config.Metadata.Uid, "volumes", "kubernetes.io~empty-dir", "logs")
+			must(t, os.MkdirAll(volume, 0o755))
+			talks := p.start(t, "echo hello ; sleep")
+			reads := p.start(t, "sleep", withMounts(&cri.Mount{ContainerPath: "/logs", HostPath: volume}))
+			file := "/logs/" + talks.config.LogPath
+			if !linked {
+				reads.exec(t, "write /logs/own x")
+				if r := reads.execResult(t, "cat "+file); r.ExitCode == 0 {
+					t.Errorf("a pod that may not reads %q", r.Stdout)
+				}
+				continue
+			}
+			wait.For(t, "the log in the volume", func() bool {
+				return strings.Contains(string(reads.execResult(t, "cat "+file).Stdout), "hello")
+			})
+			for _, line := range []string{"write " + file + " forged", "write /logs/own x"} {
+				if r := reads.execResult(t, line); r.ExitCode == 0 {
+					t.Errorf("%s: the logs can be changed", line)
+				}
+			}
+			empty(t, volume)
+			config := w.podConfig(t, annotated(map[string]string{"link-logs.crio.io": "../../../../etc"}))
+			_, err := w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+			wantCode(t, err, codes.InvalidArgument, "link-logs.crio.io")
+		}
 	})
 }
