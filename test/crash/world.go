@@ -34,6 +34,9 @@ const shimHandler = "shim-runc"
 const config = `[network]
 host_ports = "crius"
 
+[pod]
+mounts_files = ['{{.Path "mounts.conf"}}']
+
 [runtime.handlers.shim-runc]
 type = "shim"
 path = "containerd-shim-runc-v2"
@@ -113,6 +116,9 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		if err := standIn(w.Path(name), real, p.failing); err != nil {
 			return err
 		}
+	}
+	if err := w.Write("mounts.conf", `{{.Path "mounts.conf"}}:/run/secrets/mounts.conf`); err != nil {
+		return err
 	}
 	extra, err := images.Build(nil, image.Text("etc/extra", "a layer of its own"))
 	if err != nil {
