@@ -214,6 +214,23 @@ func TestAttachmentsAreThoseThatTheLibraryReads(t *testing.T) {
 	}
 }
 
+// Attachments come from the image's registry, whatever URLs their layers name
+// (CVE-2020-15157).
+func TestAttachmentsAreNotForeign(t *testing.T) {
+	t.Parallel()
+	a := small(t)
+	r, foreign := registrytest.Start(t), registrytest.StartAt(t, "127.0.0.2:0")
+	r.Push("app", "1", a)
+	attach(t, r, "app", a.Digest(), "payload")
+	r.Inject(registry.Fault{Path: ".sig", Do: registry.Replace(func(text []byte) []byte {
+		return bytes.ReplaceAll(text, []byte(`"annotations"`), []byte(`"urls":["http://`+foreign.Addr()+`/"],"annotations"`))
+	})})
+	got, err := newMachine(t, registryAt(r.Addr(), r.Addr()), attachmentsOn).signatures(r.Addr() + "/app:1")
+	if err != nil || len(got) != 1 || len(foreign.Requests()) > 0 {
+		t.Errorf("%q, %v; the foreign server was asked %d times", got, err, len(foreign.Requests()))
+	}
+}
+
 // A mirror is asked for attachments as it is for images.
 func TestAttachmentsThroughNamespaceProxy(t *testing.T) {
 	t.Parallel()
