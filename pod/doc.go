@@ -20,6 +20,7 @@
 //	<run>/pods/<id>/                        infra bundle
 //	<run>/pods/<id>/{files,shm}             tmpfs: resolv.conf and hostname; /dev/shm
 //	<run>/containers/<id>/                  bundle, monitor socket
+//	<run>/containers/<id>/copies            tmpfs: what mounts.conf lists
 //	<namespaces_dir>/{net,ipc,uts}ns/crius-<id>
 //
 // A record has two parts (pod/records). The plan is what was decided when the object

@@ -24,7 +24,7 @@ import (
 )
 
 // Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings
-// (its pkg/annotations/v2), and act where the handler allows them.
+// (its pkg/annotations/v2), and act where the pod's handler or workload allows them.
 type Asked struct {
 	ShmSize         int64         // of the pod's /dev/shm in bytes; 0: nothing is asked
 	Devices         []*cri.Device // for each container
@@ -71,8 +71,8 @@ var oldSpelling = map[string]string{
 // notDone is the old spelling of what crius does not do. Of the newer one it is all
 // else in the domain.
 var notDone = []string{
-	"io.kubernetes.cri-o.PlatformRuntimePath",
-	"io.kubernetes.cri-o.seccompNotifierAction", "io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
+	"io.kubernetes.cri-o.PlatformRuntimePath", "io.kubernetes.cri-o.seccompNotifierAction",
+	"io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
 	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
 }
 
