@@ -24,6 +24,9 @@ type Config struct {
 	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
+// DefaultPolicy is where containers-policy.json(5) has the signature policy of a node.
+const DefaultPolicy = "/etc/containers/policy.json"
+
 // Options is what a store is opened with: what the operator has configured, and what
 // the program that opens it adds.
 type Options struct {

@@ -285,8 +285,15 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 
 // GraphRoot is where the store of cfg has its images and layers.
 func GraphRoot(cfg Config) (string, error) {
+	graph, _, err := Roots(cfg)
+	return graph, err
+}
+
+// Roots are the two directories of the store of cfg: that of images and layers, and
+// that of what a reboot may discard.
+func Roots(cfg Config) (graph, run string, err error) {
 	options, err := libraryOptions(cfg)
-	return options.GraphRoot, err
+	return options.GraphRoot, options.RunRoot, err
 }
 
 func isSync(option string) bool { return optionName(option) == "sync" }

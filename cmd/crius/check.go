@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/diagnosis"
 )
 
 // A check looks at one thing that a node needs. It harms nothing and is safe
@@ -25,33 +26,21 @@ type node struct {
 	host   host
 }
 
-// finding is what a check has to say about one object.
-type finding struct {
-	Check  string `json:"check"`
-	Status status `json:"status"`
-	Text   string `json:"text"`         // what is the case
-	Do     string `json:"do,omitempty"` // what to do about it
-}
-
-type status string
-
-const (
-	statusOK   status = "ok"
-	statusWarn status = "warn" // crius works, something that pods may want does not
-	statusFail status = "FAIL" // crius does not start, no pod does, or something is not as recorded
+// What a check has to say.
+type (
+	finding = diagnosis.Finding
+	status  = diagnosis.Status
 )
 
-func ok(format string, args ...any) finding {
-	return finding{Status: statusOK, Text: fmt.Sprintf(format, args...)}
-}
+const (
+	statusOK   = diagnosis.StatusOK
+	statusWarn = diagnosis.StatusWarn
+	statusFail = diagnosis.StatusFail
+)
 
-func warn(do, format string, args ...any) finding {
-	return finding{Status: statusWarn, Text: fmt.Sprintf(format, args...), Do: do}
-}
-
-func fail(do, format string, args ...any) finding {
-	return finding{Status: statusFail, Text: fmt.Sprintf(format, args...), Do: do}
-}
+func ok(format string, args ...any) finding       { return diagnosis.OK(format, args...) }
+func warn(do, format string, args ...any) finding { return diagnosis.Warn(do, format, args...) }
+func fail(do, format string, args ...any) finding { return diagnosis.Fail(do, format, args...) }
 
 // checks lists all checks, in the order in which an operator would fix things.
 func checks() []check {
@@ -92,7 +81,7 @@ func runChecks(ctx context.Context, all []check, n *node) []finding {
 
 func (p *program) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "check",
+		Use:   "check [PATH]",
 		Short: "Check that this node meets the requirements of crius and its pods, and that its state matches crius's records",
 		Long: "Check that this node meets the requirements of crius and its pods under the current configuration, and say how to fix what is missing. " +
 			"If a server is running, report its runtime conditions. " +
@@ -100,13 +89,23 @@ func (p *program) checkCommand() *cobra.Command {
 			"and search for orphans: objects that are named like crius's own but have no record. It is safe to run while a server is running: objects that are being created or removed are not reported.\n\n" +
 			"Nothing is changed, except that a missing image store is created. With --repair, problems are fixed the same way that stopping or removing the pod, or restarting the server, would fix them: " +
 			"a pod that lost something essential is stopped, so that the kubelet creates it again; orphans are removed. " +
-			"The exit status is 1 if crius would not start, no pod could run, or a problem remains.",
-		Args: usage(cobra.NoArgs),
+			"The exit status is 1 if crius would not start, no pod could run, or a problem remains.\n\n" +
+			"With --from-crio or --from-containerd, check instead what would change if crius, with its current configuration, replaced that runtime on this node: " +
+			"settings without a counterpart or with another value, handlers, cgroup driver, pod network, the kubelet's endpoint, missing files. " +
+			"The other runtime's configuration files are read, and not the flags of its service. " +
+			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + "). " +
+			"The exit status is 1 if pods that run now would not run.",
+		Args: usage(cobra.MaximumNArgs(1)),
 	}
 	var repair bool
+	var from importFlags
 	cmd.Flags().BoolVar(&repair, "repair", false, "fix what does not match the records")
+	from.add(cmd, "check what would change if crius replaced %s on this node")
 	format := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := from.check(args, "--repair", repair); err != nil {
+			return usageError{err}
+		}
 		loaded, err := p.load(cmd)
 		if err != nil {
 			return err
@@ -115,8 +114,16 @@ func (p *program) checkCommand() *cobra.Command {
 		if err := logTo(cmd.ErrOrStderr(), "error"); err != nil {
 			return err
 		}
-		findings := runChecks(cmd.Context(), checks(), &node{config: loaded, host: host{"/"}})
-		findings = append(findings, checkNode(cmd.Context(), loaded.Config, repair)...)
+		n := &node{config: loaded, host: host{"/"}}
+		var findings []finding
+		if from.any() {
+			findings, err = from.compare(cmd.Context(), args, n)
+		} else {
+			findings = append(runChecks(cmd.Context(), checks(), n), checkNode(cmd.Context(), loaded.Config, repair)...)
+		}
+		if err != nil {
+			return err
+		}
 		err = format.print(cmd.OutOrStdout(), findings, func(w io.Writer) { writeFindings(w, findings) })
 		return cmp.Or(err, verdict(findings))
 	}

@@ -76,14 +76,11 @@ func checkMonitor(path string) finding {
 	return ok("monitor: %s", path)
 }
 
-// defaultPolicy is where containers-policy.json(5) has the node's policy.
-const defaultPolicy = "/etc/containers/policy.json"
-
 // checkStorage opens the image store, unless a server has it open: opening it
 // also tidies up after a server that died.
 func checkStorage(ctx context.Context, n *node) []finding {
 	c := n.config.Config
-	policy := cmp.Or(c.Image.SignaturePolicy, defaultPolicy)
+	policy := cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy)
 	if _, err := os.Stat(policy); err != nil {
 		return []finding{fail("install a signature policy; the example /usr/share/doc/crius/examples/policy.json accepts every image", "no signature policy, images cannot be pulled: %v", err)}
 	}

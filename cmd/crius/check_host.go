@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
@@ -317,9 +317,6 @@ func checkAddresses(_ context.Context, n *node) []finding {
 	return findings
 }
 
-// crioSocket is where a kubelet's cAdvisor looks for CRI-O.
-const crioSocket = "/run/crio/crio.sock"
-
 // checkMetrics finds out whether the kubelet's metrics of containers have the names
 // of pods: unless the kubelet asks for them by CRI, its cAdvisor must take crius for
 // CRI-O (docs/decisions/0008-crio-facade.md).
@@ -328,14 +325,13 @@ func checkMetrics(ctx context.Context, n *node) []finding {
 	switch {
 	case facade != "":
 		return []finding{ok("api.crio_socket: the kubelet's cAdvisor finds crius at %s", facade)}
-	case strings.Contains(n.host.read("var/lib/kubelet/config.yaml"), "PodAndContainerStatsFromCRI: true"):
+	case kubelet.StatsFromCRI(n.host.root):
 		return []finding{ok("the kubelet gets container metrics from crius")}
-	case answers(ctx, filepath.Join(n.host.root, crioSocket)):
+	case answers(ctx, filepath.Join(n.host.root, kubelet.CrioSocket)):
 		return []finding{warn("enable the kubelet's feature gate PodAndContainerStatsFromCRI",
-			"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor uses the CRI-O at %s", crioSocket)}
+			"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor uses the CRI-O at %s", kubelet.CrioSocket)}
 	}
-	return []finding{warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or enable its feature gate PodAndContainerStatsFromCRI", crioSocket),
-		"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor does not support crius")}
+	return []finding{kubelet.NoPodNames()}
 }
 
 // answers says whether somebody serves the unix socket at path.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
@@ -226,16 +227,16 @@ func TestCheckSocket(t *testing.T) {
 }
 
 func TestCheckMetrics(t *testing.T) {
-	const kubelet = "var/lib/kubelet/config.yaml"
+	const kubeletFile = "var/lib/kubelet/config.yaml"
 	ctx := context.Background()
-	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  Other: true\n"})), "lack pod names")
+	f := find(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  Other: true\n"})), "lack pod names")
 	if f.Status != statusWarn || !strings.Contains(f.Do, `api.crio_socket = "/run/crio/crio.sock"`) {
 		t.Errorf("a stock kubelet: %+v", f)
 	}
 	want(t, checkMetrics(ctx, testNode(t, "api.crio_socket = '/run/crio/crio.sock'", nil)), "finds crius at /run/crio/crio.sock", statusOK)
-	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubelet: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "gets container metrics from crius", statusOK)
+	want(t, checkMetrics(ctx, testNode(t, "", map[string]string{kubeletFile: "featureGates:\n  PodAndContainerStatsFromCRI: true\n"})), "gets container metrics from crius", statusOK)
 	n := testNode(t, "", map[string]string{"run/crio/version": ""})
-	l, err := net.Listen("unix", filepath.Join(n.host.root, crioSocket))
+	l, err := net.Listen("unix", filepath.Join(n.host.root, kubelet.CrioSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,9 +357,9 @@ func TestCheckCommand(t *testing.T) {
 func TestFindingsForPeople(t *testing.T) {
 	var out strings.Builder
 	writeFindings(&out, []finding{
-		{"runtimes", statusOK, "runc", ""},
-		{"runtimes", statusWarn, "evil \x1b[2J", "rm \x07"},
-		{"network", statusFail, "none", ""},
+		{Check: "runtimes", Status: statusOK, Text: "runc"},
+		{Check: "runtimes", Status: statusWarn, Text: "evil \x1b[2J", Do: "rm \x07"},
+		{Check: "network", Status: statusFail, Text: "none"},
 	})
 	wanted := "ok    runtimes       runc\n" +
 		"warn                 evil \\x1b[2J\n" +
@@ -402,5 +403,38 @@ func TestCheckAddresses(t *testing.T) {
 		if len(found) != 1 || (found[0].Status == statusFail) != (c.want != "") || !strings.Contains(found[0].Text, c.want) {
 			t.Errorf("%s: %+v, want a failure about %q", name, found, c.want)
 		}
+	}
+}
+
+func TestCheckFromCrioCommand(t *testing.T) {
+	dir := t.TempDir()
+	text := fmt.Sprintf("[crio.runtime]\npids_limit = 100\n[crio.runtime.runtimes.own]\nruntime_path = %q\n", "/bin/true")
+	if err := os.WriteFile(filepath.Join(dir, "crio.conf"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := crius(t, "check", "--from-crio", dir)
+	if code != 1 || !strings.HasPrefix(errs, "crius: this node is not ready: ") {
+		t.Errorf("exit code %d, error %q", code, errs)
+	}
+	for _, line := range []string{"pod.pids_limit: 100 for CRI-O (" + dir + "/crio.conf:2 crio.runtime.pids_limit), 0 for crius (default)\n", "FAIL  handlers       own: crius has no such handler"} {
+		if !strings.Contains(out, line) {
+			t.Errorf("no line %q in\n%s", line, out)
+		}
+	}
+	_, document, _ := crius(t, "check", "-o", "json", "--from-containerd", "config/testdata/containerd/v3.toml")
+	var findings []finding
+	if err := json.Unmarshal([]byte(document), &findings); err != nil {
+		t.Fatal(err)
+	}
+	if f := find(t, findings, "image.volumes"); f.Check != "settings" {
+		t.Errorf("%+v", f)
+	}
+	for _, args := range [][]string{{"check", "--repair", "--from-crio"}, {"check", "--from-crio", "--from-containerd"}, {"check", "/etc/crio"}} {
+		if code, _, errs := crius(t, args...); code != 2 {
+			t.Errorf("%q: exit code %d, %s", args, code, errs)
+		}
+	}
+	if code, _, errs := crius(t, "check", "--from-crio", "/nonexistent"); code != 1 || !strings.Contains(errs, "read the configuration of CRI-O") {
+		t.Errorf("without CRI-O: exit code %d, %s", code, errs)
 	}
 }

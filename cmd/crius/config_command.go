@@ -1,7 +1,7 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"io"
 
@@ -9,6 +9,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
+	"github.com/crius-run/crius/cmd/crius/switchover"
 )
 
 // Where other runtimes have their configuration.
@@ -30,7 +31,7 @@ func (p *program) configCommand() *cobra.Command {
 			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
 		Args: usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := from.check(args, template); err != nil {
+			if err := from.check(args, "--default", template); err != nil {
 				return usageError{err}
 			}
 			switch {
@@ -47,8 +48,7 @@ func (p *program) configCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&template, "default", false, "print a commented configuration file with all keys and their defaults instead")
-	cmd.Flags().BoolVar(&from.crio, "from-crio", false, "print a configuration file made from that of CRI-O instead")
-	cmd.Flags().BoolVar(&from.containerd, "from-containerd", false, "print a configuration file made from that of containerd instead")
+	from.add(cmd, "print a configuration file made from that of %s instead")
 	return cmd
 }
 
@@ -57,10 +57,18 @@ type importFlags struct{ crio, containerd bool }
 
 func (f importFlags) any() bool { return f.crio || f.containerd }
 
-func (f importFlags) check(args []string, template bool) error {
+// add gives a command the flags, with a help text into which the name of the other
+// runtime goes.
+func (f *importFlags) add(cmd *cobra.Command, help string) {
+	cmd.Flags().BoolVar(&f.crio, "from-crio", false, fmt.Sprintf(help, "CRI-O"))
+	cmd.Flags().BoolVar(&f.containerd, "from-containerd", false, fmt.Sprintf(help, "containerd"))
+}
+
+// check refuses both at once, one of them with another flag, and a path without either.
+func (f importFlags) check(args []string, other string, set bool) error {
 	switch {
-	case f.crio && f.containerd, f.any() && template:
-		return errors.New("--default, --from-crio and --from-containerd are mutually exclusive")
+	case f.crio && f.containerd, f.any() && set:
+		return fmt.Errorf("%s, --from-crio and --from-containerd are mutually exclusive", other)
 	case len(args) > 0 && !f.any():
 		return fmt.Errorf("unexpected argument %q: only --from-crio and --from-containerd take a path", args[0])
 	}
@@ -85,4 +93,21 @@ func (f importFlags) write(w io.Writer, args []string) error {
 		return err
 	}
 	return config.WriteImport(w, imp)
+}
+
+// compare says what would change if the other runtime were replaced.
+func (f importFlags) compare(ctx context.Context, args []string, n *node) ([]finding, error) {
+	imp, err := f.read(args)
+	if err != nil {
+		return nil, err
+	}
+	all, err := switchover.Checks(imp, n.config, n.host.root)
+	if err != nil {
+		return nil, err
+	}
+	var checks []check
+	for _, c := range all {
+		checks = append(checks, check{c.Name, func(ctx context.Context, _ *node) []finding { return c.Run(ctx) }})
+	}
+	return runChecks(ctx, checks, n), nil
 }

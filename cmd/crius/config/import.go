@@ -149,7 +149,7 @@ func (a *accepted) remarks(b *strings.Builder) {
 		b.WriteString("\n# No equivalent in crius:\n")
 	}
 	for _, r := range a.Remarks {
-		fmt.Fprintf(b, "#\n# %s = %s\n# (%s)\n%s", visible(r.Key), visible(short(r.Value)), visible(r.Place), indented(r.Text))
+		fmt.Fprintf(b, "#\n# %s = %s\n# (%s)\n%s", visible(r.Key), visible(Short(r.Value)), visible(r.Place), indented(r.Text))
 	}
 	for _, list := range []struct {
 		head  string
@@ -168,8 +168,8 @@ func (a *accepted) remarks(b *strings.Builder) {
 	}
 }
 
-// short cuts values that are tables of tables.
-func short(value string) string {
+// Short cuts values that are tables of tables.
+func Short(value string) string {
 	const most = 100
 	if len(value) <= most {
 		return value

@@ -184,14 +184,21 @@ func TestImportRulesNameOptionsThatExist(t *testing.T) {
 			known[k.Path] = true
 		}
 	}
-	targets := foreign.Targets()
-	for _, key := range targets {
+	crio, err := foreign.CRIO(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	containerd, err := foreign.Containerd("testdata/containerd/v3.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range slices.Concat(crio.Targets, containerd.Targets) {
 		if !known[key] {
 			t.Errorf("no option is called %s", key)
 		}
 	}
-	if len(targets) < 60 {
-		t.Errorf("only %d keys are mapped", len(targets))
+	if len(crio.Targets) < 60 || len(containerd.Targets) < 30 {
+		t.Errorf("only %d and %d keys are mapped", len(crio.Targets), len(containerd.Targets))
 	}
 }
 

@@ -28,6 +28,7 @@ type Import struct {
 	Builtin  []string // keys that are set and ask for what crius always does
 	Unused   []string // keys that are set to what switches a feature off
 	Differ   []string // defaults of the two programs that are not the same
+	Targets  []string // keys of crius for which the program has one; NAME stands for that of a handler
 }
 
 // Setting is a value for a key of crius.
@@ -98,7 +99,7 @@ type conversion struct {
 }
 
 func newConversion(of string, top *table, rules []rule) *conversion {
-	c := &conversion{out: &Import{Of: of}, top: top, rules: map[string]rule{}}
+	c := &conversion{out: &Import{Of: of, Targets: targets(rules)}, top: top, rules: map[string]rule{}}
 	for _, r := range rules {
 		c.rules[r.key] = r
 	}
@@ -258,10 +259,10 @@ func (c *conversion) from(paths ...[]string) string {
 	return "default of " + c.out.Of
 }
 
-// Targets are the keys of crius that foreign keys are mapped to.
-func Targets() []string {
+// targets are the keys of crius that rules map to.
+func targets(rules []rule) []string {
 	var all []string
-	for _, r := range slices.Concat(crioRules, containerdRules) {
+	for _, r := range rules {
 		if r.to != "" {
 			all = append(all, r.to)
 		}

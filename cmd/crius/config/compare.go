@@ -1,0 +1,206 @@
+package config
+
+import (
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
+	"github.com/crius-run/crius/storage"
+)
+
+// Comparison says how a configuration of crius differs from that of another runtime.
+type Comparison struct {
+	Import      *foreign.Import // what the other runtime's configuration means for crius
+	Theirs      Config          // what crius would have with it
+	Handlers    []string        // of the other runtime, sorted; its default one is among them
+	Missing     []string        // handlers of the other runtime that crius does not have
+	Differences []Difference
+}
+
+// Difference is an option whose effective value is not the same.
+type Difference struct {
+	Key          string
+	Theirs       string // as crius.toml would have it; empty: the other runtime has its default
+	TheirsOrigin string
+	Ours         string
+	OursOrigin   string
+}
+
+// Compare compares what is in force now with what imp would mean for this node. Values
+// that come to the same here, such as two names of one file, are not different.
+func Compare(imp *foreign.Import, now *Loaded) (*Comparison, error) {
+	accepted, err := accept(imp)
+	if err != nil {
+		return nil, err
+	}
+	theirs := accepted.loaded
+	c := &Comparison{Import: accepted.Import, Theirs: theirs.Config, Handlers: theirs.handlersSet()}
+	for _, name := range c.Handlers {
+		if _, has := now.Config.Runtime.Handlers[name]; !has {
+			c.Missing = append(c.Missing, name)
+		}
+	}
+	values := theirs.effective()
+	for _, section := range sections(&now.Config) {
+		for _, key := range section.Keys {
+			if !slices.Contains(imp.Targets, key.model) || !c.has(key) {
+				continue
+			}
+			d := Difference{Key: key.Path, Ours: key.TOML(), OursOrigin: now.Origin(key.Path)}
+			their := values[key.Path]
+			if from, set := theirs.origin[key.Path]; set {
+				d.Theirs, d.TheirsOrigin = their.key.TOML(), from.place
+			}
+			// Where neither side sets a key, the defaults are taken for the same; those
+			// that are not are in imp.Differ.
+			if effective(key, &now.Config) != their.text {
+				c.Differences = append(c.Differences, d)
+			}
+		}
+	}
+	return c, nil
+}
+
+// has tells whether the other runtime has the handler whose table a key is in. Handlers
+// that only crius has change nothing.
+func (c *Comparison) has(key Key) bool {
+	if key.Path == key.model {
+		return true
+	}
+	return slices.ContainsFunc(c.Handlers, func(name string) bool {
+		return strings.HasPrefix(key.Path, join("runtime.handlers", name)+".")
+	})
+}
+
+// handlersSet are the handlers that are configured or the default.
+func (l *Loaded) handlersSet() []string {
+	var set []string
+	for _, name := range names(reflect.ValueOf(l.Config.Runtime.Handlers)) {
+		table := join("runtime.handlers", name) + "."
+		configured := false
+		for key := range l.origin {
+			configured = configured || strings.HasPrefix(key, table)
+		}
+		if configured || name == l.Config.Runtime.DefaultHandler {
+			set = append(set, name)
+		}
+	}
+	return set
+}
+
+// effect is what a key comes to.
+type effect struct {
+	key  Key
+	text string
+}
+
+func (l *Loaded) effective() map[string]effect {
+	all := map[string]effect{}
+	for _, section := range sections(&l.Config) {
+		for _, key := range section.Keys {
+			all[key.Path] = effect{key, effective(key, &l.Config)}
+		}
+	}
+	return all
+}
+
+// effective is what a value comes to on this node, to be compared with another one.
+func effective(k Key, c *Config) string {
+	switch k.model {
+	case "image.root", "image.run_root":
+		root, run, err := storage.Roots(c.Image)
+		if err != nil {
+			return k.TOML()
+		}
+		if k.model == "image.root" {
+			return realPath(root)
+		}
+		return realPath(run)
+	case "image.signature_policy":
+		return realPath(cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy))
+	case "image.namespaced_auth_dir", "image.signature_policy_dir":
+		return strings.Join(present(k.value.String()), "") // nothing is in one that is not there
+	case "pod.selinux":
+		if len(present("/sys/fs/selinux/enforce")) == 0 { // the kernel has no SELinux to use
+			return ""
+		}
+	}
+	switch value := k.value.Interface().(type) {
+	case string:
+		if wanted(k.model) == aProgram {
+			if found, err := exec.LookPath(value); err == nil {
+				value = found
+			}
+		}
+		if filepath.IsAbs(value) {
+			return realPath(value)
+		}
+	case []string:
+		if wanted(k.model) == anAbsolutePath { // directories, in the order of a search
+			return format(present(value...))
+		}
+		return format(slices.Sorted(slices.Values(value)))
+	}
+	return k.TOML()
+}
+
+// realPath is a path without links, as far as it exists.
+func realPath(path string) string {
+	path = filepath.Clean(path)
+	real, err := filepath.EvalSymlinks(path)
+	switch {
+	case err == nil:
+		return real
+	case filepath.Dir(path) == path:
+		return path
+	}
+	return filepath.Join(realPath(filepath.Dir(path)), filepath.Base(path))
+}
+
+// present are those of the paths that exist.
+func present(paths ...string) []string {
+	found := []string{}
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			found = append(found, realPath(path))
+		}
+	}
+	return found
+}
+
+// inputs are the keys that name files and directories which crius only reads.
+var inputs = []string{
+	"api.stream_tls_cert_file", "api.stream_tls_key_file", "api.stream_tls_client_ca_file", "metrics.tls_cert_file", "metrics.tls_key_file", "tracing.ca_file",
+	"pod.seccomp_profile", "pod.cdi_spec_dirs", "runtime.hooks_dir", "runtime.crio_handlers_dir",
+	"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
+	"image.registries_conf", "image.hosts_dirs", "image.signature_policy", "image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir",
+	"network.conf_dir", "network.plugin_dirs", "network.conf_template", "nri.plugin_dir", "nri.plugin_config_dir",
+}
+
+// Inputs lists the files and directories that somebody has told crius to read. The
+// setting of a list comes once for each of its items.
+func (l *Loaded) Inputs() []Setting {
+	var all []Setting
+	for _, section := range sections(&l.Config) {
+		for _, key := range section.Keys {
+			if _, chosen := l.origin[key.Path]; !chosen || !slices.Contains(inputs, key.model) {
+				continue
+			}
+			paths, isList := key.value.Interface().([]string)
+			if !isList {
+				paths = []string{key.value.String()}
+			}
+			for _, path := range paths {
+				if path != "" {
+					all = append(all, Setting{Key: key.Path, Value: path, Origin: l.Origin(key.Path)})
+				}
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,70 @@
+// Package kubelet reads from a node's files what its kubelet and its runtime have to
+// agree on. It reads what the kubelet's next start will use, and not how one runs.
+package kubelet
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/crius-run/crius/cmd/crius/diagnosis"
+)
+
+// Setting is a value and the file that it is from. Both are empty if no file has it.
+type Setting struct{ Value, File string }
+
+// Files that kubeadm and distributions have. Flags override the configuration file.
+var (
+	flagFiles = []string{"/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet"}
+
+	configFile = "/var/lib/kubelet/config.yaml"
+)
+
+// The keys of KubeletConfiguration are at the top of the file, and their values here
+// are plain words.
+var (
+	endpointFlag = regexp.MustCompile(`--container-runtime-endpoint[= ]["']?([^\s"']+)`)
+	endpointKey  = regexp.MustCompile(`(?m)^containerRuntimeEndpoint:\s*["']?([^\s"'#]+)`)
+	driverFlag   = regexp.MustCompile(`--cgroup-driver[= ]["']?([^\s"']+)`)
+	driverKey    = regexp.MustCompile(`(?m)^cgroupDriver:\s*["']?([^\s"'#]+)`)
+	statsKey     = regexp.MustCompile(`(?m)^\s+PodAndContainerStatsFromCRI:\s*true\b`)
+)
+
+// CrioSocket is where a kubelet's cAdvisor looks for CRI-O.
+const CrioSocket = "/run/crio/crio.sock"
+
+// NoPodNames is the finding on a node where the kubelet's cAdvisor is left to itself.
+func NoPodNames() diagnosis.Finding {
+	return diagnosis.Warn(fmt.Sprintf("set api.crio_socket = %q and restart crius, then the kubelet; or enable its feature gate PodAndContainerStatsFromCRI", CrioSocket),
+		"the kubelet's container metrics lack pod names and pod network metrics: its cAdvisor does not support crius")
+}
+
+// Endpoint is where the kubelet finds its runtime, such as
+// unix:///run/crius/crius.sock. The root of the node's files is root.
+func Endpoint(root string) Setting { return find(root, endpointFlag, endpointKey) }
+
+// CgroupDriver is systemd or cgroupfs. Newer kubelets ask their runtime first.
+func CgroupDriver(root string) Setting { return find(root, driverFlag, driverKey) }
+
+// StatsFromCRI tells whether the kubelet asks its runtime for the metrics of
+// containers, and not its own cAdvisor.
+func StatsFromCRI(root string) bool { return statsKey.MatchString(read(root, configFile)) }
+
+func find(root string, flag, key *regexp.Regexp) Setting {
+	for _, file := range flagFiles {
+		if m := flag.FindStringSubmatch(read(root, file)); m != nil {
+			return Setting{m[1], file}
+		}
+	}
+	if m := key.FindStringSubmatch(read(root, configFile)); m != nil {
+		return Setting{m[1], configFile}
+	}
+	return Setting{}
+}
+
+// read is the content of a file, empty if it cannot be read.
+func read(root, path string) string {
+	text, _ := os.ReadFile(filepath.Join(root, path))
+	return string(text)
+}

@@ -1,0 +1,38 @@
+package kubelet
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestSettings(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(endpoint, driver Setting, stats bool) {
+		t.Helper()
+		if e, d, s := Endpoint(root), CgroupDriver(root), StatsFromCRI(root); e != endpoint || d != driver || s != stats {
+			t.Errorf("%+v, %+v, %v; want %+v, %+v, %v", e, d, s, endpoint, driver, stats)
+		}
+	}
+	check(Setting{}, Setting{}, false)
+
+	write(configFile, "kind: KubeletConfiguration\ncgroupDriver: systemd # as the runtime\ncontainerRuntimeEndpoint: \"unix:///run/a.sock\"\n"+
+		"featureGates:\n  PodAndContainerStatsFromCRI: true\n#cgroupDriver: cgroupfs\n")
+	check(Setting{"unix:///run/a.sock", configFile}, Setting{"systemd", configFile}, true)
+
+	// A flag wins, as it does in the kubelet.
+	write(flagFiles[0], `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/b.sock --pod-infra-container-image=x"`)
+	write(flagFiles[2], "KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n")
+	write(configFile, "featureGates:\n  PodAndContainerStatsFromCRI: false\n")
+	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", flagFiles[2]}, false)
+}

@@ -1,0 +1,248 @@
+// Package switchover says what would change on a node if crius replaced the runtime that
+// serves it.
+package switchover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/config/foreign"
+	"github.com/crius-run/crius/cmd/crius/diagnosis"
+	"github.com/crius-run/crius/cmd/crius/kubelet"
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/network"
+	"github.com/crius-run/crius/oci"
+)
+
+// Check looks at one part of what would change.
+type Check struct {
+	Name string
+	Run  func(context.Context) []diagnosis.Finding
+}
+
+// comparison is a node that runs another runtime and is to run crius.
+type comparison struct {
+	*config.Comparison
+	now  *config.Loaded // of crius
+	root string         // of the node's files
+}
+
+// Checks are those of a node on which crius, configured like now, would replace the
+// runtime whose configuration imp is. The kubelet's files are below root.
+func Checks(imp *foreign.Import, now *config.Loaded, root string) ([]Check, error) {
+	compared, err := config.Compare(imp, now)
+	if err != nil {
+		return nil, err
+	}
+	c := &comparison{compared, now, root}
+	return []Check{
+		{"configuration", c.files},
+		{"unsupported", c.unsupported},
+		{"settings", c.settings},
+		{"handlers", c.handlers},
+		{"cgroups", c.cgroups},
+		{"network", c.network},
+		{"kubelet", c.kubelet},
+		{"paths", c.paths},
+	}, nil
+}
+
+func (c *comparison) files(context.Context) []diagnosis.Finding {
+	list := func(files []string) string {
+		if len(files) == 0 {
+			return "no configuration files, using the defaults"
+		}
+		return strings.Join(files, ", ")
+	}
+	return []diagnosis.Finding{diagnosis.OK("%s: %s", c.Import.Of, list(c.Import.Files)), diagnosis.OK("crius: %s", list(c.now.Files))}
+}
+
+// unsupported lists what has no counterpart.
+func (c *comparison) unsupported(context.Context) []diagnosis.Finding {
+	var findings []diagnosis.Finding
+	for _, r := range c.Import.Remarks {
+		findings = append(findings, diagnosis.Warn("", "%s = %s (%s): %s", r.Key, config.Short(r.Value), r.Place, r.Text))
+	}
+	return findings
+}
+
+func (c *comparison) settings(context.Context) []diagnosis.Finding {
+	findings := c.differences(func(key string) bool {
+		return !isHandlerKey(key) && !isNetworkKey(key) && !slices.Contains([]string{"runtime.cgroup_driver", "api.listen", "api.crio_socket"}, key)
+	})
+	if len(findings) == 0 {
+		findings = []diagnosis.Finding{diagnosis.OK("what %s is told, crius is told as well", c.Import.Of)}
+	}
+	for _, text := range c.Import.Differ {
+		findings = append(findings, diagnosis.Warn("", "%s", text))
+	}
+	return findings
+}
+
+func isNetworkKey(key string) bool { return strings.HasPrefix(key, "network.") }
+
+func isHandlerKey(key string) bool {
+	return key == "runtime.default_handler" || strings.HasPrefix(key, "runtime.handlers.")
+}
+
+// differences has a finding for each option of those wanted that differs.
+func (c *comparison) differences(wanted func(key string) bool) []diagnosis.Finding {
+	var findings []diagnosis.Finding
+	for _, d := range c.Differences {
+		if !wanted(d.Key) {
+			continue
+		}
+		ours := fmt.Sprintf("%s for crius (%s)", config.Short(d.Ours), d.OursOrigin)
+		if d.Theirs == "" {
+			findings = append(findings, diagnosis.Warn("remove it from the configuration of crius, unless it is meant",
+				"%s: %s, %s has its default", d.Key, ours, c.Import.Of))
+			continue
+		}
+		findings = append(findings, diagnosis.Warn(fmt.Sprintf("set %s = %s to have the same", d.Key, d.Theirs),
+			"%s: %s for %s (%s), %s", d.Key, config.Short(d.Theirs), c.Import.Of, d.TheirsOrigin, ours))
+	}
+	return findings
+}
+
+// handlers are those of the other runtime: pods whose RuntimeClass names one run now.
+func (c *comparison) handlers(ctx context.Context) []diagnosis.Finding {
+	var findings []diagnosis.Finding
+	for _, name := range c.Missing {
+		findings = append(findings, c.lost(name, "add [runtime.handlers."+name+"]: crius config --from-"+strings.ToLower(strings.ReplaceAll(c.Import.Of, "-", ""))+" prints it",
+			"crius has no such handler"))
+	}
+	table, err := oci.NewTable(c.now.Config.Runtime, c.now.Config.RunRoot)
+	if err != nil {
+		return append(findings, diagnosis.Fail("", "%v", err))
+	}
+	reports, _ := table.Report(ctx)
+	for _, r := range reports {
+		switch {
+		case !slices.Contains(c.Handlers, r.Name):
+		case r.Ready && isCrios(r.Path):
+			findings = append(findings, diagnosis.Warn("install the runtime before CRI-O's package is removed, and correct runtime.handlers."+r.Name+".path",
+				"%s: %s is CRI-O's", r.Name, r.Path))
+		case r.Ready:
+			findings = append(findings, diagnosis.OK("%s: %s, %s", r.Name, r.Path, r.Version))
+		default:
+			findings = append(findings, c.lost(r.Name, "install the runtime, or correct runtime.handlers."+r.Name+".path", r.Error))
+		}
+	}
+	return append(findings, c.differences(isHandlerKey)...)
+}
+
+// lost is a handler that crius does not offer.
+func (c *comparison) lost(name, do, why string) diagnosis.Finding {
+	if _, err := exec.LookPath(c.Theirs.Runtime.Handlers[name].Path); err != nil {
+		return diagnosis.Warn(do, "%s: %s; %s cannot run its pods either: %v", name, why, c.Import.Of, err)
+	}
+	return diagnosis.Fail(do, "%s: %s: its pods, which %s can run, do not start", name, why, c.Import.Of)
+}
+
+// cgroups compares the drivers of the three: pods' cgroups are made by the kubelet, in
+// the form that its driver has.
+func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
+	ours, theirs, kubelets := c.now.Config.Runtime.CgroupDriver, c.Theirs.Runtime.CgroupDriver, kubelet.CgroupDriver(c.root)
+	switch {
+	case kubelets.Value != "" && kubelets.Value != ours:
+		return []diagnosis.Finding{diagnosis.Fail(fmt.Sprintf("set runtime.cgroup_driver = %q", kubelets.Value),
+			"the kubelet's cgroup driver is %s (%s), that of crius is %s: pods do not start", kubelets.Value, kubelets.File, ours)}
+	case ours != theirs:
+		return c.differences(func(key string) bool { return key == "runtime.cgroup_driver" })
+	}
+	return []diagnosis.Finding{diagnosis.OK("%s driver, as for %s", ours, c.Import.Of)}
+}
+
+// network asks both configurations which network pods are in.
+func (c *comparison) network(ctx context.Context) []diagnosis.Finding {
+	findings := c.differences(isNetworkKey)
+	ours, theirs := network.New(c.now.Config.Network), network.New(c.Theirs.Network)
+	err, theirErr := ours.Ready(ctx), theirs.Ready(ctx)
+	switch {
+	case err != nil && theirErr != nil:
+		findings = append(findings, diagnosis.Warn("", "neither %s nor crius can put pods into a network: %s", c.Import.Of, fault.Text(err)))
+	case err != nil:
+		findings = append(findings, diagnosis.Fail("", "pods would not get into %s, where %s puts them: %s", networkOf(theirs), c.Import.Of, fault.Text(err)))
+	case theirErr == nil && networkOf(ours) != networkOf(theirs):
+		findings = append(findings, diagnosis.Fail("correct network.conf_dir or network.default_network",
+			"%s puts pods into %s, crius would put them into %s", c.Import.Of, networkOf(theirs), networkOf(ours)))
+	default:
+		findings = append(findings, diagnosis.OK("pods would get into %s", networkOf(ours)))
+	}
+	return findings
+}
+
+func networkOf(n *network.Network) string {
+	info := n.Info()
+	return fmt.Sprintf("network %q of %v", info["network"], info["file"])
+}
+
+// kubelet compares the endpoint that it has with the sockets of crius, and says what
+// becomes of its metrics.
+func (c *comparison) kubelet(context.Context) []diagnosis.Finding {
+	api := c.now.Config.API
+	endpoint := kubelet.Endpoint(c.root)
+	socket := strings.TrimPrefix(endpoint.Value, "unix://")
+	var findings []diagnosis.Finding
+	switch {
+	case endpoint.Value == "":
+		findings = append(findings, diagnosis.Warn(fmt.Sprintf("set containerRuntimeEndpoint: unix://%s in the kubelet's configuration", api.Listen),
+			"the kubelet's files do not say where it looks for its runtime"))
+	case sameSocket(socket, api.Listen):
+		findings = append(findings, diagnosis.OK("its runtime endpoint is %s (%s), where crius listens", endpoint.Value, endpoint.File))
+	case api.CrioSocket != "" && sameSocket(socket, api.CrioSocket):
+		findings = append(findings, diagnosis.Warn(fmt.Sprintf("set it to unix://%s, so that the kubelet has the usage of disks from crius", api.Listen),
+			"its runtime endpoint is %s (%s), where crius answers for api.crio_socket", endpoint.Value, endpoint.File))
+	default:
+		findings = append(findings, diagnosis.Fail(fmt.Sprintf("set it to unix://%s with the switch", api.Listen),
+			"its runtime endpoint is %s (%s), where crius does not listen: no pod starts", endpoint.Value, endpoint.File))
+	}
+	if api.CrioSocket == "" && !kubelet.StatsFromCRI(c.root) {
+		findings = append(findings, kubelet.NoPodNames())
+	}
+	return findings
+}
+
+// sameSocket takes /var/run for /run, which it is a link to.
+func sameSocket(a, b string) bool {
+	plain := func(path string) string {
+		if rest, found := strings.CutPrefix(filepath.Clean(path), "/var/run/"); found {
+			return "/run/" + rest
+		}
+		return filepath.Clean(path)
+	}
+	return plain(a) == plain(b)
+}
+
+// isCrios tells whether a file is where CRI-O's packages have theirs: it goes with them.
+func isCrios(path string) bool {
+	return slices.ContainsFunc([]string{"/etc/crio/", "/usr/libexec/crio/", "/usr/lib/crio/"},
+		func(place string) bool { return strings.HasPrefix(path, place) })
+}
+
+// paths lists the files that crius is told to read and that are not there, or not for
+// long. A directory that is missing is as good as an empty one, but for that of CNI.
+func (c *comparison) paths(context.Context) []diagnosis.Finding {
+	var findings []diagnosis.Finding
+	for _, s := range c.now.Inputs() {
+		_, err := os.Stat(s.Value)
+		switch {
+		case err != nil && (strings.HasSuffix(s.Key, "_dir") || strings.HasSuffix(s.Key, "_dirs")):
+		case errors.Is(err, os.ErrNotExist):
+			findings = append(findings, diagnosis.Warn("make it or correct "+s.Key, "%s: %s does not exist (%s)", s.Key, s.Value, s.Origin))
+		case isCrios(s.Value):
+			findings = append(findings, diagnosis.Warn("copy it before CRI-O's package is removed, and correct "+s.Key, "%s: %s is CRI-O's (%s)", s.Key, s.Value, s.Origin))
+		}
+	}
+	if len(findings) == 0 {
+		return []diagnosis.Finding{diagnosis.OK("nothing that the configuration of crius names is missing or CRI-O's")}
+	}
+	return findings
+}
