@@ -30,6 +30,11 @@ func digestOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// isHold tells the record of a hold from the containers of other programs.
+func isHold(c *cstorage.Container) bool {
+	return c.ID == holdID(c.ImageID) || len(c.Names) > 0 && strings.HasPrefix(c.Names[0], holdPrefix)
+}
+
 // makeRecord makes the record of an image. One that is there is fine.
 func (h *holds) makeRecord(ctx context.Context, image string) error {
 	metadata := ""

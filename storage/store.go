@@ -46,6 +46,7 @@ import (
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/trust"
@@ -74,6 +75,8 @@ func Init() bool {
 // Store is the node's images and root file systems. Its methods are safe for
 // concurrent use.
 type Store struct {
+	Foreign *foreign.Containers // of other runtimes
+
 	cfg          Options
 	options      types.StoreOptions // of store
 	store        cstorage.Store
@@ -174,6 +177,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
+	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	if !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })

@@ -57,6 +57,7 @@ func checks() []check {
 		{"runtimes", checkRuntimes},
 		{"hooks", checkHooks},
 		{"storage", checkStorage},
+		{"other runtimes", checkForeign},
 		{"network", checkNetwork},
 		{"metrics", checkMetrics},
 	}

@@ -44,11 +44,12 @@ func describeNode(ctx context.Context, cfg config.Config, repair bool) []finding
 	if !hasState(cfg) {
 		return []finding{ok("no state yet in %s", cfg.Root)}
 	}
+	find := findLooker
+	if repair {
+		find = findKeeper
+	}
 	checked, err := asked(ctx, func(ctx context.Context) (checked control.Checked, err error) {
-		if !repair && neverLocked(cfg) {
-			return newStandIn(cfg).Check(ctx, false)
-		}
-		who, release, err := findKeeper(ctx, cfg)
+		who, release, err := find(ctx, cfg)
 		if err != nil {
 			return checked, err
 		}

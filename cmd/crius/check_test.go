@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/storage/foreign"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
@@ -404,6 +405,25 @@ func TestCheckAddresses(t *testing.T) {
 			t.Errorf("%s: %+v, want a failure about %q", name, found, c.want)
 		}
 	}
+}
+
+// CRI-O's pods are listed one by one, and what is in use is nothing to remove.
+func TestForeignFindings(t *testing.T) {
+	pod := func(id, name, container, kept string) foreign.Container {
+		return foreign.Container{Runtime: foreign.CRIO, PodID: id, Pod: name, Name: container, Kept: kept, Created: time.Now().Add(-time.Hour)}
+	}
+	podman := foreign.Container{Name: "toolbox"}
+	want(t, foreignFindings([]foreign.Container{podman}), "CRI-O has no containers", statusOK)
+
+	findings := foreignFindings([]foreign.Container{podman, pod("1", "shop/web", "POD", ""), pod("1", "shop/web", "nginx", ""), pod("2", "shop/web", "POD", "mounted")})
+	if len(findings) != 3 {
+		t.Errorf("findings are %+v", findings)
+	}
+	want(t, findings, "CRI-O has 3 containers of 2 pods", statusWarn)
+	want(t, findings, "pod shop/web (1), created 1h0m0s ago: POD, nginx", statusWarn)
+	want(t, findings, "in use: mounted", statusOK)
+
+	want(t, foreignFindings([]foreign.Container{pod("2", "shop/web", "POD", "mounted")}), "all in use", statusOK)
 }
 
 func TestCheckFromCrioCommand(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
+	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/foreign"
 )
 
 // keeper is who answers for the node as a whole.
@@ -22,6 +24,17 @@ type keeper interface {
 	Check(ctx context.Context, repair bool) (control.Checked, error)
 	Holdings(ctx context.Context) (control.Holdings, error)
 	Wipe(ctx context.Context, keepImages bool) (control.Wiped, error)
+	Foreign(ctx context.Context, measure bool) ([]foreign.Container, error)
+	RemoveForeign(ctx context.Context, ids []string) (control.ForeignRemoved, error)
+}
+
+// findLooker is findKeeper for who changes nothing, and does not make the lock where no
+// server has ever been.
+func findLooker(ctx context.Context, cfg config.Config) (_ keeper, release func() error, err error) {
+	if neverLocked(cfg) {
+		return newStandIn(cfg), func() error { return nil }, nil
+	}
+	return findKeeper(ctx, cfg)
 }
 
 // findKeeper is the running server, or who stands in for it: that one has the
@@ -75,11 +88,10 @@ func newStandIn(cfg config.Config) standIn {
 
 // node opens the backends and makes an engine on them.
 func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, err error) {
-	image := imageOptions(s.cfg)
-	if image.ReadOnly = s.looks; s.looks {
+	if s.looks {
 		s.cfg.Pod.AppArmorProfile = "" // which would be loaded
 	}
-	backends, err := openBackends(ctx, s.cfg, image, nil)
+	backends, err := openBackends(ctx, s.cfg, s.image(), nil)
 	if err != nil {
 		return control.Node{}, nil, err
 	}
@@ -90,6 +102,12 @@ func (s standIn) node(ctx context.Context) (_ control.Node, end func() error, er
 	}
 	end = func() error { return errors.Join(bounded(ctx, engine.Close), backends.Close(ctx)) }
 	return control.Node{Engine: engine, Store: backends.store}, end, nil
+}
+
+func (s standIn) image() storage.Options {
+	options := imageOptions(s.cfg)
+	options.ReadOnly = s.looks
+	return options
 }
 
 // inspect looks at the node and changes nothing.
@@ -158,6 +176,34 @@ func (s standIn) Wipe(ctx context.Context, keepImages bool) (wiped control.Wiped
 		return wiped, err
 	}
 	return wiped, errors.Join(removeParents(ctx, s.cfg), placeFacade(s.cfg.RunRoot, ""), rootsOf(s.cfg).remove())
+}
+
+// Foreign needs no engine, since nothing of it is crius's.
+func (s standIn) Foreign(ctx context.Context, measure bool) (list []foreign.Container, err error) {
+	s.looks = true
+	err = s.withStore(ctx, func(node control.Node) (err error) {
+		list, err = node.Foreign(ctx, measure)
+		return err
+	})
+	return list, err
+}
+
+func (s standIn) RemoveForeign(ctx context.Context, ids []string) (removed control.ForeignRemoved, err error) {
+	err = s.withStore(ctx, func(node control.Node) (err error) {
+		removed, err = node.RemoveForeign(ctx, ids)
+		return err
+	})
+	return removed, err
+}
+
+// withStore calls f with a node that has an image store and no engine.
+func (s standIn) withStore(ctx context.Context, f func(control.Node) error) (err error) {
+	store, err := storage.Open(ctx, s.image())
+	if err != nil {
+		return err
+	}
+	defer closing(&err, func() error { return store.Close(ctx) })
+	return f(control.Node{Store: store})
 }
 
 // removeParents removes the cgroups that containers and monitors were in, as far

@@ -51,6 +51,7 @@ func (p *program) wipeCommand() *cobra.Command {
 		}
 		return wipe(cmd.Context(), loaded.Config, wiping{keepImages, ask, cmd.OutOrStdout()})
 	}
+	cmd.AddCommand(p.wipeForeignCommand())
 	return cmd
 }
 

@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/crius-run/crius/storage/foreign"
 )
 
 // Client sends commands to the server of a node.
@@ -42,6 +44,18 @@ func (c *Client) Holdings(ctx context.Context) (result Holdings, err error) {
 // Wipe is Node.Wipe.
 func (c *Client) Wipe(ctx context.Context, keepImages bool) (result Wiped, err error) {
 	err = c.ask(ctx, http.MethodPost, wipePath, url.Values{imagesKey: {strconv.FormatBool(keepImages)}}, &result)
+	return result, err
+}
+
+// Foreign is Node.Foreign.
+func (c *Client) Foreign(ctx context.Context, measure bool) (result []foreign.Container, err error) {
+	err = c.ask(ctx, http.MethodGet, foreignPath+"?"+url.Values{measureKey: {strconv.FormatBool(measure)}}.Encode(), nil, &result)
+	return result, err
+}
+
+// RemoveForeign is Node.RemoveForeign.
+func (c *Client) RemoveForeign(ctx context.Context, ids []string) (result ForeignRemoved, err error) {
+	err = c.ask(ctx, http.MethodPost, foreignPath, url.Values{idKey: ids}, &result)
 	return result, err
 }
 

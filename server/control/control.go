@@ -1,7 +1,8 @@
 // Package control has the operator's commands for a node as a whole: compare it with
-// its records, wipe it, and reload the server's configuration. A Node executes them for
-// a caller that has the node to itself. A Server accepts them over HTTP on a unix
-// socket that only root can open, and a Client sends them.
+// its records, wipe it, remove what other runtimes have left in its image store, and
+// reload the server's configuration. A Node executes them for a caller that has the node
+// to itself. A Server accepts them over HTTP on a unix socket that only root can open,
+// and a Client sends them.
 package control
 
 import (
@@ -11,6 +12,7 @@ import (
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/foreign"
 )
 
 // Checked is what a comparison has found.
@@ -43,6 +45,12 @@ type Wiped struct {
 type Reloaded struct {
 	Changed []string `json:"changed"` // in force from now on
 	Later   []string `json:"later"`   // in force after a restart
+}
+
+// ForeignRemoved is what has become of other runtimes' containers.
+type ForeignRemoved struct {
+	Removed []foreign.Container `json:"removed"`
+	Kept    []foreign.Container `json:"kept"` // each says why
 }
 
 // Done reports whether nothing remains.
@@ -111,6 +119,18 @@ func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 	}
 	w.Errors = append(w.Errors, texts(errs...)...)
 	return w, nil
+}
+
+// Foreign lists the containers of other runtimes in the image store. With measure it
+// says how large each is.
+func (n Node) Foreign(ctx context.Context, measure bool) ([]foreign.Container, error) {
+	return n.Store.Foreign.List(ctx, measure)
+}
+
+// RemoveForeign removes them (foreign.Containers.Remove).
+func (n Node) RemoveForeign(ctx context.Context, ids []string) (r ForeignRemoved, err error) {
+	r.Removed, r.Kept, err = n.Store.Foreign.Remove(ctx, ids)
+	return r, err
 }
 
 func texts(errs ...error) []string {

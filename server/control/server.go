@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/crius-run/crius/storage/foreign"
 )
 
 // Paths and parameters of requests.
@@ -18,9 +20,12 @@ const (
 	checkPath    = "/check"
 	holdingsPath = "/holdings"
 	wipePath     = "/wipe"
+	foreignPath  = "/foreign"
 	reloadPath   = "/reload"
 	repairKey    = "repair"
 	imagesKey    = "keep_images"
+	measureKey   = "measure"
+	idKey        = "id"
 
 	goroutinesPath = "/goroutines"
 	heapPath       = "/heap"
@@ -108,6 +113,19 @@ func handler(node Node) http.Handler {
 			return Wiped{}, err
 		}
 		return node.Wipe(r.Context(), keepImages)
+	})
+	answer(mux, "GET "+foreignPath, func(r *http.Request) ([]foreign.Container, error) {
+		measure, err := formBool(r, measureKey)
+		if err != nil {
+			return nil, err
+		}
+		return node.Foreign(r.Context(), measure)
+	})
+	answer(mux, "POST "+foreignPath, func(r *http.Request) (ForeignRemoved, error) {
+		if err := r.ParseForm(); err != nil {
+			return ForeignRemoved{}, fmt.Errorf("%w: %w", errForm, err)
+		}
+		return node.RemoveForeign(r.Context(), r.PostForm[idKey])
 	})
 	answer(mux, "POST "+reloadPath, func(r *http.Request) (Reloaded, error) { return node.Reload(r.Context()) })
 	serveDumps(mux)

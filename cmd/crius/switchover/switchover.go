@@ -163,7 +163,7 @@ func (c *comparison) cgroups(context.Context) []diagnosis.Finding {
 // network asks both configurations which network pods are in.
 func (c *comparison) network(ctx context.Context) []diagnosis.Finding {
 	findings := c.differences(isNetworkKey)
-	ours, theirs := network.New(c.now.Config.Network), network.New(c.Theirs.Network)
+	ours, theirs := network.New(network.Options{Config: c.now.Config.Network}), network.New(network.Options{Config: c.Theirs.Network})
 	err, theirErr := ours.Ready(ctx), theirs.Ready(ctx)
 	switch {
 	case err != nil && theirErr != nil:

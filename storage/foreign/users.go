@@ -1,0 +1,111 @@
+package foreign
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// users are the processes that use something of the store, each as text.
+type users struct {
+	ids    map[string]string // by the id of the container that they belong to
+	layers map[string]string // by the layer that they have mounted
+	crio   string            // the server itself
+}
+
+var (
+	idInCgroup   = regexp.MustCompile(`[0-9a-f]{64}`)
+	layerInMount = regexp.MustCompile(`/overlay/([0-9a-f]{64})/`)
+)
+
+// findUsers looks at all processes. A container belongs to one if its id is in the
+// name of the process's cgroup, or the process is its monitor, conmon; its layer is
+// mounted if it is in the mount namespace of one. Processes that have ended meanwhile
+// use nothing.
+func findUsers() (*users, error) {
+	u := &users{ids: map[string]string{}, layers: map[string]string{}}
+	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	namespaces := map[string]bool{} // that have been looked at
+	for _, dir := range dirs {
+		if _, err := strconv.Atoi(dir.Name()); err != nil {
+			continue
+		}
+		if err := u.look(filepath.Join("/proc", dir.Name()), namespaces); err != nil && !ended(err) {
+			return nil, fmt.Errorf("look at process %s: %w", dir.Name(), err)
+		}
+	}
+	return u, nil
+}
+
+// ended tells the errors of a process that is gone or, with EINVAL, has no mounts any more.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL)
+}
+
+func (u *users) look(proc string, namespaces map[string]bool) error {
+	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
+	if err != nil {
+		return err
+	}
+	name := strings.TrimSpace(string(comm))
+	process := fmt.Sprintf("process %s (%s)", filepath.Base(proc), name)
+	if name == "crio" {
+		u.crio = process
+	}
+	cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+	if err != nil {
+		return err
+	}
+	for _, id := range idInCgroup.FindAllString(string(cgroup), -1) {
+		u.ids[id] = process
+	}
+	if strings.HasPrefix(name, "conmon") {
+		arguments, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if err != nil {
+			return err
+		}
+		for _, argument := range bytes.Split(arguments, []byte{0}) {
+			u.ids[string(argument)] = process
+		}
+	}
+	namespace, err := os.Readlink(filepath.Join(proc, "ns/mnt"))
+	if err != nil { // it may be hidden where the mounts are not
+		namespace = proc
+	}
+	if namespaces[namespace] {
+		return nil
+	}
+	mounts, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
+	if err != nil {
+		return err
+	}
+	namespaces[namespace] = true
+	for _, m := range layerInMount.FindAllStringSubmatch(string(mounts), -1) {
+		u.layers[m[1]] = process
+	}
+	return nil
+}
+
+// of says which process uses a container; empty: none does.
+func (u *users) of(c *Container) string {
+	switch {
+	case u.ids[c.ID] != "":
+		return u.ids[c.ID] + " belongs to it"
+	case c.Runtime == CRIO && u.crio != "":
+		return "CRI-O is running: " + u.crio
+	case u.layers[c.Layer] != "":
+		return "mounted where " + u.layers[c.Layer] + " is"
+	}
+	return ""
+}
