@@ -76,6 +76,8 @@ type Summary struct {
 	OOMKilled    uint64 // containers that ended for want of memory
 	MonitorsLost uint64
 	Leftovers    uint64 // objects without a record that were found at the start
+
+	EventsDropped uint64 // view.Hub.Dropped
 }
 
 // Summary counts.
@@ -88,6 +90,8 @@ func (e *Engine) Summary() Summary {
 		OOMKilled:    e.counters.oomKilled.Load(),
 		MonitorsLost: e.counters.monitorsLost.Load(),
 		Leftovers:    e.counters.leftovers.Load(),
+
+		EventsDropped: e.events.Dropped(),
 	}
 	count := func(pid int, unreachable bool) {
 		if pid != 0 {

@@ -37,7 +37,7 @@ func (s *Store) Ready(ctx context.Context) error {
 // failing tries the disks. A file is made only if that is due.
 func (s *Store) failing(due bool) error {
 	err := usable(s.store.GraphRoot(), due)
-	if layers := s.containersDir(); err == nil && layers != s.store.GraphRoot() {
+	if layers := s.containersDir; err == nil && layers != s.store.GraphRoot() {
 		err = usable(layers, due)
 	}
 	return err

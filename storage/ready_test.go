@@ -61,7 +61,7 @@ func TestReadOnlyDiskIsNotReady(t *testing.T) {
 	t.Parallel()
 	n, d := onDisk(t)
 	d.remount("ro")
-	n.wantNotReady(fault.Unavailable, n.containersDir(), "read-only")
+	n.wantNotReady(fault.Unavailable, n.containersDir, "read-only")
 	d.remount("rw")
 	n.wantReady("read-write again")
 }
@@ -80,7 +80,7 @@ func TestFailingDiskIsNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.probe.set(time.Time{}) // half a minute later
-	n.wantNotReady(unix.EIO, n.containersDir())
+	n.wantNotReady(unix.EIO, n.containersDir)
 }
 
 // A full disk is DiskPressure's business (O7): neither blocks nor inodes count.
@@ -103,7 +103,7 @@ func TestReadyChangesNoDirectory(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.wantReady("new")
-	dirs := []string{n.store.GraphRoot(), n.containersDir()}
+	dirs := []string{n.store.GraphRoot(), n.containersDir}
 	times := func() (all []time.Time) {
 		for _, dir := range dirs {
 			info, err := os.Stat(dir)

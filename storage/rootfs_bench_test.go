@@ -80,7 +80,7 @@ func newOwnWay(b *testing.B, n *node, image string) way {
 		return Rootfs{
 			ID:      id,
 			ImageID: image,
-			Dir:     filepath.Join(n.containersDir(), id),
+			Dir:     filepath.Join(n.containersDir, id),
 			Target:  filepath.Join(n.dir, "run", "containers", id, "rootfs"),
 		}
 	}

@@ -22,7 +22,7 @@ type FsSize struct {
 
 // WritableSize is of the file system that the writable layers are on.
 func (s *Store) WritableSize() (FsSize, error) {
-	dir := s.containersDir()
+	dir := s.containersDir
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return FsSize{}, fmt.Errorf("container file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})

@@ -34,7 +34,7 @@ func TestDeviceOf(t *testing.T) {
 func TestWritableSize(t *testing.T) {
 	t.Parallel()
 	s := newNode(t)
-	if err := os.MkdirAll(s.containersDir(), 0o700); err != nil {
+	if err := os.MkdirAll(s.containersDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	size, err := s.WritableSize()
@@ -42,13 +42,13 @@ func TestWritableSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(s.containersDir(), &st); err != nil {
+	if err := unix.Statfs(s.containersDir, &st); err != nil {
 		t.Fatal(err)
 	}
 	if size.Bytes != st.Blocks*uint64(st.Bsize) || size.Inodes != st.Files || size.FreeInodes > size.Inodes || size.Device == "" {
 		t.Errorf("size is %+v, the kernel says %+v", size, st)
 	}
-	s.Store.cfg.StateDir = "/nowhere"
+	s.containersDir = "/nowhere"
 	if _, err := s.WritableSize(); err == nil || !strings.Contains(err.Error(), "/nowhere") {
 		t.Errorf("of a directory that is not there: %v", err)
 	}

@@ -98,7 +98,8 @@ type Store struct {
 	largeWindows chan struct{} // see inspected
 	repeatRoom   int64         // see layers.BoundRepeats
 
-	background sync.WaitGroup // the measuring of writable layers
+	containersDir string         // in which all writable layers are
+	background    sync.WaitGroup // the measuring of writable layers
 }
 
 // repeatRoom leaves small images their repeated layers, however many.
@@ -172,9 +173,13 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
+	s.containersDir = lib.GraphRoot()
+	if cfg.StateDir != "" {
+		s.containersDir = filepath.Join(cfg.StateDir, "containers")
+	}
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
 	s.signatures = &signatureStore{store: lib}
-	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir()) })
+	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}

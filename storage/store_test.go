@@ -350,7 +350,7 @@ func (n *node) rootfs(name, imageID string) Rootfs {
 	return Rootfs{
 		ID:      id,
 		ImageID: imageID,
-		Dir:     filepath.Join(n.containersDir(), id),
+		Dir:     filepath.Join(n.containersDir, id),
 		Target:  filepath.Join(n.dir, "containers", id, "rootfs"),
 	}
 }

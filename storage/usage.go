@@ -52,9 +52,16 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 	images.InodesUsed = st.Files - st.Ffree
 	s.refreshUsage(ctx)
 	containers = s.usage.sum()
-	containers.Mountpoint = s.containersDir()
+	containers.Mountpoint = s.containersDir
 	containers.Timestamp = now
 	return images, containers, nil
+}
+
+// Sizes are the bytes that images and writable layers have, as FsInfo says. Nothing is
+// measured for it: those of writable layers are as old as the last question of FsInfo.
+func (s *Store) Sizes() (images, writable uint64, err error) {
+	images, err = layersSize(s.store, s.locks)
+	return images, s.usage.sum().UsedBytes, err
 }
 
 // layersSize is that of all layers. While another process holds a lock, it is what
@@ -104,12 +111,12 @@ func (s *Store) refreshUsage(ctx context.Context) {
 func (s *Store) measureAll() {
 	began := time.Now()
 	defer func() { s.usage.end(began) }()
-	layers, err := os.ReadDir(s.containersDir())
+	layers, err := os.ReadDir(s.containersDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		slog.Warn("cannot measure writable layers", "err", err)
 	}
 	for _, layer := range layers {
-		r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir(), layer.Name())}
+		r := Rootfs{ID: layer.Name(), Dir: filepath.Join(s.containersDir, layer.Name())}
 		usage, err := s.RootfsUsage(r)
 		switch {
 		case errors.Is(err, tree.ErrStopped):
@@ -123,21 +130,13 @@ func (s *Store) measureAll() {
 	}
 }
 
-// containersDir is the directory in which all writable layers are.
-func (s *Store) containersDir() string {
-	if s.cfg.StateDir == "" {
-		return s.store.GraphRoot()
-	}
-	return filepath.Join(s.cfg.StateDir, "containers")
-}
-
 // RootfsUsage measures a writable layer: every file in it, hard links once.
 // Files may come and go meanwhile. A layer that is gone occupies nothing. With an
 // error it is what has been counted until then.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
 	measured := tree.Usage{Stop: s.usage.stopping}
 	err := measured.Add(filepath.Join(r.Dir, upperName))
-	usage := FsUsage{Mountpoint: s.containersDir(), UsedBytes: measured.Bytes, InodesUsed: measured.Inodes, Timestamp: time.Now()}
+	usage := FsUsage{Mountpoint: s.containersDir, UsedBytes: measured.Bytes, InodesUsed: measured.Inodes, Timestamp: time.Now()}
 	if err != nil {
 		return usage, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)
 	}

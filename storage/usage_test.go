@@ -22,7 +22,7 @@ func TestRootfsUsage(t *testing.T) {
 	c := n.rootfs("c", img.ID)
 	n.mount(c)
 	empty, err := n.RootfsUsage(c)
-	if err != nil || empty.InodesUsed != 1 || empty.Mountpoint != n.containersDir() || empty.Timestamp.IsZero() {
+	if err != nil || empty.InodesUsed != 1 || empty.Mountpoint != n.containersDir || empty.Timestamp.IsZero() {
 		t.Errorf("empty: %+v, %v", empty, err)
 	}
 	write := func(name string, size int) {
@@ -44,9 +44,12 @@ func TestRootfsUsage(t *testing.T) {
 	if grown := full.UsedBytes - empty.UsedBytes; err != nil || grown < 1<<20 || grown > 1<<20+64<<10 || full.InodesUsed != 4 {
 		t.Errorf("full: %+v, %v", full, err)
 	}
-	_, containers, err := n.FsInfo(testContext(t))
-	if err != nil || containers.UsedBytes != full.UsedBytes || containers.InodesUsed != 4 || containers.Mountpoint != n.containersDir() {
+	images, containers, err := n.FsInfo(testContext(t))
+	if err != nil || containers.UsedBytes != full.UsedBytes || containers.InodesUsed != 4 || containers.Mountpoint != n.containersDir {
 		t.Errorf("file system of the containers: %+v, %v", containers, err)
+	}
+	if known, writable, err := n.Sizes(); err != nil || known != images.UsedBytes || known == 0 || writable != full.UsedBytes {
+		t.Errorf("sizes: %d, %d, %v; want %d, %d", known, writable, err, images.UsedBytes, full.UsedBytes)
 	}
 	n.removeRootfs(c)
 	if _, containers, _ := n.FsInfo(testContext(t)); containers.UsedBytes != 0 {
@@ -69,7 +72,7 @@ func TestWritableUsage(t *testing.T) {
 	n.background.Wait() // that has measured all there was: nothing
 	n.mount(c)
 	fresh, ok := n.WritableUsage(t.Context(), c.ID)
-	if !ok || fresh.InodesUsed != 1 || fresh.Mountpoint != n.containersDir() || fresh.Timestamp.IsZero() {
+	if !ok || fresh.InodesUsed != 1 || fresh.Mountpoint != n.containersDir || fresh.Timestamp.IsZero() {
 		t.Errorf("new: %+v, %v", fresh, ok)
 	}
 	if err := os.WriteFile(filepath.Join(c.Target, "large"), make([]byte, 1<<20), 0o600); err != nil {

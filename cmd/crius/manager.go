@@ -12,7 +12,12 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	podstatus "github.com/crius-run/crius/pod/status"
 )
+
+// answerTime is how long the server may take to answer a probe's own question.
+const answerTime = 3 * time.Second
 
 // manager is the service manager that wants to know how the service is
 // (sd_notify(3)).
@@ -102,6 +107,25 @@ func alive(ctx context.Context, server cri.RuntimeServiceClient, limit time.Dura
 	_, pods := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: none}})
 	_, containers := server.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: none}})
 	return errors.Join(pods, containers)
+}
+
+// healthy says why the server behind the CRI socket does not serve its kubelet: it does
+// not answer, or no pod of the default handler can be run.
+func healthy(ctx context.Context, socket string, node *podstatus.Node) error {
+	err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+		return alive(ctx, server, answerTime)
+	})
+	if err != nil {
+		return err
+	}
+	runtime, err := node.RuntimeStatus(ctx)
+	if err != nil {
+		return err
+	}
+	if runtime.NotReady != nil {
+		return fmt.Errorf("%s is false: %w", cri.RuntimeReady, runtime.NotReady)
+	}
+	return nil
 }
 
 // notify tells the manager. That it does not listen is its own loss.

@@ -99,8 +99,11 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err != nil {
 		return err
 	}
-	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Logged: engine.Logged, Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
-	scrapes, err := counts.Listen(ctx, metricsOptions(cfg))
+	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: store.Sizes, Logged: engine.Logged,
+		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
+	scraped := metricsOptions(cfg)
+	scraped.Healthy = func(ctx context.Context) error { return healthy(ctx, cfg.API.Listen, engine.Status()) }
+	scrapes, err := counts.Listen(ctx, scraped)
 	if err != nil {
 		return err
 	}

@@ -106,6 +106,12 @@ func (n *Node) NetworkStatus(ctx context.Context) (*view.NetworkStatus, error) {
 	return current(ctx, n.network, func(s *view.NetworkStatus) bool { return s.NotReady == nil })
 }
 
+// Last is what was found last, for readers who must not wait; nil: nothing yet.
+func (n *Node) Last() (*view.RuntimeStatus, *view.NetworkStatus) {
+	n.watching.Do(n.watch)
+	return n.runtime.Last(), n.network.Last()
+}
+
 // current is the last answer if that will do, else a new one or, if that takes longer
 // than statusWait, the last one all the same.
 func current[T any](ctx context.Context, v *refresh.Value[T], willDo func(*T) bool) (*T, error) {

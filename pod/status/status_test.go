@@ -168,6 +168,15 @@ func TestStatusIsKeptUpToDate(t *testing.T) {
 // while the network is not ready waits for a look, but not without end.
 func TestStatusWaitsForALook(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
+		if runtime, network := b.status.Last(); runtime != nil || network != nil {
+			t.Errorf("nothing has been looked for yet: %+v, %+v", runtime, network)
+		}
+		synctest.Wait()
+		if runtime, network := b.status.Last(); runtime == nil || runtime.NotReady != nil || network == nil {
+			t.Errorf("nobody has waited: %+v, %+v", runtime, network)
+		}
+	})
+	timeless(t, func(t *testing.T, b *bench) {
 		hang := make(chan struct{})
 		b.node.set(func() { b.node.fail["network ready"], b.node.hang["network ready"] = errInjected, hang })
 		if status, err := b.status.NetworkStatus(t.Context()); err == nil {

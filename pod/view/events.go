@@ -2,8 +2,10 @@ package view
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -38,7 +40,13 @@ type Hub struct {
 	mu        sync.Mutex
 	listeners map[*Listener]bool
 	closed    error // why there are no listeners any more
+
+	dropped atomic.Uint64
 }
+
+// Dropped is how many events did not reach a listener, since it was too slow. Those
+// after it has left are not known.
+func (h *Hub) Dropped() uint64 { return h.dropped.Load() }
 
 const (
 	maxListeners = 32
@@ -105,10 +113,14 @@ func (l *Listener) put(event *Event) {
 	defer l.mu.Unlock()
 	switch {
 	case l.ended != nil:
+		if errors.Is(l.ended, fault.Exhausted) {
+			l.hub.dropped.Add(1)
+		}
 		return
 	case len(l.queue) < maxQueue:
 		l.queue = append(l.queue, event)
 	default:
+		l.hub.dropped.Add(1)
 		l.ended = fmt.Errorf("client too slow: %d events queued, further ones dropped; list pods and containers, then subscribe again: %w", maxQueue, fault.Exhausted)
 	}
 	l.stir()

@@ -43,6 +43,14 @@ func TestSlowListener(t *testing.T) {
 	if taken != maxQueue {
 		t.Errorf("%d events before the error, want %d", taken, maxQueue)
 	}
+	if dropped := h.Dropped(); dropped != 2 {
+		t.Errorf("%d events dropped, want 2", dropped)
+	}
+	h.Close(fault.Unavailable)
+	h.Emit(func() *Event { return &Event{} })
+	if dropped := h.Dropped(); dropped != 3 { // not that of the other one, which was not too slow
+		t.Errorf("%d events dropped, want 3", dropped)
+	}
 }
 
 func TestListenersAreBounded(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage/progress"
 )
 
@@ -28,12 +29,17 @@ type Metrics struct {
 	failures   *prometheus.CounterVec
 	operations *prometheus.HistogramVec
 	steps      *prometheus.HistogramVec
+	pulls      *prometheus.CounterVec
 }
 
 // Sources are called at every scrape.
 type Sources struct {
-	Node    func() pod.Summary
-	Logged  func(context.Context) uint64 // bytes
+	Node   func() pod.Summary
+	Logged func(context.Context) uint64 // bytes
+	// Sizes are the bytes of images and of writable layers (storage.Store.Sizes).
+	Sizes func() (images, writable uint64, err error)
+	// Status is what was found last of the runtime and the network; nil: nothing yet.
+	Status  func() (*view.RuntimeStatus, *view.NetworkStatus)
 	Pulls   *progress.Counts
 	Version string
 	// Vulnerable are the CVEs of the handlers' runtimes.
@@ -61,8 +67,14 @@ func New() *Metrics {
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "crius_step_duration_seconds", Help: "Duration of the steps of operations, by step.", Buckets: durations,
 		}, []string{"step"}),
+		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "crius_image_pull_failures_total", Help: "Image pulls that failed, by reason.",
+		}, []string{"reason"}),
 	}
-	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps,
+	for _, reason := range append(pullReasons, pullReason{name: otherReason}) { // 0 is a value to compare with
+		m.pulls.WithLabelValues(reason.name)
+	}
+	m.registry.MustRegister(m.calls, m.failures, m.operations, m.steps, m.pulls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -84,6 +96,9 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 				outcome = "error"
 			}
 			m.operations.WithLabelValues(name, outcome).Observe(took)
+			if err != nil && name == pullOperation {
+				m.pulls.WithLabelValues(reasonOf(err)).Inc()
+			}
 		case trace.Step:
 			m.steps.WithLabelValues(name).Observe(took)
 		}
@@ -94,7 +109,7 @@ func (m *Metrics) Begin(ctx context.Context, kind trace.Kind, name, _ string) (c
 func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
-		&nodeCollector{s.Node}, vulnerable(s.Vulnerable),
+		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes),
 		counter("crius_container_log_bytes_total", "Bytes written to container logs.", func() float64 { return float64(s.Logged(ctx)) }),
 		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -20,8 +22,11 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
+	"github.com/crius-run/crius/storage"
 	"github.com/crius-run/crius/storage/progress"
 )
 
@@ -43,19 +48,29 @@ func full(t *testing.T) *Metrics {
 	pulls := new(progress.Counts)
 	pulls.Bytes.Store(7)
 	vulnerable := func() map[string][]string { return map[string][]string{"runc": {"CVE-2024-21626", "CVE-2025-31133"}} }
-	m.Register(t.Context(), Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable, Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
-		return pod.Summary{
-			Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
-			Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
-			Cleanups:   4,
-			Work:       []trace.Work{{Operation: "run pod", Took: 5 * time.Second}, {Operation: "run pod", Took: time.Second}},
-			OOMKilled:  6,
-		}
-	}})
+	m.Register(t.Context(), Sources{Version: "1.2.3", Pulls: pulls, Vulnerable: vulnerable,
+		Sizes: func() (uint64, uint64, error) { return 9, 10, nil },
+		Status: func() (*view.RuntimeStatus, *view.NetworkStatus) {
+			return &view.RuntimeStatus{}, &view.NetworkStatus{NotReady: errors.New("no network")}
+		},
+		Logged: func(context.Context) uint64 { return 8 }, Node: func() pod.Summary {
+			return pod.Summary{
+				Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
+				Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
+				Cleanups:   4,
+				Work:       []trace.Work{{Operation: "run pod", Took: 5 * time.Second}, {Operation: "run pod", Took: time.Second}},
+				OOMKilled:  6,
+
+				EventsDropped: 11,
+			}
+		}})
 	tracer := trace.New(m)
 	_ = tracer.Do(t.Context(), "run pod", "a", func(ctx context.Context) error {
 		return trace.Do(ctx, "attach network", func(context.Context) error { return errors.New("broken") })
 	})
+	for _, err := range []error{fmt.Errorf("pull: %w", fault.NotFound), errors.Join(fault.Denied, storage.ErrSignature), errors.New("odd"), nil} {
+		_ = tracer.Do(t.Context(), "pull image", "x", func(context.Context) error { return err })
+	}
 	_ = tracer.Call(t.Context(), "RunPodSandbox", func(context.Context) error { return status.Error(codes.Unknown, "broken") })
 	_ = tracer.Call(t.Context(), "Version", func(context.Context) error { return nil })
 	return m
@@ -72,6 +87,9 @@ func TestMetrics(t *testing.T) {
 		`crius_step_duration_seconds_count{step="attach network"} 1`,
 		`crius_rpc_duration_seconds_count{method="RunPodSandbox"} 1`, `crius_rpc_duration_seconds_count{method="Version"} 1`,
 		`crius_rpc_errors_total{code="Unknown",method="RunPodSandbox"} 1`,
+		`crius_ready{condition="RuntimeReady"} 1`, `crius_ready{condition="NetworkReady"} 0`, "\ncrius_image_bytes 9\n", "\ncrius_writable_layer_bytes 10\n",
+		`crius_events_dropped_total 11`, `crius_image_pull_failures_total{reason="not found"} 1`, `crius_image_pull_failures_total{reason="signature"} 1`,
+		`crius_image_pull_failures_total{reason="denied"} 0`, `crius_image_pull_failures_total{reason="other"} 1`,
 		"\nprocess_resident_memory_bytes ", "\ngo_goroutines ",
 	} {
 		if !strings.Contains(text, want) {
@@ -116,30 +134,39 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// The dashboard shows metrics that there are.
-func TestDashboard(t *testing.T) {
-	dashboard, err := os.ReadFile("../../contrib/grafana/crius.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !json.Valid(dashboard) {
-		t.Error("it is not valid JSON")
-	}
+// The dashboard and the alerts are about metrics that there are.
+func TestDashboardAndAlerts(t *testing.T) {
 	text := scrape(t, full(t))
-	names := regexp.MustCompile(`crius_[a-z_]+`).FindAllString(string(dashboard), -1)
-	if len(names) < 10 {
-		t.Errorf("only %q", names)
-	}
-	for _, name := range names {
-		if !strings.Contains(text, "\n"+name+"{") && !strings.Contains(text, "\n"+name+" ") {
-			t.Errorf("there is no metric %s", name)
+	for _, file := range []string{"grafana/crius.json", "prometheus/crius.rules.yaml"} {
+		content, err := os.ReadFile("../../contrib/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, ".json") && !json.Valid(content) {
+			t.Errorf("%s is not valid JSON", file)
+		}
+		names := regexp.MustCompile(`crius_[a-z_]+`).FindAllString(string(content), -1)
+		if len(names) < 8 {
+			t.Errorf("%s: only %q", file, names)
+		}
+		for _, name := range names {
+			if !strings.Contains(text, "\n"+name+"{") && !strings.Contains(text, "\n"+name+" ") {
+				t.Errorf("%s: there is no metric %s", file, name)
+			}
+		}
+		for _, list := range regexp.MustCompile(`(reason|condition)=~?"([^"]+)"`).FindAllStringSubmatch(string(content), -1) {
+			for _, value := range strings.Split(list[2], "|") {
+				if !strings.Contains(text, list[1]+`="`+value+`"`) {
+					t.Errorf("%s: no metric has the %s %q", file, list[1], value)
+				}
+			}
 		}
 	}
 }
 
 func TestServer(t *testing.T) {
 	dir := t.TempDir()
-	s, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(dir, "s"), Config: Config{Address: "127.0.0.1:0"}})
+	s, err := full(t).Listen(t.Context(), Options{Healthy: well, Socket: filepath.Join(dir, "s"), Config: Config{Address: "127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +199,7 @@ func TestServer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "s"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	again, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(dir, "s")})
+	again, err := full(t).Listen(t.Context(), Options{Healthy: well, Socket: filepath.Join(dir, "s")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +211,7 @@ func TestServer(t *testing.T) {
 		"no key":  {Address: "127.0.0.1:0", TLSCertFile: "/c"},
 		"no use":  {TLSCertFile: "/c", TLSKeyFile: "/k"},
 	} {
-		c := Options{Config: c, Socket: filepath.Join(dir, "a")}
+		c := Options{Config: c, Healthy: well, Socket: filepath.Join(dir, "a")}
 		if _, err := full(t).Listen(t.Context(), c); err == nil {
 			t.Errorf("%s: served", name)
 		}
@@ -232,4 +259,37 @@ func TestConnectionsToTheAddressAreLimited(t *testing.T) {
 	}
 	first.Close()
 	(<-accepted).Close() // it has waited for its turn
+}
+
+func well(context.Context) error { return nil }
+
+// A probe gets the reason as text. However many ask, the server is asked once a second.
+func TestHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		var wrong error
+		h := &health{check: func(ctx context.Context) error {
+			asked++
+			if deadline, bounded := ctx.Deadline(); !bounded || time.Until(deadline) > healthTime {
+				t.Error("the check is not bounded")
+			}
+			return wrong
+		}}
+		probe := func(code int, body string) {
+			t.Helper()
+			out := httptest.NewRecorder()
+			h.ServeHTTP(out, httptest.NewRequest("GET", "/healthz", nil))
+			if out.Code != code || out.Body.String() != body {
+				t.Errorf("%d %q, want %d %q", out.Code, out.Body, code, body)
+			}
+		}
+		probe(200, "ok\n")
+		wrong = fmt.Errorf("RuntimeReady is false: runc is not there: %w", fault.Unavailable)
+		probe(200, "ok\n")
+		if asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+		time.Sleep(healthAge)
+		probe(503, "RuntimeReady is false: runc is not there: unavailable\n")
+	})
 }

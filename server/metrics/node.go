@@ -7,6 +7,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/pod"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // nodeCollector makes metrics of a summary of the node.
@@ -23,6 +24,7 @@ var (
 	oomKilled    = describe("crius_containers_oom_total", "Containers that ended because they ran out of memory.")
 	monitorsLost = describe("crius_monitors_lost_total", "Monitors that died before their containers.")
 	leftovers    = describe("crius_orphans_total", "Orphans (objects without a record) found when the server started.")
+	dropped      = describe("crius_events_dropped_total", "Events of pods and containers that a client did not get because it was too slow.")
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -31,7 +33,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe is the prometheus.Collector's.
 func (c *nodeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers} {
+	for _, d := range []*prometheus.Desc{pods, containers, monitors, cleanups, active, longest, oomKilled, monitorsLost, leftovers, dropped} {
 		out <- d
 	}
 }
@@ -66,6 +68,7 @@ func (c *nodeCollector) Collect(out chan<- prometheus.Metric) {
 	count(oomKilled, s.OOMKilled)
 	count(monitorsLost, s.MonitorsLost)
 	count(leftovers, s.Leftovers)
+	count(dropped, s.EventsDropped)
 }
 
 // lastWord is the state in CONTAINER_RUNNING.
@@ -88,4 +91,53 @@ func (v vulnerable) Collect(out chan<- prometheus.Metric) {
 			out <- prometheus.MustNewConstMetric(vulnerability, prometheus.GaugeValue, 1, handler, cve)
 		}
 	}
+}
+
+// readiness collects the conditions of the node, as they were found last.
+type readiness func() (*view.RuntimeStatus, *view.NetworkStatus)
+
+var ready = describe("crius_ready", "Whether a condition of the node (RuntimeReady, NetworkReady) is true; absent until it is known.", "condition")
+
+// Describe is the prometheus.Collector's.
+func (readiness) Describe(out chan<- *prometheus.Desc) { out <- ready }
+
+// Collect is the prometheus.Collector's.
+func (r readiness) Collect(out chan<- prometheus.Metric) {
+	gauge := func(condition string, notReady error) {
+		value := 1.0
+		if notReady != nil {
+			value = 0
+		}
+		out <- prometheus.MustNewConstMetric(ready, prometheus.GaugeValue, value, condition)
+	}
+	runtime, network := r()
+	if runtime != nil {
+		gauge(cri.RuntimeReady, runtime.NotReady)
+	}
+	if network != nil {
+		gauge(cri.NetworkReady, network.NotReady)
+	}
+}
+
+// sizes collects what there is on the disks, without measuring it.
+type sizes func() (images, writable uint64, err error)
+
+var (
+	imageBytes    = describe("crius_image_bytes", "Bytes of all image layers in the image store, each counted once, as recorded when they were unpacked.")
+	writableBytes = describe("crius_writable_layer_bytes", "Bytes of the writable layers of all containers, as they were measured last for the kubelet.")
+)
+
+// Describe is the prometheus.Collector's.
+func (sizes) Describe(out chan<- *prometheus.Desc) {
+	out <- imageBytes
+	out <- writableBytes
+}
+
+// Collect is the prometheus.Collector's. Without an answer of the store there is no value.
+func (s sizes) Collect(out chan<- prometheus.Metric) {
+	images, writable, err := s()
+	if err == nil {
+		out <- prometheus.MustNewConstMetric(imageBytes, prometheus.GaugeValue, float64(images))
+	}
+	out <- prometheus.MustNewConstMetric(writableBytes, prometheus.GaugeValue, float64(writable))
 }

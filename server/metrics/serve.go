@@ -34,13 +34,15 @@ type Options struct {
 	Socket string
 	// TLS holds for the address as it does for sessions (server.Config.TLS).
 	TLS tlsfile.Rules
+	// Healthy says what is wrong with the server, for probes.
+	Healthy func(context.Context) error
 }
 
 // maxConnections is of those to the address: whoever reaches it may connect, and each
 // connection takes some kilobytes and a descriptor. Others wait.
 const maxConnections = 64
 
-// Server answers scrapes on the socket and, if there is one, at the address.
+// Server answers scrapes and probes on the socket and, if there is one, at the address.
 type Server struct {
 	http      *http.Server
 	listeners []net.Listener
@@ -51,6 +53,7 @@ type Server struct {
 func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
+	mux.Handle("GET /healthz", &health{check: cfg.Healthy})
 	s := &Server{http: &http.Server{
 		Handler:        mux,
 		ReadTimeout:    10 * time.Second,

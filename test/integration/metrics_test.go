@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"testing"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/crius-run/crius/test/kit/node"
 )
 
@@ -76,6 +78,15 @@ func TestMetricsOfTheNode(t *testing.T) {
 	want(`crius_step_duration_seconds_count{step="attach network"}`, 1)
 	want(`crius_step_duration_seconds_count{step="runtime create"}`, 3)
 	want(`crius_rpc_duration_seconds_count{method="StartContainer"}`, 3)
+	want(`crius_image_pull_failures_total{reason="not found"}`, 0)
+	missing := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: node.RegistryHost + "/missing:1"}}
+	if _, err := w.Images().PullImage(t.Context(), missing); err == nil {
+		t.Error("an image that is not there was pulled")
+	}
+	want(`crius_image_pull_failures_total{reason="not found"}`, 1)
+	if w.metric(t, "crius_image_bytes") == 0 {
+		t.Error("the images have no bytes")
+	}
 	if w.metric(t, "crius_image_pull_bytes_total") == 0 {
 		t.Error("the image was pulled without a byte")
 	}

@@ -1,0 +1,43 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
+)
+
+// pullOperation is the operation whose failures are counted by reason.
+const pullOperation = "pull image"
+
+// pullReason is why pulls fail, and the error by which that is known (storage.Store.Pull).
+type pullReason struct {
+	name string
+	kind error
+}
+
+// pullReasons are in the order in which an error is asked: one may be of several.
+var pullReasons = []pullReason{
+	{"cancelled", context.Canceled},
+	{"signature", storage.ErrSignature},
+	{"not found", fault.NotFound},
+	{"unauthenticated", fault.Unauthenticated},
+	{"denied", fault.Denied},
+	{"timeout", fault.Timeout},
+	{"disk full", fault.Exhausted},
+	{"unavailable", fault.Unavailable},
+	{"invalid", fault.Invalid},
+	{"configuration", fault.Precondition},
+}
+
+const otherReason = "other"
+
+func reasonOf(err error) string {
+	for _, reason := range pullReasons {
+		if errors.Is(err, reason.kind) {
+			return reason.name
+		}
+	}
+	return otherReason
+}
