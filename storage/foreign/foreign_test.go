@@ -9,6 +9,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // Only metadata that names a pod is CRI-O's, whatever else it says.
@@ -56,5 +57,28 @@ func TestSelect(t *testing.T) {
 		if got := strings.Join(ids, " "); got != want.ids || !errors.Is(err, want.err) {
 			t.Errorf("%q: %q, %v", names, got, err)
 		}
+	}
+}
+
+// fakeStore has one container.
+type fakeStore struct {
+	cstorage.Store
+	mounted int
+	deleted bool
+}
+
+func (s *fakeStore) Mounted(string) (int, error)  { return s.mounted, nil }
+func (s *fakeStore) DeleteContainer(string) error { s.deleted = true; return nil }
+
+// What has been mounted since it was listed stays: the library would unmount it.
+func TestRemoveLooksAgain(t *testing.T) {
+	store := &fakeStore{mounted: 1}
+	a := &Containers{Store: store, Locks: durable.NewLocks(t.TempDir(), t.TempDir())}
+	if why := a.remove(t.Context(), "x"); why == "" || store.deleted {
+		t.Errorf("removed: %v, %q", store.deleted, why)
+	}
+	store.mounted = 0
+	if why := a.remove(t.Context(), "x"); why != "" || !store.deleted {
+		t.Errorf("removed: %v, %q", store.deleted, why)
 	}
 }

@@ -78,7 +78,7 @@ func (c *comparison) settings(context.Context) []diagnosis.Finding {
 		return !isHandlerKey(key) && !isNetworkKey(key) && !slices.Contains([]string{"runtime.cgroup_driver", "api.listen", "api.crio_socket"}, key)
 	})
 	if len(findings) == 0 {
-		findings = []diagnosis.Finding{diagnosis.OK("what %s is told, crius is told as well", c.Import.Of)}
+		findings = []diagnosis.Finding{diagnosis.OK("all settings of %s have the same values in crius", c.Import.Of)}
 	}
 	for _, text := range c.Import.Differ {
 		findings = append(findings, diagnosis.Warn("", "%s", text))
@@ -101,7 +101,7 @@ func (c *comparison) differences(wanted func(key string) bool) []diagnosis.Findi
 		}
 		ours := fmt.Sprintf("%s for crius (%s)", config.Short(d.Ours), d.OursOrigin)
 		if d.Theirs == "" {
-			findings = append(findings, diagnosis.Warn("remove it from the configuration of crius, unless it is meant",
+			findings = append(findings, diagnosis.Warn("remove it from the configuration of crius, unless it is intended",
 				"%s: %s, %s has its default", d.Key, ours, c.Import.Of))
 			continue
 		}

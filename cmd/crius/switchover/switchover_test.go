@@ -98,7 +98,7 @@ func TestSwitchOfPreparedNode(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	for _, word := range []string{"etc/crio.conf", "crius is told as well", "runc version 1.3.5", "systemd driver, as for CRI-O", `network "net"`, "where crius listens", "missing or CRI-O's"} {
+	for _, word := range []string{"etc/crio.conf", "have the same values in crius", "runc version 1.3.5", "systemd driver, as for CRI-O", `network "net"`, "where crius listens", "missing or CRI-O's"} {
 		if f := find(t, findings, word); f.Status != diagnosis.StatusOK {
 			t.Errorf("%+v", f)
 		}
@@ -115,7 +115,7 @@ func TestSwitchFindsDifferences(t *testing.T) {
 	}{
 		"a setting without counterpart": {crio: "[crio.runtime.workloads.x]\nactivation_annotation = 'a'\n", word: "CRI-O workloads are not supported", want: diagnosis.StatusWarn},
 		"another value":                 {crio: "[crio.image]\nimage_volumes = 'bind'\n", word: `image.volumes: "bind" for CRI-O (`, want: diagnosis.StatusWarn, do: `set image.volumes = "bind" to have the same`},
-		"a value that only crius has":   {crius: "image.volumes = 'bind'\n", word: `image.volumes: "bind" for crius (file `, want: diagnosis.StatusWarn, do: "remove it from the configuration of crius, unless it is meant"},
+		"a value that only crius has":   {crius: "image.volumes = 'bind'\n", word: `image.volumes: "bind" for crius (file `, want: diagnosis.StatusWarn, do: "remove it from the configuration of crius, unless it is intended"},
 		"a handler":                     {crio: "[crio.runtime.runtimes.kata]\nruntime_path = 'DIR/crun'\n", word: "kata: crius has no such handler: its pods, which CRI-O can run, do not start", want: diagnosis.StatusFail, do: "add [runtime.handlers.kata]: crius config --from-crio prints it"},
 		"a handler that nobody runs":    {crio: "[crio.runtime.runtimes.kata]\nruntime_path = '/nonexistent/kata'\n", word: "CRI-O cannot run its pods either", want: diagnosis.StatusWarn},
 		"a runtime":                     {crio: "[crio.runtime.runtimes.crun]\nruntime_path = 'DIR/crun'\n", crius: "runtime.handlers.crun.path = '/nonexistent/crun'\n", word: "crun: ", want: diagnosis.StatusFail, do: "install the runtime, or correct runtime.handlers.crun.path"},
