@@ -101,13 +101,11 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: store.Sizes, Logged: engine.Logged,
 		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
-	scraped := metricsOptions(cfg)
-	scraped.Healthy = func(ctx context.Context) error { return healthy(ctx, cfg.API.Listen, engine.Status()) }
-	scrapes, err := counts.Listen(ctx, scraped)
+	endMetrics, err := serveMetrics(ctx, cfg, counts, engine)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, background(ctx, scrapes.Serve, scrapes.Close))
+	defer closing(&err, endMetrics)
 	endControl, err := serveControl(ctx, cfg, control.Node{Engine: engine, Store: store, Reload: reload})
 	if err != nil {
 		return err
@@ -143,6 +141,17 @@ func occupyRoots(ctx context.Context, cfg config.Config) (leave func() error, er
 // serveControl lets operators work on the node until end is called.
 func serveControl(ctx context.Context, cfg config.Config, node control.Node) (end func() error, err error) {
 	s, err := control.Listen(ctx, controlSocket(cfg), node)
+	if err != nil {
+		return nil, err
+	}
+	return background(ctx, s.Serve, s.Close), nil
+}
+
+// serveMetrics answers scrapes and probes until end.
+func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metrics, engine *pod.Engine) (end func() error, err error) {
+	options := metricsOptions(cfg)
+	options.Healthy = func(ctx context.Context) error { return healthy(ctx, cfg.API.Listen, engine.Status()) }
+	s, err := counts.Listen(ctx, options)
 	if err != nil {
 		return nil, err
 	}

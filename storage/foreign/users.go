@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/regular"
+	"github.com/crius-run/crius/internal/rootprocess"
 )
 
 // users are the processes that use something of the store, each as text.
@@ -20,6 +22,8 @@ type users struct {
 	layers map[string]string // by the layer that they have mounted
 	crio   string            // the server itself
 }
+
+const maxCommandLine = 4 << 20
 
 var (
 	idInCgroup   = regexp.MustCompile(`[0-9a-f]{64}`)
@@ -54,13 +58,13 @@ func ended(err error) bool {
 }
 
 func (u *users) look(proc string, namespaces map[string]bool) error {
-	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
+	pid, err := strconv.Atoi(filepath.Base(proc))
 	if err != nil {
 		return err
 	}
-	name := strings.TrimSpace(string(comm))
-	process := fmt.Sprintf("process %s (%s)", filepath.Base(proc), name)
-	if name == "crio" {
+	process := fmt.Sprint("process ", pid)
+	program := rootprocess.Program(pid)
+	if program == "crio" {
 		u.crio = process
 	}
 	cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup"))
@@ -70,8 +74,8 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	for _, id := range idInCgroup.FindAllString(string(cgroup), -1) {
 		u.ids[id] = process
 	}
-	if strings.HasPrefix(name, "conmon") {
-		arguments, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+	if program == "conmon" || program == "conmonrs" { // others could have it read what never comes
+		arguments, err := regular.Read(filepath.Join(proc, "cmdline"), maxCommandLine)
 		if err != nil {
 			return err
 		}
