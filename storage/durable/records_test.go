@@ -5,9 +5,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 )
+
+type layerRecord struct {
+	ID    string
+	Flags map[string]any
+}
 
 // A record file passes exactly if the library can read it as a list, and one that
 // does not is moved aside whole, with a list in its place.
@@ -29,8 +34,10 @@ func FuzzRecordFile(f *testing.F) {
 		if !json.Valid(sealed) {
 			last = nil
 		}
+		var records []layerRecord
+		_ = json.Unmarshal(sealed, &records)
 		for id := range last.layers() {
-			if strings.Contains(string(sealed), "incomplete") && last.layers()[id].IsZero() && id == "b" {
+			if !slices.ContainsFunc(records, func(r layerRecord) bool { return r.ID == id && r.Flags["incomplete"] == nil }) {
 				t.Errorf("%s vouches for %s", sealed, id)
 			}
 		}
