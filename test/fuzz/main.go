@@ -77,7 +77,7 @@ func (f *fuzzer) fuzz(ctx context.Context, packages []string) error {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
-		if t.parseRun(output, err); err != nil {
+		if t.parseRun(output, err); t.result != resultOK {
 			failed++
 			fmt.Fprint(f.out, output)
 		}
@@ -132,20 +132,29 @@ var (
 	seed     = regexp.MustCompile(`failure while testing seed corpus entry: (\S+)`)
 )
 
+// ranOut is what Go says, beside an exit status of 1, of a target whose time is over
+// before its workers have ended, as it happens on a loaded machine.
+const ranOut = "\n    context deadline exceeded\n"
+
+const resultOK = "ok"
+
 // parseRun reads what `go test -fuzz` has printed. The last progress counts.
 func (t *target) parseRun(output string, err error) {
-	t.executions, t.interesting, t.result = "-", "-", "ok"
+	t.executions, t.interesting, t.result = "-", "-", resultOK
 	if all := progress.FindAllStringSubmatch(output, -1); len(all) > 0 {
 		t.executions, t.interesting = all[len(all)-1][1], all[len(all)-1][2]
 	}
 	if err == nil {
 		return
 	}
-	t.result = "FAILED: " + err.Error()
-	if m := written.FindStringSubmatch(output); m != nil {
-		t.result = "FAILED: input in " + m[1] + " of the package"
-	} else if m := seed.FindStringSubmatch(output); m != nil {
-		t.result = "FAILED: seed " + m[1]
+	input, failedSeed := written.FindStringSubmatch(output), seed.FindStringSubmatch(output)
+	switch {
+	case input != nil:
+		t.result = "FAILED: input in " + input[1] + " of the package"
+	case failedSeed != nil:
+		t.result = "FAILED: seed " + failedSeed[1]
+	case !strings.Contains(output, ranOut):
+		t.result = "FAILED: " + err.Error()
 	}
 }
 

@@ -40,7 +40,8 @@ func TestParseRun(t *testing.T) {
 		"PASS\n":               {nil, target{executions: "-", interesting: "-", result: "ok"}},
 		"# m\nx.go:1: oops\n":  {failed, target{executions: "-", interesting: "-", result: "FAILED: exit status 1"}},
 		running + "--- FAIL\n": {failed, target{executions: "1677", interesting: "36", result: "FAILED: exit status 1"}},
-		"failure while testing seed corpus entry: FuzzA/seed#3\n--- FAIL\n": {failed, target{executions: "-", interesting: "-", result: "FAILED: seed FuzzA/seed#3"}},
+		running + "--- FAIL: FuzzA (60.11s)\n    context deadline exceeded\n": {failed, target{executions: "1677", interesting: "36", result: "ok"}},
+		"failure while testing seed corpus entry: FuzzA/seed#3\n--- FAIL\n":   {failed, target{executions: "-", interesting: "-", result: "FAILED: seed FuzzA/seed#3"}},
 		running + "    Failing input written to testdata/fuzz/FuzzA/b6d5\n": {failed,
 			target{executions: "1677", interesting: "36", result: "FAILED: input in testdata/fuzz/FuzzA/b6d5 of the package"}},
 	} {
