@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/crius-run/crius/test/kit/containerd"
 	"github.com/crius-run/crius/test/kit/tools"
 )
 
@@ -88,7 +89,7 @@ func measure(ctx context.Context, args []string) error {
 		return err
 	}
 	var known bool
-	if peer, known = containerdKinds[*kind]; !known {
+	if peer, known = containerd.Kinds[*kind]; !known {
 		return fmt.Errorf("-containerd is current or debian, not %q", *kind)
 	}
 	r, err := newReport(ctx, command(flags.Args(), *kind, *page))
@@ -98,7 +99,7 @@ func measure(ctx context.Context, args []string) error {
 	if _, err := tools.Programs(ctx, false); err != nil { // while what a build may need is there
 		return err
 	}
-	program, err := peer.program(ctx)
+	program, err := peer.Program(ctx)
 	if err == nil {
 		err = r.addVersion(ctx, "containerd", program, "--version")
 	}

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/crius-run/crius/test/images"
-	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/containerd"
 	"github.com/crius-run/crius/test/kit/node"
 )
 
@@ -22,7 +20,7 @@ type server struct {
 	on      *node.Node // crius does not run on it if the server is another one
 	program program
 	used    accounting
-	shims   shims // containerd's, which end with the node
+	end     func() error // of the program and its node
 	metrics func(ctx context.Context) (string, error)
 }
 
@@ -45,16 +43,7 @@ func (s *server) name() string          { return s.label }
 func (s *server) cpu() (float64, error) { return s.used.seconds() }
 func (s *server) where() *node.Node     { return s.on }
 
-func (s *server) close() error {
-	if s.label == crius {
-		return s.on.Close()
-	}
-	errs := []error{s.program.Stop()}
-	if s.conn != nil {
-		errs = append(errs, s.conn.Close())
-	}
-	return errors.Join(append(errs, s.on.Close(), s.shims.remove(), forgetResults(cniResults, s.on.Dir))...)
-}
+func (s *server) close() error { return s.end() }
 
 // newCrius runs crius as an operator would, not as a test does.
 func newCrius(ctx context.Context, handler string) (_ *server, err error) {
@@ -63,7 +52,7 @@ func newCrius(ctx context.Context, handler string) (_ *server, err error) {
 		return nil, err
 	}
 	s := newServer(crius, n, handler)
-	s.conn, s.program = n.Conn(), n
+	s.conn, s.program, s.end = n.Conn(), n, n.Close
 	s.metrics = func(ctx context.Context) (string, error) {
 		return get(ctx, "unix", filepath.Join(n.RunRoot(), "metrics.sock"), "/metrics")
 	}
@@ -94,33 +83,37 @@ func (s *server) start(ctx context.Context) (err error) {
 	return s.pull(ctx, images.Probe, built)
 }
 
-// pauseImage is what keeps a pod of containerd's, in the place of the one that
-// needs the internet, and as small.
-const pauseImage = node.RegistryHost + "/pause:latest"
+// peer is the kind of containerd that this run measures.
+var peer = containerd.Kinds["current"]
 
-const pauseSource = `#include <unistd.h>
-int main(void) { for (;;) pause(); }
-`
-
-func buildPause(ctx context.Context, dir string) (*image.Artifact, error) {
-	program := filepath.Join(dir, "pause")
-	cmd := exec.CommandContext(ctx, "gcc", "-Os", "-s", "-static", "-x", "c", "-o", program, "-")
-	cmd.Stdin, cmd.WaitDelay = strings.NewReader(pauseSource), time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("gcc: %w: %s", err, out)
+// peerOf is the peer for a handler, and its name in tables. Debian's crun does not take
+// the version of the runtime specification that a current containerd writes.
+func peerOf(handler string) (kind containerd.Kind, name string) {
+	if handler == "crun" {
+		return containerd.Kinds["debian"], "containerd (Debian's)"
 	}
-	defer func() { _ = os.Remove(program) }()
-	file, err := image.HostFile("pause", program, 0o755)
+	return peer, "containerd"
+}
+
+// newContainerd runs the peer in a node of its own.
+func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
+	kind, label := peerOf(handler)
+	c, err := containerd.New(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
-	layer, err := image.NewLayer(file)
-	if err != nil {
+	s := newServer(label, c.Node, handler)
+	s.conn, s.program, s.end = c.Conn(), c, c.Close
+	s.metrics = func(ctx context.Context) (string, error) { return c.Get(ctx, containerd.Metrics, "/v1/metrics") }
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err := s.start(ctx); err != nil {
 		return nil, err
 	}
-	img := image.Image{Layers: []image.Layer{layer}}
-	img.Config.Entrypoint = []string{"/pause"}
-	return img.Build()
+	return s, s.pull(ctx, containerd.PauseImage, c.Pause)
 }
 
 // bundle is the directory of one of crius's containers.

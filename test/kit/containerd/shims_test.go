@@ -1,4 +1,4 @@
-package main
+package containerd
 
 import (
 	"net"
@@ -38,7 +38,7 @@ func binary(t *testing.T) string {
 	return file
 }
 
-// The sockets of other shims are not the bench's to remove, live or not.
+// The sockets of other shims are not its to remove, live or not.
 func TestOnlyNewShimsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	leave(t, filepath.Join(dir, "dead"))
@@ -82,18 +82,18 @@ func TestAnotherContainerdIsRefused(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "containerd.sock")
 	listen(t, socket)
 	if _, err := noteShims(t.TempDir(), socket, binary(t)); err == nil {
-		t.Error("its shims would be taken for those that are measured")
+		t.Error("its shims would be taken for its own")
 	}
 }
 
-func TestAnotherBenchIsRefused(t *testing.T) {
+func TestAnotherRunIsRefused(t *testing.T) {
 	dir, file := t.TempDir(), binary(t)
 	first, err := noteShims(dir, filepath.Join(dir, "none"), file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := noteShims(dir, filepath.Join(dir, "none"), file); err == nil {
-		t.Error("its shims would be taken for those that are measured")
+		t.Error("its shims would be taken for its own")
 	}
 	if err := first.remove(); err != nil {
 		t.Fatal(err)

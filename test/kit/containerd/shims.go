@@ -1,4 +1,4 @@
-package main
+package containerd
 
 import (
 	"context"
@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// containerdSocket is where a containerd listens that is the machine's own.
-	containerdSocket = "/run/containerd/containerd.sock"
+	// machineSocket is where a containerd listens that is the machine's own.
+	machineSocket = "/run/containerd/containerd.sock"
 	// shimSockets is where the shims of every containerd of the machine listen,
 	// wherever it has its state.
 	shimSockets = "/run/containerd/s"
 )
 
-// shims tells the sockets of a measured containerd's shims from those that were
+// shims tells the sockets of a containerd's shims from those that were
 // there before.
 type shims struct {
 	dir    string
@@ -31,19 +31,19 @@ type shims struct {
 	lock   *os.File
 }
 
-// noteShims refuses a machine that has a containerd at work, or another bench's,
-// whose shims come and go during the measurement. The latter is known by a lock on
-// the program.
+// noteShims refuses a machine that has a containerd at work, or another of this
+// package, whose shims come and go meanwhile. The latter is known by a lock on the
+// program.
 func noteShims(dir, daemon, program string) (s shims, err error) {
 	if answers(daemon) {
-		return s, fmt.Errorf("a containerd answers at %s: measure on a machine that does without, or stop it first", daemon)
+		return s, fmt.Errorf("a containerd answers at %s: use a machine that does without, or stop it first", daemon)
 	}
 	if s.lock, err = os.Open(program); err != nil {
 		return s, fmt.Errorf("%w: install containerd", err)
 	}
 	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		s.lock.Close()
-		return s, fmt.Errorf("lock %s: %w: another bench measures it on this machine", program, err)
+		return s, fmt.Errorf("lock %s: %w: another bench or cluster runs it on this machine", program, err)
 	}
 	s.dir = dir
 	s.before, err = namesIn(dir)
@@ -64,7 +64,7 @@ func (s shims) remove() error {
 		}
 		socket := filepath.Join(s.dir, name)
 		if !wait.Until(context.Background(), func() bool { return !answers(socket) }) {
-			errs = append(errs, fmt.Errorf("a shim of the measured containerd lives, and listens at %s", socket))
+			errs = append(errs, fmt.Errorf("a shim of containerd lives, and listens at %s", socket))
 			continue
 		}
 		if err := os.Remove(socket); !errors.Is(err, os.ErrNotExist) {
