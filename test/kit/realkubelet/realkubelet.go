@@ -104,6 +104,7 @@ const surroundings = `
 mount --make-private /
 mount --make-rprivate /proc
 mount -t tmpfs log /var/log
+mount -t tmpfs lib /var/lib
 mount -t tmpfs crio /run
 mkdir /run/crio
 ln -s "$1/crio/crio.sock" /run/crio/crio.sock
