@@ -162,16 +162,21 @@ func TestForeignContainersInUseStay(t *testing.T) {
 			t.Fatalf("%s is gone", id)
 		}
 	}
-	// started runs a program with one of the names that are looked for.
-	started := func(name string, command ...string) (end func()) {
+	// named is a command whose program has one of the names that are looked for.
+	named := func(name, argument string) []string {
 		t.Helper()
-		if name != "" {
-			path := filepath.Join(t.TempDir(), name)
-			if err := program.Write(path, []byte("#!/bin/sh\necho ready\nread x\n")); err != nil {
-				t.Fatal(err)
-			}
-			command = append([]string{path}, command...)
+		shell, err := os.ReadFile("/bin/sh")
+		if err != nil {
+			t.Fatal(err)
 		}
+		path := filepath.Join(t.TempDir(), name)
+		if err := program.Write(path, shell); err != nil {
+			t.Fatal(err)
+		}
+		return []string{path, "-c", "echo ready; read x", argument}
+	}
+	started := func(command ...string) (end func()) {
+		t.Helper()
 		cmd := exec.Command(command[0], command[1:]...)
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -190,11 +195,11 @@ func TestForeignContainersInUseStay(t *testing.T) {
 		return func() { in.Close(); _ = cmd.Wait() }
 	}
 
-	end := started("conmon", "-c", webID)
+	end := started(named("conmon", webID)...)
 	stays("(conmon) belongs to it", webID)
 	end()
 
-	end = started("crio")
+	end = started(named("crio", "")...)
 	stays("CRI-O is running", webID)
 	if c := n.others()[podmanID]; c.Kept != "" {
 		t.Errorf("podman's is taken for CRI-O's: %s", c.Kept)
@@ -207,7 +212,7 @@ func TestForeignContainersInUseStay(t *testing.T) {
 	}
 	stays("mounted where process ", podmanID)
 	// It is the root of a process, whoever has unmounted it elsewhere.
-	end = started("", "unshare", "--mount", "--propagation", "private", "sh", "-c", "mount --bind $0 $1 && echo ready; read x", merged, t.TempDir())
+	end = started("unshare", "--mount", "--propagation", "private", "sh", "-c", "mount --bind $0 $1 && echo ready; read x", merged, t.TempDir())
 	if _, err := n.store.Unmount(podmanID, true); err != nil {
 		t.Fatal(err)
 	}

@@ -62,8 +62,11 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	if err != nil {
 		return err
 	}
-	process := fmt.Sprint("process ", pid)
 	program := rootprocess.Program(pid)
+	process := fmt.Sprint("process ", pid)
+	if program != "" {
+		process += " (" + program + ")"
+	}
 	if program == "crio" {
 		u.crio = process
 	}
