@@ -66,6 +66,14 @@ kubelet: setup ## Run real kubelets on crius; building them takes half an hour, 
 	go run ./test/prebuild crius probe kubelet && \
 	CRIUS_TEST_PREBUILT=1 go run ./test/runner -v -tags $(TAGS),kubelet -run '$(RUN)' ./test/kubelet
 
+.PHONY: cluster
+cluster: ## Run Kubernetes' own end-to-end tests on a cluster of one node. SUITE=features RUNTIME=containerd CLUSTER=v1.37.2 HANDLER= FOCUS= SKIP=
+	@test/setup.sh curl bash
+	@CRIUS_TEST_CLUSTER='$(CLUSTER)' go run ./test/prebuild crius probe standin critest busybox cluster
+	CRIUS_TEST_CLUSTER='$(CLUSTER)' CRIUS_TEST_PREBUILT=1 CGO_ENABLED=0 go run -tags $(TAGS) ./test/cluster \
+		$(if $(RUNTIME),-runtime $(RUNTIME)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(SUITE),-suite $(SUITE)) \
+		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(SKIP),-skip '$(SKIP)')
+
 .PHONY: node
 node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun FOCUS=regexp: only those.
 	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs

@@ -5,7 +5,7 @@
 //
 // What comes from elsewhere, such as critest or runsc, is built once and kept in
 // .cache; what comes from the repository is built again if it has changed. What only
-// some runs need, kubelets and the race detector, is built only if it is named.
+// some runs need, kubelets, a cluster and the race detector, is built only if it is named.
 package main
 
 import (
@@ -39,11 +39,16 @@ var builds = []struct {
 	{"runc", "a current runc", tools.Runc},
 	{"runsc", "a current runsc (gVisor)", tools.Runsc},
 	{kubelet, "kubelets " + strings.Join(tools.KubeletVersions(), " and "), tools.Kubelets},
+	{cluster, "Kubernetes " + tools.ClusterVersion() + " and its end-to-end tests", func(ctx context.Context) (string, error) {
+		c, err := tools.ClusterPrograms(ctx, tools.ClusterVersion())
+		return c.Tests, err
+	}},
 }
 
 // These are built only if they are named: one target needs them, and they take long.
 const (
 	kubelet = "kubelet"
+	cluster = "cluster"
 	raced   = "crius-race"
 )
 
@@ -52,7 +57,7 @@ func main() {
 	defer stop()
 	wanted := os.Args[1:]
 	for _, b := range builds {
-		if len(wanted) == 0 && (b.name == kubelet || b.name == raced) || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+		if len(wanted) == 0 && slices.Contains([]string{kubelet, cluster, raced}, b.name) || len(wanted) > 0 && !slices.Contains(wanted, b.name) {
 			continue
 		}
 		err := announced("build "+b.what, func() error { _, err := b.build(ctx); return err })

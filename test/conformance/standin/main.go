@@ -1,5 +1,5 @@
-// Standin takes the place of programs that images of the conformance suite
-// have: nginx, httpd and nnp, whichever it is called by.
+// Standin takes the place of programs that images of the conformance suites
+// have: nginx, httpd, nnp and pause, whichever it is called by.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -44,6 +45,12 @@ func run(args []string) error {
 		return serve(address)
 	case "nnp":
 		fmt.Println("Effective uid:", os.Geteuid())
+		return nil
+	case "pause":
+		signal.Ignore(syscall.SIGCHLD) // the kernel reaps
+		end := make(chan os.Signal, 1)
+		signal.Notify(end, syscall.SIGINT, syscall.SIGTERM)
+		<-end
 		return nil
 	default:
 		return fmt.Errorf("called %q, which it does not stand in for", name)

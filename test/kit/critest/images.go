@@ -45,7 +45,7 @@ type images struct {
 func newImages(p tools.Parts) (*images, error) {
 	i := &images{built: map[string]*image.Artifact{}}
 	var err error
-	if i.busybox, err = busyboxLayer(p.Busybox); err != nil {
+	if i.busybox, err = BusyboxLayer(p.Busybox); err != nil {
 		return nil, err
 	}
 	if i.standin, err = image.HostFile("bin/nginx", p.Standin, 0o755); err != nil {
@@ -68,9 +68,9 @@ func (s *Suite) Push(r *registry.Registry) {
 	r.Push(criImages+"test-image-digest", "", s.images.digest)
 }
 
-// busyboxLayer has every applet as a hard link: specs mask /bin/ls, which by a
-// symbolic link would mask busybox itself.
-func busyboxLayer(program string) (image.Layer, error) {
+// BusyboxLayer is the root file system of a busybox, with every applet as a hard link:
+// specs mask /bin/ls, which by a symbolic link would mask busybox itself.
+func BusyboxLayer(program string) (image.Layer, error) {
 	applets, err := exec.Command(program, "--list").Output()
 	if err != nil {
 		return image.Layer{}, fmt.Errorf("list the applets of busybox: %w", err)

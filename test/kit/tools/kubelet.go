@@ -29,9 +29,7 @@ const kubernetes = "k8s.io/kubernetes"
 // Kubelet returns the path of a kubelet of a version, and builds it where it is
 // missing: from the module proxy, within a quarter of an hour on two cores.
 func Kubelet(ctx context.Context, version string) (string, error) {
-	return cached(filepath.Join("kubelet-"+version, "kubelet"), func(_, dir string) *exec.Cmd {
-		return kubernetesCommand(ctx, dir, version, "kubelet")
-	})
+	return kubernetesProgram(ctx, "kubelet-"+version, version, "kubelet", "build", "./cmd/kubelet")
 }
 
 // Kubelets builds those of all versions and returns the directory of the last.
@@ -44,20 +42,29 @@ func Kubelets(ctx context.Context) (dir string, err error) {
 	return filepath.Dir(dir), nil
 }
 
-// kubernetesCommand builds a program of Kubernetes into a directory. Kubernetes
-// takes the modules that it is staged in from its own tree, which the module proxy
-// does not serve with it, so its go.mod is replaced by one that takes them from the
-// proxy.
-func kubernetesCommand(ctx context.Context, dir, version, program string) *exec.Cmd {
-	source, err := kubernetesSource(ctx, dir, version)
-	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version +
-		" -X k8s.io/component-base/version.gitTreeState=clean"
-	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-modfile", filepath.Join(dir, "go.mod"), "-trimpath",
-		"-ldflags", flags, "-o", filepath.Join(dir, program), "./cmd/"+program)
-	cmd.Dir = source
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
-	cmd.Err = errors.Join(cmd.Err, err)
-	return cmd
+// kubernetesProgram returns the path of a program of Kubernetes in a directory of
+// .cache/bin. Where it is missing, a verb of go makes it of a package: "build", or
+// "test" for a program of tests.
+//
+// Kubernetes takes the modules that it is staged in from its own tree, which the module
+// proxy does not serve with it, so its go.mod is replaced by one that takes them from
+// the proxy.
+func kubernetesProgram(ctx context.Context, in, version, program, verb, pkg string) (string, error) {
+	return cached(filepath.Join(in, program), func(_, dir string) *exec.Cmd {
+		source, err := kubernetesSource(ctx, dir, version)
+		flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version +
+			" -X k8s.io/component-base/version.gitTreeState=clean"
+		args := []string{verb, "-mod=mod", "-modfile", filepath.Join(dir, "go.mod"), "-trimpath",
+			"-ldflags", flags, "-o", filepath.Join(dir, program)}
+		if verb == "test" {
+			args = append(args, "-c")
+		}
+		cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+		cmd.Dir = source
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+		cmd.Err = errors.Join(cmd.Err, err)
+		return cmd
+	})
 }
 
 // kubernetesSource downloads Kubernetes, returns where it is, and writes a go.mod

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/containerd"
+	"github.com/crius-run/crius/test/kit/critest"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
+)
+
+// The runtimes that the tests can be run with.
+const (
+	withCrius      = "crius"
+	withContainerd = "containerd"
+)
+
+// A trial is one run of the tests.
+type trial struct {
+	options
+	programs tools.Cluster
+	images   *images
+	dir      string // for the log and the report
+}
+
+// run runs the tests on a node of its own.
+func (t *trial) run(ctx context.Context) (*result, error) {
+	if t.runtime == withContainerd {
+		return t.onContainerd(ctx)
+	}
+	return t.onCrius(ctx)
+}
+
+// onCrius adds to the failures what the pods have left behind.
+func (t *trial) onCrius(ctx context.Context) (_ *result, err error) {
+	w, err := scene.New(ctx, node.Options{Config: fmt.Sprintf("[runtime]\ndefault_handler = %q\n", t.handler)})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	t.images.push(w.Registry)
+	if err := errors.Join(w.Registries(critest.Registries(node.RegistryAddress)), w.Restart(ctx)); err != nil {
+		return nil, err
+	}
+	c, err := newCluster(ctx, w.Node, t.programs, w.Socket(), w.Conn())
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Settle(ctx, t.handler); err != nil {
+		return nil, err
+	}
+	r, err := t.in(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("%w\nend of the server's log:\n%s", err, w.LogTail(20))
+	}
+	if err := w.Clean(ctx, w.Empty, wait.Limit); err != nil {
+		r.fail("what is left", err)
+	}
+	if err := w.Stop(); err != nil {
+		r.fail("the server at its end", err)
+	}
+	for _, fault := range w.Faults() {
+		r.fail("the server's log", errors.New(fault))
+	}
+	return r, nil
+}
+
+func (t *trial) onContainerd(ctx context.Context) (_ *result, err error) {
+	c, err := containerd.New(ctx, containerd.Kinds["current"])
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	t.images.push(c.Registry)
+	if err := c.Start(ctx); err != nil {
+		return nil, err
+	}
+	pause := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: containerd.PauseImage}}
+	if _, err := cri.NewImageServiceClient(c.Conn()).PullImage(ctx, pause); err != nil {
+		return nil, err
+	}
+	cluster, err := newCluster(ctx, c.Node, t.programs, c.Socket(), c.Conn())
+	if err != nil {
+		return nil, err
+	}
+	return t.in(ctx, cluster)
+}
+
+// in runs the tests in a cluster, which it starts and stops.
+func (t *trial) in(ctx context.Context, c *cluster) (_ *result, err error) {
+	defer func() { err = errors.Join(err, c.stop()) }()
+	if err := c.up(ctx); err != nil {
+		return nil, err
+	}
+	fmt.Printf("%s: Kubernetes %s is ready\n", t.runtime, t.programs.Version)
+	if err := c.api.runPod(ctx, t.images.one("agnhost")); err != nil {
+		return nil, err
+	}
+	r, err := c.runTests(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.emptied(ctx); err != nil {
+		r.fail("what is left", err)
+	}
+	return r, nil
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// limit is how long one run of the tests may take.
+const limit = 6 * time.Hour
+
+// A selection says which specs run.
+type selection struct{ focus, skip string }
+
+// selections are those with a name. None has what needs a cloud, other nodes or minutes
+// for a spec, or what breaks the node.
+var selections = map[string]selection{
+	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
+	"features":    {`^\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:(GPU|Device|Dynamic|Volume|Windows)`},
+}
+
+// runTests runs the tests in the cluster. They print into RUNTIME.log, and their report is
+// RUNTIME.xml, both in the trial's directory.
+func (c *cluster) runTests(ctx context.Context, t *trial) (*result, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tmp := c.Path("e2e")
+	if err := os.MkdirAll(tmp, 0o755); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(filepath.Join(t.dir, t.runtime+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	fmt.Printf("%s: the tests run, their log is %s\n", t.runtime, log.Name())
+	report := filepath.Join(t.dir, t.runtime+".xml")
+	if err := os.RemoveAll(report); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, c.programs.Tests,
+		"--kubeconfig", c.auth.file(admin+".kubeconfig"),
+		"--provider", "skeleton",
+		"--kubectl-path", c.programs.Kubectl,
+		"--kubelet-root-dir", c.Path("kubelet"),
+		"--container-runtime-endpoint", "unix://"+c.socket,
+		"--e2e-output-dir", tmp,
+		"--ginkgo.focus", t.selection.focus, "--ginkgo.skip", t.selection.skip,
+		"--ginkgo.junit-report", report,
+		"--ginkgo.timeout", limit.String(),
+		"--ginkgo.seed", "1", "--ginkgo.no-color", "--ginkgo.v")
+	cmd.Dir = tmp
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	cmd.WaitDelay = time.Minute
+	ran := c.Do(cmd.Run) // the report counts
+	file, err := os.Open(report)
+	if err != nil {
+		return nil, errors.Join(err, ran)
+	}
+	defer file.Close()
+	r, err := readReport(file, t.images.missing)
+	if err == nil && len(r.passed)+len(r.failed)+len(r.notRun) == 0 {
+		err = fmt.Errorf("no spec matches %q without %q", t.selection.focus, t.selection.skip)
+	}
+	return r, err
+}

@@ -1,0 +1,78 @@
+package tools
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Cluster are the programs of a cluster of Kubernetes and of its end-to-end tests, all of
+// them static.
+type Cluster struct {
+	Version                                       string // of Kubernetes
+	Etcd, APIServer, ControllerManager, Scheduler string
+	Kubelet, Kubectl                              string
+	Tests                                         string // e2e.test
+	Agnhost                                       string // what nearly every container of the tests runs
+}
+
+// ClusterVariable names the release of Kubernetes that a cluster is made of.
+const ClusterVariable = "CRIUS_TEST_CLUSTER"
+
+// ClusterVersion is the release of Kubernetes that a cluster is made of.
+func ClusterVersion() string {
+	if named := os.Getenv(ClusterVariable); named != "" {
+		return named
+	}
+	return "v1.36.3"
+}
+
+// ClusterPrograms builds the programs of a cluster where they are missing, what is
+// quickly built first: with empty caches that takes an hour on two cores.
+func ClusterPrograms(ctx context.Context, version string) (c Cluster, err error) {
+	c.Version = version
+	if c.Etcd, err = etcd(ctx); err != nil {
+		return Cluster{}, err
+	}
+	if c.Kubelet, err = Kubelet(ctx, version); err != nil {
+		return Cluster{}, err
+	}
+	for _, p := range []struct {
+		path      *string
+		name      string
+		verb, pkg string
+	}{
+		{&c.Agnhost, "agnhost", "build", "./test/images/agnhost"},
+		{&c.APIServer, "kube-apiserver", "build", "./cmd/kube-apiserver"},
+		{&c.ControllerManager, "kube-controller-manager", "build", "./cmd/kube-controller-manager"},
+		{&c.Scheduler, "kube-scheduler", "build", "./cmd/kube-scheduler"},
+		{&c.Kubectl, "kubectl", "build", "./cmd/kubectl"},
+		{&c.Tests, "e2e.test", "test", "./test/e2e"},
+	} {
+		if *p.path, err = kubernetesProgram(ctx, "kubernetes-"+version, version, p.name, p.verb, p.pkg); err != nil {
+			return Cluster{}, err
+		}
+	}
+	return c, nil
+}
+
+// etcd is the path of etcd. The version is that of the module in test/tools/etcd.
+func etcd(ctx context.Context) (string, error) {
+	const module = "go.etcd.io/etcd/server/v3"
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(repo, "test", "tools", "etcd")
+	version, err := required(filepath.Join(dir, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join("etcd-"+version, "etcd"), func(_, out string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(out, "etcd"), module)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		return cmd
+	})
+}
