@@ -66,7 +66,7 @@ func checkRecord(store cstorage.Store, src *source.Image) error {
 	if err != nil || len(wanted) == 0 || record.TopLayer == layers.Top(wanted) {
 		return nil //nolint:nilerr // a new one
 	}
-	return fmt.Errorf("image %s is stored with other layers than its config names; remove it (crictl rmi %s) and pull it again: %w",
+	return fmt.Errorf("image %s is stored with other layers than its config names; remove the containers that use it and the image (crictl rmi %s), and pull it again: %w",
 		record.ID, record.ID, fault.Precondition)
 }
 

@@ -21,7 +21,7 @@ const (
 	maxImageNames     = 64       // older ones go
 	maxImageManifests = 128      // more are refused
 	maxImageDocuments = 32 << 20 // bytes of its manifests, signatures and config; more are refused
-	maxPastNames      = 1024     // all that it ever had, which containers/storage keeps; more are refused
+	maxPastNames      = 16 << 10 // all that it ever had, which containers/storage keeps; more are refused
 	maxRepoDigests    = 256      // combinations of names and digests that are listed
 )
 
@@ -48,10 +48,10 @@ func crowded(store cstorage.Store, src *source.Image) error {
 		bytes += int64(len(blob))
 	}
 	if name := src.Name.String(); len(record.NamesHistory) >= maxPastNames && !slices.Contains(record.NamesHistory, name) {
-		return fmt.Errorf("image %s has had %d names; remove the image and pull it again: %w", record.ID, len(record.NamesHistory), fault.Precondition)
+		return fmt.Errorf("image %s has had %d names; remove the containers that use it and the image, and pull it again: %w", record.ID, len(record.NamesHistory), fault.Precondition)
 	}
 	if manifests > maxImageManifests || bytes > maxImageDocuments {
-		return fmt.Errorf("image %s is stored with too many manifests and signatures: %d manifests, of at most %d, and %d bytes, of at most %d; remove the image and pull it again: %w",
+		return fmt.Errorf("image %s is stored with too many manifests and signatures: %d manifests, of at most %d, and %d bytes, of at most %d; remove the containers that use it and the image, and pull it again: %w",
 			record.ID, manifests, maxImageManifests, bytes, maxImageDocuments, fault.Precondition)
 	}
 	return nil

@@ -135,7 +135,7 @@ func TestFailedPullLeavesLayersToOthers(t *testing.T) {
 	}{
 		"found":                 {failing: []image.Layer{base, other, end("1")}, going: []image.Layer{base, end("2")}, both: 2, kept: 1},
 		"brought":               {failing: []image.Layer{base, other, end("1")}, going: []image.Layer{base, end("2")}, failingLast: true, both: 2, kept: 1},
-		"content above another": {failing: []image.Layer{other, base, end("1")}, going: []image.Layer{base, end("2")}, both: 3, kept: 3},
+		"content above another": {failing: []image.Layer{other, base, end("1")}, going: []image.Layer{base, end("2")}, both: 3, kept: 1},
 		"all":                   {failing: []image.Layer{base, other, end("1")}, going: []image.Layer{base, other, end("2")}, both: 2, kept: 2},
 	} {
 		for _, outcome := range []string{"succeeds", "fails"} {
@@ -185,6 +185,29 @@ func TestFailedPullLeavesLayersToOthers(t *testing.T) {
 	}
 }
 
+// However many failed pulls have put a content that a running one wants above others,
+// they leave none of it: the running one has it, or would get one copy.
+func TestFailedPullsDoNotAddUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	x := layer(t, image.Text("x", "x"))
+	slow := n.hold("slow", build(t, image.Image{Layers: []image.Layer{x, layer(t, image.Text("slow", "x"))}}), 1)
+	n.waitLayers(1)
+	for i := range 3 {
+		bad := layer(t, image.Text("bad", fmt.Sprint(i)))
+		a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("big", fmt.Sprint(i))), x, bad}})
+		a.Blobs[bad.Digest] = []byte("something else")
+		if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "bad", "1", a).Addr() + "/bad:1"}); err == nil {
+			t.Fatal("pulled")
+		}
+		if layers := n.layerIDs(); len(layers) != 1 {
+			t.Errorf("after %d failures there are layers %q, want that of the running pull alone", i+1, layers)
+		}
+	}
+	slow.finish()
+	ok(t, <-slow.ended)
+}
+
 // What many failed pulls have left to a running one is remembered by one of them, so that
 // their files do not add up; a crash forgets none of it.
 func TestKeptLayersAreRememberedOnce(t *testing.T) {
@@ -202,7 +225,7 @@ func TestKeptLayersAreRememberedOnce(t *testing.T) {
 				layers, wanted = append(layers, l), append(wanted, l.DiffID)
 			}
 			begin := func(digests []digest.Digest) *durable.Job {
-				job, err := n.leftovers.BeginPull(ctx, "", "", digests)
+				job, err := n.leftovers.BeginPull(ctx, "", "", durable.Needs{Digests: digests})
 				ok(t, err)
 				return job
 			}

@@ -367,7 +367,7 @@ func TestOneImageUnderManyNamesAndManifests(t *testing.T) {
 		t.Errorf("%d combinations of names and digests", len(one.RepoDigests))
 	}
 	err := pull(maxImageManifests)
-	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "remove the image and pull it again") {
+	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "and the image, and pull it again") {
 		t.Errorf("one more: %v", err)
 	}
 	if err := pull(5); err != nil { // which is there

@@ -176,7 +176,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir, src.LayerDigests())
+	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir, durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
 	if err != nil {
 		return nil, err
 	}

@@ -31,11 +31,15 @@ func registriesDir(runRoot string) (dir string, end func(), err error) {
 
 // removeRegistriesDirs removes what pulls of a server that was killed have left.
 func removeRegistriesDirs(runRoot string) error {
-	left, err := filepath.Glob(filepath.Join(runRoot, registriesPrefix+"*"))
-	for _, dir := range left {
-		err = errors.Join(err, os.RemoveAll(dir))
+	var errs []error
+	for _, prefix := range []string{registriesPrefix, "crius-hosts-"} { // the second was the prefix in earlier versions
+		left, err := filepath.Glob(filepath.Join(runRoot, prefix+"*"))
+		errs = append(errs, err)
+		for _, dir := range left {
+			errs = append(errs, os.RemoveAll(dir))
+		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // followHosts has sys follow containerd's hosts.toml for the image's registry, if there is

@@ -425,7 +425,7 @@ func TestRecoverAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull, err := n.leftovers.BeginPull(t.Context(), "", t.TempDir(), nil)
+	pull, err := n.leftovers.BeginPull(t.Context(), "", t.TempDir(), durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,7 +463,7 @@ func TestIncompleteImageOfADeadProcessIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, image := range []string{id, whole.ID, "", "no-such-image"} {
-		job, err := n.leftovers.BeginPull(t.Context(), image, "", nil)
+		job, err := n.leftovers.BeginPull(t.Context(), image, "", durable.Needs{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -480,7 +480,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	other := durable.NewLeftovers(n.store, n.locks) // of another process
-	dead, err := other.BeginPull(t.Context(), "", "", nil)
+	dead, err := other.BeginPull(t.Context(), "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -488,7 +488,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead.Lock.Close()
-	live, err := n.leftovers.BeginPull(t.Context(), "", "", nil)
+	live, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -507,7 +507,7 @@ func TestRecoverLeavesLivePulls(t *testing.T) {
 func TestNextStartTriesAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dead, err := n.leftovers.BeginPull(t.Context(), "", "", nil)
+	dead, err := n.leftovers.BeginPull(t.Context(), "", "", durable.Needs{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -592,7 +592,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 	for _, again := range []string{"pull", "start"} {
 		t.Run(again, func(t *testing.T) {
 			n := newNode(t)
-			job, err := n.leftovers.BeginPull(testContext(t), "", t.TempDir(), nil)
+			job, err := n.leftovers.BeginPull(testContext(t), "", t.TempDir(), durable.Needs{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -608,7 +608,7 @@ func TestTemporaryFilesThatStayAreNotForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again == "pull" {
-				next, err := n.leftovers.BeginPull(testContext(t), "", "", nil)
+				next, err := n.leftovers.BeginPull(testContext(t), "", "", durable.Needs{})
 				if err != nil {
 					t.Fatal(err)
 				}

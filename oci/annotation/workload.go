@@ -160,6 +160,13 @@ func Yield(r, workload *cri.LinuxContainerResources) *cri.LinuxContainerResource
 	}
 	if workload.CpusetCpus != "" {
 		r.CpusetCpus = ""
+		delete(r.Unified, "cpuset.cpus")
+	}
+	if workload.CpuShares != 0 {
+		delete(r.Unified, "cpu.weight")
+	}
+	if workload.CpuQuota != 0 {
+		delete(r.Unified, "cpu.max")
 	}
 	return r
 }

@@ -149,6 +149,15 @@ func TestYield(t *testing.T) {
 			t.Errorf("beside %v: %v, want %v", c.set, got, c.want)
 		}
 	}
+	files := &limits{Unified: map[string]string{"cpu.weight": "1", "cpu.max": "2", "cpuset.cpus": "3", "memory.max": "4"}}
+	for _, c := range []struct {
+		set  *limits
+		gone string
+	}{{&limits{CpuShares: 9}, "cpu.weight"}, {&limits{CpuQuota: 9}, "cpu.max"}, {&limits{CpusetCpus: "9"}, "cpuset.cpus"}} {
+		if got := Yield(files, c.set).Unified; len(got) != 3 || got[c.gone] != "" {
+			t.Errorf("beside %v: %v", c.set, got)
+		}
+	}
 	if r.CpuShares != 2 || Yield(nil, r) != nil {
 		t.Error("the request has changed, or there is one that nobody made")
 	}

@@ -104,12 +104,14 @@ func volumeMounts(in *Input) []specs.Mount {
 }
 
 // nodeMounts are writable: runtimes make the places of other mounts in them. For the
-// same reason they are left out below a mount of the request that is not.
+// same reason they are left out below a mount of the request that is not, and below one
+// from which the node would get them.
 func nodeMounts(in *Input) []specs.Mount {
 	var list []specs.Mount
 	for _, m := range in.Facts.NodeMounts {
 		if slices.ContainsFunc(in.Request.Container.GetMounts(), func(above *cri.Mount) bool {
-			return above.GetReadonly() && strings.HasPrefix(m.GetContainerPath(), path.Clean(above.GetContainerPath())+"/")
+			no := above.GetReadonly() || above.GetPropagation() == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL
+			return no && strings.HasPrefix(m.GetContainerPath(), path.Clean(above.GetContainerPath())+"/")
 		}) {
 			continue
 		}

@@ -92,6 +92,9 @@ func TestNodeMounts(t *testing.T) {
 			t.Errorf("read-only mount at %s: left out: %v", place, out)
 		}
 	}
+	if s := given(&cri.Mount{ContainerPath: "/run", HostPath: "/run", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}); slices.Contains(destinations(s), "/run/secrets") {
+		t.Error("the node gets the copies by a mount that is shared with it")
+	}
 }
 
 // A pod sees its logs read-only in the place of one of its own empty volumes, and of no

@@ -88,8 +88,13 @@ func (c *copier) copyFile(from, to string, info fs.FileInfo) (done bool, err err
 		return false, nil
 	}
 	defer source.Close()
+	content, err := io.ReadAll(io.LimitReader(source, info.Size()))
+	if err != nil {
+		c.skip(err)
+		return false, nil
+	}
 	c.bytes -= info.Size()
-	return true, c.makeFile(to, io.LimitReader(source, info.Size()), info.Mode().Perm())
+	return true, c.makeFile(to, content, info.Mode().Perm())
 }
 
 // makeDir makes a directory whatever the umask is.
@@ -97,12 +102,12 @@ func (c *copier) makeDir(name string, mode fs.FileMode) error {
 	return errors.Join(os.Mkdir(name, 0o700), os.Chown(name, c.uid, c.gid), os.Chmod(name, mode))
 }
 
-func (c *copier) makeFile(name string, content io.Reader, mode fs.FileMode) error {
+func (c *copier) makeFile(name string, content []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
+	_, err = f.Write(content)
 	return errors.Join(err, f.Chown(c.uid, c.gid), f.Chmod(mode), f.Close())
 }
 

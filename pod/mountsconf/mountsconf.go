@@ -142,9 +142,15 @@ func (s Set) Copy(dir, rootfs string, uid, gid int) (mounts []*cri.Mount, skippe
 			continue
 		}
 		mounts = append(mounts, bind(to, l.destination))
-		if l.destination == secretsDir {
-			secrets = to
+		if l.destination != secretsDir {
+			continue
 		}
+		if info, err := os.Stat(to); err != nil || !info.IsDir() {
+			c.skip(fmt.Errorf("%s is no directory, so that nothing in it can say that the node is in FIPS mode: %w", secretsDir, fault.Precondition))
+			s.fips = false
+			continue
+		}
+		secrets = to
 	}
 	if !s.fips {
 		return mounts, c.skipped, nil
@@ -156,7 +162,7 @@ func (s Set) Copy(dir, rootfs string, uid, gid int) (mounts []*cri.Mount, skippe
 		}
 		mounts = append(mounts, bind(secrets, secretsDir))
 	}
-	if err := c.makeFile(filepath.Join(secrets, "system-fips"), strings.NewReader(""), 0o644); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := c.makeFile(filepath.Join(secrets, "system-fips"), nil, 0o644); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, nil, err
 	}
 	backends, err := spec.ResolveBelow(rootfs, fipsBackends)

@@ -200,6 +200,10 @@ func TestFIPS(t *testing.T) {
 			t.Errorf("%q: policies %+v", conf, mounts[1])
 		}
 	}
+	// In a file there is no place for the mark, and that keeps no container from being made.
+	if mounts, problems := n.copy("DIR/secrets/a:/run/secrets", n.path("system-fips")); len(mounts) != 1 || len(problems) != 1 {
+		t.Errorf("mounts %v, problems %v", mounts, problems)
+	}
 	set, _ := Read(nil, n.path("system-fips"))
 	if set.Empty() || !set.WithoutFIPS().Empty() {
 		t.Error("a container cannot do without")

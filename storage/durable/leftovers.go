@@ -60,13 +60,13 @@ type Job struct {
 	dir       string
 	Lock      *os.File // who has it open is at work: a worker inherits it
 	start     time.Time
-	removal   bool            // no pull
-	layers    []string        // to look at, whenever they were made
-	image     string          // that is pulled; empty: its id is not known
-	digests   []digest.Digest // of the layers that the pull may find in the store, as blobs or as their content
-	Temporary string          // directory for large files; a removal has none
-	swept     bool            // of its layers only those in layers remain, which running pulls may need
-	settled   bool            // its layers need not be looked at, for it succeeded or they have been
+	removal   bool     // no pull
+	layers    []string // to look at, whenever they were made
+	image     string   // that is pulled; empty: its id is not known
+	needs     Needs
+	Temporary string // directory for large files; a removal has none
+	swept     bool   // of its layers only those in layers remain, which running pulls may need
+	settled   bool   // its layers need not be looked at, for it succeeded or they have been
 }
 
 const (
@@ -82,11 +82,17 @@ func NewLeftovers(store cstorage.Store, locks *Locks) *Leftovers {
 	return &Leftovers{store: store, locks: locks, dir: filepath.Join(store.GraphRoot(), jobsName), OrphanAge: orphanAge}
 }
 
+// Needs are the layers that a pull relies on while it runs.
+type Needs struct {
+	Layers  []string        // ids of those that the image has, whether they are there or not
+	Digests []digest.Digest // of those that it may copy from others, as blobs or as their content
+}
+
 // BeginPull starts a job for an image, whose id is empty if it is not known, with a
-// directory for large files, below parent or, without one, within the job. Layers with
-// these digests, as blobs or as content, are not swept while it runs.
-func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, digests []digest.Digest) (*Job, error) {
-	j, err := d.begin(ctx, &Job{image: image, digests: digests})
+// directory for large files, below parent or, without one, within the job. What it needs
+// is not swept while it runs.
+func (d *Leftovers) BeginPull(ctx context.Context, image, parent string, needs Needs) (*Job, error) {
+	j, err := d.begin(ctx, &Job{image: image, needs: needs})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package durable
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -59,6 +60,9 @@ func handOver(jobs []*Job) {
 // sweepLayers deletes what unsettled jobs have left in the store. Those of which nothing
 // remains there are settled.
 func (d *Leftovers) sweepLayers(ctx context.Context, jobs []*Job) error {
+	if err := d.locks.Await(ctx, ToWrite); err != nil {
+		return err
+	}
 	jobs = slices.DeleteFunc(slices.Clone(jobs), func(j *Job) bool { return j.settled })
 	if slices.ContainsFunc(jobs, func(j *Job) bool { return !j.swept }) {
 		if err := d.sweepRest(ctx, jobs); err != nil {
@@ -123,10 +127,7 @@ func (d *Leftovers) pulls(image string) bool {
 // sweepStaging has the library delete the directories in which workers that died
 // were unpacking: it does so whenever it reads layer records that others may have
 // written.
-func (d *Leftovers) sweepStaging(ctx context.Context) error {
-	if err := d.locks.Await(ctx, ToWrite); err != nil {
-		return err
-	}
+func (d *Leftovers) sweepStaging(context.Context) error {
 	lock, err := lockfile.GetLockFile(filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-layers", "layers.lock"))
 	if err != nil {
 		return err
@@ -242,8 +243,7 @@ func needed(err error) bool {
 }
 
 // orphans are the layers that no image and no container stands on, children
-// before their parents. Those that a running pull may need, and the layers below them,
-// are wanted. While records are set aside nobody knows.
+// before their parents. Those that a running pull may need are wanted. While records are set aside nobody knows.
 func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
 		return nil, nil, err
@@ -276,15 +276,19 @@ func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 	for _, container := range all.Containers {
 		mark(used, container.LayerID)
 	}
-	for _, id := range d.wanted(all.Layers) {
-		mark(kept, id)
-	}
 	depth := func(layer cstorage.Layer) (n int) {
 		for l := byID[layer.Parent]; l != nil && n < len(byID); l = byID[l.Parent] {
 			n++
 		}
 		return n
 	}
+	for _, j := range d.running {
+		for _, id := range j.needs.Layers {
+			mark(kept, id)
+		}
+	}
+	slices.SortStableFunc(all.Layers, func(a, b cstorage.Layer) int { return depth(a) - depth(b) })
+	d.keepSources(all.Layers, used, kept)
 	for _, layer := range all.Layers {
 		switch {
 		case used[layer.ID] || layer.ReadOnly:
@@ -294,31 +298,35 @@ func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
 			orphans = append(orphans, layer)
 		}
 	}
-	slices.SortStableFunc(orphans, func(a, b cstorage.Layer) int { return depth(b) - depth(a) })
+	slices.Reverse(orphans)
 	return orphans, wanted, nil
 }
 
-// wanted are those of all layers that a running pull may build on or copy from, going by
-// their digests. A pull that knows its layers only as blobs, such as one of Docker's schema
-// 1, may come upon a layer with the same content that was another blob: should that
-// go, the pull is repeated.
-func (d *Leftovers) wanted(all []cstorage.Layer) (ids []string) {
-	digests := map[digest.Digest]bool{}
+// keepSources adds to kept what running pulls may copy from: one layer of each content that
+// no other layer in used or kept has, if it stands on such layers alone. So failed pulls
+// leave no more than the running ones could have brought themselves. A pull that was about
+// to copy from another one is repeated, as is one that knows its layers only as blobs and
+// has found the content of another blob. The layers come parents first.
+func (d *Leftovers) keepSources(all []cstorage.Layer, used, kept map[string]bool) {
+	wanted := map[digest.Digest]bool{}
 	for _, j := range d.running {
-		for _, one := range j.digests {
-			digests[one] = true
+		for _, one := range j.needs.Digests {
+			wanted[one] = true
 		}
 	}
-	delete(digests, "") // of layers whose digest is not known
+	delete(wanted, "") // of layers whose digest is not known
+	contents := map[digest.Digest]bool{}
+	stays := func(id string) bool { return id == "" || used[id] || kept[id] }
+	content := func(l cstorage.Layer) digest.Digest { return cmp.Or(l.UncompressedDigest, l.CompressedDigest) }
 	for _, layer := range all {
-		if digests[layer.CompressedDigest] && layer.UncompressedDigest != "" {
-			digests[layer.UncompressedDigest] = true
+		if stays(layer.ID) {
+			contents[content(layer)] = true
 		}
 	}
 	for _, layer := range all {
-		if digests[layer.CompressedDigest] || digests[layer.UncompressedDigest] {
-			ids = append(ids, layer.ID)
+		one := wanted[layer.CompressedDigest] || wanted[layer.UncompressedDigest]
+		if one && !contents[content(layer)] && stays(layer.Parent) {
+			kept[layer.ID], contents[content(layer)] = true, true
 		}
 	}
-	return ids
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -67,8 +68,12 @@ func (u *users) look(proc string, namespaces map[string]bool) error {
 	if program != "" {
 		process += " (" + program + ")"
 	}
-	if program == "crio" {
-		u.crio = process
+	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(comm)) == "crio" { // whoever says so: then all are kept
+		u.crio = process + " (crio)"
 	}
 	cgroup, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {

@@ -86,6 +86,16 @@ func Top(image []Layer) (id string) {
 	return id
 }
 
+// IDs are those of layers with these contents, one on top of the other.
+func IDs(contents []digest.Digest) (ids []string) {
+	id := ""
+	for _, content := range contents {
+		id = layerID(id, content)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
 // step is a layer to be added.
 type step struct {
 	Layer

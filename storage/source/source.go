@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -184,6 +185,15 @@ func (d *Documents) LayerDigests() (digests []digest.Digest) {
 		}
 	}
 	return append(digests, contentsOf(d.Config)...)
+}
+
+// LayerIDs are those that the image's layers get in a store, as far as the config says.
+func (d *Documents) LayerIDs() []string {
+	contents := contentsOf(d.Config)
+	if slices.ContainsFunc(contents, func(d digest.Digest) bool { return d.Validate() != nil }) {
+		return nil // no copy of it succeeds
+	}
+	return layers.IDs(contents)
 }
 
 // parsed is the manifest of this platform's image.

@@ -1,11 +1,13 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -153,6 +155,12 @@ func TestSessionsDoNotLeak_k8s_126608_CVE_2022_23471_CVE_2025_64329(t *testing.T
 	}
 	const few, many, processes = 24, 96, 2
 	c.only(t, processes)
+	wait.For(t, "the second process to execute its program", func() bool {
+		return slices.ContainsFunc(w.processesOf(t, c.id), func(pid int) bool {
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			return bytes.HasPrefix(line, []byte("/proc/self/exe\x00lines\x00"))
+		})
+	})
 	things, sockets := mustInventory(t, w), w.load(t).FDs["socket"]
 	// still waits until the server has no connection of a session any more. It keeps
 	// those that open no stream for a while.

@@ -21,14 +21,14 @@ var (
 	configFile = "/var/lib/kubelet/config.yaml"
 )
 
-// The keys of KubeletConfiguration are at the top of the file, and their values here
-// are plain words.
+// The keys of KubeletConfiguration are at the top of the file, those of feature gates below
+// one, and their values here are plain words.
 var (
 	endpointFlag = regexp.MustCompile(`--container-runtime-endpoint[= ]["']?([^\s"']+)`)
 	endpointKey  = regexp.MustCompile(`(?m)^containerRuntimeEndpoint:\s*["']?([^\s"'#]+)`)
 	driverFlag   = regexp.MustCompile(`--cgroup-driver[= ]["']?([^\s"']+)`)
 	driverKey    = regexp.MustCompile(`(?m)^cgroupDriver:\s*["']?([^\s"'#]+)`)
-	statsKey     = regexp.MustCompile(`(?m)^\s+PodAndContainerStatsFromCRI:\s*true\b`)
+	statsKey     = regexp.MustCompile(`(?m)^[^#\n]*[\s{,]PodAndContainerStatsFromCRI:\s*true\b`)
 )
 
 // CrioSocket is where a kubelet's cAdvisor looks for CRI-O.

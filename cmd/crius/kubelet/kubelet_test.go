@@ -30,6 +30,11 @@ func TestSettings(t *testing.T) {
 		"featureGates:\n  PodAndContainerStatsFromCRI: true\n#cgroupDriver: cgroupfs\n")
 	check(Setting{"unix:///run/a.sock", configFile}, Setting{"systemd", configFile}, true)
 
+	write(configFile, "kind: KubeletConfiguration\ncgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/a.sock\nfeatureGates: {X: true, PodAndContainerStatsFromCRI: true}\n")
+	check(Setting{"unix:///run/a.sock", configFile}, Setting{"systemd", configFile}, true)
+	write(configFile, "kind: KubeletConfiguration\ncgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/a.sock\nfeatureGates:\n# PodAndContainerStatsFromCRI: true\n")
+	check(Setting{"unix:///run/a.sock", configFile}, Setting{"systemd", configFile}, false)
+
 	// A flag wins, as it does in the kubelet.
 	write(flagFiles[0], `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/b.sock --pod-infra-container-image=x"`)
 	write(flagFiles[2], "KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n")
