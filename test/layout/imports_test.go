@@ -75,10 +75,8 @@ func misplaced(from, imported string) string {
 		}
 		return ""
 	}
-	if layerOf[here] <= lastFree {
-		return ""
-	}
-	if owned := longest(imported, slices.Collect(maps.Keys(owners))); owned != "" && !slices.Contains(owners[owned], here) {
+	owned := longest(imported, slices.Collect(maps.Keys(owners)))
+	if layerOf[here] > lastFree && owned != "" && !slices.Contains(owners[owned], here) {
 		return "imports " + imported + ", which only the layers above and these may: " + strings.Join(owners[owned], ", ")
 	}
 	host, _, _ := strings.Cut(imported, "/")
