@@ -47,12 +47,13 @@ func TestNetworkIsTheNodesOwn(t *testing.T) {
 func TestFaultsAreFound(t *testing.T) {
 	n := &Node{Dir: t.TempDir()}
 	for text, want := range map[string]int{
-		"time=x level=INFO msg=fine\n":                       0,
-		"refused: sysctl kernel.panic is not namespaced\n":   0,
-		"==================\nWARNING: DATA RACE\nRead at\n":  1,
-		"panic: runtime error: index out of range\n":         1,
-		"msg=recovered stack=\"goroutine 7 [running]:\\n...": 1,
-		"fatal error: concurrent map writes\n":               1,
+		"time=x level=INFO msg=fine\n":                                0,
+		"refused: sysctl kernel.panic is not namespaced\n":            0,
+		"==================\nWARNING: DATA RACE\nRead at\n":           1,
+		"panic: runtime error: index out of range\n":                  1,
+		"msg=recovered stack=\"goroutine 7 [running]:\\n...":          1,
+		"goroutine 7 gp=0x1060a3174d20 m=0 mp=0x25b0ea0 [running]:\n": 0,
+		"fatal error: concurrent map writes\n":                        1,
 	} {
 		if err := os.WriteFile(n.LogFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -248,6 +249,10 @@ func (n *Node) LogAbout(lines int, ids ...string) string {
 	return strings.Join(out[max(0, len(out)-lines):], "\n")
 }
 
+// stack begins a stack that a program prints of itself. In those of Stacks, which may find
+// a goroutine running as well, addresses stand before the state.
+var stack = regexp.MustCompile(`goroutine \d+ \[running`)
+
 // Faults are the places in the server's log that no log may have: data races,
 // panics and fatal errors of the Go runtime, each with some lines around it.
 func (n *Node) Faults() []string {
@@ -258,7 +263,7 @@ func (n *Node) Faults() []string {
 	var out []string
 	all := strings.Split(string(data), "\n")
 	for i, line := range all {
-		if strings.Contains(line, "DATA RACE") || strings.Contains(line, "goroutine ") && strings.Contains(line, " [running]") ||
+		if strings.Contains(line, "DATA RACE") || stack.MatchString(line) ||
 			strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
 			out = append(out, strings.Join(all[max(0, i-1):min(len(all), i+60)], "\n"))
 		}
