@@ -186,26 +186,61 @@ func TestFailedPullLeavesLayersToOthers(t *testing.T) {
 }
 
 // However many failed pulls have put a content that a running one wants above others,
-// they leave none of it: the running one has it, or would get one copy.
+// they leave none of it, whether the running one has it already or not yet.
 func TestFailedPullsDoNotAddUp(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	x := layer(t, image.Text("x", "x"))
-	slow := n.hold("slow", build(t, image.Image{Layers: []image.Layer{x, layer(t, image.Text("slow", "x"))}}), 1)
-	n.waitLayers(1)
-	for i := range 3 {
-		bad := layer(t, image.Text("bad", fmt.Sprint(i)))
-		a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("big", fmt.Sprint(i))), x, bad}})
-		a.Blobs[bad.Digest] = []byte("something else")
-		if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "bad", "1", a).Addr() + "/bad:1"}); err == nil {
-			t.Fatal("pulled")
-		}
-		if layers := n.layerIDs(); len(layers) != 1 {
-			t.Errorf("after %d failures there are layers %q, want that of the running pull alone", i+1, layers)
-		}
+	x, last := layer(t, image.Text("x", "x")), layer(t, image.Text("slow", "x"))
+	for name, c := range map[string]struct {
+		layers []image.Layer // of the running pull
+		held   int           // the one that it waits for
+	}{
+		"has it":      {[]image.Layer{x, last}, 1},
+		"will get it": {[]image.Layer{last, x}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			slow := n.hold("slow", build(t, image.Image{Layers: c.layers}), c.held)
+			n.waitLayers(c.held)
+			for i := range 3 {
+				bad := layer(t, image.Text("bad", fmt.Sprint(i)))
+				a := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("big", fmt.Sprint(i))), x, bad}})
+				a.Blobs[bad.Digest] = []byte("something else")
+				if _, err := n.Pull(testContext(t), PullRequest{Image: serve(t, "bad", "1", a).Addr() + "/bad:1"}); err == nil {
+					t.Fatal("pulled")
+				}
+				if layers := n.layerIDs(); len(layers) != c.held {
+					t.Errorf("after %d failures there are layers %q, want the %d of the running pull", i+1, layers, c.held)
+				}
+			}
+			slow.finish()
+			ok(t, <-slow.ended)
+		})
 	}
-	slow.finish()
-	ok(t, <-slow.ended)
+}
+
+// The layer from which a running pull was about to copy goes with a failed one, because it
+// stands on what nobody wants. The running pull gets the content from its registry then.
+func TestSourceOfACopyGoes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	big, x := layer(t, image.Text("big", "y")), layer(t, image.Text("x", "x"))
+	fails := n.hold("fails", build(t, image.Image{Layers: []image.Layer{big, x, layer(t, image.Text("end", "1"))}}), 2)
+	n.waitLayers(2)
+	going := build(t, image.Image{Layers: []image.Layer{layer(t, image.Text("first", "z")), x}})
+	goes := n.hold("goes", going, 0)
+	fails.cancel()
+	if err := <-fails.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("failing pull: %v", err)
+	}
+	if layers := n.layerIDs(); len(layers) != 0 {
+		t.Errorf("after the failure there are layers %q", layers)
+	}
+	goes.finish()
+	ok(t, <-goes.ended)
+	n.noDebris()
+	n.remove(going.ID())
+	n.empty()
 }
 
 // What many failed pulls have left to a running one is remembered by one of them, so that
