@@ -200,6 +200,7 @@ func save(name string, argv ...string) {
 // lasting is what the first pod makes and all others use.
 var lasting = []string{
 	"file: /run/crius/runtime (d---------)", "file: /run/crius/runtime/runc (d---------)", "file: /run/crius/runtime/crun (d---------)", "file: /run/crius/runtime/runc-current (d---------)",
+	"file: /run/crius/lock (----------)", // the previous version of an upgrade may not have it
 	"file: /run/netns (d---------)", "file: /run/ipcns (d---------)", "file: /run/utsns (d---------)",
 	"cgroup: /sys/fs/cgroup/system.slice/crius.service/monitors",
 	"cgroup: /sys/fs/cgroup/pods", "cgroup: /sys/fs/cgroup/pods.slice",
