@@ -99,44 +99,65 @@ func (a *api) nodeReady(ctx context.Context) bool {
 	return false
 }
 
-// runPod lets a pod with an image run and removes it.
-func (a *api) runPod(ctx context.Context, image string) error {
-	const pods, name = "/api/v1/namespaces/default/pods", "first"
+const pods = "/api/v1/namespaces/default/pods"
+
+// podStatus is the part of a pod's status that is looked at.
+type podStatus struct {
+	Phase, Reason, Message string
+	ContainerStatuses      []json.RawMessage
+}
+
+// createPod makes a pod of one container.
+func (a *api) createPod(ctx context.Context, name string, container map[string]any, volumes ...any) error {
+	container["name"] = name
 	pod := map[string]any{
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"containers":                    []any{map[string]any{"name": name, "image": image}},
+			"containers":                    []any{container},
+			"volumes":                       volumes,
 			"terminationGracePeriodSeconds": 0,
+			"restartPolicy":                 "Never",
 		},
 	}
-	err := a.until(ctx, func() error { // its service account is made meanwhile
+	return a.until(ctx, func() error { // its service account is made meanwhile
 		return a.call(ctx, http.MethodPost, pods, pod, nil)
 	})
-	if err != nil {
-		return err
-	}
-	if err := a.until(ctx, func() error {
-		var status json.RawMessage
-		var now struct{ Status struct{ Phase string } }
-		if err := a.call(ctx, http.MethodGet, pods+"/"+name, nil, &status); err != nil {
+}
+
+// awaitPod waits until a pod is as wanted.
+func (a *api) awaitPod(ctx context.Context, name string, is func(podStatus) bool) error {
+	return a.until(ctx, func() error {
+		var now struct{ Status podStatus }
+		if err := a.call(ctx, http.MethodGet, pods+"/"+name, nil, &now); err != nil || is(now.Status) {
 			return err
 		}
-		if err := json.Unmarshal(status, &now); err != nil || now.Status.Phase == "Running" {
-			return err
-		}
-		return fmt.Errorf("the first pod does not run: %s", status)
-	}); err != nil {
-		return err
-	}
+		return fmt.Errorf("pod %s is %s: %s %s %s", name, now.Status.Phase, now.Status.Reason, now.Status.Message, now.Status.ContainerStatuses)
+	})
+}
+
+// removePod deletes a pod and waits until it is gone.
+func (a *api) removePod(ctx context.Context, name string) error {
 	if err := a.call(ctx, http.MethodDelete, pods+"/"+name, nil, nil); err != nil {
 		return err
 	}
 	return a.until(ctx, func() error {
 		if err := a.call(ctx, http.MethodGet, pods+"/"+name, nil, nil); !errors.Is(err, errNotFound) {
-			return errors.Join(err, errors.New("the first pod is still there"))
+			return errors.Join(err, fmt.Errorf("pod %s is still there", name))
 		}
 		return nil
 	})
+}
+
+// runPod lets a pod with an image run and removes it.
+func (a *api) runPod(ctx context.Context, image string) error {
+	const name = "first"
+	if err := a.createPod(ctx, name, map[string]any{"image": image}); err != nil {
+		return err
+	}
+	if err := a.awaitPod(ctx, name, func(s podStatus) bool { return s.Phase == "Running" }); err != nil {
+		return err
+	}
+	return a.removePod(ctx, name)
 }
 
 // until tries again until it goes well.

@@ -112,6 +112,10 @@ func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Im
 	if err != nil {
 		return nil, err
 	}
+	hostname, err := hostLayer(ctx, []string{"hostname"})
+	if err != nil {
+		return nil, err
+	}
 	nginx, err := image.HostFile("bin/nginx", parts.Standin, 0o755)
 	if err != nil {
 		return nil, err
@@ -129,13 +133,14 @@ func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Im
 		}
 	}
 	return map[string]image.Image{
-		"agnhost":    on(imagespec.ImageConfig{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}, busybox, agnhost),
-		"busybox":    on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
-		"ipc-utils":  on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
-		"nginx":      on(imagespec.ImageConfig{Cmd: []string{"nginx"}}, busybox, standins["nginx"]),
-		"nonewprivs": on(imagespec.ImageConfig{Cmd: []string{"nnp"}}, busybox, standins["nonewprivs"]),
-		"nonroot":    on(imagespec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox),
-		"pause":      on(imagespec.ImageConfig{Entrypoint: []string{"/pause"}}, standins["pause"]),
+		"agnhost":           on(imagespec.ImageConfig{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}, busybox, agnhost),
+		"busybox":           on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
+		"ipc-utils":         on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
+		"glibc-dns-testing": on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox, hostname),
+		"nginx":             on(imagespec.ImageConfig{Cmd: []string{"nginx"}}, busybox, standins["nginx"]),
+		"nonewprivs":        on(imagespec.ImageConfig{Cmd: []string{"nnp"}}, busybox, standins["nonewprivs"]),
+		"nonroot":           on(imagespec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox),
+		"pause":             on(imagespec.ImageConfig{Entrypoint: []string{"/pause"}}, standins["pause"]),
 	}, nil
 }
 
@@ -160,9 +165,14 @@ func agnhostLayer(ctx context.Context, program string) (image.Layer, error) {
 	if err != nil {
 		return image.Layer{}, err
 	}
-	files := []image.File{agnhost, image.Symlink("agnhost-2", "agnhost"), image.Dir("uploads"),
-		image.Text("etc/passwd", agnhostPasswd), image.Text("etc/group", agnhostGroup)}
-	for _, name := range []string{"curl", "bash"} {
+	return hostLayer(ctx, []string{"curl", "bash"},
+		agnhost, image.Symlink("agnhost-2", "agnhost"), image.Dir("uploads"),
+		image.Text("etc/passwd", agnhostPasswd), image.Text("etc/group", agnhostGroup))
+}
+
+// hostLayer is programs of this machine and what else is wanted.
+func hostLayer(ctx context.Context, programs []string, files ...image.File) (image.Layer, error) {
+	for _, name := range programs {
 		more, err := hostProgram(ctx, name)
 		if err != nil {
 			return image.Layer{}, err

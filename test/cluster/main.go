@@ -36,6 +36,7 @@ import (
 type options struct {
 	runtime, handler string
 	selection        selection
+	own              bool // see evictions
 }
 
 func main() {
@@ -67,7 +68,7 @@ func (o *options) choose(suite, focus, skip string) error {
 	if o.runtime != withCrius && o.runtime != withContainerd {
 		return fmt.Errorf("the runtime %q is none that the tests can be run with: take %s or %s", o.runtime, withCrius, withContainerd)
 	}
-	o.selection = named
+	o.selection, o.own = named, focus == ""
 	if focus != "" {
 		o.selection.focus = focus
 	}
@@ -106,9 +107,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range images.missing {
-		fmt.Printf("cannot be made here: image %s\n", name)
-	}
+	fmt.Printf("%d images that tests ask for cannot be made here\n", len(images.missing))
 	if r.print(os.Stdout, o.runtime) {
 		return errors.New("there were failures")
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -29,8 +31,17 @@ type trial struct {
 	dir      string // for the log and the report
 }
 
+// hostFiles are what the tests of host paths write on the machine itself, and leave there.
+var hostFiles = []string{"/tmp/test-file", "/tmp/sub-path"}
+
 // run runs the tests on a node of its own.
-func (t *trial) run(ctx context.Context) (*result, error) {
+func (t *trial) run(ctx context.Context) (_ *result, err error) {
+	for _, file := range hostFiles {
+		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("the tests of host paths would overwrite %s: move it away", file)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(file)) }()
+	}
 	if t.runtime == withContainerd {
 		return t.onContainerd(ctx)
 	}
@@ -105,6 +116,9 @@ func (t *trial) in(ctx context.Context, c *cluster) (_ *result, err error) {
 	r, err := c.runTests(ctx, t)
 	if err != nil {
 		return nil, err
+	}
+	if t.own {
+		c.evict(ctx, t.images.one("busybox"), r)
 	}
 	if err := c.emptied(ctx); err != nil {
 		r.fail("what is left", err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -17,12 +18,16 @@ const limit = 6 * time.Hour
 // A selection says which specs run.
 type selection struct{ focus, skip string }
 
-// selections are those with a name. None has what needs a cloud, other nodes or minutes
-// for a spec, or what breaks the node.
+// selections are those with a name. None has what needs a cloud, other nodes, gates that are
+// off by default or minutes for a spec, or what breaks the node.
 var selections = map[string]selection{
 	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
-	"features":    {`^\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:(GPU|Device|Dynamic|Volume|Windows)`},
+	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|` +
+		`\[Feature:(OffByDefault|GPU|Device|Dynamic|Volume|Windows|NodeLogQuery)`},
 }
+
+// together is how many specs run at the same time: nearly all their time they wait.
+const together = 6
 
 // runTests runs the tests in the cluster. They print into RUNTIME.log, and their report is
 // RUNTIME.xml, both in the trial's directory.
@@ -43,17 +48,17 @@ func (c *cluster) runTests(ctx context.Context, t *trial) (*result, error) {
 	if err := os.RemoveAll(report); err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, c.programs.Tests,
+	cmd := exec.CommandContext(ctx, c.programs.Ginkgo, "--procs", strconv.Itoa(together),
+		"--focus", t.selection.focus, "--skip", t.selection.skip,
+		"--junit-report", filepath.Base(report), "--output-dir", filepath.Dir(report),
+		"--timeout", limit.String(), "--seed", "1", "--no-color", "-v",
+		c.programs.Tests, "--",
 		"--kubeconfig", c.auth.file(admin+".kubeconfig"),
 		"--provider", "skeleton",
 		"--kubectl-path", c.programs.Kubectl,
 		"--kubelet-root-dir", c.Path("kubelet"),
 		"--container-runtime-endpoint", "unix://"+c.socket,
-		"--e2e-output-dir", tmp,
-		"--ginkgo.focus", t.selection.focus, "--ginkgo.skip", t.selection.skip,
-		"--ginkgo.junit-report", report,
-		"--ginkgo.timeout", limit.String(),
-		"--ginkgo.seed", "1", "--ginkgo.no-color", "--ginkgo.v")
+		"--e2e-output-dir", tmp)
 	cmd.Dir = tmp
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 	cmd.Stdout, cmd.Stderr = log, log

@@ -13,7 +13,7 @@ type Cluster struct {
 	Version                                       string // of Kubernetes
 	Etcd, APIServer, ControllerManager, Scheduler string
 	Kubelet, Kubectl                              string
-	Tests                                         string // e2e.test
+	Tests, Ginkgo                                 string // e2e.test, and what runs it several times at once
 	Agnhost                                       string // what nearly every container of the tests runs
 }
 
@@ -25,7 +25,7 @@ func ClusterVersion() string {
 	if named := os.Getenv(ClusterVariable); named != "" {
 		return named
 	}
-	return "v1.36.3"
+	return newest
 }
 
 // ClusterPrograms builds the programs of a cluster where they are missing, what is
@@ -48,6 +48,7 @@ func ClusterPrograms(ctx context.Context, version string) (c Cluster, err error)
 		{&c.ControllerManager, "kube-controller-manager", "build", "./cmd/kube-controller-manager"},
 		{&c.Scheduler, "kube-scheduler", "build", "./cmd/kube-scheduler"},
 		{&c.Kubectl, "kubectl", "build", "./cmd/kubectl"},
+		{&c.Ginkgo, "ginkgo", "build", "github.com/onsi/ginkgo/v2/ginkgo"},
 		{&c.Tests, "e2e.test", "test", "./test/e2e"},
 	} {
 		if *p.path, err = kubernetesProgram(ctx, "kubernetes-"+version, version, p.name, p.verb, p.pkg); err != nil {

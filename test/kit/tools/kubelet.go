@@ -15,13 +15,16 @@ import (
 // whose kubelets crius is tested with.
 const KubeletVariable = "CRIUS_TEST_KUBELET"
 
+// newest is the newest release of Kubernetes that crius is tested with.
+const newest = "v1.37.2"
+
 // KubeletVersions are the releases of Kubernetes whose kubelets crius is tested
 // with, newest first.
 func KubeletVersions() []string {
 	if named := os.Getenv(KubeletVariable); named != "" {
 		return strings.Split(named, ",")
 	}
-	return []string{"v1.37.2", "v1.36.3"}
+	return []string{newest, "v1.36.3"}
 }
 
 const kubernetes = "k8s.io/kubernetes"
