@@ -165,9 +165,38 @@ func agnhostLayer(ctx context.Context, program string) (image.Layer, error) {
 	if err != nil {
 		return image.Layer{}, err
 	}
-	return hostLayer(ctx, []string{"curl", "bash"},
-		agnhost, image.Symlink("agnhost-2", "agnhost"), image.Dir("uploads"),
+	certificate, err := localhost()
+	if err != nil {
+		return image.Layer{}, err
+	}
+	files := append(certificate, agnhost, image.Symlink("agnhost-2", "agnhost"), image.Dir("uploads"),
 		image.Text("etc/passwd", agnhostPasswd), image.Text("etc/group", agnhostGroup))
+	return hostLayer(ctx, []string{"curl", "bash"}, files...)
+}
+
+// localhost is a certificate with its key, for agnhost's servers.
+func localhost() ([]image.File, error) {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	auth, err := newAuthority(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := auth.server("localhost", []string{"127.0.0.1"}, []string{"localhost"}); err != nil {
+		return nil, err
+	}
+	var files []image.File
+	for _, name := range []string{"localhost.crt", "localhost.key"} {
+		file, err := image.HostFile(name, auth.file(name), 0o644)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
 }
 
 // hostLayer is programs of this machine and what else is wanted.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 func TestLifecycleHooks(t *testing.T) {
@@ -90,7 +92,8 @@ func TestInitAndSidecarContainers(t *testing.T) {
     args: [note, /diary/all, main, ;, cat, /shared/file, ;, await, /diary/enough, ;, note, /diary/all, main, ends]
     volumeMounts: [{name: diary, mountPath: /diary}, {name: shared, mountPath: /shared, readOnly: true}]
 `)
-		s := p.ready(t)
+		s := p.ready(t) // which it is as soon as its containers are started
+		wait.For(t, "main to begin", func() bool { return strings.Contains(read(t, dir, "all"), "main") })
 		sameLines(t, "the order of containers", read(t, dir, "all"), "first", "sidecar", "second", "main")
 		for _, name := range []string{"first", "second"} {
 			if ended := s.of(name).State.Terminated; ended == nil || ended.Reason != "Completed" {
