@@ -54,6 +54,6 @@ func (c *cluster) evict(ctx context.Context, image string, r *result) {
 			r.fail(name, fmt.Errorf("the kubelet has not evicted the pod: %w", err))
 			continue
 		}
-		r.passed = append(r.passed, spec{name, ""})
+		r.passed = append(r.passed, spec{name: name})
 	}
 }

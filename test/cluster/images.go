@@ -126,6 +126,10 @@ func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Im
 	if err != nil {
 		return nil, err
 	}
+	kitten, err := image.NewLayer(image.Text("data.json", `{"image": "kitten.jpg"}`), image.Text("etc/os-release", "PRETTY_NAME=\"Alpine Linux\"\n"))
+	if err != nil {
+		return nil, err
+	}
 	standins := map[string]image.Layer{}
 	for name, file := range map[string]image.File{"nginx": nginx, "nonewprivs": nnp, "pause": pause} {
 		if standins[name], err = image.NewLayer(file); err != nil {
@@ -137,6 +141,7 @@ func newMakers(ctx context.Context, programs tools.Cluster) (map[string]image.Im
 		"busybox":           on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
 		"ipc-utils":         on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox),
 		"glibc-dns-testing": on(imagespec.ImageConfig{Cmd: []string{"sh"}}, busybox, hostname),
+		"kitten":            on(imagespec.ImageConfig{}, kitten), // what the specs of image volumes read
 		"nginx":             on(imagespec.ImageConfig{Cmd: []string{"nginx"}}, busybox, standins["nginx"]),
 		"nonewprivs":        on(imagespec.ImageConfig{Cmd: []string{"nnp"}}, busybox, standins["nonewprivs"]),
 		"nonroot":           on(imagespec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox),

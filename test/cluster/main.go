@@ -41,7 +41,7 @@ type options struct {
 
 func main() {
 	runtime := flag.String("runtime", withCrius, "run pods with this: "+withCrius+" or "+withContainerd)
-	handler := flag.String("handler", "runc", "run pods on crius with this runtime handler")
+	handler := flag.String("handler", "runc", "run pods on crius with this runtime handler; runc-current is a runc of today")
 	suite := flag.String("suite", "conformance", "run these specs: conformance or features")
 	focus := flag.String("focus", "", "run the specs whose names match this regular expression, in the place of the suite's")
 	skip := flag.String("skip", "", "do not run specs whose names match this regular expression, in the place of those that the suite leaves out")

@@ -17,8 +17,8 @@ type result struct {
 	notRun []spec // those that the focus named
 }
 
-// spec is one, with the reason why it did not pass.
-type spec struct{ name, reason string }
+// spec is one, with the reason why it did not pass, in a line and whole.
+type spec struct{ name, reason, output string }
 
 // testCase is what is wanted of a spec in ginkgo's JUnit report.
 type testCase struct {
@@ -63,7 +63,7 @@ func (r *result) add(c testCase, missing []string) {
 	failure := cmp.Or(c.Failure, c.Error)
 	switch {
 	case failure != nil:
-		s := spec{name, brief(cmp.Or(failure.Message, failure.Text))}
+		s := spec{name, brief(cmp.Or(failure.Message, failure.Text)), failure.Message + failure.Text}
 		if image := unpulled(failure.Text+c.Output, missing); image != "" {
 			s.reason = "there is no image " + image
 			r.notRun = append(r.notRun, s)
@@ -73,16 +73,16 @@ func (r *result) add(c testCase, missing []string) {
 	case !isSpec:
 	case c.Skipped != nil:
 		if c.Skipped.Message != notSelected {
-			r.notRun = append(r.notRun, spec{name, brief(strings.TrimPrefix(c.Skipped.Message, "skipped - "))})
+			r.notRun = append(r.notRun, spec{name, brief(strings.TrimPrefix(c.Skipped.Message, "skipped - ")), ""})
 		}
 	case c.Status == "passed":
-		r.passed = append(r.passed, spec{name, ""})
+		r.passed = append(r.passed, spec{name: name})
 	}
 }
 
 // fail adds a failure that is no spec's.
 func (r *result) fail(what string, err error) {
-	r.failed = append(r.failed, spec{what, err.Error()})
+	r.failed = append(r.failed, spec{what, err.Error(), err.Error()})
 }
 
 var pullFailed = regexp.MustCompile(`(?:Failed to pull image|Back-off pulling image) "([^"]+)"`)
@@ -115,7 +115,7 @@ func (r *result) print(out io.Writer, runtime string) (unknown bool) {
 		fmt.Fprintf(out, "  not run: %s (%s)\n", s.name, s.reason)
 	}
 	for _, s := range r.failed {
-		why := whyKnown(s.name, runtime)
+		why := whyKnown(s, runtime)
 		if why == "" {
 			unknown = true
 			fmt.Fprintf(out, "  FAILED:  %s\n           %s\n", s.name, s.reason)
@@ -124,7 +124,7 @@ func (r *result) print(out io.Writer, runtime string) (unknown bool) {
 		fmt.Fprintf(out, "  failed:  %s\n           %s\n           known: %s\n", s.name, s.reason, why)
 	}
 	for _, s := range r.passed {
-		if why := whyKnown(s.name, runtime); why != "" {
+		if why := whyKnown(s, runtime); why != "" {
 			fmt.Fprintf(out, "  passed:  %s, which is known to fail: %s\n", s.name, why)
 		}
 	}

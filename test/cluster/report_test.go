@@ -36,15 +36,15 @@ func TestReadReportTellsWhatBecameOfEachSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, c := range map[string]struct{ got, want []spec }{
-		"passed": {r.passed, []spec{{"[sig-node] Pods should run", ""}}},
+		"passed": {r.passed, []spec{{name: "[sig-node] Pods should run"}}},
 		"failed": {r.failed, []spec{
-			{"[AfterSuite]", "no end"},
-			{"[sig-node] Pods should pull agnhost", "nil pointer"},
-			{"[sig-node] Pods should stop", "expected 0, got 1"},
+			{"[AfterSuite]", "no end", "no end"},
+			{"[sig-node] Pods should pull agnhost", "nil pointer", "nil pointer"},
+			{"[sig-node] Pods should stop", "expected 0, got 1", "\n  expected 0, got 1\nmore[FAILED] expected 0, got 1"},
 		}},
 		"not run": {r.notRun, []spec{
-			{"[sig-node] Pods need AppArmor", "only for nodes with AppArmor"},
-			{"[sig-node] Pods should know perl", "there is no image registry.k8s.io/perl:5.26"},
+			{"[sig-node] Pods need AppArmor", "only for nodes with AppArmor", ""},
+			{"[sig-node] Pods should know perl", "there is no image registry.k8s.io/perl:5.26", "timed outtimed out"},
 		}},
 	} {
 		if !slices.Equal(c.got, c.want) {
@@ -62,18 +62,21 @@ func TestReadReportRefusesWhatIsNoReport(t *testing.T) {
 func TestOnlyUnknownFailuresFailARun(t *testing.T) {
 	before := knownFailures
 	defer func() { knownFailures = before }()
-	knownFailures = []knownFailure{{spec: "should stop", why: "no kill"}, {spec: "should mount", why: "no disk", peer: true}}
+	knownFailures = []knownFailure{{spec: "should stop", why: "no kill"}, {spec: "should mount", why: "no disk", peer: true},
+		{spec: "should sleep", says: "awake", why: "they wake"}}
 	for _, c := range []struct {
 		runtime string
 		r       result
 		unknown bool
 		lines   []string
 	}{
-		{withCrius, result{failed: []spec{{"Pods should stop", "x"}, {"Pods should mount", "y"}}}, false, []string{
+		{withCrius, result{failed: []spec{{"Pods should stop", "x", "x: busy"}, {name: "Pods should mount"}}}, false, []string{
 			"crius: 0 passed, 2 failed, 0 not run", "failed:  Pods should stop", "known: no kill", "known: no disk"}},
-		{withContainerd, result{failed: []spec{{"Pods should stop", "x"}}}, true, []string{"FAILED:  Pods should stop"}},
-		{withContainerd, result{failed: []spec{{"Pods should mount", "x"}}}, false, []string{"known: no disk"}},
-		{withCrius, result{passed: []spec{{"Pods should stop", ""}}, notRun: []spec{{"Pods should fly", "no wings"}}}, false, []string{
+		{withCrius, result{failed: []spec{{"Pods should mount", "x", "x: busy"}, {"Nodes should sleep", "x", "x: awake"}}}, false, []string{"known: they wake"}},
+		{withCrius, result{failed: []spec{{"Nodes should sleep", "x", "x: dead"}}}, true, []string{"FAILED:  Nodes should sleep"}},
+		{withContainerd, result{failed: []spec{{"Pods should stop", "x", "x: busy"}}}, true, []string{"FAILED:  Pods should stop"}},
+		{withContainerd, result{failed: []spec{{name: "Pods should mount"}}}, false, []string{"known: no disk"}},
+		{withCrius, result{passed: []spec{{name: "Pods should stop"}}, notRun: []spec{{"Pods should fly", "no wings", ""}}}, false, []string{
 			"crius: 1 passed, 0 failed, 1 not run", "not run: Pods should fly (no wings)", "passed:  Pods should stop, which is known to fail: no kill"}},
 	} {
 		var out strings.Builder

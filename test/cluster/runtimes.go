@@ -50,7 +50,11 @@ func (t *trial) run(ctx context.Context) (_ *result, err error) {
 
 // onCrius adds to the failures what the pods have left behind.
 func (t *trial) onCrius(ctx context.Context) (_ *result, err error) {
-	w, err := scene.New(ctx, node.Options{Config: fmt.Sprintf("[runtime]\ndefault_handler = %q\n", t.handler)})
+	runc, err := tools.Runc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := scene.New(ctx, node.Options{Config: fmt.Sprintf("[runtime]\ndefault_handler = %q\n[runtime.handlers.runc-current]\npath = %q\n", t.handler, runc)})
 	if err != nil {
 		return nil, err
 	}

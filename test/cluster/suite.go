@@ -19,7 +19,8 @@ const limit = 6 * time.Hour
 type selection struct{ focus, skip string }
 
 // selections are those with a name. None has what needs a cloud, other nodes, gates that are
-// off by default or minutes for a spec, or what breaks the node.
+// off by default, a driver that cannot be built here or minutes for a spec, or what breaks
+// the node.
 var selections = map[string]selection{
 	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
 	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|` +
