@@ -38,10 +38,14 @@ type Handler struct {
 	AllowedContainerAnnotations  []string `toml:"allowed_container_annotations" help:"annotations of the container that are passed to the runtime, by key or by pattern as in allowed_annotations; they override the pod's"`
 	SeccompProfile               string   `toml:"seccomp_profile" help:"JSON file that replaces the RuntimeDefault seccomp profile for this handler; empty: pod.seccomp_profile"`
 	MinMemory                    int64    `toml:"min_memory" help:"lowest memory limit in bytes accepted for a container, since the runtime needs memory in the container's cgroup; 0: no minimum"`
+	ExecCPUAffinity              string   `toml:"exec_cpu_affinity" help:"CPUs of exec processes in containers with CPUs of their own (whole CPUs of Guaranteed pods): first is the first of them, so that probes and shells do not disturb the others; needs runc 1.3 or crun 1.19; empty: all"`
 	MonitorCgroup                string   `toml:"monitor_cgroup" help:"cgroup of the monitors of this handler's containers; empty: runtime.monitor_cgroup"`
 	CNIConfDir                   string   `toml:"cni_conf_dir" help:"directory of the CNI network configurations for this handler's pods; empty: network.conf_dir"`
 	Features                     string   `toml:"features" help:"JSON file used instead of the output of the runtime's features command, for runtimes without that command; empty: the command is run"`
 }
+
+// FirstCPU is the value of Handler.ExecCPUAffinity other than "".
+const FirstCPU = "first"
 
 // DefaultHandlerConfig is what a handler table without keys means.
 func DefaultHandlerConfig(name string) Handler {

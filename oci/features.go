@@ -28,6 +28,7 @@ type Abilities struct {
 	// where a runtime is older than the command.
 	RecursiveReadOnly bool
 	IDMap             bool // id-mapped mounts
+	ExecCPUAffinity   bool // exec processes can be confined to some of the container's CPUs
 	// Sandboxed: the containers of a pod share a sandbox that the runtime makes for
 	// the first of them, with a kernel of its own.
 	Sandboxed bool
@@ -121,6 +122,8 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	a := &Abilities{Path: path, Version: version.Line(answer)}
 	a.quirks = quirksOf(a.Version)
 	a.Sandboxed = a.quirks.sandboxed
+	name, number := version.Parse(a.Version)
+	a.ExecCPUAffinity = name == "runc" && number.Has(1, 3) || name == "crun" && number.Has(1, 19)
 	if known == nil {
 		text, err := output(ctx, path, "features")
 		if errors.Is(err, fault.Timeout) {
@@ -137,8 +140,7 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	// crun learnt `features` in 1.8.6 and rro mounts long before, in 1.4. Of its
 	// id-mapped mounts nothing is said here: 1.8.1 makes them, but in a user
 	// namespace it forgets nosuid, nodev and noexec of writable bind mounts.
-	name, number := version.Parse(a.Version)
-	a.RecursiveReadOnly = name == "crun" && (number[0] > 1 || number[0] == 1 && number[1] >= 4)
+	a.RecursiveReadOnly = name == "crun" && number.Has(1, 4)
 	return a, nil
 }
 

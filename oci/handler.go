@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,10 +59,22 @@ func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
 
 func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
 	a, err := h.prober.probe(ctx, h.handler.Path, ask)
+	if err == nil {
+		err = h.check(a)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", h.name, err)
 	}
 	return a, nil
+}
+
+// check refuses a runtime that would ignore an option of the handler.
+func (h *entry) check(a *Abilities) error {
+	if h.handler.ExecCPUAffinity == "" || a.ExecCPUAffinity {
+		return nil
+	}
+	return fmt.Errorf("exec_cpu_affinity needs runc 1.3, crun 1.19 or a later version, not %q: update the runtime or remove runtime.handlers.%s.exec_cpu_affinity: %w",
+		cmp.Or(a.behind, a.Version), h.name, fault.Unavailable)
 }
 
 // create makes what every runtime wants to find, its own root and the bundle, and has the

@@ -64,6 +64,40 @@ func TestReadyIsTheDefaultHandlers(t *testing.T) {
 	}
 }
 
+// A runtime that would ignore where exec processes are to run is not used for a handler
+// that says so.
+func TestExecAffinityNeedsItsRuntime(t *testing.T) {
+	for answer, able := range map[string]bool{
+		"runc version 1.2.9": false, "runc version 1.3.0": true, "runc version 2.0.0": true,
+		"crun version 1.18.2": false, "crun version 1.19": true, "crun version 1.20.1": true,
+		"runsc version release-20260527.0": false, "youki version 0.5.5": false,
+	} {
+		for _, asked := range []string{"", FirstCPU} {
+			table := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: script(t, "echo "+answer), ExecCPUAffinity: asked}})
+			if able || asked == "" {
+				if err := table.Ready(t.Context()); err != nil {
+					t.Errorf("%s, affinity %q: %v", answer, asked, err)
+				}
+				continue
+			}
+			wantNotReady(t, table, fault.Unavailable, "handler a", "exec_cpu_affinity needs runc 1.3", answer)
+		}
+	}
+	// A shim's runtime is what counts.
+	dir := t.TempDir()
+	for _, name := range []string{"crius-conmon", "crius-conmon-shim"} {
+		if err := testprogram.Write(filepath.Join(dir, name), []byte("#!/bin/sh\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shim := Handler{Type: "shim", Path: script(t, "echo containerd-shim-runc-v2:"), Options: []string{"--BinaryName=" + script(t, "echo runc version 1.2.9")}, ExecCPUAffinity: FirstCPU}
+	table, err := NewTable(Config{DefaultHandler: "a", Monitor: filepath.Join(dir, "crius-conmon"), MonitorCgroup: "/m", Handlers: map[string]Handler{"a": shim}}, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantNotReady(t, table, fault.Unavailable, "runc version 1.2.9")
+}
+
 // hanging is a runtime that answers only once its file hang has gone.
 func hanging(t *testing.T, path string) (hang string) {
 	t.Helper()

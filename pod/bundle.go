@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/records"
@@ -60,7 +61,7 @@ func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *stora
 	if err != nil {
 		return records.ContainerPlan{}, err
 	}
-	return records.ContainerPlan{
+	plan := records.ContainerPlan{
 		SandboxID:   s.id,
 		Handler:     s.plan.Handler,
 		Config:      records.Message[*cri.ContainerConfig]{M: cfg},
@@ -75,7 +76,19 @@ func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *stora
 		Workload:    records.Message[*cri.LinuxContainerResources]{M: asked.Workload(cfg.GetMetadata().GetName(), cfg.GetLinux().GetResources())},
 		StopSignal:  signal,
 		StopNumber:  int(number),
-	}, nil
+	}
+	plan.Tuning = s.planTuning(&plan)
+	return plan, nil
+}
+
+// planTuning plans what is done for the CPUs that a container has to itself. A sandbox has
+// CPUs of its own kernel.
+func (s *Sandbox) planTuning(plan *records.ContainerPlan) *tuning.Plan {
+	return tuning.PlanFor(tuning.Container{
+		CgroupParent: s.plan.Config.M.GetLinux().GetCgroupParent(),
+		Limits:       firstLimits(plan),
+		PinExecs:     s.runtime.Handler().ExecCPUAffinity == oci.FirstCPU && !s.plan.Sandboxed,
+	})
 }
 
 // enoughMemory refuses a limit below what the runtime itself needs.
@@ -168,10 +181,19 @@ func (s *Sandbox) specInput(ctx context.Context, asked annotation.Asked) (spec.I
 	}
 	return spec.Input{
 		Request:  spec.Request{Pod: s.plan.Config.M},
-		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: asked.InfraCPUs(), LogVolume: asked.LogVolume},
+		Asked:    spec.Asked{Umask: asked.Umask, WritableCgroups: asked.WritableCgroups, InfraCPUs: s.infraCPUs(asked), LogVolume: asked.LogVolume},
 		Facts:    facts,
 		Defaults: defaults,
 	}, nil
+}
+
+// infraCPUs are those of the pod's infra container; empty: all. In one that holds a sandbox
+// all containers run.
+func (s *Sandbox) infraCPUs(asked annotation.Asked) string {
+	if s.plan.Sandboxed {
+		return asked.InfraCPUs()
+	}
+	return cmp.Or(asked.InfraCPUs(), s.engine.cfg.InfraCPUs)
 }
 
 // asked is what the pod asks for by annotations, as far as the configuration allows it
@@ -333,6 +355,7 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 	if err != nil {
 		return nil, err
 	}
+	c.plan.Tuning.AddTo(ociSpec)
 	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
 		err := trace.Do(ctx, "load AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
 		if err != nil {

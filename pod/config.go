@@ -33,6 +33,8 @@ type Config struct {
 
 	HostNetworkDisablesSELinux bool `toml:"host_network_disables_selinux" help:"do not confine hostNetwork pods with SELinux"`
 
+	InfraCPUs string `toml:"infra_cpuset" help:"CPUs of infra containers, such as 0-1,52-53, those that the kubelet reserves for the system; a workload's cpuset comes before it, and infra containers that hold a sandbox (gVisor, Kata) are not confined; empty: all"`
+
 	MountsFiles         []string `toml:"mounts_files" help:"files of directories and files (/SOURCE:/DESTINATION) of which every container gets copies, such as secrets and entitlements (containers-mounts.conf(5)); the first one that exists counts; empty: none"`
 	ReadOnly            bool     `toml:"read_only" help:"make every container's root file system read-only"`
 	RejectMissingMounts []string `toml:"reject_missing_mounts" help:"host paths that are never created for a mount: a container that mounts a missing one is refused"`

@@ -63,6 +63,9 @@ func Parse(answer string) (name string, v Number) {
 	return strings.ToLower(Program(answer)), v
 }
 
+// Has reports whether v is of the branch major.minor or a later one.
+func (v Number) Has(major, minor int) bool { return slices.Compare(v[:2], []int{major, minor}) >= 0 }
+
 func (v Number) compare(other Number) int { return slices.Compare(v[:], other[:]) }
 
 // before reports whether v has not what came with the versions fixed: it is older

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/storage"
 )
 
@@ -158,9 +159,11 @@ type ContainerPlan struct {
 	MountLabel  string   `json:",omitempty"` // SELinux context of its files
 	Volumes     []Volume `json:",omitempty"`
 	// Workload are the limits that the pod's workload has set, which no update changes.
-	Workload   Message[*cri.LinuxContainerResources] `json:",omitzero"`
-	StopSignal cri.Signal                            // as reported
-	StopNumber int                                   // as sent
+	Workload Message[*cri.LinuxContainerResources] `json:",omitzero"`
+	// Tuning is for a container that has CPUs of its own; nil: nothing is to be done.
+	Tuning     *tuning.Plan `json:",omitempty"`
+	StopSignal cri.Signal   // as reported
+	StopNumber int          // as sent
 }
 
 // ContainerState is what verbs change of a container.

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -83,6 +85,40 @@ resources = { cpushares = 512, cpuset = "0" }
 		update(t, c)
 		c.pod.start(t, "sleep", named("later", asked()), forContainer).holds(t, cpus, "1", "1")
 	}
+}
+
+// CPUs of containers that the kubelet gives some of their own, and of infra containers. The
+// handler of a runtime that cannot keep exec processes on some CPUs says so.
+func TestExecsOnFirstCPU(t *testing.T) {
+	t.Parallel()
+	runc, err := tools.Runc(t.Context())
+	must(t, err)
+	w := private(t, node.Options{Config: fmt.Sprintf(`
+pod.infra_cpuset = "1"
+[runtime.handlers.pinned]
+path = %q
+exec_cpu_affinity = "first"
+[runtime.handlers.old]
+path = "runc"
+exec_cpu_affinity = "first"
+`, runc)})
+	forPod, forContainer := pidMode(cri.NamespaceMode_POD)
+	p := w.run(t, "pinned", forPod)
+	allowed := func(c *container) string {
+		_, after, _ := strings.Cut(c.exec(t, "cat /proc/self/status"), "Cpus_allowed_list:\t")
+		list, _, _ := strings.Cut(after, "\n")
+		return list
+	}
+	own := p.start(t, "sleep", named("own", &cri.LinuxContainerResources{CpuShares: 2048, CpusetCpus: "0-1"}), forContainer)
+	equal(t, "CPUs of an exec", allowed(own), "0")
+	equal(t, "CPUs of the container", strings.Contains(own.procfs(t, "status"), "Cpus_allowed_list:\t0-1\n"), true)
+	shared := p.start(t, "sleep", named("shared", &cri.LinuxContainerResources{CpuShares: 512, CpusetCpus: "0-1"}), forContainer)
+	equal(t, "CPUs of an exec in a container that shares its CPUs", allowed(shared), "0-1")
+	infra := scene.Procfs(t, w.processesOf(t, p.id), "status")
+	equal(t, "CPUs of the infra container", strings.Contains(infra, "Cpus_allowed_list:\t1\n"), true)
+
+	_, err = w.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: w.podConfig(t), RuntimeHandler: "old"})
+	wantCode(t, err, codes.Unavailable, "exec_cpu_affinity needs runc 1.3")
 }
 
 // A pod that asks its workload for nonsense is refused before anything is made.

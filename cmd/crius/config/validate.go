@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/tlsfile"
@@ -69,6 +71,8 @@ func wanted(model string) string {
 		return aKeyOrPattern
 	case "runtime.handlers.NAME.options":
 		return aFlag
+	case "runtime.handlers.NAME.exec_cpu_affinity":
+		return firstOrNone
 	case "api.max_message_size", "pod.shm_size", "image.parallel_layers",
 		"network.timeout", "runtime.handlers.NAME.create_timeout", "nri.registration_timeout", "nri.request_timeout":
 		return aboveZero
@@ -86,6 +90,7 @@ const (
 	aKeyAndValue         = "of the form KEY=VALUE"
 	aKeyOrPattern        = "an annotation key or a pattern of *, ? and [...], with every bracket closed"
 	aFlag                = "a flag of the form --name=value that crius does not set itself"
+	firstOrNone          = "first or an empty string"
 	aboveZero            = "more than 0"
 )
 
@@ -155,6 +160,8 @@ func (v *validator) text(k Key, text string) {
 	case aKeyOrPattern:
 		_, err := path.Match(text, "")
 		ok = err == nil
+	case firstOrNone:
+		ok = text == "" || text == oci.FirstCPU
 	case aFlag:
 		name, _, _ := strings.Cut(strings.TrimLeft(text, "-"), "=")
 		ok = strings.HasPrefix(text, "-") && name != "" && !slices.Contains([]string{"root", "systemd-cgroup"}, name)
@@ -223,6 +230,8 @@ func (v *validator) parsed(c *Config) {
 	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
 	v.readable("pod.default_sysctls", err)
 	v.readable("api.tls_cipher_suites", c.API.TLS().Check())
+	_, err = tuning.ParseSet(c.Pod.InfraCPUs)
+	v.readable("pod.infra_cpuset", err)
 	for _, text := range c.Pod.DefaultUlimits {
 		_, err = spec.ParseUlimit(text)
 		v.readable("pod.default_ulimits", err)

@@ -85,7 +85,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.minimum_mappable_gid", verdict: refused, off: []any{int64(-1)}, why: kubeletMaps},
 	{key: "crio.runtime.ctr_stop_timeout", verdict: refused, off: []any{int64(30), int64(0)}, why: "containers get exactly their pod's grace period, without this minimum"},
 	{key: "crio.runtime.drop_infra_ctr", verdict: builtin, why: noInfra},
-	{key: "crio.runtime.infra_ctr_cpuset", verdict: builtin, why: noInfra},
+	{key: "crio.runtime.infra_ctr_cpuset", verdict: mapped, to: "pod.infra_cpuset", as: as[string]},
 	{key: "crio.runtime.shared_cpuset", verdict: refused, why: noPinning},
 	{key: "crio.runtime.namespaces_dir", verdict: mapped, to: "pod.namespaces_dir", as: as[string]},
 	{key: "crio.runtime.pinns_path", verdict: builtin, why: noInfra},
@@ -119,7 +119,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.runtimes.NAME.stream_websockets", verdict: builtin, why: "exec, attach and port-forward work over WebSockets and SPDY with every handler"},
 	{key: "crio.runtime.runtimes.NAME.seccomp_profile", verdict: mapped, to: "runtime.handlers.NAME.seccomp_profile", as: as[string]},
 	{key: "crio.runtime.runtimes.NAME.container_create_timeout", verdict: mapped, to: "runtime.handlers.NAME.create_timeout", as: seconds},
-	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: refused, why: "exec processes run on all CPUs of their container"},
+	{key: "crio.runtime.runtimes.NAME.exec_cpu_affinity", verdict: mapped, to: "runtime.handlers.NAME.exec_cpu_affinity", as: as[string]},
 
 	{key: "crio.runtime.workloads.NAME.activation_annotation", verdict: mapped, to: "runtime.workloads.NAME.activation_annotation", as: as[string]},
 	{key: "crio.runtime.workloads.NAME.annotation_prefix", verdict: mapped, to: "runtime.workloads.NAME.annotation_prefix", as: as[string]},

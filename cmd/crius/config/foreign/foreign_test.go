@@ -130,6 +130,8 @@ func TestCrioValues(t *testing.T) {
 		{"[crio.api]\nstream_idle_timeout = '30m'", map[string]string{"api.stream_idle_timeout": `"30m"`}},
 		{"[crio.api]\ngrpc_max_send_msg_size = 7\ngrpc_max_recv_msg_size = 9", map[string]string{"api.max_message_size": "9"}},
 		{"[crio.api]\ngrpc_max_send_msg_size = 0\ngrpc_max_recv_msg_size = 9", map[string]string{"api.max_message_size": "83886080"}},
+		{"[crio.runtime]\ninfra_ctr_cpuset = '0-1,52-53'\n[crio.runtime.runtimes.fast]\nexec_cpu_affinity = 'first'",
+			map[string]string{"pod.infra_cpuset": `"0-1,52-53"`, "runtime.handlers.fast.exec_cpu_affinity": `"first"`}},
 		{"[crio.runtime]\npids_limit = -1", map[string]string{"pod.pids_limit": "0"}},
 		{"[crio.runtime]\nlog_level = 'trace'", map[string]string{"log_level": `"debug"`}},
 		{"[crio.runtime]\nlog_level = 'panic'", map[string]string{"log_level": `"error"`}},
