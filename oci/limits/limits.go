@@ -42,6 +42,7 @@ type Container struct {
 // the kernel refuses a value. It is fault.Precondition if the container uses more
 // memory than it is to have.
 func (c Container) Update(ctx context.Context, u Update, apply func(context.Context, *specs.LinuxResources) error) error {
+	u.leaveOutNoQuota()
 	if err := c.makeRoom(u.Resources.Memory); err != nil {
 		return err
 	}
@@ -59,6 +60,25 @@ func (c Container) Update(ctx context.Context, u Update, apply func(context.Cont
 		err = errors.Join(err, trace.Call(ctx, "restore limits", func() error { return old.restore(c.Cgroup) }))
 	}
 	return err
+}
+
+// leaveOutNoQuota leaves the CPU quota alone if there is none, neither before nor after: crun
+// 1.8.1 fails to write that with cgroup v1.
+func (u *Update) leaveOutNoQuota() {
+	if !noQuota(u.Resources) || !noQuota(u.Old) {
+		return
+	}
+	for _, r := range []**specs.LinuxResources{&u.Resources, &u.Old} {
+		all := **r
+		cpu := *all.CPU
+		cpu.Quota = nil
+		all.CPU = &cpu
+		*r = &all
+	}
+}
+
+func noQuota(r *specs.LinuxResources) bool {
+	return r != nil && r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota == -1
 }
 
 // update lets what crius does itself come first, for that can be taken back

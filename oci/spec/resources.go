@@ -20,6 +20,10 @@ func resources(in *Input, s *specs.Spec) error {
 	}
 	s.Linux.CgroupsPath = in.Facts.CgroupsPath
 	s.Linux.Resources = r
+	// A new cgroup has no quota, and crun 1.8.1 fails to write "no limit" with cgroup v1.
+	if r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota == -1 {
+		r.CPU.Quota = nil
+	}
 	// Left out when unlimited: crun 1.8.1 would write "-1" into pids.max. A
 	// default nobody asked for must not fail where the node cannot count.
 	if _, own := r.Unified["pids.max"]; in.Defaults.PidsLimit > 0 && in.Facts.Host.PidsController && !own {

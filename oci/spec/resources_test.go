@@ -94,6 +94,16 @@ func TestHugePagesOfASizeThatTheNodeLacks(t *testing.T) {
 	}
 }
 
+// A kubelet whose CPU manager is static sends -1 for containers with CPUs of their own.
+func TestNoQuotaIsLeftOutOfNewContainers(t *testing.T) {
+	for quota, want := range map[int64]bool{-1: false, 50_000: true} {
+		s := mutate(t, func(in *Input) { in.Request.Container.Linux.Resources.CpuQuota = quota })
+		if got := s.Linux.Resources.CPU.Quota; (got != nil) != want {
+			t.Errorf("quota %d: %v", quota, got)
+		}
+	}
+}
+
 func TestPidsLimit(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -1,0 +1,36 @@
+package limits
+
+import (
+	"context"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// A quota that there is none of is not written again, and one that ends is.
+func TestUpdateWithoutQuota(t *testing.T) {
+	t.Parallel()
+	with := func(quota int64) *specs.LinuxResources {
+		shares := uint64(1024)
+		return &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &quota, Shares: &shares}}
+	}
+	for _, c := range []struct {
+		old, now *specs.LinuxResources
+		told     bool
+	}{
+		{with(-1), with(-1), false},
+		{with(50_000), with(-1), true},
+		{with(-1), with(50_000), true},
+		{nil, with(-1), true},
+	} {
+		err := Container{Cgroup: "/nowhere"}.Update(t.Context(), Update{Resources: c.now, Old: c.old}, func(_ context.Context, r *specs.LinuxResources) error {
+			if told := r.CPU.Quota != nil; told != c.told || *r.CPU.Shares != 1024 {
+				t.Errorf("from %+v to %+v: the runtime is told %+v", c.old, c.now, r.CPU)
+			}
+			return nil
+		})
+		if err != nil || c.now.CPU.Quota == nil {
+			t.Errorf("from %+v to %+v: %v", c.old, c.now, err)
+		}
+	}
+}
