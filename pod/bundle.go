@@ -23,7 +23,6 @@ import (
 	"github.com/crius-run/crius/oci/cdi"
 	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
-	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/records"
@@ -77,18 +76,10 @@ func planContainer(id string, s *Sandbox, cfg *cri.ContainerConfig, image *stora
 		StopSignal:  signal,
 		StopNumber:  int(number),
 	}
-	plan.Tuning = s.planTuning(&plan)
+	if err := s.planTuning(&plan, asked); err != nil {
+		return records.ContainerPlan{}, err
+	}
 	return plan, nil
-}
-
-// planTuning plans what is done for the CPUs that a container has to itself. A sandbox has
-// CPUs of its own kernel.
-func (s *Sandbox) planTuning(plan *records.ContainerPlan) *tuning.Plan {
-	return tuning.PlanFor(tuning.Container{
-		CgroupParent: s.plan.Config.M.GetLinux().GetCgroupParent(),
-		Limits:       firstLimits(plan),
-		PinExecs:     s.runtime.Handler().ExecCPUAffinity == oci.FirstCPU && !s.plan.Sandboxed,
-	})
 }
 
 // enoughMemory refuses a limit below what the runtime itself needs.

@@ -10,6 +10,7 @@ import (
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/records"
 )
@@ -64,6 +65,10 @@ type Options struct {
 	ImageVolumes string
 	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
 	HookDirs []string
+	// Tuning is what containers with CPUs of their own get of the node.
+	Tuning tuning.Config
+	// CPUs is the machine whose CPUs are tuned; the zero value is this one.
+	CPUs tuning.Node
 	// Workloads are those that pods may be in, by name (oci.Config.Workloads).
 	Workloads map[string]annotation.Workload
 }

@@ -43,6 +43,7 @@ type Container struct {
 	runtime oci.Runtime
 	ref     oci.Ref
 	roots   roots
+	cpus    cpus
 	meter   *usage.Meter
 	view    atomic.Pointer[view.Container]
 	logged  atomic.Uint64 // bytes, as last counted
@@ -76,6 +77,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 				MountLabel: rec.MountLabel, UserNS: s.plan.Namespaces.Paths().User,
 			},
 		},
+		cpus:   cpus{tuner: e.tuner, plan: rec.Tuning, id: id, cgroup: rec.Cgroup},
 		meter:  usage.NewMeter(e.meters, rec.Cgroup),
 		exited: make(chan struct{}),
 	}
@@ -286,6 +288,9 @@ func (c *Container) start(ctx context.Context) error {
 	if err := c.nri.Plugins.StartContainer(ctx, c.describe); err != nil {
 		return c.failStart(ctx, err)
 	}
+	if err := c.cpus.tune(ctx); err != nil {
+		return c.failStart(ctx, err)
+	}
 	// Killed between here and the put below, a restarted server cannot tell
 	// from the record whether the program runs, and asks the runtime. When it
 	// did the record does tell, which may be long before that; and before the
@@ -343,6 +348,7 @@ func (c *Container) failStart(ctx context.Context, cause error) error {
 	defer cancel()
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
 	err := errors.Join(cause, c.put(ctx), c.stop.Kill(ctx))
+	c.restoreCPUs() // of a container that was dead before
 	c.nri.End(ctx, nil)
 	c.publish() // it may have been dead before, and said to have ended otherwise
 	c.tell()

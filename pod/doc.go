@@ -10,6 +10,9 @@
 //	<state>/pods/<id>/pod.json              the request, phase, network plan and result
 //	<state>/containers/<id>/container.json  the request, phase, image, start time
 //
+// What is done on the node for containers with CPUs of their own, and how it was before, is
+// in <state>/tuning, which oci/tuning writes.
+//
 // The monitor writes <state>/containers/<id>/exit.json (this package does only
 // when the monitor was lost), containers/storage its layers, the CNI plugins
 // their leases. All the rest is derived from the records and may be thrown

@@ -28,6 +28,7 @@ import (
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/pod/hostpath"
 	"github.com/crius-run/crius/pod/label"
@@ -51,6 +52,7 @@ type Engine struct {
 	audit    *audit.Auditor
 	meters   *cgroup.Meters
 	labels   *label.Node
+	tuner    *tuning.Tuner
 
 	records     *records.Store
 	sandboxes   *index.Index[records.PodName, *Sandbox]
@@ -126,6 +128,10 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	tuner, err := tuning.New(tuning.Options{Config: cfg.Tuning, Node: cfg.CPUs, StateDir: cfg.StateDir, Boot: boot})
+	if err != nil {
+		return nil, err
+	}
 	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
@@ -135,6 +141,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		boot:       boot,
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
+		tuner:      tuner,
 		labels:     label.New(defaults.SELinux, cfg.PauseProgram, cfg.StateDir),
 		records:    records.At(cfg.StateDir),
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),

@@ -52,7 +52,8 @@ type node struct {
 	layers   map[string]storage.FsUsage
 	unknown  bool // the handler is not configured
 	root     string
-	sandbox  bool // its pods live in sandboxes
+	sandbox  bool     // its pods live in sandboxes
+	allowed  []string // annotations that the handler allows
 }
 
 func newNode() *node {
@@ -324,7 +325,9 @@ func (f fakeRuntimes) MonitorReady() error {
 
 type fakeRuntime struct{ *node }
 
-func (f fakeRuntime) Handler() oci.Handler { return oci.Handler{Root: f.root} }
+func (f fakeRuntime) Handler() oci.Handler {
+	return oci.Handler{Root: f.root, AllowedAnnotations: f.allowed}
+}
 
 // StateFiles has a directory for each container.
 func (f fakeRuntime) StateFiles() (oci.StateFiles, error) {
@@ -568,7 +571,7 @@ func (b *bench) engine() *Engine {
 		b.Fatal(err)
 	}
 	if b.boot != "" {
-		e.boot, e.audit.Boot = b.boot, b.boot
+		e.boot, e.audit.Boot, e.tuner.Boot = b.boot, b.boot, b.boot
 	}
 	if err := e.Recover(b.Context()); err != nil {
 		b.Fatal(err)

@@ -64,13 +64,13 @@ func (b *bench) life(e *Engine) {
 			b.Errorf("%s again: %v", what, err)
 		}
 	}
-	cfg := podConfig("a")
+	cfg := tunedPod("a")
 	cfg.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
 	cfg.PortMappings = []*cri.PortMapping{{HostPort: 80, ContainerPort: 80}}
 	ctx := b.Context()
 	var pod, ctr string
 	again("run", func() (err error) { pod, err = e.RunSandbox(ctx, "", cfg); return err })
-	create := func() (err error) { ctr, err = e.CreateContainer(ctx, pod, containerConfig("c"), nil); return err }
+	create := func() (err error) { ctr, err = e.CreateContainer(ctx, pod, tunedContainer("c"), nil); return err }
 	again("create", create)
 	again("start", func() error {
 		err := e.StartContainer(ctx, ctr)
@@ -102,6 +102,7 @@ func (b *bench) life(e *Engine) {
 func TestEveryStepMayFail(t *testing.T) {
 	all := &spots{}
 	b := newBench(t)
+	b.tunes()
 	b.hook = all.hook
 	b.life(b.engine())
 	b.nothingLeft()
@@ -112,6 +113,7 @@ func TestEveryStepMayFail(t *testing.T) {
 		t.Run(at.String(), func(t *testing.T) {
 			t.Parallel()
 			timeless(t, func(t *testing.T, b *bench) {
+				b.tunes()
 				one := &spots{fail: at}
 				b.hook = one.hook
 				e := b.engine()
@@ -120,6 +122,7 @@ func TestEveryStepMayFail(t *testing.T) {
 					t.Error("the step did not come by")
 				}
 				b.awaitCleanups(e)
+				b.wantTuned(false)
 				b.nothingLeft()
 			})
 		})

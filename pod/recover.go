@@ -80,6 +80,7 @@ func (r *recovery) run(ctx context.Context) error {
 	reportDamaged(ctx, "container", damagedCtrs)
 
 	r.adopt(ctx, ctrs)
+	r.restoreTuning(ctx, ctrs)
 	r.restoreNetwork(ctx, pods)
 	r.loadSandboxes(ctx, pods)
 	r.recoverContainers(ctx, ctrs)

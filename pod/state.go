@@ -241,6 +241,7 @@ func (c *Container) setExit(exit conmon.Exit) {
 
 // showExit is for readers.
 func (c *Container) showExit(exit conmon.Exit) {
+	c.restoreCPUs() // before the next container gets its CPUs
 	c.change(func(now *liveContainer) { now.exit = &exit })
 	c.publish()
 	c.meter.Close()

@@ -33,6 +33,9 @@ func (c *Container) teardown(ctx context.Context) error {
 	if err := trace.Do(ctx, "delete container", deleteTask); err != nil {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
+	if err := c.cpus.restore(ctx); err != nil {
+		errs = append(errs, err)
+	}
 	if task := c.now().task; task != nil {
 		task.Close() // not before: it is the task that buries the monitor
 	}

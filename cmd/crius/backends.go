@@ -71,6 +71,7 @@ func podOptions(cfg config.Config, monitor string) pod.Options {
 		ImageVolumes: cfg.Image.Volumes,
 		HookDirs:     cfg.Runtime.HooksDir,
 		Workloads:    cfg.Runtime.Workloads,
+		Tuning:       cfg.Tuning,
 	}
 	if cfg.API.CrioSocket != "" {
 		options.CgroupPrefix = spec.CrioPrefix

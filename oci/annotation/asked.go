@@ -21,6 +21,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/spec"
+	"github.com/crius-run/crius/oci/tuning"
 )
 
 // Asked is what a pod requests. The annotations are CRI-O's, in both of their spellings
@@ -32,6 +33,8 @@ type Asked struct {
 	WritableCgroups bool          // containers may make cgroups below their own; cgroup v2
 	DisableFIPS     bool          // containers are not told that the node is in FIPS mode
 	LogVolume       string        // emptyDir volume in which containers see the pod's logs
+
+	Tuning tuning.Wishes // for containers that have CPUs of their own
 
 	unified map[string]map[string]string // files of cgroup v2, by container
 
@@ -57,7 +60,7 @@ const (
 	askDomain  = ".crio.io"
 )
 
-// oldSpelling is that of what crius does.
+// oldSpelling is that of what crius does. Where there is one spelling alone it is that.
 var oldSpelling = map[string]string{
 	askShmSize: "io.kubernetes.cri-o.ShmSize",
 	askDevices: "io.kubernetes.cri-o.Devices",
@@ -66,7 +69,17 @@ var oldSpelling = map[string]string{
 	askCgroups: "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
 	askNoFIPS:  "io.kubernetes.cri-o.DisableFIPS",
 	askLogs:    "io.kubernetes.cri-o.LinkLogs",
+
+	askInterrupts: askInterrupts + askDomain,
+	askBalancing:  askBalancing + askDomain,
+	askQuota:      askQuota + askDomain,
+	askLatency:    askLatency + askDomain,
+	askGovernor:   askGovernor + askDomain,
+	askShared:     askShared + askDomain,
 }
+
+// perContainer are those whose key names a container.
+var perContainer = []string{askUnified, askShared}
 
 // notDone is the old spelling of what crius does not do. Of the newer one it is all
 // else in the domain.
@@ -98,7 +111,7 @@ func Read(annotations map[string]string, rules Rules) (Asked, error) {
 		name, container := nameAsked(key)
 		switch {
 		case name == "":
-		case (name == askUnified) != (container != ""), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
+		case slices.Contains(perContainer, name) != (container != ""), oldSpelling[name] == "", !allowsAsked(a.Allowed, name):
 			a.Ignored = append(a.Ignored, key)
 		default:
 			if err := a.read(name, container, strings.TrimSpace(annotations[key]), rules.Devices); err != nil {
@@ -171,6 +184,8 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 			return invalid("%.80q is not the name of a volume", value)
 		}
 		a.LogVolume = value
+	default:
+		err = a.readTuning(name, container, value)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package annotation
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,11 +16,12 @@ func FuzzRead(f *testing.F) {
 		{"cpu.example.com/main", `{"cpushares": "20", "cpuset": "0-1"}`}, {"cpu.example.com/main", `{"cpulimit": 500}`},
 		{"umask.crio.io", "0022"}, {"shm-size.crio.io", "64Mi"}, {"devices.crio.io", "/dev/fuse:/dev/fuse:rwm"},
 		{"unified-cgroup.crio.io/main", "memory.high=1000;pids.max=7"}, {"link-logs.crio.io", "logs"}, {"disable-fips.crio.io", "true"},
+		{"cpu-freq-governor.crio.io", "performance"}, {"cpu-c-states.crio.io", "max_latency:10"}, {"cpu-shared.crio.io/main", "enable"},
 	} {
 		f.Add(seed[0], seed[1])
 	}
 	rules := Rules{
-		Allowed: []string{"umask.crio.io", "shm-size.crio.io", "devices.crio.io", "unified-cgroup.crio.io", "link-logs.crio.io", "disable-fips.crio.io", "cgroup2-mount-hierarchy-rw.crio.io"},
+		Allowed: append(slices.Clone(allTuning), "umask.crio.io", "shm-size.crio.io", "devices.crio.io", "unified-cgroup.crio.io", "link-logs.crio.io", "disable-fips.crio.io", "cgroup2-mount-hierarchy-rw.crio.io"),
 		Devices: []string{"/dev/fuse"},
 		Workloads: map[string]Workload{
 			"w": {Activation: "activate", Prefix: "cpu.example.com", Resources: CPU{Shares: 100}},
@@ -37,6 +39,9 @@ func FuzzRead(f *testing.F) {
 		}
 		if asked.ShmSize < 0 || strings.ContainsAny(asked.LogVolume, "/.") {
 			t.Errorf("%q=%q: %+v", key, value, asked)
+		}
+		if strings.ContainsAny(asked.Tuning.Governor, "/. \n") || asked.Tuning.Latency != "n/a" && strings.Trim(asked.Tuning.Latency, "0123456789") != "" {
+			t.Errorf("%q=%q: %+v", key, value, asked.Tuning)
 		}
 		set := asked.Workload("main", &cri.LinuxContainerResources{})
 		if _, err := spec.Resources(set, spec.Host{}); err != nil {

@@ -41,6 +41,27 @@ func ParseSet(list string) (Set, error) {
 	return slices.Compact(s), nil
 }
 
+// parseMask reads a mask of the kernel's, such as ff,ffffffff.
+func parseMask(text string) (Set, error) {
+	digits := strings.ReplaceAll(strings.TrimSpace(text), ",", "")
+	if digits == "" || len(digits) > mostCPUs/4 {
+		return nil, fmt.Errorf("%.80q is not a mask of CPUs", text)
+	}
+	var s Set
+	for i := range len(digits) {
+		nibble, err := strconv.ParseUint(digits[len(digits)-1-i:len(digits)-i], 16, 8)
+		if err != nil {
+			return nil, fmt.Errorf("%.80q is not a mask of CPUs", text)
+		}
+		for bit := range 4 {
+			if nibble>>bit&1 == 1 {
+				s = append(s, 4*i+bit)
+			}
+		}
+	}
+	return s, nil
+}
+
 // String is the list that ParseSet reads.
 func (s Set) String() string {
 	var parts []string
@@ -57,6 +78,40 @@ func (s Set) String() string {
 		i = end + 1
 	}
 	return strings.Join(parts, ",")
+}
+
+// mask is what parseMask reads. It has no digits that it does not need: the kernel refuses
+// a mask that is longer than its own.
+func (s Set) mask() string {
+	words := []uint32{0}
+	for _, cpu := range s {
+		for len(words) <= cpu/32 {
+			words = append(words, 0)
+		}
+		words[cpu/32] |= 1 << (cpu % 32)
+	}
+	text := strconv.FormatUint(uint64(words[len(words)-1]), 16)
+	for i := len(words) - 2; i >= 0; i-- {
+		text += fmt.Sprintf(",%08x", words[i])
+	}
+	return text
+}
+
+func (s Set) has(cpu int) bool {
+	_, found := slices.BinarySearch(s, cpu)
+	return found
+}
+
+func (s Set) plus(other Set) Set {
+	all := slices.Concat(s, other)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func (s Set) minus(other Set) Set { return slices.DeleteFunc(slices.Clone(s), other.has) }
+
+func (s Set) and(other Set) Set {
+	return slices.DeleteFunc(slices.Clone(s), func(cpu int) bool { return !other.has(cpu) })
 }
 
 // MarshalText makes a Set its list in records.

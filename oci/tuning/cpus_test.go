@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -25,6 +26,26 @@ func TestParseSet(t *testing.T) {
 	for _, list := range []string{"x", "-1", "1-", "3-1", "1,,2", "0-4294967295", "16384", "0 1", "1-2-3"} {
 		if s, err := ParseSet(list); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v, %v", list, s, err)
+		}
+	}
+}
+
+func TestMask(t *testing.T) {
+	t.Parallel()
+	for mask, list := range map[string]string{
+		"0": "", "1": "0", "f": "0-3", "80": "7", "80000000": "31", "1,00000000": "32", "f,ffffffff": "0-35", "1,00000000,00000003": "0-1,64",
+	} {
+		s, err := parseMask(mask + "\n")
+		if err != nil || s.String() != list || s.mask() != mask {
+			t.Errorf("%s: %s, %s, %v; want %s", mask, s, s.mask(), err, list)
+		}
+	}
+	if s, err := parseMask("00000000,0000000f"); err != nil || s.String() != "0-3" {
+		t.Errorf("%v, %v", s, err)
+	}
+	for _, mask := range []string{"", "x", "-1", "0x1", strings.Repeat("f", 5000)} {
+		if s, err := parseMask(mask); err == nil {
+			t.Errorf("%q: %v", mask, s)
 		}
 	}
 }

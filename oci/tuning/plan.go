@@ -1,36 +1,92 @@
-// Package tuning deals with containers that have CPUs of their own.
-//
-// Errors wrap fault.Invalid.
 package tuning
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
 )
+
+// Wishes are what annotations of a pod ask for, for its containers that have CPUs of their
+// own.
+type Wishes struct {
+	NoInterrupts bool
+	Housekeeping bool     // with NoInterrupts: a container's first CPU and its siblings get some
+	NoBalancing  bool     // the scheduler does not move processes between the CPUs
+	NoQuota      bool     // of CFS
+	Latency      string   // value of pm_qos_resume_latency_us; empty: stays
+	Governor     string   // of cpufreq; empty: stays
+	Shared       []string // containers that get the node's shared CPUs as well
+}
+
+// Any tells whether anything is asked for.
+func (w Wishes) Any() bool {
+	return w.NoInterrupts || w.NoBalancing || w.NoQuota || w.Latency != "" || w.Governor != "" || len(w.Shared) > 0
+}
 
 // Container is what a plan depends on.
 type Container struct {
+	Name         string
 	CgroupParent string // of its pod
 	Limits       *cri.LinuxContainerResources
+	Wishes       Wishes
 	PinExecs     bool // exec processes run on one CPU
 }
 
 // Plan is what is done for a container that has CPUs of its own.
 type Plan struct {
-	CPUs     Set
-	PinExecs bool `json:",omitempty"`
+	CPUs         Set
+	Shared       Set    `json:",omitempty"` // CPUs that it gets as well
+	Quiet        Set    `json:",omitempty"` // those of its CPUs that get no interrupts
+	Housekeeping Set    `json:",omitempty"` // those that do, by request
+	NoBalancing  bool   `json:",omitempty"`
+	PodQuota     bool   `json:",omitempty"` // the quota of its pod's cgroup is lifted
+	Latency      string `json:",omitempty"`
+	Governor     string `json:",omitempty"`
+	PinExecs     bool   `json:",omitempty"`
 }
 
-// PlanFor is the plan for a container; nil: nothing is to be done for it.
-func PlanFor(c Container) *Plan {
-	cpus := own(c)
-	if len(cpus) == 0 || !c.PinExecs {
-		return nil
+// Plan is the plan for a container, and limits that it needs over those asked for. Both are
+// nil if there is nothing to be done, as for every container that has no CPUs of its own.
+func (t *Tuner) Plan(c Container) (*Plan, *cri.LinuxContainerResources, error) {
+	cpus, w := own(c), c.Wishes
+	if len(cpus) == 0 || !w.Any() && !c.PinExecs {
+		return nil, nil, nil
 	}
-	return &Plan{CPUs: cpus, PinExecs: true}
+	p := &Plan{CPUs: cpus, NoBalancing: w.NoBalancing, Latency: w.Latency, Governor: w.Governor, PinExecs: c.PinExecs}
+	if slices.Contains(w.Shared, c.Name) {
+		if len(t.shared) == 0 {
+			return nil, nil, invalid("container %s asks for the node's shared CPUs, but tuning.shared_cpuset is empty", c.Name)
+		}
+		p.Shared = t.shared
+	}
+	if w.Housekeeping {
+		siblings, err := t.siblings(cpus[0])
+		if err != nil {
+			return nil, nil, err
+		}
+		p.Housekeeping = cpus.and(siblings)
+	}
+	if w.NoInterrupts {
+		p.Quiet = cpus.minus(p.Housekeeping)
+	}
+	if !w.NoQuota && len(p.Shared) == 0 {
+		return p, nil, nil
+	}
+	// The quota of its own CPUs is too small for what it gets with the shared ones, and
+	// that of all of them would not limit anything.
+	p.PodQuota = c.CgroupParent != ""
+	limits := &cri.LinuxContainerResources{CpuQuota: -1, CpuPeriod: cmp.Or(c.Limits.GetCpuPeriod(), 100_000)} // the kernel's own
+	if len(p.Shared) > 0 {
+		limits.CpusetCpus = cpus.plus(p.Shared).String()
+	}
+	return p, limits, nil
 }
 
 // own are the CPUs that a container has to itself: the kubelet gives them to containers
@@ -50,11 +106,38 @@ func own(c Container) Set {
 	return cpus
 }
 
-// AddTo gives the plan's part to the spec of the container; nil has none.
+// AddTo gives the plan's part to the spec of the container; nil has none. The variables
+// are those of CRI-O.
 func (p *Plan) AddTo(s *specs.Spec) {
-	if p == nil || !p.PinExecs {
+	if p == nil {
 		return
 	}
-	first := strconv.Itoa(p.CPUs[0])
-	s.Process.ExecCPUAffinity = &specs.CPUAffinity{Initial: first, Final: first}
+	if len(p.Shared) > 0 {
+		s.Process.Env = append(s.Process.Env, "OPENSHIFT_ISOLATED_CPUS="+p.CPUs.String(), "OPENSHIFT_SHARED_CPUS="+p.Shared.String())
+	}
+	if len(p.Housekeeping) > 0 {
+		s.Process.Env = append(s.Process.Env, "OPENSHIFT_HOUSEKEEPING_CPUS="+p.Housekeeping.String())
+	}
+	if !p.PinExecs {
+		return
+	}
+	first := p.CPUs[0]
+	if len(p.Shared) > 0 {
+		first = p.Shared[0]
+	}
+	s.Process.ExecCPUAffinity = &specs.CPUAffinity{Final: strconv.Itoa(first)}
+	// CPUs that are isolated in a partition can be used inside the container's cgroup alone,
+	// so that the runtime cannot run there before it has joined that.
+	if !p.NoBalancing {
+		s.Process.ExecCPUAffinity.Initial = s.Process.ExecCPUAffinity.Final
+	}
+}
+
+// Changes tells whether the plan changes anything on the node; nil does not.
+func (p *Plan) Changes() bool {
+	return p != nil && (len(p.Quiet) > 0 || p.NoBalancing || p.PodQuota || p.Latency != "" || p.Governor != "")
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, fault.Invalid)...)
 }

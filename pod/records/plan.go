@@ -158,7 +158,8 @@ type ContainerPlan struct {
 	Cgroup      string
 	MountLabel  string   `json:",omitempty"` // SELinux context of its files
 	Volumes     []Volume `json:",omitempty"`
-	// Workload are the limits that the pod's workload has set, which no update changes.
+	// Workload are the limits that the pod's workload or Tuning has set, which no update
+	// changes.
 	Workload Message[*cri.LinuxContainerResources] `json:",omitzero"`
 	// Tuning is for a container that has CPUs of its own; nil: nothing is to be done.
 	Tuning     *tuning.Plan `json:",omitempty"`

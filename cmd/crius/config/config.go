@@ -5,7 +5,7 @@
 // behind.
 //
 // Every package has a Config with the options that an operator can set for it
-// (server.Config, pod.Config, oci.Config, storage.Config, network.Config, nri.Config) and
+// (server.Config, pod.Config, oci.Config, storage.Config, network.Config, tuning.Config, nri.Config) and
 // their defaults (its DefaultConfig); this package only composes them. What a package
 // needs beyond that is in its Options, which the program fills in.
 //
@@ -28,6 +28,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/metrics"
@@ -52,6 +53,7 @@ type Config struct {
 	Runtime oci.Config     `toml:"runtime" help:"OCI runtimes and cgroups."`
 	Image   storage.Config `toml:"image" help:"Images and where they are pulled from."`
 	Network network.Config `toml:"network" help:"Pod networks (CNI)."`
+	Tuning  tuning.Config  `toml:"tuning" help:"The node's part for containers that have CPUs of their own (whole CPUs of Guaranteed pods)."`
 	NRI     nri.Config     `toml:"nri" help:"Node Resource Interface (NRI): plugins that observe and modify pods and containers."`
 }
 
@@ -68,6 +70,7 @@ func Default() Config {
 		Runtime:   oci.DefaultConfig(),
 		Image:     storage.DefaultConfig(),
 		Network:   network.DefaultConfig(),
+		Tuning:    tuning.DefaultConfig(),
 		NRI:       nri.DefaultConfig(),
 	}
 }

@@ -52,7 +52,7 @@ func choices(model string) []string {
 func wanted(model string) string {
 	switch model {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs",
-		"runtime.hooks_dir", "pod.mounts_files", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
+		"runtime.hooks_dir", "pod.mounts_files", "tuning.irqbalance_config_files", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.handlers.NAME.root",
 		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
@@ -230,6 +230,8 @@ func (v *validator) parsed(c *Config) {
 	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
 	v.readable("pod.default_sysctls", err)
 	v.readable("api.tls_cipher_suites", c.API.TLS().Check())
+	_, err = tuning.ParseSet(c.Tuning.SharedCPUs)
+	v.readable("tuning.shared_cpuset", err)
 	_, err = tuning.ParseSet(c.Pod.InfraCPUs)
 	v.readable("pod.infra_cpuset", err)
 	for _, text := range c.Pod.DefaultUlimits {

@@ -6,7 +6,6 @@ const (
 	noInfra      = "crius pins the namespaces of a pod by itself and needs no pause container or image"
 	ownMonitor   = "crius runs its own monitor, crius-conmon; runtime.monitor names another place for it"
 	inRegistries = "registries are configured in registries.conf(5), which crius reads as CRI-O does"
-	noPinning    = "crius does not tune processors for pods: annotations such as cpu-load-balancing.crio.io have no effect"
 	kubeletMaps  = "no node-wide user namespace mapping: set hostUsers: false in pods"
 )
 
@@ -58,8 +57,8 @@ var crioRules = []rule{
 	{key: "crio.runtime.blockio_config_file", verdict: refused, why: "block I/O classes of pods have no effect"},
 	{key: "crio.runtime.blockio_reload", verdict: refused, why: "block I/O classes of pods have no effect"},
 	{key: "crio.runtime.cdi_spec_dirs", verdict: mapped, to: "pod.cdi_spec_dirs", as: texts},
-	{key: "crio.runtime.irqbalance_config_file", verdict: refused, off: []any{"", "/etc/sysconfig/irqbalance"}, why: noPinning},
-	{key: "crio.runtime.irqbalance_config_restore_file", verdict: refused, off: []any{"", "disable", "/etc/sysconfig/orig_irq_banned_cpus"}, why: noPinning},
+	{key: "crio.runtime.irqbalance_config_file", verdict: mapped, to: "tuning.irqbalance_config_files", as: irqbalanceFile},
+	{key: "crio.runtime.irqbalance_config_restore_file", verdict: builtin, why: ownState},
 	{key: "crio.runtime.rdt_config_file", verdict: refused, why: "Intel RDT classes have no effect"},
 	{key: "crio.runtime.cgroup_manager", verdict: mapped, to: "runtime.cgroup_driver", as: as[string], unset: "systemd", note: "must match the kubelet's cgroupDriver"},
 	{key: "crio.runtime.default_capabilities", verdict: mapped, to: "pod.default_capabilities", as: capabilities, unset: nineCapabilities},
@@ -86,7 +85,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.ctr_stop_timeout", verdict: refused, off: []any{int64(30), int64(0)}, why: "containers get exactly their pod's grace period, without this minimum"},
 	{key: "crio.runtime.drop_infra_ctr", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.infra_ctr_cpuset", verdict: mapped, to: "pod.infra_cpuset", as: as[string]},
-	{key: "crio.runtime.shared_cpuset", verdict: refused, why: noPinning},
+	{key: "crio.runtime.shared_cpuset", verdict: mapped, to: "tuning.shared_cpuset", as: as[string]},
 	{key: "crio.runtime.namespaces_dir", verdict: mapped, to: "pod.namespaces_dir", as: as[string]},
 	{key: "crio.runtime.pinns_path", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.absent_mount_sources_to_reject", verdict: mapped, to: "pod.reject_missing_mounts", as: texts},

@@ -238,6 +238,22 @@ func mountsFile(value any) (any, error) {
 	return []string{file}, nil
 }
 
+// irqbalanceFile takes the only configuration of irqbalance. CRI-O's default, which not all
+// distributions have, means those in which crius looks for one by default.
+func irqbalanceFile(value any) (any, error) {
+	file, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("must be of type string, got %s", Format(value))
+	}
+	switch file {
+	case "":
+		return []string{}, nil
+	case "/etc/sysconfig/irqbalance":
+		return []string{file, "/etc/default/irqbalance"}, nil
+	}
+	return []string{file}, nil
+}
+
 // prefixes takes annotations that CRI-O allows.
 func prefixes(value any) (any, error) {
 	list, err := patternsOf(value)

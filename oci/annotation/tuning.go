@@ -1,0 +1,80 @@
+package annotation
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// What is asked for containers that have CPUs of their own (package tuning). There is one
+// spelling.
+const (
+	askInterrupts = "irq-load-balancing"
+	askBalancing  = "cpu-load-balancing"
+	askQuota      = "cpu-quota"
+	askLatency    = "cpu-c-states"
+	askGovernor   = "cpu-freq-governor"
+	askShared     = "cpu-shared"
+)
+
+var governor = regexp.MustCompile(`^[a-z][a-z_]{0,14}$`) // the kernel's CPUFREQ_NAME_LEN
+
+func (a *Asked) readTuning(name, container, value string) (err error) {
+	t := &a.Tuning
+	switch name {
+	case askInterrupts:
+		if value == "housekeeping" {
+			t.NoInterrupts, t.Housekeeping = true, true
+			return nil
+		}
+		t.NoInterrupts, err = parseOff(value)
+	case askBalancing:
+		t.NoBalancing, err = parseOff(value)
+	case askQuota:
+		t.NoQuota, err = parseOff(value)
+	case askLatency:
+		t.Latency, err = parseLatency(value)
+	case askGovernor:
+		if !governor.MatchString(value) {
+			return invalid("%.40q is not the name of a frequency governor", value)
+		}
+		t.Governor = value
+	case askShared:
+		switch value {
+		case "enable":
+			t.Shared = append(t.Shared, container)
+		case "disable":
+		default:
+			return invalid("must be enable or disable, got %.40q", value)
+		}
+	}
+	return err
+}
+
+// parseOff reads what is to be done with something that is on by itself. "true", of early
+// versions of CRI-O, stands for its being off.
+func parseOff(value string) (off bool, err error) {
+	switch value {
+	case "disable", "true":
+		return true, nil
+	case "enable", "false":
+		return false, nil
+	}
+	return false, invalid("must be disable or enable, got %.40q", value)
+}
+
+// parseLatency is what the kernel wants to be told of the latency with which a CPU may wake
+// up (Documentation/ABI/testing/sysfs-devices-power): n/a is none, 0 is any.
+func parseLatency(value string) (string, error) {
+	switch value {
+	case "enable":
+		return "0", nil
+	case "disable":
+		return "n/a", nil
+	}
+	text, given := strings.CutPrefix(value, "max_latency:")
+	if us, err := strconv.ParseInt(text, 10, 32); given && err == nil && us > 0 {
+		return strconv.FormatInt(us, 10), nil
+	}
+	return "", invalid("must be enable, disable or max_latency:MICROSECONDS, got %.40q", value)
+}

@@ -1,0 +1,244 @@
+package tuning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// This file keeps interrupts off CPUs: those that come to be by the default mask of the
+// kernel, and those that are there by irqbalance, which moves them.
+
+const (
+	defaultMask = "/proc/irq/default_smp_affinity"
+	irqbalance  = "irqbalance.service"
+)
+
+// Variables of irqbalance's configuration: versions before 1.8 know the first one alone, and
+// current ones the second.
+const (
+	bannedMask = "IRQBALANCE_BANNED_CPUS="
+	bannedList = "IRQBALANCE_BANNED_CPULIST="
+)
+
+// bannedLines are the lines of irqbalance's configuration that were there before; without a
+// file there is none.
+type bannedLines struct {
+	File  string   `json:",omitempty"`
+	Lines []string `json:",omitempty"`
+}
+
+func (t *Tuner) readMask() (Set, error) {
+	text, err := t.read(defaultMask)
+	if err != nil {
+		return nil, fmt.Errorf("read mask of interrupts: %w", err)
+	}
+	return parseMask(text)
+}
+
+func (t *Tuner) noteInterrupts(next *changes, c claim) error {
+	if len(c.Quiet) == 0 {
+		return nil
+	}
+	mask, err := t.readMask()
+	if err != nil {
+		return err
+	}
+	if len(mask.minus(c.Quiet)) == 0 {
+		return invalid("no CPU would be left for interrupts: they go to %s, and the container wants none on %s", mask, c.Quiet)
+	}
+	next.Interrupts = next.Interrupts.plus(mask.and(c.Quiet))
+	if next.Irqbalance == nil {
+		next.Irqbalance, err = t.findBanned()
+	}
+	return err
+}
+
+// silence takes CPUs out of the mask of interrupts.
+func (t *Tuner) silence(ctx context.Context, c claim) error {
+	if len(c.Quiet) == 0 {
+		return nil
+	}
+	mask, err := t.readMask()
+	if err != nil {
+		return err
+	}
+	mask = mask.minus(c.Quiet)
+	if err := t.write(defaultMask, mask.mask()); err != nil {
+		return fmt.Errorf("keep interrupts off CPUs %s: %w", c.Quiet, err)
+	}
+	return t.ban(ctx, t.now.Irqbalance, mask)
+}
+
+// settleInterrupts gives the CPUs back to interrupts that no container wants quiet.
+func (t *Tuner) settleInterrupts(ctx context.Context, next *changes) error {
+	var quiet Set
+	for _, c := range next.Containers {
+		quiet = quiet.plus(c.Quiet)
+	}
+	back := next.Interrupts.minus(quiet)
+	next.Interrupts = next.Interrupts.and(quiet)
+	var mask Set
+	if len(back) > 0 {
+		var err error
+		if mask, err = t.readMask(); err != nil {
+			return err
+		}
+		mask = mask.plus(back)
+		if err := t.write(defaultMask, mask.mask()); err != nil {
+			return fmt.Errorf("let interrupts go to CPUs %s: %w", back, err)
+		}
+	}
+	before := next.Irqbalance
+	switch {
+	case before != nil && len(quiet) == 0:
+		next.Irqbalance = nil
+		err := t.replaceBanned(before.File, before.Lines)
+		if err == nil {
+			t.rebalance(ctx, before.cpus())
+		}
+		return err
+	case before != nil && len(back) > 0:
+		return t.ban(ctx, before, mask)
+	}
+	return nil
+}
+
+// ban has irqbalance leave the CPUs alone that are not in the mask, and those that it left
+// alone before. A configuration keeps it from finding isolated CPUs by itself.
+func (t *Tuner) ban(ctx context.Context, before *bannedLines, mask Set) error {
+	text, err := t.read("/sys/devices/system/cpu/online")
+	if err != nil {
+		return fmt.Errorf("find online CPUs: %w", err)
+	}
+	online, err := ParseSet(text)
+	if err != nil {
+		return err
+	}
+	banned := before.cpus().plus(online.minus(mask))
+	if err := t.replaceBanned(before.File, assignments(banned, `"`)); err != nil {
+		return err
+	}
+	t.rebalance(ctx, banned)
+	return nil
+}
+
+// assignments are those of both variables.
+func assignments(banned Set, quote string) []string {
+	return []string{bannedMask + quote + banned.mask() + quote, bannedList + quote + banned.String() + quote}
+}
+
+// rebalance makes irqbalance look at its CPUs again. Without it the interrupts that are there
+// stay where they are, which is no reason to refuse a container.
+func (t *Tuner) rebalance(ctx context.Context, banned Set) {
+	if len(t.IrqbalanceFiles) == 0 {
+		return
+	}
+	var err error
+	if t.Run(ctx, nil, "systemctl", "is-active", "--quiet", irqbalance) == nil {
+		_ = t.Run(ctx, nil, "systemctl", "reset-failed", irqbalance) // else it may not be started so often
+		err = t.Run(ctx, nil, "systemctl", "restart", irqbalance)
+	} else {
+		err = t.Run(ctx, assignments(banned, ""), "irqbalance", "--oneshot")
+	}
+	if err != nil && !errors.Is(err, exec.ErrNotFound) {
+		slog.WarnContext(ctx, "irqbalance failed, interrupts may stay on the CPUs where they are", "err", err)
+	}
+}
+
+// findBanned reads the configuration of irqbalance.
+func (t *Tuner) findBanned() (*bannedLines, error) {
+	for _, file := range t.IrqbalanceFiles {
+		text, err := os.ReadFile(filepath.Join(t.Root, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read configuration of irqbalance: %w", err)
+		}
+		lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool { return !isBanned(line) })
+		return &bannedLines{File: file, Lines: lines}, nil
+	}
+	return &bannedLines{}, nil
+}
+
+func isBanned(line string) bool {
+	return strings.HasPrefix(line, bannedMask) || strings.HasPrefix(line, bannedList)
+}
+
+// cpus are those of the lines, as far as irqbalance would understand them.
+func (b *bannedLines) cpus() (banned Set) {
+	for _, line := range b.Lines {
+		name, value, _ := strings.Cut(line, "=")
+		parse := ParseSet
+		if name+"=" == bannedMask {
+			parse = parseMask
+		}
+		cpus, _ := parse(strings.Trim(value, `"' `))
+		banned = banned.plus(cpus)
+	}
+	return banned
+}
+
+// replaceBanned puts lines in the place of those that the configuration has for banned CPUs.
+func (t *Tuner) replaceBanned(file string, lines []string) error {
+	if file == "" {
+		return nil
+	}
+	path, err := filepath.EvalSymlinks(filepath.Join(t.Root, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // irqbalance was removed
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(path)
+	}
+	if err == nil {
+		err = replaceFile(path, withLines(string(text), lines))
+	}
+	if err != nil {
+		return fmt.Errorf("change configuration of irqbalance: %w", err)
+	}
+	return nil
+}
+
+// withLines is the text with other lines for banned CPUs, at the place of the first.
+func withLines(text string, lines []string) string {
+	all := strings.Split(text, "\n")
+	at := slices.IndexFunc(all, isBanned)
+	if at < 0 {
+		at = len(all)
+		if all[at-1] == "" { // behind the last line's end
+			at--
+		} else {
+			lines = append(slices.Clone(lines), "")
+		}
+	}
+	return strings.Join(slices.Concat(all[:at], lines, slices.DeleteFunc(all[at:], isBanned)), "\n")
+}
+
+// replaceFile replaces a file, whose mode stays, as a whole.
+func replaceFile(path, text string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".crius-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // none after the rename
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Chmod(info.Mode().Perm()), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

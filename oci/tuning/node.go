@@ -1,0 +1,67 @@
+package tuning
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crius-run/crius/internal/cgroup"
+)
+
+// Node is what is changed. The zero value is this machine.
+type Node struct {
+	// Root is the directory that has /proc, /sys and /etc; empty: the node's own.
+	Root string
+	// ReadCgroup and WriteCgroup are those of package cgroup.
+	ReadCgroup  func(cgroup, name string) (string, error)
+	WriteCgroup func(cgroup, name, value string) error
+	// Run runs a program, with additional environment variables.
+	Run func(ctx context.Context, env []string, name string, args ...string) error
+}
+
+func (n *Node) fill() {
+	if n.ReadCgroup == nil {
+		n.ReadCgroup, n.WriteCgroup = cgroup.ReadFile, cgroup.WriteFile
+	}
+	if n.Run == nil {
+		n.Run = run
+	}
+}
+
+// runTime is more than systemd takes to restart irqbalance.
+const runTime = 30 * time.Second
+
+func run(ctx context.Context, env []string, name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, runTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %.500s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// read reads a file of one line.
+func (n *Node) read(path string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(n.Root, path))
+	return strings.TrimSpace(string(text)), err
+}
+
+// write writes a file of the kernel, which is there.
+func (n *Node) write(path, value string) error {
+	f, err := os.OpenFile(filepath.Join(n.Root, path), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

@@ -1,0 +1,284 @@
+// Package tuning deals with containers that have CPUs of their own: it keeps interrupts and
+// the scheduler's balancing off these CPUs, sets how deep they sleep and how fast they run,
+// and takes all that back. It does what CRI-O's high-performance hooks do.
+//
+// What it changes outside of a container's own cgroup outlives the container, and the
+// server. So what is done for whom, and how the node was before, is on the disk first:
+//
+//	<state>/tuning/node/tuning.json
+//
+// A CPU may be tuned for the next container before the last one is known to have ended. So
+// the node is never given back what it was when a container came: what no container on
+// record needs any more is made what it was before the first one.
+//
+// Errors wrap fault.Invalid for what a pod has asked for in vain, and fault.Unimplemented
+// for what this kernel cannot do.
+package tuning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/record"
+)
+
+// Config is what an operator sets.
+type Config struct {
+	SharedCPUs      string   `toml:"shared_cpuset" help:"CPUs, such as 0-1,52-53, that containers with CPUs of their own get as well if their pod asks for that (cpu-shared.crio.io); empty: none"`
+	IrqbalanceFiles []string `toml:"irqbalance_config_files" help:"configuration files of irqbalance; in the first one that exists crius lists the CPUs that get no interrupts, and it restarts irqbalance then; empty: irqbalance is left alone"`
+}
+
+// DefaultConfig is what an empty configuration file means.
+func DefaultConfig() Config {
+	return Config{IrqbalanceFiles: []string{"/etc/sysconfig/irqbalance", "/etc/default/irqbalance"}}
+}
+
+// Options is what a Tuner works by.
+type Options struct {
+	Config
+	Node
+	StateDir string
+	Boot     string // changes with every boot of the node
+}
+
+// Tuner changes what a node does with its CPUs.
+type Tuner struct {
+	Options
+	shared  Set
+	records *record.Dir[changes]
+
+	// mu is held during the changes, which read what they write.
+	mu  sync.Mutex
+	now *changes
+}
+
+// changes is what is on record. All of it is from one boot.
+type changes struct {
+	Boot       string
+	Containers map[string]claim
+	// How the node was before: CPUs taken out of the mask of interrupts, lines of irqbalance's
+	// configuration, contents of files of CPUs by path, and CPUs added to
+	// cpuset.cpus.exclusive by cgroup.
+	Interrupts Set               `json:",omitempty"`
+	Irqbalance *bannedLines      `json:",omitempty"`
+	Files      map[string]string `json:",omitempty"`
+	Exclusive  map[string]Set    `json:",omitempty"`
+}
+
+// claim is what is done for one container.
+type claim struct {
+	Plan
+	Cgroup string
+}
+
+const (
+	version = 1      // of the record
+	only    = "node" // its id
+)
+
+// New makes a Tuner, which knows nothing of an earlier one before Recover.
+func New(o Options) (*Tuner, error) {
+	shared, err := ParseSet(o.SharedCPUs)
+	if err != nil {
+		return nil, fmt.Errorf("tuning.shared_cpuset: %w", err)
+	}
+	o.Node.fill()
+	return &Tuner{
+		Options: o, shared: shared, now: &changes{},
+		records: record.At[changes](filepath.Join(o.StateDir, "tuning"), "tuning.json", version),
+	}, nil
+}
+
+// Recover reads the record of an earlier Tuner, and returns the containers on it. After a
+// reboot there are none: of what was done for them only irqbalance's configuration is left,
+// which is restored.
+func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	docs, _, damaged, err := t.records.All()
+	if err != nil {
+		return nil, fmt.Errorf("read record of CPU settings: %w", err)
+	}
+	for _, d := range damaged {
+		slog.ErrorContext(ctx, "unreadable record of CPU settings moved aside, settings of containers that have ended stay until a reboot", "file", d.File, "err", d.Err)
+	}
+	if docs[only] == nil {
+		return nil, nil
+	}
+	t.now = docs[only]
+	if t.now.Boot != t.Boot {
+		t.now = &changes{Boot: t.Boot, Irqbalance: t.now.Irqbalance}
+		return nil, t.settle(ctx, t.now.clone())
+	}
+	return slices.Sorted(maps.Keys(t.now.Containers)), nil
+}
+
+// Apply does what the plan of a container says, which is to be started. If it fails, Release
+// undoes what it has done.
+func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next, c := t.now.clone(), claim{*p, cgroup}
+	next.Boot = t.Boot
+	next.Containers[id] = c
+	for _, note := range []func(*changes, claim) error{t.noteInterrupts, t.noteFiles, t.noteExclusive} {
+		if err := note(next, c); err != nil {
+			return err
+		}
+	}
+	if err := t.put(ctx, next); err != nil {
+		return err
+	}
+	if err := t.silence(ctx, c); err != nil {
+		return err
+	}
+	if err := t.writeFiles(c); err != nil {
+		return err
+	}
+	if err := t.liftQuota(ctx, c); err != nil {
+		return err
+	}
+	return t.isolate(c)
+}
+
+// Release undoes what was done for a container that has ended. It is idempotent.
+func (t *Tuner) Release(ctx context.Context, id string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, found := t.now.Containers[id]; !found {
+		return nil
+	}
+	next := t.now.clone()
+	delete(next.Containers, id)
+	return t.settle(ctx, next)
+}
+
+// settle undoes what the containers in next do not need, and makes it the record. What
+// fails is tried again as a whole the next time.
+func (t *Tuner) settle(ctx context.Context, next *changes) error {
+	err := errors.Join(t.settleInterrupts(ctx, next), t.settleFiles(next), t.settleExclusive(next))
+	if err != nil {
+		return fmt.Errorf("restore CPU settings: %w", err)
+	}
+	return t.put(ctx, next)
+}
+
+// put has the record on the disk, also across a power cut: irqbalance's configuration is.
+func (t *Tuner) put(ctx context.Context, next *changes) (err error) {
+	if len(next.Containers) == 0 && next.Irqbalance == nil {
+		err = t.records.Delete(ctx, only)
+	} else if err = t.records.Make(); err == nil {
+		err = t.records.Put(ctx, only, next)
+	}
+	if err == nil {
+		err = t.records.SyncOne(only)
+	}
+	if err != nil {
+		return fmt.Errorf("record CPU settings: %w", err)
+	}
+	t.now = next
+	return nil
+}
+
+func (c *changes) clone() *changes {
+	next := *c
+	next.Containers, next.Files, next.Exclusive = copied(c.Containers), copied(c.Files), copied(c.Exclusive)
+	return &next
+}
+
+func copied[V any](m map[string]V) map[string]V {
+	next := map[string]V{}
+	maps.Copy(next, m)
+	return next
+}
+
+// files are contents that the container's CPUs need, by path.
+func (c claim) files() map[string]string {
+	files := map[string]string{}
+	for _, cpu := range c.CPUs {
+		if c.Latency != "" {
+			files[cpuFile(cpu, "power/pm_qos_resume_latency_us")] = c.Latency
+		}
+		if c.Governor != "" {
+			files[cpuFile(cpu, "cpufreq/scaling_governor")] = c.Governor
+		}
+	}
+	return files
+}
+
+func cpuFile(cpu int, name string) string {
+	return fmt.Sprintf("/sys/devices/system/cpu/cpu%d/%s", cpu, name)
+}
+
+func (t *Tuner) noteFiles(next *changes, c claim) error {
+	if c.Governor != "" {
+		for _, cpu := range c.CPUs {
+			available, err := t.read(cpuFile(cpu, "cpufreq/scaling_available_governors"))
+			if err != nil {
+				return fmt.Errorf("find frequency governors: %w", err)
+			}
+			if !slices.Contains(strings.Fields(available), c.Governor) {
+				return invalid("CPU %d has no frequency governor %s, it has: %s", cpu, c.Governor, available)
+			}
+		}
+	}
+	for path := range c.files() {
+		if _, noted := next.Files[path]; noted {
+			continue
+		}
+		before, err := t.read(path)
+		if err != nil {
+			return fmt.Errorf("read CPU setting: %w", err)
+		}
+		next.Files[path] = before
+	}
+	return nil
+}
+
+func (t *Tuner) writeFiles(c claim) error {
+	for path, value := range c.files() {
+		if err := t.write(path, value); err != nil {
+			return fmt.Errorf("change CPU setting: %w", err)
+		}
+	}
+	return nil
+}
+
+func (t *Tuner) settleFiles(next *changes) error {
+	needed := map[string]string{}
+	for _, c := range next.Containers {
+		maps.Copy(needed, c.files())
+	}
+	var errs []error
+	for path, before := range next.Files {
+		if _, stays := needed[path]; stays {
+			continue
+		}
+		if err := t.write(path, before); err != nil && !errors.Is(err, os.ErrNotExist) { // of a CPU that was unplugged
+			errs = append(errs, err)
+		}
+		delete(next.Files, path)
+	}
+	return errors.Join(errs...)
+}
+
+// siblings are the CPUs on the same core.
+func (t *Tuner) siblings(cpu int) (Set, error) {
+	text, err := t.read(cpuFile(cpu, "topology/thread_siblings_list"))
+	if err != nil {
+		return nil, fmt.Errorf("find siblings of a CPU: %w", err)
+	}
+	return ParseSet(text)
+}
+
+// unimplemented is for what this kernel cannot do.
+func unimplemented(text string) error { return fmt.Errorf("%s: %w", text, fault.Unimplemented) }

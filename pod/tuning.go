@@ -1,0 +1,100 @@
+package pod
+
+import (
+	"context"
+	"log/slog"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/annotation"
+	"github.com/crius-run/crius/oci/tuning"
+	"github.com/crius-run/crius/pod/records"
+)
+
+// This file deals with containers that have CPUs of their own.
+
+// planTuning plans what is done for the container's CPUs. A sandbox has CPUs of its own
+// kernel.
+func (s *Sandbox) planTuning(plan *records.ContainerPlan, asked annotation.Asked) error {
+	name := plan.Config.M.GetMetadata().GetName()
+	var limits *cri.LinuxContainerResources
+	if !s.plan.Sandboxed {
+		var err error
+		plan.Tuning, limits, err = s.engine.tuner.Plan(tuning.Container{
+			Name:         name,
+			CgroupParent: s.plan.Config.M.GetLinux().GetCgroupParent(),
+			Limits:       firstLimits(plan),
+			Wishes:       asked.Tuning,
+			PinExecs:     s.runtime.Handler().ExecCPUAffinity == oci.FirstCPU,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if plan.Tuning == nil && asked.Tuning.Any() {
+		slog.Info("annotations for CPUs have no effect on a container without CPUs of its own", "pod", s.id, "name", name)
+	}
+	if limits != nil {
+		plan.Workload.M = mergeResources(plan.Workload.M, limits)
+	}
+	return nil
+}
+
+// cpus are those of one container, if it has CPUs of its own.
+type cpus struct {
+	tuner      *tuning.Tuner
+	plan       *tuning.Plan
+	id, cgroup string // of the container
+}
+
+// tune does what is planned for the CPUs, before the container runs on them.
+func (c *cpus) tune(ctx context.Context) error {
+	if !c.plan.Changes() {
+		return nil
+	}
+	tune := func(ctx context.Context) error { return c.tuner.Apply(ctx, c.id, c.cgroup, c.plan) }
+	if err := trace.Do(ctx, "tune CPUs", tune); err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "CPUs tuned for container", "container", c.id, "cpus", c.plan.CPUs.String())
+	return nil
+}
+
+// restore undoes tune. It is idempotent.
+func (c *cpus) restore(ctx context.Context) error {
+	if !c.plan.Changes() {
+		return nil
+	}
+	return trace.Do(ctx, "restore CPUs", func(ctx context.Context) error { return c.tuner.Release(ctx, c.id) })
+}
+
+// restoreCPUs is for a container that is dead. What fails is tried again, and keeps nobody
+// from hearing of the end.
+func (c *Container) restoreCPUs() {
+	if !c.plan.Tuning.Changes() {
+		return
+	}
+	ctx, cancel := undoContext(c.engine.background.Closing())
+	defer cancel()
+	if err := c.engine.deps.Trace.Do(ctx, "restore CPUs", c.id, c.cpus.restore); err != nil {
+		slog.WarnContext(ctx, "CPUs of a dead container not restored, retrying", "container", c.id, "err", err)
+		c.engine.cleanups.Add("CPUs of "+c.id, c.cpus.restore)
+	}
+}
+
+// restoreTuning finds out what an earlier server has done for containers, and undoes what it
+// did for those of which there is no record any more.
+func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
+	tuner := r.engine.tuner
+	tuned, err := tuner.Recover(ctx)
+	if err != nil {
+		slog.ErrorContext(ctx, "settings of CPUs not restored", "err", err)
+	}
+	for _, id := range tuned {
+		if ctrs[id] == nil {
+			r.end("CPUs of "+id, func(ctx context.Context) error { return tuner.Release(ctx, id) }, &r.ends)
+		}
+	}
+}
