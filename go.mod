@@ -13,6 +13,7 @@ require (
 	github.com/docker/distribution v2.8.3+incompatible
 	github.com/go-logr/logr v1.4.4
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674
+	github.com/intel/goresctrl v0.13.0
 	github.com/moby/spdystream v0.5.1
 	github.com/opencontainers/go-digest v1.0.0
 	github.com/opencontainers/image-spec v1.1.1

@@ -14,6 +14,8 @@ type Config struct {
 	MonitorCgroup  string   `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
 	BackportedCVEs []string `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
 	HooksDir       []string `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
+	BlockIOFile    string   `toml:"blockio_config_file" help:"YAML file of block I/O classes (github.com/intel/goresctrl), which annotations of pods name; it is read for every container in one; empty: there are none"`
+	RDTFile        string   `toml:"rdt_config_file" help:"YAML file of Intel RDT classes (github.com/intel/goresctrl), which annotations of pods name; at the start of the server other classes are removed from the resctrl file system; empty: there are none"`
 	// CRIOHandlersDir is read by whoever reads the configuration.
 	CRIOHandlersDir string             `toml:"crio_handlers_dir" help:"directory of CRI-O's drop-ins, such as /etc/crio/crio.conf.d, in which installers such as nvidia-ctk and kata-deploy configure runtimes and the default runtime; read before this configuration, which overrides it; ignored as a whole if it is invalid; other keys in it have no effect; empty: none"`
 	Handlers        map[string]Handler `toml:"handlers" help:"RuntimeClass handlers by name"`

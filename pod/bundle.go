@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
 	"github.com/crius-run/crius/oci/cdi"
+	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/hooks"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
@@ -347,6 +348,9 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 		return nil, err
 	}
 	c.plan.Tuning.AddTo(ociSpec)
+	if err := c.sandbox.addClasses(ctx, in.Request.Container, ociSpec); err != nil {
+		return nil, err
+	}
 	if profile := ociSpec.Process.ApparmorProfile; profile != "" {
 		err := trace.Do(ctx, "load AppArmor profile", func(ctx context.Context) error { return lsm.Ensure(ctx, profile) })
 		if err != nil {
@@ -361,6 +365,13 @@ func (c *Container) makeSpec(ctx context.Context, in spec.Input) (*nri.Spec, err
 		return nil, err
 	}
 	return ociSpec, c.sandbox.addHooks(ctx, in.Request.Container, ociSpec)
+}
+
+// addClasses puts a container of the pod into the classes that annotations name.
+func (s *Sandbox) addClasses(ctx context.Context, request *cri.ContainerConfig, ociSpec *nri.Spec) error {
+	return s.engine.classes.AddTo(ctx, ociSpec, classes.Container{
+		Name: request.GetMetadata().GetName(), Annotations: request.GetAnnotations(), PodAnnotations: s.plan.Config.M.GetAnnotations(),
+	})
 }
 
 // addHooks gives a container of the pod, or its infra container if the request is

@@ -9,6 +9,7 @@ import (
 	"github.com/crius-run/crius/internal/lsm"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/oci/annotation"
+	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/files"
@@ -65,6 +66,8 @@ type Options struct {
 	ImageVolumes string
 	// HookDirs are the directories of OCI hooks (oci.Config.HooksDir).
 	HookDirs []string
+	// Classes are those of block I/O and RDT (oci.Config).
+	Classes classes.Config
 	// Tuning is what containers with CPUs of their own get of the node.
 	Tuning tuning.Config
 	// CPUs is the machine whose CPUs are tuned; the zero value is this one.

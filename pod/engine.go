@@ -27,6 +27,7 @@ import (
 	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/internal/retry"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/pod/audit"
@@ -53,6 +54,7 @@ type Engine struct {
 	meters   *cgroup.Meters
 	labels   *label.Node
 	tuner    *tuning.Tuner
+	classes  *classes.Classes
 
 	records     *records.Store
 	sandboxes   *index.Index[records.PodName, *Sandbox]
@@ -132,6 +134,10 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	groups, err := classes.New(cfg.Classes)
+	if err != nil {
+		return nil, err
+	}
 	e := &Engine{
 		cfg:        cfg,
 		deps:       deps,
@@ -142,6 +148,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
 		tuner:      tuner,
+		classes:    groups,
 		labels:     label.New(defaults.SELinux, cfg.PauseProgram, cfg.StateDir),
 		records:    records.At(cfg.StateDir),
 		sandboxes:  index.New[records.PodName, *Sandbox]("pod"),

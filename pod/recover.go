@@ -65,6 +65,9 @@ func (r *recovery) run(ctx context.Context) error {
 	if err := makeDirs(&e.cfg, e.records); err != nil {
 		return err
 	}
+	if err := e.classes.Load(ctx); err != nil {
+		return err
+	}
 	if err := e.labels.CopyProgram(); err != nil { // a full disk keeps no server from starting
 		slog.ErrorContext(ctx, "cannot copy the pause program, pods with shareProcessNamespace may fail", "err", err)
 	}

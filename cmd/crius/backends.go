@@ -9,6 +9,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
+	"github.com/crius-run/crius/oci/classes"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/metrics"
@@ -72,6 +73,7 @@ func podOptions(cfg config.Config, monitor string) pod.Options {
 		HookDirs:     cfg.Runtime.HooksDir,
 		Workloads:    cfg.Runtime.Workloads,
 		Tuning:       cfg.Tuning,
+		Classes:      classes.Config{BlockIOFile: cfg.Runtime.BlockIOFile, RDTFile: cfg.Runtime.RDTFile},
 	}
 	if cfg.API.CrioSocket != "" {
 		options.CgroupPrefix = spec.CrioPrefix

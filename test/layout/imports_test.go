@@ -41,6 +41,7 @@ var owners = map[string][]string{
 	"github.com/containernetworking":          {"network"},
 	"github.com/opencontainers/runtime-spec":  {"oci", "nri"},
 	"tags.cncf.io/container-device-interface": {"oci"},
+	"github.com/intel/goresctrl":              {"oci"},
 }
 
 // leafImports are the foreign packages that internal may use.

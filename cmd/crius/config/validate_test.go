@@ -63,6 +63,8 @@ func TestValidate(t *testing.T) {
 		{"network.plugin_dirs = []", "network.plugin_dirs: must list at least one directory"},
 		{"network.timeout = '0s'", `network.timeout: must be more than 0, got "0s"`},
 		{"runtime.monitor = 'crius-conmon'", "runtime.monitor: must be an absolute path"},
+		{"runtime.blockio_config_file = 'blockio.yaml'", "runtime.blockio_config_file: must be an absolute path or an empty string"},
+		{"runtime.rdt_config_file = 'rdt.yaml'", "runtime.rdt_config_file: must be an absolute path or an empty string"},
 		{"runtime.cgroup_driver = ''", "runtime.cgroup_driver: must be one of systemd, cgroupfs"},
 		{"runtime.default_handler = 'crun'", ""},
 		{"runtime.default_handler = 'x'", `runtime.default_handler: unknown handler "x"`},

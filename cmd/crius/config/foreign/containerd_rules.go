@@ -110,8 +110,8 @@ var containerdRules = []rule{
 	{key: "plugins.cri.containerd.disable_snapshot_annotations", verdict: builtin, why: onlyOverlay},
 	{key: "plugins.cri.containerd.discard_unpacked_layers", verdict: builtin, why: "compressed layers are never kept"},
 	{key: "plugins.cri.containerd.no_pivot", verdict: refused, why: "crius always lets the runtime use pivot_root: a root file system on a ramdisk is not supported"},
-	{key: "plugins.cri.containerd.ignore_rdt_not_enabled_errors", verdict: builtin, why: "Intel RDT classes have no effect"},
-	{key: "plugins.cri.containerd.ignore_blockio_not_enabled_errors", verdict: builtin, why: "block I/O classes have no effect"},
+	{key: "plugins.cri.containerd.ignore_rdt_not_enabled_errors", verdict: builtin, why: "without runtime.rdt_config_file RDT classes of pods have no effect, and the log says so"},
+	{key: "plugins.cri.containerd.ignore_blockio_not_enabled_errors", verdict: builtin, why: "without runtime.blockio_config_file block I/O classes of pods have no effect, and the log says so"},
 	{key: "plugins.cri.containerd.default_runtime", verdict: refused, joint: true, why: "obsolete containerd key: use default_runtime_name"},
 	{key: "plugins.cri.containerd.untrusted_workload_runtime", verdict: refused, joint: true, why: "the annotation io.kubernetes.cri.untrusted-workload has no effect: use a RuntimeClass"},
 

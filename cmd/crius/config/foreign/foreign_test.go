@@ -136,6 +136,8 @@ func TestCrioValues(t *testing.T) {
 			map[string]string{"tuning.shared_cpuset": `"2-3"`, "tuning.irqbalance_config_files": `["/etc/default/irqbalance"]`}},
 		{"[crio.runtime]\nirqbalance_config_file = '/etc/sysconfig/irqbalance'", map[string]string{"tuning.irqbalance_config_files": `["/etc/sysconfig/irqbalance", "/etc/default/irqbalance"]`}},
 		{"[crio.runtime]\nirqbalance_config_file = ''", map[string]string{"tuning.irqbalance_config_files": `[]`}},
+		{"[crio.runtime]\nblockio_config_file = '/b.yaml'\nblockio_reload = true\nrdt_config_file = '/r.yaml'",
+			map[string]string{"runtime.blockio_config_file": `"/b.yaml"`, "runtime.rdt_config_file": `"/r.yaml"`}},
 		{"[crio.runtime]\npids_limit = -1", map[string]string{"pod.pids_limit": "0"}},
 		{"[crio.runtime]\nlog_level = 'trace'", map[string]string{"log_level": `"debug"`}},
 		{"[crio.runtime]\nlog_level = 'panic'", map[string]string{"log_level": `"error"`}},

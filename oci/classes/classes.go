@@ -1,0 +1,157 @@
+// Package classes puts containers into classes of block I/O and of Intel RDT (cache and memory
+// bandwidth). What a class is, files of goresctrl say; which one a container is in, annotations
+// that are the same for CRI-O and containerd:
+//
+//	blockio.resources.beta.kubernetes.io/pod                  of the pod, for all containers
+//	blockio.resources.beta.kubernetes.io/container.NAME       of the pod, for one
+//	io.kubernetes.cri.blockio-class                           of the container
+//
+// and the same with rdt.
+//
+// Errors wrap fault.Invalid, or fault.Unavailable where the node has no RDT.
+package classes
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/intel/goresctrl/pkg/blockio"
+	"github.com/intel/goresctrl/pkg/kubernetes"
+	"github.com/intel/goresctrl/pkg/rdt"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Config names the files of classes; empty: there are none.
+type Config struct {
+	BlockIOFile string
+	RDTFile     string
+}
+
+// Container is what decides in which classes a container is.
+type Container struct {
+	Name                        string
+	Annotations, PodAnnotations map[string]string
+}
+
+// Classes are those of a node. There is one in a program: goresctrl keeps them in variables
+// of its own.
+type Classes struct {
+	cfg Config
+
+	mu     sync.Mutex // for goresctrl's variables
+	rdtErr error      // why this node has no RDT; nil: it has
+}
+
+// New checks the files.
+func New(cfg Config) (*Classes, error) {
+	c := &Classes{cfg: cfg}
+	if cfg.BlockIOFile != "" {
+		if err := c.readBlockIO(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.RDTFile != "" {
+		if _, err := os.ReadFile(cfg.RDTFile); err != nil {
+			return nil, fmt.Errorf("runtime.rdt_config_file: %w: %w", err, fault.Invalid)
+		}
+	}
+	return c, nil
+}
+
+func (c *Classes) readBlockIO() error {
+	if err := blockio.SetConfigFromFile(c.cfg.BlockIOFile, false); err != nil {
+		return fmt.Errorf("runtime.blockio_config_file: %w: %w", err, fault.Invalid)
+	}
+	return nil
+}
+
+// Load makes the classes of RDT in the resctrl file system, and removes all others from it. A
+// node without RDT is no error: containers that are in a class are refused then.
+func (c *Classes) Load(ctx context.Context) error {
+	if c.cfg.RDTFile == "" {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rdtErr = rdt.Initialize(""); c.rdtErr != nil {
+		slog.ErrorContext(ctx, "this node has no Intel RDT, containers in RDT classes will be refused", "err", c.rdtErr)
+		return nil
+	}
+	if err := rdt.SetConfigFromFile(c.cfg.RDTFile, true); err != nil { // also if containers are in a class that is gone
+		return fmt.Errorf("runtime.rdt_config_file %s: %w: %w", c.cfg.RDTFile, err, fault.Invalid)
+	}
+	return nil
+}
+
+// AddTo puts the container of a spec into its classes. Where none are configured annotations
+// have no effect, which is told.
+func (c *Classes) AddTo(ctx context.Context, s *specs.Spec, of Container) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.addBlockIO(ctx, s, of); err != nil {
+		return err
+	}
+	return c.addRDT(ctx, s, of)
+}
+
+func (c *Classes) addBlockIO(ctx context.Context, s *specs.Spec, of Container) error {
+	class, err := blockio.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
+	if err != nil || class == "" {
+		return err
+	}
+	if c.cfg.BlockIOFile == "" {
+		tellNoEffect(ctx, of, "block I/O", class)
+		return nil
+	}
+	// Devices may have come since.
+	if err := c.readBlockIO(); err != nil {
+		return err
+	}
+	if known := blockio.GetClasses(); !slices.Contains(known, class) {
+		return fmt.Errorf("unknown block I/O class %.80q, %s has: %s: %w", class, c.cfg.BlockIOFile, strings.Join(known, ", "), fault.Invalid)
+	}
+	s.Linux.Resources.BlockIO, err = blockio.OciLinuxBlockIO(class)
+	return err
+}
+
+func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error {
+	class, _ := kubernetes.ContainerClassFromAnnotations(rdt.RdtContainerAnnotation, rdt.RdtPodAnnotation, rdt.RdtPodAnnotationContainerPrefix,
+		of.Name, of.Annotations, of.PodAnnotations)
+	if class == "" {
+		return nil
+	}
+	if c.cfg.RDTFile == "" {
+		tellNoEffect(ctx, of, "RDT", class)
+		return nil
+	}
+	if c.rdtErr != nil {
+		return fmt.Errorf("RDT class %.80q: this node has no Intel RDT (%w): %w", class, c.rdtErr, fault.Unavailable)
+	}
+	class, err := rdt.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
+	if err != nil { // it names the class
+		return fmt.Errorf("%w; there are: %s: %w", err, strings.Join(rdtClasses(), ", "), fault.Invalid)
+	}
+	s.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: class}
+	if class == rdt.RootClassName {
+		s.Linux.IntelRdt = nil // where every process is
+	}
+	return nil
+}
+
+func rdtClasses() (names []string) {
+	for _, group := range rdt.GetClasses() {
+		names = append(names, group.Name())
+	}
+	return names
+}
+
+func tellNoEffect(ctx context.Context, of Container, kind, class string) {
+	slog.WarnContext(ctx, "class of a container has no effect, none are configured", "name", of.Name, "kind", kind, "class", class)
+}
