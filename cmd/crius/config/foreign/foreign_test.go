@@ -113,6 +113,27 @@ func TestCrioWorkloads(t *testing.T) {
 	}
 }
 
+// OpenShift's Node Tuning Operator writes this file for a PerformanceProfile.
+func TestCrioPerformanceProfile(t *testing.T) {
+	imp := crioOf(t, map[string]string{
+		"crio.conf": "[crio.runtime]\ndefault_runtime = 'crun'\n[crio.runtime.runtimes.crun]\nruntime_path = '/usr/bin/crun'\n",
+		"crio.conf.d/99-runtimes.conf": "[crio.runtime]\ninfra_ctr_cpuset = '0-1'\nshared_cpuset = '2-3'\n" +
+			"[crio.runtime.runtimes.high-performance]\ninherit_default_runtime = true\nexec_cpu_affinity = 'first'\n" +
+			"allowed_annotations = ['cpu-quota.crio.io', 'cpu-shared.crio.io']\n",
+	})
+	wantSettings(t, imp, map[string]string{
+		"pod.infra_cpuset":                                    `"0-1"`,
+		"tuning.shared_cpuset":                                `"2-3"`,
+		"runtime.handlers.high-performance.path":              `"/usr/bin/crun"`,
+		"runtime.handlers.high-performance.exec_cpu_affinity": `"first"`,
+		"runtime.handlers.high-performance.allowed_annotations": `["cpu-quota.crio.io", "cpu-quota.crio.io*", "cpu-quota.crio.io*/*", ` +
+			`"cpu-shared.crio.io", "cpu-shared.crio.io*", "cpu-shared.crio.io*/*"]`,
+	})
+	if len(imp.Remarks) > 0 {
+		t.Errorf("remarks: %+v", imp.Remarks)
+	}
+}
+
 func TestCrioValues(t *testing.T) {
 	for _, c := range []struct {
 		text string
