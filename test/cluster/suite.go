@@ -23,7 +23,7 @@ type selection struct{ focus, skip string }
 // the node.
 var selections = map[string]selection{
 	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
-	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|` +
+	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|` +
 		`\[Feature:(OffByDefault|GPU|Device|Dynamic|Volume|Windows|NodeLogQuery)`},
 }
 
