@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/diagnosis"
 )
@@ -96,16 +97,16 @@ func (p *program) checkCommand() *cobra.Command {
 			"The other runtime's configuration files are read, and not the flags of its service. " +
 			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + "). " +
 			"The exit status is 1 if pods that run now would not run.",
-		Args: usage(cobra.MaximumNArgs(1)),
+		Args: cli.Usage(cobra.MaximumNArgs(1)),
 	}
 	var repair bool
 	var from importFlags
 	cmd.Flags().BoolVar(&repair, "repair", false, "fix what does not match the records")
 	from.add(cmd, "check what would change if crius replaced %s on this node")
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := from.check(args, "--repair", repair); err != nil {
-			return usageError{err}
+			return cli.UsageError{Err: err}
 		}
 		loaded, err := p.load(cmd)
 		if err != nil {
@@ -125,7 +126,7 @@ func (p *program) checkCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		err = format.print(cmd.OutOrStdout(), findings, func(w io.Writer) { writeFindings(w, findings) })
+		err = format.Print(cmd.OutOrStdout(), findings, func(w io.Writer) { writeFindings(w, findings) })
 		return cmp.Or(err, verdict(findings))
 	}
 	return cmd
@@ -140,9 +141,9 @@ func writeFindings(w io.Writer, findings []finding) {
 			name = ""
 		}
 		last = f.Check
-		fmt.Fprintf(w, "%-5s %-14s %s\n", f.Status, name, printable(f.Text))
+		fmt.Fprintf(w, "%-5s %-14s %s\n", f.Status, name, cli.Printable(f.Text))
 		if f.Do != "" {
-			fmt.Fprintf(w, "%-5s %-14s -> %s\n", "", "", printable(f.Do))
+			fmt.Fprintf(w, "%-5s %-14s -> %s\n", "", "", cli.Printable(f.Do))
 		}
 	}
 }

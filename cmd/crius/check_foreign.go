@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/storage/foreign"
 )
 
@@ -64,7 +65,7 @@ func foreignPod(containers []foreign.Container) finding {
 			kept = c.Kept
 		}
 	}
-	text := fmt.Sprintf("pod %s (%.13s), created %s ago: %s", containers[0].Pod, containers[0].PodID, brief(time.Since(containers[0].Created)), strings.Join(names, ", "))
+	text := fmt.Sprintf("pod %s (%.13s), created %s ago: %s", containers[0].Pod, containers[0].PodID, cli.Brief(time.Since(containers[0].Created)), strings.Join(names, ", "))
 	if kept != "" {
 		return ok("%s; in use: %s", text, kept)
 	}

@@ -9,24 +9,25 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 )
 
 // checkServer asks the server that runs with this configuration, if one does, how it is.
 func checkServer(ctx context.Context, n *node) []finding {
 	socket := n.config.Config.API.Listen
-	if unserved(ctx, socket) != nil {
+	if cli.Unserved(ctx, socket) != nil {
 		return []finding{ok("no server is running at %s", socket)}
 	}
 	var report statusReport
-	err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
+	err := cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) (err error) {
 		report, err = askStatus(ctx, server)
 		return err
 	})
 	if err != nil {
 		return []finding{fail("check its log (journalctl -u crius); crius status goroutines shows where it hangs", "%v", err)}
 	}
-	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, brief(time.Since(report.Server.Since)))}
+	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, cli.Brief(time.Since(report.Server.Since)))}
 	for _, c := range report.Conditions {
 		switch {
 		case c.GetStatus():

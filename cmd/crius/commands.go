@@ -9,7 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/logs"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/server/stream"
@@ -33,7 +35,7 @@ func (p *program) root() *cobra.Command {
 		Long: "crius serves the Container Runtime Interface (CRI) on a unix socket and runs containers with OCI runtimes " +
 			"such as runc and crun. Without a command it serves.\n\n" +
 			"Containers keep running while the server is stopped; the next server takes them over.",
-		Args: usage(func(cmd *cobra.Command, args []string) error {
+		Args: cli.Usage(func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
 			}
@@ -56,11 +58,11 @@ func (p *program) root() *cobra.Command {
 	root.Flags().BoolVar(&version, "version", false, "print the versions of crius and of the libraries it is built with")
 	p.flags = config.AddFlags(flags)
 	for name, values := range p.flags.Choices() {
-		complete(root, name, values)
+		cli.Complete(root, name, values)
 	}
 	root.SetUsageFunc(p.printUsage)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), p.logsCommand(), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.UsageError{Err: err} })
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), logs.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
 
@@ -80,7 +82,7 @@ func (p *program) loadForClient(cmd *cobra.Command) (*config.Loaded, error) {
 	}
 	c := loaded.Config
 	fmt.Fprintf(cmd.ErrOrStderr(), "crius: warning: invalid configuration (%s); using api.listen = %s (%s), run_root = %s (%s); override with --api-listen and --run-root\n",
-		printable(problem.Error()), printable(c.API.Listen), printable(loaded.Origin("api.listen")), printable(c.RunRoot), printable(loaded.Origin("run_root")))
+		cli.Printable(problem.Error()), cli.Printable(c.API.Listen), cli.Printable(loaded.Origin("api.listen")), cli.Printable(c.RunRoot), cli.Printable(loaded.Origin("run_root")))
 	return loaded, nil
 }
 
@@ -109,7 +111,7 @@ func (p *program) serveCommand() *cobra.Command {
 		Long: "Serve CRI until SIGTERM or SIGINT, then finish the requests in progress and exit; containers keep running. " +
 			"A second signal ends the server at once, which does not harm containers either.\n\n" +
 			"SIGHUP reloads the configuration: " + reloaded,
-		Args: usage(cobra.NoArgs),
+		Args: cli.Usage(cobra.NoArgs),
 		RunE: p.serve,
 	}
 }
@@ -152,20 +154,10 @@ func completionCommand() *cobra.Command {
 		Short:     "Print the completion script for a shell",
 		Long:      "Print the script that completes commands, flags and their values. The packages install it; by hand: source <(crius completion bash).",
 		ValidArgs: names,
-		Args:      usage(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
+		Args:      cli.Usage(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return completions[args[0]](cmd.Root(), cmd.OutOrStdout())
 		},
-	}
-}
-
-// usage makes what a command says about its arguments a usageError.
-func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return usageError{err}
-		}
-		return nil
 	}
 }
 
@@ -174,11 +166,4 @@ func suggestion(cmd *cobra.Command, name string) string {
 		return fmt.Sprintf("; did you mean %s?", near[0])
 	}
 	return ""
-}
-
-func complete(cmd *cobra.Command, flag string, values []string) {
-	// The only error is a flag that does not exist or is completed already.
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err)
-	}
 }

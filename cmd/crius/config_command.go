@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/cmd/crius/config/foreign"
 	"github.com/crius-run/crius/cmd/crius/switchover"
@@ -29,10 +30,10 @@ func (p *program) configCommand() *cobra.Command {
 			"With --from-crio or --from-containerd, print the configuration file that makes crius do what CRI-O or containerd does on this node. " +
 			"Comments give the origin of each value and explain what it means for the node if a key has no equivalent in crius. " +
 			"PATH is the directory of CRI-O (default " + crioDir + ") or the file of containerd (default " + containerdFile + ").",
-		Args: usage(cobra.MaximumNArgs(1)),
+		Args: cli.Usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := from.check(args, "--default", template); err != nil {
-				return usageError{err}
+				return cli.UsageError{Err: err}
 			}
 			switch {
 			case template:

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/server/control"
 	"github.com/crius-run/crius/storage"
@@ -47,7 +47,7 @@ func (p *program) debugCommand() *cobra.Command {
 			"It contains no files of containers, no records, no environment and no command lines, which may hold secrets; review it before you share it.\n\n" +
 			"FILE is made with mode 0600 and must not exist; - is the standard output. The default is crius-debug-TIME.tar.gz in the current directory. " +
 			"What could not be collected is listed in errors.txt in the archive.",
-		Args: usage(cobra.MaximumNArgs(1)),
+		Args: cli.Usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			loaded, err := p.loadForClient(cmd)
 			if err != nil {
@@ -159,11 +159,11 @@ func debugParts(loaded *config.Loaded) []part {
 		{"configuration.toml", func(_ context.Context, w io.Writer) error { return loaded.Write(w) }},
 		{"status.json", func(ctx context.Context, w io.Writer) error {
 			var report statusReport
-			err := ask(ctx, cfg.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
+			err := cli.Ask(ctx, cfg.API.Listen, func(ctx context.Context, server cli.Server) (err error) {
 				report, err = askStatus(ctx, server)
 				return err
 			})
-			return errors.Join(err, outputFormat("json").print(w, report, nil))
+			return errors.Join(err, cli.Format("json").Print(w, report, nil))
 		}},
 		{"goroutines.txt", server.Goroutines},
 		{"heap.pb.gz", server.Heap},

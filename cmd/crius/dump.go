@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/server/control"
 )
 
@@ -50,7 +51,7 @@ func (p *program) dumpCommands() []*cobra.Command {
 	command := func(use, short, long string, dump func(*control.Client, context.Context, io.Writer) error) *cobra.Command {
 		return &cobra.Command{
 			Use: use, Short: short, Long: long,
-			Args: usage(cobra.NoArgs),
+			Args: cli.Usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				loaded, err := p.loadForClient(cmd)
 				if err != nil {

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
 func (p *program) eventsCommand() *cobra.Command {
@@ -20,16 +22,16 @@ func (p *program) eventsCommand() *cobra.Command {
 		Short: "Show pods and containers and their events",
 		Long: "List the pods and containers of the running server, ordered by their latest event. With --follow, continue " +
 			"with new events: created, started, stopped, deleted. JSON output is one CRI ContainerEventResponse per line.",
-		Args: usage(cobra.NoArgs),
+		Args: cli.Usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events until interrupted")
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.loadForClient(cmd)
 		if err != nil {
 			return err
 		}
-		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
 			return showEvents(ctx, server, eventsView{follow, *format == "json", cmd.OutOrStdout()})
 		})
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 )
 
@@ -31,7 +32,7 @@ func generateCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "generate DIRECTORY",
 		Short:  "Write completions, manual pages and the sample configuration below a directory",
-		Args:   usage(cobra.ExactArgs(1)),
+		Args:   cli.Usage(cobra.ExactArgs(1)),
 		Hidden: true, // for `make generate`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for path, write := range generated(cmd.Root()) {

@@ -1,24 +1,21 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/criserver"
+	"github.com/crius-run/crius/test/kit/terminal"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -67,22 +64,8 @@ func (s *logServer) ContainerStatus(_ context.Context, r *cri.ContainerStatusReq
 
 func startLogServer(t *testing.T, log string) (s *logServer, socket string) {
 	t.Helper()
-	dir := t.TempDir()
-	s = &logServer{log: filepath.Join(dir, "log")}
-	socket = filepath.Join(dir, "crius.sock")
-	if err := os.WriteFile(s.log, []byte(log), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := grpc.NewServer()
-	cri.RegisterRuntimeServiceServer(srv, s)
-	served := make(chan struct{})
-	go func() { defer close(served); _ = srv.Serve(l) }()
-	t.Cleanup(func() { srv.Stop(); <-served })
-	return s, socket
+	s = &logServer{log: write(t, "log", log)}
+	return s, criserver.Serve(t, s, nil)
 }
 
 func TestLogs(t *testing.T) {
@@ -185,62 +168,12 @@ func TestLogsDoNotControlTheTerminal_CVE_2021_25743(t *testing.T) {
 		"--timestamps": `T \x1b]0;owned\a\x1b[2J` + "\ttab" + `\u009b31m` + "\n" + `T \x1b[31mred\x1b[0m` + "\n" +
 			`T café \u202eback\rover` + "\n" + `\x1b[2Jnot ours\xff` + "\n",
 	} {
-		got := onTerminal(t, func(terminal *os.File) {
-			if code := run(t.Context(), newRoot(), append(command, flag, "web"), terminal, terminal); code != 0 {
-				t.Errorf("%s: exit code %d", flag, code)
-			}
-		})
-		if got != want {
-			t.Errorf("%s: the terminal gets %q, want %q", flag, got, want)
+		term := terminal.Open(t)
+		if code := run(t.Context(), newRoot(), append(command, flag, "web"), term.File, term.File); code != 0 {
+			t.Errorf("%s: exit code %d", flag, code)
 		}
-	}
-}
-
-// onTerminal is what f writes to a terminal.
-func onTerminal(t *testing.T, f func(terminal *os.File)) string {
-	t.Helper()
-	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ours.Close()
-	number, err := unix.IoctlGetInt(int(ours.Fd()), unix.TIOCGPTN)
-	if err := errors.Join(err, unix.IoctlSetPointerInt(int(ours.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
-		t.Fatal(err)
-	}
-	theirs, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	got := make(chan string)
-	go func() {
-		text, _ := bufio.NewReader(ours).ReadString(0)
-		got <- text
-	}()
-	f(theirs)
-	if _, err := theirs.Write([]byte{0}); err != nil {
-		t.Fatal(err)
-	}
-	return strings.ReplaceAll(strings.TrimSuffix(<-got, "\x00"), "\r\n", "\n") // a terminal adds carriage returns
-}
-
-// However a text is cut into writes, a screen shows the same.
-func TestScreenOfTextInParts(t *testing.T) {
-	t.Parallel()
-	const text, want = "a\r\nü\r€😀\xf0\x9f\xe2\x82x\r\r\n\x1b", "a\nü" + `\r€😀\xf0\x9f\xe2\x82x\r` + "\n" + `\x1b`
-	for i := range len(text) {
-		for j := i; j <= len(text); j++ {
-			var b strings.Builder
-			s := &screen{terminal: &b}
-			for _, part := range []string{text[:i], text[i:j], text[j:]} {
-				if n, err := s.Write([]byte(part)); n != len(part) || err != nil {
-					t.Fatalf("%d of %d bytes, %v", n, len(part), err)
-				}
-			}
-			if b.String() != want {
-				t.Errorf("%q, %q, %q is shown as %q, want %q", text[:i], text[i:j], text[j:], b.String(), want)
-			}
+		if !wait.Until(t.Context(), func() bool { return term.Shown() == want }) {
+			t.Errorf("%s: the terminal gets %q, want %q", flag, term.Shown(), want)
 		}
 	}
 }
@@ -271,40 +204,5 @@ func TestLogsAreRegularFiles(t *testing.T) {
 	}
 	if got := <-follow; !strings.HasPrefix(got, "1first\n") || !strings.Contains(got, "is not a regular file") {
 		t.Errorf("followed: %q", got)
-	}
-}
-
-// largest keeps what is written to it, and how much at a time.
-type largest struct {
-	strings.Builder
-	size int
-}
-
-func (l *largest) Write(p []byte) (int, error) {
-	l.size = max(l.size, len(p))
-	return l.Builder.Write(p)
-}
-
-// A line that does not end is shown as it comes, and not kept.
-func TestEndlessLogLine(t *testing.T) {
-	t.Parallel()
-	var out largest
-	v := logView{out: &out, err: io.Discard, within: map[string]bool{}}
-	endless := "T stdout F " + strings.Repeat("T stdout F ", longestLine/4)
-	var rest []byte
-	for _, look := range []string{endless, endless, " end\nT stdout F after\nT stdout F ha"} {
-		var err error
-		if rest, err = v.copy(bufio.NewReader(strings.NewReader(look)), rest); err != nil {
-			t.Fatal(err)
-		}
-		if len(rest) >= longestLine {
-			t.Errorf("%d bytes are kept", len(rest))
-		}
-	}
-	if most := longestLine + 64<<10; out.size > most || cap(rest) > 2*most {
-		t.Errorf("%d bytes are written at a time, and %d kept", out.size, cap(rest))
-	}
-	if got := out.String(); got != endless+endless+" end\nafter\n" || string(rest) != "T stdout F ha" {
-		t.Errorf("%d bytes are shown, which end in %q; %.20q is left", len(got), got[max(0, len(got)-20):], rest)
 	}
 }

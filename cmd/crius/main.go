@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/storage"
 )
@@ -50,7 +51,7 @@ func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(usageError)):
+	case errors.As(err, new(cli.UsageError)):
 		return 2
 	case errors.As(err, new(configError)):
 		return exitConfig
@@ -67,22 +68,17 @@ type configError struct{ error }
 
 func (e configError) Unwrap() []error { return []error{e.error} }
 
-// usageError is a command line that makes no sense.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
 // report writes an error as one line, or one line for each that was joined.
 func report(w io.Writer, err error) {
 	hint, priority := "", ""
 	if logx.Journal(w) {
 		priority = logx.Prefix(slog.LevelError)
 	}
-	if errors.As(err, new(usageError)) {
+	if errors.As(err, new(cli.UsageError)) {
 		hint = " (see crius --help)"
 	}
 	for _, text := range lines(err) {
-		fmt.Fprintf(w, "%scrius: %s%s\n", priority, printable(text), hint)
+		fmt.Fprintf(w, "%scrius: %s%s\n", priority, cli.Printable(text), hint)
 	}
 }
 

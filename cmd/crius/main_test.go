@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/internal/fault"
 )
 
@@ -164,7 +165,7 @@ func TestReport(t *testing.T) {
 		"one":           {a, "crius: a\n"},
 		"joined":        {errors.Join(a, errors.Join(b, c)), "crius: a\ncrius: b; b\ncrius: c\n"},
 		"several wraps": {fmt.Errorf("x: %w: %w", a, fault.Invalid), "crius: x: a: invalid argument\n"},
-		"usage":         {usageError{a}, "crius: a (see crius --help)\n"},
+		"usage":         {cli.UsageError{Err: a}, "crius: a (see crius --help)\n"},
 	} {
 		var out strings.Builder
 		report(&out, x.err)
@@ -205,7 +206,7 @@ func TestEscapeSequencesAreNotPrinted_CVE_2021_25743(t *testing.T) {
 		"bad \xff\xfe utf-8 \ufffd": `bad \xff\xfe utf-8 ` + "\ufffd",
 		"\u2028":                    `\u2028`,
 	} {
-		if got := printable(text); got != want {
+		if got := cli.Printable(text); got != want {
 			t.Errorf("%q is printed as %q, want %q", text, got, want)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	podstatus "github.com/crius-run/crius/pod/status"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
 // answerTime is how long the server may take to answer a probe's own question.
@@ -74,7 +76,7 @@ func (m manager) watch(ctx context.Context, socket string) (stop func()) {
 		tick := time.NewTicker(often)
 		defer tick.Stop()
 		for {
-			err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+			err := cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) error {
 				return alive(ctx, server, often)
 			})
 			switch {
@@ -112,7 +114,7 @@ func alive(ctx context.Context, server cri.RuntimeServiceClient, limit time.Dura
 // healthy says why the server behind the CRI socket does not serve its kubelet: it does
 // not answer, or no pod of the default handler can be run.
 func healthy(ctx context.Context, socket string, node *podstatus.Node) error {
-	err := ask(ctx, socket, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+	err := cli.Ask(ctx, socket, func(ctx context.Context, server cli.Server) error {
 		return alive(ctx, server, answerTime)
 	})
 	if err != nil {

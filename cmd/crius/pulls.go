@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/storage/progress"
 )
 
@@ -21,16 +21,16 @@ func (p *program) pullsCommand() *cobra.Command {
 		Use:   "pulls",
 		Short: "Show the image pulls in progress",
 		Long:  "List the image pulls of the running server. Layers are downloaded a few at a time and counted once their download starts, so totals grow.",
-		Args:  usage(cobra.NoArgs),
+		Args:  cli.Usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.loadForClient(cmd)
 		if err != nil {
 			return err
 		}
-		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
+		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
 			for {
 				report, err := askStatus(ctx, server)
 				if watch && ctx.Err() != nil {
@@ -40,7 +40,7 @@ func (p *program) pullsCommand() *cobra.Command {
 					return err
 				}
 				list := report.Server.Pulls
-				err = format.print(cmd.OutOrStdout(), list, func(w io.Writer) { writeTable(w, func(w io.Writer) { writePulls(w, list) }) })
+				err = format.Print(cmd.OutOrStdout(), list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { writePulls(w, list) }) })
 				if err != nil || !watch {
 					return err
 				}
@@ -60,6 +60,6 @@ func writePulls(w io.Writer, list []progress.Pull) {
 		took := time.Since(p.Since)
 		rate := float64(p.Bytes) / took.Seconds() / (1 << 20)
 		fmt.Fprintf(w, "%s\t%s\t%.1f of %.1f MiB\t%d of %d blobs\t%.1f MiB/s\n",
-			printable(p.Image), brief(took), float64(p.Bytes)/(1<<20), float64(p.Total)/(1<<20), p.Done, p.Blobs, rate)
+			cli.Printable(p.Image), cli.Brief(took), float64(p.Bytes)/(1<<20), float64(p.Total)/(1<<20), p.Done, p.Blobs, rate)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/oci"
@@ -128,9 +129,9 @@ func (p *program) reloadCommand() *cobra.Command {
 		Short: "Have the running server read its configuration again",
 		Long: "Have the running server read its configuration again, and say which options have changed. Like SIGHUP, " +
 			"but it fails with the reason if the server rejects the configuration; the server then keeps the current one.\n\n" + reloaded,
-		Args: usage(cobra.NoArgs),
+		Args: cli.Usage(cobra.NoArgs),
 	}
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.loadForClient(cmd)
 		if err != nil {
@@ -139,7 +140,7 @@ func (p *program) reloadCommand() *cobra.Command {
 		socket := controlSocket(loaded.Config)
 		result, err := control.NewClient(socket).Reload(cmd.Context())
 		if err != nil {
-			switch away := unserved(cmd.Context(), socket); {
+			switch away := cli.Unserved(cmd.Context(), socket); {
 			case away != nil:
 				return away
 			case errors.Is(err, control.ErrRefused):
@@ -147,7 +148,7 @@ func (p *program) reloadCommand() *cobra.Command {
 			}
 			return err
 		}
-		return format.print(cmd.OutOrStdout(), result, func(w io.Writer) { writeReloaded(w, result) })
+		return format.Print(cmd.OutOrStdout(), result, func(w io.Writer) { writeReloaded(w, result) })
 	}
 	return cmd
 }

@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/nri"
@@ -86,10 +86,10 @@ func (p *program) statusCommand() *cobra.Command {
 		Short: "Show the status of the running server and its operations in progress",
 		Long: "Ask the server that runs with this configuration whether it is ready, what is on the node, " +
 			"and which operations are in progress, with the current step of each and how long it has taken.",
-		Args: usage(cobra.NoArgs),
+		Args: cli.Usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVar(&onlyStuck, "stuck", false, fmt.Sprintf("show only operations that take longer than %s", stuck))
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		loaded, err := p.loadForClient(cmd)
 		if err != nil {
@@ -97,7 +97,7 @@ func (p *program) statusCommand() *cobra.Command {
 		}
 		var report statusReport
 		socket := loaded.Config.API.Listen
-		err = ask(cmd.Context(), socket, func(ctx context.Context, server cri.RuntimeServiceClient) (err error) {
+		err = cli.Ask(cmd.Context(), socket, func(ctx context.Context, server cli.Server) (err error) {
 			report, err = askStatus(ctx, server)
 			return err
 		})
@@ -106,10 +106,10 @@ func (p *program) statusCommand() *cobra.Command {
 		}
 		if onlyStuck {
 			list := report.Server.stuck()
-			return format.print(cmd.OutOrStdout(), list, func(w io.Writer) { writeTable(w, func(w io.Writer) { writeWork(w, list) }) })
+			return format.Print(cmd.OutOrStdout(), list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { writeWork(w, list) }) })
 		}
-		return format.print(cmd.OutOrStdout(), report, func(w io.Writer) {
-			writeTable(w, func(w io.Writer) { report.write(w, socket) })
+		return format.Print(cmd.OutOrStdout(), report, func(w io.Writer) {
+			cli.Table(w, func(w io.Writer) { report.write(w, socket) })
 		})
 	}
 	cmd.AddCommand(p.dumpCommands()...)
@@ -152,12 +152,6 @@ func askStatus(ctx context.Context, server cri.RuntimeServiceClient) (statusRepo
 	return r, nil
 }
 
-func writeTable(out io.Writer, write func(io.Writer)) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	write(w)
-	_ = w.Flush() // print reports failed writes
-}
-
 func (v vitals) stuck() []work {
 	list := []work{}
 	for _, w := range v.Work {
@@ -170,11 +164,11 @@ func (v vitals) stuck() []work {
 
 func (r statusReport) write(w io.Writer, socket string) {
 	v := r.Server
-	fmt.Fprintf(w, "server\t%s %s at %s, up %s, pid %d\n", r.Name, r.Version, socket, brief(time.Since(v.Since)), v.PID)
+	fmt.Fprintf(w, "server\t%s %s at %s, up %s, pid %d\n", r.Name, r.Version, socket, cli.Brief(time.Since(v.Since)), v.PID)
 	for _, c := range r.Conditions {
 		answer := "yes"
 		if !c.Status {
-			answer = "NO: " + printable(c.Message)
+			answer = "NO: " + cli.Printable(c.Message)
 		}
 		fmt.Fprintf(w, "%s\t%s\n", c.Type, answer)
 	}
@@ -196,7 +190,7 @@ func (r statusReport) write(w io.Writer, socket string) {
 		if i == 0 {
 			heading = "configured"
 		}
-		fmt.Fprintf(w, "%s\t%s = %s (%s)\n", heading, printable(s.Key), printable(s.Value), printable(s.Origin))
+		fmt.Fprintf(w, "%s\t%s = %s (%s)\n", heading, cli.Printable(s.Key), cli.Printable(s.Value), cli.Printable(s.Origin))
 	}
 }
 
@@ -214,14 +208,14 @@ func writeHandlers(w io.Writer, list []oci.Report) {
 		if !h.Ready {
 			answer = "NO: " + h.Error
 		}
-		fmt.Fprintf(w, "%s\t%s: %s\n", heading, printable(name), printable(answer))
+		fmt.Fprintf(w, "%s\t%s: %s\n", heading, cli.Printable(name), cli.Printable(answer))
 	}
 }
 
 // writePlugins is silent on a node that has none.
 func writePlugins(w io.Writer, r nri.Report) {
 	if r.Error != "" {
-		fmt.Fprintf(w, "plugins\tNO: %s\n", printable(r.Error))
+		fmt.Fprintf(w, "plugins\tNO: %s\n", cli.Printable(r.Error))
 		return
 	}
 	for i, p := range r.Plugins {
@@ -229,9 +223,9 @@ func writePlugins(w io.Writer, r nri.Report) {
 		if i == 0 {
 			heading = fmt.Sprintf("plugins, %d connected", r.Connected)
 		}
-		fmt.Fprintf(w, "%s\t%s: %d requests, the slowest took %s", heading, printable(p.Name), p.Requests, brief(p.Slowest))
+		fmt.Fprintf(w, "%s\t%s: %d requests, the slowest took %s", heading, cli.Printable(p.Name), p.Requests, cli.Brief(p.Slowest))
 		if p.Failures > 0 {
-			fmt.Fprintf(w, "; %d failed, the last %s ago: %s", p.Failures, brief(time.Since(p.FailedAt)), printable(p.LastError))
+			fmt.Fprintf(w, "; %d failed, the last %s ago: %s", p.Failures, cli.Brief(time.Since(p.FailedAt)), cli.Printable(p.LastError))
 		}
 		fmt.Fprintln(w)
 	}
@@ -243,20 +237,12 @@ func writeWork(w io.Writer, list []work) {
 		if i == 0 {
 			heading = "operations"
 		}
-		fmt.Fprintf(w, "%s\t%s %s, running for %s", heading, one.Operation, printable(one.Object), brief(seconds(one.Seconds)))
+		fmt.Fprintf(w, "%s\t%s %s, running for %s", heading, one.Operation, cli.Printable(one.Object), cli.Brief(seconds(one.Seconds)))
 		if one.Step != "" {
-			fmt.Fprintf(w, "; step: %s, for %s", one.Step, brief(seconds(one.StepSeconds)))
+			fmt.Fprintf(w, "; step: %s, for %s", one.Step, cli.Brief(seconds(one.StepSeconds)))
 		}
 		fmt.Fprintln(w)
 	}
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// brief is a duration as people say it.
-func brief(d time.Duration) string {
-	if d < 10*time.Second {
-		return d.Round(time.Millisecond).String()
-	}
-	return d.Round(time.Second).String()
-}

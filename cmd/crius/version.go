@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
 )
 
 // version is set by the linker: -X main.version=v1.2.3.
@@ -68,19 +70,19 @@ func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of crius and of the libraries it is built with",
-		Args:  usage(cobra.NoArgs),
+		Args:  cli.Usage(cobra.NoArgs),
 	}
-	format := outputFlag(cmd)
+	format := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		info := currentVersion()
-		return format.print(cmd.OutOrStdout(), info, info.text)
+		return format.Print(cmd.OutOrStdout(), info, info.text)
 	}
 	return cmd
 }
 
 // printVersion prints what `crius version` prints.
 func printVersion(w io.Writer) error {
-	return outputFormat("text").print(w, nil, currentVersion().text)
+	return cli.Format("text").Print(w, nil, currentVersion().text)
 }
 
 func (v versionInfo) text(w io.Writer) {

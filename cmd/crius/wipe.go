@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/server/control"
@@ -25,7 +26,7 @@ func (p *program) wipeCommand() *cobra.Command {
 			"A running server does the work and continues with an empty node; stop the kubelet first, or it creates its pods again. " +
 			"If no server is running, the state directories are removed as well. What cannot be removed is reported, stays on record, and makes the exit status 1.\n\n" +
 			"It asks for confirmation first.",
-		Args: usage(cobra.NoArgs),
+		Args: cli.Usage(cobra.NoArgs),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&keepImages, "keep-images", false, "keep the images")
@@ -80,16 +81,16 @@ func wipe(ctx context.Context, cfg config.Config, how wiping) (err error) {
 		return err
 	}
 	for _, f := range wiped.Left {
-		fmt.Fprintf(how.out, "left: %s: %s", printable(f.Object), printable(f.Wrong))
+		fmt.Fprintf(how.out, "left: %s: %s", cli.Printable(f.Object), cli.Printable(f.Wrong))
 		for _, more := range []string{f.Err, f.Advice} {
 			if more != "" {
-				fmt.Fprintf(how.out, ": %s", printable(more))
+				fmt.Fprintf(how.out, ": %s", cli.Printable(more))
 			}
 		}
 		fmt.Fprintln(how.out)
 	}
 	for _, text := range wiped.Errors {
-		fmt.Fprintf(how.out, "left: %s\n", printable(text))
+		fmt.Fprintf(how.out, "left: %s\n", cli.Printable(text))
 	}
 	if !wiped.Done() {
 		return fmt.Errorf("not everything was removed; the rest stays on record, run crius wipe again")
@@ -127,11 +128,11 @@ func loss(cfg config.Config, h control.Holdings, keepImages bool) string {
 	return b.String()
 }
 
-// question asks on a terminal, and is a usageError where there is none.
+// question asks on a terminal, and is a cli.UsageError where there is none.
 func question(in io.Reader, out io.Writer) func(string) error {
 	return func(about string) error {
-		if !isTerminal(in) {
-			return usageError{errors.New("no terminal to ask for confirmation; use --yes to wipe without asking")}
+		if !cli.IsTerminal(in) {
+			return cli.UsageError{Err: errors.New("no terminal to ask for confirmation; use --yes to wipe without asking")}
 		}
 		fmt.Fprintf(out, "%sType yes to continue: ", about)
 		line, err := bufio.NewReader(in).ReadString('\n')

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/storage/foreign"
 )
@@ -25,7 +26,7 @@ func (p *program) wipeForeignCommand() *cobra.Command {
 			"With CONTAINER, an id or a name, remove only that one, whichever program has made it.\n\n" +
 			"A container that is mounted, or to which a process belongs, is kept and reported, and makes the exit status 1; as long as CRI-O runs, so are all of its containers. " +
 			"It asks for confirmation first.",
-		Args: usage(cobra.ArbitraryArgs),
+		Args: cli.Usage(cobra.ArbitraryArgs),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&list, "list", false, "only list the containers of all other programs")
@@ -59,7 +60,7 @@ func listForeign(ctx context.Context, cfg config.Config, out io.Writer) (err err
 	if err != nil {
 		return err
 	}
-	writeTable(out, func(w io.Writer) { writeForeign(w, list) })
+	cli.Table(out, func(w io.Writer) { writeForeign(w, list) })
 	return nil
 }
 
@@ -84,7 +85,7 @@ func wipeForeign(ctx context.Context, cfg config.Config, names []string, ask fun
 	}
 	var about strings.Builder
 	about.WriteString("This removes from the image store, except what is in use:\n")
-	writeTable(&about, func(w io.Writer) { writeForeign(w, chosen) })
+	cli.Table(&about, func(w io.Writer) { writeForeign(w, chosen) })
 	if err := ask(about.String()); err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func wipeForeign(ctx context.Context, cfg config.Config, names []string, ask fun
 		return err
 	}
 	for _, c := range result.Kept {
-		fmt.Fprintf(out, "left: %s: %s\n", printable(foreignName(c)), printable(c.Kept))
+		fmt.Fprintf(out, "left: %s: %s\n", cli.Printable(foreignName(c)), cli.Printable(c.Kept))
 	}
 	fmt.Fprintf(out, "removed: containers %d\n", len(result.Removed))
 	if len(result.Kept) > 0 {
@@ -112,8 +113,8 @@ func writeForeign(w io.Writer, list []foreign.Container) {
 		if c.Kept != "" {
 			state = "in use: " + c.Kept
 		}
-		fmt.Fprintf(w, "  %.13s\t%s\t%s\tcreated %s ago\t%s\n", printable(c.ID), cmp.Or(c.Runtime, "other"),
-			printable(foreignName(c)), brief(time.Since(c.Created)), printable(state))
+		fmt.Fprintf(w, "  %.13s\t%s\t%s\tcreated %s ago\t%s\n", cli.Printable(c.ID), cmp.Or(c.Runtime, "other"),
+			cli.Printable(foreignName(c)), cli.Brief(time.Since(c.Created)), cli.Printable(state))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/pod"
@@ -220,7 +221,7 @@ func TestForeignRootsAreRefused(t *testing.T) {
 
 func TestQuestion(t *testing.T) {
 	var out strings.Builder
-	if err := question(strings.NewReader("yes\n"), &out)("all"); !errors.As(err, new(usageError)) || out.Len() > 0 {
+	if err := question(strings.NewReader("yes\n"), &out)("all"); !errors.As(err, new(cli.UsageError)) || out.Len() > 0 {
 		t.Errorf("no terminal: %v, %q", err, out.String())
 	}
 }

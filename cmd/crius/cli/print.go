@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -16,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// printable is text that is safe to show on one line of a terminal, whoever wrote
+// Printable is text that is safe to show on one line of a terminal, whoever wrote
 // it: control characters, bidirectional marks and broken UTF-8 appear escaped
 // (CVE-2021-25743). Lines, as those of joined errors, are separated by semicolons.
-func printable(text string) string {
+func Printable(text string) string {
 	return escape(strings.ReplaceAll(text, "\n", "; "), "")
 }
 
-// escape is printable for texts in which some control characters, those in kept, have
+// escape is Printable for texts in which some control characters, those in kept, have
 // their place.
 func escape(text, kept string) string {
 	var b strings.Builder
@@ -39,10 +41,10 @@ func escape(text, kept string) string {
 	return b.String()
 }
 
-// shown is a writer for what containers write: to a terminal only as text, elsewhere as
+// Shown is a writer for what containers write: to a terminal only as text, elsewhere as
 // it is.
-func shown(w io.Writer) io.Writer {
-	if isTerminal(w) {
+func Shown(w io.Writer) io.Writer {
+	if IsTerminal(w) {
 		return &screen{terminal: w}
 	}
 	return w
@@ -82,7 +84,8 @@ func incomplete(text []byte) int {
 	return 0
 }
 
-func isTerminal(stream any) bool {
+// IsTerminal reports whether a stream of the process is a terminal.
+func IsTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	if !ok {
 		return false
@@ -91,29 +94,36 @@ func isTerminal(stream any) bool {
 	return err == nil
 }
 
-// outputFormat is the flag -o of commands that people and programs read.
-type outputFormat string
+// Format is the flag -o of commands that people and programs read.
+type Format string
 
-func outputFlag(cmd *cobra.Command) *outputFormat {
-	f := outputFormat("text")
+// FormatFlag adds the flag to a command.
+func FormatFlag(cmd *cobra.Command) *Format {
+	f := Format("text")
 	cmd.Flags().VarP(&f, "output", "o", "output format: text or json")
-	complete(cmd, "output", f.values())
+	Complete(cmd, "output", f.values())
 	return &f
 }
 
-func (outputFormat) values() []string { return []string{"text", "json"} }
-func (f outputFormat) String() string { return string(f) }
-func (f outputFormat) Type() string   { return "string" }
-func (f *outputFormat) Set(s string) error {
+func (Format) values() []string { return []string{"text", "json"} }
+
+// String is the pflag.Value's, as Type and Set are.
+func (f Format) String() string { return string(f) }
+
+// Type names the values.
+func (f Format) Type() string { return "string" }
+
+// Set refuses other values.
+func (f *Format) Set(s string) error {
 	if !slices.Contains(f.values(), s) {
 		return fmt.Errorf("must be %s", strings.Join(f.values(), " or "))
 	}
-	*f = outputFormat(s)
+	*f = Format(s)
 	return nil
 }
 
-// print writes a document: as JSON, or the way that text does it.
-func (f outputFormat) print(w io.Writer, document any, text func(io.Writer)) error {
+// Print writes a document: as JSON, or the way that text does it.
+func (f Format) Print(w io.Writer, document any, text func(io.Writer)) error {
 	if f == "text" {
 		var page bytes.Buffer
 		text(&page)
@@ -124,4 +134,20 @@ func (f outputFormat) print(w io.Writer, document any, text func(io.Writer)) err
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(document)
+}
+
+// Table writes what is separated by tabs in columns. Errors of out get lost: it is a
+// buffer, as Print has one.
+func Table(out io.Writer, write func(io.Writer)) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	write(w)
+	_ = w.Flush()
+}
+
+// Brief is a duration as people say it.
+func Brief(d time.Duration) string {
+	if d < 10*time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,19 +13,25 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ask calls f with the server that the configuration names.
-func ask(ctx context.Context, socket string, f func(context.Context, cri.RuntimeServiceClient) error) error {
+// Server is a server's API of CRI.
+type Server struct {
+	cri.RuntimeServiceClient
+	cri.ImageServiceClient
+}
+
+// Ask calls f with the server at a socket.
+func Ask(ctx context.Context, socket string, f func(context.Context, Server) error) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		return fmt.Errorf("server at %s: %w", socket, err)
 	}
 	defer conn.Close()
-	err = f(ctx, cri.NewRuntimeServiceClient(conn))
+	err = f(ctx, Server{cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)})
 	if err == nil {
 		return nil
 	}
-	if away := unserved(ctx, socket); away != nil {
+	if away := Unserved(ctx, socket); away != nil {
 		return away
 	}
 	if answer, ok := grpcstatus.FromError(err); ok {
@@ -34,8 +40,8 @@ func ask(ctx context.Context, socket string, f func(context.Context, cri.Runtime
 	return fmt.Errorf("server at %s: %w", socket, err)
 }
 
-// unserved says what to do if no server can be reached at the socket.
-func unserved(ctx context.Context, socket string) error {
+// Unserved says what to do if no server can be reached at the socket.
+func Unserved(ctx context.Context, socket string) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	switch {
 	case err == nil:

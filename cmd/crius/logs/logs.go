@@ -1,11 +1,11 @@
-package main
+// Package logs shows the log of a container by the name of its pod.
+package logs
 
 import (
 	"bufio"
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -17,34 +17,36 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/internal/regular"
 )
 
 // logPeriod is how often a log that is followed is looked at.
 const logPeriod = 200 * time.Millisecond
 
-func (p *program) logsCommand() *cobra.Command {
+// Command is crius logs.
+func Command(load cli.Load) *cobra.Command {
 	var view logView
 	cmd := &cobra.Command{
 		Use:   "logs POD [CONTAINER]",
 		Short: "Show the log of a container",
-		Long: "Show what a container of the running server has written to its current log file. POD is a pod's name, with or without " +
-			"its namespace (NAMESPACE/NAME), or the beginning of its id; CONTAINER may be omitted if the pod has only one. " +
+		Long: "Show what a container of the running server has written to its current log file. " + cli.PodNames +
+			"; CONTAINER may be omitted if the pod has only one. " +
 			"Of containers with the same name the newest is shown. The container's standard error goes to standard error. " +
 			"On a terminal, control characters such as colors are shown escaped; a pipe or a file gets them as they are.",
-		Args: usage(cobra.RangeArgs(1, 2)),
+		Args: cli.Usage(cobra.RangeArgs(1, 2)),
 	}
 	cmd.Flags().BoolVarP(&view.follow, "follow", "f", false, "continue until the container exits")
 	cmd.Flags().IntVar(&view.tail, "tail", -1, "begin with the last `n` lines; -1: all")
 	cmd.Flags().BoolVarP(&view.timestamps, "timestamps", "t", false, "begin each line with its time")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		loaded, err := p.loadForClient(cmd)
+		loaded, err := load(cmd)
 		if err != nil {
 			return err
 		}
-		view.out, view.err, view.within = shown(cmd.OutOrStdout()), shown(cmd.ErrOrStderr()), map[string]bool{}
-		return ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cri.RuntimeServiceClient) error {
-			id, err := findContainer(ctx, server, args[0], slices.Concat(args, []string{""})[1])
+		view.out, view.err, view.within = cli.Shown(cmd.OutOrStdout()), cli.Shown(cmd.ErrOrStderr()), map[string]bool{}
+		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
+			id, err := cli.FindContainer(ctx, server, args[0], slices.Concat(args, []string{""})[1])
 			if err != nil {
 				return err
 			}
@@ -52,62 +54,6 @@ func (p *program) logsCommand() *cobra.Command {
 		})
 	}
 	return cmd
-}
-
-// findContainer is the id of the newest container of a pod by its name; an empty one
-// means the only container.
-func findContainer(ctx context.Context, server cri.RuntimeServiceClient, pod, container string) (string, error) {
-	pods, err := server.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
-	if err != nil {
-		return "", err
-	}
-	names := map[string]bool{} // of pods
-	ids := map[string]bool{}
-	for _, p := range pods.Items {
-		full := p.GetMetadata().GetNamespace() + "/" + p.GetMetadata().GetName()
-		if pod == full || pod == p.GetMetadata().GetName() || strings.HasPrefix(p.Id, pod) {
-			names[full], ids[p.Id] = true, true
-		}
-	}
-	if len(names) != 1 {
-		return "", choice("pod", pod, names)
-	}
-	all, err := server.ListContainers(ctx, &cri.ListContainersRequest{})
-	if err != nil {
-		return "", err
-	}
-	names = map[string]bool{} // of containers
-	var newest *cri.Container
-	for _, c := range all.Containers {
-		name := c.GetMetadata().GetName()
-		if !ids[c.PodSandboxId] || container != "" && container != name {
-			continue
-		}
-		names[name] = true
-		if newest == nil || c.CreatedAt > newest.CreatedAt {
-			newest = c
-		}
-	}
-	if len(names) != 1 {
-		return "", choice("container", container, names)
-	}
-	return newest.Id, nil
-}
-
-// choice says that a name means none of the objects, or more than one.
-func choice(kind, name string, found map[string]bool) error {
-	if len(found) == 0 && name == "" {
-		return fmt.Errorf("the pod has no %s", kind)
-	}
-	if len(found) == 0 {
-		return fmt.Errorf("no %s %q", kind, name)
-	}
-	var names []string
-	for one := range found {
-		names = append(names, printable(one))
-	}
-	slices.Sort(names)
-	return fmt.Errorf("more than one %s matches, name one of them: %s", kind, strings.Join(names, ", "))
 }
 
 // logView shows a log in the format of CRI: a line of the file has time, stream, F or, if
