@@ -9,6 +9,9 @@ import (
 	"google.golang.org/grpc"
 )
 
+// clientCommands only ask a running server.
+var clientCommands = []string{"status", "pulls", "events", "logs pod", "exec pod -- true", "top", "images"}
+
 // Who asks a server that does not run is told to start it, and why it may have ended.
 func TestAskWithoutAServer(t *testing.T) {
 	t.Parallel()
@@ -25,11 +28,24 @@ func TestAskWithoutAServer(t *testing.T) {
 		},
 	} {
 		place()
-		for _, command := range []string{"status", "pulls", "events", "logs pod"} {
+		for _, command := range clientCommands {
 			code, _, errs := crius(t, append([]string{"--api-listen", socket}, strings.Fields(command)...)...)
 			if want := "crius: no server at " + socket + ": start it (systemctl start crius)"; code != 1 || !strings.HasPrefix(errs, want) {
 				t.Errorf("%s, crius %s: exit code %d, %q, want %q", what, command, code, errs, want)
 			}
+		}
+	}
+}
+
+// They do with what they can read of a broken configuration.
+func TestAskWithBrokenConfiguration(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "crius.sock")
+	broken := write(t, "broken.toml", "[api]\nlisten = '"+socket+"'\n[nonsense]\n")
+	for _, command := range clientCommands {
+		code, _, errs := crius(t, append([]string{"--config", broken}, strings.Fields(command)...)...)
+		if code != 1 || !strings.HasPrefix(errs, "crius: warning: invalid configuration") || !strings.Contains(errs, "crius: no server at "+socket) {
+			t.Errorf("crius %s: exit code %d, %q", command, code, errs)
 		}
 	}
 }

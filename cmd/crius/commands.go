@@ -11,7 +11,10 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/cmd/crius/exec"
+	"github.com/crius-run/crius/cmd/crius/images"
 	"github.com/crius-run/crius/cmd/crius/logs"
+	"github.com/crius-run/crius/cmd/crius/top"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/server/stream"
@@ -62,7 +65,7 @@ func (p *program) root() *cobra.Command {
 	}
 	root.SetUsageFunc(p.printUsage)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.UsageError{Err: err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), logs.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
 

@@ -6,7 +6,7 @@
 // subcommands look at a node and print, and change nothing.
 //
 // Exit codes: 0 done, 1 something failed, 2 the command line makes no sense, 78 a
-// server does not start with its configuration.
+// server does not start with its configuration; crius exec ends with its command's.
 package main
 
 import (
@@ -47,6 +47,9 @@ func run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	if exit := cli.Exit(0); errors.As(err, &exit) {
+		return int(exit)
+	}
 	report(stderr, err)
 	switch {
 	case err == nil:

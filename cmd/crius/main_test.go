@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/cmd/crius/cli"
@@ -239,5 +240,15 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		if code := run(context.Background(), newRoot(), args, brokenWriter{}, &errs); code != 1 || !strings.Contains(errs.String(), "closed pipe") {
 			t.Errorf("crius %q: exit code %d, error %q", args, code, errs.String())
 		}
+	}
+}
+
+// crius exec ends as its command did, and adds no word to what that has said.
+func TestExitCodeOfCommand(t *testing.T) {
+	t.Parallel()
+	var out, errs strings.Builder
+	root := &cobra.Command{RunE: func(*cobra.Command, []string) error { return fmt.Errorf("exec: %w", cli.Exit(7)) }, SilenceErrors: true, SilenceUsage: true}
+	if code := run(t.Context(), root, nil, &out, &errs); code != 7 || out.Len()+errs.Len() > 0 {
+		t.Errorf("exit code %d, %q, %q", code, out.String(), errs.String())
 	}
 }

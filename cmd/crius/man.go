@@ -95,6 +95,7 @@ func writeProgramPage(w io.Writer, root *cobra.Command) error {
 	p.item("1", "", "Failure; standard error has one line per problem.")
 	p.item("2", "", "Invalid command line.")
 	p.item("78", "", "crius serve rejected its configuration. The systemd unit does not restart it then.")
+	p.text("crius exec exits with the code of its command.")
 	p.section("FILES")
 	p.item(config.DefaultFile, "", "Configuration file, see crius.toml(5).")
 	p.item(config.DefaultFile+".d/*.toml", "", "Drop-in files, merged in the order of their names.")

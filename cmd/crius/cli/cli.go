@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 
 	"github.com/crius-run/crius/cmd/crius/config"
@@ -16,6 +18,12 @@ type UsageError struct{ Err error }
 
 func (e UsageError) Error() string { return e.Err.Error() }
 func (e UsageError) Unwrap() error { return e.Err }
+
+// Exit is the exit code of a command in a container that failed. The command has reported
+// itself why: crius adds nothing and exits with the same code.
+type Exit int
+
+func (e Exit) Error() string { return fmt.Sprintf("command ended with exit code %d", int(e)) }
 
 // Usage makes what a command says about its arguments a UsageError.
 func Usage(check cobra.PositionalArgs) cobra.PositionalArgs {

@@ -151,3 +151,6 @@ func Brief(d time.Duration) string {
 	}
 	return d.Round(time.Second).String()
 }
+
+// MiB is a number of bytes as people read it.
+func MiB(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// Pages shows each page that is written to it: on a terminal in the place of the last
+// one, without what does not fit, and elsewhere below it.
+type Pages struct {
+	out    io.Writer
+	height func() int // of the terminal, in lines; nil: it is none
+	lines  int        // of the page that is there
+}
+
+// NewPages shows pages on out.
+func NewPages(out io.Writer) *Pages {
+	p := &Pages{out: out}
+	if terminal, ok := out.(*os.File); ok && IsTerminal(out) {
+		p.height = func() int {
+			_, height, err := term.GetSize(int(terminal.Fd()))
+			if err != nil || height < 2 {
+				return 24
+			}
+			return height
+		}
+	}
+	return p
+}
+
+// Terminal reports whether pages take each other's place.
+func (p *Pages) Terminal() bool { return p.height != nil }
+
+// Write takes a whole page, of whole lines.
+func (p *Pages) Write(page []byte) (int, error) {
+	if p.height == nil {
+		return p.out.Write(page)
+	}
+	const up, clear, cut, wrap = "\x1b[%dA", "\r\x1b[J", "\x1b[?7l", "\x1b[?7h" // of long lines
+	var b bytes.Buffer
+	if p.lines > 0 {
+		fmt.Fprintf(&b, up, p.lines)
+	}
+	b.WriteString(clear + cut)
+	p.lines = 0
+	for line := range bytes.Lines(page) {
+		if p.lines == p.height()-1 { // the cursor is in the last one
+			break
+		}
+		b.Write(line)
+		p.lines++
+	}
+	b.WriteString(wrap)
+	if _, err := b.WriteTo(p.out); err != nil {
+		return 0, err
+	}
+	return len(page), nil
+}
+
+// Pause waits, and reports whether ctx has lasted.
+func Pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
