@@ -10,7 +10,7 @@ import (
 )
 
 // clientCommands only ask a running server.
-var clientCommands = []string{"status", "pulls", "events", "logs pod", "exec pod -- true", "top", "images"}
+var clientCommands = []string{"status", "pulls", "pull image", "events", "logs pod", "exec pod -- true", "top", "images"}
 
 // Who asks a server that does not run is told to start it, and why it may have ended.
 func TestAskWithoutAServer(t *testing.T) {

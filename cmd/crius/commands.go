@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/exec"
 	"github.com/crius-run/crius/cmd/crius/images"
 	"github.com/crius-run/crius/cmd/crius/logs"
+	"github.com/crius-run/crius/cmd/crius/pulls"
 	"github.com/crius-run/crius/cmd/crius/top"
 	"github.com/crius-run/crius/internal/logx"
 	"github.com/crius-run/crius/internal/trace"
@@ -65,7 +66,7 @@ func (p *program) root() *cobra.Command {
 	}
 	root.SetUsageFunc(p.printUsage)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.UsageError{Err: err} })
-	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), p.pullsCommand(), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
+	root.AddCommand(p.serveCommand(), p.statusCommand(), p.eventsCommand(), pulls.PullCommand(p.loadForClient), pulls.Command(p.loadForClient), logs.Command(p.loadForClient), exec.Command(p.loadForClient), top.Command(p.loadForClient), images.Command(p.loadForClient), p.configCommand(), p.reloadCommand(), p.checkCommand(), p.debugCommand(), p.wipeCommand(), versionCommand(), completionCommand(), generateCommand(), flagsTopic(p.flags))
 	return root
 }
 

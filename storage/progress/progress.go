@@ -101,6 +101,8 @@ type Pull struct {
 	Total int64     `json:"total"` // of the blobs so far
 	Blobs int       `json:"blobs"`
 	Done  int       `json:"done"` // of them
+
+	Unpacking int `json:"unpacking"` // blobs that have come, and are not done
 }
 
 // Active are the pulls under way, the first one first.
@@ -132,8 +134,8 @@ func (c *Counts) end(p *Pull) {
 	delete(c.active, p)
 }
 
-// note counts an event of the pull p.
-func (c *Counts) note(p *Pull, event types.ProgressProperties) {
+// note counts an event of the pull p, after which so many of its blobs are still coming.
+func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.Bytes.Add(int64(event.OffsetUpdate))
@@ -148,6 +150,7 @@ func (c *Counts) note(p *Pull, event types.ProgressProperties) {
 	case types.ProgressEventSkipped:
 		c.Present.Add(1)
 	}
+	p.Unpacking = max(p.Blobs-p.Done-coming, 0)
 }
 
 // Stop must be called when the library sends no more.
@@ -171,13 +174,15 @@ func (w *Watchdog) run() {
 		select {
 		case <-w.end:
 			for len(w.Events) > 0 { // nobody sends any more
-				w.counts.note(w.pull, <-w.Events)
+				event := <-w.Events
+				layers.note(event)
+				w.counts.note(w.pull, event, len(layers.missing))
 			}
 			return
 		case event := <-w.Events:
-			w.counts.note(w.pull, event)
 			waited := layers.waiting() || w.asked()
 			layers.note(event)
+			w.counts.note(w.pull, event, len(layers.missing))
 			if w.limit == 0 {
 				continue
 			}

@@ -109,6 +109,40 @@ func TestNoLimit(t *testing.T) {
 	}
 }
 
+// What has come and is not done is being unpacked.
+func TestUnpackingIsCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		counts := new(Counts)
+		w := New(counts, "image", 0, 0, notAsked, func(cause error) { t.Error(cause) }).Start(t.Context())
+		defer w.Stop()
+		event := func(kind types.ProgressEvent, blob string, read uint64) {
+			w.Events <- types.ProgressProperties{Event: kind, Artifact: types.BlobInfo{Digest: digest.Digest(blob), Size: 10}, OffsetUpdate: read}
+			synctest.Wait()
+		}
+		for _, step := range []struct {
+			kind types.ProgressEvent
+			blob string
+			read uint64
+			want int
+		}{
+			{types.ProgressEventSkipped, "present", 0, 0},
+			{types.ProgressEventNewArtifact, "a", 0, 0},
+			{types.ProgressEventNewArtifact, "b", 0, 0},
+			{types.ProgressEventRead, "a", 9, 0},
+			{types.ProgressEventRead, "a", 1, 1},
+			{types.ProgressEventRead, "b", 10, 2},
+			{types.ProgressEventDone, "a", 0, 1},
+			{types.ProgressEventDone, "b", 0, 0},
+		} {
+			event(step.kind, step.blob, step.read)
+			if got := counts.Active()[0].Unpacking; got != step.want {
+				t.Errorf("after event %v of %s: %d are being unpacked, want %d", step.kind, step.blob, got, step.want)
+			}
+		}
+	})
+}
+
 // A registry that drips does not hold a pull for ever; a slow link does no harm,
 // nor do pauses in which nothing is due.
 func TestWatchdogEndsPullsBelowTheRate(t *testing.T) {

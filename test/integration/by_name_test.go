@@ -56,4 +56,11 @@ func TestCommandsByNameOfPod(t *testing.T) {
 			t.Errorf("crius images: exit code %d, %s, %q", code, out, errs)
 		}
 	}
+	code, out, errs := w.try(t, "", "pull", images.Probe)
+	if code != 0 || !regexp.MustCompile(`^[0-9a-f]{64}\n$`).MatchString(out) || errs != "" {
+		t.Errorf("crius pull: exit code %d, %q, %q", code, out, errs)
+	}
+	if code, out, errs = w.try(t, "", "pull", "registry.test/none:1"); code != 1 || out != "" || !strings.Contains(errs, "registry.test/none:1") {
+		t.Errorf("crius pull of nothing: exit code %d, %q, %q", code, out, errs)
+	}
 }

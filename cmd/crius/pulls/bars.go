@@ -1,0 +1,87 @@
+package pulls
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/storage/progress"
+)
+
+// bars draws pulls as a terminal shows them, again and again. (The library that draws
+// those of podman pull wants to see every byte, where here are samples of another
+// process.)
+type bars struct {
+	rates map[pull]rate
+}
+
+// pull is what tells a pull from others.
+type pull struct {
+	image string
+	since int64
+}
+
+// rate is how fast a pull has been of late.
+type rate struct {
+	at        time.Time
+	bytes     int64
+	perSecond float64
+}
+
+// next is the rate at now. What has come since the last sample counts as much as all
+// that came before.
+func (r rate) next(now time.Time, bytes int64) rate {
+	took := now.Sub(r.at).Seconds()
+	if took <= 0 {
+		return r
+	}
+	latest := float64(bytes-r.bytes) / took
+	if r.bytes > 0 {
+		latest = (latest + r.perSecond) / 2
+	}
+	return rate{now, bytes, latest}
+}
+
+func (b *bars) write(w io.Writer, list []progress.Pull, now time.Time) {
+	rates := map[pull]rate{}
+	for _, p := range list {
+		key := pull{p.Image, p.Since.UnixNano()}
+		last, seen := b.rates[key]
+		if !seen {
+			last = rate{at: p.Since}
+		}
+		rates[key] = last.next(now, p.Bytes)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", cli.Printable(p.Image), bar(p), cli.Brief(now.Sub(p.Since).Round(time.Second)), phase(p, rates[key].perSecond))
+	}
+	b.rates = rates
+}
+
+// bar is full when all that is counted has come.
+func bar(p progress.Pull) string {
+	const width = 24
+	full := 0
+	if p.Total > 0 {
+		full = int(min(p.Bytes*width/p.Total, width))
+	}
+	return "[" + strings.Repeat("#", full) + strings.Repeat("-", width-full) + "]"
+}
+
+// phase is what a pull does.
+func phase(p progress.Pull, perSec float64) string {
+	left := max(p.Total-p.Bytes, 0)
+	switch {
+	case p.Blobs == 0:
+		return "asking the registry"
+	case left > 0:
+		text := fmt.Sprintf("%s, %s, %s", amount(p), blobs(p), perSecond(perSec))
+		if perSec >= 1 {
+			text += ", " + (time.Duration(float64(left)/perSec) * time.Second).String() + " left"
+		}
+		return text
+	case p.Done < p.Blobs:
+		return fmt.Sprintf("unpacking, %s", blobs(p))
+	}
+	return fmt.Sprintf("storing, %s", blobs(p))
+}

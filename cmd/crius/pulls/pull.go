@@ -1,0 +1,91 @@
+package pulls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/storage/progress"
+)
+
+// linePeriod is how often a line is written where there is no terminal.
+const linePeriod = 10 * time.Second
+
+// PullCommand is crius pull.
+func PullCommand(load cli.Load) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pull IMAGE",
+		Short: "Pull an image",
+		Long: "Have the running server pull an image, with the registries, credentials and signature policy that it uses for pods, and print the image's id. " +
+			"Standard error shows how far it has come: on a terminal as a bar, else as a line every ten seconds. " +
+			"If crius is interrupted, the server continues for some minutes.",
+		Args: cli.Usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			loaded, err := load(cmd)
+			if err != nil {
+				return err
+			}
+			return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
+				id, err := pullImage(ctx, server, args[0], cmd.ErrOrStderr())
+				if err == nil {
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), cli.Printable(id))
+				}
+				return err
+			})
+		},
+	}
+}
+
+// pullImage shows the pull on out until it has ended.
+func pullImage(ctx context.Context, server cli.Server, image string, out io.Writer) (id string, err error) {
+	watching, end := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watch(watching, server, image, out)
+	}()
+	answer, err := server.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	end()
+	<-watched
+	if ctx.Err() != nil {
+		return "", errors.New("interrupted; the server continues for some minutes, and crius pulls shows it")
+	}
+	return answer.GetImageRef(), err
+}
+
+// watch shows the pulls of an image until ctx ends. It ignores errors: the pull itself
+// reports them.
+func watch(ctx context.Context, server cli.Server, image string, out io.Writer) {
+	every, write := linePeriod, writeLines
+	if cli.IsTerminal(out) {
+		every, write = period, new(bars).write
+		pages := cli.NewPages(out)
+		defer func() { _, _ = pages.Write(nil) }() // what comes next takes the bar's place
+		out = pages
+	}
+	for cli.Pause(ctx, every) {
+		list, err := active(ctx, server)
+		if err != nil {
+			continue
+		}
+		list = slices.DeleteFunc(list, func(p progress.Pull) bool { return !isNamed(p.Image, image) })
+		now := time.Now()
+		_ = cli.Format("text").Print(out, list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { write(w, list, now) }) })
+	}
+}
+
+// isNamed reports whether the full name of an image is what a short one may stand for.
+func isNamed(full, name string) bool {
+	if !strings.ContainsAny(name[strings.LastIndex(name, "/")+1:], ":@") {
+		name += ":latest"
+	}
+	return full == name || strings.HasSuffix(full, "/"+name)
+}

@@ -1,0 +1,95 @@
+// Package pulls pulls images and shows how far the pulls of a server have come.
+package pulls
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
+	"github.com/crius-run/crius/storage/progress"
+)
+
+// period is how often a list that is watched is shown.
+const period = time.Second
+
+// Command is crius pulls.
+func Command(load cli.Load) *cobra.Command {
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "pulls",
+		Short: "Show the image pulls in progress",
+		Long: "List the image pulls of the running server. Layers are downloaded a few at a time and counted once their download starts, so totals grow. " +
+			"With --watch, a terminal shows bars with the rate of the last seconds and the time that the download of what is counted still takes.",
+		Args: cli.Usage(cobra.NoArgs),
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh every second until interrupted")
+	format := cli.FormatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		loaded, err := load(cmd)
+		if err != nil {
+			return err
+		}
+		out, write := cmd.OutOrStdout(), writeLines
+		if watch && *format == "text" && cli.IsTerminal(out) {
+			out, write = cli.NewPages(out), new(bars).write
+		}
+		return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
+			for {
+				list, err := active(ctx, server)
+				if watch && ctx.Err() != nil {
+					return nil //nolint:nilerr // interrupted: that is how it ends
+				}
+				if err != nil {
+					return err
+				}
+				now := time.Now()
+				err = format.Print(out, list, func(w io.Writer) { cli.Table(w, func(w io.Writer) { write(w, list, now) }) })
+				if err != nil || !watch || !cli.Pause(ctx, period) {
+					return err
+				}
+			}
+		})
+	}
+	return cmd
+}
+
+// active are the pulls that a server tells in its verbose status.
+func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
+	status, err := server.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return nil, err
+	}
+	var vitals struct{ Pulls []progress.Pull }
+	if err := json.Unmarshal([]byte(status.Info["server"]), &vitals); err != nil {
+		return nil, fmt.Errorf("the server's status cannot be parsed (is it another runtime, or older than this client?): %w", err)
+	}
+	return vitals.Pulls, nil
+}
+
+// writeLines has a line for each pull, with its rate from its beginning.
+func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
+	for _, p := range list {
+		took := now.Sub(p.Since)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), perSecond(float64(p.Bytes)/took.Seconds()))
+	}
+}
+
+func amount(p progress.Pull) string {
+	return fmt.Sprintf("%.1f of %s", float64(p.Bytes)/(1<<20), cli.MiB(uint64(p.Total)))
+}
+
+func blobs(p progress.Pull) string {
+	text := fmt.Sprintf("%d of %d blobs", p.Done, p.Blobs)
+	if p.Unpacking > 0 {
+		text += fmt.Sprintf(", %d being unpacked", p.Unpacking)
+	}
+	return text
+}
+
+func perSecond(rate float64) string { return fmt.Sprintf("%.1f MiB/s", rate/(1<<20)) }
