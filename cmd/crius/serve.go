@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -24,6 +25,7 @@ import (
 	"github.com/crius-run/crius/server/control"
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/server/otlp"
+	"github.com/crius-run/crius/server/statuspage"
 	"github.com/crius-run/crius/server/stream"
 )
 
@@ -101,7 +103,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	counts.Register(ctx, metrics.Sources{Node: engine.Summary, Status: engine.Status().Last, Sizes: store.Sizes, Logged: engine.Logged,
 		Pulls: store.Pulls(), Vulnerable: runtimes.Vulnerable, Version: currentVersion().Crius})
-	endMetrics, err := serveMetrics(ctx, cfg, counts, engine)
+	endMetrics, err := serveMetrics(ctx, cfg, counts, engine, backends.page(engine, since))
 	if err != nil {
 		return err
 	}
@@ -147,15 +149,27 @@ func serveControl(ctx context.Context, cfg config.Config, node control.Node) (en
 	return background(ctx, s.Serve, s.Close), nil
 }
 
-// serveMetrics answers scrapes and probes until end.
-func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metrics, engine *pod.Engine) (end func() error, err error) {
+// serveMetrics answers scrapes, probes and browsers until end.
+func serveMetrics(ctx context.Context, cfg config.Config, counts *metrics.Metrics, engine *pod.Engine, page http.Handler) (end func() error, err error) {
 	options := metricsOptions(cfg)
+	options.Page = page
 	options.Healthy = func(ctx context.Context) error { return healthy(ctx, cfg.API.Listen, engine.Status()) }
 	s, err := counts.Listen(ctx, options)
 	if err != nil {
 		return nil, err
 	}
 	return background(ctx, s.Serve, s.Close), nil
+}
+
+// page is the status page of a server that runs since then.
+func (b *backends) page(engine *pod.Engine, since time.Time) http.Handler {
+	return statuspage.Handler(statuspage.Sources{
+		Version: currentVersion().Crius, Since: since,
+		Node: engine.Summary, Pods: engine.Sandboxes, Containers: engine.Containers,
+		Runtime: engine.Status().RuntimeStatus, Network: engine.Status().NetworkStatus,
+		Handlers: func(ctx context.Context) []oci.Report { return handlersInfo(ctx, b.runtimes) },
+		Pulls:    b.store.Pulls().Active,
+	})
 }
 
 // newPlugins is nil if there are to be none.

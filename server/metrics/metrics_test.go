@@ -221,6 +221,26 @@ func TestServer(t *testing.T) {
 	}
 }
 
+// The status page tells more than metrics do, so it is there only on demand.
+func TestStatusPageIsOffByDefault(t *testing.T) {
+	t.Parallel()
+	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "pods") })
+	for on, want := range map[bool]int{false: http.StatusNotFound, true: http.StatusOK} {
+		s, err := full(t).Listen(t.Context(), Options{Healthy: well, Page: page, Socket: filepath.Join(t.TempDir(), "s"), Config: Config{StatusPage: on}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := httptest.NewRecorder()
+		s.http.Handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), "GET", "/status", nil))
+		if answer.Code != want || strings.Contains(answer.Body.String(), "pods") != on {
+			t.Errorf("switched on %t: %d, %q", on, answer.Code, answer.Body)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestConnectionsToTheAddressAreLimited(t *testing.T) {
 	t.Parallel()
 	s, err := full(t).Listen(t.Context(), Options{Socket: filepath.Join(t.TempDir(), "s"), Config: Config{Address: "127.0.0.1:0"}})

@@ -25,6 +25,8 @@ type Config struct {
 	TLSCertFile     string `toml:"tls_cert_file" help:"PEM certificate for metrics over TLS; reloaded when the file changes"`
 	TLSKeyFile      string `toml:"tls_key_file" help:"PEM key of that certificate"`
 	TLSClientCAFile string `toml:"tls_client_ca_file" help:"PEM file of CA certificates that client certificates must be signed by; empty: clients need no certificate"`
+
+	StatusPage bool `toml:"status_page" help:"serve a page for browsers at /status, beside /metrics: conditions, operations, pulls, handlers, pods, and containers that do not run, by their names; whoever reaches metrics.address can read it"`
 }
 
 // Options is what Listen needs.
@@ -36,13 +38,15 @@ type Options struct {
 	TLS tlsfile.Rules
 	// Healthy says what is wrong with the server, for probes.
 	Healthy func(context.Context) error
+	// Page is the status page, which StatusPage switches on.
+	Page http.Handler
 }
 
 // maxConnections is of those to the address: whoever reaches it may connect, and each
 // connection takes some kilobytes and a descriptor. Others wait.
 const maxConnections = 64
 
-// Server answers scrapes and probes on the socket and, if there is one, at the address.
+// Server answers scrapes, probes and browsers on the socket and, if there is one, at the address.
 type Server struct {
 	http      *http.Server
 	listeners []net.Listener
@@ -54,6 +58,9 @@ func (m *Metrics) Listen(ctx context.Context, cfg Options) (_ *Server, err error
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	mux.Handle("GET /healthz", &health{check: cfg.Healthy})
+	if cfg.StatusPage {
+		mux.Handle("GET /status", cfg.Page)
+	}
 	s := &Server{http: &http.Server{
 		Handler:        mux,
 		ReadTimeout:    10 * time.Second,

@@ -17,13 +17,19 @@ import (
 // healthz asks as a probe does: at the socket or, with an address, there.
 func (w *world) healthz(t *testing.T, address string) (code int, text string) {
 	t.Helper()
+	return w.request(t, address, "/healthz")
+}
+
+// request asks whoever serves metrics, at the socket or, with an address, there.
+func (w *world) request(t *testing.T, address, path string) (code int, text string) {
+	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if address != "" {
 			return w.Dial(ctx, "tcp", address)
 		}
 		return net.Dial("unix", filepath.Join(w.RunRoot(), "metrics.sock"))
 	}}}
-	resp, err := client.Get("http://crius/healthz")
+	resp, err := client.Get("http://crius" + path)
 	must(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
