@@ -36,9 +36,8 @@ type Client struct {
 	container Process
 	exit      Exit
 	exitErr   error
-	logged    uint64       // bytes, as the monitor counts
-	inherited uint64       // of which so many before this client came
-	counts    bool         // inherited is known
+	logged    count        // bytes in the log
+	discarded count        // bytes that were too many for it
 	failure   error        // why there is no container
 	waiting   []chan error // for answers, in the order of the requests
 
@@ -47,6 +46,22 @@ type Client struct {
 	exited  chan struct{} // exit and exitErr are final
 	gone    chan struct{} // the reader has ended: the monitor is dead, or Close was called
 }
+
+// count is a number that a monitor counts, which grows.
+type count struct {
+	now       uint64
+	inherited uint64 // of which so many before this client came
+	known     bool   // inherited is
+}
+
+func (c *count) note(n uint64) {
+	c.now = max(c.now, n) // half a record may be taken back
+	if !c.known {
+		c.known, c.inherited = true, c.now
+	}
+}
+
+func (c *count) own() uint64 { return c.now - c.inherited }
 
 func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, error) {
 	raw, err := conn.SyscallConn()
@@ -207,7 +222,8 @@ func (c *Client) handle(m wire.Message) {
 	switch m.Verb {
 	case wire.Hello:
 		c.state = m.Text
-		c.counts = m.Text == wire.StateCreating
+		fresh := m.Text == wire.StateCreating
+		c.logged.known, c.discarded.known = fresh, fresh
 		reach(c.greeted)
 	case wire.Created:
 		c.container = Process{PID: int(m.Num[0]), StartTime: m.Num[1]}
@@ -219,10 +235,9 @@ func (c *Client) handle(m wire.Message) {
 		c.exit = Exit{Code: int32(m.Num[0]), Signal: int32(m.Num[1]), FinishedAt: time.Unix(0, int64(m.Num[2])).UTC(), OOMKills: m.Num[3]}
 		reach(c.exited)
 	case wire.Logged:
-		c.logged = max(c.logged, m.Num[0]) // half a record may be taken back
-		if !c.counts {
-			c.counts, c.inherited = true, c.logged
-		}
+		c.logged.note(m.Num[0])
+	case wire.LogDiscarded:
+		c.discarded.note(m.Num[0])
 	case wire.OK:
 		c.answer(nil)
 	case wire.Error:
@@ -336,10 +351,18 @@ func (c *Client) ReopenLog(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
 }
 
+// LogCount is bytes of a container's log.
+type LogCount struct{ Written, Discarded uint64 }
+
+// Plus is the sum.
+func (c LogCount) Plus(o LogCount) LogCount {
+	return LogCount{c.Written + o.Written, c.Discarded + o.Discarded}
+}
+
 // Logged is how many bytes the container's log, rotated files included, has grown since
-// this client connected. If the monitor does not answer, it is the number that the
-// monitor last reported.
-func (c *Client) Logged(ctx context.Context) uint64 {
+// this client connected, and how many were discarded for its limit. If the monitor does
+// not answer, it is what the monitor last reported.
+func (c *Client) Logged(ctx context.Context) LogCount {
 	if err := c.request(ctx, wire.Message{Verb: wire.CountLog}); errors.Is(err, fault.Precondition) {
 		select { // it has left, and its last word may not have been read
 		case <-c.gone:
@@ -348,7 +371,7 @@ func (c *Client) Logged(ctx context.Context) uint64 {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.logged - c.inherited
+	return LogCount{c.logged.own(), c.discarded.own()}
 }
 
 // Resize sets the size of the container's terminal, in characters.

@@ -23,6 +23,12 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
+// The bounds of Spec's LogBurst, below which no long line fits, and of both.
+const (
+	LeastLogBurst = 64 << 10
+	MostLogBytes  = 1<<40 - 1
+)
+
 // Spec is a container to be created. Paths are absolute.
 type Spec struct {
 	ID      string // letters, digits, _ . and -
@@ -35,6 +41,11 @@ type Spec struct {
 	ExitFile string // in a directory that exists
 	LogFile  string // CRI log; empty: output is discarded
 	LogDir   string // of the pod, at or above that of LogFile; in it and below it no link is followed; empty: that of LogFile
+
+	// LogRate is how many bytes per second the log may grow by, LogBurst by how many
+	// it may exceed that at once; what is too much is discarded, and the log says so.
+	// LogRate 0: no limit.
+	LogRate, LogBurst int64
 
 	// Runtime is the command that creates the container, complete but for what
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
@@ -162,7 +173,7 @@ func (s Spec) options() (*wire.Options, error) {
 	}
 	return &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
-		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
+		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir, LogRate: uint64(s.LogRate), LogBurst: uint64(s.LogBurst),
 		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
 	}, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -151,7 +152,7 @@ func TestRotation(t *testing.T) {
 		for _, file := range files {
 			total += size(t, file)
 		}
-		if logged := client.Logged(limit(t)); logged != uint64(total) {
+		if logged := client.Logged(limit(t)).Written; logged != uint64(total) {
 			t.Errorf("the monitor counts %d bytes, the files have %d", logged, total)
 		}
 		stdout, stderr := joinLogs(t, files...)
@@ -217,8 +218,46 @@ func TestDiscardedLog(t *testing.T) {
 		if e := exit(t, client); e.Code != 0 {
 			t.Errorf("exit %+v", e)
 		}
-		if logged := client.Logged(limit(t)); logged != 0 {
+		if logged := client.Logged(limit(t)).Written; logged != 0 {
 			t.Errorf("of a discarded log %d bytes are counted", logged)
+		}
+	})
+}
+
+// A container that writes more than its log may grow by runs on as it would, and its
+// log and its monitor say how much is missing.
+func TestLogRate(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		const burst = conmon.LeastLogBurst
+		c := newContainer(t, runtime, "bytes", "50000000")
+		c.LogRate, c.LogBurst = 1000, burst
+		client := c.run()
+		if e := exit(t, client); e.Code != 0 {
+			t.Errorf("exit %+v", e)
+		}
+		text, err := os.ReadFile(c.LogFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told uint64
+		var notices int
+		for _, found := range regexp.MustCompile(` stderr F \[crius: (\d+) bytes of this log were discarded, `).FindAllSubmatch(text, -1) {
+			n, err := strconv.ParseUint(string(found[1]), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			told += n
+			notices++
+		}
+		if notices > 3 { // the limit lets nothing more through for seconds, and a container may be slow
+			t.Errorf("the log tells of its gap %d times", notices)
+		}
+		logged := client.Logged(limit(t))
+		if logged.Written != uint64(len(text)) || logged.Discarded != told || told == 0 {
+			t.Errorf("the monitor counts %+v, the log has %d bytes and says that %d are missing", logged, len(text), told)
+		}
+		if len(text) < burst/2 || len(text) > 4*burst {
+			t.Errorf("the log has %d bytes, the limit is %d at once", len(text), burst)
 		}
 	})
 }
@@ -243,10 +282,10 @@ func TestLoggedSinceTheClientCame(t *testing.T) {
 	}
 	exit(t, first)
 	total := size(t, c.LogFile)
-	if logged := first.Logged(limit(t)); logged != uint64(total) {
+	if logged := first.Logged(limit(t)).Written; logged != uint64(total) {
 		t.Errorf("the first client counts %d bytes of %d", logged, total)
 	}
-	if logged := int64(second.Logged(limit(t))); logged < total-at || logged > total-before {
+	if logged := int64(second.Logged(limit(t)).Written); logged < total-at || logged > total-before {
 		t.Errorf("the second client counts %d bytes, of %d that came after %d to %d", logged, total, before, at)
 	}
 }

@@ -12,6 +12,8 @@ type Config struct {
 	CgroupDriver   string   `toml:"cgroup_driver" help:"cgroup driver: cgroupfs or systemd; must match the kubelet's"`
 	Monitor        string   `toml:"monitor" help:"path of crius-conmon; empty: searched in the directory of crius, then in PATH"`
 	MonitorCgroup  string   `toml:"monitor_cgroup" help:"cgroup of the monitors; empty: a child of the crius service's cgroup"`
+	LogRate        int64    `toml:"container_log_rate" help:"bytes per second by which the log of each container may grow, each line counted with its time and stream; beyond container_log_burst, lines are discarded and the log says how many bytes are missing; the container is not slowed down; for containers created from now on; 0: no limit"`
+	LogBurst       int64    `toml:"container_log_burst" help:"bytes by which a container's log may exceed container_log_rate at once; at least 64 KiB"`
 	BackportedCVEs []string `toml:"backported_cves" help:"CVEs that the distribution has fixed in the runtimes of this node without a new version number, so that crius does not report them"`
 	HooksDir       []string `toml:"hooks_dir" help:"directories of OCI hooks (*.json, oci-hooks(5)), read for every container; a file in a later directory replaces one of the same name in an earlier one; a file that is invalid, or writable by users other than root, keeps containers from being created; empty: no hooks"`
 	BlockIOFile    string   `toml:"blockio_config_file" help:"YAML file of block I/O classes (github.com/intel/goresctrl), which annotations of pods name; it is read for every container in one; empty: there are none"`
@@ -59,6 +61,7 @@ func DefaultConfig() Config {
 	return Config{
 		DefaultHandler: "runc",
 		CgroupDriver:   "systemd",
+		LogBurst:       16 << 20,
 		HooksDir:       []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"},
 		Handlers: map[string]Handler{
 			"runc": DefaultHandlerConfig("runc"),

@@ -102,9 +102,9 @@ func (g *gone) Kill(ctx context.Context) error {
 	return errors.Join(conmon.Signal(g.process, unix.SIGKILL), emptyCgroup(ctx, g.cgroup))
 }
 
-func (g *gone) Exit() (conmon.Exit, error)  { return g.exit, g.err }
-func (*gone) Close()                        {}
-func (*gone) Logged(context.Context) uint64 { return 0 }
+func (g *gone) Exit() (conmon.Exit, error)           { return g.exit, g.err }
+func (*gone) Close()                                 {}
+func (*gone) Logged(context.Context) conmon.LogCount { return conmon.LogCount{} }
 
 // EndAbandoned leaves that to whoever kills the container.
 func (*gone) EndAbandoned(context.Context) func(context.Context) error { return nil }

@@ -98,8 +98,8 @@ type Task interface {
 	// ReopenLog makes the monitor write to a new file at the old path.
 	ReopenLog(ctx context.Context) error
 	// Logged is how many bytes the container's log has grown since Create or Load made
-	// this Task.
-	Logged(ctx context.Context) uint64
+	// this Task, and how many were discarded.
+	Logged(ctx context.Context) conmon.LogCount
 	// Exited is closed when the container is dead, or its monitor lost.
 	Exited() <-chan struct{}
 	// Exit is how the container ended, once Exited is closed; conmon.ErrLost if its

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/guarded"
@@ -46,7 +47,7 @@ type Container struct {
 	cpus    cpus
 	meter   *usage.Meter
 	view    atomic.Pointer[view.Container]
-	logged  atomic.Uint64 // bytes, as last counted
+	logged  guarded.Value[conmon.LogCount] // as last counted
 
 	// life is held by the verbs that change the container, but not by its stop.
 	life     sync.Mutex

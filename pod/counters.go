@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod/records"
@@ -20,8 +21,8 @@ type counters struct {
 	oomKilled, monitorsLost, leftovers atomic.Uint64
 
 	log struct {
-		mu      sync.Mutex // a container is counted by itself or as removed, never twice or not at all
-		removed uint64     // bytes that the removed ones have logged
+		mu      sync.Mutex      // a container is counted by itself or as removed, never twice or not at all
+		removed conmon.LogCount // what the removed ones have logged
 	}
 }
 
@@ -29,8 +30,8 @@ type counters struct {
 const countTime = time.Second
 
 // Logged is how many bytes the logs of all containers have grown by since the
-// server started.
-func (e *Engine) Logged(ctx context.Context) uint64 {
+// server started, and how many were discarded.
+func (e *Engine) Logged(ctx context.Context) conmon.LogCount {
 	var g errgroup.Group
 	g.SetLimit(recoverWidth)
 	for _, c := range e.containers.All() {
@@ -42,7 +43,7 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 	defer log.mu.Unlock()
 	total := log.removed
 	for _, c := range e.containers.All() {
-		total += c.logged.Load()
+		total = total.Plus(c.logged.Now())
 	}
 	return total
 }
@@ -50,7 +51,8 @@ func (e *Engine) Logged(ctx context.Context) uint64 {
 func (c *Container) countLog(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
-	c.logged.Store(c.now().task.Logged(ctx))
+	logged := c.now().task.Logged(ctx)
+	c.logged.Change(func(last *conmon.LogCount) { *last = logged })
 }
 
 // retire takes the container off the node's list and keeps what it had logged
@@ -59,7 +61,7 @@ func (c *Container) retire() {
 	log := &c.engine.counters.log
 	log.mu.Lock()
 	defer log.mu.Unlock()
-	log.removed += c.logged.Load()
+	log.removed = log.removed.Plus(c.logged.Now())
 	c.engine.containers.Drop(records.NameOfContainer(c.sandbox.id, c.plan.Config.M.GetMetadata()), c.id)
 }
 

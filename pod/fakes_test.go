@@ -514,8 +514,12 @@ func (t *fakeTask) Exit() (conmon.Exit, error) {
 
 func (t *fakeTask) Close() {}
 
-// Logged grows by a byte whenever somebody asks.
-func (t *fakeTask) Logged(context.Context) uint64                            { return t.logged.Add(1) }
+// Logged grows by a byte whenever somebody asks, and twice as much is discarded.
+func (t *fakeTask) Logged(context.Context) conmon.LogCount {
+	n := t.logged.Add(1)
+	return conmon.LogCount{Written: n, Discarded: 2 * n}
+}
+
 func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { return nil }
 
 // Engines and requests

@@ -67,7 +67,7 @@ func (m *monitor) greet(i int) {
 	m.send(i, hello)
 	if m.state != creating {
 		m.send(i, createdMessage(m.container))
-		m.send(i, m.log.message())
+		m.log.count(func(msg wire.Message) { m.send(i, msg) })
 	}
 	if m.told {
 		m.send(i, m.exit.Message())
@@ -152,7 +152,7 @@ func (m *monitor) serve(i int) {
 			m.drop(i)
 		}
 	case msg.Verb == wire.CountLog:
-		m.send(i, m.log.message())
+		m.log.count(func(msg wire.Message) { m.send(i, msg) })
 		fallthrough
 	default:
 		m.send(i, wire.Message{Verb: wire.OK})

@@ -6,8 +6,8 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// logFile is the container's log. It never gives a byte up: what the file
-// system refuses is kept and tried again, and as long as it is kept nothing
+// logFile is the container's log. But for a limit it never gives a byte up: what the
+// file system refuses is kept and tried again, and as long as it is kept nothing
 // more is read from the container, which then waits in its own write(2).
 type logFile struct {
 	path    string // empty: everything is thrown away
@@ -17,10 +17,15 @@ type logFile struct {
 	done    int
 	written uint64 // bytes, over all files
 	err     error  // why the last write was refused; nil: all is well
+	limit   logLimit
 }
 
-func (l *logFile) message() wire.Message {
-	return wire.Message{Verb: wire.Logged, Num: [4]uint64{l.written}}
+// count sends how much has been written and, if there is a limit, discarded.
+func (l *logFile) count(send func(wire.Message)) {
+	send(wire.Message{Verb: wire.Logged, Num: [4]uint64{l.written}})
+	if l.limit.rate > 0 {
+		send(wire.Message{Verb: wire.LogDiscarded, Num: [4]uint64{l.limit.total}})
+	}
 }
 
 // openLog opens the log and makes it where there is none. Pods may write where
@@ -75,6 +80,9 @@ func (l *logFile) add(stream string, in []byte, eof bool) (used int, full bool) 
 	}
 	if len(in) == 0 {
 		return 0, false
+	}
+	if l.limit.rate > 0 {
+		return l.addLimited(stream, in, eof)
 	}
 	var head [wire.StampLen + len(" stdout ")]byte
 	l.records, used, full = appendRecords(l.records, in, appendHead(head[:0], stream), eof)

@@ -81,7 +81,7 @@ func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 		listener: wire.ListenFD, console: console{-1}, watched: -1, stdin: -1,
 		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
-		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize)},
+		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize), limit: newLogLimit(opt)},
 		oom:    oomCounter{fd: -1},
 		remote: remote{pidfd: -1, result: -1, client: -1},
 		fifos:  noFifos,
@@ -159,7 +159,11 @@ func (m *monitor) proceed(quiet bool) {
 	if m.opt.Remote() && m.state == running {
 		m.persist()
 	}
+	silent := quiet && !m.stdout.ready && !m.stderr.ready // and not only polled in passing
 	m.pump()
+	if silent || m.stdout.ended() && m.stderr.ended() {
+		m.log.conclude()
+	}
 	if m.state == exited {
 		if !m.underway() { // the log is complete
 			m.record()
@@ -167,7 +171,7 @@ func (m *monitor) proceed(quiet bool) {
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
 		if m.told && m.recorded && drained || m.released {
 			if !m.opt.Helpers || m.remote.reapedHelpers() {
-				m.tell(m.log.message())
+				m.log.count(m.tell)
 				m.left = true
 			}
 		}

@@ -22,14 +22,15 @@ const MostBehind = 4 << 20
 // Verb is the first word of a packet.
 type Verb uint8
 
-// From the monitor: what has happened, in this order but for logged; every client
+// From the monitor: what has happened, in this order but for logged and log-discarded; every client
 // is told all of it from the start, however late it comes.
 const (
-	Hello   Verb = iota + 1 // hello VERSION STATE
-	Created                 // created PID START-TIME: of the container's init
-	Failed                  // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
-	Exited                  // exited CODE SIGNAL UNIXNANO OOM-KILLS
-	Logged                  // logged BYTES: that the log has grown by until now
+	Hello        Verb = iota + 1 // hello VERSION STATE
+	Created                      // created PID START-TIME: of the container's init
+	Failed                       // failed CODE TEXT: CODE is the runtime's exit code, 0 if it was not the one that failed
+	Exited                       // exited CODE SIGNAL UNIXNANO OOM-KILLS
+	Logged                       // logged BYTES: that the log has grown by until now
+	LogDiscarded                 // log-discarded BYTES: that were too many for the log until now; follows logged where the log has a limit
 
 	OK    // ok: the oldest unanswered request is done
 	Error // error TEXT: the oldest unanswered request has failed
@@ -63,22 +64,23 @@ type form struct {
 }
 
 var forms = [...]form{
-	Hello:      {"hello", 1, true},
-	Created:    {"created", 2, false},
-	Failed:     {"failed", 1, true},
-	Exited:     {"exited", 4, false},
-	Logged:     {"logged", 1, false},
-	OK:         {"ok", 0, false},
-	Error:      {"error", 0, true},
-	Dropped:    {"dropped", 0, true},
-	ReopenLog:  {"reopen-log", 0, false},
-	Resize:     {"resize", 2, false},
-	CloseStdin: {"close-stdin", 0, false},
-	Release:    {"release", 0, false},
-	Attach:     {"attach", 0, true},
-	CountLog:   {"count-log", 0, false},
-	Detach:     {"detach", 0, false},
-	Start:      {"start", 0, false},
+	Hello:        {"hello", 1, true},
+	Created:      {"created", 2, false},
+	Failed:       {"failed", 1, true},
+	Exited:       {"exited", 4, false},
+	Logged:       {"logged", 1, false},
+	LogDiscarded: {"log-discarded", 1, false},
+	OK:           {"ok", 0, false},
+	Error:        {"error", 0, true},
+	Dropped:      {"dropped", 0, true},
+	ReopenLog:    {"reopen-log", 0, false},
+	Resize:       {"resize", 2, false},
+	CloseStdin:   {"close-stdin", 0, false},
+	Release:      {"release", 0, false},
+	Attach:       {"attach", 0, true},
+	CountLog:     {"count-log", 0, false},
+	Detach:       {"detach", 0, false},
+	Start:        {"start", 0, false},
 }
 
 func (v Verb) String() string {

@@ -1,5 +1,7 @@
 package wire
 
+import "strconv"
+
 // Options is everything a monitor is told, on a command line that a person
 // reading ps(1) understands.
 type Options struct {
@@ -9,6 +11,8 @@ type Options struct {
 	ExitFile string
 	LogFile  string // empty: output is discarded
 	LogDir   string // of the pod, at or above that of LogFile; empty: that one
+	LogRate  uint64 // bytes per second by which the log may grow; 0: any
+	LogBurst uint64 // bytes by which it may exceed that at once
 
 	Terminal  bool
 	Stdin     bool
@@ -35,12 +39,20 @@ type boolFlag struct {
 	value *bool
 }
 
+type numberFlag struct {
+	name  string
+	value *uint64
+}
+
 type listFlag struct {
 	name  string
 	value *[]string
 }
 
 const required = 4
+
+// maxNumber is how many bits a number has: what is computed with it fits 64.
+const maxNumber = 40
 
 // strings lists the flags with a value, those that must have one first.
 func (o *Options) strings() [6]stringFlag {
@@ -64,6 +76,14 @@ func (o *Options) bools() [5]boolFlag {
 	}
 }
 
+// numbers are flags that are left out if they are 0.
+func (o *Options) numbers() [2]numberFlag {
+	return [...]numberFlag{
+		{"--log-rate", &o.LogRate},
+		{"--log-burst", &o.LogBurst},
+	}
+}
+
 // lists are flags that are repeated, once for each item.
 func (o *Options) lists() [2]listFlag {
 	return [...]listFlag{
@@ -78,6 +98,11 @@ func (o *Options) Args() []string {
 	for _, f := range o.strings() {
 		if *f.value != "" {
 			args = append(args, f.name+"="+*f.value)
+		}
+	}
+	for _, f := range o.numbers() {
+		if *f.value != 0 {
+			args = append(args, f.name+"="+strconv.FormatUint(*f.value, 10))
 		}
 	}
 	for _, f := range o.bools() {
@@ -129,6 +154,13 @@ func (o *Options) set(arg string) bool {
 		if name == f.name {
 			*f.value = value
 			return true
+		}
+	}
+	for _, f := range o.numbers() {
+		if name == f.name {
+			n, err := strconv.ParseUint(value, 10, maxNumber)
+			*f.value = n
+			return err == nil
 		}
 	}
 	return false

@@ -9,10 +9,10 @@ import (
 
 func TestArgs(t *testing.T) {
 	o := Options{
-		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l/c/f", LogDir: "/l", Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
+		ID: "id", Dir: "/run/d", PidFile: "/p", ExitFile: "/e", LogFile: "/l/c/f", LogDir: "/l", LogRate: 1000, LogBurst: 5, Terminal: true, Stdin: true, StdinOnce: true, Helpers: true,
 		Start: []string{"/r", "start now"}, Wait: []string{"/r", "--x=y"}, Runtime: []string{"/usr/bin/runc", "create", "--", "id"},
 	}
-	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l/c/f --log-dir=/l --terminal --stdin --stdin-once --helpers " +
+	want := "--id=id --dir=/run/d --pid-file=/p --exit-file=/e --log-file=/l/c/f --log-dir=/l --log-rate=1000 --log-burst=5 --terminal --stdin --stdin-once --helpers " +
 		"--start=/r --start=start now --wait=/r --wait=--x=y -- /usr/bin/runc create -- id"
 	if got := strings.Join(o.Args(), " "); got != want {
 		t.Errorf("%s, want\n%s", got, want)
@@ -28,13 +28,16 @@ func TestBadArgs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"":                            "end without --",
-		good:                          "end without --",
-		good + " --":                  "no runtime command",
-		good + " --terminal=yes -- x": "unknown argument --terminal=yes",
-		good + " --colour=red -- x":   "unknown argument --colour=red",
-		good + " --log-file -- x":     "unknown argument --log-file",
-		good + " x -- x":              "unknown argument x",
+		"":                                       "end without --",
+		good:                                     "end without --",
+		good + " --":                             "no runtime command",
+		good + " --terminal=yes -- x":            "unknown argument --terminal=yes",
+		good + " --colour=red -- x":              "unknown argument --colour=red",
+		good + " --log-file -- x":                "unknown argument --log-file",
+		good + " x -- x":                         "unknown argument x",
+		good + " --log-rate=-1 -- x":             "unknown argument --log-rate=-1",
+		good + " --log-burst=1K -- x":            "unknown argument --log-burst=1K",
+		good + " --log-burst=1099511627776 -- x": "unknown argument --log-burst=1099511627776",
 		"--dir=d --pid-file=p --exit-file=e -- x":    "--id is missing",
 		"--id= --dir=d --pid-file=p -- x":            "--id is missing",
 		"--id=i --pid-file=p --exit-file=e -- x":     "--dir is missing",

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc/status"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/pod"
@@ -35,7 +36,7 @@ type Metrics struct {
 // Sources are called at every scrape.
 type Sources struct {
 	Node   func() pod.Summary
-	Logged func(context.Context) uint64 // bytes
+	Logged func(context.Context) conmon.LogCount
 	// Sizes are the bytes of images and of writable layers (storage.Store.Sizes).
 	Sizes func() (images, writable uint64, err error)
 	// Status is what was found last of the runtime and the network; nil: nothing yet.
@@ -110,7 +111,7 @@ func (m *Metrics) Register(ctx context.Context, s Sources) {
 	ctx = context.WithoutCancel(ctx)
 	m.registry.MustRegister(
 		&nodeCollector{s.Node}, vulnerable(s.Vulnerable), readiness(s.Status), sizes(s.Sizes),
-		counter("crius_container_log_bytes_total", "Bytes written to container logs.", func() float64 { return float64(s.Logged(ctx)) }),
+		logs(func() conmon.LogCount { return s.Logged(ctx) }),
 		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Image blobs downloaded.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),

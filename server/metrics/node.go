@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -140,4 +141,26 @@ func (s sizes) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(imageBytes, prometheus.GaugeValue, float64(images))
 	}
 	out <- prometheus.MustNewConstMetric(writableBytes, prometheus.GaugeValue, float64(writable))
+}
+
+// logs collects what containers have written, of which each of their monitors is asked
+// once.
+type logs func() conmon.LogCount
+
+var (
+	logBytes     = describe("crius_container_log_bytes_total", "Bytes written to container logs.")
+	logDiscarded = describe("crius_container_log_discarded_bytes_total", "Bytes that were not written to container logs since they exceeded runtime.container_log_rate.")
+)
+
+// Describe is the prometheus.Collector's.
+func (logs) Describe(out chan<- *prometheus.Desc) {
+	out <- logBytes
+	out <- logDiscarded
+}
+
+// Collect is the prometheus.Collector's.
+func (l logs) Collect(out chan<- prometheus.Metric) {
+	n := l()
+	out <- prometheus.MustNewConstMetric(logBytes, prometheus.CounterValue, float64(n.Written))
+	out <- prometheus.MustNewConstMetric(logDiscarded, prometheus.CounterValue, float64(n.Discarded))
 }

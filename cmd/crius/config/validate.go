@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
@@ -185,6 +186,7 @@ func (v *validator) together(c *Config) {
 		"must be at most %d, got %d", otlp.PerMillion, c.Tracing.SamplingRate)
 	v.require(len(c.Network.PluginDirs) > 0, "network.plugin_dirs", "must list at least one directory")
 
+	v.logLimit(c.Runtime)
 	v.parsed(c)
 	v.workloads(c.Runtime.Workloads)
 
@@ -198,6 +200,13 @@ func (v *validator) together(c *Config) {
 	name := c.Runtime.DefaultHandler
 	v.require(slices.Contains(handlers, name), "runtime.default_handler",
 		"unknown handler %s: add [%s] or choose one of %s", quote(name), join("runtime.handlers", name), strings.Join(handlers, ", "))
+}
+
+// logLimit checks what a monitor can compute with. A burst without a rate has no effect.
+func (v *validator) logLimit(c oci.Config) {
+	v.require(c.LogRate <= conmon.MostLogBytes, "runtime.container_log_rate", "must be at most %d, got %d", conmon.MostLogBytes, c.LogRate)
+	v.require(c.LogRate == 0 || c.LogBurst >= conmon.LeastLogBurst && c.LogBurst <= conmon.MostLogBytes, "runtime.container_log_burst",
+		"must be from %d, so that a long line fits, to %d, got %d", conmon.LeastLogBurst, conmon.MostLogBytes, c.LogBurst)
 }
 
 // workloads checks the tables of workloads. Two that one annotation activates would
