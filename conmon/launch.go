@@ -23,9 +23,9 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-// The bounds of Spec's LogBurst, below which no long line fits, and of both.
+// The bounds of Spec's LogBurst and LogMost, below which no long line fits, and of all.
 const (
-	LeastLogBurst = 64 << 10
+	LeastLogBytes = 64 << 10
 	MostLogBytes  = 1<<40 - 1
 )
 
@@ -44,8 +44,8 @@ type Spec struct {
 
 	// LogRate is how many bytes per second the log may grow by, LogBurst by how many
 	// it may exceed that at once; what is too much is discarded, and the log says so.
-	// LogRate 0: no limit.
-	LogRate, LogBurst int64
+	// LogRate 0: no limit. LogMost is the same for the bytes of a file, until ReopenLog.
+	LogRate, LogBurst, LogMost int64
 
 	// Runtime is the command that creates the container, complete but for what
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
@@ -173,7 +173,7 @@ func (s Spec) options() (*wire.Options, error) {
 	}
 	return &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
-		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir, LogRate: uint64(s.LogRate), LogBurst: uint64(s.LogBurst),
+		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir, LogRate: uint64(s.LogRate), LogBurst: uint64(s.LogBurst), LogMost: uint64(s.LogMost),
 		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
 	}, nil

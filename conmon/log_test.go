@@ -228,7 +228,7 @@ func TestDiscardedLog(t *testing.T) {
 // log and its monitor say how much is missing.
 func TestLogRate(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
-		const burst = conmon.LeastLogBurst
+		const burst = conmon.LeastLogBytes
 		c := newContainer(t, runtime, "bytes", "50000000")
 		c.LogRate, c.LogBurst = 1000, burst
 		client := c.run()
@@ -241,7 +241,7 @@ func TestLogRate(t *testing.T) {
 		}
 		var told uint64
 		var notices int
-		for _, found := range regexp.MustCompile(` stderr F \[crius: (\d+) bytes of this log were discarded, `).FindAllSubmatch(text, -1) {
+		for _, found := range regexp.MustCompile(` stderr F \[crius: (\d+) bytes of this log were discarded `).FindAllSubmatch(text, -1) {
 			n, err := strconv.ParseUint(string(found[1]), 10, 64)
 			if err != nil {
 				t.Fatal(err)

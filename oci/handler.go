@@ -40,11 +40,13 @@ type entry struct {
 	systemd       bool
 	monitor       string
 	monitorCgroup string
-	logRate       int64
-	logBurst      int64
+	log           logLimit
 	output        *capture.Budget
 	prober        prober
 }
+
+// logLimit is what conmon.Spec says of logs.
+type logLimit struct{ rate, burst, most int64 }
 
 func (h *entry) Handler() Handler { return h.handler }
 
@@ -53,7 +55,7 @@ func (h *entry) configured() *entry { return h }
 // sameAs reports whether two handlers are configured alike.
 func (h *entry) sameAs(other *entry) bool {
 	return reflect.DeepEqual(h.handler, other.handler) && reflect.DeepEqual(h.features, other.features) &&
-		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.logRate == other.logRate && h.logBurst == other.logBurst
+		h.systemd == other.systemd && h.monitorCgroup == other.monitorCgroup && h.log == other.log
 }
 
 // lastProbe is what Probe has found last; nil if it has found nothing yet.
@@ -89,7 +91,8 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 		return nil, fmt.Errorf("write bundle: %w", err)
 	}
 	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
-	s.Monitor, s.Cgroup, s.LogRate, s.LogBurst = h.monitor, h.monitorCgroup, h.logRate, h.logBurst
+	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
+	s.LogRate, s.LogBurst, s.LogMost = h.log.rate, h.log.burst, h.log.most
 	ctx, cancel := context.WithTimeoutCause(ctx, h.handler.CreateTimeout,
 		fmt.Errorf("%s did not create the container within %s: %w", who, h.handler.CreateTimeout, fault.Timeout))
 	defer cancel()

@@ -23,7 +23,7 @@ type logFile struct {
 // count sends how much has been written and, if there is a limit, discarded.
 func (l *logFile) count(send func(wire.Message)) {
 	send(wire.Message{Verb: wire.Logged, Num: [4]uint64{l.written}})
-	if l.limit.rate > 0 {
+	if l.limit.on() {
 		send(wire.Message{Verb: wire.LogDiscarded, Num: [4]uint64{l.limit.total}})
 	}
 }
@@ -81,7 +81,7 @@ func (l *logFile) add(stream string, in []byte, eof bool) (used int, full bool) 
 	if len(in) == 0 {
 		return 0, false
 	}
-	if l.limit.rate > 0 {
+	if l.limit.on() {
 		return l.addLimited(stream, in, eof)
 	}
 	var head [wire.StampLen + len(" stdout ")]byte
@@ -127,6 +127,7 @@ func (l *logFile) reopen() error {
 	}
 	syscall.Close(l.fd)
 	l.fd = fd
+	l.limit.nextFile(len(l.records) - l.done)
 	l.flush()
 	return nil
 }

@@ -6,20 +6,24 @@ import (
 	"github.com/crius-run/crius/conmon/wire"
 )
 
-// logLimit bounds how fast a log grows: records take their bytes from a bucket, which
-// fills up again by rate. One that finds too little there is discarded, and so is all
-// that follows, until there is enough for a second; then the log says how much is
-// missing. So a container that writes without end has whole passages in its log, and a
-// gap is told about once a second.
+// logLimit bounds how fast a log grows, and how large one file of it gets. Records take
+// their bytes from a bucket, which fills up again by rate. One that finds too little
+// there, or in the file, is discarded, and so is all that follows, until there is enough
+// for a second, or another file; then the log says how much is missing. So a container
+// that writes without end has whole passages in its log, and a gap is told about once a
+// second. A file that is full says so once.
 //
 // A line is logged as a whole or ends early: no reader takes what comes after a gap for
 // its rest.
 type logLimit struct {
-	rate, burst int64 // bytes per second, and bytes in a full bucket; rate 0: no limit
+	rate, burst int64 // bytes per second, and bytes in a full bucket; rate 0: any
 	left        int64 // in the bucket, in thousandths of a byte; a notice may make it less than nothing
 	at          int64 // uptime at which it had that
+	most, size  int64 // bytes that a file may have, 0: any; and that it has
 
 	dropping bool
+	filled   bool // the last gap began since the file was full, not the bucket empty
+	said     bool // the file says that it is full
 	streams  [2]struct {
 		begun bool // the last record that was kept is not the end of its line
 		lost  bool // the line goes on, and is discarded
@@ -30,7 +34,14 @@ type logLimit struct {
 
 func newLogLimit(opt wire.Options) logLimit {
 	rate, burst := int64(opt.LogRate), int64(opt.LogBurst)
-	return logLimit{rate: rate, burst: burst, left: burst * perByte, at: uptime()}
+	return logLimit{rate: rate, burst: burst, left: burst * perByte, at: uptime(), most: int64(opt.LogMost)}
+}
+
+func (l *logLimit) on() bool { return l.rate > 0 || l.most > 0 }
+
+// nextFile is called when a file is opened that gets what is not written yet.
+func (l *logLimit) nextFile(pending int) {
+	l.size, l.said = int64(pending), false
 }
 
 // perByte is by what left is divided: the clock has milliseconds.
@@ -39,18 +50,31 @@ const perByte = 1000
 // maxNotice is more than the record takes that tells of a gap.
 const maxNotice = 256
 
-// refill adds what has come since the last time.
+// refill adds what has come since the last time, and ends a gap if that is enough.
 func (l *logLimit) refill(now int64) {
-	full, passed := l.burst*perByte, now-l.at
-	l.at = now
-	if passed > full/l.rate {
-		l.left = full
-	} else {
-		l.left = min(l.left+passed*l.rate, full)
+	const room = int64(maxRecord + maxNotice) // for the longest record behind a notice
+	if l.rate > 0 {
+		full, passed := l.burst*perByte, now-l.at
+		l.at = now
+		if passed > full/l.rate {
+			l.left = full
+		} else {
+			l.left = min(l.left+passed*l.rate, full)
+		}
 	}
-	if l.left >= min(l.burst, max(l.rate, int64(maxRecord+maxNotice)))*perByte {
+	if l.fits(min(l.burst, max(l.rate, room))) && !l.fills(room) {
 		l.dropping = false
 	}
+}
+
+// fits reports whether so many bytes are in the bucket, fills whether the file has no
+// room for them.
+func (l *logLimit) fits(bytes int64) bool  { return l.rate == 0 || bytes*perByte <= l.left }
+func (l *logLimit) fills(bytes int64) bool { return l.most > 0 && l.size+bytes > l.most }
+
+func (l *logLimit) take(bytes int) {
+	l.left -= int64(bytes) * perByte
+	l.size += int64(bytes)
 }
 
 // cut removes from the end of log, where records of one stream begin at from, those for
@@ -63,10 +87,12 @@ func (l *logLimit) cut(log []byte, from, head int, stream int) []byte {
 		record := log[at : at+size]
 		at += size
 		whole := record[head] == 'F'
-		l.dropping = l.dropping || int64(size)*perByte > l.left
+		if filled := l.fills(int64(size)); !l.dropping && (filled || !l.fits(int64(size))) {
+			l.dropping, l.filled = true, filled
+		}
 		if !line.lost && !l.dropping {
 			to += copy(log[to:], record)
-			l.left -= int64(size) * perByte
+			l.take(size)
 			line.begun = !whole
 			continue
 		}
@@ -85,12 +111,16 @@ func (l *logLimit) cut(log []byte, from, head int, stream int) []byte {
 // notice appends the record that tells of a gap.
 func (l *logLimit) notice(log []byte) []byte {
 	before := len(log)
+	option, limit := "runtime.container_log_rate", l.rate
+	if l.filled {
+		option, limit = "runtime.container_log_max_size", l.most
+	}
 	log = append(appendHead(log, "stderr"), "F [crius: "...)
 	log = strconv.AppendUint(log, l.untold, 10)
-	log = append(log, " bytes of this log were discarded, which is limited to "...)
-	log = strconv.AppendInt(log, l.rate, 10)
-	log = append(log, " bytes per second (runtime.container_log_rate)]\n"...)
-	l.left -= int64(len(log)-before) * perByte
+	log = append(log, " bytes of this log were discarded for "...)
+	log = append(append(log, option...), " = "...)
+	log = append(strconv.AppendInt(log, limit, 10), "]\n"...)
+	l.take(len(log) - before)
 	l.untold = 0
 	return log
 }
@@ -117,8 +147,12 @@ func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full
 
 // conclude tells of a gap that nothing follows, or not yet.
 func (l *logFile) conclude() {
+	if l.limit.filled && l.limit.said {
+		return // how much more is missing, the next file tells
+	}
 	if l.limit.untold > 0 && !l.blocked() && cap(l.records)-len(l.records) >= maxNotice {
 		l.records = l.limit.notice(l.records)
+		l.limit.said = l.limit.filled
 		l.flush()
 	}
 }

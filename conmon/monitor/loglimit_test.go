@@ -18,7 +18,12 @@ import (
 // limited is a log with a limit.
 func limited(t testing.TB, rate, burst uint64) *logFile {
 	t.Helper()
-	l := &logFile{records: make([]byte, 0, bufferSize), limit: newLogLimit(wire.Options{LogRate: rate, LogBurst: burst})}
+	return limitedBy(t, wire.Options{LogRate: rate, LogBurst: burst})
+}
+
+func limitedBy(t testing.TB, opt wire.Options) *logFile {
+	t.Helper()
+	l := &logFile{records: make([]byte, 0, bufferSize), limit: newLogLimit(opt)}
 	if err := l.open("", filepath.Join(t.TempDir(), "log")); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +56,7 @@ func content(t testing.TB, l *logFile) string {
 // pass lets time go by for the limit.
 func (l *logLimit) pass(milliseconds int64) { l.at -= milliseconds }
 
-var gap = regexp.MustCompile(`(?m)^stderr F \[crius: (\d+) bytes of this log were discarded, which is limited to (\d+) bytes per second \(runtime\.container_log_rate\)\]$`)
+var gap = regexp.MustCompile(`(?m)^stderr F \[crius: (\d+) bytes of this log were discarded for runtime\.container_log_(?:rate|max_size) = (\d+)\]$`)
 
 // Up to its burst a log takes everything, then nothing until there is room again,
 // and says how much is missing before it goes on.
@@ -87,6 +92,33 @@ func TestLogLimit(t *testing.T) {
 	}
 }
 
+// The bucket fills by its rate, and not beyond its size however long nothing was written;
+// a notice is taken from it as records are.
+func TestLogBucket(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rate, burst uint64
+		passed      int64
+		want        int64 // bytes
+	}{
+		{1000, 5000, 1500, 1500},
+		{1, 5000, 999, 0},
+		{1000, 5000, 5001, 5000},
+		{1<<40 - 1, 1<<40 - 1, 1 << 50, 1<<40 - 1},
+	} {
+		l := newLogLimit(wire.Options{LogRate: c.rate, LogBurst: c.burst})
+		l.left = 0
+		l.refill(l.at + c.passed)
+		if got := l.left / perByte; got != c.want {
+			t.Errorf("%d bytes per second, at most %d: %d after %d ms, want %d", c.rate, c.burst, got, c.passed, c.want)
+		}
+		before := l.left
+		if log := l.notice(nil); before-l.left != int64(len(log))*perByte || len(log) > maxNotice {
+			t.Errorf("a notice of %d bytes takes %d thousandths", len(log), before-l.left)
+		}
+	}
+}
+
 // A gap that nothing follows is told as well.
 func TestLogLimitAtTheEnd(t *testing.T) {
 	t.Parallel()
@@ -117,6 +149,49 @@ func TestLogLimitWithinLine(t *testing.T) {
 	}
 	if told := gap.FindString(after); told == "" || after != told+"\nstdout F next\n" {
 		t.Errorf("then %.400q", after)
+	}
+}
+
+// A file that is full says so once, and how much more is missing the next one says before
+// it goes on.
+func TestLogMost(t *testing.T) {
+	t.Parallel()
+	const most = 100_000
+	l := limitedBy(t, wire.Options{LogMost: most})
+	line := strings.Repeat("x", 900) + "\n"
+	put(l, "stdout", strings.Repeat(line, 1000))
+	l.conclude()
+	first := l.limit.total
+	full := content(t, l)
+	if found := gap.FindStringSubmatch(full); found == nil || found[1] != strconv.FormatUint(first, 10) || found[2] != fmt.Sprint(most) {
+		t.Errorf("it ends with %q", full[len(full)-300:])
+	}
+	if n := int(l.written); n > most+maxNotice || n < most-maxRecord-maxNotice {
+		t.Errorf("it has %d bytes", n)
+	}
+	for range 3 { // with pauses
+		put(l, "stdout", "more\n")
+		l.conclude()
+	}
+	if again := content(t, l); again != full {
+		t.Errorf("the full file gets %q", again[len(full):])
+	}
+	if err := os.Rename(l.path, l.path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	put(l, "stdout", "afterwards\n")
+	text := content(t, l)
+	found := gap.FindStringSubmatch(text)
+	if found == nil || found[1] != strconv.FormatUint(l.limit.total-first, 10) || text != found[0]+"\nstdout F afterwards\n" {
+		t.Errorf("the next file has %q", text)
+	}
+	put(l, "stdout", strings.Repeat(line, 1000))
+	l.conclude()
+	if n := len(gap.FindAllString(content(t, l), -1)); n != 2 {
+		t.Errorf("when it is full as well it tells of %d gaps", n)
 	}
 }
 

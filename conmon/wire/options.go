@@ -13,6 +13,7 @@ type Options struct {
 	LogDir   string // of the pod, at or above that of LogFile; empty: that one
 	LogRate  uint64 // bytes per second by which the log may grow; 0: any
 	LogBurst uint64 // bytes by which it may exceed that at once
+	LogMost  uint64 // bytes that a file of the log may have; 0: any
 
 	Terminal  bool
 	Stdin     bool
@@ -77,10 +78,11 @@ func (o *Options) bools() [5]boolFlag {
 }
 
 // numbers are flags that are left out if they are 0.
-func (o *Options) numbers() [2]numberFlag {
+func (o *Options) numbers() [3]numberFlag {
 	return [...]numberFlag{
 		{"--log-rate", &o.LogRate},
 		{"--log-burst", &o.LogBurst},
+		{"--log-most", &o.LogMost},
 	}
 }
 

@@ -149,7 +149,7 @@ type logs func() conmon.LogCount
 
 var (
 	logBytes     = describe("crius_container_log_bytes_total", "Bytes written to container logs.")
-	logDiscarded = describe("crius_container_log_discarded_bytes_total", "Bytes that were not written to container logs since they exceeded runtime.container_log_rate.")
+	logDiscarded = describe("crius_container_log_discarded_bytes_total", "Bytes that were not written to container logs since they exceeded runtime.container_log_rate or container_log_max_size.")
 )
 
 // Describe is the prometheus.Collector's.

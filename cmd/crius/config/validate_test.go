@@ -71,6 +71,8 @@ func TestValidate(t *testing.T) {
 		{"runtime.container_log_rate = 1\nruntime.container_log_burst = 65535", "runtime.container_log_burst: must be from 65536, so that a long line fits, to 1099511627775, got 65535"},
 		{"runtime.container_log_rate = 1\nruntime.container_log_burst = 1099511627776", "runtime.container_log_burst: must be from 65536"},
 		{"runtime.container_log_burst = 0", ""},
+		{"runtime.container_log_max_size = 65536", ""},
+		{"runtime.container_log_max_size = 65535", "runtime.container_log_max_size: must be 0, for no limit, or from 65536, so that a long line fits, to 1099511627775, got 65535"},
 		{"runtime.cgroup_driver = ''", "runtime.cgroup_driver: must be one of systemd, cgroupfs"},
 		{"runtime.default_handler = 'crun'", ""},
 		{"runtime.default_handler = 'x'", `runtime.default_handler: unknown handler "x"`},
