@@ -17,6 +17,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -103,7 +104,7 @@ func TestAttachedSignatures(t *testing.T) {
 		wrong.push(t, r, "app", foreign.Digest())
 	}
 	dead := "127.0.0.1:1"
-	hosts := filepath.Join(n.dir, "certs.d", home.Addr(), "hosts.toml")
+	hostsFile := filepath.Join(n.dir, "certs.d", home.Addr(), "hosts.toml")
 	for what, configure := range map[string]func(){
 		"registry": func() { n.write("registries.conf", insecure("127.0.0.1")) },
 		"mirror": func() {
@@ -111,10 +112,10 @@ func TestAttachedSignatures(t *testing.T) {
 		},
 		"hosts.toml": func() {
 			n.write("registries.conf", "")
-			if err := os.MkdirAll(filepath.Dir(hosts), 0o700); err != nil {
+			if err := os.MkdirAll(filepath.Dir(hostsFile), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			n.write(strings.TrimPrefix(hosts, n.dir), "server = \"http://"+dead+"\"\n[host.\"http://"+mirror.Addr()+"\"]\n")
+			n.write(strings.TrimPrefix(hostsFile, n.dir), "server = \"http://"+dead+"\"\n[host.\"http://"+mirror.Addr()+"\"]\n")
 		},
 	} {
 		configure()
@@ -143,11 +144,11 @@ func TestAttachedSignatures(t *testing.T) {
 		}
 		home.Heal()
 		mirror.Heal()
-		os.Remove(hosts)
+		os.Remove(hostsFile)
 	}
 	n.empty()
 	for _, name := range n.entries("run") {
-		if strings.HasPrefix(name, registriesPrefix) {
+		if strings.HasPrefix(name, hosts.Prefix) {
 			t.Errorf("left in the run root: %s", name)
 		}
 	}

@@ -174,7 +174,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return nil
 	}
 	if err == nil {
-		err = s.reserve.spend(func() error { return s.holds.remove(ctx, image.ID) })
+		err = s.reserve.Spend(func() error { return s.holds.remove(ctx, image.ID) })
 	}
 	if err == nil {
 		s.present.forget(image.ID)

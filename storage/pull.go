@@ -17,6 +17,7 @@ import (
 
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/source"
@@ -136,12 +137,12 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := admitted(sys, name); err != nil {
 		return nil, err
 	}
-	dir, end, err := registriesDir(s.store.RunRoot())
+	dir, end, err := hosts.MakeDir(s.store.RunRoot())
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	if err := followHosts(s.cfg.HostsDirs, dir, sys, name); err != nil {
+	if err := hosts.Follow(s.cfg.HostsDirs, dir, sys, name); err != nil {
 		return nil, err
 	}
 	creds, err := credentialsFor(p.request.Auth, name)

@@ -14,6 +14,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
@@ -335,7 +336,7 @@ func TestHostsFiles(t *testing.T) {
 	if _, err := n.Pull(testContext(t), PullRequest{Image: ref}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "hosts.toml") {
 		t.Errorf("what cannot be followed: %v", err)
 	}
-	if left := slices.DeleteFunc(n.entries("run"), func(name string) bool { return !strings.HasPrefix(name, registriesPrefix) }); len(left) > 0 {
+	if left := slices.DeleteFunc(n.entries("run"), func(name string) bool { return !strings.HasPrefix(name, hosts.Prefix) }); len(left) > 0 {
 		t.Errorf("left in the run root: %q", left)
 	}
 }

@@ -47,8 +47,10 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/foreign"
+	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/storage/worker"
 )
@@ -84,7 +86,7 @@ type Store struct {
 	images       *catalog
 	holds        *holds
 	leftovers    *durable.Leftovers
-	reserve      reserve
+	reserve      reserve.File
 	mountOptions []string // that every root file system gets
 	usage        usageCache
 	probe        probe
@@ -199,14 +201,14 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
-	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), removeRegistriesDirs(s.store.RunRoot())); err != nil {
+	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), hosts.RemoveDirs(s.store.RunRoot())); err != nil {
 		slog.Warn("cannot remove credentials and registry configuration of unfinished pulls; the next start retries", "err", err)
 	}
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {
 		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)
 	}
-	s.reserve = newReserve(lib.GraphRoot())
-	s.reserve.keep()
+	s.reserve = reserve.In(lib.GraphRoot())
+	s.reserve.Keep()
 	return s, nil
 }
 
@@ -252,7 +254,7 @@ func (s *Store) Close(ctx context.Context) error {
 // and nothing else in between.
 func (s *Store) Forget() error {
 	var errs []error
-	for _, name := range []string{reserveName, ownerName} {
+	for _, name := range []string{reserve.Name, ownerName} {
 		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
 	}
 	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove())

@@ -1,4 +1,4 @@
-package storage
+package hosts
 
 import (
 	"errors"
@@ -9,16 +9,15 @@ import (
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
-
-	"github.com/crius-run/crius/storage/hosts"
 )
 
-const registriesPrefix = "crius-registries-"
+// Prefix begins the names of what MakeDir makes.
+const Prefix = "crius-registries-"
 
-// registriesDir makes a directory for what the library is to read about registries during
+// MakeDir makes a directory for what the library is to read about registries during
 // one pull. The caller must call end after it.
-func registriesDir(runRoot string) (dir string, end func(), err error) {
-	dir, err = os.MkdirTemp(runRoot, registriesPrefix)
+func MakeDir(runRoot string) (dir string, end func(), err error) {
+	dir, err = os.MkdirTemp(runRoot, Prefix)
 	if err != nil {
 		return "", nil, err
 	}
@@ -29,10 +28,10 @@ func registriesDir(runRoot string) (dir string, end func(), err error) {
 	}, nil
 }
 
-// removeRegistriesDirs removes what pulls of a server that was killed have left.
-func removeRegistriesDirs(runRoot string) error {
+// RemoveDirs removes what pulls of a server that was killed have left.
+func RemoveDirs(runRoot string) error {
 	var errs []error
-	for _, prefix := range []string{registriesPrefix, "crius-hosts-"} { // the second was the prefix in earlier versions
+	for _, prefix := range []string{Prefix, "crius-hosts-"} { // the second was the prefix in earlier versions
 		left, err := filepath.Glob(filepath.Join(runRoot, prefix+"*"))
 		errs = append(errs, err)
 		for _, dir := range left {
@@ -42,10 +41,10 @@ func removeRegistriesDirs(runRoot string) error {
 	return errors.Join(errs...)
 }
 
-// followHosts has sys follow containerd's hosts.toml for the image's registry, if there is
+// Follow has sys follow containerd's hosts.toml for the image's registry, if there is
 // one, as long as dir is there.
-func followHosts(hostsDirs []string, dir string, sys *types.SystemContext, name reference.Named) error {
-	registry, err := hosts.Read(hostsDirs, reference.Domain(name))
+func Follow(hostsDirs []string, dir string, sys *types.SystemContext, name reference.Named) error {
+	registry, err := Read(hostsDirs, reference.Domain(name))
 	if err != nil || registry == nil {
 		return err
 	}

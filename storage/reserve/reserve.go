@@ -1,0 +1,59 @@
+// Package reserve keeps room on the image disk for removals alone: containers/storage writes
+// its lists anew to take an image off them, and on a full disk nobody could otherwise make
+// room by removing images.
+package reserve
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/eintr"
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// File is the file that takes the room.
+type File string
+
+const (
+	// Name is that of the file in the directory of the image store.
+	Name = "crius.reserve"
+	// size is more than the lists of a thousand images.
+	size = 8 << 20
+)
+
+// In is the reserve of the image store in a directory.
+func In(root string) File { return File(filepath.Join(root, Name)) }
+
+// Keep sets the room aside, if there is any; if not, the next removal that
+// succeeds tries again.
+func (r File) Keep() {
+	f, err := os.OpenFile(string(r), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		err = eintr.Retry(func() error { return unix.Fallocate(int(f.Fd()), 0, 0, size) })
+		err = errors.Join(err, f.Close())
+	}
+	if err == nil {
+		return
+	}
+	_ = os.Remove(string(r)) // half a reserve on a full disk is in the way
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		slog.Warn("cannot reserve space for removing images from a full disk", "err", err)
+	}
+}
+
+// Spend calls remove again with the reserve given up, if it failed on a full
+// disk.
+func (r File) Spend(remove func() error) error {
+	err := remove()
+	if fault.DiskFull(err) && os.Remove(string(r)) == nil {
+		err = remove()
+	}
+	if err == nil {
+		r.Keep()
+	}
+	return err
+}
