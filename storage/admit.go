@@ -69,6 +69,9 @@ func (s *Store) admit(ctx context.Context, policy *trust.Policy, use Use) error 
 }
 
 func (s *Store) record(ctx context.Context, id string) (*cstorage.Image, error) {
+	if a := s.artifacts.Find(id); a != nil {
+		return recordOf(a), nil
+	}
 	entries, err := s.images.refresh(ctx)
 	if err != nil {
 		return nil, err
@@ -131,6 +134,13 @@ func (s *Store) admitName(ctx context.Context, policy *trust.Policy, record *cst
 	answer := policy.Answer(record.ID, name)
 	if s.policies.Accepted(answer) {
 		return nil
+	}
+	if a := s.artifacts.Find(record.ID); a != nil {
+		err := s.artifacts.Admit(ctx, policy, a, ref)
+		if err == nil {
+			s.policies.Accept(answer)
+		}
+		return err
 	}
 	if err := s.locks.Await(ctx, durable.ToRead); err != nil {
 		return err

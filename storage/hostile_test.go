@@ -29,16 +29,23 @@ import (
 func manifestOf(t *testing.T, change func(m map[string]any)) *image.Artifact {
 	t.Helper()
 	a := *motd(t, "hostile")
+	a.Manifest = changedJSON(t, a.Manifest, change)
+	return &a
+}
+
+// changedJSON changes a document.
+func changedJSON(t testing.TB, document []byte, change func(m map[string]any)) []byte {
+	t.Helper()
 	var m map[string]any
-	if err := json.Unmarshal(a.Manifest, &m); err != nil {
+	if err := json.Unmarshal(document, &m); err != nil {
 		t.Fatal(err)
 	}
 	change(m)
-	var err error
-	if a.Manifest, err = json.Marshal(m); err != nil {
+	changed, err := json.Marshal(m)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return &a
+	return changed
 }
 
 // Manifests and configs that are nonsense, ambiguous or too large are refused,

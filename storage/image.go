@@ -13,6 +13,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 )
 
 // Image is an image as CRI describes it. It is shared between callers and must
@@ -37,6 +38,9 @@ type Image struct {
 	// Pinned asks the kubelet never to collect the image: the configuration
 	// says so, or it lies in a read-only store.
 	Pinned bool
+	// Files are those of an OCI artifact, which is no image to run, but can be mounted as an
+	// image volume.
+	Files []source.File
 
 	topLayer string
 	trimmed  bool // Config has the User alone
@@ -138,13 +142,13 @@ func parseNames(names []string) []reference.Named {
 	return parsed
 }
 
-// Images lists the images by id.
+// Images lists the images and artifacts by id.
 func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	images, err := s.images.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
-	return images, nil
+	return s.artifacts.addTo(images), nil
 }
 
 // Image finds an image by id, by the unique beginning of one (three digits at
@@ -174,7 +178,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return nil
 	}
 	if err == nil {
-		err = s.reserve.Spend(func() error { return s.holds.remove(ctx, image.ID) })
+		err = s.reserve.Spend(func() error { return s.artifacts.removeImage(ctx, image) })
 	}
 	if err == nil {
 		s.present.forget(image.ID)

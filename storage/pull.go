@@ -31,9 +31,9 @@ type PullRequest struct {
 	Namespace string          // of the pod; picks the signature policy
 }
 
-// Pull fetches an image and returns it. An image that is here with the same
-// digest is not fetched again. registries.conf and the signature policy are
-// read at every pull.
+// Pull fetches an image or an OCI artifact and returns it. An image that is here
+// with the same digest is not fetched again. registries.conf and the signature
+// policy are read at every pull.
 //
 // The error says fault.NotFound, Unauthenticated, Denied (a policy, a block or
 // the registry; ErrSignature where it was the signature policy), Unavailable,
@@ -159,6 +159,9 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return nil, err
 	}
 	defer func() { _ = src.Close() }()
+	if len(src.Files) > 0 {
+		return s.artifacts.pull(ctx, src)
+	}
 	if s.isPresent(ctx, src) {
 		id := src.ImageID()
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", name.String(), "took", time.Since(start))
@@ -187,6 +190,9 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return nil, err
 	}
 	dropOldNames(ctx, s.store, id)
+	if err := s.artifacts.Unname(ctx, name.String()); err != nil {
+		return nil, err
+	}
 	if err := s.sync(ctx, id); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}

@@ -21,7 +21,7 @@ import (
 // writable layer on top. Without the writable layer it is an image volume.
 type Rootfs struct {
 	ID         string // of the container, or the volume's own
-	ImageID    string // whole, as in Image.ID
+	ImageID    string // whole, as in Image.ID; of an artifact only if ReadOnly
 	Dir        string // on disk: the writable layer is made in it
 	Target     string // mount point; made where it is missing
 	ReadOnly   bool   // no writable layer
@@ -55,7 +55,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	if r.ID == "" || !filepath.IsAbs(r.Dir) || !filepath.IsAbs(r.Target) {
 		return fmt.Errorf("mount rootfs %s: id or absolute paths are missing: %w", r.ID, fault.Invalid)
 	}
-	lower, err := s.holds.use(ctx, r.ImageID, r.ID)
+	lower, err := s.artifacts.use(ctx, r)
 	if errors.Is(err, errLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
@@ -183,7 +183,7 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 	if r.ImageID == "" {
 		return nil
 	}
-	if err := s.holds.drop(ctx, r.ImageID, r.ID); err != nil {
+	if err := s.artifacts.drop(ctx, r); err != nil {
 		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
 	}
 	return nil
@@ -202,11 +202,15 @@ func (r Rootfs) removeWritable() error {
 // use images from now on. The references of all other images are deleted. A missing
 // image is an error, and the others are adopted all the same.
 func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
-	users := map[string][]string{}
+	users, artifactUsers := map[string][]string{}, map[string][]string{}
 	for _, r := range rs {
-		users[r.ImageID] = append(users[r.ImageID], r.ID)
+		of := users
+		if s.artifacts.Find(r.ImageID) != nil {
+			of = artifactUsers
+		}
+		of[r.ImageID] = append(of[r.ImageID], r.ID)
 	}
-	if err := s.holds.adopt(ctx, users); err != nil {
+	if err := errors.Join(s.holds.adopt(ctx, users), s.artifacts.Adopt(ctx, artifactUsers)); err != nil {
 		return fmt.Errorf("restore image references: %w", err)
 	}
 	return nil

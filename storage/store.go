@@ -10,7 +10,8 @@
 // Image and Pull. A pull is bounded in time, ends with nothing temporary left,
 // and sends credentials to the registry they are for and nowhere else. This
 // process fetches; layers are decompressed and unpacked by a confined one
-// (docs/decisions/0019-pull-worker.md).
+// (docs/decisions/0019-pull-worker.md). OCI artifacts, which have files and no layers, are
+// images to all methods; package artifact keeps them.
 //
 // # Root file systems
 //
@@ -84,6 +85,7 @@ type Store struct {
 	store        cstorage.Store
 	locks        *durable.Locks
 	images       *catalog
+	artifacts    *artifacts
 	holds        *holds
 	leftovers    *durable.Leftovers
 	reserve      reserve.File
@@ -186,7 +188,8 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	if !cfg.ReadOnly {
+	s.artifacts, err = openArtifacts(s)
+	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
 	}
 	if err == nil {
@@ -257,7 +260,7 @@ func (s *Store) Forget() error {
 	for _, name := range []string{reserve.Name, ownerName} {
 		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
 	}
-	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove())
+	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.artifacts.Delete())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

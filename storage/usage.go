@@ -32,17 +32,17 @@ type FsUsage struct {
 // FsInfo is the usage of the file systems of images and of containers'
 // writable layers. It walks no directory tree, and waits for no other tool.
 //
-// Images: UsedBytes is the size of all layers as containers/storage recorded
-// them when it unpacked them, those of other tools included, each counted
-// once; that is what removing images can free. It keeps no count of files, so
-// that InodesUsed is that of the whole file system.
+// Images: UsedBytes is the size of all artifacts, and of all layers as
+// containers/storage recorded them when it unpacked them, those of other tools
+// included, each counted once; that is what removing images can free. It keeps no
+// count of files, so that InodesUsed is that of the whole file system.
 //
 // Containers: both are sums over the containers' latest RootfsUsage. Those that
 // are older than usageAge are measured anew meanwhile, for whoever asks next.
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
 	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
-	if images.UsedBytes, err = layersSize(s.store, s.locks); err != nil {
+	if images.UsedBytes, err = imagesSize(s.artifacts, s.locks); err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
 	}
 	var st unix.Statfs_t
@@ -60,8 +60,14 @@ func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err err
 // Sizes are the bytes that images and writable layers have, as FsInfo says. Nothing is
 // measured for it: those of writable layers are as old as the last question of FsInfo.
 func (s *Store) Sizes() (images, writable uint64, err error) {
-	images, err = layersSize(s.store, s.locks)
+	images, err = imagesSize(s.artifacts, s.locks)
 	return images, s.usage.sum().UsedBytes, err
+}
+
+// imagesSize is that of all layers and artifacts.
+func imagesSize(a *artifacts, locks *durable.Locks) (uint64, error) {
+	layers, err := layersSize(a.lib, locks)
+	return layers + a.Size(), err
 }
 
 // layersSize is that of all layers. While another process holds a lock, it is what

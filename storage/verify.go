@@ -31,6 +31,7 @@ type Defect struct {
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 	var defects []Defect
 	images := map[string]error{}
+	var onLayers []Rootfs
 	for _, r := range live {
 		if err := ctx.Err(); err != nil {
 			return defects, err
@@ -45,14 +46,17 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		}
 		lost, known := images[r.ImageID]
 		if !known {
-			lost = imageUsable(s.store, r.ImageID)
+			lost = s.artifacts.damage(r.ImageID)
 			images[r.ImageID] = lost
 		}
 		if lost != nil {
 			defect("its image is damaged: " + lost.Error())
 		}
+		if s.artifacts.Find(r.ImageID) == nil {
+			onLayers = append(onLayers, r)
+		}
 	}
-	unheld, err := s.holds.unheld(live)
+	unheld, err := s.holds.unheld(onLayers)
 	if err != nil {
 		return defects, err
 	}

@@ -49,7 +49,7 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		blobs := m.LayerInfos()
-		if len(blobs) > MaxLayers {
+		if len(blobs) > MaxFiles || len(blobs) > MaxLayers && !isArtifact(m) {
 			t.Errorf("%d layers", len(blobs))
 		}
 		for _, layer := range blobs {

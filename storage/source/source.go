@@ -92,6 +92,7 @@ type Image struct {
 	Documents
 	Name       reference.Named // under which it is pulled
 	Signatures [][]byte        // in the form of trust.Blobs
+	Files      []File          // of an artifact; none: it is an image
 
 	// PresentOnly has layers refused with ErrLayerWanted.
 	PresentOnly bool
@@ -196,12 +197,16 @@ func (d *Documents) LayerIDs() []string {
 	return layers.IDs(contents)
 }
 
-// parsed is the manifest of this platform's image.
-func (d *Documents) parsed() (manifest.Manifest, error) {
-	document, found := d.Manifests[d.Manifest()]
-	if !found {
-		document = d.Manifests[""]
+// Document is the manifest of this platform's image.
+func (d *Documents) Document() Document {
+	if document, inIndex := d.Manifests[d.Manifest()]; inIndex {
+		return document
 	}
+	return d.Manifests[""]
+}
+
+func (d *Documents) parsed() (manifest.Manifest, error) {
+	document := d.Document()
 	return manifest.FromBlob(document.Content, document.MediaType)
 }
 
@@ -381,15 +386,25 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 	if isSchema1(parsed) {
 		return nil
 	}
+	if isArtifact(parsed) {
+		s.Files, err = FilesOf(raw)
+		return err
+	}
 	if err := s.readConfig(ctx, parsed.ConfigInfo()); err != nil {
 		return err
 	}
 	// The store knows an image by its config. A manifest with other layers than the config
 	// names would take the id of an image that it is not.
-	if blobs, contents := len(parsed.LayerInfos()), len(contentsOf(s.Config)); blobs != contents {
-		return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
+	blobs, contents := len(parsed.LayerInfos()), len(contentsOf(s.Config))
+	switch {
+	case blobs == contents:
+		return nil
+	case hasArtifactType(parsed):
+		s.Config, s.ConfigDigest = nil, ""
+		s.Files, err = FilesOf(raw)
+		return err
 	}
-	return nil
+	return fmt.Errorf("image manifest: it has %d layers, but its config names %d; it is broken or no container image: %w", blobs, contents, fault.Invalid)
 }
 
 // readSignatures fetches the signatures, which the image then has, and returns it with
@@ -433,9 +448,12 @@ func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (dig
 // to be fetched from servers of the image's choice (CVE-2020-15157), and more
 // layers than can be mounted.
 func inspectManifest(m manifest.Manifest) error {
-	layers := m.LayerInfos()
-	if len(layers) > MaxLayers {
-		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), MaxLayers, fault.Invalid)
+	layers, limit := m.LayerInfos(), MaxLayers
+	if isArtifact(m) {
+		limit = MaxFiles
+	}
+	if len(layers) > limit {
+		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), limit, fault.Invalid)
 	}
 	if config := m.ConfigInfo(); !isSchema1(m) {
 		if err := config.Digest.Validate(); err != nil {
@@ -449,7 +467,7 @@ func inspectManifest(m manifest.Manifest) error {
 		if err := layer.Digest.Validate(); err != nil {
 			return fmt.Errorf("image manifest: digest %q of layer %d: %w: %w", layer.Digest, i, err, fault.Invalid)
 		}
-		if layer.Size <= 0 && !isSchema1(m) {
+		if empty := layer.Size == 0 && isArtifact(m); layer.Size <= 0 && !empty && !isSchema1(m) {
 			return fmt.Errorf("image manifest: layer %d has a size of %d: %w", i, layer.Size, fault.Invalid)
 		}
 		if len(layer.URLs) > 0 {

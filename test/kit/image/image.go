@@ -63,7 +63,7 @@ func (a *Artifact) ID() string { return a.Config.Encoded() }
 // Build makes the config and the manifest.
 func (i Image) Build() (*Artifact, error) {
 	if i.Platform.Architecture == "" {
-		i.Platform = imagespec.Platform{OS: "linux", Architecture: runtime.GOARCH}
+		i.Platform = here()
 	}
 	if i.Created.IsZero() {
 		i.Created = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -101,6 +101,8 @@ func (i Image) Build() (*Artifact, error) {
 	}
 	return built, nil
 }
+
+func here() imagespec.Platform { return imagespec.Platform{OS: "linux", Architecture: runtime.GOARCH} }
 
 func (i Image) config() imagespec.Image {
 	config := imagespec.Image{

@@ -1,0 +1,42 @@
+package artifact
+
+import (
+	"context"
+	"os"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/storage/trust"
+)
+
+// Admit asks a signature policy about an artifact under the name of ref. A refusal is
+// trust.ErrSignature.
+func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, ref types.ImageReference) error {
+	content, err := os.ReadFile(s.path(artifactsName, a.ID, manifestName))
+	if err != nil {
+		return err
+	}
+	signed, err := trust.WithSignatures(ctx, unsigned{ref, content}, a.Signatures, s.path(workName))
+	if err != nil {
+		return err
+	}
+	return policy.Check(ctx, signed)
+}
+
+// unsigned is an artifact for trust.WithSignatures.
+type unsigned struct {
+	ref     types.ImageReference
+	content []byte
+}
+
+// Reference implements types.UnparsedImage.
+func (u unsigned) Reference() types.ImageReference { return u.ref }
+
+// Manifest implements types.UnparsedImage.
+func (u unsigned) Manifest(context.Context) ([]byte, string, error) {
+	return u.content, imagespec.MediaTypeImageManifest, nil
+}
+
+// Signatures implements types.UnparsedImage.
+func (u unsigned) Signatures(context.Context) ([][]byte, error) { return nil, nil }

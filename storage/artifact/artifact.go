@@ -1,0 +1,159 @@
+// Package artifact keeps OCI artifacts: files that a registry has, such as models, which
+// pods mount as image volumes (docs/decisions/0030-artifacts.md).
+//
+//	<dir>/blobs/<algorithm>-<hex>          content, once for all artifacts
+//	<dir>/artifacts/<id>/record.json       names and signatures
+//	<dir>/artifacts/<id>/manifest.json     as the registry has it
+//	<dir>/artifacts/<id>/files/…           what is mounted: hard links to blobs
+//	<dir>/work/…                           pulls and removals under way
+//
+// An artifact is made in work and gets its place, synced, by one rename; it is removed the
+// other way round. Its files never change. A blob that has no other link is in no artifact.
+package artifact
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/trust"
+)
+
+// Artifact is an artifact that is stored. It is shared between callers and must not be
+// modified.
+type Artifact struct {
+	ID    string // the SHA-256 digest of its manifest, 64 hexadecimal digits
+	Files []source.File
+	Record
+}
+
+// Record is what may change of an artifact.
+type Record struct {
+	Names      []string        `json:"names"`      // full names by which it was pulled, the newest one first
+	Former     []string        `json:"former"`     // those that mean other images now
+	Digests    []digest.Digest `json:"digests"`    // of its manifest and of indexes that led to it
+	Signatures [][]byte        `json:"signatures"` // in the form of trust.Blobs
+	Pulled     time.Time       `json:"pulled"`
+	// Removed artifacts are in use, and go with the last container that mounts them.
+	Removed bool `json:"removed"`
+}
+
+// Limits of one artifact, as for images.
+const (
+	maxNames   = 64 // older ones go
+	maxDigests = 16 // its own and those of indexes that it was pulled by; older ones go
+)
+
+// Size is the bytes of its files.
+func (a *Artifact) Size() (sum int64) {
+	for _, f := range a.Files {
+		sum += f.Size
+	}
+	return sum
+}
+
+// withPull is the record after a pull.
+func (r Record) withPull(src *source.Image) Record {
+	name := src.Name.String()
+	r.Names = front(r.Names, maxNames, name)
+	r.Former = slices.DeleteFunc(slices.Clone(r.Former), func(n string) bool { return n == name })
+	var digests []digest.Digest
+	for _, m := range src.Manifests {
+		digests = append(digests, digest.FromBytes(m.Content))
+	}
+	slices.Sort(digests)
+	r.Digests = front(r.Digests, maxDigests, digests...)
+	r.Signatures = trust.Union(src.Signatures, r.Signatures)
+	r.Removed, r.Pulled = false, time.Now()
+	return r
+}
+
+// same tells whether another record differs in its time alone.
+func (r Record) same(other Record) bool {
+	return r.Removed == other.Removed && slices.Equal(r.Names, other.Names) && slices.Equal(r.Former, other.Former) &&
+		slices.Equal(r.Digests, other.Digests) && slices.EqualFunc(r.Signatures, other.Signatures, bytes.Equal)
+}
+
+// without is the record without a name, which is remembered.
+func (r Record) without(name string) Record {
+	r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(n string) bool { return n == name })
+	r.Former = front(r.Former, maxNames, name)
+	return r
+}
+
+// front is list with first, of which it has each once, in front, and limit elements at
+// most.
+func front[T comparable](list []T, limit int, first ...T) []T {
+	all := slices.Clone(first)
+	for _, one := range list {
+		if !slices.Contains(all, one) {
+			all = append(all, one)
+		}
+	}
+	return all[:min(len(all), limit)]
+}
+
+// errDamaged says that an artifact lacks what its record or manifest says.
+var errDamaged = errors.New("artifact is damaged")
+
+// load reads the artifact in a directory, and looks whether its files are there.
+func load(dir string) (*Artifact, error) {
+	a := &Artifact{ID: filepath.Base(dir)}
+	text, err := os.ReadFile(filepath.Join(dir, recordName))
+	if err == nil {
+		err = damagedIf(json.Unmarshal(text, &a.Record))
+	}
+	if err != nil {
+		return nil, missing(err)
+	}
+	content, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if err != nil {
+		return nil, missing(err)
+	}
+	if digest.FromBytes(content).Encoded() != a.ID {
+		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
+	}
+	if a.Files, err = source.FilesOf(content); err != nil {
+		return nil, damagedIf(err)
+	}
+	for _, f := range a.Files {
+		info, err := os.Lstat(filepath.Join(dir, filesName, f.Path))
+		if err != nil {
+			return nil, missing(err)
+		}
+		if !info.Mode().IsRegular() || info.Size() != f.Size {
+			return nil, fmt.Errorf("%w: its file %q has not the size that the manifest says", errDamaged, f.Path)
+		}
+	}
+	return a, nil
+}
+
+func missing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return damagedIf(err)
+	}
+	return err
+}
+
+func damagedIf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", errDamaged, err)
+}
+
+// Names within the directory of an artifact.
+const (
+	recordName   = "record.json"
+	manifestName = "manifest.json"
+	filesName    = "files"
+)

@@ -1,0 +1,305 @@
+package artifact
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/source"
+)
+
+// Pull stores the artifact that src leads to under the name of src, and returns it. What is
+// there already is not fetched. A pull that fails leaves nothing. After one that succeeds
+// the artifact survives a power cut.
+func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) {
+	start := time.Now()
+	id := digest.FromBytes(src.Document().Content).Encoded()
+	unlock, err := s.pulling.lock(ctx, id) // others who want the same wait for it
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
+		return a, err
+	}
+	p, err := s.begin(id, src)
+	if err != nil {
+		return nil, err
+	}
+	a, err := p.run(ctx)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir), s.sweep())
+	}
+	slog.InfoContext(ctx, "artifact pulled", "image", id, "name", src.Name.String(), "took", time.Since(start))
+	return a, nil
+}
+
+// pullPresent notes the pull of an artifact that is there, and returns it; nil if it is
+// not.
+func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	a := s.Find(id)
+	if a == nil {
+		return nil, nil //nolint:nilnil // see above
+	}
+	record := a.withPull(src)
+	if a.same(record) {
+		slog.InfoContext(ctx, "artifact is up to date", "image", id, "name", src.Name.String())
+	} else if err := s.change(ctx, a, record); err != nil {
+		return nil, err
+	}
+	return s.Find(id), s.unname(ctx, src.Name.String(), id)
+}
+
+// pull is one of an artifact that is not there.
+type pull struct {
+	store *Store
+	id    string
+	src   *source.Image
+	files []source.File
+	dir   string // which becomes the artifact's
+}
+
+func (s *Store) begin(id string, src *source.Image) (*pull, error) {
+	for _, name := range []string{artifactsName, blobsName, workName} {
+		if err := os.MkdirAll(s.path(name), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := os.MkdirTemp(s.path(workName), "pull-")
+	if err != nil {
+		return nil, err
+	}
+	return &pull{store: s, id: id, src: src, files: src.Files, dir: dir}, nil
+}
+
+func (p *pull) run(ctx context.Context) (*Artifact, error) {
+	if err := trace.Do(ctx, "fetch artifact", p.fetchAll); err != nil {
+		return nil, err
+	}
+	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
+	s := p.store
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if err := trace.Call(ctx, "store artifact", func() error { return p.commit(a) }); err != nil {
+		return nil, err
+	}
+	s.publish(a)
+	return a, s.unname(ctx, p.src.Name.String(), p.id)
+}
+
+// commit gives the artifact its place.
+func (p *pull) commit(a *Artifact) error {
+	content := p.src.Document().Content
+	if err := writeSynced(filepath.Join(p.dir, manifestName), bytes.NewReader(content)); err != nil {
+		return err
+	}
+	if err := writeRecord(p.dir, &a.Record); err != nil {
+		return err
+	}
+	if err := errors.Join(settle(filepath.Join(p.dir, filesName)), syncDir(p.dir)); err != nil {
+		return err
+	}
+	place := p.store.path(artifactsName, p.id)
+	if err := os.RemoveAll(place); err != nil { // one that could not be read, or whose rename was not synced
+		return err
+	}
+	if err := os.Rename(p.dir, place); err != nil {
+		return err
+	}
+	dir := p.store.cfg.Dir
+	return errors.Join(syncDir(p.store.path(artifactsName)), syncDir(p.store.path(blobsName)), syncDir(dir), syncDir(filepath.Dir(dir)))
+}
+
+// fetchAll gives the directory of the pull all files.
+func (p *pull) fetchAll(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	cfg := &p.store.cfg
+	watch := progress.New(cfg.Pulls, p.src.Name.String(), cfg.ProgressTimeout, cfg.MinPullRate, p.src.Asked, cancel).Start(ctx)
+	defer watch.Stop()
+	missing, err := p.linkPresent(watch.Events)
+	if err != nil {
+		return err
+	}
+	if err := p.checkRoom(missing); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(max(cfg.Parallel, 1))
+	for _, f := range missing {
+		group.Go(func() error {
+			err := panics.Do(ctx, "fetch file", func() error { return p.fetch(ctx, f, watch.Events) })
+			if err != nil {
+				return fmt.Errorf("file %q: %w", f.Path, progress.CauseOf(ctx, err))
+			}
+			return nil
+		})
+	}
+	return progress.CauseOf(ctx, group.Wait())
+}
+
+// linkPresent makes the files whose content is there, and returns one file for each
+// content that is not.
+func (p *pull) linkPresent(events chan<- types.ProgressProperties) (missing []source.File, err error) {
+	wanted := map[digest.Digest]bool{}
+	for _, f := range p.files {
+		if wanted[f.Digest] {
+			continue
+		}
+		err := p.link(p.store.blob(f.Digest), f)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			wanted[f.Digest] = true
+			missing = append(missing, f)
+		case err != nil:
+			return nil, err
+		default:
+			events <- types.ProgressProperties{Event: types.ProgressEventSkipped, Artifact: blobInfo(f)}
+		}
+	}
+	return missing, nil
+}
+
+// link makes a file from content that the store has.
+func (p *pull) link(content string, f source.File) error {
+	info, err := os.Lstat(content)
+	if err != nil {
+		return err
+	}
+	if info.Size() != f.Size {
+		return fmt.Errorf("file %q has %d bytes, not %d as the manifest says: %w", f.Path, info.Size(), f.Size, fault.Invalid)
+	}
+	at := filepath.Join(p.dir, filesName, f.Path)
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return err
+	}
+	return os.Link(content, at)
+}
+
+// checkRoom refuses what does not fit on the disk before it is fetched.
+func (p *pull) checkRoom(missing []source.File) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.dir, &st); err != nil {
+		return &os.PathError{Op: "statfs", Path: p.dir, Err: err}
+	}
+	free := int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64))
+	for _, f := range missing {
+		if free -= f.Size; free < 0 {
+			return fmt.Errorf("the artifact is larger than the free space of the image store: %w", fault.Exhausted)
+		}
+	}
+	return nil
+}
+
+// fetch fetches content and makes all files that have it.
+func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.ProgressProperties) error {
+	part := filepath.Join(p.dir, "part-"+f.Digest.Encoded())
+	events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: blobInfo(f)}
+	defer func() { events <- types.ProgressProperties{Event: types.ProgressEventDone, Artifact: blobInfo(f)} }()
+	stream, err := p.src.OpenFile(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	verifier := f.Digest.Verifier()
+	counted := &counter{Reader: io.LimitReader(stream, f.Size+1), file: f, events: events}
+	if err := writeSynced(part, io.TeeReader(counted, verifier)); err != nil {
+		return err
+	}
+	if counted.came != f.Size {
+		return fmt.Errorf("the registry sent %s bytes than the %d that the manifest says", moreOrFewer(counted.came > f.Size), f.Size)
+	}
+	if !verifier.Verified() {
+		return fmt.Errorf("the registry sent content that does not have the digest %s", f.Digest)
+	}
+	if err := os.Chmod(part, 0o444); err != nil {
+		return err
+	}
+	if err := os.Link(part, p.store.blob(f.Digest)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for _, other := range p.files {
+		if other.Digest == f.Digest {
+			if err := p.link(part, other); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(part)
+}
+
+func moreOrFewer(more bool) string {
+	if more {
+		return "more"
+	}
+	return "fewer"
+}
+
+func blobInfo(f source.File) types.BlobInfo { return types.BlobInfo{Digest: f.Digest, Size: f.Size} }
+
+// counter tells what has come.
+type counter struct {
+	io.Reader
+	file   source.File
+	events chan<- types.ProgressProperties
+	came   int64
+}
+
+// Read implements io.Reader.
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if n > 0 {
+		c.came += int64(n)
+		c.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: blobInfo(c.file), Offset: uint64(c.came), OffsetUpdate: uint64(n)}
+	}
+	return n, err
+}
+
+// writeSynced makes a file that has reached the disk.
+func writeSynced(path string, content io.Reader) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = io.Copy(f, content); err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// settle lets every user look into a directory and those below it, and syncs them.
+func settle(dir string) error {
+	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		return errors.Join(os.Chmod(path, 0o755), syncDir(path)) // whatever the umask
+	})
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

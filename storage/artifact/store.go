@@ -1,0 +1,347 @@
+package artifact
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/progress"
+)
+
+// Config says where artifacts are and how they are pulled.
+type Config struct {
+	Dir      string // is made by the first pull
+	ReadOnly bool   // for a caller who only looks
+
+	Pulls           *progress.Counts
+	ProgressTimeout time.Duration // as in storage.Config, and the next two
+	MinPullRate     int64
+	Parallel        int
+}
+
+// Store is the artifacts of a directory, of which no other process changes anything. Its
+// methods are safe for concurrent use.
+type Store struct {
+	cfg     Config
+	pulling locks // by id
+
+	writing sync.Mutex // held while records change
+
+	mu        sync.Mutex
+	artifacts map[string]*Artifact
+	users     map[string]map[string]bool // ids of root file systems by artifact
+}
+
+// Open reads the artifacts, and removes what unfinished pulls and removals have left.
+// Damaged artifacts are removed, to be pulled again.
+func Open(cfg Config) (*Store, error) {
+	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}}
+	dirs, err := os.ReadDir(s.path(artifactsName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read artifacts: %w", err)
+	}
+	var left []error
+	for _, dir := range dirs {
+		a, loadErr := load(s.path(artifactsName, dir.Name()))
+		if loadErr == nil {
+			s.artifacts[a.ID] = a
+			continue
+		}
+		slog.Warn("unusable artifact not listed", "image", dir.Name(), "err", loadErr)
+		if errors.Is(loadErr, errDamaged) && !cfg.ReadOnly {
+			left = append(left, os.RemoveAll(s.path(artifactsName, dir.Name())))
+		}
+	}
+	s.settleNames()
+	if cfg.ReadOnly {
+		return s, nil
+	}
+	left = append(left, os.RemoveAll(s.path(workName)), s.sweep())
+	if len(dirs) > 0 { // for removals, which a full disk must not keep from it
+		left = append(left, os.MkdirAll(s.path(workName), 0o700))
+	}
+	if err := errors.Join(left...); err != nil { // on a read-only disk, say, which is no reason not to start
+		slog.Warn("cannot remove damaged artifacts and leftovers of unfinished pulls; the next start retries", "err", err)
+	}
+	return s, nil
+}
+
+// Names within the directory of a store.
+const (
+	artifactsName = "artifacts"
+	blobsName     = "blobs"
+	workName      = "work"
+)
+
+func (s *Store) path(parts ...string) string {
+	return filepath.Join(append([]string{s.cfg.Dir}, parts...)...)
+}
+
+func (s *Store) blob(d digest.Digest) string {
+	return s.path(blobsName, d.Algorithm().String()+"-"+d.Encoded())
+}
+
+// settleNames leaves each name to the artifact that was pulled last, where a crash has let
+// two have it.
+func (s *Store) settleNames() {
+	byTime := slices.SortedFunc(maps.Values(s.artifacts), func(a, b *Artifact) int { return b.Pulled.Compare(a.Pulled) })
+	taken := map[string]bool{}
+	for _, a := range byTime {
+		for _, name := range a.Names {
+			if taken[name] {
+				a.Record = a.without(name)
+			}
+			taken[name] = true
+		}
+	}
+}
+
+// All are the artifacts by id, without those that are removed and still in use.
+func (s *Store) All() []*Artifact {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*Artifact
+	for _, a := range s.artifacts {
+		if !a.Removed {
+			all = append(all, a)
+		}
+	}
+	slices.SortFunc(all, func(a, b *Artifact) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Find is the artifact with this id, nil if there is none.
+func (s *Store) Find(id string) *Artifact {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.artifacts[id]
+}
+
+// Size is the bytes of all artifacts, each blob counted once.
+func (s *Store) Size() (sum uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	counted := map[digest.Digest]bool{}
+	for _, a := range s.artifacts {
+		for _, f := range a.Files {
+			if !counted[f.Digest] {
+				counted[f.Digest] = true
+				sum += uint64(f.Size)
+			}
+		}
+	}
+	return sum
+}
+
+// Use notes that a root file system uses an artifact and returns the directory with the
+// artifact's files, which stays until Drop. The error is fault.NotFound if the artifact is
+// not there.
+func (s *Store) Use(id, user string) (dir string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.artifacts[id] == nil {
+		return "", fmt.Errorf("artifact %s is not in the store, pull it again: %w", id, fault.NotFound)
+	}
+	if s.users[id] == nil {
+		s.users[id] = map[string]bool{}
+	}
+	s.users[id][user] = true
+	return s.path(artifactsName, id, filesName), nil
+}
+
+// Drop ends a use. A removed artifact goes with the last one.
+func (s *Store) Drop(ctx context.Context, id, user string) error {
+	s.mu.Lock()
+	delete(s.users[id], user)
+	a, used := s.artifacts[id], len(s.users[id]) > 0
+	s.mu.Unlock()
+	if a == nil || used || !a.Removed {
+		return nil
+	}
+	return s.remove(ctx, id, true)
+}
+
+// Adopt makes users, root file systems by artifact, the only ones.
+func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
+	s.mu.Lock()
+	clear(s.users)
+	var unused []string
+	for id, a := range s.artifacts {
+		if a.Removed && len(users[id]) == 0 {
+			unused = append(unused, id)
+		}
+		s.users[id] = map[string]bool{}
+		for _, user := range users[id] {
+			s.users[id][user] = true
+		}
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, id := range unused {
+		errs = append(errs, s.remove(ctx, id, true))
+	}
+	return errors.Join(errs...)
+}
+
+// Remove removes an artifact, or notes that it goes with the last root file system that
+// uses it. One that is not there is fine.
+func (s *Store) Remove(ctx context.Context, id string) error { return s.remove(ctx, id, false) }
+
+// remove is Remove; again: only of what was removed before, and not pulled again since.
+func (s *Store) remove(ctx context.Context, id string, again bool) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if a := s.Find(id); a == nil || again && !a.Removed {
+		return nil
+	}
+	a, used := s.take(id)
+	if used {
+		record := a.Record
+		record.Names, record.Former = nil, front(record.Former, maxNames, record.Names...)
+		record.Removed = true
+		return s.change(ctx, a, record)
+	}
+	err := trace.Call(ctx, "delete artifact", func() error { return s.delete(id) })
+	if err != nil {
+		s.publish(a)
+	}
+	return err
+}
+
+// take takes an artifact that nobody uses off the list.
+func (s *Store) take(id string) (a *Artifact, used bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, used = s.artifacts[id], len(s.users[id]) > 0
+	if !used {
+		delete(s.artifacts, id)
+		delete(s.users, id)
+	}
+	return a, used
+}
+
+func (s *Store) publish(a *Artifact) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.artifacts[a.ID] = a
+}
+
+// delete removes the files of an artifact, which is gone as soon as it has left its place.
+func (s *Store) delete(id string) error {
+	if err := os.MkdirAll(s.path(workName), 0o700); err != nil { // in most cases it is there
+		return err
+	}
+	aside := s.path(workName, "removed-"+id)
+	if err := os.RemoveAll(aside); err != nil { // from an earlier attempt
+		return err
+	}
+	if err := os.Rename(s.path(artifactsName, id), aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := errors.Join(syncDir(s.path(artifactsName)), os.RemoveAll(aside), s.sweep()); err != nil {
+		slog.Warn("cannot delete all files of a removed artifact; the next start retries", "image", id, "err", err)
+	}
+	return nil
+}
+
+// sweep deletes blobs that are in no artifact and in no pull.
+func (s *Store) sweep() error {
+	blobs, err := os.ReadDir(s.path(blobsName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, blob := range blobs {
+		var st unix.Stat_t
+		path := s.path(blobsName, blob.Name())
+		err := unix.Lstat(path, &st)
+		if err == nil && st.Nlink == 1 {
+			err = unix.Unlink(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another failed pull sweeps, too
+			errs = append(errs, &os.PathError{Op: "sweep", Path: path, Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Unname takes a name, which means an image now, from the artifact that had it.
+func (s *Store) Unname(ctx context.Context, name string) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	return s.unname(ctx, name, "")
+}
+
+// unname takes a name from all artifacts but one.
+func (s *Store) unname(ctx context.Context, name, except string) error {
+	s.mu.Lock()
+	var named []*Artifact
+	for _, a := range s.artifacts {
+		if a.ID != except && slices.Contains(a.Names, name) {
+			named = append(named, a)
+		}
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, a := range named {
+		errs = append(errs, s.change(ctx, a, a.without(name)))
+	}
+	return errors.Join(errs...)
+}
+
+// change writes another record for an artifact.
+func (s *Store) change(ctx context.Context, a *Artifact, record Record) error {
+	changed := *a
+	changed.Record = record
+	dir := s.path(artifactsName, a.ID)
+	err := trace.Call(ctx, "write artifact record", func() error {
+		if err := writeRecord(dir, &changed.Record); err != nil {
+			return err
+		}
+		return syncDir(dir)
+	})
+	if err != nil {
+		return fmt.Errorf("write record of artifact %s: %w", a.ID, err)
+	}
+	s.publish(&changed)
+	return nil
+}
+
+// Check says what is wrong with an artifact that is in use.
+func (s *Store) Check(id string) error {
+	if _, err := os.Stat(s.path(artifactsName, id, filesName)); err != nil {
+		return fmt.Errorf("artifact %s has no files: %w", id, err)
+	}
+	return nil
+}
+
+// Delete deletes the directory of the store.
+func (s *Store) Delete() error { return os.RemoveAll(s.cfg.Dir) }
+
+func writeRecord(dir string, record *Record) error {
+	text, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, recordName)
+	if err := writeSynced(path+".new", bytes.NewReader(text)); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

@@ -1,0 +1,130 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/image"
+)
+
+// stored opens a store with one artifact.
+func stored(t *testing.T) (s *Store, id string) {
+	t.Helper()
+	files := image.Files{"dir/a": "a", "b": "b"}
+	built, err := files.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id = built.Digest().Encoded()
+	root := t.TempDir()
+	dir := filepath.Join(root, artifactsName, id)
+	write := func(name, content string) {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(manifestName, string(built.Manifest))
+	write(recordName, "{}")
+	for name, content := range files {
+		write(filepath.Join(filesName, name), content)
+	}
+	if s, err = Open(Config{Dir: root}); err != nil || s.Find(id) == nil {
+		t.Fatalf("opened: %v", err)
+	}
+	return s, id
+}
+
+// The last container of a removed artifact does not take away what has just been pulled
+// again.
+func TestPullAgainBeforeTheLastDrop(t *testing.T) {
+	t.Parallel()
+	s, id := stored(t)
+	dir, err := s.Use(id, "container")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	a := s.Find(id)
+	record := a.Record
+	record.Removed = false
+	if err := s.change(t.Context(), a, record); err != nil { // as a pull does
+		t.Fatal(err)
+	}
+	if err := s.remove(t.Context(), id, true); err != nil { // as Drop does, which has seen it removed
+		t.Fatal(err)
+	}
+	if err := s.Drop(t.Context(), id, "container"); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.All()) != 1 || s.Check(id) != nil {
+		t.Error("the artifact is gone")
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("its files are there after it was removed")
+	}
+	if _, err := s.Use(id, "container"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("used after it was removed: %v", err)
+	}
+}
+
+// Who waits for another pull waits no longer than its caller.
+func TestLocks(t *testing.T) {
+	t.Parallel()
+	var l locks
+	unlock, err := l.lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := errors.New("caller has gone")
+	cancel(ended)
+	if _, err := l.lock(ctx, "a"); !errors.Is(err, ended) {
+		t.Errorf("lock that is held: %v", err)
+	}
+	other, err := l.lock(ctx, "b")
+	if err != nil {
+		t.Errorf("another lock: %v", err)
+	}
+	other()
+	next := make(chan error)
+	go func() {
+		unlock, err := l.lock(t.Context(), "a")
+		if err == nil {
+			unlock()
+		}
+		next <- err
+	}()
+	unlock()
+	if err := <-next; err != nil || len(l.held) > 0 {
+		t.Errorf("lock that was released: %v, held %v", err, l.held)
+	}
+}
+
+// A full disk has no room for the directory through which artifacts are removed, so it is
+// there from the start.
+func TestRoomForRemovals(t *testing.T) {
+	t.Parallel()
+	s, id := stored(t)
+	if _, err := os.Stat(s.path(workName)); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(s.path(workName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.path(artifactsName, id)); err == nil {
+		t.Error("the artifact's files are there after it was removed")
+	}
+}

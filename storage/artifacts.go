@@ -1,0 +1,144 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/artifact"
+	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/source"
+)
+
+// artifacts are the OCI artifacts beside the images of containers/storage. They tell which
+// of both an id means.
+type artifacts struct {
+	*artifact.Store
+
+	lib      cstorage.Store
+	holds    *holds
+	manifest *durable.Manifest
+	pinned   func(*Image) bool
+}
+
+// artifactsName is their directory in the graph root. podman and CRI-O have theirs in
+// "artifacts", in another format.
+const artifactsName = "crius-artifacts"
+
+func openArtifacts(s *Store) (*artifacts, error) {
+	store, err := artifact.Open(artifact.Config{
+		Dir:             filepath.Join(s.store.GraphRoot(), artifactsName),
+		ReadOnly:        s.cfg.ReadOnly,
+		Pulls:           &s.pulls,
+		ProgressTimeout: s.cfg.ProgressTimeout,
+		MinPullRate:     s.cfg.MinPullRate,
+		Parallel:        s.cfg.ParallelLayers,
+	})
+	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err
+}
+
+// pull stores the artifact that src leads to.
+func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error) {
+	if err := a.holds.owned(); err != nil {
+		return nil, err
+	}
+	pulled, err := a.Pull(ctx, src)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.takeName(ctx, src.Name.String()); err != nil {
+		return nil, fmt.Errorf("take the name from the image that had it: %w", err)
+	}
+	return a.image(pulled), nil
+}
+
+// takeName takes a name that means an artifact now from the image that had it.
+func (a *artifacts) takeName(ctx context.Context, name string) error {
+	record, err := a.lib.Image(name)
+	if errors.Is(err, cstorage.ErrImageUnknown) || err == nil && record.ReadOnly {
+		return nil
+	}
+	if err == nil {
+		err = a.lib.RemoveNames(record.ID, []string{name})
+	}
+	if err != nil {
+		return err
+	}
+	return trace.Do(ctx, "write store manifest", a.manifest.Write)
+}
+
+// addTo adds the artifacts to a list of images, which is sorted by id.
+func (a *artifacts) addTo(images []*Image) []*Image {
+	for _, one := range a.All() {
+		images = append(images, a.image(one))
+	}
+	slices.SortFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) })
+	return images
+}
+
+func (a *artifacts) image(of *artifact.Artifact) *Image {
+	record := recordOf(of)
+	image := &Image{
+		ID:          of.ID,
+		RepoTags:    repoTags(record),
+		RepoDigests: repoDigests(record),
+		Size:        uint64(max(of.Size(), 1)),
+		Config:      &imagespec.ImageConfig{},
+		Files:       of.Files,
+	}
+	image.Pinned = a.pinned(image)
+	return image
+}
+
+// recordOf is the record that containers/storage would have of an artifact.
+func recordOf(a *artifact.Artifact) *cstorage.Image {
+	return &cstorage.Image{ID: a.ID, Names: a.Names, NamesHistory: a.Former, Digests: a.Digests}
+}
+
+// use notes that a root file system uses its image or artifact, and returns the
+// directories of that, top first. They stay until drop.
+func (a *artifacts) use(ctx context.Context, r Rootfs) ([]string, error) {
+	if a.Find(r.ImageID) == nil {
+		return a.holds.use(ctx, r.ImageID, r.ID)
+	}
+	if err := a.holds.owned(); err != nil {
+		return nil, err
+	}
+	dir, err := a.Use(r.ImageID, r.ID)
+	return []string{dir}, err
+}
+
+func (a *artifacts) drop(ctx context.Context, r Rootfs) error {
+	if a.Find(r.ImageID) == nil {
+		return a.holds.drop(ctx, r.ImageID, r.ID)
+	}
+	if err := a.holds.owned(); err != nil {
+		return err
+	}
+	return a.Drop(ctx, r.ImageID, r.ID)
+}
+
+func (a *artifacts) removeImage(ctx context.Context, image *Image) error {
+	if len(image.Files) == 0 {
+		return a.holds.remove(ctx, image.ID)
+	}
+	if err := a.holds.owned(); err != nil {
+		return err
+	}
+	return a.Remove(ctx, image.ID)
+}
+
+// damage says why an image or artifact cannot be mounted.
+func (a *artifacts) damage(id string) error {
+	if a.Find(id) == nil {
+		return imageUsable(a.lib, id)
+	}
+	return a.Check(id)
+}

@@ -1,0 +1,573 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+func files(t testing.TB, f image.Files) *image.Artifact {
+	t.Helper()
+	a, err := f.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func model(t testing.TB, text string) *image.Artifact {
+	t.Helper()
+	return files(t, image.Files{"config.json": "{}", "weights/part-1": text, "weights/part-2": "shared", "copy": "shared", "empty": ""})
+}
+
+// blobs are the names of the content that the node has of artifacts.
+func (n *node) blobs() []string { return n.entries("root/crius-artifacts/blobs") }
+
+// noArtifacts fails the test if anything is left of artifacts.
+func (n *node) noArtifacts() {
+	n.t.Helper()
+	for _, dir := range []string{"artifacts", "blobs", "work"} {
+		if left := n.entries("root/crius-artifacts/" + dir); len(left) > 0 {
+			n.t.Errorf("left in %s: %q", dir, left)
+		}
+	}
+}
+
+func (n *node) volume(name, id string) Rootfs {
+	r := n.rootfs(name, id)
+	r.ReadOnly = true
+	return r
+}
+
+func (n *node) used() uint64 {
+	n.t.Helper()
+	images, _, err := n.FsInfo(testContext(n.t))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return images.UsedBytes
+}
+
+func TestArtifactIsPulledListedMountedAndRemoved(t *testing.T) {
+	t.Parallel()
+	a := model(t, "weights")
+	n := newNode(t, func(c *Options) { c.PinnedImages = []string{"*pinned*"} })
+	r := serve(t, "models/one", "1", a)
+	name := r.Addr() + "/models/one"
+	img := n.pull(name + ":1")
+	const size = len("{}" + "weights" + "shared" + "shared")
+	if img.ID != a.Digest().Encoded() || !slices.Equal(img.RepoTags, []string{name + ":1"}) || img.Pinned || img.Size != uint64(size) ||
+		!slices.Equal(img.RepoDigests, []string{name + "@" + a.Digest().String()}) || len(img.Files) != 5 {
+		t.Errorf("pulled %+v", img)
+	}
+	n.restart()
+	image := n.pull(serve(t, "app", "1", motd(t, "an image")).Addr() + "/app:1")
+	if list := n.list(); len(list) != 2 || byID(list, img.ID) == nil || byID(list, image.ID) == nil {
+		t.Errorf("listed %+v", list)
+	}
+	for _, ref := range []string{img.ID, img.ID[:8], "sha256:" + img.ID, name + ":1", name + "@" + a.Digest().String()} {
+		if got, err := n.Image(testContext(t), ref); err != nil || got.ID != img.ID || got.Size != img.Size {
+			t.Errorf("%s: %v, %v", ref, got, err)
+		}
+	}
+	r.Push("models/pinned", "1", a)
+	if again := n.pull(r.Addr() + "/models/pinned:1"); again.ID != img.ID || !again.Pinned || len(again.RepoTags) != 2 {
+		t.Errorf("pulled under another name: %+v", again)
+	}
+	v := n.volume("v", img.ID)
+	n.mount(v)
+	for file, want := range map[string]string{"config.json": "{}", "weights/part-1": "weights", "weights/part-2": "shared", "copy": "shared", "empty": ""} {
+		if got := n.read(v, file); got != want {
+			t.Errorf("%s has %q, want %q", file, got, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(v.Target, "copy"), nil, 0o600); err == nil {
+		t.Error("a file could be written")
+	}
+	if defects, err := n.Verify(testContext(t), []Rootfs{v}); err != nil || len(defects) > 0 {
+		t.Errorf("verified: %+v, %v", defects, err)
+	}
+	n.removeRootfs(v)
+	before := n.used()
+	n.remove(name + ":1")
+	if freed := before - n.used(); freed != uint64(size-len("shared")) {
+		t.Errorf("ImageFsInfo went down by %d bytes", freed)
+	}
+	n.noArtifacts()
+	n.remove(img.ID)
+	n.remove(image.ID)
+	n.empty()
+}
+
+// Content is there once, whatever has it, and is not fetched again.
+func TestArtifactsShareContent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	one, two := model(t, "one"), model(t, "two")
+	r := serve(t, "m", "1", one)
+	r.Push("m", "2", two)
+	first := n.pull(r.Addr() + "/m:1")
+	r.Forget()
+	second := n.pull(r.Addr() + "/m:2")
+	if got := blobRequests(r); !slices.Equal(got, []string{digest.FromString("two").String()}) {
+		t.Errorf("fetched %q for the second one", got)
+	}
+	if got := n.blobs(); len(got) != 5 {
+		t.Errorf("stored %q", got)
+	}
+	n.remove(first.ID)
+	v := n.volume("v", second.ID)
+	n.mount(v)
+	if n.read(v, "weights/part-1") != "two" || n.read(v, "copy") != "shared" {
+		t.Error("the second artifact lost content with the first one")
+	}
+	n.removeRootfs(v)
+	n.remove(second.ID)
+	n.noArtifacts()
+}
+
+func blobRequests(r *registry.Registry) (digests []string) {
+	for _, request := range r.Requests() {
+		if _, d, ok := strings.Cut(request.Path, "/blobs/"); ok {
+			digests = append(digests, d)
+		}
+	}
+	return digests
+}
+
+// An artifact that is removed while a container mounts it goes with that container,
+// whatever server sees its end, unless it is pulled again.
+func TestArtifactInUseIsRemovedWithItsLastContainer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	name := serve(t, "m", "1", model(t, "weights")).Addr() + "/m:1"
+	img := n.pull(name)
+	one, two := n.volume("one", img.ID), n.volume("two", img.ID)
+	n.mount(one)
+	n.mount(two)
+	n.remove(name)
+	for range 2 {
+		if _, err := n.Image(testContext(t), name); !errors.Is(err, fault.NotFound) {
+			t.Errorf("still found by its name: %v", err)
+		}
+		if list := n.list(); len(list) > 0 {
+			t.Errorf("still listed: %+v", list)
+		}
+		if got := n.read(one, "weights/part-1"); got != "weights" {
+			t.Errorf("it has %q while in use", got)
+		}
+		n.restart()
+		if err := n.Adopt(testContext(t), []Rootfs{one, two}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.removeRootfs(one)
+	if got := n.read(two, "copy"); got != "shared" {
+		t.Errorf("it has %q after one of two containers", got)
+	}
+	if again := n.pull(name); again.ID != img.ID {
+		t.Errorf("pulled again: %+v", again)
+	}
+	n.removeRootfs(two)
+	if _, err := n.Image(testContext(t), name); err != nil {
+		t.Errorf("pulled again and then gone with its last container: %v", err)
+	}
+	n.mount(one)
+	n.remove(name)
+	n.removeRootfs(one)
+	n.noArtifacts()
+	n.pull(name)
+	n.mount(one)
+	n.remove(name)
+	n.restart()
+	if err := n.Adopt(testContext(t), nil); err != nil { // it went with the machine, say
+		t.Fatal(err)
+	}
+	n.noArtifacts()
+	n.removeRootfs(one)
+}
+
+// The config's type decides what is an artifact, and where that is an image's, whether it
+// could be run.
+func TestWhatIsAnArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	changed := func(a *image.Artifact, change func(m map[string]any)) *image.Artifact {
+		a.Manifest = changedJSON(t, a.Manifest, change)
+		return a
+	}
+	config := func(mediaType string) func(m map[string]any) {
+		return func(m map[string]any) { m["config"].(map[string]any)["mediaType"] = mediaType }
+	}
+	annotation := func(key string) func(m map[string]any) {
+		return func(m map[string]any) {
+			for _, l := range m["layers"].([]any) {
+				l := l.(map[string]any)
+				l["annotations"] = map[string]any{key: l["annotations"].(map[string]any)[imagespec.AnnotationTitle]}
+			}
+		}
+	}
+	for what, c := range map[string]struct {
+		pushed *image.Artifact
+		files  int
+	}{
+		"ORAS":                       {model(t, "oras"), 5},
+		"in an index":                {index(t, model(t, "index")), 5},
+		"type of its config":         {changed(model(t, "helm"), config("application/vnd.cncf.helm.config.v1+json")), 5},
+		"ModelPack":                  {changed(model(t, "modelpack"), annotation("org.cncf.model.filepath")), 5},
+		"ModelPack's earlier names":  {changed(model(t, "cnai"), annotation("org.cnai.model.filepath")), 5},
+		"config of an image":         {changed(files(t, image.Files{"a": "a"}), config(imagespec.MediaTypeImageConfig)), 1},
+		"image":                      {motd(t, "image"), 0},
+		"image with an artifactType": {changed(motd(t, "typed"), func(m map[string]any) { m["artifactType"] = "application/x" }), 0},
+		"a layer without a name": {changed(model(t, "nameless"), func(m map[string]any) {
+			delete(m["layers"].([]any)[0].(map[string]any), "annotations")
+		}), 4},
+	} {
+		r.Push("m", "1", c.pushed)
+		img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:1"})
+		if err != nil || len(img.Files) != c.files {
+			t.Errorf("%s: %+v, %v", what, img, err)
+		}
+	}
+}
+
+// Names of files come from whoever pushed the artifact.
+func TestHostileArtifacts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	layers := func(m map[string]any) []any { return m["layers"].([]any) }
+	first := func(m map[string]any) map[string]any { return layers(m)[0].(map[string]any) }
+	named := func(name string) func(m map[string]any) {
+		return func(m map[string]any) { first(m)["annotations"].(map[string]any)[imagespec.AnnotationTitle] = name }
+	}
+	for what, change := range map[string]func(m map[string]any){
+		"absolute":             named("/etc/passwd"),
+		"climbs":               named("../x"),
+		"climbs later":         named("a/../../x"),
+		"the artifact itself":  named("."),
+		"directory above":      named(".."),
+		"control character":    named("a\x1b[31m"),
+		"NUL":                  named("a\x00b"),
+		"long part":            named(strings.Repeat("a", 256)),
+		"long path":            named(strings.Repeat("abc/", 300) + "x"),
+		"deep":                 named(strings.Repeat("a/", 40) + "x"),
+		"twice":                named("empty"),
+		"twice, written apart": named("./weights//../empty"),
+		"file and directory":   named("weights"),
+		"directory and file":   named("empty/x"),
+		"no names": func(m map[string]any) {
+			for _, l := range layers(m) {
+				delete(l.(map[string]any), "annotations")
+			}
+		},
+		"no layers":     func(m map[string]any) { m["layers"] = []any{} },
+		"too many":      func(m map[string]any) { m["layers"] = slices.Repeat(layers(m)[:1], source.MaxFiles+1) },
+		"negative size": func(m map[string]any) { first(m)["size"] = -1 },
+		"digest climbs": func(m map[string]any) { first(m)["digest"] = "sha256:../../../etc/passwd" },
+		"foreign":       func(m map[string]any) { first(m)["urls"] = []any{"http://127.0.0.1/x"} },
+	} {
+		a := model(t, "weights")
+		a.Manifest = changedJSON(t, a.Manifest, change)
+		r.Push("m", "1", a)
+		r.Forget()
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:1"})
+		if !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := blobRequests(r); len(got) > 0 {
+			t.Errorf("%s: fetched %q", what, got)
+		}
+	}
+	n.noArtifacts()
+	n.empty()
+}
+
+// A registry that sends something else, or nothing, leaves nothing.
+func TestArtifactContentIsVerified(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Options) { c.ProgressTimeout = time.Second })
+	content := random(100_000)
+	for what, c := range map[string]struct {
+		do   registry.Action
+		size int
+		want string
+		kind error
+	}{
+		"other content": {registry.Replace(registry.Corrupt), len(content), "digest", nil},
+		"less":          {registry.Replace(registry.Truncate), len(content), "fewer bytes", nil},
+		"more":          {registry.Slow(1 << 30), len(content) - 1, "more bytes", nil},
+		"no room":       {registry.Slow(1 << 30), 1 << 60, "free space", fault.Exhausted},
+		"stalled":       {registry.Stall(50_000), len(content), "no data", fault.Timeout},
+		"gone":          {registry.Status(http.StatusNotFound), len(content), "", fault.NotFound},
+	} {
+		a := files(t, image.Files{"a": "first", "b": string(content), "c": string(content)})
+		a.Manifest = changedJSON(t, a.Manifest, func(m map[string]any) {
+			for _, l := range m["layers"].([]any)[1:] {
+				l.(map[string]any)["size"] = c.size
+			}
+		})
+		r := serve(t, "m", "1", a)
+		r.Inject(registry.Fault{Path: "/blobs/" + digest.FromBytes(content).String(), Do: c.do})
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:1"})
+		if err == nil || !strings.Contains(err.Error(), c.want) || c.kind != nil && !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v, want %q in it", what, err, c.want)
+		}
+		n.noArtifacts()
+		if active := n.Pulls().Active(); len(active) > 0 {
+			t.Errorf("%s: still pulling: %+v", what, active)
+		}
+	}
+}
+
+// A size that the content does not have is refused, too, where the content is there already.
+func TestArtifactSizesAreThoseOfTheContent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "m", "1", model(t, "weights"))
+	wrong := func(m map[string]any) { m["layers"].([]any)[1].(map[string]any)["size"] = 3 } // of copy
+	refused := func(when string) {
+		if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:wrong"}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	a := model(t, "weights")
+	a.Manifest = changedJSON(t, a.Manifest, wrong)
+	r.Push("m", "wrong", a)
+	img := n.pull(r.Addr() + "/m:1")
+	refused("content that is there")
+	v := n.volume("v", img.ID)
+	n.mount(v)
+	if got := n.read(v, "copy"); got != "shared" {
+		t.Errorf("the other artifact has %q", got)
+	}
+	n.removeRootfs(v)
+	n.remove(img.ID)
+	n.noArtifacts()
+	a.Manifest = changedJSON(t, a.Manifest, func(m map[string]any) { slices.Reverse(m["layers"].([]any)) }) // the right size first
+	r.Push("m", "wrong", a)
+	refused("two sizes in one manifest")
+	n.noArtifacts()
+}
+
+// What a killed server has fetched goes at the next start.
+func TestKilledPullOfArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := model(t, "weights")
+	r := serve(t, "m", "1", a)
+	late := digest.FromString("weights").String()
+	r.Inject(registry.Fault{Path: late, Do: registry.Stall(2)})
+	if err := n.Close(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	c := n.child("pull", r.Addr()+"/m:1")
+	wait.For(t, "the other blobs", func() bool { return len(n.blobs()) == 3 })
+	c.kill()
+	n.open()
+	n.noArtifacts()
+	if list := n.list(); len(list) > 0 {
+		t.Errorf("listed %+v", list)
+	}
+	r.Heal()
+	n.remove(n.pull(r.Addr() + "/m:1").ID)
+	n.noArtifacts()
+}
+
+// Pulls of one artifact under several names and with several credentials fetch it once.
+func TestConcurrentPullsOfOneArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := model(t, "weights")
+	r := registrytest.Start(t)
+	var pulls sync.WaitGroup
+	for i := range 8 {
+		repo := fmt.Sprint("m", i%4)
+		r.Push(repo, "1", a)
+		pulls.Go(func() {
+			auth := &cri.AuthConfig{Username: fmt.Sprint("user", i), Password: "secret"}
+			img, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/" + repo + ":1", Auth: auth})
+			if err != nil || img.ID != a.Digest().Encoded() {
+				t.Errorf("pulled %+v, %v", img, err)
+			}
+		})
+	}
+	pulls.Wait()
+	if got := blobRequests(r); len(got) != 4 {
+		t.Errorf("fetched %q", got)
+	}
+	if list := n.list(); len(list) != 1 || len(list[0].RepoTags) != 4 {
+		t.Errorf("listed %+v", list)
+	}
+	n.remove(a.Digest().Encoded())
+	n.noArtifacts()
+}
+
+// A tag that moves from an image to an artifact, to another one and back is the last
+// one's.
+func TestTagMovesBetweenImageAndArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := registrytest.Start(t)
+	name := r.Addr() + "/m:1"
+	var ids []string
+	for _, a := range []*image.Artifact{motd(t, "image"), model(t, "one"), model(t, "two"), motd(t, "image")} {
+		r.Push("m", "1", a)
+		img := n.pull(name)
+		for range 2 {
+			if got, err := n.Image(testContext(t), name); err != nil || got.ID != img.ID {
+				t.Errorf("%s is %+v, %v, want %s", name, got, err, img.ID)
+			}
+			for _, other := range n.list() {
+				if tagged := slices.Contains(other.RepoTags, name); tagged != (other.ID == img.ID) {
+					t.Errorf("%s has the tags %q", other.ID, other.RepoTags)
+				}
+				if len(other.RepoDigests) == 0 {
+					t.Errorf("%s has no digest any more", other.ID)
+				}
+			}
+			n.restart()
+		}
+		ids = append(ids, img.ID)
+	}
+	for _, id := range ids {
+		n.remove(id)
+	}
+	n.noArtifacts()
+	n.empty()
+}
+
+// Signature policies are asked about artifacts as about images, when they are pulled and
+// when they are mounted.
+func TestSignedArtifacts(t *testing.T) {
+	t.Parallel()
+	for _, s := range []signer{newSigstoreSigner(t), newGPGSigner(t)} {
+		n := policies(t, `{"default": [`+s.rule("matchExact")+`]}`)
+		repo, signed, unsigned := testRepo(), model(t, "signed"), model(t, "unsigned")
+		r := serve(t, repo, "signed", signed)
+		r.Push(repo, "unsigned", unsigned)
+		name := r.Addr() + "/" + repo
+		lookaside(t, repo, signed.Digest(), 1, s.sign(name+":signed", signed.Digest()))
+		lax := n.pull(name + ":unsigned")
+		img, err := n.Pull(testContext(t), PullRequest{Image: name + ":signed", Namespace: "strict"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Pull(testContext(t), PullRequest{Image: name + ":unsigned", Namespace: "strict"}); !errors.Is(err, ErrSignature) {
+			t.Errorf("pulled without a signature: %v", err)
+		}
+		for range 2 {
+			n.wantAdmitted(img, name+":signed")
+			n.wantAdmitted(img, img.ID)
+			n.wantRefused(lax, name+":unsigned", "requires a signature")
+			n.wantRefused(lax, name+":signed", "was not pulled as")
+			n.restart()
+		}
+	}
+}
+
+func TestArtifactInUserNamespaces(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	img := n.pull(serve(t, "m", "1", model(t, "weights")).Addr() + "/m:1")
+	for _, first := range []uint32{0, 100000} {
+		v := n.volume(fmt.Sprint("v", first), img.ID)
+		if first > 0 {
+			v.UserNS = userNS(t, first)
+		}
+		n.mount(v)
+		for _, name := range []string{".", "weights", "weights/part-1"} {
+			checkOwner(t, filepath.Join(v.Target, name), first, first)
+		}
+		n.removeRootfs(v)
+	}
+}
+
+// An artifact that lost a file or its record is removed at the next start, and pulled
+// again; a server that only looks leaves it.
+func TestDamagedArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	name := serve(t, "m", "1", model(t, "weights")).Addr() + "/m:1"
+	for what, damage := range map[string]func(dir string) error{
+		"file lost":      func(dir string) error { return os.Remove(filepath.Join(dir, "files/copy")) },
+		"file cut off":   func(dir string) error { return os.Truncate(filepath.Join(dir, "files/copy"), 1) },
+		"record cut off": func(dir string) error { return os.Truncate(filepath.Join(dir, "record.json"), 20) },
+		"manifest lost":  func(dir string) error { return os.Remove(filepath.Join(dir, "manifest.json")) },
+		"other manifest": func(dir string) error { return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte("{}"), 0o600) },
+	} {
+		img := n.pull(name)
+		dir := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", img.ID)
+		ok(t, damage(dir))
+		ok(t, n.Close(testContext(t)))
+		n.cfg.ReadOnly = true
+		n.open()
+		if _, err := os.Stat(dir); err != nil || len(n.list()) > 0 {
+			t.Errorf("%s: looked at: %v, listed %+v", what, err, n.list())
+		}
+		ok(t, n.Close(testContext(t)))
+		n.cfg.ReadOnly = false
+		n.open()
+		n.noArtifacts()
+		again := n.pull(name)
+		v := n.volume("v", again.ID)
+		n.mount(v)
+		if got := n.read(v, "copy"); got != "shared" {
+			t.Errorf("%s: pulled again it has %q", what, got)
+		}
+		n.removeRootfs(v)
+		n.remove(again.ID)
+	}
+	img := n.pull(name)
+	n.remove(img.ID)
+	mkdir(t, filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", img.ID)) // whatever left it
+	n.remove(n.pull(name).ID)
+	n.noArtifacts()
+}
+
+// Commands that only look know artifacts in use, and a wipe takes all that is left.
+func TestArtifactsOfAStoreThatIsLookedAt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	img := n.pull(serve(t, "m", "1", model(t, "weights")).Addr() + "/m:1")
+	v := n.volume("v", img.ID)
+	n.mount(v)
+	looking := *n
+	looking.cfg.ReadOnly = true
+	looking.open()
+	if defects, err := looking.Verify(testContext(t), []Rootfs{v}); err != nil || len(defects) > 0 {
+		t.Errorf("verified: %+v, %v", defects, err)
+	}
+	ok(t, looking.Close(testContext(t)))
+	if err := os.RemoveAll(filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", img.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if defects, err := n.Verify(testContext(t), []Rootfs{v}); err != nil || len(defects) != 1 || !strings.Contains(defects[0].Text, "damaged") {
+		t.Errorf("without its files: %+v, %v", defects, err)
+	}
+	n.removeRootfs(v)
+	n.remove(img.ID)
+	ok(t, n.Forget())
+	if left := n.entries("root/crius-artifacts"); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}

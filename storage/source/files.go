@@ -1,0 +1,150 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/internal/fault"
+)
+
+// Limits of an artifact. The models with the most files have some hundred.
+const (
+	MaxFiles     = 1000 // and layers
+	maxPath      = 1024 // bytes of a file's path
+	maxComponent = 255  // bytes, what file systems take
+	maxDirs      = 32   // levels of directories
+)
+
+// File is a file of an OCI artifact: a layer that has a name.
+type File struct {
+	Path   string // relative, without . and ..
+	Digest digest.Digest
+	Size   int64
+}
+
+// nameAnnotations are those that name a layer's file: that of ORAS, which counts first, as
+// with CRI-O, and that of ModelPack, which had another prefix before.
+var nameAnnotations = []string{imagespec.AnnotationTitle, "org.cncf.model.filepath", "org.cnai.model.filepath"}
+
+// imageConfigs are the media types of configs that are those of images.
+var imageConfigs = []string{"", imagespec.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType}
+
+// isArtifact tells whether a manifest is that of an artifact: its config is not that of an
+// image (image-spec, "Guidelines for Artifact Usage").
+func isArtifact(m manifest.Manifest) bool {
+	oci, ok := m.(*manifest.OCI1)
+	return ok && !slices.Contains(imageConfigs, oci.Config.MediaType)
+}
+
+// hasArtifactType tells whether a manifest says that it is that of an artifact, as some of
+// images do that can be run.
+func hasArtifactType(m manifest.Manifest) bool {
+	oci, ok := m.(*manifest.OCI1)
+	return ok && oci.ArtifactType != ""
+}
+
+// FilesOf are the files of an artifact with this manifest. It refuses paths that could lead
+// elsewhere and artifacts without any file. Layers without a name are left out, as with
+// CRI-O: nobody could find them.
+func FilesOf(content []byte) ([]File, error) {
+	m, err := manifest.OCI1FromManifest(content)
+	if err != nil {
+		return nil, fmt.Errorf("artifact manifest: %w: %w", err, fault.Invalid)
+	}
+	var files []File
+	taken := map[string]bool{} // by a file; false: by a directory
+	for i, layer := range m.Layers {
+		var name string
+		for _, key := range nameAnnotations {
+			name = cmp.Or(name, layer.Annotations[key])
+		}
+		if name == "" {
+			continue
+		}
+		f := File{Path: path.Clean(name), Digest: layer.Digest, Size: layer.Size}
+		err := checkPath(f.Path)
+		if err == nil {
+			err = take(taken, f.Path)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("artifact manifest: file name %.100q of layer %d: %w: %w", name, i, err, fault.Invalid)
+		}
+		files = append(files, f)
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("artifact manifest: it has no file that could be mounted: none of its %d layers has a name; push it with the annotation %s on each layer: %w",
+			len(m.Layers), imagespec.AnnotationTitle, fault.Invalid)
+	}
+	return files, nil
+}
+
+func checkPath(name string) error {
+	parts := strings.Split(name, "/")
+	switch {
+	case name == "." || !filepath.IsLocal(name):
+		return errors.New("it is not a path inside the artifact")
+	case len(name) > maxPath:
+		return fmt.Errorf("it has %d bytes, more than %d", len(name), maxPath)
+	case len(parts) > maxDirs:
+		return fmt.Errorf("it is more than %d directories deep", maxDirs)
+	case slices.ContainsFunc(parts, func(p string) bool { return len(p) > maxComponent }):
+		return fmt.Errorf("a part of it has more than %d bytes", maxComponent)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return errors.New("it has control characters or is not UTF-8")
+	}
+	return nil
+}
+
+// take notes the path of a file and the directories above it.
+func take(taken map[string]bool, name string) error {
+	if _, known := taken[name]; known {
+		return errors.New("another layer has it")
+	}
+	taken[name] = true
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if taken[dir] {
+			return fmt.Errorf("another layer has the file %.100q", dir)
+		}
+		taken[dir] = false
+	}
+	return nil
+}
+
+// OpenFile asks the registry for the content of a file, of which nobody has checked
+// anything.
+func (s *Image) OpenFile(ctx context.Context, f File) (io.ReadCloser, error) {
+	s.answers.Add(1)
+	defer s.answers.Add(-1)
+	stream, _, err := s.ImageSource.GetBlob(ctx, types.BlobInfo{Digest: f.Digest, Size: f.Size}, none.NoCache)
+	if err != nil {
+		return nil, err
+	}
+	return &fileStream{stream, s}, nil
+}
+
+type fileStream struct {
+	io.ReadCloser
+	of *Image
+}
+
+// Read implements io.Reader.
+func (s *fileStream) Read(p []byte) (int, error) {
+	s.of.answers.Add(1)
+	defer s.of.answers.Add(-1)
+	return s.ReadCloser.Read(p)
+}
