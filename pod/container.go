@@ -154,6 +154,9 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
 	}
+	if len(image.Files) > 0 {
+		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)
+	}
 	plan, err := planContainer(id, s, cfg, image)
 	if err != nil {
 		return nil, err

@@ -30,6 +30,7 @@ import (
 	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -138,6 +139,9 @@ func (n *node) left() []string {
 type fakeImages struct{ *node }
 
 func (f fakeImages) Image(_ context.Context, ref string) (*storage.Image, error) {
+	if ref == "artifact" {
+		return &storage.Image{ID: "4567", Config: &imagespec.ImageConfig{}, Files: []source.File{{Path: "file"}}}, nil
+	}
 	if ref != "image" {
 		return nil, fmt.Errorf("image %q: %w", ref, fault.NotFound)
 	}

@@ -227,6 +227,20 @@ func imageInfo(spec *imagespec.Image) (map[string]string, error) {
 	return verbose(map[string]any{"imageSpec": spec})
 }
 
+// artifactInfo lists the files of an artifact, which has no config.
+func artifactInfo(image *storage.Image) (map[string]string, error) {
+	type file struct {
+		Path   string `json:"path"`
+		Digest string `json:"digest"`
+		Size   int64  `json:"size"`
+	}
+	var files []file
+	for _, f := range image.Files {
+		files = append(files, file{f.Path, f.Digest.String(), f.Size})
+	}
+	return verbose(map[string]any{"artifactFiles": files})
+}
+
 func verbose(document any) (map[string]string, error) {
 	text, err := json.Marshal(document)
 	if err != nil {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/crius-run/crius/pod/view"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/source"
 )
 
 func fullSandboxView() *view.Sandbox {
@@ -321,6 +323,10 @@ func TestVerboseInfo(t *testing.T) {
 	if sandbox["pid"] != 11.0 || sandbox["netNamespace"] != "/run/netns/crius-1" || sandbox["runtimeHandler"] != "crun" ||
 		sandbox["config"].(map[string]any)["log_directory"] != "/var/log/pods/ns_web_1/" {
 		t.Errorf("pod info %v", sandbox)
+	}
+	artifact := decode(artifactInfo(&storage.Image{Files: []source.File{{Path: "dir/weights", Digest: "sha256:00", Size: 7}}}))
+	if files := artifact["artifactFiles"].([]any); !reflect.DeepEqual(files[0], map[string]any{"path": "dir/weights", "digest": "sha256:00", "size": 7.0}) {
+		t.Errorf("artifact info %v", artifact)
 	}
 	image := decode(imageInfo(&imagespec.Image{Config: *someImage().Config, Author: "me"}))
 	if spec := image["imageSpec"].(map[string]any); spec["config"].(map[string]any)["User"] != "1000" || spec["author"] != "me" {

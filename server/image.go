@@ -75,6 +75,10 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 	if !req.GetVerbose() {
 		return resp, nil
 	}
+	if len(image.Files) > 0 {
+		resp.Info, err = artifactInfo(image)
+		return resp, err
+	}
 	spec, err := s.images.Spec(ctx, image)
 	if errors.Is(err, fault.NotFound) { // removed since
 		return &cri.ImageStatusResponse{}, nil
