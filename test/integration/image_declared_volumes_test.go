@@ -28,6 +28,14 @@ func ofImage(ref string) containerChange {
 	return func(c *cri.ContainerConfig) { c.Image.Image = ref }
 }
 
+// inUserNamespace gives a pod and its containers a user namespace.
+func inUserNamespace() (podChange, containerChange) {
+	ids := []*cri.IDMapping{{HostId: 1 << 21, Length: 1 << 16}}
+	users := &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}
+	return func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users },
+		func(c *cri.ContainerConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users }
+}
+
 func readOnlyRoot(c *cri.ContainerConfig) { c.Linux.SecurityContext.ReadonlyRootfs = true }
 
 // ownsVolumes checks that the volumes which crius has made are the container's user's.
@@ -69,12 +77,8 @@ func TestVolumesOfImagesAreMade(t *testing.T) {
 func TestVolumesOfImagesInUserNamespaces(t *testing.T) {
 	t.Parallel()
 	w := fixed(t)
-	ids := []*cri.IDMapping{{HostId: 1 << 21, Length: 1 << 16}}
-	users := &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}
-	p := w.run(t, "runc", func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
-	c := p.start(t, "sleep", ofImage(w.declaresVolumes(t)), func(c *cri.ContainerConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
-	})
+	ofPod, ofContainer := inUserNamespace()
+	c := w.run(t, "runc", ofPod).start(t, "sleep", ofImage(w.declaresVolumes(t)), ofContainer)
 	c.ownsVolumes(t)
 	c.exec(t, "write /data/file x")
 }

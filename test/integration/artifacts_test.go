@@ -1,0 +1,89 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/node"
+)
+
+// artifact pushes and pulls an OCI artifact.
+func (w *world) artifact(t *testing.T) (ref, id string) {
+	t.Helper()
+	built, err := image.Files{"config.json": "{}", "weights/part-1": "weights of " + t.Name()}.Build()
+	must(t, err)
+	return w.PushAndPull(t, built), built.Digest().Encoded()
+}
+
+func ofArtifact(ref, subPath string) *cri.Mount {
+	return &cri.Mount{ContainerPath: "/model", Readonly: true, Image: &cri.ImageSpec{Image: ref}, ImageSubPath: subPath}
+}
+
+// Containers mount an artifact, or a directory or a file of it, and can only read it.
+func TestArtifactAsImageVolume(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	ref, id := w.artifact(t)
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for subPath, file := range map[string]string{"": "/model/weights/part-1", "weights": "/model/part-1", "weights/part-1": "/model"} {
+			c := p.start(t, "sleep", withMounts(ofArtifact(ref, subPath)))
+			if got := c.exec(t, "cat "+file); !strings.HasPrefix(got, "weights of ") {
+				t.Errorf("sub path %q: %s has %q", subPath, file, got)
+			}
+			c.cannotWrite(t, file, "/model/new")
+			status := c.status(t).Mounts[0]
+			if status.GetImage().GetImage() != ref || !strings.HasSuffix(status.GetImage().GetImageRef(), "@sha256:"+id) || status.ImageSubPath != subPath {
+				t.Errorf("mount in the status: %v", status)
+			}
+		}
+		_, err := p.try(t.Context(), []string{"sleep"}, withMounts(ofArtifact(id, "missing")))
+		wantCode(t, err, codes.NotFound, "image_sub_path")
+		_, err = p.try(t.Context(), []string{"sleep"}, ofImage(ref))
+		wantCode(t, err, codes.InvalidArgument, "is an OCI artifact", "image volume")
+	})
+}
+
+func TestArtifactInUserNamespace(t *testing.T) {
+	t.Parallel()
+	w := fixed(t)
+	ref, _ := w.artifact(t)
+	ofPod, ofContainer := inUserNamespace()
+	c := w.run(t, "runc", ofPod).start(t, "sleep", ofContainer, withMounts(ofArtifact(ref, "")))
+	if got := c.exec(t, "stat /model/config.json"); !strings.HasPrefix(got, "100444 0 0 ") {
+		t.Errorf("mode and owner are %s", got)
+	}
+}
+
+// An artifact is there as long as a container mounts it, across restarts and crashes of the
+// server; crius check finds nothing wrong with it, and crius wipe removes it.
+func TestArtifactAcrossRestarts(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	ref, id := w.artifact(t)
+	spec := &cri.ImageSpec{Image: ref}
+	status, err := w.Images().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: spec, Verbose: true})
+	must(t, err)
+	if status.Image.GetId() != id || !strings.Contains(status.Info["info"], `"path":"weights/part-1"`) {
+		t.Errorf("status: %v", status)
+	}
+	c := w.run(t, "crun").start(t, "sleep", withMounts(ofArtifact(ref, "")))
+	w.silent(t, "a container that mounts an artifact")
+	must(t, w.Restart(t.Context()))
+	_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: spec})
+	must(t, err)
+	must(t, w.Crash(t.Context()))
+	equal(t, "images", w.counts(t)[2], 1) // the probe's
+	equal(t, "file", c.exec(t, "cat /model/config.json"), "{}")
+	w.silent(t, "a removed artifact in use")
+	c.remove(t)
+	w.artifact(t)
+	equal(t, "images", w.counts(t)[2], 2)
+	if out, code := w.wipe(t, "", "--yes"); code != 0 || !strings.Contains(out, "images 2") {
+		t.Errorf("code %d: %s", code, out)
+	}
+}
