@@ -146,7 +146,7 @@ var crioRules = []rule{
 	{key: "crio.image.separate_pull_cgroup", verdict: refused, why: "images are pulled in the cgroup of crius's service"},
 	{key: "crio.image.auto_reload_registries", verdict: builtin, why: "registries.conf and its drop-ins are read for every pull"},
 	{key: "crio.image.pull_progress_timeout", verdict: mapped, to: "image.progress_timeout", as: duration, differs: "a pull without progress is cancelled after 5m by crius; CRI-O's default depends on its version (image.progress_timeout)"},
-	{key: "crio.image.oci_artifact_mount_support", verdict: refused, why: "OCI artifacts cannot be mounted as volumes, only images can"},
+	{key: "crio.image.oci_artifact_mount_support", verdict: builtin, off: []any{true}, why: "OCI artifacts can always be mounted as image volumes"},
 	{key: "crio.image.short_name_mode", verdict: builtin, why: "short names follow short-name-mode of registries.conf(5)"},
 
 	{key: "crio.network.cni_default_network", verdict: mapped, to: "network.default_network", as: as[string]},
