@@ -1,7 +1,9 @@
 package nri
 
 import (
+	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/nriplugin"
 )
 
 func adjusted(t *testing.T, s *specs.Spec, a *api.ContainerAdjustment) *specs.Spec {
@@ -188,6 +191,23 @@ func TestAdjustRefusesWhatCannotBe(t *testing.T) {
 		err := (&Plugins{node: &fakeNode{}}).adjust(&specs.Spec{Process: &specs.Process{}}, a)
 		if !errors.Is(err, fault.Unimplemented) {
 			t.Errorf("%s: %v, want %v", name, err, fault.Unimplemented)
+		}
+	}
+}
+
+// Whatever a plugin answers, it is refused or makes a spec that can be written.
+func TestAdjustNonsense(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		a := &api.ContainerAdjustment{}
+		nriplugin.Nonsense(random, a)
+		s := &specs.Spec{Process: &specs.Process{}}
+		if (&Plugins{node: &fakeNode{}}).adjust(s, a) != nil {
+			continue
+		}
+		if _, err := json.Marshal(s); err != nil {
+			t.Errorf("%v\nadjusted by %v", err, a)
 		}
 	}
 }

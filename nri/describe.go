@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"maps"
 	"strings"
 	"time"
 
@@ -74,7 +75,7 @@ func (c *Container) message() *api.Container {
 		Name:          c.Config.GetMetadata().GetName(),
 		State:         stateOf(c.State),
 		Labels:        c.Config.GetLabels(),
-		Annotations:   c.Config.GetAnnotations(),
+		Annotations:   maps.Clone(c.Config.GetAnnotations()), // the library writes to it
 		Pid:           uint32(c.PID),
 		CreatedAt:     nanoseconds(c.CreatedAt),
 		StartedAt:     nanoseconds(c.StartedAt),
@@ -125,7 +126,7 @@ func describeSpec(m *api.Container, s *Spec) {
 	m.Linux.Devices = api.FromOCILinuxDevices(l.Devices)
 	m.Linux.Resources = api.FromOCILinuxResources(l.Resources, nil)
 	m.Linux.CgroupsPath = l.CgroupsPath
-	m.Linux.Sysctl = l.Sysctl
+	m.Linux.Sysctl = maps.Clone(l.Sysctl) // the library writes to it
 	m.Linux.NetDevices = api.FromOCILinuxNetDevices(l.NetDevices)
 	if l.Seccomp != nil {
 		m.Linux.SeccompPolicy = api.FromOCILinuxSeccomp(l.Seccomp)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -372,6 +374,71 @@ func TestPluginAdjustsAndUpdatesOthers(t *testing.T) {
 	}
 	if len(failed) != 1 || failed[0].GetContainerId() != "unknown" || node.limitOf("other") != 5 {
 		t.Errorf("failed %v, limit %d", failed, node.limitOf("other"))
+	}
+}
+
+// The library applies adjustments to its request, too. The container's own request, which
+// is on record and is compared with that of a retry, stays as it is.
+func TestAdjustmentLeavesTheRequestAlone(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	connect(t, p, cfg, "10", &nriplugin.Plugin{Create: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+		return nriplugin.Everything(), nil, nil
+	}})
+	c := aContainer(aPod("p"), "c")
+	c.Config.Annotations = map[string]string{"a": "1"}
+	before := proto.Clone(c.Config)
+	_, release, err := p.CreateContainer(t.Context(), func() *Container { return c })
+	release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(c.Config, before) {
+		t.Errorf("the request is %v now, was %v", c.Config, before)
+	}
+	if c.Spec.Annotations["from-plugin"] != "yes" {
+		t.Errorf("annotations of the spec are %v", c.Spec.Annotations)
+	}
+}
+
+// Whatever a plugin answers, the event ends, and the plugin stays connected.
+func TestNonsenseAnswers(t *testing.T) {
+	t.Parallel()
+	pod := aPod("p")
+	node := &fakeNode{}
+	node.addContainer(aContainer(pod, "-"))
+	p, cfg := start(t, node, nil)
+	random := rand.New(rand.NewPCG(1, 2))
+	updates := func() []*api.ContainerUpdate {
+		all := []*api.ContainerUpdate{{}, {}, {}}
+		for _, u := range all {
+			nriplugin.Nonsense(random, u)
+		}
+		return all
+	}
+	connect(t, p, cfg, "10", &nriplugin.Plugin{
+		Create: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+			a := &api.ContainerAdjustment{}
+			nriplugin.Nonsense(random, a)
+			return a, updates(), nil
+		},
+		Update: func(*api.Container, *api.LinuxResources) ([]*api.ContainerUpdate, error) { return updates(), nil },
+		Stop:   func(*api.Container) []*api.ContainerUpdate { return updates() },
+	})
+	refused := 0
+	for range 200 {
+		c := aContainer(pod, "c")
+		of := func() *Container { return c }
+		_, release, err := p.CreateContainer(t.Context(), of)
+		release()
+		if err != nil {
+			refused++
+		}
+		_, _ = p.UpdateContainer(t.Context(), of, &Resources{})
+		p.StopContainer(t.Context(), of)
+	}
+	if report := p.Report(); refused == 0 || report.Connected != 1 {
+		t.Errorf("%d were refused, %d plugins are connected", refused, report.Connected)
 	}
 }
 

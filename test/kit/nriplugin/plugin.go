@@ -5,6 +5,7 @@ package nriplugin
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 
@@ -27,15 +28,19 @@ type Plugin struct {
 	Answer func(Event) error
 	Create func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error)
 	Update func(*api.Container, *api.LinuxResources) ([]*api.ContainerUpdate, error)
+	// Stop is called when a container has ended.
+	Stop func(*api.Container) []*api.ContainerUpdate
 	// Sync is called with all there is.
 	Sync func([]*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error)
 
 	stub stub.Stub
+	conn net.Conn // below the protocol; nil: of a plugin that a runtime has started
 
 	mu         sync.Mutex
 	pods       []*api.PodSandbox
 	containers []*api.Container
 	events     []Event
+	synced     chan struct{} // closed when Synchronize is called
 	closed     chan struct{}
 }
 
@@ -43,10 +48,13 @@ type Plugin struct {
 // when it has registered; being told of all there is comes later. A plugin that a
 // runtime has started needs none of the three.
 func (p *Plugin) Connect(ctx context.Context, socket, index, name string) (err error) {
-	p.closed = make(chan struct{})
+	p.synced, p.closed = make(chan struct{}), make(chan struct{})
 	options := []stub.Option{stub.WithOnClose(sync.OnceFunc(func() { close(p.closed) })), stub.WithLogger(silent{})}
 	if socket != "" {
-		options = append(options, stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithSocketPath(socket))
+		if p.conn, err = new(net.Dialer).DialContext(ctx, "unix", socket); err != nil {
+			return err
+		}
+		options = append(options, stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithConnection(p.conn))
 	}
 	if p.stub, err = stub.New(plugin{p}, options...); err != nil {
 		return err
@@ -59,6 +67,10 @@ func (p *Plugin) Close() { p.stub.Stop() }
 
 // Closed is closed when the plugin is not connected any more.
 func (p *Plugin) Closed() <-chan struct{} { return p.closed }
+
+// Synced is closed when the plugin is being told of all there is. What comes after that
+// it is told by events.
+func (p *Plugin) Synced() <-chan struct{} { return p.synced }
 
 // Ask asks the runtime for updates, and returns those that failed.
 func (p *Plugin) Ask(updates ...*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
@@ -105,6 +117,29 @@ func (p *Plugin) Knows(id string) bool {
 		slices.ContainsFunc(containers, func(c *api.Container) bool { return c.GetId() == id })
 }
 
+// Introduced counts how often the plugin has been told that a pod or container is there,
+// with all there was or by the event of its creation: once is right.
+func (p *Plugin) Introduced(id string) int {
+	pods, containers := p.Synchronized()
+	n := 0
+	for _, pod := range pods {
+		if pod.GetId() == id {
+			n++
+		}
+	}
+	for _, c := range containers {
+		if c.GetId() == id {
+			n++
+		}
+	}
+	for _, name := range p.Names(id) {
+		if name == "RunPodSandbox" || name == "CreateContainer" {
+			n++
+		}
+	}
+	return n
+}
+
 func (p *Plugin) note(name string, pod *api.PodSandbox, c *api.Container) error {
 	e := Event{name, pod, c}
 	p.mu.Lock()
@@ -123,6 +158,7 @@ func (p plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, container
 	p.mu.Lock()
 	p.pods, p.containers = append(p.pods, pods...), append(p.containers, containers...)
 	p.mu.Unlock()
+	close(p.synced)
 	if p.Sync != nil {
 		return p.Sync(pods, containers)
 	}
@@ -186,7 +222,10 @@ func (p plugin) PostUpdateContainer(_ context.Context, pod *api.PodSandbox, c *a
 }
 
 func (p plugin) StopContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
-	return nil, p.note("StopContainer", pod, c)
+	if err := p.note("StopContainer", pod, c); err != nil || p.Stop == nil {
+		return nil, err
+	}
+	return p.Stop(c), nil
 }
 
 func (p plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
