@@ -123,6 +123,9 @@ type specReport struct {
 	}
 }
 
+// ErrNoSpec is the error of a run that nothing came of.
+var ErrNoSpec = errors.New("no spec ran: does the focus match any?")
+
 // Read counts what ginkgo reported.
 func Read(report []byte) (*Result, error) {
 	var reports []struct{ SpecReports []specReport }
@@ -136,7 +139,7 @@ func Read(report []byte) (*Result, error) {
 		}
 	}
 	if r.passed+len(r.failed) == 0 {
-		return nil, errors.New("no spec ran: does the focus match any?")
+		return nil, ErrNoSpec
 	}
 	return r, nil
 }
