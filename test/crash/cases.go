@@ -23,7 +23,7 @@ const (
 	killAmid    = "amid"    // SIGKILL of the server at a random instant of the step
 	killMonitor = "monitor" // SIGKILL of the monitor that is not a bystander's
 	fail        = "error"   // the step fails
-	// What is done to a runtime or a CNI plugin, see test/failing.
+	// What is done to a runtime or a CNI plugin, see test/failing. An NRI plugin dies, too.
 	dieBefore = "die"
 	dieAfter  = "dieafter"
 	dieAmid   = "cut"
@@ -34,7 +34,7 @@ type experiment struct {
 	verb    verb
 	handler string
 	action  string
-	point   string // a spot, or the program and its verb: "runc create"
+	point   string // a spot, the program and its verb: "runc create", or the hook: "NRI CreateContainer"
 
 	took time.Duration // of the step, or of the program, when nothing is done to it
 }
@@ -42,6 +42,9 @@ type experiment struct {
 func (e experiment) String() string {
 	return fmt.Sprintf("VERB=%s HANDLER=%s ACTION=%s POINT='%s'", e.verb.name, e.handler, e.action, e.point)
 }
+
+// inHook reports whether it is done while a hook of the NRI plugin runs.
+func (e experiment) inHook() bool { return strings.HasPrefix(e.point, pluginPoint) }
 
 // recording is what a verb does when it is left alone.
 type recording struct {
@@ -67,6 +70,7 @@ func (w *world) discover(ctx context.Context, v verb, handler string) ([]experim
 	if err != nil {
 		return nil, err
 	}
+	hooks := w.plugin.met()
 	var r recording
 	w.gate.watch(func(at spot, _ string) string {
 		monitor := len(w.monitors()) > 0
@@ -78,9 +82,13 @@ func (w *world) discover(ctx context.Context, v verb, handler string) ([]experim
 	err = v.run(s, ctx)
 	w.gate.watch(nil)
 	later, journalErr := w.journal()
+	hooks = w.plugin.met()[len(hooks):]
 	err = errors.Join(err, journalErr)
 	if err == nil {
 		err = v.settle(s, ctx)
+	}
+	if err == nil {
+		err = w.wantAdjusted(ctx)
 	}
 	if err == nil {
 		err = w.strike(ctx)
@@ -91,7 +99,7 @@ func (w *world) discover(ctx context.Context, v verb, handler string) ([]experim
 	if err != nil {
 		return nil, fmt.Errorf("%s with %s, left alone: %w", v.name, handler, err)
 	}
-	return append(r.experiments(v, handler), programExperiments(v, handler, since(calls, later))...), nil
+	return slices.Concat(r.experiments(v, handler), programExperiments(v, handler, since(calls, later)), pluginExperiments(v, handler, hooks)), nil
 }
 
 func changes(v verb) []podChange {
@@ -194,7 +202,7 @@ func (w *world) try(ctx context.Context, e experiment) error {
 		}
 	}
 	s.failed = e.action == fail
-	s.harsh = e.action != killServer && e.action != killAmid && e.action != fail
+	s.harsh = e.action != killServer && e.action != killAmid && e.action != fail && !e.inHook()
 	hit, err := w.disturb(ctx, e, func() { _ = e.verb.run(s, ctx) })
 	if err != nil {
 		return err
@@ -207,7 +215,13 @@ func (w *world) try(ctx context.Context, e experiment) error {
 			return fmt.Errorf("the server does not start again: %w", err)
 		}
 	}
+	if err := w.plugin.await(ctx); err != nil {
+		return err
+	}
 	if err := e.verb.settle(s, ctx); err != nil {
+		return err
+	}
+	if err := w.wantAdjusted(ctx); err != nil {
 		return err
 	}
 	for _, b := range w.bystanders {
@@ -242,8 +256,10 @@ func (w *world) sameDescriptors(ctx context.Context, before inventory.Load) erro
 
 // disturb runs the verb with what is to happen in it, and tells whether it did.
 func (w *world) disturb(ctx context.Context, e experiment, run func()) (hit bool, err error) {
-	switch e.action {
-	case dieBefore, dieAfter, dieAmid:
+	switch {
+	case e.inHook():
+		return w.disturbHook(ctx, e, run)
+	case slices.Contains([]string{dieBefore, dieAfter, dieAmid}, e.action):
 		return w.disturbProgram(e, run)
 	}
 	var group sync.WaitGroup

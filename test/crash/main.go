@@ -10,11 +10,13 @@
 // the server is killed (kill), or at a random instant of the step (amid), the
 // container's monitor is killed (monitor), or the step fails (error). Runtimes
 // and CNI plugins are killed before, after and amid their work (die, dieafter,
-// cut). Afterwards a kubelet tries again, which must succeed and lead to exactly
-// one pod or container; two containers that have nothing to do with it must run
-// on, answer and have a log without a gap; and once all is taken down the node
-// must have what it had before: processes, mounts, namespaces, cgroups, address
-// leases, firewall rules, files, descriptors.
+// cut). An NRI plugin adjusts every container; while each of its hooks runs, the
+// server is killed (kill), or the plugin dies (die). Afterwards a kubelet tries
+// again, which must succeed and lead to exactly one pod or container; two
+// containers that have nothing to do with it must run on, answer and have a log
+// without a gap; what the plugin has set must be in force; and once all is taken
+// down the node must have what it had before: processes, mounts, namespaces,
+// cgroups, address leases, firewall rules, files, descriptors.
 //
 // With -random, N containers live for 0 to 50 ms and end with random codes while
 // the server is killed at random; see random.go.

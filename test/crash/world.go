@@ -53,6 +53,7 @@ path = "{{.Path "crun" "runtime"}}"
 type world struct {
 	*scene.World
 	gate       *gate
+	plugin     *attendant
 	bystanders []*bystander
 	base       *inventory.Snapshot
 	layers     []string
@@ -96,11 +97,18 @@ func newWorld(ctx context.Context, p programs) (_ *world, err error) {
 	if err != nil {
 		return nil, err
 	}
+	w.plugin = newAttendant(context.WithoutCancel(ctx), w.Path("nri.sock"))
+	if err := w.plugin.await(ctx); err != nil {
+		return nil, err
+	}
 	return w, w.furnish(ctx, p)
 }
 
 func (w *world) close() error {
 	var errs []error
+	if w.plugin != nil {
+		w.plugin.close()
+	}
 	if w.World != nil {
 		errs = append(errs, w.World.Close())
 	}
