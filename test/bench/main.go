@@ -39,6 +39,7 @@ type row struct {
 // rows are in the order in which a reader wants them.
 var rows = []row{
 	{"pods", "What a pod with one container costs from its start to its end, alone and 8 at once.", podsRow},
+	{"plugins", "What NRI plugins add to a pod's life: none, one and ten that change nothing.", pluginsRow},
 	{"exec", "What an exec probe costs.", execRow},
 	{"node", "A node is filled with 100 pods and weighed, then filled and emptied some times.", nodeRow},
 	{"flat", "Whether the 500th pod costs more than the first.", flatRow},
