@@ -136,8 +136,10 @@ func (l *life) start(ctx context.Context, ref, line string) error {
 	l.containers = append(l.containers, c)
 	return l.h.call(ctx, "StartContainer", func(ctx context.Context) error {
 		_, err := l.h.Runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: c.id})
-		if err != nil && l.h.shaken { // an answer may be lost
-			if s, statusErr := l.status(ctx, c); statusErr == nil && s.State != cri.ContainerState_CONTAINER_CREATED {
+		if status.Code(err) == codes.FailedPrecondition && l.h.shaken { // the answer to an earlier call may be lost
+			var s *cri.ContainerStatus
+			statusErr := l.h.call(ctx, "ContainerStatus", func(ctx context.Context) (err error) { s, err = l.status(ctx, c); return err })
+			if statusErr == nil && s.State != cri.ContainerState_CONTAINER_CREATED {
 				return nil
 			}
 		}
