@@ -20,11 +20,11 @@ type selection struct{ focus, skip string }
 
 // selections are those with a name. None has what needs a cloud, other nodes, gates that are
 // off by default, a driver that cannot be built here or minutes for a spec, or what breaks
-// the node.
+// the node or mounts in the machine's own /var/lib/kubelet.
 var selections = map[string]selection{
 	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
-	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|` +
-		`\[Feature:(OffByDefault|GPU|Device|Dynamic|Volume|Windows|NodeLogQuery)`},
+	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|Mount propagation|` +
+		`\[Feature:(OffByDefault|KubeletInUserNamespace|GPU|Device|Dynamic|Volume|Windows|NodeLogQuery)`},
 }
 
 // together is how many specs run at the same time: nearly all their time they wait.
