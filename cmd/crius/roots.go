@@ -39,7 +39,7 @@ type roots []root
 func rootsOf(cfg config.Config) roots {
 	all := roots{
 		{path: cfg.RunRoot, names: []string{"pods", "containers", "runtime", "metrics.sock", "control.sock", stacksFile, facadeLink, "lock"}, last: "lock"},
-		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "lock"}, last: "lock"},
+		{path: cfg.Root, names: []string{"pods", "containers", "pod-cidr", "pause", "pause.partial", "tuning", "lock"}, last: "lock"},
 	}
 	for i := range all {
 		r := &all[i]

@@ -28,7 +28,7 @@ func stateOf(t *testing.T, paths ...string) config.Config {
 	cfg.Root, cfg.RunRoot = filepath.Join(dir, "lib"), filepath.Join(dir, "run")
 	cfg.API.Listen = filepath.Join(cfg.RunRoot, "crius.sock")
 	cfg.Image.Root = filepath.Join(cfg.Root, "images", "store")
-	for _, path := range append([]string{"lib/pods/1/pod.json", "lib/lock", "lib/.crius-123", "lib/images/store/x", "run/runtime/runc/x", "run/crius.sock", "run/crius.sock.lock"}, paths...) {
+	for _, path := range append([]string{"lib/pods/1/pod.json", "lib/lock", "lib/tuning/node/tuning.json", "lib/.crius-123", "lib/images/store/x", "run/runtime/runc/x", "run/crius.sock", "run/crius.sock.lock"}, paths...) {
 		path = filepath.Join(dir, path)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
 			t.Fatal(err)
