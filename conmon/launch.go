@@ -171,9 +171,14 @@ func (s Spec) options() (*wire.Options, error) {
 		}
 		return command
 	}
+	burst := s.LogBurst
+	if s.LogRate == 0 { // monitors of earlier versions do not know the option
+		burst = 0
+	}
 	return &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
-		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir, LogRate: uint64(s.LogRate), LogBurst: uint64(s.LogBurst), LogMost: uint64(s.LogMost),
+		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
+		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
 		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
 	}, nil

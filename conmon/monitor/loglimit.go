@@ -145,12 +145,13 @@ func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full
 	return used, full
 }
 
+// owes reports whether the log has to tell of a gap. How much more is missing of a file
+// that is full and says so, the next file tells.
+func (l *logLimit) owes() bool { return l.untold > 0 && !(l.filled && l.said) }
+
 // conclude tells of a gap that nothing follows, or not yet.
 func (l *logFile) conclude() {
-	if l.limit.filled && l.limit.said {
-		return // how much more is missing, the next file tells
-	}
-	if l.limit.untold > 0 && !l.blocked() && cap(l.records)-len(l.records) >= maxNotice {
+	if l.limit.owes() && !l.blocked() && cap(l.records)-len(l.records) >= maxNotice {
 		l.records = l.limit.notice(l.records)
 		l.limit.said = l.limit.filled
 		l.flush()

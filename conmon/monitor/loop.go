@@ -139,7 +139,7 @@ func (m *monitor) pollTimeout() int {
 		return retry
 	case m.state == exited && m.opt.Helpers:
 		return helpers
-	case m.stdout.touched, m.stderr.touched:
+	case m.stdout.touched, m.stderr.touched, m.log.limit.owes():
 		return silence
 	case m.orphans:
 		return undead
