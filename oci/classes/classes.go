@@ -135,8 +135,8 @@ func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error
 		return fmt.Errorf("RDT class %.80q: this node has no Intel RDT (%w): %w", class, c.rdtErr, fault.Unavailable)
 	}
 	class, err := rdt.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
-	if err != nil { // it names the class
-		return fmt.Errorf("%w; there are: %s: %w", err, strings.Join(rdtClasses(), ", "), fault.Invalid)
+	if err != nil { // it names the class, as long as that may be
+		return fmt.Errorf("%.200v; there are: %s: %w", err, strings.Join(rdtClasses(), ", "), fault.Invalid)
 	}
 	s.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: class}
 	if class == rdt.RootClassName {
@@ -153,5 +153,5 @@ func rdtClasses() (names []string) {
 }
 
 func tellNoEffect(ctx context.Context, of Container, kind, class string) {
-	slog.WarnContext(ctx, "class of a container has no effect, none are configured", "name", of.Name, "kind", kind, "class", class)
+	slog.WarnContext(ctx, "class of a container has no effect, none are configured", "name", of.Name, "kind", kind, "class", class[:min(len(class), 80)]) // pods may write much
 }
