@@ -136,7 +136,7 @@ func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error
 	}
 	class, err := rdt.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
 	if err != nil { // it names the class, as long as that may be
-		return fmt.Errorf("%.200v; there are: %s: %w", err, strings.Join(rdtClasses(), ", "), fault.Invalid)
+		return fmt.Errorf("%.200s; there are: %s: %w", err.Error(), strings.Join(rdtClasses(), ", "), fault.Invalid)
 	}
 	s.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: class}
 	if class == rdt.RootClassName {

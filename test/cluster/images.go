@@ -185,7 +185,7 @@ func localhost() ([]image.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	auth, err := newAuthority(dir)
 	if err != nil {
 		return nil, err
