@@ -130,10 +130,6 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	tuner, err := tuning.New(tuning.Options{Config: cfg.Tuning, Node: cfg.CPUs, StateDir: cfg.StateDir, Boot: boot})
-	if err != nil {
-		return nil, err
-	}
 	groups, err := classes.New(cfg.Classes)
 	if err != nil {
 		return nil, err
@@ -147,7 +143,6 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 		boot:       boot,
 		mark:       ids.Mark(cfg.StateDir),
 		meters:     meters,
-		tuner:      tuner,
 		classes:    groups,
 		labels:     label.New(defaults.SELinux, cfg.PauseProgram, cfg.StateDir),
 		records:    records.At(cfg.StateDir),
@@ -160,6 +155,9 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = newCleanups(e)
+	if e.tuner, err = newTuner(e); err != nil {
+		return nil, err
+	}
 	e.audit = newAuditor(e)
 	e.status = status.New(deps.Runtimes, deps.Images, deps.Network, e.background)
 	return e, nil

@@ -15,6 +15,13 @@ import (
 
 // This file deals with containers that have CPUs of their own.
 
+func newTuner(e *Engine) (*tuning.Tuner, error) {
+	return tuning.New(tuning.Options{
+		Config: e.cfg.Tuning, Node: e.cfg.CPUs, StateDir: e.cfg.StateDir, Boot: e.boot,
+		Later: func(name string, work func(context.Context) error) { e.cleanups.AddNow(name, work) },
+	})
+}
+
 // planTuning plans what is done for the container's CPUs. A sandbox has CPUs of its own
 // kernel.
 func (s *Sandbox) planTuning(plan *records.ContainerPlan, asked annotation.Asked) error {

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -275,6 +276,42 @@ func TestTuningOfDeadContainer(t *testing.T) {
 	}
 	b.wantTuned(false)
 	b.remove(e, pod)
+}
+
+// Containers start and end while systemd does not answer, and irqbalance is restarted when it
+// does.
+func TestTuningWhileSystemdHangs(t *testing.T) {
+	b := newBench(t)
+	b.tunes()
+	b.cfg.Tuning.IrqbalanceFiles = []string{"/irqbalance"}
+	answers, restarted := make(chan struct{}), make(chan struct{}, 10)
+	b.cfg.CPUs.Run = func(ctx context.Context, _ []string, _ string, args ...string) error {
+		select {
+		case <-answers:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if args[0] == "restart" {
+			restarted <- struct{}{}
+		}
+		return nil
+	}
+	e := b.engine()
+	pod, ctr := b.startTuned(e)
+	if err := e.StopContainer(t.Context(), ctr, 0); err != nil {
+		t.Fatal(err)
+	}
+	if mask := b.cpuFile(interrupts); mask != "f" {
+		t.Errorf("interrupts go to %s", mask)
+	}
+	if e.cleanups.Len() != 1 {
+		t.Errorf("pending: %q", e.cleanups.Keys())
+	}
+	close(answers)
+	<-restarted
+	b.remove(e, pod)
+	b.awaitCleanups(e)
+	b.wantTuned(false)
 }
 
 // A setting that cannot be restored keeps nobody from hearing of the end, and is tried again.

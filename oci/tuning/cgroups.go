@@ -27,7 +27,7 @@ const (
 
 // liftQuota lifts the quota of the pod's cgroup, which goes with the pod. That of the
 // container is among its limits.
-func (t *Tuner) liftQuota(ctx context.Context, c claim) error {
+func (t *Tuner) liftQuota(c claim) error {
 	if !c.PodQuota {
 		return nil
 	}
@@ -39,13 +39,18 @@ func (t *Tuner) liftQuota(ctx context.Context, c claim) error {
 	if err != nil {
 		return fmt.Errorf("lift CPU quota of the pod: %w", err)
 	}
-	if slice := path.Base(pod); strings.HasSuffix(slice, ".slice") {
-		// systemd would set it again at its next reload.
-		if err := t.Run(ctx, nil, "systemctl", "set-property", "--runtime", slice, "CPUQuota="); err != nil {
-			slog.WarnContext(ctx, "systemd not told that a pod has no CPU quota, the quota may come back when it is reloaded", "err", err)
-		}
-	}
 	return nil
+}
+
+// tellSystemd tells systemd of liftQuota. It would set the quota again at its next reload.
+func (t *Tuner) tellSystemd(ctx context.Context, c claim) {
+	slice := path.Base(path.Dir(c.Cgroup))
+	if !c.PodQuota || !strings.HasSuffix(slice, ".slice") {
+		return
+	}
+	if err := t.Run(ctx, nil, "systemctl", "set-property", "--runtime", slice, "CPUQuota="); err != nil {
+		slog.WarnContext(ctx, "systemd not told that a pod has no CPU quota, the quota may come back when it is reloaded", "err", err)
+	}
 }
 
 // leaf is the cgroup that the container's processes are in: crun makes one more.

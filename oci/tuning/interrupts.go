@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,11 +57,12 @@ func (t *Tuner) noteInterrupts(next *changes, c claim) error {
 	if next.Irqbalance == nil {
 		next.Irqbalance, err = t.findBanned()
 	}
+	next.Rebalance = len(t.IrqbalanceFiles) > 0
 	return err
 }
 
 // silence takes CPUs out of the mask of interrupts.
-func (t *Tuner) silence(ctx context.Context, c claim) error {
+func (t *Tuner) silence(c claim) error {
 	if len(c.Quiet) == 0 {
 		return nil
 	}
@@ -74,21 +74,20 @@ func (t *Tuner) silence(ctx context.Context, c claim) error {
 	if err := t.write(defaultMask, mask.mask()); err != nil {
 		return fmt.Errorf("keep interrupts off CPUs %s: %w", c.Quiet, err)
 	}
-	return t.ban(ctx, t.now.Irqbalance, mask)
+	return t.ban(t.now)
 }
 
 // settleInterrupts gives the CPUs back to interrupts that no container wants quiet.
-func (t *Tuner) settleInterrupts(ctx context.Context, next *changes) error {
+func (t *Tuner) settleInterrupts(next *changes) error {
 	var quiet Set
 	for _, c := range next.Containers {
 		quiet = quiet.plus(c.Quiet)
 	}
 	back := next.Interrupts.minus(quiet)
 	next.Interrupts = next.Interrupts.and(quiet)
-	var mask Set
 	if len(back) > 0 {
-		var err error
-		if mask, err = t.readMask(); err != nil {
+		mask, err := t.readMask()
+		if err != nil {
 			return err
 		}
 		mask = mask.plus(back)
@@ -97,37 +96,58 @@ func (t *Tuner) settleInterrupts(ctx context.Context, next *changes) error {
 		}
 	}
 	before := next.Irqbalance
-	switch {
-	case before != nil && len(quiet) == 0:
-		next.Irqbalance = nil
-		err := t.replaceBanned(before.File, before.Lines)
-		if err == nil {
-			t.rebalance(ctx, before.cpus())
-		}
-		return err
-	case before != nil && len(back) > 0:
-		return t.ban(ctx, before, mask)
+	if before == nil || len(quiet) > 0 && len(back) == 0 {
+		return nil
 	}
-	return nil
+	next.Rebalance = len(t.IrqbalanceFiles) > 0
+	if len(quiet) > 0 {
+		return t.ban(next)
+	}
+	next.Irqbalance = nil
+	err := t.replaceBanned(before.File, before.Lines)
+	if err == nil {
+		t.askRebalance()
+	}
+	return err
 }
 
 // ban has irqbalance leave the CPUs alone that are not in the mask, and those that it left
 // alone before. A configuration keeps it from finding isolated CPUs by itself.
-func (t *Tuner) ban(ctx context.Context, before *bannedLines, mask Set) error {
+func (t *Tuner) ban(now *changes) error {
+	banned, err := t.banned(now)
+	if err != nil {
+		return err
+	}
+	if err := t.replaceBanned(now.Irqbalance.File, assignments(banned, `"`)); err != nil {
+		return err
+	}
+	t.askRebalance()
+	return nil
+}
+
+// banned are the CPUs that irqbalance is to leave alone: while crius has changed nothing,
+// those of its configuration.
+func (t *Tuner) banned(now *changes) (Set, error) {
+	if now.Irqbalance == nil {
+		lines, err := t.findBanned()
+		if err != nil {
+			return nil, err
+		}
+		return lines.cpus(), nil
+	}
+	mask, err := t.readMask()
+	if err != nil {
+		return nil, err
+	}
 	text, err := t.read("/sys/devices/system/cpu/online")
 	if err != nil {
-		return fmt.Errorf("find online CPUs: %w", err)
+		return nil, fmt.Errorf("find online CPUs: %w", err)
 	}
 	online, err := ParseSet(text)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	banned := before.cpus().plus(online.minus(mask))
-	if err := t.replaceBanned(before.File, assignments(banned, `"`)); err != nil {
-		return err
-	}
-	t.rebalance(ctx, banned)
-	return nil
+	return now.Irqbalance.cpus().plus(online.minus(mask)), nil
 }
 
 // assignments are those of both variables.
@@ -135,22 +155,67 @@ func assignments(banned Set, quote string) []string {
 	return []string{bannedMask + quote + banned.mask() + quote, bannedList + quote + banned.String() + quote}
 }
 
-// rebalance makes irqbalance look at its CPUs again. Without it the interrupts that are there
-// stay where they are, which is no reason to refuse a container.
-func (t *Tuner) rebalance(ctx context.Context, banned Set) {
-	if len(t.IrqbalanceFiles) == 0 {
-		return
+// askRebalance wants mu held. That irqbalance is to look again is on record, or will be: the
+// next server asks again if this one dies too early.
+func (t *Tuner) askRebalance() {
+	if len(t.IrqbalanceFiles) > 0 {
+		t.asked++
+		t.Later("irqbalance", t.rebalance)
 	}
-	var err error
-	if t.Run(ctx, nil, "systemctl", "is-active", "--quiet", irqbalance) == nil {
+}
+
+// rebalance makes irqbalance look at its CPUs, once for all who have asked until now. Without
+// it the interrupts that are there stay where they are, which is no reason to refuse a
+// container, and none to let others wait.
+func (t *Tuner) rebalance(ctx context.Context) error {
+	t.rebalancing.Lock()
+	defer t.rebalancing.Unlock()
+	t.mu.Lock()
+	asked, done := t.asked, t.rebalanced
+	banned, err := t.banned(t.now)
+	t.mu.Unlock()
+	if err != nil || asked == done {
+		return err
+	}
+	if err := t.runIrqbalance(ctx, banned); err != nil && !errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("restart irqbalance, interrupts may stay on the CPUs where they are: %w", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.asked == asked && t.now.Rebalance {
+		next := t.now.clone()
+		next.Rebalance = false
+		if err := t.put(ctx, next); err != nil {
+			return err
+		}
+	}
+	t.rebalanced = asked
+	return nil
+}
+
+func (t *Tuner) runIrqbalance(ctx context.Context, banned Set) error {
+	err := t.Run(ctx, nil, "systemctl", "is-active", "--quiet", irqbalance)
+	if err == nil {
 		_ = t.Run(ctx, nil, "systemctl", "reset-failed", irqbalance) // else it may not be started so often
-		err = t.Run(ctx, nil, "systemctl", "restart", irqbalance)
-	} else {
-		err = t.Run(ctx, assignments(banned, ""), "irqbalance", "--oneshot")
+		return t.Run(ctx, nil, "systemctl", "restart", irqbalance)
 	}
-	if err != nil && !errors.Is(err, exec.ErrNotFound) {
-		slog.WarnContext(ctx, "irqbalance failed, interrupts may stay on the CPUs where they are", "err", err)
+	if t.hasSystemd() && !saysInactive(err) {
+		return err // it may run
 	}
+	return t.Run(ctx, assignments(banned, ""), "irqbalance", "--oneshot")
+}
+
+// hasSystemd tells whether systemd runs, as its own sd_booted(3) does.
+func (t *Tuner) hasSystemd() bool {
+	_, err := os.Stat(filepath.Join(t.Root, "/run/systemd/system"))
+	return err == nil
+}
+
+// saysInactive tells what systemctl has found out from what it could not.
+func saysInactive(err error) bool {
+	const inactive, unknown = 3, 4
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	return exited && (exit.ExitCode() == inactive || exit.ExitCode() == unknown)
 }
 
 // findBanned reads the configuration of irqbalance.

@@ -48,6 +48,9 @@ type Options struct {
 	Node
 	StateDir string
 	Boot     string // changes with every boot of the node
+	// Later does work in the background, again until it succeeds. Work of the same name
+	// takes the place of what has not begun.
+	Later func(name string, work func(context.Context) error)
 }
 
 // Tuner changes what a node does with its CPUs.
@@ -56,9 +59,14 @@ type Tuner struct {
 	shared  Set
 	records *record.Dir[changes]
 
-	// mu is held during the changes, which read what they write.
+	// mu is held during the changes, which read what they write. No program is run
+	// meanwhile: ends of containers wait for it.
 	mu  sync.Mutex
 	now *changes
+	// How often irqbalance was to look again, and of these what it has done.
+	asked, rebalanced uint64
+
+	rebalancing sync.Mutex
 }
 
 // changes is what is on record. All of it is from one boot.
@@ -70,6 +78,7 @@ type changes struct {
 	// cpuset.cpus.exclusive by cgroup.
 	Interrupts Set               `json:",omitempty"`
 	Irqbalance *bannedLines      `json:",omitempty"`
+	Rebalance  bool              `json:",omitempty"` // irqbalance has not seen its configuration yet
 	Files      map[string]string `json:",omitempty"`
 	Exclusive  map[string]Set    `json:",omitempty"`
 }
@@ -119,15 +128,27 @@ func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 		t.now = &changes{Boot: t.Boot, Irqbalance: t.now.Irqbalance}
 		return nil, t.settle(ctx, t.now.clone())
 	}
+	if t.now.Rebalance {
+		t.askRebalance()
+	}
 	return slices.Sorted(maps.Keys(t.now.Containers)), nil
 }
 
 // Apply does what the plan of a container says, which is to be started. If it fails, Release
 // undoes what it has done.
 func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
+	c := claim{*p, cgroup}
+	if err := t.apply(ctx, id, c); err != nil {
+		return err
+	}
+	t.tellSystemd(ctx, c)
+	return nil
+}
+
+func (t *Tuner) apply(ctx context.Context, id string, c claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	next, c := t.now.clone(), claim{*p, cgroup}
+	next := t.now.clone()
 	next.Boot = t.Boot
 	next.Containers[id] = c
 	for _, note := range []func(*changes, claim) error{t.noteInterrupts, t.noteFiles, t.noteExclusive} {
@@ -138,13 +159,13 @@ func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
 	if err := t.put(ctx, next); err != nil {
 		return err
 	}
-	if err := t.silence(ctx, c); err != nil {
+	if err := t.silence(c); err != nil {
 		return err
 	}
 	if err := t.writeFiles(c); err != nil {
 		return err
 	}
-	if err := t.liftQuota(ctx, c); err != nil {
+	if err := t.liftQuota(c); err != nil {
 		return err
 	}
 	return t.isolate(c)
@@ -165,7 +186,7 @@ func (t *Tuner) Release(ctx context.Context, id string) error {
 // settle undoes what the containers in next do not need, and makes it the record. What
 // fails is tried again as a whole the next time.
 func (t *Tuner) settle(ctx context.Context, next *changes) error {
-	err := errors.Join(t.settleInterrupts(ctx, next), t.settleFiles(next), t.settleExclusive(next))
+	err := errors.Join(t.settleInterrupts(next), t.settleFiles(next), t.settleExclusive(next))
 	if err != nil {
 		return fmt.Errorf("restore CPU settings: %w", err)
 	}
@@ -174,7 +195,7 @@ func (t *Tuner) settle(ctx context.Context, next *changes) error {
 
 // put has the record on the disk, also across a power cut: irqbalance's configuration is.
 func (t *Tuner) put(ctx context.Context, next *changes) (err error) {
-	if len(next.Containers) == 0 && next.Irqbalance == nil {
+	if len(next.Containers) == 0 && next.Irqbalance == nil && !next.Rebalance {
 		err = t.records.Delete(ctx, only)
 	} else if err = t.records.Make(); err == nil {
 		err = t.records.Put(ctx, only, next)
