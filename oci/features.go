@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -142,6 +143,16 @@ func ask(ctx context.Context, path string, known *features.Features) (*Abilities
 	// namespace it forgets nosuid, nodev and noexec of writable bind mounts.
 	a.RecursiveReadOnly = name == "crun" && number.Has(1, 4)
 	return a, nil
+}
+
+// CanServe says why no container of a handler is made: its runtime would ignore one of the
+// handler's options. Those that are there are not affected.
+func (a *Abilities) CanServe(name string, h Handler) error {
+	if h.ExecCPUAffinity == "" || a.ExecCPUAffinity {
+		return nil
+	}
+	return fmt.Errorf("handler %s: exec_cpu_affinity needs runc 1.3, crun 1.19 or a later version, not %q: update the runtime or remove runtime.handlers.%s.exec_cpu_affinity: %w",
+		name, cmp.Or(a.behind, a.Version), name, fault.Unavailable)
 }
 
 func (a *Abilities) believe(f *features.Features) {

@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,27 +62,18 @@ func (h *entry) lastProbe() *Abilities { return h.prober.answer() }
 
 func (h *entry) probe(ctx context.Context, ask func(ctx context.Context, path string) (*Abilities, error)) (*Abilities, error) {
 	a, err := h.prober.probe(ctx, h.handler.Path, ask)
-	if err == nil {
-		err = h.check(a)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("handler %s: %w", h.name, err)
 	}
 	return a, nil
 }
 
-// check refuses a runtime that would ignore an option of the handler.
-func (h *entry) check(a *Abilities) error {
-	if h.handler.ExecCPUAffinity == "" || a.ExecCPUAffinity {
-		return nil
-	}
-	return fmt.Errorf("exec_cpu_affinity needs runc 1.3, crun 1.19 or a later version, not %q: update the runtime or remove runtime.handlers.%s.exec_cpu_affinity: %w",
-		cmp.Or(a.behind, a.Version), h.name, fault.Unavailable)
-}
-
 // create makes what every runtime wants to find, its own root and the bundle, and has the
 // monitor of s make the container. Who is the runtime as errors call it.
 func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, spec *specs.Spec, s conmon.Spec) (*conmon.Client, error) {
+	if err := a.CanServe(h.name, h.handler); err != nil {
+		return nil, err
+	}
 	if err := trace.Call(ctx, "make runtime root", func() error { return os.MkdirAll(h.handler.Root, 0o700) }); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/crius-run/crius/internal/fault"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
@@ -64,8 +66,8 @@ func TestReadyIsTheDefaultHandlers(t *testing.T) {
 	}
 }
 
-// A runtime that would ignore where exec processes are to run is not used for a handler
-// that says so.
+// A runtime that would ignore where exec processes are to run makes no containers for a
+// handler that says so.
 func TestExecAffinityNeedsItsRuntime(t *testing.T) {
 	for answer, able := range map[string]bool{
 		"runc version 1.2.9": false, "runc version 1.3.0": true, "runc version 2.0.0": true,
@@ -81,6 +83,7 @@ func TestExecAffinityNeedsItsRuntime(t *testing.T) {
 				continue
 			}
 			wantNotReady(t, table, fault.Unavailable, "handler a", "exec_cpu_affinity needs runc 1.3", answer)
+			wantNoCreate(t, table, answer)
 		}
 	}
 	// A shim's runtime is what counts.
@@ -96,6 +99,47 @@ func TestExecAffinityNeedsItsRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantNotReady(t, table, fault.Unavailable, "runc version 1.2.9")
+	wantNoCreate(t, table, "runc version 1.2.9")
+}
+
+func wantNoCreate(t *testing.T, table *Table, version string) {
+	t.Helper()
+	r, err := table.Get("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	spec := &specs.Spec{Linux: &specs.Linux{}}
+	if _, err := r.Create(t.Context(), Ref{ID: "x", Dir: dir}, spec, IO{}); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), version) {
+		t.Errorf("create: %v", err)
+	}
+	if made, err := os.ReadDir(dir); err != nil || len(made) > 0 {
+		t.Errorf("create has made %v, %v", made, err)
+	}
+	reports, errs := table.Report(t.Context())
+	if reports[0].Ready || reports[0].Error == "" || errs[0] == nil || reports[0].Version == "" {
+		t.Errorf("reported as %+v, %v", reports[0], errs)
+	}
+}
+
+// Containers that were made before are not affected: here the runtime is asked to delete one.
+func TestExecAffinityAndContainersThatAreThere(t *testing.T) {
+	asked, root, id := filepath.Join(t.TempDir(), "asked"), t.TempDir(), strings.Repeat("a", 64)
+	runtime := script(t, `[ "$1" = --version ] && echo runc version 1.2.9; echo "$@" >> `+asked)
+	table := tableOf(t, map[string]Handler{"a": {Type: "oci", Path: runtime, Root: root, ExecCPUAffinity: FirstCPU}})
+	r, err := table.Get("")
+	if err == nil {
+		err = os.Mkdir(filepath.Join(root, id), 0o700)
+	}
+	if err == nil {
+		err = r.(*cli).forget(t.Context(), Ref{ID: id, Dir: t.TempDir()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(asked); err != nil || !strings.Contains(string(text), "delete --force "+id) {
+		t.Errorf("the runtime was asked: %s, %v", text, err)
+	}
 }
 
 // hanging is a runtime that answers only once its file hang has gone.

@@ -153,11 +153,14 @@ func (t *Table) Ready(ctx context.Context) error {
 	}
 	now := t.now.Load()
 	r := now.byName[now.defaultName]
-	_, err := r.Probe(ctx)
-	if errors.Is(err, fault.Timeout) && r.configured().lastProbe() != nil {
-		return nil
+	a, err := r.Probe(ctx)
+	if last := r.configured().lastProbe(); errors.Is(err, fault.Timeout) && last != nil {
+		a, err = last, nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return a.CanServe(now.defaultName, r.Handler())
 }
 
 // Report is how a handler is, for people.
@@ -203,10 +206,13 @@ func (h *handlers) report(ctx context.Context, name string) (Report, error) {
 		report.Error = fault.Text(err)
 		return report, err
 	}
-	report.Ready, report.Path, report.Version, report.Sandboxed = true, a.Path, a.Version, a.Sandboxed
+	if err = a.CanServe(name, configured); err != nil {
+		report.Error = fault.Text(err)
+	}
+	report.Ready, report.Path, report.Version, report.Sandboxed = err == nil, a.Path, a.Version, a.Sandboxed
 	report.UserNamespaces, report.RecursiveReadOnly, report.Features = a.IDMap, a.RecursiveReadOnly, a.Features
 	report.Vulnerabilities = h.vulnerabilities(a)
-	return report, nil
+	return report, err
 }
 
 func (h *handlers) vulnerabilities(a *Abilities) []version.Vulnerability {

@@ -4,6 +4,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,7 +186,11 @@ func (n *Node) Probe(ctx context.Context, handler string) (*oci.Abilities, error
 	if err := n.runtimes.MonitorReady(); err != nil {
 		return nil, err
 	}
-	return runtime.Probe(ctx)
+	abilities, err := runtime.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return abilities, abilities.CanServe(cmp.Or(handler, n.runtimes.Default()), runtime.Handler())
 }
 
 // CanMap says why a handler's pods cannot have user namespaces of their own:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/background"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/view"
 )
@@ -86,6 +87,13 @@ type fakeRuntime struct {
 
 func (f fakeRuntime) Probe(ctx context.Context) (*oci.Abilities, error) {
 	return &oci.Abilities{}, f.node.answer(ctx, "probe "+f.name)
+}
+
+func (f fakeRuntime) Handler() (h oci.Handler) {
+	if f.name == "pinned" {
+		h.ExecCPUAffinity = oci.FirstCPU // of which nothing is among its Abilities
+	}
+	return h
 }
 
 // bench is a Node on a machine, by a clock of its own.
@@ -259,4 +267,17 @@ func TestHandlersLeaveOutWhatCannotBeUsed(t *testing.T) {
 			t.Errorf("all are well: %q", got)
 		}
 	})
+}
+
+// A handler that makes no containers is not offered, and no pod of it is run.
+func TestHandlerThatCannotServe(t *testing.T) {
+	n := New(fakeRuntimes{&node{more: []string{"pinned"}}}, fakeImages{&node{}}, fakeNetwork{&node{}}, background.New(t.Context()))
+	if _, err := n.Probe(t.Context(), "pinned"); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("%v", err)
+	}
+	for _, h := range n.Handlers(t.Context()) {
+		if h.Name == "pinned" {
+			t.Error("the handler is offered")
+		}
+	}
 }
