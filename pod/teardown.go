@@ -34,7 +34,7 @@ func (c *Container) teardown(ctx context.Context) error {
 		errs = append(errs, fmt.Errorf("delete from runtime: %w", err))
 	}
 	if err := c.cpus.restore(ctx); err != nil {
-		errs = append(errs, err)
+		c.cpus.restoreLater(ctx, c.engine, err)
 	}
 	if task := c.now().task; task != nil {
 		task.Close() // not before: it is the task that buries the monitor

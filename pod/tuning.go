@@ -86,9 +86,14 @@ func (c *Container) restoreCPUs() {
 	ctx, cancel := undoContext(c.engine.background.Closing())
 	defer cancel()
 	if err := c.engine.deps.Trace.Do(ctx, "restore CPUs", c.id, c.cpus.restore); err != nil {
-		slog.WarnContext(ctx, "CPUs of a dead container not restored, retrying", "container", c.id, "err", err)
-		c.engine.cleanups.Add("CPUs of "+c.id, c.cpus.restore)
+		c.cpus.restoreLater(ctx, c.engine, err)
 	}
+}
+
+// restoreLater needs nothing of the container, which may be removed.
+func (c *cpus) restoreLater(ctx context.Context, e *Engine, failed error) {
+	slog.WarnContext(ctx, "CPUs of a dead container not restored, retrying", "container", c.id, "err", failed)
+	e.cleanups.Add("CPUs of "+c.id, c.restore)
 }
 
 // restoreTuning finds out what an earlier server has done for containers, and undoes what it

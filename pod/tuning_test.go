@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -338,4 +339,30 @@ func TestTuningRestoredLater(t *testing.T) {
 		b.wantTuned(false)
 		b.remove(e, pod)
 	})
+}
+
+// A setting that cannot be restored at all keeps nobody from removing the container, and the
+// next server tries again.
+func TestRemovalOfContainerWhoseCPUsCannotBeRestored(t *testing.T) {
+	b := newBench(t)
+	b.tunes()
+	e := b.engine()
+	pod, ctr := b.startTuned(e)
+	path := filepath.Join(b.cfg.CPUs.Root, interrupts)
+	if err := os.Rename(path, path+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.RemoveContainer(t.Context(), ctr); err != nil {
+		t.Fatal(err)
+	}
+	b.remove(e, pod)
+	if pending := e.cleanups.Keys(); !slices.Equal(pending, []string{"CPUs of " + ctr}) {
+		t.Errorf("pending: %q", pending)
+	}
+	b.close(e)
+	if err := os.Rename(path+".gone", path); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitCleanups(b.engine())
+	b.wantTuned(false)
 }
