@@ -121,7 +121,10 @@ func (w *waiting) add(done <-chan struct{}) {
 func (w *waiting) await(ctx context.Context) (left int) {
 	ctx, cancel := context.WithTimeout(ctx, recoverTime)
 	defer cancel()
-	for _, done := range w.all {
+	w.mu.Lock()
+	all := w.all
+	w.mu.Unlock()
+	for _, done := range all {
 		select {
 		case <-done:
 			continue

@@ -99,14 +99,22 @@ func (c *cpus) restoreLater(ctx context.Context, e *Engine, failed error) {
 // restoreTuning finds out what an earlier server has done for containers, and undoes what it
 // did for those of which there is no record any more.
 func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
+	if err := r.recoverTuning(ctx, ctrs); err != nil {
+		slog.ErrorContext(ctx, "settings of CPUs not restored, retrying; containers with CPU annotations do not start until then", "err", err)
+		r.engine.cleanups.Add("CPU settings", func(ctx context.Context) error { return r.recoverTuning(ctx, ctrs) })
+	}
+}
+
+func (r *recovery) recoverTuning(ctx context.Context, ctrs map[string]*records.Container) error {
 	tuner := r.engine.tuner
 	tuned, err := tuner.Recover(ctx)
 	if err != nil {
-		slog.ErrorContext(ctx, "settings of CPUs not restored", "err", err)
+		return err
 	}
 	for _, id := range tuned {
 		if ctrs[id] == nil {
 			r.end("CPUs of "+id, func(ctx context.Context) error { return tuner.Release(ctx, id) }, &r.ends)
 		}
 	}
+	return nil
 }

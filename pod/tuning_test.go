@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -218,6 +219,40 @@ func TestTuningAfterServerDied(t *testing.T) {
 			b.wantTuned(false)
 		})
 	}
+}
+
+// A record that cannot be read when the server comes is read later. Until then no CPUs are
+// tuned.
+func TestTuningWhenRecordCannotBeRead(t *testing.T) {
+	b := newBench(t)
+	b.tunes()
+	first := b.engine()
+	pod, ctr := b.startTuned(first)
+	b.close(first)
+	dir := filepath.Join(b.cfg.StateDir, "tuning")
+	if err := errors.Join(os.Rename(dir, dir+".away"), os.Symlink(dir, dir)); err != nil {
+		t.Fatal(err)
+	}
+	e := b.engine()
+	if err := e.StopContainer(t.Context(), ctr, 0); err != nil {
+		t.Fatal(err)
+	}
+	other, err := e.CreateContainer(t.Context(), pod, tunedContainer("other"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.StartContainer(t.Context(), other); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a container was tuned: %v", err)
+	}
+	if mask := b.cpuFile(interrupts); mask != "9" {
+		t.Errorf("interrupts go to %s", mask)
+	}
+	if err := errors.Join(os.Symlink(dir+".away", dir+".back"), os.Rename(dir+".back", dir)); err != nil {
+		t.Fatal(err)
+	}
+	b.awaitCleanups(e)
+	b.wantTuned(false)
+	b.remove(e, pod)
 }
 
 func TestTuningOfFailedStart(t *testing.T) {

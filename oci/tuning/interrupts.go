@@ -218,6 +218,15 @@ func saysInactive(err error) bool {
 	return exited && (exit.ExitCode() == inactive || exit.ExitCode() == unknown)
 }
 
+// configuration is the path of irqbalance's; without one there is none.
+func (t *Tuner) configuration() string {
+	lines, err := t.findBanned()
+	if err != nil {
+		return strings.Join(t.IrqbalanceFiles, " or ")
+	}
+	return lines.File
+}
+
 // findBanned reads the configuration of irqbalance.
 func (t *Tuner) findBanned() (*bannedLines, error) {
 	for _, file := range t.IrqbalanceFiles {

@@ -11,8 +11,8 @@
 // the node is never given back what it was when a container came: what no container on
 // record needs any more is made what it was before the first one.
 //
-// Errors wrap fault.Invalid for what a pod has asked for in vain, and fault.Unimplemented
-// for what this kernel cannot do.
+// Errors wrap fault.Invalid for what a pod has asked for in vain, fault.Unimplemented for
+// what this kernel cannot do, and fault.Unavailable while the record cannot be read.
 package tuning
 
 import (
@@ -61,8 +61,9 @@ type Tuner struct {
 
 	// mu is held during the changes, which read what they write. No program is run
 	// meanwhile: ends of containers wait for it.
-	mu  sync.Mutex
-	now *changes
+	mu     sync.Mutex
+	now    *changes
+	unread error // why what is on record is not known
 	// How often irqbalance was to look again, and of these what it has done.
 	asked, rebalanced uint64
 
@@ -109,16 +110,18 @@ func New(o Options) (*Tuner, error) {
 
 // Recover reads the record of an earlier Tuner, and returns the containers on it. After a
 // reboot there are none: of what was done for them only irqbalance's configuration is left,
-// which is restored.
+// which is restored. After an error nothing can be done until it has succeeded, lest what is
+// on record be overwritten.
 func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	docs, _, damaged, err := t.records.All()
-	if err != nil {
+	if t.unread = err; err != nil {
 		return nil, fmt.Errorf("read record of CPU settings: %w", err)
 	}
 	for _, d := range damaged {
-		slog.ErrorContext(ctx, "unreadable record of CPU settings moved aside, settings of containers that have ended stay until a reboot", "file", d.File, "err", d.Err)
+		slog.ErrorContext(ctx, "unreadable record of CPU settings moved aside: settings of containers that have ended stay until a reboot, CPUs banned from interrupts in irqbalance's configuration beyond that; correct the latter and restart irqbalance",
+			"file", d.File, "err", d.Err, "irqbalance_config", t.configuration())
 	}
 	if docs[only] == nil {
 		return nil, nil
@@ -126,7 +129,11 @@ func (t *Tuner) Recover(ctx context.Context) (containers []string, err error) {
 	t.now = docs[only]
 	if t.now.Boot != t.Boot {
 		t.now = &changes{Boot: t.Boot, Irqbalance: t.now.Irqbalance}
-		return nil, t.settle(ctx, t.now.clone())
+		if err := t.settle(ctx, t.now.clone()); err != nil {
+			slog.ErrorContext(ctx, "irqbalance's configuration not restored after a reboot, retrying", "irqbalance_config", t.configuration(), "err", err)
+			t.Later("irqbalance's configuration", t.settleAgain)
+		}
+		return nil, nil
 	}
 	if t.now.Rebalance {
 		t.askRebalance()
@@ -148,6 +155,9 @@ func (t *Tuner) Apply(ctx context.Context, id, cgroup string, p *Plan) error {
 func (t *Tuner) apply(ctx context.Context, id string, c claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.known(); err != nil {
+		return err
+	}
 	next := t.now.clone()
 	next.Boot = t.Boot
 	next.Containers[id] = c
@@ -175,12 +185,29 @@ func (t *Tuner) apply(ctx context.Context, id string, c claim) error {
 func (t *Tuner) Release(ctx context.Context, id string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.known(); err != nil {
+		return err
+	}
 	if _, found := t.now.Containers[id]; !found {
 		return nil
 	}
 	next := t.now.clone()
 	delete(next.Containers, id)
 	return t.settle(ctx, next)
+}
+
+// known wants mu held.
+func (t *Tuner) known() error {
+	if t.unread == nil {
+		return nil
+	}
+	return fmt.Errorf("CPU settings of the last server could not be read, and must not be overwritten: %w: %w", t.unread, fault.Unavailable)
+}
+
+func (t *Tuner) settleAgain(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.settle(ctx, t.now.clone())
 }
 
 // settle undoes what the containers in next do not need, and makes it the record. What

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -322,17 +323,75 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	m.asBefore()
 }
 
+// What a damaged record leaves is said: the file of irqbalance above all, which a reboot does
+// not restore.
 func TestDamagedRecord(t *testing.T) {
-	t.Parallel()
+	var log strings.Builder
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	m := newMachine(t)
 	m.apply(m.server(), "a", everything)
 	if err := os.WriteFile(m.record(), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := m.server()
+	if !strings.Contains(log.String(), "irqbalance_config="+etcFile) {
+		t.Errorf("the log says: %s", &log)
+	}
 	m.apply(s, "b", Plan{CPUs: Set{6}, Latency: "10"})
 	m.release(s, "b")
 	m.holds(cpuFile(6, "power/pm_qos_resume_latency_us"), "0")
+}
+
+// A record that cannot be read now is not overwritten.
+func TestRecordThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(m.server(), "a", everything)
+	s := m.server()
+	dir := filepath.Join(m.state, "tuning")
+	if err := errors.Join(os.Rename(dir, dir+".away"), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Recover(t.Context()); err == nil {
+		t.Error("what cannot be read is no error")
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Apply(t.Context(), "b", "/kubepods/pod1/b", &Plan{CPUs: Set{6}, Latency: "10"}); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a container was tuned: %v", err)
+	}
+	if err := s.Release(t.Context(), "a"); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("release: %v", err)
+	}
+	if tuned, err := s.Recover(t.Context()); err != nil || !slices.Equal(tuned, []string{"a"}) {
+		t.Errorf("on record: %q, %v", tuned, err)
+	}
+	m.release(s, "a")
+	m.asBefore()
+}
+
+// irqbalance's configuration that cannot be restored after a reboot is tried again, whatever
+// is tuned meanwhile.
+func TestRebootIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(m.server(), "a", everything)
+	path := filepath.Join(m.root, etcFile)
+	if err := errors.Join(os.Rename(path, path+".away"), os.Symlink(filepath.Base(path), path)); err != nil {
+		t.Fatal(err)
+	}
+	m.boot = "two"
+	m.set(defaultMask, "ff")
+	s := m.server()
+	m.apply(s, "b", Plan{CPUs: Set{6}, Latency: "10"})
+	if err := errors.Join(os.Remove(path), os.Rename(path+".away", path)); err != nil {
+		t.Fatal(err)
+	}
+	m.work()
+	m.holds(etcFile, etcText)
+	m.holds(cpuFile(6, "power/pm_qos_resume_latency_us"), "10")
 }
 
 // irqbalance that does not run as a service balances once; without it nothing does.
