@@ -97,7 +97,8 @@ func (c *cpus) restoreLater(ctx context.Context, e *Engine, failed error) {
 }
 
 // restoreTuning finds out what an earlier server has done for containers, and undoes what it
-// did for those of which there is no record any more.
+// did for those of which there is no record any more, or whose record was written by a crius
+// that knows nothing of it: nobody else would.
 func (r *recovery) restoreTuning(ctx context.Context, ctrs map[string]*records.Container) {
 	if err := r.recoverTuning(ctx, ctrs); err != nil {
 		slog.ErrorContext(ctx, "settings of CPUs not restored, retrying; containers with CPU annotations do not start until then", "err", err)
@@ -112,7 +113,7 @@ func (r *recovery) recoverTuning(ctx context.Context, ctrs map[string]*records.C
 		return err
 	}
 	for _, id := range tuned {
-		if ctrs[id] == nil {
+		if rec := ctrs[id]; rec == nil || !rec.Tuning.Changes() {
 			r.end("CPUs of "+id, func(ctx context.Context) error { return tuner.Release(ctx, id) }, &r.ends)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -190,6 +191,17 @@ func TestTuningAfterServerDied(t *testing.T) {
 		"the record of the container is lost": {func(b *bench, ctr string) {
 			if err := os.RemoveAll(filepath.Join(b.cfg.StateDir, "containers", ctr)); err != nil {
 				b.Fatal(err)
+			}
+		}, false},
+		"the record of the container is of an older crius": {func(b *bench, ctr string) {
+			path := filepath.Join(b.cfg.StateDir, "containers", ctr, "container.json")
+			text, err := os.ReadFile(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			text = regexp.MustCompile(`"Tuning":\s*{[^}]*},`).ReplaceAll(text, nil)
+			if err := os.WriteFile(path, text, 0o600); err != nil || strings.Contains(string(text), "Tuning") {
+				b.Fatalf("%s, %v", text, err)
 			}
 		}, false},
 		"the record of the pod is lost": {func(b *bench, _ string) {
