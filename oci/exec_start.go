@@ -21,6 +21,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
+	"github.com/crius-run/crius/oci/tuning"
 )
 
 // begin starts a command.
@@ -30,7 +31,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	if err != nil {
 		return nil, err
 	}
-	process, err := commandProcess(t.ref.Dir, c)
+	process, err := commandProcess(t.ref, c, ownCPUs())
 	if err != nil {
 		return nil, err
 	}
@@ -70,11 +71,17 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	return e, nil
 }
 
-// commandProcess is the container's own process with another command.
-func commandProcess(bundle string, c Command) (*specs.Process, error) {
-	process, err := readProcess[specs.Process](bundle)
+// commandProcess is the container's own process with another command. The runtime that
+// starts it is known to be allowed some CPUs.
+func commandProcess(ref Ref, c Command, runtime tuning.Set) (*specs.Process, error) {
+	process, err := readProcess[specs.Process](ref.Dir)
 	if err != nil {
 		return nil, err
+	}
+	if process.ExecCPUAffinity != nil {
+		if present, err := presentCPUs(cgroup.ReadFile, ref.Cgroup); err == nil { // else the runtime knows better
+			process.ExecCPUAffinity = fitAffinity(*process.ExecCPUAffinity, present, runtime)
+		}
 	}
 	process.Args = c.Args
 	process.Terminal, process.ConsoleSize = c.Terminal, nil

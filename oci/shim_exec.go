@@ -49,7 +49,7 @@ func (t *shimTask) exec(ctx context.Context, c Command) (*execution, error) {
 
 // begin has the shim run a command, with FIFOs of ours as its stdio.
 func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
-	process, err := commandProcess(t.ref.Dir, c)
+	process, err := commandProcess(t.ref, c, nil) // the shim runs the runtime, wherever it may
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,66 @@
+package oci
+
+import (
+	"errors"
+	"path"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/tuning"
+)
+
+// fitAffinity is an affinity of exec processes with what the kernel would refuse, and the
+// runtime then the command, replaced. The one in the spec is from when the container was
+// created: the container may have other CPUs by now, and the runtime, which takes on the
+// initial one before it joins the container, may be kept off these. An empty affinity would
+// not do: runc takes that of the spec then.
+func fitAffinity(a specs.CPUAffinity, container, runtime tuning.Set) *specs.CPUAffinity {
+	if refused(a.Initial, runtime) {
+		a.Initial = ""
+	}
+	if refused(a.Final, container) || a == (specs.CPUAffinity{}) {
+		a.Final = container.String()
+	}
+	return &a
+}
+
+// refused says whether sched_setaffinity(2) fails for a list of CPUs.
+func refused(list string, allowed tuning.Set) bool {
+	asked, err := tuning.ParseSet(list)
+	return err == nil && len(asked) > 0 && !slices.ContainsFunc(asked, func(cpu int) bool { return slices.Contains(allowed, cpu) })
+}
+
+// presentCPUs are those of a container's processes: in the cgroup that crun adds, if it is
+// there. Read is cgroup.ReadFile.
+func presentCPUs(read func(cgroup, name string) (string, error), cgroup string) (tuning.Set, error) {
+	for _, dir := range []string{path.Join(cgroup, "container"), cgroup} {
+		for _, name := range []string{"cpuset.cpus.effective", "cpuset.cpus"} { // v2, v1
+			text, err := read(dir, name)
+			if errors.Is(err, fault.NotFound) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			return tuning.ParseSet(text)
+		}
+	}
+	return nil, fault.NotFound
+}
+
+// ownCPUs are those that this server, and a runtime that it runs, may use.
+func ownCPUs() (own tuning.Set) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil
+	}
+	for cpu := range len(set) * 64 {
+		if set.IsSet(cpu) {
+			own = append(own, cpu)
+		}
+	}
+	return own
+}
