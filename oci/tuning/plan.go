@@ -97,10 +97,10 @@ func own(c Container) Set {
 	if strings.Contains(c.CgroupParent, "burstable") || strings.Contains(c.CgroupParent, "besteffort") {
 		return nil
 	}
-	const whole = 1024 // shares
+	const whole, most = 1024, 262144 // shares; the kubelet asks for no more, however many CPUs
 	shares := c.Limits.GetCpuShares()
 	cpus, err := ParseSet(c.Limits.GetCpusetCpus())
-	if err != nil || shares <= 0 || shares%whole != 0 || int64(len(cpus)) != shares/whole {
+	if err != nil || shares <= 0 || shares != min(int64(len(cpus))*whole, most) {
 		return nil
 	}
 	return cpus

@@ -42,6 +42,10 @@ func TestOwnCPUs(t *testing.T) {
 		{guaranteed, -1024, "1", ""},  // likewise
 		{guaranteed, 2048, "2,2", ""}, // one CPU
 		{guaranteed, 3072, "1-3", "1-3"},
+		{guaranteed, 262144, "0-255", "0-255"},
+		{guaranteed, 262144, "0-299", "0-299"}, // the most that the kubelet asks for
+		{guaranteed, 262144, "0-254", ""},
+		{guaranteed, 307200, "0-299", ""},
 	} {
 		got := own(Container{CgroupParent: c.parent, Limits: &cri.LinuxContainerResources{CpuShares: c.shares, CpusetCpus: c.cpus}})
 		if got.String() != c.want {
