@@ -114,7 +114,7 @@ func (t *Tuner) settleInterrupts(next *changes) error {
 // ban has irqbalance leave the CPUs alone that are not in the mask, and those that it left
 // alone before. A configuration keeps it from finding isolated CPUs by itself.
 func (t *Tuner) ban(now *changes) error {
-	banned, err := t.banned(now)
+	banned, err := t.toBan(now)
 	if err != nil {
 		return err
 	}
@@ -125,9 +125,9 @@ func (t *Tuner) ban(now *changes) error {
 	return nil
 }
 
-// banned are the CPUs that irqbalance is to leave alone: while crius has changed nothing,
+// toBan are the CPUs that irqbalance is to leave alone: while crius has changed nothing,
 // those of its configuration.
-func (t *Tuner) banned(now *changes) (Set, error) {
+func (t *Tuner) toBan(now *changes) (Set, error) {
 	if now.Irqbalance == nil {
 		lines, err := t.findBanned()
 		if err != nil {
@@ -172,13 +172,16 @@ func (t *Tuner) rebalance(ctx context.Context) error {
 	defer t.rebalancing.Unlock()
 	t.mu.Lock()
 	asked, done := t.asked, t.rebalanced
-	banned, err := t.banned(t.now)
+	banned, err := t.toBan(t.now)
 	t.mu.Unlock()
 	if err != nil || asked == done {
 		return err
 	}
-	if err := t.runIrqbalance(ctx, banned); err != nil && !errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("restart irqbalance, interrupts may stay on the CPUs where they are: %w", err)
+	if t.banned == nil || !slices.Equal(*t.banned, banned) { // a cleanup that fails asks each time
+		if err := t.runIrqbalance(ctx, banned); err != nil && !errors.Is(err, exec.ErrNotFound) {
+			return fmt.Errorf("restart irqbalance, interrupts may stay on the CPUs where they are: %w", err)
+		}
+		t.banned = &banned
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -68,6 +68,7 @@ type Tuner struct {
 	asked, rebalanced uint64
 
 	rebalancing sync.Mutex
+	banned      *Set // what irqbalance was told last; nil: nothing yet
 }
 
 // changes is what is on record. All of it is from one boot.

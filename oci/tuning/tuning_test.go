@@ -454,6 +454,25 @@ func TestIrqbalanceRestartedOnceForAll(t *testing.T) {
 	m.asBefore()
 }
 
+// What cannot be restored is tried again and again, without a restart each time.
+func TestIrqbalanceNotRestartedForNothing(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	s := m.server()
+	m.apply(s, "a", everything)
+	m.wantRestarts(1)
+	governor := filepath.Join(m.root, cpuFile(2, "cpufreq/scaling_governor"))
+	if err := errors.Join(os.Remove(governor), os.Mkdir(governor, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := s.Release(t.Context(), "a"); err == nil {
+			t.Error("a governor that cannot be restored is no error")
+		}
+		m.wantRestarts(2)
+	}
+}
+
 // A restart that fails is tried again, by the next server too.
 func TestIrqbalanceRestartIsTriedAgain(t *testing.T) {
 	t.Parallel()
