@@ -36,12 +36,21 @@ func openArtifacts(s *Store) (*artifacts, error) {
 	store, err := artifact.Open(artifact.Config{
 		Dir:             filepath.Join(s.store.GraphRoot(), artifactsName),
 		ReadOnly:        s.cfg.ReadOnly,
+		IsImage:         func(id string) (bool, error) { return isImage(s.store, id) },
 		Pulls:           &s.pulls,
 		ProgressTimeout: s.cfg.ProgressTimeout,
 		MinPullRate:     s.cfg.MinPullRate,
 		Parallel:        s.cfg.ParallelLayers,
 	})
 	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err
+}
+
+func isImage(store cstorage.Store, id string) (bool, error) {
+	_, err := store.Image(id)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // pull stores the artifact that src leads to.
@@ -102,10 +111,14 @@ func recordOf(a *artifact.Artifact) *cstorage.Image {
 	return &cstorage.Image{ID: a.ID, Names: a.Names, NamesHistory: a.Former, Digests: a.Digests}
 }
 
+// mounts tells whether a root file system is that of an artifact, which is never the root
+// of a container, even if another tool has stored an image with its id.
+func (a *artifacts) mounts(r Rootfs) bool { return r.ReadOnly && a.Find(r.ImageID) != nil }
+
 // use notes that a root file system uses its image or artifact, and returns the
 // directories of that, top first. They stay until drop.
 func (a *artifacts) use(ctx context.Context, r Rootfs) ([]string, error) {
-	if a.Find(r.ImageID) == nil {
+	if !a.mounts(r) {
 		return a.holds.use(ctx, r.ImageID, r.ID)
 	}
 	if err := a.holds.owned(); err != nil {
@@ -116,7 +129,7 @@ func (a *artifacts) use(ctx context.Context, r Rootfs) ([]string, error) {
 }
 
 func (a *artifacts) drop(ctx context.Context, r Rootfs) error {
-	if a.Find(r.ImageID) == nil {
+	if !a.mounts(r) {
 		return a.holds.drop(ctx, r.ImageID, r.ID)
 	}
 	if err := a.holds.owned(); err != nil {

@@ -1,8 +1,10 @@
 package storage
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -570,4 +572,71 @@ func TestArtifactsOfAStoreThatIsLookedAt(t *testing.T) {
 	if left := n.entries("root/crius-artifacts"); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
+}
+
+// twins are an image and an artifact with one id: the config of one is the manifest of the
+// other.
+func twins(t *testing.T) (img, a *image.Artifact) {
+	t.Helper()
+	img, a = motd(t, "image"), model(t, "weights")
+	var manifest map[string]any
+	ok(t, json.Unmarshal(a.Manifest, &manifest))
+	a.Manifest = changedJSON(t, img.Blobs[img.Config], func(config map[string]any) {
+		delete(config, "history") // no manifest has one
+		maps.Copy(config, manifest)
+	})
+	old := img.Config
+	delete(img.Blobs, old)
+	img.Config = a.Digest()
+	img.Blobs[img.Config] = a.Manifest
+	img.Manifest = changedJSON(t, img.Manifest, func(m map[string]any) {
+		m["config"].(map[string]any)["digest"], m["config"].(map[string]any)["size"] = img.Config, len(a.Manifest)
+	})
+	return img, a
+}
+
+// Nobody can have an artifact run in the place of an image, or an image's signatures count
+// for an artifact.
+func TestImageAndArtifactOfOneID(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	img, a := twins(t)
+	r := serve(t, "m", "image", img)
+	r.Push("m", "artifact", a)
+	names := []string{r.Addr() + "/m:image", r.Addr() + "/m:artifact"}
+	for range names {
+		first := n.pull(names[0])
+		if first.ID != img.ID() {
+			t.Fatalf("%s has the id %s", names[0], first.ID)
+		}
+		if _, err := n.Pull(testContext(t), PullRequest{Image: names[1]}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s pulled beside %s: %v", names[1], names[0], err)
+		}
+		if list := n.list(); len(list) != 1 || len(list[0].Files) != len(first.Files) {
+			t.Errorf("listed %+v", list)
+		}
+		n.remove(first.ID)
+		slices.Reverse(names)
+	}
+	var pulls sync.WaitGroup // both at a time: one of them is refused, whichever comes first
+	pulled := make([]error, len(names))
+	for i, name := range names {
+		pulls.Go(func() { _, pulled[i] = n.Pull(testContext(t), PullRequest{Image: name}) })
+	}
+	pulls.Wait()
+	if list := n.list(); len(list) > 1 || pulled[0] == nil && pulled[1] == nil {
+		t.Errorf("pulled at a time: %v, listed %+v", pulled, list)
+	}
+	n.remove(img.ID())
+	n.noArtifacts()
+}
+
+func TestArtifactIsNoRootOfContainers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := n.rootfs("c", n.pull(serve(t, "m", "1", model(t, "weights")).Addr()+"/m:1").ID)
+	if err := n.MountRootfs(testContext(t), r); !errors.Is(err, fault.NotFound) {
+		t.Errorf("mounted: %v", err)
+	}
+	n.removeRootfs(r)
 }

@@ -162,6 +162,11 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if len(src.Files) > 0 {
 		return s.artifacts.pull(ctx, src)
 	}
+	release, err := s.artifacts.Reserve(src.ImageID())
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if s.isPresent(ctx, src) {
 		id := src.ImageID()
 		slog.InfoContext(ctx, "image is up to date", "image", id, "name", name.String(), "took", time.Since(start))
@@ -189,12 +194,8 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	dropOldNames(ctx, s.store, id)
-	if err := s.artifacts.Unname(ctx, name.String()); err != nil {
+	if err := p.settle(ctx, s, id); err != nil {
 		return nil, err
-	}
-	if err := s.sync(ctx, id); err != nil {
-		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
 	}
 	image, err := s.pulled(ctx, id)
 	if err != nil {
@@ -202,6 +203,18 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	}
 	slog.InfoContext(ctx, "image pulled", "image", image.ID, "name", name.String(), "took", time.Since(start))
 	return image, nil
+}
+
+// settle makes the name of the pull mean the image alone, and brings the image to the disk.
+func (p pull) settle(ctx context.Context, s *Store, id string) error {
+	dropOldNames(ctx, s.store, id)
+	if err := s.artifacts.Unname(ctx, p.name.String()); err != nil {
+		return err
+	}
+	if err := s.sync(ctx, id); err != nil {
+		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)
+	}
+	return nil
 }
 
 // openSource reaches the first of the name's mirrors, or the registry itself, that has the

@@ -198,14 +198,14 @@ func (r Rootfs) removeWritable() error {
 	return nil
 }
 
-// Adopt is called after a restart with all root file systems that exist: exactly these
-// use images from now on. The references of all other images are deleted. A missing
-// image is an error, and the others are adopted all the same.
+// Adopt is called after a restart with ID, ImageID and ReadOnly of all root file systems
+// that exist: exactly these use images from now on. The references of all other images are
+// deleted. A missing image is an error, and the others are adopted all the same.
 func (s *Store) Adopt(ctx context.Context, rs []Rootfs) error {
 	users, artifactUsers := map[string][]string{}, map[string][]string{}
 	for _, r := range rs {
 		of := users
-		if s.artifacts.Find(r.ImageID) != nil {
+		if s.artifacts.mounts(r) {
 			of = artifactUsers
 		}
 		of[r.ImageID] = append(of[r.ImageID], r.ID)

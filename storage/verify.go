@@ -52,7 +52,7 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		if lost != nil {
 			defect("its image is damaged: " + lost.Error())
 		}
-		if s.artifacts.Find(r.ImageID) == nil {
+		if !s.artifacts.mounts(r) {
 			onLayers = append(onLayers, r)
 		}
 	}

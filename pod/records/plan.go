@@ -221,7 +221,7 @@ func (state *ContainerState) Ending(exit conmon.Exit) (code int32, reason, messa
 func (plan *ContainerPlan) ImagesInUse(id string) []storage.Rootfs {
 	held := []storage.Rootfs{{ID: id, ImageID: plan.ImageID}}
 	for _, v := range plan.Volumes {
-		held = append(held, storage.Rootfs{ID: v.RootID(id), ImageID: v.ImageID})
+		held = append(held, storage.Rootfs{ID: v.RootID(id), ImageID: v.ImageID, ReadOnly: true})
 	}
 	return held
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/record"
+	"github.com/crius-run/crius/storage"
 )
 
 // Records that a server of commit 9851b21 has written, with every field set, are
@@ -102,4 +104,14 @@ func readEarlier[T any](t *testing.T, id, kind string) *T {
 		t.Errorf("%s: the record\n%s became\n%s", kind, earlier, again)
 	}
 	return doc
+}
+
+// The image store tells the references of volumes, which may be OCI artifacts, from those
+// of root file systems.
+func TestImagesInUse(t *testing.T) {
+	plan := ContainerPlan{ImageID: "image", Volumes: []Volume{{Mount: 2, ImageID: "artifact"}}}
+	want := []storage.Rootfs{{ID: "c", ImageID: "image"}, {ID: "c-volume-2", ImageID: "artifact", ReadOnly: true}}
+	if got := plan.ImagesInUse("c"); !slices.Equal(got, want) {
+		t.Errorf("in use: %+v", got)
+	}
 }

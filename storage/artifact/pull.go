@@ -36,6 +36,9 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 		return nil, err
 	}
 	defer unlock()
+	if err := s.free(id); err != nil {
+		return nil, err
+	}
 	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
 		return a, err
 	}
@@ -99,6 +102,9 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	s := p.store
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if err := s.free(p.id); err != nil { // by now an image may have come
+		return nil, err
+	}
 	if err := trace.Call(ctx, "store artifact", func() error { return p.commit(a) }); err != nil {
 		return nil, err
 	}

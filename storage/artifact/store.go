@@ -28,6 +28,8 @@ import (
 type Config struct {
 	Dir      string // is made by the first pull
 	ReadOnly bool   // for a caller who only looks
+	// IsImage tells whether an image has an id, which no artifact may have then.
+	IsImage func(id string) (bool, error)
 
 	Pulls           *progress.Counts
 	ProgressTimeout time.Duration // as in storage.Config, and the next two
@@ -46,12 +48,13 @@ type Store struct {
 	mu        sync.Mutex
 	artifacts map[string]*Artifact
 	users     map[string]map[string]bool // ids of root file systems by artifact
+	reserved  map[string]int             // pulls of images by id
 }
 
 // Open reads the artifacts, and removes what unfinished pulls and removals have left.
 // Damaged artifacts are removed, to be pulled again.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}}
+	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}}
 	dirs, err := os.ReadDir(s.path(artifactsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read artifacts: %w", err)
