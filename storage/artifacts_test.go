@@ -424,6 +424,50 @@ func TestConcurrentPullsOfOneArtifact(t *testing.T) {
 	n.noArtifacts()
 }
 
+// A registry that sends nothing keeps nobody from having the artifact from another one, and
+// when it does send it, leaves what is in use as it is.
+func TestSlowRegistryKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	slow, fast := serve(t, "m", "1", model(t, "weights")), serve(t, "m", "1", model(t, "weights"))
+	sends := make(chan struct{})
+	slow.Inject(registry.Fault{Path: digest.FromString("weights").String(), Do: func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			select {
+			case <-sends:
+			case <-stop:
+			}
+			answer.ServeHTTP(w, req)
+		})
+	}})
+	pulled := make(chan error)
+	go func() {
+		_, err := n.Pull(testContext(t), PullRequest{Image: slow.Addr() + "/m:1"})
+		pulled <- err
+	}()
+	wait.For(t, "the other blobs", func() bool { return len(n.blobs()) == 3 })
+	img := n.pull(fast.Addr() + "/m:1")
+	v := n.volume("v", img.ID)
+	n.mount(v)
+	close(sends)
+	ok(t, <-pulled)
+	if got := n.read(v, "weights/part-1"); got != "weights" {
+		t.Errorf("a file in use has %q", got)
+	}
+	for range 2 {
+		if list := n.list(); len(list) != 1 || len(list[0].RepoTags) != 2 {
+			t.Errorf("listed %+v", list)
+		}
+		if left := n.entries("root/crius-artifacts/work"); len(left) > 0 {
+			t.Errorf("left of the pulls: %q", left)
+		}
+		n.restart()
+	}
+	n.removeRootfs(v)
+	n.remove(img.ID)
+	n.noArtifacts()
+}
+
 // A tag that moves from an image to an artifact, to another one and back is the last
 // one's.
 func TestTagMovesBetweenImageAndArtifact(t *testing.T) {

@@ -5,27 +5,27 @@ import (
 	"sync"
 )
 
-// locks are one lock for each id, for which callers wait no longer than their context.
+// locks are one lock for each key, for which callers wait no longer than their context.
 type locks struct {
 	mu   sync.Mutex
-	held map[string]chan struct{} // closed when the id is free
+	held map[string]chan struct{} // closed when the key is free
 }
 
-func (l *locks) lock(ctx context.Context, id string) (unlock func(), err error) {
+func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		l.mu.Lock()
 		if l.held == nil {
 			l.held = map[string]chan struct{}{}
 		}
-		other, taken := l.held[id]
+		other, taken := l.held[key]
 		if !taken {
 			own := make(chan struct{})
-			l.held[id] = own
+			l.held[key] = own
 			l.mu.Unlock()
 			return func() {
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				delete(l.held, id)
+				delete(l.held, key)
 				close(own)
 			}, nil
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -31,7 +32,9 @@ import (
 func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) {
 	start := time.Now()
 	id := digest.FromBytes(src.Document().Content).Encoded()
-	unlock, err := s.pulling.lock(ctx, id) // others who want the same wait for it
+	// Others who want the same of this registry wait for it, those of others do not: a slow
+	// registry must not keep them.
+	unlock, err := s.pulling.lock(ctx, id+" "+reference.Domain(src.Name))
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +53,9 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(p.dir), s.sweep())
 	}
+	if err := os.RemoveAll(p.dir); err != nil { // it is there if another pull was faster
+		slog.WarnContext(ctx, "cannot remove files of a pull; the next start retries", "image", id, "err", err)
+	}
 	slog.InfoContext(ctx, "artifact pulled", "image", id, "name", src.Name.String(), "took", time.Since(start))
 	return a, nil
 }
@@ -59,6 +65,11 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	return s.notePull(ctx, id, src)
+}
+
+// notePull is pullPresent for who holds writing.
+func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
 	a := s.Find(id)
 	if a == nil {
 		return nil, nil //nolint:nilnil // see above
@@ -98,13 +109,16 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	if err := trace.Do(ctx, "fetch artifact", p.fetchAll); err != nil {
 		return nil, err
 	}
-	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
 	s := p.store
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if err := s.free(p.id); err != nil { // by now an image may have come
 		return nil, err
 	}
+	if a, err := s.notePull(ctx, p.id, p.src); a != nil || err != nil { // it came from another registry
+		return a, err
+	}
+	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
 	if err := trace.Call(ctx, "store artifact", func() error { return p.commit(a) }); err != nil {
 		return nil, err
 	}

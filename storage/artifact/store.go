@@ -41,7 +41,7 @@ type Config struct {
 // methods are safe for concurrent use.
 type Store struct {
 	cfg     Config
-	pulling locks // by id
+	pulling locks // by id and registry
 
 	writing sync.Mutex // held while records change
 
