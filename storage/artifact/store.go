@@ -218,7 +218,12 @@ func (s *Store) remove(ctx context.Context, id string, again bool) error {
 		record := a.Record
 		record.Names, record.Former = nil, front(record.Former, maxNames, record.Names...)
 		record.Removed = true
-		return s.change(ctx, a, record)
+		if err := s.change(ctx, a, record); err != nil {
+			return err
+		}
+		if a, used = s.take(id); used { // else the last Drop came before and did not see it removed
+			return nil
+		}
 	}
 	err := trace.Call(ctx, "delete artifact", func() error { return s.delete(id) })
 	if err != nil {

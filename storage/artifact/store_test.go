@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -74,6 +75,35 @@ func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	}
 	if _, err := s.Use(id, "container"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("used after it was removed: %v", err)
+	}
+}
+
+// An artifact goes when it is removed while its last container ends, whichever is first.
+func TestRemoveDuringTheLastDrop(t *testing.T) {
+	t.Parallel()
+	for i := range 100 {
+		s, id := stored(t)
+		if _, err := s.Use(id, "container"); err != nil {
+			t.Fatal(err)
+		}
+		var both sync.WaitGroup
+		begin := make(chan struct{})
+		for _, do := range []func() error{
+			func() error { return s.Remove(t.Context(), id) },
+			func() error { return s.Drop(t.Context(), id, "container") },
+		} {
+			both.Go(func() {
+				<-begin
+				if err := do(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(begin)
+		both.Wait()
+		if _, err := os.Stat(s.path(artifactsName, id)); s.Find(id) != nil || err == nil {
+			t.Fatalf("it is there after round %d", i)
+		}
 	}
 }
 
