@@ -282,8 +282,15 @@ func TestHostileArtifacts(t *testing.T) {
 				delete(l.(map[string]any), "annotations")
 			}
 		},
-		"no layers":     func(m map[string]any) { m["layers"] = []any{} },
-		"too many":      func(m map[string]any) { m["layers"] = slices.Repeat(layers(m)[:1], source.MaxFiles+1) },
+		"no layers": func(m map[string]any) { m["layers"] = []any{} },
+		"too many":  func(m map[string]any) { m["layers"] = slices.Repeat(layers(m)[:1], source.MaxFiles+1) },
+		"many directories": func(m map[string]any) {
+			for i := range 40 {
+				layer := maps.Clone(first(m))
+				layer["annotations"] = map[string]any{imagespec.AnnotationTitle: fmt.Sprint(i, strings.Repeat("/a", 30))}
+				m["layers"] = append(layers(m), layer)
+			}
+		},
 		"negative size": func(m map[string]any) { first(m)["size"] = -1 },
 		"digest climbs": func(m map[string]any) { first(m)["digest"] = "sha256:../../../etc/passwd" },
 		"foreign":       func(m map[string]any) { first(m)["urls"] = []any{"http://127.0.0.1/x"} },

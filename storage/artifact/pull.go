@@ -109,8 +109,12 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	if err := trace.Do(ctx, "fetch artifact", p.fetchAll); err != nil {
 		return nil, err
 	}
+	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
+	if err := trace.Call(ctx, "write artifact", func() error { return p.write(a) }); err != nil {
+		return nil, err
+	}
 	s := p.store
-	s.writing.Lock()
+	s.writing.Lock() // for which all pulls wait: nothing below takes long
 	defer s.writing.Unlock()
 	if err := s.free(p.id); err != nil { // by now an image may have come
 		return nil, err
@@ -118,16 +122,15 @@ func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	if a, err := s.notePull(ctx, p.id, p.src); a != nil || err != nil { // it came from another registry
 		return a, err
 	}
-	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
-	if err := trace.Call(ctx, "store artifact", func() error { return p.commit(a) }); err != nil {
+	if err := trace.Call(ctx, "store artifact", p.commit); err != nil {
 		return nil, err
 	}
 	s.publish(a)
 	return a, s.unname(ctx, p.src.Name.String(), p.id)
 }
 
-// commit gives the artifact its place.
-func (p *pull) commit(a *Artifact) error {
+// write completes the directory of the pull, and brings it to the disk.
+func (p *pull) write(a *Artifact) error {
 	content := p.src.Document().Content
 	if err := writeSynced(filepath.Join(p.dir, manifestName), bytes.NewReader(content)); err != nil {
 		return err
@@ -135,9 +138,11 @@ func (p *pull) commit(a *Artifact) error {
 	if err := writeRecord(p.dir, &a.Record); err != nil {
 		return err
 	}
-	if err := errors.Join(settle(filepath.Join(p.dir, filesName)), syncDir(p.dir)); err != nil {
-		return err
-	}
+	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncDir(p.dir))
+}
+
+// commit gives the artifact its place.
+func (p *pull) commit() error {
 	place := p.store.path(artifactsName, p.id)
 	if err := os.RemoveAll(place); err != nil { // one that could not be read, or whose rename was not synced
 		return err

@@ -27,7 +27,8 @@ const (
 	MaxFiles     = 1000 // and layers
 	maxPath      = 1024 // bytes of a file's path
 	maxComponent = 255  // bytes, what file systems take
-	maxDirs      = 32   // levels of directories
+	maxLevels    = 32   // of directories
+	maxDirs      = 1000 // each of which is synced
 )
 
 // File is a file of an OCI artifact: a layer that has a name.
@@ -85,6 +86,9 @@ func FilesOf(content []byte) ([]File, error) {
 			return nil, fmt.Errorf("artifact manifest: file name %.100q of layer %d: %w: %w", name, i, err, fault.Invalid)
 		}
 		files = append(files, f)
+		if dirs := len(taken) - len(files); dirs > maxDirs {
+			return nil, fmt.Errorf("artifact manifest: its files are in more than %d directories: %w", maxDirs, fault.Invalid)
+		}
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("artifact manifest: it has no file that could be mounted: none of its %d layers has a name; push it with the annotation %s on each layer: %w",
@@ -100,8 +104,8 @@ func checkPath(name string) error {
 		return errors.New("it is not a path inside the artifact")
 	case len(name) > maxPath:
 		return fmt.Errorf("it has %d bytes, more than %d", len(name), maxPath)
-	case len(parts) > maxDirs:
-		return fmt.Errorf("it is more than %d directories deep", maxDirs)
+	case len(parts) > maxLevels:
+		return fmt.Errorf("it is more than %d directories deep", maxLevels)
 	case slices.ContainsFunc(parts, func(p string) bool { return len(p) > maxComponent }):
 		return fmt.Errorf("a part of it has more than %d bytes", maxComponent)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
