@@ -68,6 +68,17 @@ func (n *node) used() uint64 {
 	return images.UsedBytes
 }
 
+// documents is the size of what the store has of an artifact beside its files.
+func (n *node) documents(id string) (sum uint64) {
+	n.t.Helper()
+	for _, name := range []string{"manifest.json", "record.json"} {
+		info, err := os.Stat(filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", id, name))
+		ok(n.t, err)
+		sum += uint64(info.Size())
+	}
+	return sum
+}
+
 func TestArtifactIsPulledListedMountedAndRemoved(t *testing.T) {
 	t.Parallel()
 	a := model(t, "weights")
@@ -76,7 +87,7 @@ func TestArtifactIsPulledListedMountedAndRemoved(t *testing.T) {
 	name := r.Addr() + "/models/one"
 	img := n.pull(name + ":1")
 	const size = len("{}" + "weights" + "shared" + "shared")
-	if img.ID != a.Digest().Encoded() || !slices.Equal(img.RepoTags, []string{name + ":1"}) || img.Pinned || img.Size != uint64(size) ||
+	if img.ID != a.Digest().Encoded() || !slices.Equal(img.RepoTags, []string{name + ":1"}) || img.Pinned || img.Size != uint64(size)+n.documents(img.ID) ||
 		!slices.Equal(img.RepoDigests, []string{name + "@" + a.Digest().String()}) || len(img.Files) != 5 {
 		t.Errorf("pulled %+v", img)
 	}
@@ -108,9 +119,9 @@ func TestArtifactIsPulledListedMountedAndRemoved(t *testing.T) {
 		t.Errorf("verified: %+v, %v", defects, err)
 	}
 	n.removeRootfs(v)
-	before := n.used()
+	before, documents := n.used(), n.documents(img.ID)
 	n.remove(name + ":1")
-	if freed := before - n.used(); freed != uint64(size-len("shared")) {
+	if freed := before - n.used(); freed != uint64(size-len("shared"))+documents {
 		t.Errorf("ImageFsInfo went down by %d bytes", freed)
 	}
 	n.noArtifacts()

@@ -17,7 +17,11 @@ func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, re
 	if err != nil {
 		return err
 	}
-	signed, err := trust.WithSignatures(ctx, unsigned{ref, content}, a.Signatures, s.path(workName))
+	stored, _, err := readRecord(s.path(artifactsName, a.ID))
+	if err != nil {
+		return err
+	}
+	signed, err := trust.WithSignatures(ctx, unsigned{ref, content}, stored.Signatures, s.path(workName))
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,6 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/storage/source"
-	"github.com/crius-run/crius/storage/trust"
 )
 
 // Artifact is an artifact that is stored. It is shared between callers and must not be
@@ -34,17 +33,25 @@ type Artifact struct {
 	ID    string // the SHA-256 digest of its manifest, 64 hexadecimal digits
 	Files []source.File
 	Record
+
+	manifestSize, recordSize int64
 }
 
 // Record is what may change of an artifact.
 type Record struct {
-	Names      []string        `json:"names"`      // full names by which it was pulled, the newest one first
-	Former     []string        `json:"former"`     // those that mean other images now
-	Digests    []digest.Digest `json:"digests"`    // of its manifest and of indexes that led to it
-	Signatures [][]byte        `json:"signatures"` // in the form of trust.Blobs
-	Pulled     time.Time       `json:"pulled"`
+	Names   []string        `json:"names"`   // full names by which it was pulled, the newest one first
+	Former  []string        `json:"former"`  // those that mean other images now
+	Digests []digest.Digest `json:"digests"` // of its manifest and of indexes that led to it
+	Pulled  time.Time       `json:"pulled"`
 	// Removed artifacts are in use, and go with the last container that mounts them.
 	Removed bool `json:"removed"`
+}
+
+// document is a record as it is on the disk. Signatures are read from there when they are
+// wanted: they may have 2 MiB.
+type document struct {
+	Record
+	Signatures [][]byte `json:"signatures"` // in the form of trust.Blobs
 }
 
 // Limits of one artifact, as for images.
@@ -53,8 +60,27 @@ const (
 	maxDigests = 16 // its own and those of indexes that it was pulled by; older ones go
 )
 
-// Size is the bytes of its files.
-func (a *Artifact) Size() (sum int64) {
+// Limits of all artifacts, which are listed from memory.
+const (
+	maxArtifacts = 4096
+	maxKept      = 32 << 20 // bytes, as kept counts them
+	fileOverhead = 64       // bytes
+)
+
+// kept is about what an artifact takes in memory.
+func (a *Artifact) kept() (sum int) {
+	for _, f := range a.Files {
+		sum += fileOverhead + len(f.Path) + len(f.Digest)
+	}
+	for _, name := range slices.Concat(a.Names, a.Former) {
+		sum += len(name)
+	}
+	return sum
+}
+
+// Size is the bytes of its files, manifest and record.
+func (a *Artifact) Size() int64 {
+	sum := a.manifestSize + a.recordSize
 	for _, f := range a.Files {
 		sum += f.Size
 	}
@@ -72,7 +98,6 @@ func (r Record) withPull(src *source.Image) Record {
 	}
 	slices.Sort(digests)
 	r.Digests = front(r.Digests, maxDigests, digests...)
-	r.Signatures = trust.Union(src.Signatures, r.Signatures)
 	r.Removed, r.Pulled = false, time.Now()
 	return r
 }
@@ -80,7 +105,7 @@ func (r Record) withPull(src *source.Image) Record {
 // same tells whether another record differs in its time alone.
 func (r Record) same(other Record) bool {
 	return r.Removed == other.Removed && slices.Equal(r.Names, other.Names) && slices.Equal(r.Former, other.Former) &&
-		slices.Equal(r.Digests, other.Digests) && slices.EqualFunc(r.Signatures, other.Signatures, bytes.Equal)
+		slices.Equal(r.Digests, other.Digests)
 }
 
 // without is the record without a name, which is remembered.
@@ -108,13 +133,11 @@ var errDamaged = errors.New("artifact is damaged")
 // load reads the artifact in a directory, and looks whether its files are there.
 func load(dir string) (*Artifact, error) {
 	a := &Artifact{ID: filepath.Base(dir)}
-	text, err := os.ReadFile(filepath.Join(dir, recordName))
-	if err == nil {
-		err = damagedIf(json.Unmarshal(text, &a.Record))
-	}
+	doc, size, err := readRecord(dir)
 	if err != nil {
-		return nil, missing(err)
+		return nil, err
 	}
+	a.Record, a.recordSize = doc.Record, size
 	content, err := os.ReadFile(filepath.Join(dir, manifestName))
 	if err != nil {
 		return nil, missing(err)
@@ -122,6 +145,7 @@ func load(dir string) (*Artifact, error) {
 	if digest.FromBytes(content).Encoded() != a.ID {
 		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
 	}
+	a.manifestSize = int64(len(content))
 	if a.Files, err = source.FilesOf(content); err != nil {
 		return nil, damagedIf(err)
 	}
@@ -135,6 +159,26 @@ func load(dir string) (*Artifact, error) {
 		}
 	}
 	return a, nil
+}
+
+func readRecord(dir string) (doc document, size int64, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, recordName))
+	if err != nil {
+		return doc, 0, missing(err)
+	}
+	return doc, int64(len(text)), damagedIf(json.Unmarshal(text, &doc))
+}
+
+func writeRecord(dir string, doc document) (size int64, err error) {
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return 0, err
+	}
+	path := filepath.Join(dir, recordName)
+	if err := writeSynced(path+".new", bytes.NewReader(text)); err != nil {
+		return 0, err
+	}
+	return int64(len(text)), os.Rename(path+".new", path)
 }
 
 func missing(err error) error {

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -24,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/trust"
 )
 
 // Pull stores the artifact that src leads to under the name of src, and returns it. What is
@@ -45,7 +47,11 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
 		return a, err
 	}
-	p, err := s.begin(id, src)
+	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src)}
+	if err := s.crowded(made); err != nil {
+		return nil, err
+	}
+	p, err := s.begin(made, src)
 	if err != nil {
 		return nil, err
 	}
@@ -75,9 +81,19 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 		return nil, nil //nolint:nilnil // see above
 	}
 	record := a.withPull(src)
-	if a.same(record) {
+	stored, _, err := readRecord(s.path(artifactsName, id))
+	if err != nil {
+		return nil, err
+	}
+	signatures := trust.Union(src.Signatures, stored.Signatures)
+	if a.same(record) && slices.EqualFunc(signatures, stored.Signatures, bytes.Equal) {
 		slog.InfoContext(ctx, "artifact is up to date", "image", id, "name", src.Name.String())
-	} else if err := s.change(ctx, a, record); err != nil {
+		return a, nil
+	}
+	if err := s.crowded(&Artifact{ID: id, Files: a.Files, Record: record}); err != nil {
+		return nil, err
+	}
+	if err := s.change(ctx, a, record, src.Signatures); err != nil {
 		return nil, err
 	}
 	return s.Find(id), s.unname(ctx, src.Name.String(), id)
@@ -86,13 +102,12 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 // pull is one of an artifact that is not there.
 type pull struct {
 	store *Store
-	id    string
+	made  *Artifact
 	src   *source.Image
-	files []source.File
 	dir   string // which becomes the artifact's
 }
 
-func (s *Store) begin(id string, src *source.Image) (*pull, error) {
+func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
 	for _, name := range []string{artifactsName, blobsName, workName} {
 		if err := os.MkdirAll(s.path(name), 0o700); err != nil {
 			return nil, err
@@ -102,40 +117,43 @@ func (s *Store) begin(id string, src *source.Image) (*pull, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pull{store: s, id: id, src: src, files: src.Files, dir: dir}, nil
+	return &pull{store: s, made: made, src: src, dir: dir}, nil
 }
 
 func (p *pull) run(ctx context.Context) (*Artifact, error) {
 	if err := trace.Do(ctx, "fetch artifact", p.fetchAll); err != nil {
 		return nil, err
 	}
-	a := &Artifact{ID: p.id, Files: p.files, Record: Record{}.withPull(p.src)}
-	if err := trace.Call(ctx, "write artifact", func() error { return p.write(a) }); err != nil {
+	if err := trace.Call(ctx, "write artifact", p.write); err != nil {
 		return nil, err
 	}
 	s := p.store
 	s.writing.Lock() // for which all pulls wait: nothing below takes long
 	defer s.writing.Unlock()
-	if err := s.free(p.id); err != nil { // by now an image may have come
+	if err := s.free(p.made.ID); err != nil { // by now an image may have come
 		return nil, err
 	}
-	if a, err := s.notePull(ctx, p.id, p.src); a != nil || err != nil { // it came from another registry
+	if a, err := s.notePull(ctx, p.made.ID, p.src); a != nil || err != nil { // it came from another registry
 		return a, err
+	}
+	if err := s.crowded(p.made); err != nil {
+		return nil, err
 	}
 	if err := trace.Call(ctx, "store artifact", p.commit); err != nil {
 		return nil, err
 	}
-	s.publish(a)
-	return a, s.unname(ctx, p.src.Name.String(), p.id)
+	s.publish(p.made)
+	return p.made, s.unname(ctx, p.src.Name.String(), p.made.ID)
 }
 
 // write completes the directory of the pull, and brings it to the disk.
-func (p *pull) write(a *Artifact) error {
+func (p *pull) write() (err error) {
 	content := p.src.Document().Content
 	if err := writeSynced(filepath.Join(p.dir, manifestName), bytes.NewReader(content)); err != nil {
 		return err
 	}
-	if err := writeRecord(p.dir, &a.Record); err != nil {
+	p.made.manifestSize = int64(len(content))
+	if p.made.recordSize, err = writeRecord(p.dir, document{p.made.Record, p.src.Signatures}); err != nil {
 		return err
 	}
 	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncDir(p.dir))
@@ -143,7 +161,7 @@ func (p *pull) write(a *Artifact) error {
 
 // commit gives the artifact its place.
 func (p *pull) commit() error {
-	place := p.store.path(artifactsName, p.id)
+	place := p.store.path(artifactsName, p.made.ID)
 	if err := os.RemoveAll(place); err != nil { // one that could not be read, or whose rename was not synced
 		return err
 	}
@@ -186,7 +204,7 @@ func (p *pull) fetchAll(ctx context.Context) error {
 // content that is not.
 func (p *pull) linkPresent(events chan<- types.ProgressProperties) (missing []source.File, err error) {
 	wanted := map[digest.Digest]bool{}
-	for _, f := range p.files {
+	for _, f := range p.made.Files {
 		if wanted[f.Digest] {
 			continue
 		}
@@ -262,7 +280,7 @@ func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.Pro
 	if err := os.Link(part, p.store.blob(f.Digest)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	for _, other := range p.files {
+	for _, other := range p.made.Files {
 		if other.Digest == f.Digest {
 			if err := p.link(part, other); err != nil {
 				return err

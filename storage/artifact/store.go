@@ -1,10 +1,8 @@
 package artifact
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +20,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/trust"
 )
 
 // Config says where artifacts are and how they are pulled.
@@ -136,12 +135,34 @@ func (s *Store) Find(id string) *Artifact {
 	return s.artifacts[id]
 }
 
+// crowded refuses an artifact that would be one too many, or would get larger in memory
+// than there is room for.
+func (s *Store) crowded(a *Artifact) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	number, kept := 1, a.kept()
+	if known := s.artifacts[a.ID]; known != nil && kept <= known.kept() {
+		return nil
+	}
+	for id, other := range s.artifacts {
+		if id != a.ID {
+			number, kept = number+1, kept+other.kept()
+		}
+	}
+	if number > maxArtifacts || kept > maxKept {
+		return fmt.Errorf("the store has too many OCI artifacts (%d, at most %d) or names of their files (%d bytes, at most %d); remove some: %w",
+			number-1, maxArtifacts, kept, maxKept, fault.Exhausted)
+	}
+	return nil
+}
+
 // Size is the bytes of all artifacts, each blob counted once.
 func (s *Store) Size() (sum uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	counted := map[digest.Digest]bool{}
 	for _, a := range s.artifacts {
+		sum += uint64(a.manifestSize + a.recordSize)
 		for _, f := range a.Files {
 			if !counted[f.Digest] {
 				counted[f.Digest] = true
@@ -218,7 +239,7 @@ func (s *Store) remove(ctx context.Context, id string, again bool) error {
 		record := a.Record
 		record.Names, record.Former = nil, front(record.Former, maxNames, record.Names...)
 		record.Removed = true
-		if err := s.change(ctx, a, record); err != nil {
+		if err := s.change(ctx, a, record, nil); err != nil {
 			return err
 		}
 		if a, used = s.take(id); used { // else the last Drop came before and did not see it removed
@@ -308,21 +329,23 @@ func (s *Store) unname(ctx context.Context, name, except string) error {
 	s.mu.Unlock()
 	var errs []error
 	for _, a := range named {
-		errs = append(errs, s.change(ctx, a, a.without(name)))
+		errs = append(errs, s.change(ctx, a, a.without(name), nil))
 	}
 	return errors.Join(errs...)
 }
 
-// change writes another record for an artifact.
-func (s *Store) change(ctx context.Context, a *Artifact, record Record) error {
+// change writes another record for an artifact, and adds signatures to those that it has.
+func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatures [][]byte) error {
 	changed := *a
 	changed.Record = record
 	dir := s.path(artifactsName, a.ID)
 	err := trace.Call(ctx, "write artifact record", func() error {
-		if err := writeRecord(dir, &changed.Record); err != nil {
+		stored, _, err := readRecord(dir)
+		if err != nil {
 			return err
 		}
-		return syncDir(dir)
+		changed.recordSize, err = writeRecord(dir, document{record, trust.Union(signatures, stored.Signatures)})
+		return errors.Join(err, syncDir(dir))
 	})
 	if err != nil {
 		return fmt.Errorf("write record of artifact %s: %w", a.ID, err)
@@ -341,15 +364,3 @@ func (s *Store) Check(id string) error {
 
 // Delete deletes the directory of the store.
 func (s *Store) Delete() error { return os.RemoveAll(s.cfg.Dir) }
-
-func writeRecord(dir string, record *Record) error {
-	text, err := json.Marshal(record)
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(dir, recordName)
-	if err := writeSynced(path+".new", bytes.NewReader(text)); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}

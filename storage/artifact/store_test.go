@@ -1,14 +1,22 @@
 package artifact
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -55,7 +63,7 @@ func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	a := s.Find(id)
 	record := a.Record
 	record.Removed = false
-	if err := s.change(t.Context(), a, record); err != nil { // as a pull does
+	if err := s.change(t.Context(), a, record, nil); err != nil { // as a pull does
 		t.Fatal(err)
 	}
 	if err := s.remove(t.Context(), id, true); err != nil { // as Drop does, which has seen it removed
@@ -105,6 +113,66 @@ func TestRemoveDuringTheLastDrop(t *testing.T) {
 			t.Fatalf("it is there after round %d", i)
 		}
 	}
+}
+
+// Signatures are kept whatever else of an artifact changes.
+func TestRecordsKeepSignatures(t *testing.T) {
+	t.Parallel()
+	s, id := stored(t)
+	one, two := []byte("one"), []byte("two")
+	named := Record{Names: []string{"example.com/a:1"}}
+	for _, err := range []error{
+		s.change(t.Context(), s.Find(id), named, [][]byte{one}),
+		s.change(t.Context(), s.Find(id), named, [][]byte{two}),
+		s.Unname(t.Context(), named.Names[0]),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, size, err := readRecord(s.path(artifactsName, id))
+	if err != nil || len(got.Names) > 0 || !slices.EqualFunc(got.Signatures, [][]byte{two, one}, bytes.Equal) {
+		t.Errorf("on the disk is %+v, %v", got, err)
+	}
+	opened, err := Open(s.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size != s.Find(id).recordSize || opened.Size() != s.Size() {
+		t.Errorf("the record has %d bytes, not %d; the store %d, not %d", size, s.Find(id).recordSize, opened.Size(), s.Size())
+	}
+}
+
+// All artifacts are in memory, so there is an end to their number and to their names.
+func TestStoreIsBounded(t *testing.T) {
+	t.Parallel()
+	name, err := reference.ParseNormalizedNamed("example.com/a:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := &source.Image{Name: name, Files: []source.File{{Path: "a"}}}
+	src.Manifests = map[digest.Digest]source.Document{"": {Content: []byte("{}")}}
+	full := func(number, pathSize int) {
+		s, id := stored(t)
+		s.cfg.IsImage = func(string) (bool, error) { return false, nil }
+		for i := range number {
+			s.publish(&Artifact{ID: strconv.Itoa(i), Files: []source.File{{Path: strings.Repeat("a", pathSize)}}})
+		}
+		if _, err := s.Pull(t.Context(), src); !errors.Is(err, fault.Exhausted) {
+			t.Errorf("pulled beside %d artifacts with names of %d bytes: %v", number, pathSize, err)
+		}
+		a := s.Find(id)
+		if err := s.crowded(a); err != nil {
+			t.Errorf("an artifact that is there already: %v", err)
+		}
+		more := *a
+		more.Names = []string{strings.Repeat("a", maxKept)}
+		if err := s.crowded(&more); !errors.Is(err, fault.Exhausted) {
+			t.Errorf("one that grows: %v", err)
+		}
+	}
+	full(maxArtifacts-1, 0)
+	full(32, 1<<20)
 }
 
 // Who waits for another pull waits no longer than its caller.
