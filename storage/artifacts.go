@@ -113,7 +113,7 @@ func recordOf(a *artifact.Artifact) *cstorage.Image {
 
 // mounts tells whether a root file system is that of an artifact, which is never the root
 // of a container, even if another tool has stored an image with its id.
-func (a *artifacts) mounts(r Rootfs) bool { return r.ReadOnly && a.Find(r.ImageID) != nil }
+func (a *artifacts) mounts(r Rootfs) bool { return r.ReadOnly && a.Has(r.ImageID) }
 
 // use notes that a root file system uses its image or artifact, and returns the
 // directories of that, top first. They stay until drop.
@@ -150,7 +150,7 @@ func (a *artifacts) removeImage(ctx context.Context, image *Image) error {
 
 // damage says why an image or artifact cannot be mounted.
 func (a *artifacts) damage(id string) error {
-	if a.Find(id) == nil {
+	if !a.Has(id) {
 		return imageUsable(a.lib, id)
 	}
 	return a.Check(id)

@@ -566,8 +566,8 @@ func TestArtifactInUserNamespaces(t *testing.T) {
 	}
 }
 
-// An artifact that lost a file or its record is removed at the next start, and pulled
-// again; a server that only looks leaves it.
+// An artifact that lost a file or its record is removed after the next start, and pulled
+// again; a server that only looks leaves it, and so does one with containers that use it.
 func TestDamagedArtifact(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -580,6 +580,8 @@ func TestDamagedArtifact(t *testing.T) {
 		"other manifest": func(dir string) error { return os.WriteFile(filepath.Join(dir, "manifest.json"), []byte("{}"), 0o600) },
 	} {
 		img := n.pull(name)
+		used := n.volume("used", img.ID)
+		n.mount(used)
 		dir := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", img.ID)
 		ok(t, damage(dir))
 		ok(t, n.Close(testContext(t)))
@@ -591,6 +593,16 @@ func TestDamagedArtifact(t *testing.T) {
 		ok(t, n.Close(testContext(t)))
 		n.cfg.ReadOnly = false
 		n.open()
+		ok(t, n.Adopt(testContext(t), []Rootfs{used}))
+		if got := n.read(used, "weights/part-1"); got != "weights" || len(n.list()) > 0 {
+			t.Errorf("%s: who uses it reads %q, listed %+v", what, got, n.list())
+		}
+		if defects, err := n.Verify(testContext(t), []Rootfs{used}); err != nil || len(defects) != 1 || !strings.Contains(defects[0].Text, "damaged") {
+			t.Errorf("%s: verified %+v, %v", what, defects, err)
+		}
+		n.removeRootfs(used)
+		n.restart()
+		ok(t, n.Adopt(testContext(t), nil))
 		n.noArtifacts()
 		again := n.pull(name)
 		v := n.volume("v", again.ID)

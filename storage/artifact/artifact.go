@@ -146,8 +146,8 @@ func load(dir string) (*Artifact, error) {
 		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
 	}
 	a.manifestSize = int64(len(content))
-	if a.Files, err = source.FilesOf(content); err != nil {
-		return nil, damagedIf(err)
+	if a.Files, err = source.FilesOf(content); err != nil { // not damaged: the version that pulled it had other rules
+		return nil, err
 	}
 	for _, f := range a.Files {
 		info, err := os.Lstat(filepath.Join(dir, filesName, f.Path))

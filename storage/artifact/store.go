@@ -48,17 +48,18 @@ type Store struct {
 	artifacts map[string]*Artifact
 	users     map[string]map[string]bool // ids of root file systems by artifact
 	reserved  map[string]int             // pulls of images by id
+	unusable  map[string]error           // artifacts that Open could not use, and why
 }
 
 // Open reads the artifacts, and removes what unfinished pulls and removals have left.
-// Damaged artifacts are removed, to be pulled again.
+// Artifacts that cannot be used are not listed, and stay, since containers may be using
+// them: damaged ones until Adopt, others until a version of crius can use them.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}}
+	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
 	dirs, err := os.ReadDir(s.path(artifactsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read artifacts: %w", err)
 	}
-	var left []error
 	for _, dir := range dirs {
 		a, loadErr := load(s.path(artifactsName, dir.Name()))
 		if loadErr == nil {
@@ -66,20 +67,18 @@ func Open(cfg Config) (*Store, error) {
 			continue
 		}
 		slog.Warn("unusable artifact not listed", "image", dir.Name(), "err", loadErr)
-		if errors.Is(loadErr, errDamaged) && !cfg.ReadOnly {
-			left = append(left, os.RemoveAll(s.path(artifactsName, dir.Name())))
-		}
+		s.unusable[dir.Name()] = loadErr
 	}
 	s.settleNames()
 	if cfg.ReadOnly {
 		return s, nil
 	}
-	left = append(left, os.RemoveAll(s.path(workName)), s.sweep())
+	left := []error{os.RemoveAll(s.path(workName)), s.sweep()}
 	if len(dirs) > 0 { // for removals, which a full disk must not keep from it
 		left = append(left, os.MkdirAll(s.path(workName), 0o700))
 	}
 	if err := errors.Join(left...); err != nil { // on a read-only disk, say, which is no reason not to start
-		slog.Warn("cannot remove damaged artifacts and leftovers of unfinished pulls; the next start retries", "err", err)
+		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
 	return s, nil
 }
@@ -126,6 +125,13 @@ func (s *Store) All() []*Artifact {
 	}
 	slices.SortFunc(all, func(a, b *Artifact) int { return cmp.Compare(a.ID, b.ID) })
 	return all
+}
+
+// Has tells whether an id is that of an artifact, which may be unusable.
+func (s *Store) Has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.artifacts[id] != nil || s.unusable[id] != nil
 }
 
 // Find is the artifact with this id, nil if there is none.
@@ -201,7 +207,8 @@ func (s *Store) Drop(ctx context.Context, id, user string) error {
 	return s.remove(ctx, id, true)
 }
 
-// Adopt makes users, root file systems by artifact, the only ones.
+// Adopt makes users, root file systems by artifact, the only ones. Damaged artifacts
+// without users are removed.
 func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 	s.mu.Lock()
 	clear(s.users)
@@ -210,12 +217,15 @@ func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 		if a.Removed && len(users[id]) == 0 {
 			unused = append(unused, id)
 		}
+	}
+	for id, all := range users {
 		s.users[id] = map[string]bool{}
-		for _, user := range users[id] {
+		for _, user := range all {
 			s.users[id][user] = true
 		}
 	}
 	s.mu.Unlock()
+	s.removeDamaged()
 	var errs []error
 	for _, id := range unused {
 		errs = append(errs, s.remove(ctx, id, true))
@@ -253,6 +263,28 @@ func (s *Store) remove(ctx context.Context, id string, again bool) error {
 	return err
 }
 
+func (s *Store) removeDamaged() {
+	s.writing.Lock() // so that none of them is pulled again meanwhile
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	var unused []string
+	for id, why := range s.unusable {
+		if errors.Is(why, errDamaged) && len(s.users[id]) == 0 {
+			unused = append(unused, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, id := range unused {
+		if err := s.delete(id); err != nil { // on a read-only disk, say, which is no reason not to start
+			slog.Warn("cannot remove damaged artifact; the next start retries", "image", id, "err", err)
+			continue
+		}
+		s.mu.Lock()
+		delete(s.unusable, id)
+		s.mu.Unlock()
+	}
+}
+
 // take takes an artifact that nobody uses off the list.
 func (s *Store) take(id string) (a *Artifact, used bool) {
 	s.mu.Lock()
@@ -269,6 +301,7 @@ func (s *Store) publish(a *Artifact) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.artifacts[a.ID] = a
+	delete(s.unusable, a.ID)
 }
 
 // delete removes the files of an artifact, which is gone as soon as it has left its place.
@@ -356,6 +389,12 @@ func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatur
 
 // Check says what is wrong with an artifact that is in use.
 func (s *Store) Check(id string) error {
+	s.mu.Lock()
+	err := s.unusable[id]
+	s.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("artifact %s is unusable: %w", id, err)
+	}
 	if _, err := os.Stat(s.path(artifactsName, id, filesName)); err != nil {
 		return fmt.Errorf("artifact %s has no files: %w", id, err)
 	}

@@ -175,6 +175,32 @@ func TestStoreIsBounded(t *testing.T) {
 	full(32, 1<<20)
 }
 
+// What another version of crius has pulled by rules that this one does not have is not
+// damaged: it stays.
+func TestArtifactOfOtherRules(t *testing.T) {
+	t.Parallel()
+	s, id := stored(t)
+	built, err := image.Files{"../a": "a"}.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := built.Digest().Encoded()
+	dir := s.path(artifactsName, other)
+	if err := errors.Join(os.Rename(s.path(artifactsName, id), dir), os.WriteFile(filepath.Join(dir, manifestName), built.Manifest, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := Open(s.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := opened.Adopt(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, recordName)); err != nil || len(opened.All()) > 0 {
+		t.Errorf("it has gone: %v, or is listed: %+v", err, opened.All())
+	}
+}
+
 // Who waits for another pull waits no longer than its caller.
 func TestLocks(t *testing.T) {
 	t.Parallel()
