@@ -63,7 +63,8 @@ func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error)
 		return nil, err
 	}
 	if err := a.takeName(ctx, src.Name.String()); err != nil {
-		return nil, fmt.Errorf("take the name from the image that had it: %w", err)
+		err = fmt.Errorf("take the name from the image that had it: %w", err)
+		return nil, errors.Join(err, a.Unname(ctx, src.Name.String())) // so that not both have it
 	}
 	return a.image(pulled), nil
 }
@@ -81,6 +82,30 @@ func (a *artifacts) takeName(ctx context.Context, name string) error {
 		return err
 	}
 	return trace.Do(ctx, "write store manifest", a.manifest.Write)
+}
+
+// settleNames takes the names that both an image and an artifact have, after a crash, from
+// both: it is not known which of them was pulled last. The next pull gives them to one.
+func (a *artifacts) settleNames(ctx context.Context) error {
+	records, err := a.lib.Images()
+	if err != nil {
+		return err
+	}
+	named := map[string]bool{}
+	for _, one := range a.All() {
+		for _, name := range one.Names {
+			named[name] = true
+		}
+	}
+	var errs []error
+	for _, record := range records {
+		for _, name := range record.Names {
+			if named[name] && !record.ReadOnly {
+				errs = append(errs, a.lib.RemoveNames(record.ID, []string{name}), a.Unname(ctx, name))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.

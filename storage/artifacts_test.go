@@ -520,6 +520,42 @@ func TestTagMovesBetweenImageAndArtifact(t *testing.T) {
 	n.empty()
 }
 
+// A name that a crash has left to both an image and an artifact means neither, until it is
+// pulled again.
+func TestNameOfImageAndArtifact(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "m", "1", motd(t, "image"))
+	r.Push("m", "2", model(t, "weights"))
+	one, two := r.Addr()+"/m:1", r.Addr()+"/m:2"
+	img, a := n.pull(one), n.pull(two)
+	ok(t, n.Close(testContext(t)))
+	record := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", a.ID, "record.json")
+	text, err := os.ReadFile(record)
+	ok(t, err)
+	ok(t, os.WriteFile(record, changedJSON(t, text, func(m map[string]any) { m["names"] = []string{one, two} }), 0o600))
+	n.open()
+	for range 2 {
+		if got, err := n.Image(testContext(t), one); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%s means %+v, %v", one, got, err)
+		}
+		if got, err := n.Image(testContext(t), two); err != nil || got.ID != a.ID {
+			t.Errorf("%s means %+v, %v", two, got, err)
+		}
+		if list := n.list(); len(list) != 2 || len(byID(list, img.ID).RepoDigests) == 0 {
+			t.Errorf("listed %+v", list)
+		}
+		n.restart()
+	}
+	if got := n.pull(one); got.ID != img.ID || !slices.Equal(got.RepoTags, []string{one}) {
+		t.Errorf("pulled %+v", got)
+	}
+	n.remove(one)
+	n.remove(two)
+	n.noArtifacts()
+	n.empty()
+}
+
 // Signature policies are asked about artifacts as about images, when they are pulled and
 // when they are mounted.
 func TestSignedArtifacts(t *testing.T) {

@@ -209,7 +209,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 func (p pull) settle(ctx context.Context, s *Store, id string) error {
 	dropOldNames(ctx, s.store, id)
 	if err := s.artifacts.Unname(ctx, p.name.String()); err != nil {
-		return err
+		return errors.Join(err, s.store.RemoveNames(id, []string{p.name.String()})) // so that not both have it
 	}
 	if err := s.sync(ctx, id); err != nil {
 		slog.WarnContext(ctx, "cannot write the store manifest: the next boot re-verifies the image", "image", id, "err", err)

@@ -204,6 +204,9 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
+	if err := s.artifacts.settleNames(ctx); err != nil {
+		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)
+	}
 	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), hosts.RemoveDirs(s.store.RunRoot())); err != nil {
 		slog.Warn("cannot remove credentials and registry configuration of unfinished pulls; the next start retries", "err", err)
 	}
