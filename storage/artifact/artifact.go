@@ -78,11 +78,17 @@ func (a *Artifact) kept() (sum int) {
 	return sum
 }
 
-// Size is the bytes of its files, manifest and record.
-func (a *Artifact) Size() int64 {
+// Size is the bytes of its manifest, record and files, each content counted once.
+func (a *Artifact) Size() int64 { return a.sizeWithout(map[digest.Digest]bool{}) }
+
+// sizeWithout is Size without content that was counted before, and notes what it counts.
+func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
 	sum := a.manifestSize + a.recordSize
 	for _, f := range a.Files {
-		sum += f.Size
+		if !counted[f.Digest] {
+			counted[f.Digest] = true
+			sum += f.Size
+		}
 	}
 	return sum
 }

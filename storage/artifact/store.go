@@ -168,13 +168,7 @@ func (s *Store) Size() (sum uint64) {
 	defer s.mu.Unlock()
 	counted := map[digest.Digest]bool{}
 	for _, a := range s.artifacts {
-		sum += uint64(a.manifestSize + a.recordSize)
-		for _, f := range a.Files {
-			if !counted[f.Digest] {
-				counted[f.Digest] = true
-				sum += uint64(f.Size)
-			}
-		}
+		sum += uint64(a.sizeWithout(counted))
 	}
 	return sum
 }
