@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -164,6 +166,47 @@ func blobRequests(r *registry.Registry) (digests []string) {
 		}
 	}
 	return digests
+}
+
+// Content that has as many links as the file system takes is fetched once more, and shared
+// from then on.
+func TestArtifactsBeyondTheLimitOfLinks(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "m", "1", model(t, "one"))
+	r.Push("m", "2", model(t, "two"))
+	r.Push("m", "3", model(t, "three"))
+	n.pull(r.Addr() + "/m:1")
+	shared := filepath.Join(n.cfg.Root, "crius-artifacts/blobs/sha256-"+digest.FromString("shared").Encoded())
+	links := t.TempDir()
+	const limit = 65_000 // of ext4
+	for i := range limit {
+		err := os.Link(shared, filepath.Join(links, strconv.Itoa(i)))
+		if errors.Is(err, unix.EMLINK) {
+			ok(t, os.Remove(filepath.Join(links, "0"))) // there is room for one of two files
+			break
+		}
+		ok(t, err)
+		if i == limit-1 {
+			t.Skip("the file system takes more links than that of ext4")
+		}
+	}
+	for i, want := range [][]string{{"two", "shared"}, {"three"}} {
+		tag := strconv.Itoa(i + 2)
+		r.Forget()
+		v := n.volume("v"+tag, n.pull(r.Addr()+"/m:"+tag).ID)
+		n.mount(v)
+		if n.read(v, "copy") != "shared" || n.read(v, "weights/part-2") != "shared" {
+			t.Errorf("content of m:%s differs", tag)
+		}
+		n.removeRootfs(v)
+		for i := range want {
+			want[i] = digest.FromString(want[i]).String()
+		}
+		if got := blobRequests(r); !slices.Equal(sorted(got), sorted(want)) {
+			t.Errorf("fetched %q for m:%s", got, tag)
+		}
+	}
 }
 
 // An artifact that is removed while a container mounts it goes with that container,

@@ -2,6 +2,7 @@ package artifact
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,7 +209,11 @@ func (p *pull) linkPresent(events chan<- types.ProgressProperties) (missing []so
 		if wanted[f.Digest] {
 			continue
 		}
-		err := p.link(p.store.blob(f.Digest), f)
+		blob := p.store.blob(f.Digest)
+		err := p.link(blob, f)
+		if errors.Is(err, unix.EMLINK) { // no file system takes any number: others keep those that there are
+			err = cmp.Or(os.Remove(blob), fs.ErrNotExist)
+		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			wanted[f.Digest] = true
@@ -235,7 +240,10 @@ func (p *pull) link(content string, f source.File) error {
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		return err
 	}
-	return os.Link(content, at)
+	if err := os.Link(content, at); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil // it was linked to the same content before that had too many links
 }
 
 // checkRoom refuses what does not fit on the disk before it is fetched.
