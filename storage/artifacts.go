@@ -35,6 +35,7 @@ const artifactsName = "crius-artifacts"
 func openArtifacts(s *Store) (*artifacts, error) {
 	store, err := artifact.Open(artifact.Config{
 		Dir:             filepath.Join(s.store.GraphRoot(), artifactsName),
+		RunRoot:         s.store.RunRoot(),
 		ReadOnly:        s.cfg.ReadOnly,
 		IsImage:         func(id string) (bool, error) { return isImage(s.store, id) },
 		Pulls:           &s.pulls,

@@ -619,6 +619,8 @@ func TestSignedArtifacts(t *testing.T) {
 			t.Errorf("pulled without a signature: %v", err)
 		}
 		for range 2 {
+			ok(t, os.RemoveAll(filepath.Join(n.cfg.Root, "crius-artifacts/work"))) // nothing is written to the disk
+			ok(t, os.WriteFile(filepath.Join(n.cfg.Root, "crius-artifacts/work"), nil, 0o600))
 			n.wantAdmitted(img, name+":signed")
 			n.wantAdmitted(img, img.ID)
 			n.wantRefused(lax, name+":unsigned", "requires a signature")

@@ -7,6 +7,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/types"
 
+	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -21,7 +22,12 @@ func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, re
 	if err != nil {
 		return err
 	}
-	signed, err := trust.WithSignatures(ctx, unsigned{ref, content}, stored.Signatures, s.path(workName))
+	dir, end, err := hosts.MakeDir(s.cfg.RunRoot) // the disk of the artifacts may be full
+	if err != nil {
+		return err
+	}
+	defer end()
+	signed, err := trust.WithSignatures(ctx, unsigned{ref, content}, stored.Signatures, dir)
 	if err != nil {
 		return err
 	}

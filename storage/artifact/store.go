@@ -26,6 +26,7 @@ import (
 // Config says where artifacts are and how they are pulled.
 type Config struct {
 	Dir      string // is made by the first pull
+	RunRoot  string // for temporary files, of which the next start removes what is left
 	ReadOnly bool   // for a caller who only looks
 	// IsImage tells whether an image has an id, which no artifact may have then.
 	IsImage func(id string) (bool, error)

@@ -15,7 +15,7 @@ import (
 const Prefix = "crius-registries-"
 
 // MakeDir makes a directory for what the library is to read about registries during
-// one pull. The caller must call end after it.
+// one pull, or of a stored artifact. The caller must call end after it.
 func MakeDir(runRoot string) (dir string, end func(), err error) {
 	dir, err = os.MkdirTemp(runRoot, Prefix)
 	if err != nil {
@@ -23,7 +23,7 @@ func MakeDir(runRoot string) (dir string, end func(), err error) {
 	}
 	return dir, func() {
 		if err := os.RemoveAll(dir); err != nil {
-			slog.Warn("cannot remove the registry configuration of a pull; the next start retries", "err", err)
+			slog.Warn("cannot remove temporary files of a pull or a signature check; the next start retries", "err", err)
 		}
 	}, nil
 }
