@@ -201,7 +201,7 @@ func TestTheLockIsRemovedLast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if order := state.order(entries); !slices.Equal(order, []string{".crius-123", "containers", "pod-cidr", "pods", "lock"}) {
+	if order := state.order(entries); !slices.Equal(order, []string{".crius-123", "containers", "pod-cidr", "pods", "tuning", "lock"}) {
 		t.Errorf("%q", order)
 	}
 }
