@@ -57,6 +57,7 @@ func checks() []check {
 		{"addresses", checkAddresses},
 		{"runtimes", checkRuntimes},
 		{"hooks", checkHooks},
+		{"resource classes", checkClasses},
 		{"storage", checkStorage},
 		{"other runtimes", checkForeign},
 		{"network", checkNetwork},

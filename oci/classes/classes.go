@@ -72,6 +72,20 @@ func (c *Classes) readBlockIO() error {
 	return nil
 }
 
+// FindRDT says why this node has no Intel RDT for the classes of a file; nil: it has, or there
+// is no file. It changes nothing.
+func (c *Classes) FindRDT() error {
+	if c.cfg.RDTFile == "" {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := rdt.Initialize(""); err != nil {
+		return fmt.Errorf("this node has no Intel RDT: %w: %w", err, fault.Unavailable)
+	}
+	return nil
+}
+
 // Load makes the classes of RDT in the resctrl file system, and removes all others from it. A
 // node without RDT is no error: containers that are in a class are refused then.
 func (c *Classes) Load(ctx context.Context) error {
