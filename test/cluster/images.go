@@ -30,7 +30,14 @@ type images struct {
 
 // listImages are the names of the images that the tests ask for.
 func listImages(ctx context.Context, tests string) ([]string, error) {
-	list, err := exec.CommandContext(ctx, tests, "--list-images").Output()
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	cmd := exec.CommandContext(ctx, tests, "--list-images")
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir) // some tests make directories before they are asked to run
+	list, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the images of the tests: %w", err)
 	}

@@ -32,7 +32,7 @@ type trial struct {
 }
 
 // hostFiles are what the tests of host paths write on the machine itself, and leave there.
-var hostFiles = []string{"/tmp/test-file", "/tmp/sub-path"}
+var hostFiles = []string{"/tmp/test-file", "/tmp/sub-path", "/tmp/job-e2e"}
 
 // run runs the tests on a node of its own.
 func (t *trial) run(ctx context.Context) (_ *result, err error) {
