@@ -169,29 +169,29 @@ func blobRequests(r *registry.Registry) (digests []string) {
 }
 
 // Content that has as many links as the file system takes is fetched once more, and shared
-// from then on.
+// from then on. Where a file system takes more than ext4 it is shared without that.
 func TestArtifactsBeyondTheLimitOfLinks(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	disk, err := os.MkdirTemp("/var/tmp", "crius-links-") // memory takes any number
+	ok(t, err)
+	t.Cleanup(func() { ok(t, os.RemoveAll(disk)) })
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(disk, "root") })
 	r := serve(t, "m", "1", model(t, "one"))
 	r.Push("m", "2", model(t, "two"))
 	r.Push("m", "3", model(t, "three"))
 	n.pull(r.Addr() + "/m:1")
 	shared := filepath.Join(n.cfg.Root, "crius-artifacts/blobs/sha256-"+digest.FromString("shared").Encoded())
-	links := t.TempDir()
-	const limit = 65_000 // of ext4
-	for i := range limit {
-		err := os.Link(shared, filepath.Join(links, strconv.Itoa(i)))
+	again := []string{"two"}
+	for i := range 65_000 { // of ext4
+		err := os.Link(shared, filepath.Join(disk, strconv.Itoa(i)))
 		if errors.Is(err, unix.EMLINK) {
-			ok(t, os.Remove(filepath.Join(links, "0"))) // there is room for one of two files
+			ok(t, os.Remove(filepath.Join(disk, "0"))) // there is room for one of two files
+			again = append(again, "shared")
 			break
 		}
 		ok(t, err)
-		if i == limit-1 {
-			t.Skip("the file system takes more links than that of ext4")
-		}
 	}
-	for i, want := range [][]string{{"two", "shared"}, {"three"}} {
+	for i, want := range [][]string{again, {"three"}} {
 		tag := strconv.Itoa(i + 2)
 		r.Forget()
 		v := n.volume("v"+tag, n.pull(r.Addr()+"/m:"+tag).ID)
