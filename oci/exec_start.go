@@ -31,7 +31,7 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 	if err != nil {
 		return nil, err
 	}
-	process, err := commandProcess(t.ref, c, ownCPUs())
+	process, err := commandProcess(t.ref, c, ownCPUs)
 	if err != nil {
 		return nil, err
 	}
@@ -72,15 +72,15 @@ func (t *cliTask) begin(ctx context.Context, c Command) (_ *execution, err error
 }
 
 // commandProcess is the container's own process with another command. The runtime that
-// starts it is known to be allowed some CPUs.
-func commandProcess(ref Ref, c Command, runtime tuning.Set) (*specs.Process, error) {
+// starts it is known to be allowed some CPUs, which are only asked for if that matters.
+func commandProcess(ref Ref, c Command, runtime func() tuning.Set) (*specs.Process, error) {
 	process, err := readProcess[specs.Process](ref.Dir)
 	if err != nil {
 		return nil, err
 	}
 	if process.ExecCPUAffinity != nil {
 		if present, err := presentCPUs(cgroup.ReadFile, ref.Cgroup); err == nil { // else the runtime knows better
-			process.ExecCPUAffinity = fitAffinity(*process.ExecCPUAffinity, present, runtime)
+			process.ExecCPUAffinity = fitAffinity(*process.ExecCPUAffinity, present, runtime())
 		}
 	}
 	process.Args = c.Args

@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/oci/stdio"
+	"github.com/crius-run/crius/oci/tuning"
 )
 
 func (t *shimTask) Exec(ctx context.Context, args []string, timeout time.Duration) (*ExecResult, error) {
@@ -49,7 +50,7 @@ func (t *shimTask) exec(ctx context.Context, c Command) (*execution, error) {
 
 // begin has the shim run a command, with FIFOs of ours as its stdio.
 func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err error) {
-	process, err := commandProcess(t.ref, c, nil) // the shim runs the runtime, wherever it may
+	process, err := commandProcess(t.ref, c, func() tuning.Set { return nil }) // the shim runs the runtime, wherever it may
 	if err != nil {
 		return nil, err
 	}
