@@ -48,7 +48,7 @@ func (n *node) blobs() []string { return n.entries("root/crius-artifacts/blobs")
 // noArtifacts fails the test if anything is left of artifacts.
 func (n *node) noArtifacts() {
 	n.t.Helper()
-	for _, dir := range []string{"artifacts", "blobs", "work"} {
+	for _, dir := range []string{"artifacts", "blobs", "pending"} {
 		if left := n.entries("root/crius-artifacts/" + dir); len(left) > 0 {
 			n.t.Errorf("left in %s: %q", dir, left)
 		}
@@ -519,7 +519,7 @@ func TestSlowRegistryKeepsNobodyWaiting(t *testing.T) {
 		if list := n.list(); len(list) != 1 || len(list[0].RepoTags) != 2 {
 			t.Errorf("listed %+v", list)
 		}
-		if left := n.entries("root/crius-artifacts/work"); len(left) > 0 {
+		if left := n.entries("root/crius-artifacts/pending"); len(left) > 0 {
 			t.Errorf("left of the pulls: %q", left)
 		}
 		n.restart()
@@ -619,8 +619,8 @@ func TestSignedArtifacts(t *testing.T) {
 			t.Errorf("pulled without a signature: %v", err)
 		}
 		for range 2 {
-			ok(t, os.RemoveAll(filepath.Join(n.cfg.Root, "crius-artifacts/work"))) // nothing is written to the disk
-			ok(t, os.WriteFile(filepath.Join(n.cfg.Root, "crius-artifacts/work"), nil, 0o600))
+			ok(t, os.RemoveAll(filepath.Join(n.cfg.Root, "crius-artifacts/pending"))) // nothing is written to the disk
+			ok(t, os.WriteFile(filepath.Join(n.cfg.Root, "crius-artifacts/pending"), nil, 0o600))
 			n.wantAdmitted(img, name+":signed")
 			n.wantAdmitted(img, img.ID)
 			n.wantRefused(lax, name+":unsigned", "requires a signature")

@@ -5,9 +5,9 @@
 //	<dir>/artifacts/<id>/record.json       names and signatures
 //	<dir>/artifacts/<id>/manifest.json     as the registry has it
 //	<dir>/artifacts/<id>/files/…           what is mounted: hard links to blobs
-//	<dir>/work/…                           pulls and removals under way
+//	<dir>/pending/…                        pulls and removals under way
 //
-// An artifact is made in work and gets its place, synced, by one rename; it is removed the
+// An artifact is made in pending and gets its place, synced, by one rename; it is removed the
 // other way round. Its files never change. A blob that has no other link is in no artifact.
 package artifact
 

@@ -109,12 +109,12 @@ type pull struct {
 }
 
 func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
-	for _, name := range []string{artifactsName, blobsName, workName} {
+	for _, name := range []string{artifactsName, blobsName, pendingName} {
 		if err := os.MkdirAll(s.path(name), 0o700); err != nil {
 			return nil, err
 		}
 	}
-	dir, err := os.MkdirTemp(s.path(workName), "pull-")
+	dir, err := os.MkdirTemp(s.path(pendingName), "pull-")
 	if err != nil {
 		return nil, err
 	}

@@ -74,9 +74,9 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.ReadOnly {
 		return s, nil
 	}
-	left := []error{os.RemoveAll(s.path(workName)), s.sweep()}
+	left := []error{os.RemoveAll(s.path(pendingName)), s.sweep()}
 	if len(dirs) > 0 { // for removals, which a full disk must not keep from it
-		left = append(left, os.MkdirAll(s.path(workName), 0o700))
+		left = append(left, os.MkdirAll(s.path(pendingName), 0o700))
 	}
 	if err := errors.Join(left...); err != nil { // on a read-only disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
@@ -88,7 +88,7 @@ func Open(cfg Config) (*Store, error) {
 const (
 	artifactsName = "artifacts"
 	blobsName     = "blobs"
-	workName      = "work"
+	pendingName   = "pending"
 )
 
 func (s *Store) path(parts ...string) string {
@@ -301,10 +301,10 @@ func (s *Store) publish(a *Artifact) {
 
 // delete removes the files of an artifact, which is gone as soon as it has left its place.
 func (s *Store) delete(id string) error {
-	if err := os.MkdirAll(s.path(workName), 0o700); err != nil { // in most cases it is there
+	if err := os.MkdirAll(s.path(pendingName), 0o700); err != nil { // in most cases it is there
 		return err
 	}
-	aside := s.path(workName, "removed-"+id)
+	aside := s.path(pendingName, "removed-"+id)
 	if err := os.RemoveAll(aside); err != nil { // from an earlier attempt
 		return err
 	}

@@ -239,10 +239,10 @@ func TestLocks(t *testing.T) {
 func TestRoomForRemovals(t *testing.T) {
 	t.Parallel()
 	s, id := stored(t)
-	if _, err := os.Stat(s.path(workName)); err != nil {
+	if _, err := os.Stat(s.path(pendingName)); err != nil {
 		t.Error(err)
 	}
-	if err := os.Remove(s.path(workName)); err != nil {
+	if err := os.Remove(s.path(pendingName)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Remove(t.Context(), id); err != nil {
