@@ -2,7 +2,6 @@ package nri
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -38,7 +37,35 @@ func (p *Plugins) adjust(s *specs.Spec, a *api.ContainerAdjustment) error {
 	if err := adjustMounts(s, a.GetMounts()); err != nil {
 		return err
 	}
+	if err := p.adjustClasses(s.Linux, a.GetLinux().GetResources()); err != nil {
+		return err
+	}
 	return adjustLinux(s.Linux, a.GetLinux())
+}
+
+// adjustClasses puts a new container into the classes that plugins name, or takes it out of
+// those that its annotations name.
+func (p *Plugins) adjustClasses(l *specs.Linux, r *api.LinuxResources) (err error) {
+	if class := r.GetBlockioClass(); class != nil {
+		if l.Resources == nil {
+			l.Resources = &specs.LinuxResources{}
+		}
+		l.Resources.BlockIO = nil
+		if class.GetValue() != "" {
+			if l.Resources.BlockIO, err = p.node.BlockIOClass(class.GetValue()); err != nil {
+				return err
+			}
+		}
+	}
+	if class := r.GetRdtClass(); class != nil {
+		l.IntelRdt = nil
+		if class.GetValue() != "" {
+			if l.IntelRdt, err = p.node.RDTClass(class.GetValue()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func adjustProcess(p *specs.Process, a *api.ContainerAdjustment) {
@@ -178,7 +205,8 @@ func adjustLinux(l *specs.Linux, a *api.LinuxContainerAdjustment) error {
 		}
 	}
 	adjustRDT(l, a.GetRdt())
-	return overlay(l.Resources, a.GetResources())
+	overlay(l.Resources, a.GetResources())
+	return nil
 }
 
 // adjustDevice adds a device with permission to use it, or removes a device.
@@ -238,30 +266,35 @@ func adjustRDT(l *specs.Linux, r *api.LinuxRdt) {
 	}
 }
 
-// overlaid sets limits to the values that changes has, and returns only those values.
-func overlaid(limits *Resources, changes *api.LinuxResources) (*Resources, error) {
-	if changes == nil {
-		return nil, nil
+// updated is overlaid for a container that exists. It stays in its classes, since runtimes
+// do not move containers.
+func updated(limits *Resources, changes *api.LinuxResources) (*Resources, error) {
+	for what, class := range map[string]*api.OptionalString{"block I/O": changes.GetBlockioClass(), "RDT": changes.GetRdtClass()} {
+		if class != nil {
+			return nil, fmt.Errorf("%s class %.80q: only new containers can be put into a class: %w", what, class.GetValue(), fault.Unimplemented)
+		}
 	}
-	set := &Resources{}
-	if err := errors.Join(overlay(limits, changes), overlay(set, changes)); err != nil {
-		return nil, err
-	}
-	if m := set.Memory; m != nil && m.Limit != nil {
-		m.Swap = limits.Memory.Swap // which may have followed
-	}
-	return set, nil
+	return overlaid(limits, changes), nil
 }
 
-// overlay sets to to the values that changes has.
-func overlay(to *specs.LinuxResources, changes *api.LinuxResources) error {
+// overlaid sets limits to the values that changes has, and returns only those values.
+func overlaid(limits *Resources, changes *api.LinuxResources) *Resources {
 	if changes == nil {
 		return nil
 	}
-	for what, class := range map[string]*api.OptionalString{"block I/O": changes.BlockioClass, "RDT": changes.RdtClass} {
-		if class.GetValue() != "" {
-			return fmt.Errorf("%s class %q: not supported by crius: %w", what, class.GetValue(), fault.Unimplemented)
-		}
+	set := &Resources{}
+	overlay(limits, changes)
+	overlay(set, changes)
+	if m := set.Memory; m != nil && m.Limit != nil {
+		m.Swap = limits.Memory.Swap // which may have followed
+	}
+	return set
+}
+
+// overlay sets to to the values that changes has, but for classes.
+func overlay(to *specs.LinuxResources, changes *api.LinuxResources) {
+	if changes == nil {
+		return
 	}
 	from := changes.ToOCI()
 	overlayCPU(&to.CPU, from.CPU)
@@ -280,7 +313,6 @@ func overlay(to *specs.LinuxResources, changes *api.LinuxResources) error {
 		to.Pids = from.Pids
 	}
 	to.Devices = append(to.Devices, from.Devices...)
-	return nil
 }
 
 func overlayCPU(to **specs.LinuxCPU, from *specs.LinuxCPU) {

@@ -183,14 +183,47 @@ func TestMemoryAndSwapStayTogether(t *testing.T) {
 func TestAdjustRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	for name, a := range map[string]*api.ContainerAdjustment{
-		"cgroups path":   {Linux: &api.LinuxContainerAdjustment{CgroupsPath: "/elsewhere"}},
-		"block IO class": {Linux: &api.LinuxContainerAdjustment{Resources: &api.LinuxResources{BlockioClass: api.String("slow")}}},
-		"RDT class":      {Linux: &api.LinuxContainerAdjustment{Resources: &api.LinuxResources{RdtClass: api.String("gold")}}},
-		"relabel":        {Mounts: []*api.Mount{{Destination: "/x", Options: []string{"relabel"}}}},
+		"cgroups path": {Linux: &api.LinuxContainerAdjustment{CgroupsPath: "/elsewhere"}},
+		"relabel":      {Mounts: []*api.Mount{{Destination: "/x", Options: []string{"relabel"}}}},
 	} {
 		err := (&Plugins{node: &fakeNode{}}).adjust(&specs.Spec{Process: &specs.Process{}}, a)
 		if !errors.Is(err, fault.Unimplemented) {
 			t.Errorf("%s: %v, want %v", name, err, fault.Unimplemented)
+		}
+	}
+}
+
+func TestClasses(t *testing.T) {
+	t.Parallel()
+	weight := uint16(900)
+	adjusted := func(r *api.LinuxResources, rdt *api.LinuxRdt) (*specs.Linux, error) {
+		s := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{ // as annotations made it
+			Resources: &specs.LinuxResources{BlockIO: &specs.LinuxBlockIO{Weight: &weight}},
+			IntelRdt:  &specs.LinuxIntelRdt{ClosID: "silver"},
+		}}
+		err := (&Plugins{node: &fakeNode{}}).adjust(s, &api.ContainerAdjustment{Linux: &api.LinuxContainerAdjustment{Resources: r, Rdt: rdt}})
+		return s.Linux, err
+	}
+	named := &api.LinuxResources{BlockioClass: api.String("slow"), RdtClass: api.String("gold")}
+	if l, err := adjusted(named, nil); err != nil || *l.Resources.BlockIO.Weight != 20 || l.IntelRdt.ClosID != "gold" {
+		t.Errorf("named: %+v, %+v, %v", l.Resources.BlockIO, l.IntelRdt, err)
+	}
+	removed := &api.LinuxResources{BlockioClass: api.String(""), RdtClass: api.String("")}
+	if l, err := adjusted(removed, nil); err != nil || l.Resources.BlockIO != nil || l.IntelRdt != nil {
+		t.Errorf("removed: %+v, %+v, %v", l.Resources.BlockIO, l.IntelRdt, err)
+	}
+	if l, err := adjusted(&api.LinuxResources{}, nil); err != nil || *l.Resources.BlockIO.Weight != weight || l.IntelRdt.ClosID != "silver" {
+		t.Errorf("not named: %+v, %+v, %v", l.Resources.BlockIO, l.IntelRdt, err)
+	}
+	if l, err := adjusted(named, &api.LinuxRdt{EnableMonitoring: api.Bool(true)}); err != nil || l.IntelRdt.ClosID != "gold" || !l.IntelRdt.EnableMonitoring {
+		t.Errorf("with an adjustment of RDT: %+v, %v", l.IntelRdt, err)
+	}
+	for _, unknown := range []*api.LinuxResources{{BlockioClass: api.String("gold")}, {RdtClass: api.String("slow")}} {
+		if _, err := adjusted(unknown, nil); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%v: %v", unknown, err)
+		}
+		if _, err := updated(&Resources{}, unknown); !errors.Is(err, fault.Unimplemented) {
+			t.Errorf("update to %v: %v", unknown, err)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func (p *Plugins) createContainer(ctx context.Context, c *Container) (set *Resou
 	if err := p.adjust(c.Spec, answer.GetAdjust()); err != nil {
 		return nil, fmt.Errorf("adjustment by NRI plugins: %w", err)
 	}
-	return overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources())
+	return overlaid(&Resources{}, answer.GetAdjust().GetLinux().GetResources()), nil
 }
 
 // ContainerCreated notifies plugins that the runtime has created a container.
@@ -136,7 +136,7 @@ func (p *Plugins) UpdateContainer(ctx context.Context, container func() *Contain
 		switch u.GetContainerId() {
 		case "": // no plugin has changed anything
 		case c.ID:
-			if set, err = overlaid(r, u.GetLinux().GetResources()); err != nil {
+			if set, err = updated(r, u.GetLinux().GetResources()); err != nil {
 				return nil, fmt.Errorf("update by NRI plugins: %w", err)
 			}
 		default:

@@ -21,6 +21,12 @@ import (
 // Resources are limits: those that are not set keep their value.
 type Resources = specs.LinuxResources
 
+// What containers of a class get.
+type (
+	BlockIO = specs.LinuxBlockIO
+	RDT     = specs.LinuxIntelRdt
+)
+
 // Node is the runtime that plugins observe and change. Pods and Containers must not
 // wait for a verb: while a plugin synchronizes, verbs wait for it.
 type Node interface {
@@ -33,6 +39,9 @@ type Node interface {
 	UpdateContainer(ctx context.Context, id string, change Change) error
 	// InjectDevices adds the CDI devices with these names to a spec.
 	InjectDevices(s *Spec, names []string) error
+	// BlockIOClass and RDTClass return what containers of a class get; nil: nothing.
+	BlockIOClass(class string) (*BlockIO, error)
+	RDTClass(class string) (*RDT, error)
 }
 
 // Change changes limits in place and returns the ones that plugins set.
@@ -163,7 +172,7 @@ func (p *Plugins) update(ctx context.Context, updates []*api.ContainerUpdate) {
 
 func (p *Plugins) updateContainer(ctx context.Context, u *api.ContainerUpdate) error {
 	err := p.node.UpdateContainer(ctx, u.GetContainerId(), func(inForce *Resources) (*Resources, error) {
-		return overlaid(inForce, u.GetLinux().GetResources())
+		return updated(inForce, u.GetLinux().GetResources())
 	})
 	if err == nil || u.GetIgnoreFailure() || errors.Is(err, fault.NotFound) || errors.Is(err, fault.Precondition) {
 		return err // it exited meanwhile

@@ -87,6 +87,21 @@ func (n *fakeNode) InjectDevices(s *specs.Spec, names []string) error {
 	return nil
 }
 
+func (n *fakeNode) BlockIOClass(class string) (*specs.LinuxBlockIO, error) {
+	weight, known := map[string]uint16{"slow": 20}[class]
+	if !known {
+		return nil, fault.Invalid
+	}
+	return &specs.LinuxBlockIO{Weight: &weight}, nil
+}
+
+func (n *fakeNode) RDTClass(class string) (*specs.LinuxIntelRdt, error) {
+	if class != "gold" {
+		return nil, fault.Invalid
+	}
+	return &specs.LinuxIntelRdt{ClosID: class}, nil
+}
+
 func (n *fakeNode) addPod(p *Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -135,3 +135,13 @@ func (n PluginNode) UpdateContainer(ctx context.Context, id string, change nri.C
 func (n PluginNode) InjectDevices(s *nri.Spec, names []string) error {
 	return cdi.Inject(s, n.Engine.cfg.CDISpecDirs, names)
 }
+
+// BlockIOClass implements nri.Node.
+func (n PluginNode) BlockIOClass(class string) (*nri.BlockIO, error) {
+	return n.Engine.classes.BlockIO(class)
+}
+
+// RDTClass implements nri.Node.
+func (n PluginNode) RDTClass(class string) (*nri.RDT, error) {
+	return n.Engine.classes.RDT(class)
+}

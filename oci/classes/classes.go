@@ -6,9 +6,10 @@
 //	blockio.resources.beta.kubernetes.io/container.NAME       of the pod, for one
 //	io.kubernetes.cri.blockio-class                           of the container
 //
-// and the same with rdt.
+// and the same with rdt; or NRI plugins.
 //
-// Errors wrap fault.Invalid, or fault.Unavailable where the node has no RDT.
+// Errors wrap fault.Invalid, fault.Precondition where a plugin names a class and none are
+// configured, or fault.Unavailable where the node has no RDT.
 package classes
 
 import (
@@ -24,6 +25,7 @@ import (
 	"github.com/intel/goresctrl/pkg/kubernetes"
 	"github.com/intel/goresctrl/pkg/rdt"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"sigs.k8s.io/yaml"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -58,11 +60,21 @@ func New(cfg Config) (*Classes, error) {
 		}
 	}
 	if cfg.RDTFile != "" {
-		if _, err := os.ReadFile(cfg.RDTFile); err != nil {
-			return nil, fmt.Errorf("runtime.rdt_config_file: %w: %w", err, fault.Invalid)
+		if err := parseRDT(cfg.RDTFile); err != nil {
+			return nil, fmt.Errorf("runtime.rdt_config_file %s: %w: %w", cfg.RDTFile, err, fault.Invalid)
 		}
 	}
 	return c, nil
+}
+
+// parseRDT finds what can be found wrong in a file without asking the processor, as strictly as
+// goresctrl will.
+func parseRDT(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return yaml.UnmarshalStrict(text, &rdt.Config{})
 }
 
 func (c *Classes) readBlockIO() error {
@@ -124,15 +136,29 @@ func (c *Classes) addBlockIO(ctx context.Context, s *specs.Spec, of Container) e
 		tellNoEffect(ctx, of, "block I/O", class)
 		return nil
 	}
-	// Devices may have come since.
+	s.Linux.Resources.BlockIO, err = c.blockIO(class)
+	return err
+}
+
+// BlockIO is what containers of a class get.
+func (c *Classes) BlockIO(class string) (*specs.LinuxBlockIO, error) {
+	if c.cfg.BlockIOFile == "" {
+		return nil, fmt.Errorf("block I/O class %.80q: this node has none; set runtime.blockio_config_file: %w", class, fault.Precondition)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.blockIO(class)
+}
+
+// blockIO reads the file again: devices may have come since.
+func (c *Classes) blockIO(class string) (*specs.LinuxBlockIO, error) {
 	if err := c.readBlockIO(); err != nil {
-		return err
+		return nil, err
 	}
 	if known := blockio.GetClasses(); !slices.Contains(known, class) {
-		return fmt.Errorf("unknown block I/O class %.80q, %s has: %s: %w", class, c.cfg.BlockIOFile, strings.Join(known, ", "), fault.Invalid)
+		return nil, fmt.Errorf("unknown block I/O class %.80q, %s has: %s: %w", class, c.cfg.BlockIOFile, strings.Join(known, ", "), fault.Invalid)
 	}
-	s.Linux.Resources.BlockIO, err = blockio.OciLinuxBlockIO(class)
-	return err
+	return blockio.OciLinuxBlockIO(class)
 }
 
 func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error {
@@ -145,18 +171,45 @@ func (c *Classes) addRDT(ctx context.Context, s *specs.Spec, of Container) error
 		tellNoEffect(ctx, of, "RDT", class)
 		return nil
 	}
-	if c.rdtErr != nil {
-		return fmt.Errorf("RDT class %.80q: this node has no Intel RDT (%w): %w", class, c.rdtErr, fault.Unavailable)
+	if err := c.missingRDT(class); err != nil {
+		return err
 	}
 	class, err := rdt.ContainerClassFromAnnotations(of.Name, of.Annotations, of.PodAnnotations)
 	if err != nil { // it names the class, as long as that may be
 		return fmt.Errorf("%.200s; there are: %s: %w", err.Error(), strings.Join(rdtClasses(), ", "), fault.Invalid)
 	}
-	s.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: class}
-	if class == rdt.RootClassName {
-		s.Linux.IntelRdt = nil // where every process is
-	}
+	s.Linux.IntelRdt = intelRDT(class)
 	return nil
+}
+
+// RDT is what containers of a class get; nil: they stay where every process is.
+func (c *Classes) RDT(class string) (*specs.LinuxIntelRdt, error) {
+	if c.cfg.RDTFile == "" {
+		return nil, fmt.Errorf("RDT class %.80q: this node has none; set runtime.rdt_config_file: %w", class, fault.Precondition)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.missingRDT(class); err != nil {
+		return nil, err
+	}
+	if known := rdtClasses(); !slices.Contains(known, class) {
+		return nil, fmt.Errorf("unknown RDT class %.80q, there are: %s: %w", class, strings.Join(known, ", "), fault.Invalid)
+	}
+	return intelRDT(class), nil
+}
+
+func (c *Classes) missingRDT(class string) error {
+	if c.rdtErr == nil {
+		return nil
+	}
+	return fmt.Errorf("RDT class %.80q: this node has no Intel RDT (%w): %w", class, c.rdtErr, fault.Unavailable)
+}
+
+func intelRDT(class string) *specs.LinuxIntelRdt {
+	if class == rdt.RootClassName {
+		return nil
+	}
+	return &specs.LinuxIntelRdt{ClosID: class}
 }
 
 func rdtClasses() (names []string) {

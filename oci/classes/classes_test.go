@@ -62,6 +62,12 @@ func TestBlockIO(t *testing.T) {
 	if _, err := weightOf(t, c, annotations{podWide: "medium"}, nil); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `"medium"`) || !strings.Contains(err.Error(), "fast, slow") {
 		t.Errorf("unknown class: %v", err)
 	}
+	if named, err := c.BlockIO("slow"); err != nil || *named.Weight != 20 {
+		t.Errorf("named by a plugin: %+v, %v", named, err)
+	}
+	if _, err := c.BlockIO("medium"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("unknown class named by a plugin: %v", err)
+	}
 	// The file is read again.
 	if err := os.WriteFile(path, []byte("Classes:\n  medium:\n  - Weight: 300\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -74,6 +80,12 @@ func TestBlockIO(t *testing.T) {
 	}
 	if weight, err := weightOf(t, c, annotations{podWide: "medium", "rdt.resources.beta.kubernetes.io/pod": "gold"}, nil); err != nil || weight != 0 {
 		t.Errorf("without classes: %d, %v", weight, err)
+	}
+	if _, err := c.BlockIO("medium"); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "runtime.blockio_config_file") {
+		t.Errorf("without classes, named by a plugin: %v", err)
+	}
+	if _, err := c.RDT("gold"); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "runtime.rdt_config_file") {
+		t.Errorf("without RDT classes, named by a plugin: %v", err)
 	}
 }
 
@@ -90,6 +102,15 @@ func TestFilesAreChecked(t *testing.T) {
 	}
 	if _, err := New(Config{BlockIOFile: "/nowhere"}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("no file: %v", err)
+	}
+	for text, word := range map[string]string{
+		"partitions: 7":                   "cannot unmarshal",
+		"partition: {}":                   "partition",
+		"partitions:\n  all:\n    l4: {}": "l4",
+	} {
+		if _, err := New(Config{RDTFile: file(t, text)}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "runtime.rdt_config_file") || !strings.Contains(err.Error(), word) {
+			t.Errorf("%q: %v", text, err)
+		}
 	}
 	if _, err := New(Config{RDTFile: "/nowhere"}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "runtime.rdt_config_file") {
 		t.Errorf("no file: %v", err)
@@ -114,6 +135,9 @@ func TestNoRDT(t *testing.T) {
 	}
 	if _, err := weightOf(t, c, map[string]string{"rdt.resources.beta.kubernetes.io/pod": "gold"}, nil); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), `"gold"`) {
 		t.Errorf("%v", err)
+	}
+	if _, err := c.RDT("gold"); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("named by a plugin: %v", err)
 	}
 	if _, err := weightOf(t, c, nil, nil); err != nil {
 		t.Errorf("no class: %v", err)
