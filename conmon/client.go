@@ -23,7 +23,7 @@ var ErrLost = fmt.Errorf("monitor lost: %w", fault.Unavailable)
 // Client is a connection to the monitor of one container. Its methods may be called
 // from any goroutine. It costs a goroutine and two descriptors until the monitor ends.
 type Client struct {
-	conn     *os.File
+	conn     *os.File // nil: not yet, or not any more
 	raw      syscall.RawConn
 	dir      string
 	exitFile string
@@ -38,30 +38,17 @@ type Client struct {
 	exitErr   error
 	logged    count        // bytes in the log
 	discarded count        // bytes that were too many for it
+	rests     bool         // the monitor does: nothing is logged until it says that it wakes
 	failure   error        // why there is no container
 	waiting   []chan error // for answers, in the order of the requests
+
+	dormant *dormancy // nil: the client was connected when it was made
 
 	greeted chan struct{} // the monitor's first packet has come, or never will
 	settled chan struct{} // created or failed
 	exited  chan struct{} // exit and exitErr are final
 	gone    chan struct{} // the reader has ended: the monitor is dead, or Close was called
 }
-
-// count is a number that a monitor counts, which grows.
-type count struct {
-	now       uint64
-	inherited uint64 // of which so many before this client came
-	known     bool   // inherited is
-}
-
-func (c *count) note(n uint64) {
-	c.now = max(c.now, n) // half a record may be taken back
-	if !c.known {
-		c.known, c.inherited = true, c.now
-	}
-}
-
-func (c *count) own() uint64 { return c.now - c.inherited }
 
 func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, error) {
 	raw, err := conn.SyscallConn()
@@ -79,7 +66,13 @@ func newClient(conn *os.File, dir, exitFile string, monitor handle) (*Client, er
 // Dial connects to the monitor of a container that was launched before, perhaps by an
 // earlier server. If the monitor has recorded the exit and ended, the Client is that of
 // an exited container. If it ended without recording an exit, the error is ErrLost.
+//
+// A monitor that rests is not woken: the Client connects when the container's init has
+// ended, or when there is a request.
 func Dial(ctx context.Context, dir, exitFile string) (*Client, error) {
+	if c := openDormant(dir, exitFile); c != nil {
+		return c, nil
+	}
 	c, err := open(dir, exitFile)
 	if nobodyListens(err) {
 		return deadClient(dir, exitFile)
@@ -169,7 +162,7 @@ func (c *Client) catchUp(ctx context.Context) error {
 // read is the client's goroutine.
 func (c *Client) read() {
 	defer close(c.gone)
-	for {
+	for c.connected() {
 		packet, err := c.receive()
 		if errors.Is(err, unix.ECONNRESET) { // an unread request died with the monitor: its packets come first
 			continue
@@ -184,7 +177,9 @@ func (c *Client) read() {
 	if c.finish() {
 		c.monitor.reap()
 	}
-	_ = c.conn.Close()
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
 	c.monitor.close()
 }
 
@@ -221,9 +216,11 @@ func (c *Client) handle(m wire.Message) {
 	defer c.mu.Unlock()
 	switch m.Verb {
 	case wire.Hello:
-		c.state = m.Text
-		fresh := m.Text == wire.StateCreating
-		c.logged.known, c.discarded.known = fresh, fresh
+		c.state, c.rests = m.Text, false
+		if c.dormant == nil { // which knows what was logged before
+			fresh := m.Text == wire.StateCreating
+			c.logged.known, c.discarded.known = fresh, fresh
+		}
 		reach(c.greeted)
 	case wire.Created:
 		c.container = Process{PID: int(m.Num[0]), StartTime: m.Num[1]}
@@ -238,6 +235,12 @@ func (c *Client) handle(m wire.Message) {
 		c.logged.note(m.Num[0])
 	case wire.LogDiscarded:
 		c.discarded.note(m.Num[0])
+	case wire.Rests:
+		c.rests = true
+		c.logged.note(m.Num[0])
+		c.discarded.note(m.Num[1])
+	case wire.Wakes:
+		c.rests = false
 	case wire.OK:
 		c.answer(nil)
 	case wire.Error:
@@ -351,29 +354,6 @@ func (c *Client) ReopenLog(ctx context.Context) error {
 	return c.request(ctx, wire.Message{Verb: wire.ReopenLog})
 }
 
-// LogCount is bytes of a container's log.
-type LogCount struct{ Written, Discarded uint64 }
-
-// Plus is the sum.
-func (c LogCount) Plus(o LogCount) LogCount {
-	return LogCount{c.Written + o.Written, c.Discarded + o.Discarded}
-}
-
-// Logged is how many bytes the container's log, rotated files included, has grown since
-// this client connected, and how many were discarded for its limit. If the monitor does
-// not answer, it is what the monitor last reported.
-func (c *Client) Logged(ctx context.Context) LogCount {
-	if err := c.request(ctx, wire.Message{Verb: wire.CountLog}); errors.Is(err, fault.Precondition) {
-		select { // it has left, and its last word may not have been read
-		case <-c.gone:
-		case <-ctx.Done():
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return LogCount{c.logged.own(), c.discarded.own()}
-}
-
 // Resize sets the size of the container's terminal, in characters.
 func (c *Client) Resize(ctx context.Context, width, height uint16) error {
 	return c.request(ctx, wire.Message{Verb: wire.Resize, Num: [4]uint64{uint64(width), uint64(height)}})
@@ -406,6 +386,7 @@ func (c *Client) Release(ctx context.Context) error {
 }
 
 func (c *Client) request(ctx context.Context, m wire.Message) error {
+	c.awaken()
 	answer := make(chan error, 1)
 	c.mu.Lock()
 	err := absence()
@@ -455,10 +436,13 @@ func (c *Client) Close() error {
 	first := !c.closed
 	c.closed = true
 	c.mu.Unlock()
-	if !first || c.conn == nil {
+	if !first || c.conn == nil && c.dormant == nil {
 		return nil
 	}
-	_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
+	c.awaken()
+	if c.conn != nil {
+		_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
+	}
 	c.monitor.close()
 	<-c.gone
 	return nil

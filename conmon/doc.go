@@ -26,6 +26,15 @@
 // namespace of the host the monitor, a subreaper, inherits the other orphans too, and
 // reaps them.
 //
+// # Rest
+//
+// A monitor that has had nothing to do for a minute gives back its memory, but for three
+// pages, and its threads (package rest). What it has to remember is in the file that was
+// descriptor 4. Any event makes the program begin again in the same process. Each time it
+// waits twice as long before it rests, up to half an hour, since a beginning costs more
+// than a millisecond of CPU. Monitors of containers in the host's PID namespace, and of
+// those without a process, stay awake, and so do monitors with somebody attached.
+//
 // # Host paths
 //
 // The same program looks at host paths for the server (crius-conmon stat, look and
@@ -52,7 +61,7 @@
 //
 // In the run directory of the container (Spec.Dir): monitor.sock; monitor.json, the
 // identities of the monitor and of the container's init, each a pid with its start
-// time; monitor.log, the monitor's own errors; console.sock while a terminal is being
+// time, and whether the monitor rests; monitor.log, the monitor's own errors; console.sock while a terminal is being
 // handed over. The exit file, which must survive a power cut, is elsewhere: it is
 // written, synced and renamed before any client is notified.
 //
@@ -73,6 +82,9 @@
 //	                                         silent) and last words
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
 //	dropped TEXT                             the monitor closes this connection, and why
+//	rests BYTES BYTES                        as much was logged and discarded, and no more
+//	                                         until the monitor wakes
+//	wakes                                    it does not rest any more
 //	logged BYTES                             the log has grown by so much: told to who connects
 //	                                         once there is a container, when asked, and at the end
 //

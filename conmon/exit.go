@@ -63,11 +63,15 @@ func WriteExit(file string, e Exit) error {
 	return wire.WriteFile(file, append(text, '\n'), true)
 }
 
+// Rest is what the monitor had counted when it began to rest.
+type Rest = wire.Rest
+
 // Processes are the two processes of a container, as its monitor has recorded
 // them. Container is zero while there is none.
 type Processes struct {
 	Monitor   Process `json:"monitor"`
 	Container Process `json:"container"`
+	Rests     *Rest   `json:"rests"` // the monitor does, or has begun to wake
 }
 
 // ReadProcesses reads what the monitor of a run directory has recorded, dead or

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"unicode/utf8"
 
@@ -54,7 +55,7 @@ func FuzzReadExit(f *testing.F) {
 // What a monitor writes is read back; anything else is an error or a pair of
 // processes that can be looked for without harm.
 func FuzzReadProcesses(f *testing.F) {
-	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}))
+	f.Add(wire.AppendProcesses(nil, wire.Process{PID: 1, StartTime: 2}, wire.Process{PID: 3, StartTime: 4}, &wire.Rest{Logged: 5, Discarded: 6}))
 	f.Add([]byte(`{"version":1,"monitor":{"pid":-1},"container":{"pid":-9223372036854775808}}`))
 	f.Add([]byte(`{"monitor":{"pid":4611686018427387904},"container":null}`))
 	f.Add([]byte("null"))
@@ -75,8 +76,8 @@ func FuzzReadProcesses(f *testing.F) {
 				t.Errorf("%q names a process %d that is alive", text, one.PID)
 			}
 		}
-		must(os.WriteFile(file, wire.AppendProcesses(nil, p.Monitor, p.Container), 0o600))
-		if again, err := conmon.ReadProcesses(dir); err != nil || again != p {
+		must(os.WriteFile(file, wire.AppendProcesses(nil, p.Monitor, p.Container, p.Rests), 0o600))
+		if again, err := conmon.ReadProcesses(dir); err != nil || !reflect.DeepEqual(again, p) {
 			t.Errorf("%+v became %+v, %v", p, again, err)
 		}
 	})

@@ -29,6 +29,9 @@ const (
 	MostLogBytes  = 1<<40 - 1
 )
 
+// NoRest as RestAfter of a Spec is longer than any container lives.
+const NoRest = wire.NoRest * time.Millisecond
+
 // Spec is a container to be created. Paths are absolute.
 type Spec struct {
 	ID      string // letters, digits, _ . and -
@@ -70,6 +73,10 @@ type Spec struct {
 	// standard input that ends when the container's is to. Of a terminal the monitor
 	// knows nothing then. Nor does it take orphans in.
 	Fifos bool
+
+	// RestAfter is how long the monitor has nothing to do before it gives its memory
+	// back, in whole milliseconds; 0: as it likes; NoRest: never.
+	RestAfter time.Duration
 
 	Terminal  bool
 	Stdin     bool // hold a pipe open as standard input; false: /dev/null
@@ -179,7 +186,8 @@ func (s Spec) options() (*wire.Options, error) {
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
-		Terminal: s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
+		RestAfter: uint64(s.RestAfter / time.Millisecond),
+		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
 	}, nil
 }

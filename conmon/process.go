@@ -101,6 +101,15 @@ func (h handle) kill() error {
 	return errors.Join(failed, err)
 }
 
+// await waits until the process is dead, or the handle is closed.
+func (h handle) await() {
+	raw, err := h.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool { return dead(int(fd)) })
+}
+
 // reap waits until the process is dead and collects it if it is a child of this
 // process.
 func (h handle) reap() {

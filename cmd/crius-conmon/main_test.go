@@ -15,7 +15,7 @@ func TestImports(t *testing.T) {
 	t.Parallel()
 	allowed := []string{
 		"cmp", "errors", "iter", "math/bits", "runtime", "slices", "strconv", "sync", "sync/atomic", "syscall", "unicode/utf8", "unsafe",
-		"github.com/crius-run/crius/cmd/crius-conmon", "github.com/crius-run/crius/conmon/monitor", "github.com/crius-run/crius/conmon/wire",
+		"github.com/crius-run/crius/cmd/crius-conmon", "github.com/crius-run/crius/conmon/monitor", "github.com/crius-run/crius/conmon/rest", "github.com/crius-run/crius/conmon/wire",
 	}
 	list := exec.Command("go", "list", "-deps", ".")
 	list.Env = append(list.Environ(), "CGO_ENABLED=0")

@@ -52,11 +52,7 @@ func TestShareNeverWaits(t *testing.T) {
 // event has told of it yet, and then its output ends: that of no other client.
 func TestDetachPassesOnWhatWasWritten(t *testing.T) {
 	t.Parallel()
-	m, err := newMonitor(wire.Options{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer syscall.Close(m.poll.fd)
+	m := newMonitor(wire.Options{}, nil)
 	var container [2]int
 	if err := syscall.Pipe2(container[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
 		t.Fatal(err)

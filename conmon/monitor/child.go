@@ -114,7 +114,7 @@ func (m *monitor) adopt() error {
 		// The oldest form of the counter cannot be waited for; it is read at exit.
 		_ = m.poll.add(m.oom.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
 	}
-	if err := writeProcesses(m.opt.Dir, m.self, m.container); err != nil {
+	if err := writeProcesses(m, nil); err != nil {
 		return err
 	}
 	m.state = running
@@ -175,9 +175,9 @@ func (m *monitor) connectStreams() error {
 	return nil
 }
 
-func writeProcesses(dir string, self, container wire.Process) error {
+func writeProcesses(m *monitor, rest *wire.Rest) error {
 	var buf [256]byte
-	return wire.WriteFile(dir+"/"+wire.Processes, wire.AppendProcesses(buf[:0], self, container), false)
+	return wire.WriteFile(m.opt.Dir+"/"+wire.Processes, wire.AppendProcesses(buf[:0], m.self, m.container, rest), false)
 }
 
 // fail tells why there is no container and leaves no process behind.

@@ -57,19 +57,24 @@ func openLog(base, path string) (int, error) {
 // open opens the log of a container whose pod has its logs in dir; empty: in that
 // of the log itself.
 func (l *logFile) open(dir, path string) (err error) {
-	l.path = path
+	dir = l.place(dir, path)
 	if path == "" {
 		return nil
 	}
-	if dir == "" || dir == "/" {
-		dir = wire.Parent(path)
-	}
-	l.base = wire.Parent(dir)
 	if len(path) <= len(dir) || path[:len(dir)] != dir || path[len(dir)] != '/' {
 		return wire.Text("log " + path + " is not below " + dir)
 	}
 	l.fd, err = openLog(l.base, path)
 	return err
+}
+
+// place says where the log is, and returns dir.
+func (l *logFile) place(dir, path string) string {
+	if dir == "" || dir == "/" {
+		dir = wire.Parent(path)
+	}
+	l.path, l.base = path, wire.Parent(dir)
+	return dir
 }
 
 // add takes the beginning of a stream's bytes and says how much of them, and

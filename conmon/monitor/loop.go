@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"syscall"
 
 	"github.com/crius-run/crius/conmon/wire"
@@ -71,13 +72,16 @@ type monitor struct {
 	released   bool  // nobody is interested any more
 	left       bool
 
+	active   int64 // uptime when something last happened
+	patience int64 // for how many milliseconds nothing must have happened before the monitor rests
+
 	stuck      bool // it has been complained that the log is blocked
 	complaints complaints
 }
 
-func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
-	m = &monitor{
-		opt: opt, env: env,
+func newMonitor(opt wire.Options, env []string) *monitor {
+	m := &monitor{
+		opt: opt, env: env, poll: poller{-1},
 		listener: wire.ListenFD, console: console{-1}, watched: -1, stdin: -1,
 		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
@@ -85,6 +89,7 @@ func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 		oom:    oomCounter{fd: -1},
 		remote: remote{pidfd: -1, result: -1, client: -1},
 		fifos:  noFifos,
+		active: uptime(), patience: int64(cmp.Or(opt.RestAfter, usualPatience)),
 	}
 	for i := range m.clients {
 		m.clients[i].fd = -1
@@ -93,8 +98,7 @@ func newMonitor(opt wire.Options, env []string) (m *monitor, err error) {
 		m.stdout.taps[i], m.stderr.taps[i] = -1, -1
 	}
 	m.stdout.tooSlow, m.stderr.tooSlow = m.dropLaggard, m.dropLaggard
-	m.poll.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
-	return m, wire.Fail("open epoll", err)
+	return m
 }
 
 // poller is what the loop waits with.
@@ -112,6 +116,9 @@ func (m *monitor) loop() {
 		if err != nil && err != syscall.EINTR {
 			m.complaints.add(wire.Fail("wait for events", err))
 			return
+		}
+		if n > 0 {
+			m.active = uptime()
 		}
 		for _, e := range batch[:max(n, 0)] {
 			if react := m.state.reaction(event(e.Fd)); react != nil && !m.left {
@@ -143,6 +150,8 @@ func (m *monitor) pollTimeout() int {
 		return silence
 	case m.orphans:
 		return undead
+	case mayRest(m):
+		return int(max(1, m.patience-(uptime()-m.active)))
 	}
 	return forever
 }
@@ -178,6 +187,9 @@ func (m *monitor) proceed(quiet bool) {
 	}
 	if quiet {
 		trim(&m.log, &m.stdout, &m.stderr)
+		if mayRest(m) && uptime()-m.active >= m.patience {
+			m.rest()
+		}
 	}
 }
 

@@ -14,18 +14,21 @@ import (
 // wire.ListenFD, the environment for the runtime in the file wire.EnvironFD.
 func Run() int {
 	growStack(false)
-	if err := closeInherited(); err != nil {
-		return usage(wire.Fail("close inherited descriptors", err))
-	}
 	environ := "/proc/self/fd/" + itoa(wire.EnvironFD)
-	if syscall.Access(environ, 0) != nil {
-		environ = "/proc/self/environ" // a server of an older version
+	older := syscall.Access(environ, 0) != nil // is the server: there is nowhere to put notes
+	if older {
+		environ = "/proc/self/environ"
 	}
 	args, env, err := commandLine(environ)
 	if err != nil {
 		return usage(err)
 	}
-	syscall.Close(wire.EnvironFD)
+	if len(env) > 0 && env[0] == atRest {
+		return goOn(args, env[1:])
+	}
+	if err := closeInherited(); err != nil {
+		return usage(wire.Fail("close inherited descriptors", err))
+	}
 	if len(args) > 0 && args[0] == forwardVerb {
 		return forward(args[1:])
 	}
@@ -36,14 +39,30 @@ func Run() int {
 	if err != nil {
 		return usage(err)
 	}
-	m, err := newMonitor(opt, env)
-	if err != nil {
-		return usage(err)
+	m := newMonitor(opt, env)
+	if older {
+		m.patience = never
 	}
+	clearNotes()
 	if err := m.begin(); err != nil {
 		m.accept(0) // Launch
 		m.fail(0, err.Error())
 		return 1
+	}
+	m.loop()
+	return 0
+}
+
+// goOn is the whole of a further life of a monitor that has rested.
+func goOn(args, notes []string) int {
+	opt, err := wire.ParseArgs(args)
+	m := newMonitor(opt, nil)
+	clearNotes()
+	if err == nil {
+		err = resume(m, notes)
+	}
+	if err != nil {
+		return usage(err)
 	}
 	m.loop()
 	return 0
@@ -62,13 +81,16 @@ func (m *monitor) begin() (err error) {
 	if err := syscall.SetNonblock(m.listener, true); err != nil {
 		return wire.Fail("set up socket", err)
 	}
+	if m.poll.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
+		return wire.Fail("open epoll", err)
+	}
 	if err := m.poll.add(m.listener, syscall.EPOLLIN, connected, 0); err != nil {
 		return wire.Fail("watch socket", err)
 	}
 	if m.self, err = wire.Find(syscall.Getpid()); err != nil {
 		return err
 	}
-	if err := writeProcesses(m.opt.Dir, m.self, m.container); err != nil {
+	if err := writeProcesses(m, nil); err != nil {
 		return err
 	}
 	if !m.opt.Fifos { // those who make the container and stay are the server's orphans

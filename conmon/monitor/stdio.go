@@ -92,7 +92,7 @@ func (s *stream) pump(log *logFile, budget int) {
 			}
 		}
 		if drips > 1 && !s.last {
-			rest()
+			giveWay()
 		}
 		n := s.fill()
 		s.share(s.buf[s.n-n : s.n])

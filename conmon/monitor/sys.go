@@ -158,8 +158,8 @@ func uptime() int64 {
 	return t.Nano() / 1e6
 }
 
-// rest lets others run for a moment.
-func rest() {
+// giveWay lets others run for a moment.
+func giveWay() {
 	moment := syscall.Timespec{Nsec: 200_000}
 	_, _, _ = syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&moment)), 0, 0)
 }

@@ -138,7 +138,7 @@ func TestDocuments(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	want = `{"version":1,"monitor":{"pid":1,"start_time":2},"container":{"pid":3,"start_time":4}}` + "\n"
-	if got := string(AppendProcesses(nil, Process{1, 2}, Process{3, 4})); got != want {
+	if got := string(AppendProcesses(nil, Process{1, 2}, Process{3, 4}, nil)); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	for status, want := range map[syscall.WaitStatus]Exit{

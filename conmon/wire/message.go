@@ -37,6 +37,9 @@ const (
 
 	Dropped // dropped TEXT: the monitor closes this connection, and why
 
+	Rests // rests BYTES BYTES: nothing is to be told of; as much has been logged and discarded until it wakes
+	Wakes // wakes: it does not rest any more
+
 	// From the client: requests, each answered once, in order.
 	ReopenLog  // reopen-log
 	Resize     // resize WIDTH HEIGHT: of the terminal, in characters
@@ -73,6 +76,8 @@ var forms = [...]form{
 	OK:           {"ok", 0, false},
 	Error:        {"error", 0, true},
 	Dropped:      {"dropped", 0, true},
+	Rests:        {"rests", 2, false},
+	Wakes:        {"wakes", 0, false},
 	ReopenLog:    {"reopen-log", 0, false},
 	Resize:       {"resize", 2, false},
 	CloseStdin:   {"close-stdin", 0, false},

@@ -15,6 +15,8 @@ type Options struct {
 	LogBurst uint64 // bytes by which it may exceed that at once
 	LogMost  uint64 // bytes that a file of the log may have; 0: any
 
+	RestAfter uint64 // milliseconds without anything to do after which the monitor rests; 0: as it likes; NoRest
+
 	Terminal  bool
 	Stdin     bool
 	StdinOnce bool
@@ -55,6 +57,9 @@ const required = 4
 // maxNumber is how many bits a number has: what is computed with it fits 64.
 const maxNumber = 40
 
+// NoRest as RestAfter keeps the monitor from resting.
+const NoRest = 1<<maxNumber - 1
+
 // strings lists the flags with a value, those that must have one first.
 func (o *Options) strings() [6]stringFlag {
 	return [...]stringFlag{
@@ -78,11 +83,12 @@ func (o *Options) bools() [5]boolFlag {
 }
 
 // numbers are flags that are left out if they are 0.
-func (o *Options) numbers() [3]numberFlag {
+func (o *Options) numbers() [4]numberFlag {
 	return [...]numberFlag{
 		{"--log-rate", &o.LogRate},
 		{"--log-burst", &o.LogBurst},
 		{"--log-most", &o.LogMost},
+		{"--rest-after", &o.RestAfter},
 	}
 }
 

@@ -44,12 +44,23 @@ func StatField(stat []byte, n int) (uint64, bool) {
 	return Number(word)
 }
 
+// Rest is what a monitor that rests has counted.
+type Rest struct {
+	Logged    uint64 `json:"logged"`    // bytes that the log has grown by
+	Discarded uint64 `json:"discarded"` // bytes that were too many for it
+}
+
 // AppendProcesses appends the content of the file Processes: the monitor and, once it
-// exists, the container's init.
-func AppendProcesses(b []byte, monitor, container Process) []byte {
+// exists, the container's init; of a monitor that rests also the bytes of its log.
+func AppendProcesses(b []byte, monitor, container Process, rest *Rest) []byte {
 	b = strconv.AppendInt(append(b, `{"version":`...), Version, 10)
 	b = appendProcess(append(b, `,"monitor":`...), monitor)
 	b = appendProcess(append(b, `,"container":`...), container)
+	if rest != nil {
+		b = strconv.AppendUint(append(b, `,"rests":{"logged":`...), rest.Logged, 10)
+		b = strconv.AppendUint(append(b, `,"discarded":`...), rest.Discarded, 10)
+		b = append(b, '}')
+	}
 	return append(b, "}\n"...)
 }
 

@@ -1,0 +1,112 @@
+package conmon
+
+import (
+	"sync"
+	"time"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// dormancy is the first part of a client's life, if its monitor rests: to connect would
+// wake the monitor, which costs it more than a millisecond. A server that starts on a node
+// with a thousand idle containers would be that much later.
+type dormancy struct {
+	rest  *Rest
+	init  handle // of the container
+	once  sync.Once
+	ended chan struct{}
+}
+
+// openDormant is a client of a monitor that rests and lives, else nil.
+func openDormant(dir, exitFile string) *Client {
+	known, err := ReadProcesses(dir)
+	if err != nil || known.Rests == nil {
+		return nil
+	}
+	monitor, err := openHandle(known.Monitor)
+	if err != nil {
+		return nil
+	}
+	init, err := openHandle(known.Container)
+	if err != nil {
+		monitor.close()
+		return nil
+	}
+	count := func(n uint64) count { return count{now: n, inherited: n, known: true} }
+	c := &Client{
+		logged: count(known.Rests.Logged), discarded: count(known.Rests.Discarded),
+		dir: dir, exitFile: exitFile, monitor: monitor,
+		state: wire.StateRunning, container: known.Container, rests: true,
+		dormant: &dormancy{rest: known.Rests, init: init, ended: make(chan struct{})},
+		greeted: make(chan struct{}), settled: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
+	}
+	close(c.greeted)
+	close(c.settled)
+	go c.read()
+	return c
+}
+
+// still reports whether the monitor has rested ever since. Who is not connected is not told
+// that it has been awake.
+func (d *dormancy) still(dir string) bool {
+	known, err := ReadProcesses(dir)
+	return err == nil && known.Rests != nil && *known.Rests == *d.rest
+}
+
+func openHandle(p Process) (handle, error) {
+	pidfd, err := openPidfd(p)
+	if err != nil {
+		return handle{}, err
+	}
+	return newHandle(pidfd)
+}
+
+// awaken ends the dormancy, if there is one.
+func (c *Client) awaken() {
+	if c.dormant != nil {
+		c.dormant.init.close() // for which connected waits
+		<-c.dormant.ended
+	}
+}
+
+// connected connects a dormant client when that has to be, and reports whether there is a
+// connection. The client's goroutine calls it.
+func (c *Client) connected() bool {
+	if c.dormant != nil {
+		c.dormant.once.Do(c.connect)
+	}
+	return c.conn != nil
+}
+
+func (c *Client) connect() {
+	defer close(c.dormant.ended)
+	go func() { // a monitor that is killed does not wait for its container's end
+		c.monitor.await()
+		c.dormant.init.close()
+	}()
+	c.dormant.init.await()
+	c.dormant.init.close()
+	const pause = 100 * time.Millisecond
+	again := time.NewTicker(pause)
+	defer again.Stop()
+	for !c.isClosed() {
+		conn, err := connect(c.dir)
+		if err == nil {
+			c.raw, err = conn.SyscallConn()
+		}
+		if err == nil {
+			c.conn = conn
+			return
+		}
+		if nobodyListens(err) {
+			return
+		}
+		<-again.C // too many clients may be waiting
+	}
+}
+
+func (c *Client) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}

@@ -1,0 +1,274 @@
+// Package rest lets a program wait without its memory.
+//
+// A Go process that waits keeps about half a megabyte, which is the Go runtime's: heap,
+// tables, stacks, threads. Until gives it back. What waits is a few instructions of
+// assembly on the kernel's own stack, 16 KiB of private memory in all; when there is
+// something to do, the program begins again at its first instruction.
+//
+// An execve(2) by the process of its own program would come to the same, but not for a
+// process that must not be able to do that (see conmon/monitor), and it is fatal if it
+// fails late.
+//
+// It works for a program that is linked statically and at a fixed address, as the Go
+// linker does without cgo, on amd64 and arm64. Elsewhere Until returns an error.
+package rest
+
+import (
+	"cmp"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"github.com/crius-run/crius/conmon/wire"
+)
+
+// Until ends the program and leaves its process waiting for an event of the epoll
+// descriptor. Then the program begins anew, without any of its variables. It keeps what
+// belongs to the process: pid, children, open descriptors, arguments, environment, ignored
+// signals, seccomp filters. What it has to know beyond that it must have written to a file.
+// Most signals stay blocked from then on.
+//
+// The events of descriptors that are watched edge-triggered have been taken by then.
+//
+// Until must be called on the main thread, while no other goroutine works. It returns only
+// if it can not begin, with everything as it was.
+func Until(epoll int) error {
+	if !supported {
+		return wire.Text("the program cannot rest on this architecture")
+	}
+	if syscall.Gettid() != syscall.Getpid() {
+		return wire.Text("only the main thread can rest")
+	}
+	p, err := newPlan(epoll)
+	if err != nil {
+		return wire.Fail("rest", err)
+	}
+	resetSignals()
+	enter(p)
+	panic("unreachable")
+}
+
+// plan is what enter does. It lies in memory that Go does not know of.
+type plan struct {
+	stack uintptr // the stack pointer at the program's beginning
+	entry uintptr // the program's first instruction
+	epoll uintptr
+
+	// The threads leave one after the other, by a signal, until there is one.
+	pid   uintptr
+	tasks uintptr // descriptor of /proc/self/task, which has two links more than there are threads
+	leave action  // on the signal
+
+	before [3]call    // while there are other threads
+	after  [most]call // when there are none
+
+	// What lies behind the data in its last page must read as zeros; the file has
+	// something else there.
+	tail, tailSize uintptr
+
+	// What calls point to.
+	signal, blocked uint64 // masks: the signal alone, and what is blocked from then on
+	ignore          action
+	noStack         [3]uintptr // stack_t: no stack for signal handlers
+}
+
+const (
+	most      = 80  // calls, with the one that ends the list
+	leaveWith = 64  // the last signal, which nobody else uses
+	scratch   = 512 // bytes that enter uses of the stack
+)
+
+// call is a system call; number -1 ends a list.
+type call struct {
+	number int
+	args   [4]uintptr
+}
+
+// action is the kernel's struct sigaction.
+type action struct{ handler, flags, restorer, mask uintptr }
+
+// allowed are the signals that are not blocked: those by which the kernel and the Go
+// runtime tell of faults, and that which ends threads. The handlers of all others are not
+// installed from Until on until the runtime has begun again; by default they would end the
+// process.
+const allowed = 1<<(syscall.SIGILL-1) | 1<<(syscall.SIGTRAP-1) | 1<<(syscall.SIGABRT-1) | 1<<(syscall.SIGBUS-1) |
+	1<<(syscall.SIGFPE-1) | 1<<(syscall.SIGSEGV-1) | 1<<(syscall.SIGSYS-1) | 1<<(syscall.SIGURG-1) | 1<<(leaveWith-1)
+
+const (
+	sigBlock, sigSetMask = 0, 2
+	defaultAction        = 0          // SIG_DFL
+	ignored              = 1          // SIG_IGN
+	onStack              = 0x08000000 // SA_ONSTACK
+	hasRestorer          = 0x04000000 // SA_RESTORER, which amd64 demands
+	noAltStack           = 2          // SS_DISABLE
+	maskSize             = 8          // bytes
+)
+
+func newPlan(epoll int) (*plan, error) {
+	var buf [1024]byte
+	vector, err := wire.ReadFile(buf[:], "/proc/self/auxv")
+	if err != nil {
+		return nil, wire.Fail("read /proc/self/auxv", err)
+	}
+	entry, loader := auxiliary(vector)
+	if entry == 0 || loader != 0 {
+		return nil, wire.Text("the program is not linked statically")
+	}
+	stat, err := wire.ReadFile(buf[:], "/proc/self/stat")
+	if err != nil {
+		return nil, wire.Fail("read /proc/self/stat", err)
+	}
+	stack, known := wire.StatField(stat, 28)
+	dataEnd, alsoKnown := wire.StatField(stat, 46) // of what the file has
+	if !known || !alsoKnown || stack == 0 || dataEnd == 0 {
+		return nil, wire.Text("/proc/self/stat does not say where stack and data are")
+	}
+	size := unsafe.Sizeof(plan{})
+	// Shared, so that the kernel does not make it one mapping with its neighbours.
+	memory, err := mmap(size, syscall.MAP_ANON|syscall.MAP_SHARED)
+	if err != nil {
+		return nil, wire.Fail("map memory", err)
+	}
+	p := (*plan)(memory)
+	*p = plan{
+		stack: uintptr(stack), entry: entry, epoll: uintptr(epoll),
+		pid:    uintptr(syscall.Getpid()),
+		leave:  action{flags: onStack | hasRestorer}, // enter knows the handler
+		signal: 1 << (leaveWith - 1), blocked: ^uint64(allowed),
+		ignore: action{handler: ignored}, noStack: [3]uintptr{0, noAltStack, 0},
+		tail: uintptr(dataEnd), tailSize: -uintptr(dataEnd) & (pageSize() - 1),
+	}
+	if err := p.fill(); err != nil {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MUNMAP, uintptr(memory), size, 0)
+		return nil, err
+	}
+	return p, nil
+}
+
+func mmap(size uintptr, flags uintptr) (unsafe.Pointer, error) {
+	at, _, errno := syscall.Syscall6(syscall.SYS_MMAP, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, flags, ^uintptr(0), 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	return *(*unsafe.Pointer)(unsafe.Pointer(&at)), nil
+}
+
+// auxiliary finds in what the kernel has told the program where that begins, and where
+// the dynamic linker is, if it has one.
+func auxiliary(vector []byte) (entry, linker uintptr) {
+	const atBase, atEntry, size = 7, 9, 16
+	for ; len(vector) >= size; vector = vector[size:] {
+		pair := (*[2]uint64)(unsafe.Pointer(&vector[0]))
+		switch pair[0] {
+		case atBase:
+			linker = uintptr(pair[1])
+		case atEntry:
+			entry = uintptr(pair[1])
+		}
+	}
+	return entry, linker
+}
+
+// fill writes down the calls.
+func (p *plan) fill() error {
+	address := func(of unsafe.Pointer) uintptr { return uintptr(of) } // it does not move
+	p.before = [...]call{
+		{syscall.SYS_RT_SIGACTION, [4]uintptr{leaveWith, address(unsafe.Pointer(&p.leave)), 0, maskSize}},
+		{syscall.SYS_RT_SIGPROCMASK, [4]uintptr{sigBlock, address(unsafe.Pointer(&p.signal)), 0, maskSize}},
+		{number: -1},
+	}
+	var text [16 << 10]byte
+	maps, err := wire.ReadFile(text[:], "/proc/self/maps")
+	if err != nil || len(maps) == len(text) {
+		return wire.Fail("read /proc/self/maps", cmp.Or(err, error(syscall.E2BIG)))
+	}
+	tasks, err := wire.Open(syscall.O_RDONLY|syscall.O_DIRECTORY, 0, "/proc/self/task")
+	if err != nil {
+		return wire.Fail("open /proc/self/task", err)
+	}
+	p.tasks = uintptr(tasks)
+	calls := append(p.after[:0:most-1],
+		call{syscall.SYS_RT_SIGACTION, [4]uintptr{leaveWith, address(unsafe.Pointer(&p.ignore)), 0, maskSize}},
+		call{syscall.SYS_RT_SIGPROCMASK, [4]uintptr{sigSetMask, address(unsafe.Pointer(&p.blocked)), 0, maskSize}},
+		call{syscall.SYS_SIGALTSTACK, [4]uintptr{address(unsafe.Pointer(&p.noStack))}},
+		call{syscall.SYS_CLOSE, [4]uintptr{p.tasks}},
+	)
+	for len(maps) > 0 && len(calls) < cap(calls) {
+		var line []byte
+		line, maps, _ = wire.Cut(maps, '\n')
+		m, ok := parse(line)
+		if !ok {
+			syscall.Close(tasks)
+			return wire.Text("unknown line in /proc/self/maps: " + string(line))
+		}
+		if clear, needed := p.clear(m); needed {
+			calls = append(calls, clear)
+		}
+	}
+	if len(maps) > 0 {
+		syscall.Close(tasks)
+		return wire.Text("too many mappings")
+	}
+	p.after[len(calls)].number = -1
+	return nil
+}
+
+// mapping is a line of /proc/self/maps.
+type mapping struct {
+	start, end uintptr
+	name       string
+}
+
+func parse(line []byte) (m mapping, ok bool) {
+	limits, rest, _ := wire.Cut(line, ' ')
+	start, end, ok := wire.Cut(limits, '-')
+	if !ok {
+		return m, false
+	}
+	from, err := strconv.ParseUint(string(start), 16, 64)
+	to, err2 := strconv.ParseUint(string(end), 16, 64)
+	for range 4 { // permissions, offset, device, inode
+		_, rest, ok = wire.Cut(rest, ' ')
+	}
+	for len(rest) > 0 && rest[0] == ' ' {
+		rest = rest[1:]
+	}
+	return mapping{uintptr(from), uintptr(to), string(rest)}, err == nil && err2 == nil && ok
+}
+
+// clear is the call that makes a mapping what it was at the program's beginning: as the
+// file has it, zero, or not there.
+func (p *plan) clear(m mapping) (c call, needed bool) {
+	forget := func(start, end uintptr) call {
+		return call{syscall.SYS_MADVISE, [4]uintptr{start, end - start, syscall.MADV_DONTNEED}}
+	}
+	page := pageSize()
+	here := uintptr(unsafe.Pointer(p))
+	zeros := (p.tail + page - 1) &^ (page - 1) // where the program's variables without a value begin
+	switch {
+	case here >= m.start && here < m.end:
+		return c, false // enter gives it back
+	case m.name == "[stack]":
+		low := (p.stack - scratch) &^ (page - 1)
+		return forget(m.start, low), low > m.start
+	case len(m.name) > 0 && m.name[0] == '/', m.start == zeros:
+		return forget(m.start, m.end), true
+	case len(m.name) > 0 && (len(m.name) < 5 || m.name[:5] != "[anon"):
+		return c, false // the kernel's
+	}
+	return call{syscall.SYS_MUNMAP, [4]uintptr{m.start, m.end - m.start}}, true
+}
+
+// resetSignals takes back the handlers that the runtime has installed.
+func resetSignals() {
+	for s := uintptr(1); s <= leaveWith; s++ {
+		var now action
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, s, 0, uintptr(unsafe.Pointer(&now)), maskSize, 0, 0)
+		if now.handler > ignored {
+			none := action{handler: defaultAction}
+			_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, s, uintptr(unsafe.Pointer(&none)), 0, maskSize, 0, 0)
+		}
+	}
+}
+
+func pageSize() uintptr { return uintptr(syscall.Getpagesize()) }

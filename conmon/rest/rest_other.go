@@ -1,0 +1,7 @@
+//go:build !amd64 && !arm64
+
+package rest
+
+const supported = false
+
+func enter(*plan) {}

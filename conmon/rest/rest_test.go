@@ -1,0 +1,98 @@
+package rest_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/crius-run/crius/conmon/rest"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// A process rests again and again: each time nothing is left of the program, each event
+// lets it begin anew, and what belongs to the process stays.
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "sleeper")
+	build := exec.Command("go", "build", "-o", program, "./testdata/sleeper")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	sleeper := exec.CommandContext(t.Context(), program, filepath.Join(dir, "lives"), "argument")
+	input, err := sleeper.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := sleeper.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeper.Stderr = os.Stderr
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(output)
+	for life := 1; life <= 50; life++ {
+		if !lines.Scan() {
+			t.Fatalf("no life %d", life)
+		}
+		if want := fmt.Sprint(life, " 1 argument"); lines.Text() != want {
+			t.Fatalf("%q, want %q", lines.Text(), want)
+		}
+		if life%10 == 0 { // else the event mostly comes while it has not come to rest
+			atRest(t, sleeper.Process.Pid)
+		}
+		if err := sleeper.Process.Signal(syscall.SIGTERM); err != nil { // ignored
+			t.Fatal(err)
+		}
+		if _, err := input.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := input.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() { // one life more, if the last byte and the end are two events
+	}
+	if err := sleeper.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// atRest waits until a process has one thread and next to no memory.
+func atRest(t *testing.T, pid int) {
+	t.Helper()
+	wait.For(t, "the program to rest", func() bool {
+		return field(t, pid, "status", "Threads:") == 1 && field(t, pid, "smaps_rollup", "Anonymous:") <= 32
+	})
+}
+
+func field(t *testing.T, pid int, file, name string) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "\n"+name)
+	n, err := strconv.Atoi(strings.Fields(after)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Where it cannot be done it is an error, and the program goes on.
+func TestUntilRefuses(t *testing.T) {
+	t.Parallel()
+	if err := rest.Until(-1); err == nil || !strings.Contains(err.Error(), "main thread") {
+		t.Errorf("in a goroutine: %v", err)
+	}
+}

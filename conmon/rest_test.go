@@ -1,0 +1,260 @@
+package conmon_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// A monitor rests whenever nothing happens, and each thing that happens finds it as if it
+// had not.
+func TestRest(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		c := newContainer(t, runtime, "copy")
+		c.Stdin, c.RestAfter = true, time.Millisecond
+		client := c.run()
+		before := c.processes()
+		c.atRest()
+		open := c.descriptors()
+
+		a := c.attach(everything)
+		typeIn(t, a.Stdin, "one\n")
+		expect(t, a.Stdout, "one\n")
+		a.Close()
+		c.atRest()
+		c.awaitLog("one\n")
+
+		b := c.attach(everything) // input goes to the container past the monitor
+		c.atRestButFor(b)
+		typeIn(t, b.Stdin, "two\n")
+		expect(t, b.Stdout, "two\n")
+
+		must(os.Rename(c.LogFile, c.LogFile+".1"))
+		b.Close()
+		c.atRest()
+		must(client.ReopenLog(limit(t)))
+		c.atRest()
+		if len(c.descriptors()) != len(open) {
+			t.Errorf("descriptors %q, at first %q", c.descriptors(), open)
+		}
+		if again := c.processes(); again.Monitor != before.Monitor || again.Container != before.Container || again.Rests == nil || before.Rests != nil {
+			t.Errorf("processes %+v, before %+v", again, before)
+		}
+		if n := client.Logged(limit(t)); n.Written != uint64(len(joinedFile(t, c.LogFile+".1"))) {
+			t.Errorf("%d bytes logged", n.Written)
+		}
+		c.atRest() // the question did not wake it
+
+		other := c.dial()
+		if other.Process() != before.Container {
+			t.Errorf("container %+v, before %+v", other.Process(), before.Container)
+		}
+		c.atRest()
+		must(other.CloseStdin(limit(t)))
+		e := exit(t, client)
+		if e.Code != 0 || exit(t, other) != e {
+			t.Errorf("exit %+v", e)
+		}
+		if stdout, _ := c.log(); stdout != "end of input\n" {
+			t.Errorf("%q in the second log", stdout)
+		}
+		c.checkGone(client, e)
+	})
+}
+
+// dial connects as a server does that has just begun.
+func (c *container) dial() *conmon.Client {
+	c.Helper()
+	client, err := conmon.Dial(limit(c.TB), c.Dir, c.ExitFile)
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() { client.Close() })
+	return client
+}
+
+func joinedFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// atRest waits until the monitor is one thread with a few pages.
+func (c *container) atRest() {
+	c.Helper()
+	pid := c.processes().Monitor.PID
+	wait.For(c.TB, "the monitor to rest", func() bool { return c.resting(pid) })
+}
+
+// atRestButFor checks that the monitor stays awake for somebody who is attached.
+func (c *container) atRestButFor(*conmon.Attachment) {
+	c.Helper()
+	const longer = 3 // than it takes otherwise
+	for range longer {
+		time.Sleep(time.Second / 2)
+		if c.resting(c.processes().Monitor.PID) {
+			c.Error("the monitor rests while somebody is attached")
+		}
+	}
+}
+
+func (c *container) resting(pid int) bool {
+	c.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		c.Fatal(err)
+	}
+	var size, resident, shared int
+	if _, err := fmt.Sscan(string(text), &size, &resident, &shared); err != nil {
+		c.Fatal(err)
+	}
+	return (resident-shared)*os.Getpagesize() <= 32<<10
+}
+
+func (c *container) descriptors() (open []string) {
+	c.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", c.processes().Monitor.PID)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		c.Fatal(err)
+	}
+	for _, e := range entries {
+		target, _ := os.Readlink(filepath.Join(dir, e.Name()))
+		open = append(open, target)
+	}
+	return open
+}
+
+// However it ends, an end during the rest is told and recorded: of the container by itself
+// or by a signal, with its output before, and of the monitor.
+func TestEndsAtRest(t *testing.T) {
+	everyRuntime(t, func(t *testing.T, runtime string) {
+		for name, end := range map[string]struct {
+			verb []string
+			by   func(c *container, client *conmon.Client)
+			want conmon.Exit
+		}{
+			"by SIGKILL": {[]string{"sleep"}, func(_ *container, client *conmon.Client) { must(client.Signal(unix.SIGKILL)) }, conmon.Exit{Code: 137, Signal: 9}},
+			"by itself":  {[]string{"trap"}, func(_ *container, client *conmon.Client) { must(client.Signal(unix.SIGTERM)) }, conmon.Exit{Code: 42}},
+			"released":   {[]string{"sleep"}, func(_ *container, client *conmon.Client) { must(client.Release(limit(t))) }, conmon.Exit{Code: 137, Signal: 9}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c := newContainer(t, runtime, end.verb...)
+				c.RestAfter = time.Millisecond
+				client := c.run()
+				if end.verb[0] == "trap" {
+					c.awaitLog("armed\n")
+				}
+				c.atRest()
+				dormant := c.dial()
+				c.dial().Close()
+				c.atRest()
+				end.by(c, client)
+				e := exit(t, client)
+				if other := exit(t, dormant); other != e {
+					t.Errorf("a client that did not wake the monitor was told %+v, another %+v", other, e)
+				}
+				if e.Code != end.want.Code || e.Signal != end.want.Signal {
+					t.Errorf("%+v, want %+v", e, end.want)
+				}
+				c.checkGone(client, e)
+			})
+		}
+	})
+}
+
+// A monitor that is killed while it rests is lost, for all who know it.
+func TestKilledAtRest(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "sleep")
+	c.RestAfter = time.Millisecond
+	client := c.run()
+	c.atRest()
+	dormant := c.dial()
+	must(client.Kill())
+	for _, client := range []*conmon.Client{client, dormant} {
+		if _, err := client.Exit(); !errors.Is(err, conmon.ErrLost) {
+			t.Errorf("%v, want %v", err, conmon.ErrLost)
+		}
+	}
+	if !conmon.Alive(c.processes().Container) {
+		t.Error("the container died with its monitor")
+	}
+}
+
+// A terminal is the same after a rest.
+func TestTerminalAtRest(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "tty")
+	c.Terminal, c.RestAfter = true, time.Millisecond
+	client := c.run()
+	c.awaitLog("terminal")
+	c.atRest()
+	must(client.Resize(limit(t), 77, 33))
+	if e := exit(t, client); e.Code != 0 {
+		t.Errorf("exit %+v", e)
+	}
+	if stdout, _ := c.log(); !strings.Contains(stdout, "size 77 33") {
+		t.Errorf("%q in the log", stdout)
+	}
+}
+
+// What is counted goes on to be: OOM kills, and what a limited log has discarded.
+func TestCountsSurviveRest(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "copy")
+	c.Stdin, c.RestAfter, c.LogRate, c.LogBurst = true, time.Millisecond, 1, conmon.LeastLogBytes
+	client := c.run()
+	a := c.attach(everything)
+	line := strings.Repeat("x", 10_000) + "\n"
+	for range 2 {
+		for range 10 {
+			typeIn(t, a.Stdin, line)
+			expect(t, a.Stdout, line)
+		}
+		a.Close()
+		count := client.Logged(limit(t))
+		c.atRest()
+		if now := client.Logged(limit(t)); now.Discarded != count.Discarded || now.Discarded == 0 {
+			t.Errorf("%+v at rest, %+v before", now, count)
+		}
+		dormant, known := c.dial(), client.Logged(limit(t))
+		a = c.attach(everything)
+		typeIn(t, a.Stdin, line)
+		expect(t, a.Stdout, line)
+		if more := client.Logged(limit(t)).Discarded - known.Discarded; more == 0 || dormant.Logged(limit(t)).Discarded != more {
+			t.Errorf("%+v counted by a client that came during the rest, want %d discarded", dormant.Logged(limit(t)), more)
+		}
+	}
+	if n := client.Logged(limit(t)).Discarded; n < 100_000 {
+		t.Errorf("%d bytes discarded", n)
+	}
+}
+
+// Whoever asks too much of a monitor never rests: one that was told so, and one that has a
+// container in the PID namespace of the host, whose orphans nobody tells of.
+func TestNoRest(t *testing.T) {
+	t.Parallel()
+	never, host := newContainer(t, "crun", "sleep"), newContainer(t, "crun", "sleep")
+	never.RestAfter, host.RestAfter = conmon.NoRest, time.Millisecond
+	host.hostPID()
+	never.run()
+	host.run()
+	never.atRestButFor(nil)
+	if host.resting(host.processes().Monitor.PID) {
+		t.Error("the monitor of a container without a PID namespace rests")
+	}
+}
