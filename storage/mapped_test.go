@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/test/kit/image"
 )
@@ -90,33 +89,6 @@ func TestEmptyRootfsInUserNamespace(t *testing.T) {
 	n.removeRootfs(r)
 }
 
-// Both ways of mounting work on a thread with its own mounts, also where the
-// kernel takes one page of options.
-func TestOverlayMapped(t *testing.T) {
-	t.Parallel()
-	users := userNS(t, 200000)
-	for name, mount := range map[string]func(overlay) error{"by context": overlay.mountByContext, "by string": overlay.mountByString} {
-		for _, layers := range []int{1, 120} {
-			o := stack(t, t.TempDir(), layers)
-			o.private = true
-			if err := mapped(users, o.lower, o.target, func() error { return mount(o) }); err != nil {
-				t.Errorf("%s, %d layers: %v", name, layers, err)
-				continue
-			}
-			for i := range layers {
-				checkOwner(t, filepath.Join(o.target, fmt.Sprintf("only%d", i)), 200000, 200000)
-			}
-			checkOwner(t, filepath.Join(o.lower[0], "all"), 0, 0)
-			if mounts := mountsBelow(t, filepath.Dir(o.target)); len(mounts) != 1 {
-				t.Errorf("%s, %d layers: mounted %q", name, layers, mounts)
-			}
-			if err := unix.Unmount(o.target, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-}
-
 func TestCheckMapping(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -126,23 +98,4 @@ func TestCheckMapping(t *testing.T) {
 	if err := n.CheckMapping("/none"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no user namespace: %v", err)
 	}
-}
-
-func TestMappedErrors(t *testing.T) {
-	t.Parallel()
-	o := stack(t, t.TempDir(), 1)
-	o.private = true
-	users := userNS(t, 100000)
-	if err := mapped("/none", o.lower, o.target, o.mount); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no user namespace: %v", err)
-	}
-	// proc cannot be id-mapped.
-	if err := mapped(users, []string{"/proc"}, o.target, o.mount); !errors.Is(err, fault.Unimplemented) {
-		t.Errorf("file system without id-mapped mounts: %v", err)
-	}
-	failing := errors.New("failing")
-	if err := mapped(users, o.lower, o.target, func() error { return failing }); !errors.Is(err, failing) {
-		t.Errorf("mount fails: %v", err)
-	}
-	checkMounts(t, filepath.Dir(o.target))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/internal/tree"
+	"github.com/crius-run/crius/storage/overlay"
 )
 
 // Rootfs is a container's root file system: the layers of an image below, a
@@ -79,79 +80,30 @@ func (r Rootfs) mount(lower, options []string) error {
 	if err := os.MkdirAll(r.Target, 0o700); err != nil {
 		return err
 	}
-	if done, err := mounted(r.Target); done || err != nil {
+	if done, err := overlay.Mounted(r.Target); done || err != nil {
 		return err
 	}
-	o := overlay{
-		lower:   lower,
-		target:  r.Target,
-		label:   r.MountLabel,
-		options: options,
-	}
+	m := overlay.Mount{Lower: lower, Target: r.Target, Label: r.MountLabel, Options: options, UserNS: r.UserNS}
 	least := 2 // what overlay wants where nothing is writable
 	if !r.ReadOnly {
 		least = 1
-		o.upper, o.work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
+		m.Upper, m.Work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
 	}
-	for len(o.lower) < least {
-		empty := filepath.Join(r.Dir, emptyName, strconv.Itoa(len(o.lower)))
+	for len(m.Lower) < least {
+		empty := filepath.Join(r.Dir, emptyName, strconv.Itoa(len(m.Lower)))
 		if err := os.MkdirAll(empty, 0o755); err != nil {
 			return err
 		}
-		o.lower = append(slices.Clip(o.lower), empty)
+		m.Lower = append(slices.Clip(m.Lower), empty)
 	}
-	if o.private = r.UserNS != ""; o.private {
-		return mapped(r.UserNS, o.lower, r.Target, o.make)
-	}
-	return o.make()
-}
-
-// make makes the writable layer's directories, if there is to be one, and
-// mounts o.
-func (o overlay) make() error {
-	if o.upper == "" {
-		return o.mount()
-	}
-	if err := makeUpper(o.upper, o.lower[0]); err != nil {
-		return err
-	}
-	// The kernel refuses a work directory that a volatile mount has used.
-	if err := os.RemoveAll(o.work); err != nil {
-		return err
-	}
-	if err := os.Mkdir(o.work, 0o700); err != nil {
-		return err
-	}
-	return o.mount()
-}
-
-// makeUpper makes the upper directory, whose owner and mode are those of the
-// container's /, like the top layer's.
-func makeUpper(upper, like string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(like, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: like, Err: err}
-	}
-	if err := os.MkdirAll(filepath.Dir(upper), 0o700); err != nil {
-		return err
-	}
-	err := os.Mkdir(upper, 0o700)
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	if err := os.Chown(upper, int(st.Uid), int(st.Gid)); err != nil {
-		return err
-	}
-	return unix.Chmod(upper, st.Mode&0o7777)
+	return m.Make()
 }
 
 // UnmountRootfs unmounts a root file system and keeps its writable layer. One
 // that is not mounted is fine.
 func (s *Store) UnmountRootfs(r Rootfs) error {
 	for range 16 { // however often something was mounted on top
-		is, err := mounted(r.Target)
+		is, err := overlay.Mounted(r.Target)
 		if err != nil {
 			return fmt.Errorf("unmount rootfs %s: %w", r.ID, err)
 		}

@@ -12,6 +12,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/storage/durable"
+	"github.com/crius-run/crius/storage/overlay"
 )
 
 // Defect is something of the store that is not as it should be.
@@ -41,7 +42,7 @@ func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
 		if _, err := os.Lstat(upper); !r.ReadOnly && errors.Is(err, fs.ErrNotExist) {
 			defect("its writable layer " + upper + " is gone")
 		}
-		if is, err := mounted(r.Target); err == nil && !is {
+		if is, err := overlay.Mounted(r.Target); err == nil && !is {
 			defect("nothing is mounted at " + r.Target)
 		}
 		lost, known := images[r.ImageID]

@@ -1,4 +1,4 @@
-package storage
+package overlay
 
 import (
 	"errors"
@@ -13,22 +13,22 @@ import (
 )
 
 // stack makes so many layers, each with a file of its own and one in common.
-func stack(t *testing.T, dir string, layers int) overlay {
+func stack(t *testing.T, dir string, layers int) Mount {
 	t.Helper()
-	o := overlay{
-		upper:  filepath.Join(dir, "upper"),
-		work:   filepath.Join(dir, "work"),
-		target: filepath.Join(dir, "target"),
+	o := Mount{
+		Upper:  filepath.Join(dir, "upper"),
+		Work:   filepath.Join(dir, "work"),
+		Target: filepath.Join(dir, "target"),
 	}
 	for i := range layers {
-		o.lower = append(o.lower, filepath.Join(dir, fmt.Sprintf("layer%03d", i)))
+		o.Lower = append(o.Lower, filepath.Join(dir, fmt.Sprintf("layer%03d", i)))
 	}
-	for _, d := range append([]string{o.upper, o.work, o.target}, o.lower...) {
+	for _, d := range append([]string{o.Upper, o.Work, o.Target}, o.Lower...) {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for i, d := range o.lower {
+	for i, d := range o.Lower {
 		for _, name := range []string{"all", fmt.Sprintf("only%d", i)} {
 			if err := os.WriteFile(filepath.Join(d, name), []byte(fmt.Sprint(i)), 0o600); err != nil {
 				t.Fatal(err)
@@ -40,12 +40,12 @@ func stack(t *testing.T, dir string, layers int) overlay {
 
 // Both ways of mounting stack all layers in order, with short paths and long
 // ones, few layers and many.
-func TestOverlayMount(t *testing.T) {
+func TestMount(t *testing.T) {
 	t.Parallel()
-	ways := map[string]func(overlay) error{
-		"by context": overlay.mountByContext,
-		"by string":  overlay.mountByString,
-		"either":     overlay.mount,
+	ways := map[string]func(Mount) error{
+		"by context": Mount.mountByContext,
+		"by string":  Mount.mountByString,
+		"either":     Mount.mount,
 	}
 	for name, mount := range ways {
 		for _, layers := range []int{1, 2, 120, 400} {
@@ -59,25 +59,25 @@ func TestOverlayMount(t *testing.T) {
 					}
 					defer func() {
 						// Detached, for a program that reads the mount table may be looking at it.
-						if err := unix.Unmount(o.target, unix.MNT_DETACH); err != nil {
+						if err := unix.Unmount(o.Target, unix.MNT_DETACH); err != nil {
 							t.Error(err)
 						}
 					}()
 					for file, want := range map[string]string{"all": "0", fmt.Sprintf("only%d", layers-1): fmt.Sprint(layers - 1)} {
-						if got, err := os.ReadFile(filepath.Join(o.target, file)); err != nil || string(got) != want {
+						if got, err := os.ReadFile(filepath.Join(o.Target, file)); err != nil || string(got) != want {
 							t.Errorf("%s: %q, %v; want %q", file, got, err, want)
 						}
 					}
-					if err := os.WriteFile(filepath.Join(o.target, "new"), nil, 0o600); err != nil {
+					if err := os.WriteFile(filepath.Join(o.Target, "new"), nil, 0o600); err != nil {
 						t.Error(err)
 					}
-					if _, err := os.Stat(filepath.Join(o.upper, "new")); err != nil {
+					if _, err := os.Stat(filepath.Join(o.Upper, "new")); err != nil {
 						t.Errorf("a new file is not in the upper directory: %v", err)
 					}
-					if line := mountLine(t, o.target); !strings.Contains(line, "volatile") || !strings.Contains(line, " "+mountSource+" ") {
+					if line := mountLine(t, o.Target); !strings.Contains(line, "volatile") || !strings.Contains(line, " "+Source+" ") {
 						t.Errorf("mount table: %s", line)
 					}
-					if is, err := mounted(o.target); !is || err != nil {
+					if is, err := Mounted(o.Target); !is || err != nil {
 						t.Errorf("mounted: %t, %v", is, err)
 					}
 				})
@@ -101,22 +101,22 @@ func mountLine(t *testing.T, target string) string {
 	return ""
 }
 
-func TestOverlayMountErrors(t *testing.T) {
+func TestMountErrors(t *testing.T) {
 	t.Parallel()
-	for name, mount := range map[string]func(overlay) error{"by context": overlay.mountByContext, "by string": overlay.mountByString, "either": overlay.mount} {
+	for name, mount := range map[string]func(Mount) error{"by context": Mount.mountByContext, "by string": Mount.mountByString, "either": Mount.mount} {
 		o := stack(t, t.TempDir(), 2)
 		missing := o
-		missing.lower = append([]string{"/none"}, o.lower...)
+		missing.Lower = append([]string{"/none"}, o.Lower...)
 		if err := mount(missing); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("%s, missing layer: %v", name, err)
 		}
 		nowhere := o
-		nowhere.target = "/none"
+		nowhere.Target = "/none"
 		if err := mount(nowhere); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("%s, missing target: %v", name, err)
 		}
 		odd := o
-		odd.options = []string{"no_such_option=1"}
+		odd.Options = []string{"no_such_option=1"}
 		err := mount(odd)
 		if !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%s, unknown option: %v", name, err)
@@ -124,7 +124,7 @@ func TestOverlayMountErrors(t *testing.T) {
 		if name == "either" && !strings.Contains(err.Error(), "no_such_option") {
 			t.Errorf("the error does not name the option: %v", err)
 		}
-		checkMounts(t, filepath.Dir(o.target))
+		checkMounts(t, filepath.Dir(o.Target), 0)
 	}
 	deep := stack(t, t.TempDir(), 501)
 	if err := deep.mountByContext(); err == nil || !strings.Contains(err.Error(), "501 layers") && !strings.Contains(err.Error(), "lowerdir") {
@@ -146,7 +146,7 @@ func TestMounted(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, path := range []string{dir, filepath.Join(dir, "none"), filepath.Join(dir, "none/none")} {
-		if is, err := mounted(path); is || err != nil {
+		if is, err := Mounted(path); is || err != nil {
 			t.Errorf("%s: %t, %v", path, is, err)
 		}
 	}

@@ -1,4 +1,7 @@
-package storage
+// Package overlay makes overlay mounts: read-only layers below, and a writable layer on
+// top where there is to be one. A mount may show its files with the owners that a user
+// namespace gives them.
+package overlay
 
 import (
 	"bytes"
@@ -14,33 +17,91 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 )
 
-// overlay describes one overlay mount: read-only layers below a writable one.
-type overlay struct {
-	lower   []string // absolute paths, top first
-	upper   string   // empty, and work too: nothing is writable
-	work    string
-	target  string
-	label   string   // SELinux context of all files; may be empty
-	options []string // as in storage.conf's mountopt
-	private bool     // mount is called on a thread that shares neither mounts nor directory with others
+// Mount describes one overlay mount.
+type Mount struct {
+	Lower   []string // absolute paths, top first
+	Upper   string   // made if it is missing; empty, and Work too: nothing is writable
+	Work    string   // made anew
+	Target  string   // mount point, which exists
+	Label   string   // SELinux context of all files; may be empty
+	Options []string // as in storage.conf's mountopt
+	UserNS  string   // path of the user namespace whose ids own the files; empty: the node's
+	// Made is called when Upper and Work have been made, and before anything is written
+	// through the mount; nil: not called.
+	Made func() error
+
+	private bool // mount is called on a thread that shares neither mounts nor directory with others
 }
 
-// mountSource marks crius's mounts in the mount table.
-const mountSource = "crius"
+// Source marks crius's mounts in the mount table.
+const Source = "crius"
 
-// mount mounts o at its target. It asks for `volatile` where the kernel knows
+// Make makes the directories of the writable layer, if there is to be one, and mounts m.
+func (m Mount) Make() error {
+	if m.UserNS == "" {
+		return m.make()
+	}
+	m.private = true
+	return mapped(m.UserNS, m.Lower, m.Target, m.make)
+}
+
+func (m Mount) make() error {
+	if m.Upper == "" {
+		return m.mount()
+	}
+	if err := makeUpper(m.Upper, m.Lower[0]); err != nil {
+		return err
+	}
+	// The kernel refuses a work directory that a volatile mount has used.
+	if err := os.RemoveAll(m.Work); err != nil {
+		return err
+	}
+	if err := os.Mkdir(m.Work, 0o700); err != nil {
+		return err
+	}
+	if m.Made != nil {
+		if err := m.Made(); err != nil {
+			return err
+		}
+	}
+	return m.mount()
+}
+
+// makeUpper makes the upper directory, whose owner and mode are those of the
+// container's /, like the top layer's.
+func makeUpper(upper, like string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(like, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: like, Err: err}
+	}
+	if err := os.MkdirAll(filepath.Dir(upper), 0o700); err != nil {
+		return err
+	}
+	err := os.Mkdir(upper, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := os.Chown(upper, int(st.Uid), int(st.Gid)); err != nil {
+		return err
+	}
+	return unix.Chmod(upper, st.Mode&0o7777)
+}
+
+// mount mounts m at its target. It asks for `volatile` where the kernel knows
 // it (5.10): a container's writable layer does not survive the container, so
 // syncing it at every unmount buys nothing and can take minutes.
-func (o overlay) mount() error {
-	err := o.mountByContext()
+func (m Mount) mount() error {
+	err := m.mountByContext()
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, errNoAppend):
-		return o.mountByString()
+		return m.mountByString()
 	case errors.Is(err, unix.EINVAL):
 		// Before 6.5 any parameter is taken, and only the last step refuses
 		// what is unknown. What is wrong indeed is wrong both ways, and the
 		// first one says more.
-		if o.mountByString() == nil {
+		if m.mountByString() == nil {
 			return nil
 		}
 	}
@@ -52,7 +113,7 @@ var errNoAppend = errors.New("overlay parameter lowerdir+ unknown")
 
 // mountByContext uses fsopen(2), where each lower directory is a parameter of
 // its own, so that no page-sized option string limits the number of layers.
-func (o overlay) mountByContext() error {
+func (m Mount) mountByContext() error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("fsopen overlay: %w", err)
@@ -61,19 +122,19 @@ func (o overlay) mountByContext() error {
 	paths := pathSet{limit: 255} // the kernel reads no longer parameter
 	defer paths.close()
 
-	attributes, extra := mountFlags(o.options)
-	parameters := []parameter{{"source", mountSource}}
-	for _, dir := range o.lower {
+	attributes, extra := mountFlags(m.Options)
+	parameters := []parameter{{"source", Source}}
+	for _, dir := range m.Lower {
 		parameters = append(parameters, parameter{"lowerdir+", paths.short(dir)})
 	}
-	if o.upper != "" {
+	if m.Upper != "" {
 		parameters = append(parameters,
-			parameter{"upperdir", paths.short(o.upper)},
-			parameter{"workdir", paths.short(o.work)},
+			parameter{"upperdir", paths.short(m.Upper)},
+			parameter{"workdir", paths.short(m.Work)},
 			parameter{"volatile", ""})
 	}
-	if o.label != "" {
-		parameters = append(parameters, parameter{"context", o.label})
+	if m.Label != "" {
+		parameters = append(parameters, parameter{"context", m.Label})
 	}
 	if paths.err != nil {
 		return paths.err
@@ -84,15 +145,15 @@ func (o overlay) mountByContext() error {
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return fmt.Errorf("create overlay of %d layers: %w%s", len(o.lower), err, contextLog(fs))
+		return fmt.Errorf("create overlay of %d layers: %w%s", len(m.Lower), err, contextLog(fs))
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attributes.attr)
 	if err != nil {
 		return fmt.Errorf("fsmount overlay: %w%s", err, contextLog(fs))
 	}
 	defer unix.Close(mnt)
-	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, o.target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("attach overlay to %s: %w", o.target, err)
+	if err := unix.MoveMount(mnt, "", unix.AT_FDCWD, m.Target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach overlay to %s: %w", m.Target, err)
 	}
 	return nil
 }
@@ -130,29 +191,29 @@ func contextLog(fs int) string {
 }
 
 // mountByString uses mount(2), for kernels without mountByContext's calls.
-func (o overlay) mountByString() error {
+func (m Mount) mountByString() error {
 	var paths pathSet
 	defer paths.close()
-	data := o.data(escape)
+	data := m.data(escape)
 	if len(data) < os.Getpagesize() {
-		return o.mountData(data)
+		return m.mountData(data)
 	}
 	// File descriptors as names, relative to /proc/self/fd, are three digits
 	// long instead of a hundred.
-	data = o.data(paths.number)
+	data = m.data(paths.number)
 	if paths.err != nil {
 		return paths.err
 	}
 	if len(data) >= os.Getpagesize() {
-		return fmt.Errorf("overlay of %d layers: %w: this kernel limits mount options to one page", len(o.lower), unix.E2BIG)
+		return fmt.Errorf("overlay of %d layers: %w: this kernel limits mount options to one page", len(m.Lower), unix.E2BIG)
 	}
 	relative := func() error {
 		if err := unix.Chdir("/proc/self/fd"); err != nil {
 			return err
 		}
-		return o.mountData(data)
+		return m.mountData(data)
 	}
-	if o.private {
+	if m.private {
 		return relative()
 	}
 	return thread.Run(func() error {
@@ -163,19 +224,19 @@ func (o overlay) mountByString() error {
 	})
 }
 
-func (o overlay) data(name func(path string) string) string {
-	lower := make([]string, len(o.lower))
-	for i, dir := range o.lower {
+func (m Mount) data(name func(path string) string) string {
+	lower := make([]string, len(m.Lower))
+	for i, dir := range m.Lower {
 		lower[i] = name(dir)
 	}
 	data := "lowerdir=" + strings.Join(lower, ":")
-	if o.upper != "" {
-		data += ",upperdir=" + name(o.upper) + ",workdir=" + name(o.work)
+	if m.Upper != "" {
+		data += ",upperdir=" + name(m.Upper) + ",workdir=" + name(m.Work)
 	}
-	if o.label != "" {
-		data += `,context="` + o.label + `"`
+	if m.Label != "" {
+		data += `,context="` + m.Label + `"`
 	}
-	_, extra := mountFlags(o.options)
+	_, extra := mountFlags(m.Options)
 	for _, p := range extra {
 		data += "," + p.name
 		if p.value != "" {
@@ -185,17 +246,17 @@ func (o overlay) data(name func(path string) string) string {
 	return data
 }
 
-func (o overlay) mountData(data string) error {
-	flags, _ := mountFlags(o.options)
+func (m Mount) mountData(data string) error {
+	flags, _ := mountFlags(m.Options)
 	err := error(unix.EINVAL)
-	if o.upper != "" {
-		err = unix.Mount(mountSource, o.target, "overlay", flags.ms, data+",volatile")
+	if m.Upper != "" {
+		err = unix.Mount(Source, m.Target, "overlay", flags.ms, data+",volatile")
 	}
 	if errors.Is(err, unix.EINVAL) { // before 5.10, or nothing is writable
-		err = unix.Mount(mountSource, o.target, "overlay", flags.ms, data)
+		err = unix.Mount(Source, m.Target, "overlay", flags.ms, data)
 	}
 	if err != nil {
-		return fmt.Errorf("mount overlay of %d layers at %s: %w", len(o.lower), o.target, err)
+		return fmt.Errorf("mount overlay of %d layers at %s: %w", len(m.Lower), m.Target, err)
 	}
 	return nil
 }
@@ -271,8 +332,8 @@ func mountFlags(options []string) (flagPair, []parameter) {
 	return flags, rest
 }
 
-// mounted tells whether a file system of its own is mounted at path.
-func mounted(path string) (bool, error) {
+// Mounted tells whether a file system of its own is mounted at path.
+func Mounted(path string) (bool, error) {
 	var at, above unix.Stat_t
 	err := unix.Lstat(path, &at)
 	if err == nil {
