@@ -1,6 +1,14 @@
 package storage
 
-import "time"
+import (
+	"cmp"
+	"path/filepath"
+	"time"
+
+	"go.podman.io/storage/types"
+
+	"github.com/crius-run/crius/storage/quota"
+)
 
 // Config says where images live and how they are pulled. The zero value of a
 // path means the default of the containers/storage and containers/image
@@ -21,6 +29,8 @@ type Config struct {
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
 	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
+	WritableSize       int64         `toml:"writable_layer_size" help:"bytes that the writable layer of a container may have, at least 1 MiB, for containers created from now on; needs a file system with project quotas below root: XFS mounted with pquota, ext4 with prjquota; 0: overlay.size of options or storage.conf, else no limit"`
+	WritableInodes     int64         `toml:"writable_layer_inodes" help:"inodes that the writable layer of a container may have, at least 100, as writable_layer_size; 0: overlay.inodes of options or storage.conf, else no limit"`
 	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
@@ -51,4 +61,32 @@ func DefaultConfig() Config {
 		PullTimeout:     24 * time.Hour, // a hundred gigabytes at 10 Mbit/s
 		Volumes:         "mkdir",
 	}
+}
+
+// containersDir is where the writable layers are; empty: nowhere.
+func (o *Options) containersDir() string {
+	if o.StateDir == "" {
+		return ""
+	}
+	return filepath.Join(o.StateDir, "containers")
+}
+
+// takeLimits takes the limits of writable layers from the library's options, where crius's
+// own set none, and says why they cannot be kept.
+func (o *Options) takeLimits(from *types.StoreOptions) error {
+	rest, limits, err := quota.TakeOptions(from.GraphDriverOptions)
+	if err != nil {
+		return err
+	}
+	from.GraphDriverOptions = rest
+	o.WritableSize = cmp.Or(o.WritableSize, int64(limits.Bytes))
+	o.WritableInodes = cmp.Or(o.WritableInodes, int64(limits.Inodes))
+	if o.StateDir == "" { // no layer will be made
+		return nil
+	}
+	return o.projects().Check()
+}
+
+func (o *Options) projects() *quota.Projects {
+	return quota.In(o.containersDir(), quota.Limits{Bytes: uint64(o.WritableSize), Inodes: uint64(o.WritableInodes)})
 }

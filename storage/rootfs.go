@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/internal/tree"
 	"github.com/crius-run/crius/storage/overlay"
+	"github.com/crius-run/crius/storage/quota"
 )
 
 // Rootfs is a container's root file system: the layers of an image below, a
@@ -62,7 +63,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
 	}
 	if err == nil {
-		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions) })
+		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
 	}
 	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
@@ -76,7 +77,7 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 	return nil
 }
 
-func (r Rootfs) mount(lower, options []string) error {
+func (r Rootfs) mount(lower, options []string, projects *quota.Projects) error {
 	if err := os.MkdirAll(r.Target, 0o700); err != nil {
 		return err
 	}
@@ -88,6 +89,7 @@ func (r Rootfs) mount(lower, options []string) error {
 	if !r.ReadOnly {
 		least = 1
 		m.Upper, m.Work = filepath.Join(r.Dir, upperName), filepath.Join(r.Dir, workName)
+		m.Made = func() error { return projects.Bound(m.Upper, m.Work, r.UserNS != "") }
 	}
 	for len(m.Lower) < least {
 		empty := filepath.Join(r.Dir, emptyName, strconv.Itoa(len(m.Lower)))
@@ -128,7 +130,10 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 	if err := trace.Call(ctx, "unmount layers", func() error { return s.UnmountRootfs(r) }); err != nil {
 		return err
 	}
-	if err := trace.Call(ctx, "delete writable layer", r.removeWritable); err != nil {
+	err := trace.Call(ctx, "delete writable layer", func() error {
+		return s.projects.Remove(filepath.Join(r.Dir, upperName), r.removeWritable)
+	})
+	if err != nil {
 		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
 	}
 	s.usage.forget(r.ID)

@@ -29,6 +29,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,7 @@ import (
 	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/trust"
 	"github.com/crius-run/crius/storage/worker"
@@ -102,8 +104,9 @@ type Store struct {
 	largeWindows chan struct{} // see inspected
 	repeatRoom   int64         // see layers.BoundRepeats
 
-	containersDir string         // in which all writable layers are
-	background    sync.WaitGroup // the measuring of writable layers
+	containersDir string          // in which all writable layers are
+	projects      *quota.Projects // of the writable layers
+	background    sync.WaitGroup  // the measuring of writable layers
 }
 
 // repeatRoom leaves small images their repeated layers, however many.
@@ -118,6 +121,9 @@ const repeatRoom = 256 << 20 // bytes
 // *owner.TakenError.
 func Open(ctx context.Context, cfg Options) (*Store, error) {
 	options, err := libraryOptions(cfg.Config)
+	if err == nil {
+		err = cfg.takeLimits(&options)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
@@ -177,10 +183,8 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
-	s.containersDir = lib.GraphRoot()
-	if cfg.StateDir != "" {
-		s.containersDir = filepath.Join(cfg.StateDir, "containers")
-	}
+	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
+	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
 	s.signatures = &signatureStore{store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
@@ -203,6 +207,9 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	}
 	if err := s.leftovers.Recover(ctx); err != nil { // on a full disk, say, which is no reason not to start
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
+	}
+	if err := s.projects.Sweep(); err != nil {
+		slog.Warn("cannot return project quotas of removed containers; the next start retries", "err", err)
 	}
 	if err := s.artifacts.settleNames(ctx); err != nil {
 		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)

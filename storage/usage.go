@@ -136,12 +136,19 @@ func (s *Store) measureAll() {
 	}
 }
 
-// RootfsUsage measures a writable layer: every file in it, hard links once.
-// Files may come and go meanwhile. A layer that is gone occupies nothing. With an
-// error it is what has been counted until then.
+// RootfsUsage measures a writable layer: every file in it, hard links once, or what its
+// file system has counted where that can be relied on (quota.Projects). Files may come and
+// go meanwhile. A layer that is gone occupies nothing. With an error it is what has been
+// counted until then.
 func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
+	upper := filepath.Join(r.Dir, upperName)
 	measured := tree.Usage{Stop: s.usage.stopping}
-	err := measured.Add(filepath.Join(r.Dir, upperName))
+	var err error
+	if counted, ok := s.projects.Usage(upper); ok {
+		measured.Bytes, measured.Inodes = counted.Bytes, counted.Inodes
+	} else {
+		err = measured.Add(upper)
+	}
 	usage := FsUsage{Mountpoint: s.containersDir, UsedBytes: measured.Bytes, InodesUsed: measured.Inodes, Timestamp: time.Now()}
 	if err != nil {
 		return usage, fmt.Errorf("usage of rootfs %s: %w", r.ID, err)

@@ -1,0 +1,192 @@
+// Package quota bounds the writable layers of containers by project quotas, which XFS and
+// ext4 have.
+//
+// A layer's directories get a project of their own, which all that is made in them
+// inherits. The file system keeps the project's limits and counts what it has; nothing
+// else is on record. A project is taken from the moment a directory belongs to it until
+// its last file is gone.
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/docker/go-units"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/mount"
+)
+
+// Limits are bytes and inodes; 0 is no limit.
+type Limits struct{ Bytes, Inodes uint64 }
+
+// TakeOptions takes the limits that storage.conf(5) sets by overlay.size and
+// overlay.inodes from driver options: containers/storage, which honours them on XFS only,
+// would refuse them or apply them to layers that crius does not use.
+func TakeOptions(options []string) (rest []string, limits Limits, err error) {
+	for _, option := range options {
+		key, value, _ := strings.Cut(option, "=")
+		switch strings.ToLower(key[strings.LastIndex(key, ".")+1:]) {
+		case "size":
+			var bytes int64
+			bytes, err = units.RAMInBytes(value)
+			limits.Bytes = uint64(max(bytes, 0))
+		case "inodes":
+			limits.Inodes, err = strconv.ParseUint(value, 10, 63)
+		default:
+			rest = append(rest, option)
+		}
+		if err != nil {
+			return nil, Limits{}, fmt.Errorf("storage option %q: %w: %w", option, err, fault.Invalid)
+		}
+	}
+	return rest, limits, nil
+}
+
+// The projects of writable layers. The kubelet takes its own from 1048577 on, and
+// containers/storage from ten thousand times an inode number; one that is in use is never
+// taken, whoever uses it.
+const (
+	firstProject = 1 << 30
+	kinds        = 1 << 20 // projects for layers in user namespaces follow so many others
+)
+
+// Projects are those of the writable layers in one directory.
+type Projects struct {
+	dir    string
+	limits Limits
+	kernel kernel
+}
+
+// In are the projects of the layers in dir, which need not exist. New layers get limits.
+func In(dir string, limits Limits) *Projects {
+	return &Projects{dir: dir, limits: limits, kernel: filesystem(dir)}
+}
+
+// Check says why the limits cannot be kept (fault.Precondition).
+func (p *Projects) Check() error {
+	if p.limits == (Limits{}) {
+		return nil
+	}
+	existing := p.dir
+	for existing != "/" {
+		if _, err := os.Stat(existing); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		existing = filepath.Dir(existing)
+	}
+	if (filesystem(existing)).enforced() {
+		return nil
+	}
+	where, err := mount.Of(existing)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("size of writable layers in %s cannot be limited: the %s file system mounted at %s has no project quotas; "+
+		"mount XFS with pquota, or ext4 made with -O project,quota with prjquota (Linux 5.14 or later), "+
+		"or remove image.writable_layer_size and image.writable_layer_inodes, and size and inodes from the overlay options of storage.conf: %w",
+		p.dir, where.Type, where.Point, fault.Precondition)
+}
+
+// Bound gives the two directories of a new writable layer a project with the limits. A
+// layer that has a project keeps it, and gets the limits of today; one that has files and
+// no project stays without limits. UserNS says that the container is in a user namespace,
+// and thus cannot take its files out of the project (ioctl_xfs_fssetxattr(2)).
+func (p *Projects) Bound(upper, work string, userNS bool) error {
+	if p.limits == (Limits{}) {
+		return nil
+	}
+	id, err := p.kernel.project(upper)
+	if err != nil {
+		return err
+	}
+	if !ours(id) {
+		if names, err := os.ReadDir(upper); err != nil || len(names) > 0 {
+			return err
+		}
+		if id, err = p.take(upper, userNS); err != nil {
+			return err
+		}
+	}
+	// Files are made in one and moved to the other, which only those of one project are.
+	if err := p.kernel.setProject(work, id); err != nil {
+		return err
+	}
+	if err := p.kernel.setLimits(id, p.limits); err != nil {
+		return fmt.Errorf("limit project %d: %w", id, err)
+	}
+	return nil
+}
+
+// take puts the empty directory into a project that nothing else belongs to.
+func (p *Projects) take(dir string, userNS bool) (uint32, error) {
+	const attempts = 100
+	for range attempts {
+		id := firstProject + rand.Uint32N(kinds)
+		if userNS {
+			id += kinds
+		}
+		if of, err := p.kernel.account(id); err != nil {
+			return 0, fmt.Errorf("read quota of project %d: %w", id, err)
+		} else if of != (account{}) {
+			continue
+		}
+		if err := p.kernel.setProject(dir, id); err != nil {
+			return 0, err
+		}
+		// Two who take it at the same moment both see two directories, and leave it.
+		if of, err := p.kernel.account(id); err != nil {
+			return 0, fmt.Errorf("read quota of project %d: %w", id, err)
+		} else if of.used.Inodes == 1 {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("no free project found for %s in %d attempts: %w", dir, attempts, fault.Exhausted)
+}
+
+func ours(id uint32) bool     { return firstProject <= id && id < firstProject+2*kinds }
+func inUserNS(id uint32) bool { return ours(id) && id >= firstProject+kinds }
+
+// Usage is what the layer with this upper directory has; ok is false if that must be
+// counted file by file: it has no project, or its container may have taken files out.
+func (p *Projects) Usage(upper string) (used Limits, ok bool) {
+	id, err := p.kernel.project(upper)
+	if err != nil || !inUserNS(id) {
+		return Limits{}, false
+	}
+	of, err := p.kernel.account(id)
+	return of.used, err == nil
+}
+
+// Remove calls remove, which deletes a layer, and gives its project back.
+func (p *Projects) Remove(upper string, remove func() error) error {
+	id, unknown := p.kernel.project(upper)
+	if err := remove(); err != nil || unknown != nil || !ours(id) {
+		return err
+	}
+	if err := p.kernel.setLimits(id, Limits{}); err != nil && p.kernel.enforced() {
+		return fmt.Errorf("remove limits of project %d: %w", id, err)
+	}
+	return nil
+}
+
+// Sweep gives back the projects of layers that were deleted by someone who died then.
+func (p *Projects) Sweep() error {
+	var errs []error
+	for id, ok := p.kernel.next(firstProject); ok && ours(id); id, ok = p.kernel.next(id + 1) {
+		of, err := p.kernel.account(id)
+		if err == nil && of.used == (Limits{}) && of.limits != (Limits{}) {
+			err = p.kernel.setLimits(id, Limits{})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("project %d: %w", id, err))
+		}
+	}
+	return errors.Join(errs...)
+}
