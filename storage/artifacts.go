@@ -28,13 +28,13 @@ type artifacts struct {
 	pinned   func(*Image) bool
 }
 
-// artifactsName is their directory in the graph root. podman and CRI-O have theirs in
+// artifactsName is their directory where images are. podman and CRI-O have theirs in
 // "artifacts", in another format.
 const artifactsName = "crius-artifacts"
 
 func openArtifacts(s *Store) (*artifacts, error) {
 	store, err := artifact.Open(artifact.Config{
-		Dir:             filepath.Join(s.store.GraphRoot(), artifactsName),
+		Dir:             filepath.Join(s.roots.ForImages(), artifactsName),
 		RunRoot:         s.store.RunRoot(),
 		ReadOnly:        s.cfg.ReadOnly,
 		IsImage:         func(id string) (bool, error) { return isImage(s.store, id) },

@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
 	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
+	ImageStore         string        `toml:"imagestore" help:"containers/storage imagestore: directory of images and their layers, when they are to be on another file system than the rest of root; empty: from storage.conf if root is empty, else in root"`
 	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
 	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in the directory of the same name plus .d; empty: /etc/containers/registries.conf and its drop-ins"`
 	HostsDirs          []string      `toml:"hosts_dirs" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
@@ -23,7 +24,7 @@ type Config struct {
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
 	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
-	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: crius-pulls in the graph root"`
+	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: imagestore, else crius-pulls in the graph root"`
 	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`

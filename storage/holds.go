@@ -13,7 +13,6 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
-	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 )
@@ -34,7 +33,7 @@ type holds struct {
 	mu      sync.Mutex
 	images  map[string]*hold
 	removed map[string]bool // images that go with their last user
-	owner   *owner.Lock     // nil: the store is only looked at, or closed
+	owner   owners          // nil: the store is only looked at, or closed
 	expiry  sync.WaitGroup  // timers that are set
 }
 
@@ -58,7 +57,7 @@ const (
 	ownerName   = "crius.lock" // in the graph root; see package owner
 )
 
-func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Leftovers, owner *owner.Lock) *holds {
+func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Leftovers, owner owners) *holds {
 	return &holds{
 		store:     store,
 		locks:     locks,

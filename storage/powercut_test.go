@@ -85,7 +85,7 @@ func (n *node) bootAgain(forget bool) {
 func (n *node) check(ctx context.Context, lib cstorage.Store) (*durable.Manifest, error) {
 	n.t.Helper()
 	n.putManifest(&storeManifest{Boot: "the boot before"})
-	m := durable.NewManifest(durable.Config{Root: n.cfg.Root, RunRoot: n.cfg.RunRoot, Sync: true, Reference: holdID})
+	m := durable.NewManifest(durable.Config{Roots: durable.Roots{Graph: n.cfg.Root, Run: n.cfg.RunRoot}, Sync: true, Reference: holdID})
 	ok(n.t, m.Restore())
 	return m, m.Check(ctx, lib)
 }
@@ -101,9 +101,11 @@ func (n *node) cutPower(forget bool, damage func()) {
 	damage()
 	// The library keeps what it has read, until another process has written: this
 	// says that one has.
-	locks, _ := filepath.Glob(filepath.Join(n.cfg.Root, "overlay-*/*.lock"))
-	for _, lock := range locks {
-		ok(n.t, os.WriteFile(lock, random(64), 0o600))
+	for _, root := range rootsOf(n.options).All() {
+		locks, _ := filepath.Glob(filepath.Join(root, "overlay-*/*.lock"))
+		for _, lock := range locks {
+			ok(n.t, os.WriteFile(lock, random(64), 0o600))
+		}
 	}
 	n.open()
 }

@@ -177,7 +177,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return nil, err
 	}
 	src.LargeWindows = s.largeWindows
-	room, err := layerRoom(s.store, s.options)
+	room, err := layerRoom(s.store)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err := s.dropLost(ctx); err != nil {
 		return nil, err
 	}
-	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), s.cfg.TemporaryDir, durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
+	job, err := s.leftovers.BeginPull(ctx, src.ImageID(), cmp.Or(s.cfg.TemporaryDir, s.store.ImageStore()), durable.Needs{Layers: src.LayerIDs(), Digests: src.LayerDigests()})
 	if err != nil {
 		return nil, err
 	}

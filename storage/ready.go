@@ -36,11 +36,14 @@ func (s *Store) Ready(ctx context.Context) error {
 
 // failing tries the disks. A file is made only if that is due.
 func (s *Store) failing(due bool) error {
-	err := usable(s.store.GraphRoot(), due)
-	if layers := s.containersDir; err == nil && layers != s.store.GraphRoot() {
-		err = usable(layers, due)
+	dirs := append(s.roots.All(), s.containersDir)
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		if err := usable(dir, due); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // usable says why no file can be made in dir, which is made if it is missing. A

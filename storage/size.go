@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 
 	cstorage "go.podman.io/storage"
-	"go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/mount"
+	"github.com/crius-run/crius/storage/durable"
 )
 
 // FsSize is how large a file system is.
@@ -36,11 +36,8 @@ func (s *Store) WritableSize() (FsSize, error) {
 }
 
 // layerRoom is how many bytes are free for layers.
-func layerRoom(store cstorage.Store, options types.StoreOptions) (int64, error) {
-	dir := store.GraphRoot()
-	if options.ImageStore != "" {
-		dir = options.ImageStore
-	}
+func layerRoom(store cstorage.Store) (int64, error) {
+	dir := durable.RootsOf(store).ForImages()
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return 0, fmt.Errorf("image file system: %w", &os.PathError{Op: "statfs", Path: dir, Err: err})

@@ -85,6 +85,7 @@ type Store struct {
 	cfg          Options
 	options      types.StoreOptions // of store
 	store        cstorage.Store
+	roots        durable.Roots // of store
 	locks        *durable.Locks
 	images       *catalog
 	artifacts    *artifacts
@@ -127,15 +128,43 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	lock, err := own(ctx, options.GraphRoot, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("open image store %s: %w", options.GraphRoot, err)
+	var locks owners
+	for _, root := range rootsOf(options).All() {
+		lock, err := own(ctx, root, cfg)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open image store %s: %w", root, err), locks.Close())
+		}
+		if lock != nil {
+			locks = append(locks, lock)
+		}
 	}
-	s, err := openOwned(ctx, cfg, options, lock)
+	s, err := openOwned(ctx, cfg, options, locks)
 	if err != nil {
-		return nil, errors.Join(err, lock.Close())
+		return nil, errors.Join(err, locks.Close())
 	}
 	return s, nil
+}
+
+// owners are the locks of a store's directories.
+type owners []*owner.Lock
+
+// Close gives all directories up. It may be repeated.
+func (o owners) Close() error {
+	var errs []error
+	for _, lock := range o {
+		errs = append(errs, lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Lost says which other crius has one of the directories by now.
+func (o owners) Lost() error {
+	for _, lock := range o {
+		if err := lock.Lost(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // own makes the crius of cfg the owner of the store; for who only looks, it says
@@ -158,11 +187,12 @@ func withRemedy(err error) error {
 }
 
 // openOwned opens the store of an owner; without one it is only looked at.
-func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, lock *owner.Lock) (_ *Store, err error) {
-	manifest := durable.NewManifest(durable.Config{Root: options.GraphRoot, RunRoot: options.RunRoot, Progress: cfg.CheckProgress,
+func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, lock owners) (_ *Store, err error) {
+	roots := rootsOf(options)
+	manifest := durable.NewManifest(durable.Config{Roots: roots, Progress: cfg.CheckProgress,
 		Sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone), Reference: holdID})
 	if cfg.ReadOnly {
-		err = durable.RecordsIntact(options.GraphRoot)
+		err = durable.RecordsIntact(roots)
 	} else {
 		err = manifest.Restore()
 	}
@@ -182,7 +212,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
+	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
@@ -220,7 +250,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {
 		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)
 	}
-	s.reserve = reserve.In(lib.GraphRoot())
+	s.reserve = reserve.In(s.roots.ForImages())
 	s.reserve.Keep()
 	return s, nil
 }
@@ -234,7 +264,7 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err
 	}
-	before := durable.NewLocks(options.GraphRoot, options.RunRoot)
+	before := durable.NewLocks(rootsOf(options))
 	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
 		return nil, nil, err
 	}
@@ -242,7 +272,7 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 	if err != nil {
 		return nil, nil, err
 	}
-	return lib, durable.NewLocks(lib.GraphRoot(), lib.RunRoot()), nil
+	return lib, durable.NewLocks(durable.RootsOf(lib)), nil
 }
 
 // Close gives back what the process holds of the store, after the last call of
@@ -267,8 +297,8 @@ func (s *Store) Close(ctx context.Context) error {
 // and nothing else in between.
 func (s *Store) Forget() error {
 	var errs []error
-	for _, name := range []string{reserve.Name, ownerName} {
-		errs = append(errs, os.RemoveAll(filepath.Join(s.store.GraphRoot(), name)))
+	for _, root := range s.roots.All() {
+		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)))
 	}
 	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.artifacts.Delete())
 	if err := errors.Join(errs...); err != nil {
@@ -290,13 +320,20 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 	if cfg.RunRoot != "" {
 		options.RunRoot = cfg.RunRoot
 	}
-	for _, path := range []*string{&options.GraphRoot, &options.RunRoot} {
+	paths := []*string{&options.GraphRoot, &options.RunRoot}
+	if options.ImageStore = cmp.Or(cfg.ImageStore, options.ImageStore); options.ImageStore != "" {
+		paths = append(paths, &options.ImageStore)
+	}
+	for _, path := range paths {
 		if *path, err = filepath.Abs(*path); err != nil {
 			return options, err
 		}
 		if strings.Contains(*path, ":") {
 			return options, fmt.Errorf("path %s: overlay does not support colons in paths: %w", *path, fault.Invalid)
 		}
+	}
+	if options.ImageStore == options.GraphRoot {
+		return options, fmt.Errorf("imagestore %s is the graph root itself; remove image.imagestore or imagestore in storage.conf: %w", options.ImageStore, fault.Invalid)
 	}
 	options.GraphDriverOptions = append(options.GraphDriverOptions, cfg.Options...)
 	if !slices.ContainsFunc(options.GraphDriverOptions, isSync) {
@@ -307,17 +344,14 @@ func libraryOptions(cfg Config) (types.StoreOptions, error) {
 	return options, supported(&options)
 }
 
-// GraphRoot is where the store of cfg has its images and layers.
-func GraphRoot(cfg Config) (string, error) {
-	graph, _, err := Roots(cfg)
-	return graph, err
+// Roots are the directories of the store of cfg.
+func Roots(cfg Config) (durable.Roots, error) {
+	options, err := libraryOptions(cfg)
+	return rootsOf(options), err
 }
 
-// Roots are the two directories of the store of cfg: that of images and layers, and
-// that of what a reboot may discard.
-func Roots(cfg Config) (graph, run string, err error) {
-	options, err := libraryOptions(cfg)
-	return options.GraphRoot, options.RunRoot, err
+func rootsOf(options types.StoreOptions) durable.Roots {
+	return durable.Roots{Graph: options.GraphRoot, Run: options.RunRoot, Images: options.ImageStore}
 }
 
 func isSync(option string) bool { return optionName(option) == "sync" }
@@ -356,10 +390,11 @@ const driverName = "overlay"
 // Info describes the store for Status(verbose).
 func (s *Store) Info() map[string]any {
 	return map[string]any{
-		"graphRoot": s.store.GraphRoot(),
-		"runRoot":   s.store.RunRoot(),
-		"driver":    s.store.GraphDriverName(),
-		"options":   slices.Clone(s.store.GraphOptions()),
+		"graphRoot":  s.store.GraphRoot(),
+		"runRoot":    s.store.RunRoot(),
+		"imageStore": s.store.ImageStore(),
+		"driver":     s.store.GraphDriverName(),
+		"options":    slices.Clone(s.store.GraphOptions()),
 	}
 }
 

@@ -41,7 +41,7 @@ type FsUsage struct {
 // are older than usageAge are measured anew meanwhile, for whoever asks next.
 func (s *Store) FsInfo(ctx context.Context) (images, containers FsUsage, err error) {
 	now := time.Now()
-	images = FsUsage{Mountpoint: s.store.GraphRoot(), Timestamp: now}
+	images = FsUsage{Mountpoint: s.roots.ForImages(), Timestamp: now}
 	if images.UsedBytes, err = imagesSize(s.artifacts, s.locks); err != nil {
 		return images, containers, fmt.Errorf("image file system: %w", err)
 	}
@@ -78,7 +78,7 @@ func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err e
 	if locks.Held(durable.ToRead) == nil {
 		layers, err = store.Layers()
 	} else {
-		layers, err = durable.RecordedLayers(store.GraphRoot())
+		layers, err = durable.RecordedLayers(durable.RootsOf(store))
 	}
 	for _, layer := range layers {
 		total += uint64(max(layer.UncompressedSize, 0))

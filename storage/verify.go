@@ -124,7 +124,7 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 			},
 		})
 	}
-	aside, err := durable.DamagedRecords(s.store.GraphRoot())
+	aside, err := durable.DamagedRecords(s.roots)
 	if err != nil {
 		return defects, err
 	}

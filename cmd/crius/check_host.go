@@ -214,19 +214,45 @@ func checkLimits(_ context.Context, _ *node) []finding {
 func checkDirectories(_ context.Context, n *node) []finding {
 	c := n.config.Config
 	var findings []finding
-	images, err := storage.GraphRoot(c.Image)
+	roots, err := storage.Roots(c.Image)
 	if err != nil {
 		findings = append(findings, fail("correct storage.conf or set image.root", "image.root: %v", err))
 	}
 	for _, d := range []struct{ key, path string }{
-		{"root", c.Root}, {"run_root", c.RunRoot}, {"pod.namespaces_dir", c.Pod.NamespacesDir}, {"image.root", images},
+		{"root", c.Root}, {"run_root", c.RunRoot}, {"pod.namespaces_dir", c.Pod.NamespacesDir}, {"image.root", roots.Graph}, {"image.imagestore", roots.Images},
 	} {
 		if d.path == "" {
 			continue
 		}
 		findings = append(findings, checkDirectory(d.key, d.path))
 	}
+	if err == nil {
+		findings = append(findings, checkFileSystems(n.host, c.Root, roots.ForImages()))
+	}
 	return append(findings, checkPassage(c.RunRoot)...)
+}
+
+// checkFileSystems says whether the kubelet sees it when writable layers, which are below
+// root, fill their file system: it watches that of the images and that of its own
+// directory.
+func checkFileSystems(h host, root, images string) finding {
+	device := func(path string) uint64 {
+		existing, _, _ := nearestExisting(path)
+		var st unix.Stat_t
+		if err := unix.Stat(existing, &st); err != nil {
+			return 0
+		}
+		return st.Dev
+	}
+	layers, own := device(root), filepath.Join(h.root, "var/lib/kubelet")
+	switch {
+	case layers == device(images):
+		return ok("images and writable layers are on one file system")
+	case layers == device(own):
+		return ok("writable layers (%s) are on the file system of the kubelet, images (%s) on another one", root, images)
+	}
+	return warn("move root to the file system of "+own+" or of the images, or watch the file system yourself",
+		"writable layers (%s) are on a file system that the kubelet does not watch: images (%s) and %s are on others, so no pod is evicted before it is full", root, images, own)
 }
 
 // checkPassage tells of a run root through which the roots of user namespaces do

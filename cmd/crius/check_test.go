@@ -201,6 +201,20 @@ func TestCheckDirectory(t *testing.T) {
 	}
 }
 
+func TestCheckFileSystems(t *testing.T) {
+	here, elsewhere := host{t.TempDir()}, "/proc/none"
+	for _, c := range []struct {
+		root, images, word string
+		want               status
+	}{
+		{here.root, filepath.Join(here.root, "images"), "on one file system", statusOK},
+		{filepath.Join(here.root, "none"), elsewhere, "on the file system of the kubelet", statusOK},
+		{elsewhere, here.root, "does not watch", statusWarn},
+	} {
+		want(t, []finding{checkFileSystems(here, c.root, c.images)}, c.word, c.want)
+	}
+}
+
 func TestCheckSocket(t *testing.T) {
 	ctx := context.Background()
 	path := filepath.Join(t.TempDir(), "s")

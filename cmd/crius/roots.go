@@ -51,7 +51,7 @@ func rootsOf(cfg config.Config) roots {
 		if filepath.Clean(cfg.Pod.NamespacesDir) == filepath.Clean(r.path) {
 			r.names = append(r.names, ns.Dirs()...)
 		}
-		for _, place := range []string{cfg.Image.Root, cfg.Image.RunRoot, cfg.Image.TemporaryDir, cfg.Pod.NamespacesDir, cfg.RunRoot, cfg.Root} {
+		for _, place := range []string{cfg.Image.Root, cfg.Image.RunRoot, cfg.Image.ImageStore, cfg.Image.TemporaryDir, cfg.Pod.NamespacesDir, cfg.RunRoot, cfg.Root} {
 			if name, below := nameBelow(r.path, place); below {
 				r.allowed = append(r.allowed, name)
 			}

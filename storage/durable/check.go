@@ -86,7 +86,7 @@ func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers
 		manifest: s, store: store, listed: s.last.layers(), whole: slices.Clone(s.last.Whole),
 		layers: map[string]*cstorage.Layer{}, damaged: map[string]error{},
 	}
-	if v.aside, err = DamagedRecords(store.GraphRoot()); err != nil {
+	if v.aside, err = DamagedRecords(RootsOf(store)); err != nil {
 		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {
@@ -200,7 +200,13 @@ func (s *check) bigData(image, name string) ([]byte, error) {
 	if !plainName.MatchString(name) {
 		file = "=" + base64.StdEncoding.EncodeToString([]byte(name))
 	}
-	return os.ReadFile(filepath.Join(s.store.GraphRoot(), "overlay-images", image, file))
+	for _, root := range RootsOf(s.store).All() {
+		data, err = os.ReadFile(filepath.Join(root, "overlay-images", image, file))
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return data, err
 }
 
 // plainName are the names of data that the library keeps in files called so.

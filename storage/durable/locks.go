@@ -42,17 +42,19 @@ const (
 const LockTime = 10 * time.Second
 
 // NewLocks opens no file yet.
-func NewLocks(root, runRoot string) *Locks {
-	return &Locks{
+func NewLocks(roots Roots) *Locks {
+	l := &Locks{
 		paths: []string{
-			filepath.Join(root, "storage.lock"),
-			filepath.Join(root, "overlay-layers", "layers.lock"),
-			filepath.Join(root, "overlay-images", "images.lock"),
-			filepath.Join(root, "overlay-containers", "containers.lock"),
-			filepath.Join(runRoot, "overlay-layers", "mountpoints.lock"),
+			filepath.Join(roots.Graph, "storage.lock"),
+			filepath.Join(roots.Graph, "overlay-containers", "containers.lock"),
+			filepath.Join(roots.Run, "overlay-layers", "mountpoints.lock"),
 		},
 		files: map[string]*os.File{},
 	}
+	for _, root := range roots.All() {
+		l.paths = append(l.paths, filepath.Join(root, "overlay-layers", "layers.lock"), filepath.Join(root, "overlay-images", "images.lock"))
+	}
+	return l
 }
 
 // Close must not be called before the library has closed its locks.

@@ -24,7 +24,7 @@ import (
 
 // Config says which store it is.
 type Config struct {
-	Root, RunRoot string // of containers/storage
+	Roots
 	// Sync is false where the operator wants no syncing: then nothing is certain.
 	Sync bool
 	// Progress is called while layers are read after a boot, which may take long,
@@ -74,7 +74,7 @@ const (
 
 // NewManifest reads and writes nothing yet.
 func NewManifest(cfg Config) *Manifest {
-	return &Manifest{cfg: cfg, stored: record.At[manifest](filepath.Join(cfg.Root, manifestDir), manifestName, manifestVersion)}
+	return &Manifest{cfg: cfg, stored: record.At[manifest](filepath.Join(cfg.Graph, manifestDir), manifestName, manifestVersion)}
 }
 
 // Restore reads the last manifest and moves record files of containers/storage aside
@@ -84,22 +84,13 @@ func (s *Manifest) Restore() (err error) {
 	if s.last, err = s.read(); err != nil {
 		return err
 	}
-	return checkRecords(s.cfg.Root, s.last)
+	return checkRecords(s.cfg.Roots, s.last)
 }
 
 // Remove deletes the manifest, for a wipe.
 func (s *Manifest) Remove() error {
-	return errors.Join(os.RemoveAll(filepath.Join(s.cfg.Root, manifestDir)), os.RemoveAll(s.settledFile()))
+	return errors.Join(os.RemoveAll(filepath.Join(s.cfg.Graph, manifestDir)), os.RemoveAll(s.settledFile()))
 }
-
-// recordFiles are those of containers/storage that live as long as the store.
-var recordFiles = []string{
-	layersFile,
-	"overlay-images/images.json",
-	"overlay-containers/containers.json",
-}
-
-const layersFile = "overlay-layers/layers.json"
 
 // read returns the manifest that was written last, nil if there never was one. A manifest
 // that cannot be read vouches for no layer. If the store has already been checked in this
@@ -149,7 +140,7 @@ func (s *Manifest) Begin(ctx context.Context) error {
 	return s.write(ctx, nil)
 }
 
-func (s *Manifest) settledFile() string { return filepath.Join(s.cfg.RunRoot, settledName) }
+func (s *Manifest) settledFile() string { return filepath.Join(s.cfg.Run, settledName) }
 
 // keep adds layers that a check has found whole to the manifest of the boot before.
 // That is for a check that is cut short: nothing depends on it.
@@ -158,7 +149,7 @@ func (s *Manifest) keep(ctx context.Context, whole []layerID) {
 	defer s.mu.Unlock()
 	more := *s.last
 	more.Whole = whole
-	err := syncFilesystem(s.cfg.Root)
+	err := s.cfg.sync()
 	if err == nil {
 		err = s.put(ctx, &more)
 	}
@@ -173,10 +164,10 @@ func (s *Manifest) Write(ctx context.Context) error {
 	if !s.cfg.Sync {
 		return nil
 	}
-	return s.write(ctx, recordFiles)
+	return s.write(ctx, s.cfg.records())
 }
 
-func (s *Manifest) write(ctx context.Context, files []string) error {
+func (s *Manifest) write(ctx context.Context, files []recordFile) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	boot, err := bootID()
@@ -185,15 +176,15 @@ func (s *Manifest) write(ctx context.Context, files []string) error {
 	}
 	now := manifest{Boot: boot, Records: map[string]json.RawMessage{}, Unsure: s.unsure}
 	for _, file := range files {
-		text, err := os.ReadFile(filepath.Join(s.cfg.Root, file))
+		text, err := os.ReadFile(file.path)
 		if err == nil && json.Valid(text) {
-			now.Records[file] = text
+			now.Records[file.name] = text
 		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("write the store manifest: %w", err)
 		}
 	}
 	if s.cfg.Sync {
-		if err := syncFilesystem(s.cfg.Root); err != nil {
+		if err := s.cfg.sync(); err != nil {
 			return fmt.Errorf("write the store manifest: %w", err)
 		}
 	}
@@ -216,6 +207,15 @@ func (s *Manifest) put(ctx context.Context, to *manifest) error {
 		return err
 	}
 	return s.stored.Sync()
+}
+
+// sync returns when all that is in the store is on the disks.
+func (r Roots) sync() error {
+	var errs []error
+	for _, root := range r.All() {
+		errs = append(errs, syncFilesystem(root))
+	}
+	return errors.Join(errs...)
 }
 
 func syncFilesystem(path string) error {
@@ -254,18 +254,20 @@ func (s *manifest) layers() map[string]time.Time {
 	if s == nil {
 		return nil
 	}
-	var list []struct {
-		layerID
-		Flags map[string]any `json:"flags"`
-	}
 	known := map[string]time.Time{}
-	if json.Unmarshal(s.Records[layersFile], &list) != nil {
-		list = nil // it was valid JSON, but no list
-	}
-	for _, l := range list {
-		unsure := slices.ContainsFunc(s.Unsure, func(u layerID) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
-		if l.Flags["incomplete"] == nil && !unsure {
-			known[l.ID] = l.Created
+	for _, file := range []string{layersFile, apart + layersFile} {
+		var list []struct {
+			layerID
+			Flags map[string]any `json:"flags"`
+		}
+		if json.Unmarshal(s.Records[file], &list) != nil {
+			continue // there is none, or it was valid JSON, but no list
+		}
+		for _, l := range list {
+			unsure := slices.ContainsFunc(s.Unsure, func(u layerID) bool { return u.ID == l.ID && u.Created.Equal(l.Created) })
+			if l.Flags["incomplete"] == nil && !unsure {
+				known[l.ID] = l.Created
+			}
 		}
 	}
 	for _, l := range s.Whole {

@@ -23,18 +23,17 @@ import (
 //
 // The volatile files are never synced, so that a power cut may well spoil
 // them, and describe only what cannot outlive a boot. They are just moved aside.
-func checkRecords(root string, last *manifest) error {
-	for _, file := range recordFiles {
-		path := filepath.Join(root, file)
-		err := setDamagedAside(path, func() error {
-			return writeSynced(path, last.restored(file))
+func checkRecords(roots Roots, last *manifest) error {
+	for _, file := range roots.records() {
+		err := setDamagedAside(file.path, func() error {
+			return writeSynced(file.path, last.restored(file.name))
 		})
 		if err != nil {
 			return err
 		}
 	}
 	for _, file := range volatileFiles() {
-		path := filepath.Join(root, file)
+		path := filepath.Join(roots.Graph, file)
 		if err := setDamagedAside(path, func() error { return os.Remove(path) }); err != nil {
 			return err
 		}
@@ -54,10 +53,10 @@ const DamagedSuffix = ".damaged"
 // one, what has no record may be of a container or an image that was in it, and
 // that exists nowhere else: nothing is deleted for want of a record until a
 // person has deleted the file.
-func DamagedRecords(root string) ([]string, error) {
+func DamagedRecords(roots Roots) ([]string, error) {
 	var found []string
-	for _, file := range recordFiles { // what was in the volatile ones ended with the boot
-		path := filepath.Join(root, file) + DamagedSuffix
+	for _, file := range roots.records() { // what was in the volatile ones ended with the boot
+		path := file.path + DamagedSuffix
 		if _, err := os.Lstat(path); err == nil {
 			found = append(found, path)
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -68,12 +67,11 @@ func DamagedRecords(root string) ([]string, error) {
 }
 
 // RecordsIntact is fault.Precondition if checkRecords would have something to do.
-func RecordsIntact(root string) error {
-	for _, file := range recordFiles {
-		path := filepath.Join(root, file)
-		wrong, err := checkRecord(path)
+func RecordsIntact(roots Roots) error {
+	for _, file := range roots.records() {
+		wrong, err := checkRecord(file.path)
 		if wrong != nil {
-			err = fmt.Errorf("%s is damaged: %w; the next start of the server moves it aside: %w", path, wrong, fault.Precondition)
+			err = fmt.Errorf("%s is damaged: %w; the next start of the server moves it aside: %w", file.path, wrong, fault.Precondition)
 		}
 		if err != nil {
 			return err
@@ -137,18 +135,24 @@ func checkRecord(path string) (wrong, err error) {
 	return nil, nil
 }
 
-// RecordedLayers reads the library's file of layers, which is replaced as a whole and
-// so can be read whoever has it locked.
-func RecordedLayers(root string) ([]cstorage.Layer, error) {
-	text, err := os.ReadFile(filepath.Join(root, layersFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+// RecordedLayers reads the library's files of layers, which are replaced as a whole and
+// so can be read whoever has them locked.
+func RecordedLayers(roots Roots) (all []cstorage.Layer, err error) {
+	for _, root := range roots.All() {
+		text, err := os.ReadFile(filepath.Join(root, layersFile))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var layers []cstorage.Layer
+		if err == nil {
+			err = json.Unmarshal(text, &layers)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, layers...)
 	}
-	var layers []cstorage.Layer
-	if err == nil {
-		err = json.Unmarshal(text, &layers)
-	}
-	return layers, err
+	return all, nil
 }
 
 // LayerDirs are the directories of a layer and of all below it, top first.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	cstorage "go.podman.io/storage"
@@ -170,24 +171,31 @@ func (d *Leftovers) sweepImages() error {
 	if d.pulls("") {
 		return nil
 	}
-	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+	if aside, err := DamagedRecords(RootsOf(d.store)); err != nil || len(aside) > 0 {
 		return err
 	}
-	dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-images")
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
+	var found []string
+	for _, root := range RootsOf(d.store).All() {
+		dir := filepath.Join(root, d.store.GraphDriverName()+"-images")
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, entry := range entries {
+			if entry.IsDir() && len(entry.Name()) == sha256.Size*2 {
+				found = append(found, filepath.Join(dir, entry.Name()))
+			}
+		}
 	}
 	images, err := d.store.Images()
 	if err != nil {
 		return err
 	}
-	for _, entry := range entries {
-		recorded := slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == entry.Name() })
-		if entry.IsDir() && len(entry.Name()) == sha256.Size*2 && !recorded && !d.pulls(entry.Name()) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, entry.Name())))
+	for _, dir := range found {
+		id := filepath.Base(dir)
+		recorded := slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == id })
+		if !recorded && !d.pulls(id) {
+			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}
 	return err
@@ -198,14 +206,15 @@ func (d *Leftovers) sweepImages() error {
 // is writing; one that somebody keeps for too long is an error.
 func (d *Leftovers) sweepWrites(ctx context.Context) error {
 	var errs []error
-	for _, kind := range []string{"images", "layers", "containers"} {
-		dir := filepath.Join(d.store.GraphRoot(), d.store.GraphDriverName()+"-"+kind)
+	for _, file := range RootsOf(d.store).records() {
+		dir := filepath.Dir(file.path)
 		if len(halfWritten(dir)) == 0 {
 			continue
 		}
 		if err := d.locks.Await(ctx, ToWrite); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
+		kind := strings.TrimSuffix(filepath.Base(file.path), ".json")
 		lock, err := lockfile.GetLockFile(filepath.Join(dir, kind+".lock"))
 		if err != nil {
 			errs = append(errs, err)
@@ -245,7 +254,7 @@ func needed(err error) bool {
 // orphans are the layers that no image and no container stands on, children
 // before their parents. Those that a running pull may need are wanted. While records are set aside nobody knows.
 func (d *Leftovers) orphans() (orphans, wanted []cstorage.Layer, err error) {
-	if aside, err := DamagedRecords(d.store.GraphRoot()); err != nil || len(aside) > 0 {
+	if aside, err := DamagedRecords(RootsOf(d.store)); err != nil || len(aside) > 0 {
 		return nil, nil, err
 	}
 	all, err := d.store.MultiList(cstorage.MultiListOptions{Layers: true, Images: true, Containers: true})

@@ -73,7 +73,7 @@ func (s *fakeStore) DeleteContainer(string) error { s.deleted = true; return nil
 // What has been mounted since it was listed stays: the library would unmount it.
 func TestRemoveLooksAgain(t *testing.T) {
 	store := &fakeStore{mounted: 1}
-	a := &Containers{Store: store, Locks: durable.NewLocks(t.TempDir(), t.TempDir())}
+	a := &Containers{Store: store, Locks: durable.NewLocks(durable.Roots{Graph: t.TempDir(), Run: t.TempDir()})}
 	if why := a.remove(t.Context(), "x"); why == "" || store.deleted {
 		t.Errorf("removed: %v, %q", store.deleted, why)
 	}

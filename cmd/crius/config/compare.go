@@ -112,15 +112,12 @@ func (l *Loaded) effective() map[string]effect {
 // effective is what a value comes to on this node, to be compared with another one.
 func effective(k Key, c *Config) string {
 	switch k.model {
-	case "image.root", "image.run_root":
-		root, run, err := storage.Roots(c.Image)
+	case "image.root", "image.run_root", "image.imagestore":
+		roots, err := storage.Roots(c.Image)
 		if err != nil {
 			return k.TOML()
 		}
-		if k.model == "image.root" {
-			return realPath(root)
-		}
-		return realPath(run)
+		return realPath(map[string]string{"image.root": roots.Graph, "image.run_root": roots.Run, "image.imagestore": roots.ForImages()}[k.model])
 	case "image.signature_policy":
 		return realPath(cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy))
 	case "image.namespaced_auth_dir", "image.signature_policy_dir":

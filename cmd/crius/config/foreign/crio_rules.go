@@ -18,7 +18,7 @@ var crioRules = []rule{
 	{key: "crio.log_dir", verdict: builtin, why: "the kubelet names the log directory of each pod"},
 	{key: "crio.version_file", verdict: builtin, why: ownState},
 	{key: "crio.version_file_persist", verdict: builtin, why: ownState},
-	{key: "crio.imagestore", verdict: refused, why: "images below this directory are not seen and are pulled again: crius pulls into image.root"},
+	{key: "crio.imagestore", verdict: mapped, to: "image.imagestore", as: as[string]},
 	{key: "crio.internal_wipe", verdict: builtin, why: ownState},
 	{key: "crio.internal_repair", verdict: builtin, why: "crius checks the image store at its first start after a boot and repairs it"},
 	{key: "crio.clean_shutdown_file", verdict: builtin, why: ownState},
