@@ -113,6 +113,7 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read image records: %w", err)
 	}
+	records = inAllStores(records)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := c.limit
@@ -137,6 +138,34 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	}
 	c.entries = entries
 	return entries, nil
+}
+
+// inAllStores makes one record of those that several stores have of an image. Records of
+// the store that can be changed come first: of a name that another image has in a read-only
+// store, the first is the one that was pulled later.
+func inAllStores(records []cstorage.Image) []cstorage.Image {
+	if !slices.ContainsFunc(records, func(r cstorage.Image) bool { return r.ReadOnly }) {
+		return records
+	}
+	var all []cstorage.Image
+	index, taken := map[string]int{}, map[string]bool{}
+	for _, r := range records {
+		r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(name string) bool { return taken[name] })
+		for _, name := range r.Names {
+			taken[name] = true
+		}
+		i, known := index[r.ID]
+		if !known {
+			index[r.ID] = len(all)
+			all = append(all, r)
+			continue
+		}
+		first := &all[i]
+		first.Names = append(first.Names, r.Names...)
+		first.Digests = sorted(slices.Concat(first.Digests, r.Digests))
+		first.ReadOnly = true // what is removed comes back
+	}
+	return all
 }
 
 func (c *catalog) known() map[string]entry {
@@ -208,7 +237,7 @@ func usableLayers(store cstorage.Store, top string) ([]string, error) {
 }
 
 // sorted sorts and drops doubles.
-func sorted(names []string) []string {
+func sorted[T ~string](names []T) []T {
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -281,8 +281,10 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		return err
 	})
 	h.leftovers.Removals.Add(1)
+	// The library stops at a layer that only a read-only store has, when the record is gone.
+	shared := errors.Is(err, cstorage.ErrLayerUnknown) && !h.ours(record.ID)
 	switch {
-	case errors.Is(err, cstorage.ErrNotAnImage):
+	case shared, errors.Is(err, cstorage.ErrNotAnImage):
 		err = nil
 	case errors.Is(err, cstorage.ErrImageUsedByContainer):
 		err = fmt.Errorf("image %s: a container of another tool uses it: %w: %w", record.ID, err, fault.Precondition)
@@ -290,9 +292,15 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 		err = fmt.Errorf("delete image %s: %w", record.ID, err)
 	}
 	if job != nil {
-		job.End(ctx, err == nil || errors.Is(err, fault.Precondition))
+		job.End(ctx, !shared && (err == nil || errors.Is(err, fault.Precondition)))
 	}
 	return err
+}
+
+// ours tells whether the store that can be changed has the image.
+func (h *holds) ours(image string) bool {
+	record, err := h.store.Image(image)
+	return err == nil && !record.ReadOnly
 }
 
 // revive makes an image stay that was to go with its last user.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -128,5 +129,34 @@ func TestAdditionalImageStore(t *testing.T) {
 	}
 	if len(n.list()) != 1 {
 		t.Error("the image is gone")
+	}
+	if images, _, err := n.FsInfo(testContext(t)); err != nil || images.UsedBytes != 0 {
+		t.Errorf("bytes of the other store are counted: %+v, %v", images, err)
+	}
+	// Pulled under another name, it has both, and stays when that is removed.
+	name := r.Addr() + "/app:1"
+	for _, pulled := range []*Image{n.pull(name), n.list()[0]} {
+		if want := sorted([]string{name, "example.org/app:1"}); pulled.ID != img.ID || !slices.Equal(sorted(pulled.RepoTags), want) || !pulled.Pinned {
+			t.Errorf("pulled under another name: %+v", pulled)
+		}
+	}
+	n.remove(name)
+	if list := n.list(); len(list) != 1 || list[0].ID != img.ID || !slices.Equal(list[0].RepoTags, []string{"example.org/app:1"}) {
+		t.Errorf("after the removal: %+v", list)
+	}
+}
+
+// A name that was pulled later means the image that was pulled, also if an image of a
+// read-only store has it.
+func TestNameInTwoStores(t *testing.T) {
+	t.Parallel()
+	records := []cstorage.Image{
+		{ID: "new", Names: []string{"a:1"}},
+		{ID: "old", Names: []string{"a:1", "a:0"}, ReadOnly: true},
+		{ID: "new", Names: []string{"a:2"}, ReadOnly: true},
+	}
+	got := inAllStores(records)
+	if len(got) != 2 || !slices.Equal(got[0].Names, []string{"a:1", "a:2"}) || !got[0].ReadOnly || !slices.Equal(got[1].Names, []string{"a:0"}) {
+		t.Errorf("%+v", got)
 	}
 }

@@ -34,7 +34,7 @@ type FsUsage struct {
 //
 // Images: UsedBytes is the size of all artifacts, and of all layers as
 // containers/storage recorded them when it unpacked them, those of other tools
-// included, each counted once; that is what removing images can free. It keeps no
+// included and those of read-only stores not, each counted once; that is what removing images can free. It keeps no
 // count of files, so that InodesUsed is that of the whole file system.
 //
 // Containers: both are sums over the containers' latest RootfsUsage. Those that
@@ -81,7 +81,9 @@ func layersSize(store cstorage.Store, locks *durable.Locks) (total uint64, err e
 		layers, err = durable.RecordedLayers(durable.RootsOf(store))
 	}
 	for _, layer := range layers {
-		total += uint64(max(layer.UncompressedSize, 0))
+		if !layer.ReadOnly { // of a store that is not ours
+			total += uint64(max(layer.UncompressedSize, 0))
+		}
 	}
 	return total, err
 }

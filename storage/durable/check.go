@@ -90,7 +90,9 @@ func (s *Manifest) checkLayers(ctx context.Context, store cstorage.Store, layers
 		return nil, fmt.Errorf("look for damaged records: %w", err)
 	}
 	for i := range layers {
-		v.layers[layers[i].ID] = &layers[i]
+		if v.layers[layers[i].ID] == nil { // else it is in a read-only store as well
+			v.layers[layers[i].ID] = &layers[i]
+		}
 	}
 	images, err := store.Images()
 	if err != nil {
