@@ -222,8 +222,12 @@ func usableLayers(store cstorage.Store, top string) ([]string, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	for _, dir := range dirs {
-		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+	for i, dir := range dirs {
+		info, err := os.Lstat(dir)
+		if err == nil && info.Mode().Type() == fs.ModeSymlink { // into an additional layer store
+			dirs[i], err = filepath.EvalSymlinks(dir)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("%w: %w", errLayersLost, err)
 		} else if err != nil {
 			return nil, err

@@ -123,6 +123,7 @@ const repeatRoom = 256 << 20 // bytes
 func Open(ctx context.Context, cfg Options) (*Store, error) {
 	options, err := libraryOptions(cfg.Config)
 	if err == nil {
+		dropLayerStores(&options)
 		err = cfg.takeLimits(&options)
 	}
 	if err != nil {
@@ -383,6 +384,20 @@ func supported(options *types.StoreOptions) error {
 		}
 	}
 	return nil
+}
+
+// dropLayerStores leaves additional layer stores out. A layer of one is known by the digest
+// of its table of contents, and not by what the image's config says of it, so that
+// containers/storage gives it and its image other ids (docs/decisions/0036-stores.md).
+// Layers that other tools have taken from there are used all the same.
+func dropLayerStores(options *types.StoreOptions) {
+	options.GraphDriverOptions = slices.DeleteFunc(options.GraphDriverOptions, func(option string) bool {
+		drop := optionName(option) == "additionallayerstore"
+		if drop {
+			slog.Warn("additional layer stores are not searched: crius pulls all layers and verifies their digests", "option", option)
+		}
+		return drop
+	})
 }
 
 const driverName = "overlay"

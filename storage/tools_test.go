@@ -160,3 +160,29 @@ func TestNameInTwoStores(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// twice lists all layers once more, as those of a read-only store that has them too.
+type twice struct{ cstorage.Store }
+
+func (s twice) Layers() ([]cstorage.Layer, error) {
+	layers, err := s.Store.Layers()
+	for _, l := range layers {
+		l.ReadOnly = true
+		layers = append(layers, l)
+	}
+	return layers, err
+}
+
+// Layers of our own are verified after a boot, also if a read-only store has them.
+func TestPowerCutOnLayerInTwoStores(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced)
+	img := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
+	truncate(t, filepath.Join(n.diff(n.chain(img)[0]), "etc/motd"))
+	if _, err := n.check(t.Context(), twice{n.store}); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.store.Image(img.ID); !errors.Is(err, cstorage.ErrImageUnknown) {
+		t.Errorf("the damaged image: %v", err)
+	}
+}

@@ -249,7 +249,7 @@ func (s *check) look(ctx context.Context, id string) error {
 	if err := driverFiles(dirs[0], depth-1); err != nil {
 		return err
 	}
-	if covers(s.listed, layer) {
+	if covers(s.listed, layer) || additional(dirs[0]) {
 		return nil
 	}
 	s.read++
@@ -261,6 +261,16 @@ func (s *check) look(ctx context.Context, id string) error {
 	return nil
 }
 
+// additional tells whether a layer is in an additional layer store, which answers for its
+// content and may not be mounted yet.
+func additional(dir string) bool {
+	_, err := os.Readlink(dir)
+	if err == nil {
+		_, err = os.Stat(filepath.Join(filepath.Dir(dir), "additionallayer"))
+	}
+	return err == nil
+}
+
 // driverFiles looks at what the overlay driver has beside the directory with a
 // layer's files.
 func driverFiles(dir string, below int) error {
@@ -268,7 +278,7 @@ func driverFiles(dir string, below int) error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() {
+	if !info.IsDir() && !additional(dir) {
 		return damage("%s is not a directory", dir)
 	}
 	link, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "link"))

@@ -155,7 +155,8 @@ func RecordedLayers(roots Roots) (all []cstorage.Layer, err error) {
 	return all, nil
 }
 
-// LayerDirs are the directories of a layer and of all below it, top first.
+// LayerDirs are the directories of a layer and of all below it, top first. One of a layer
+// that is in an additional layer store is a link to it.
 func LayerDirs(store cstorage.Store, layer string) ([]string, error) {
 	driver, err := store.GraphDriver()
 	if err != nil {
