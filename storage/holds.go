@@ -54,7 +54,7 @@ const (
 	holdPrefix  = "crius-holds-"
 	holdGrace   = time.Minute
 	removedMark = "removed"    // metadata of the record of an image that goes with its last user
-	ownerName   = "crius.lock" // in the graph root; see package owner
+	ownerName   = "crius.lock" // in the graph root and the imagestore; see package owner
 )
 
 func newHolds(store cstorage.Store, locks *durable.Locks, leftovers *durable.Leftovers, owner owners) *holds {
@@ -447,7 +447,7 @@ func (h *holds) taken() error {
 	lock := h.owner
 	h.mu.Unlock()
 	if err := lock.Lost(); err != nil {
-		return fmt.Errorf("image store %s: %w", h.store.GraphRoot(), withRemedy(err))
+		return fmt.Errorf("image store %s: %w", h.store.GraphRoot(), withRemedy(err, "image.root"))
 	}
 	return nil
 }

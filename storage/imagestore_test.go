@@ -161,7 +161,7 @@ func TestSecondOwnerOfImagestoreIsRefused(t *testing.T) {
 	other := n.cfg
 	other.StateDir, other.Root = filepath.Join(n.dir, "other"), filepath.Join(n.dir, "other root")
 	said := n.childFails("own", other)
-	for _, want := range []string{"open image store " + n.cfg.ImageStore, "in use by", n.cfg.StateDir} {
+	for _, want := range []string{"open image store " + n.cfg.ImageStore, "in use by", n.cfg.StateDir, "image.imagestore"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("said %q, without %q", said, want)
 		}

@@ -133,7 +133,11 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 	for _, root := range rootsOf(options).All() {
 		lock, err := own(ctx, root, cfg)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open image store %s: %w", root, err), locks.Close())
+			option := "image.root"
+			if root == options.ImageStore {
+				option = "image.imagestore"
+			}
+			return nil, errors.Join(fmt.Errorf("open image store %s: %w", root, withRemedy(err, option)), locks.Close())
 		}
 		if lock != nil {
 			locks = append(locks, lock)
@@ -176,13 +180,14 @@ func own(ctx context.Context, root string, cfg Options) (lock *owner.Lock, err e
 	} else if err = os.MkdirAll(root, 0o700); err == nil {
 		lock, err = owner.Take(ctx, path, cfg.StateDir, durable.LockTime)
 	}
-	return lock, withRemedy(err)
+	return lock, err
 }
 
-// withRemedy adds to the refusal of another crius's store what to do.
-func withRemedy(err error) error {
+// withRemedy adds to the refusal of another crius's directory, which the option names, what
+// to do.
+func withRemedy(err error, option string) error {
 	if taken := new(owner.TakenError); errors.As(err, &taken) {
-		return fmt.Errorf("%w: %s", err, taken.Remedy("image.root"))
+		return fmt.Errorf("%w: %s", err, taken.Remedy(option))
 	}
 	return err
 }
