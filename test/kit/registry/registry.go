@@ -34,6 +34,9 @@ type Registry struct {
 	faults   []*Fault
 	requests []Request
 
+	counting sync.Mutex
+	sent     map[string]int64 // bytes of bodies, by path
+
 	server   *http.Server
 	listener net.Listener
 	done     chan struct{} // closed when the server's loop has ended
@@ -63,6 +66,7 @@ func New() *Registry {
 	return &Registry{
 		repos:   map[string]*repository{},
 		tokens:  map[string]bool{},
+		sent:    map[string]int64{},
 		closing: make(chan struct{}),
 	}
 }
@@ -140,12 +144,47 @@ func (r *Registry) Requests() []Request {
 	return slices.Clone(r.requests)
 }
 
-// Forget empties the list of requests.
+// Sent is how many bytes of bodies were sent in answers to requests whose path contains one,
+// whether the client has read them or not.
+func (r *Registry) Sent(path string) (bytes int64) {
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	for p, n := range r.sent {
+		if strings.Contains(p, path) {
+			bytes += n
+		}
+	}
+	return bytes
+}
+
+// Forget empties the list of requests, and what was sent.
 func (r *Registry) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests = nil
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	clear(r.sent)
 }
+
+// counter counts the bytes of an answer.
+type counter struct {
+	http.ResponseWriter
+	of   *Registry
+	path string
+}
+
+// Write implements http.ResponseWriter.
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.of.counting.Lock()
+	defer c.of.counting.Unlock()
+	c.of.sent[c.path] += int64(n)
+	return n, err
+}
+
+// Unwrap is for http.ResponseController.
+func (c *counter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // ServeHTTP implements http.Handler.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -154,7 +193,7 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if f := r.fault(req); f != nil {
 		answer = f.Do(answer, r.closing)
 	}
-	answer.ServeHTTP(w, req)
+	answer.ServeHTTP(&counter{w, r, req.URL.Path}, req)
 }
 
 func (r *Registry) record(req *http.Request) {
