@@ -3,15 +3,11 @@ package storage
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/types"
-	cstorage "go.podman.io/storage"
 
-	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/progress"
@@ -51,25 +47,6 @@ func (s *Store) keepSignatures(ctx context.Context, src *source.Image) (end func
 	}
 }
 
-// presentOnly is a store to which no layer is added: unpacking is left to workers.
-type presentOnly struct{ cstorage.Store }
-
-func (presentOnly) PutLayer(string, string, []string, string, bool, *cstorage.LayerOptions, io.Reader) (*cstorage.Layer, int64, error) {
-	return nil, 0, source.ErrLayerWanted
-}
-
-// checkRecord refuses an image whose id the store has given to other layers: truncated
-// images of earlier versions of crius and of other tools, or one that was built here.
-func checkRecord(store cstorage.Store, src *source.Image) error {
-	wanted := src.Layers()
-	record, err := store.Image(src.ImageID())
-	if err != nil || len(wanted) == 0 || record.TopLayer == layers.Top(wanted) {
-		return nil //nolint:nilerr // a new one
-	}
-	return fmt.Errorf("image %s is stored with other layers than its config names; remove the containers that use it and the image (crictl rmi %s), and pull it again: %w",
-		record.ID, record.ID, fault.Precondition)
-}
-
 // copyPresent notes the image, or names, manifests and signatures of one that is there
 // already, if nothing has to be unpacked for it.
 func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable.Job, events chan types.ProgressProperties) (string, error) {
@@ -80,7 +57,7 @@ func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable
 	defer func() { src.PresentOnly = false }()
 	sys := s.libraryContext()
 	sys.BigFilesTemporaryDir = job.Temporary
-	return source.Copy(ctx, presentOnly{s.store}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
+	return source.Copy(ctx, source.PresentOnly{Store: s.store}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }
 
 // copyForeign has a worker copy the image.
@@ -89,7 +66,7 @@ func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable
 		return "", err
 	}
 	p.Source, p.Store, p.Job, p.Temporary, p.Parallel = src, s.options, job.Lock, job.Temporary, s.cfg.ParallelLayers
-	p.RepeatRoom = s.repeatRoom
+	p.RepeatRoom, p.Downloads = s.repeatRoom, s.downloads
 	p.Writable = []string{s.store.GraphRoot(), s.store.RunRoot(), job.Temporary}
 	if s.options.ImageStore != "" {
 		p.Writable = append(p.Writable, s.options.ImageStore)

@@ -40,7 +40,7 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 	}
 	defer src.Close()
 	src.PresentOnly = true // the upper layer is there, on top of nothing
-	if _, err := source.Copy(testContext(t), presentOnly{n.store}, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
+	if _, err := source.Copy(testContext(t), source.PresentOnly{Store: n.store}, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
 		t.Errorf("copied: %v", err)
 	}
 	if after, err := n.store.Layers(); err != nil || len(after) != len(before) {

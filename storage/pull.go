@@ -173,7 +173,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return s.pulled(ctx, id)
 	}
 	defer src.End()
-	if err := errors.Join(checkRecord(s.store, src), crowded(s.store, src)); err != nil {
+	if err := errors.Join(source.CheckRecord(s.store, src), crowded(s.store, src)); err != nil {
 		return nil, err
 	}
 	src.LargeWindows = s.largeWindows

@@ -47,6 +47,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/foreign"
 	"github.com/crius-run/crius/storage/hosts"
@@ -91,6 +92,7 @@ type Store struct {
 	artifacts    *artifacts
 	holds        *holds
 	leftovers    *durable.Leftovers
+	downloads    *download.Dir
 	reserve      reserve.File
 	mountOptions []string // that every root file system gets
 	usage        usageCache
@@ -225,6 +227,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	s.signatures = &signatureStore{store: lib}
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
+	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, lib.GraphRoot()))
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
@@ -247,6 +250,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := s.projects.Sweep(); err != nil {
 		slog.Warn("cannot return project quotas of removed containers; the next start retries", "err", err)
 	}
+	s.downloads.Sweep()
 	if err := s.artifacts.settleNames(ctx); err != nil {
 		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)
 	}
@@ -287,6 +291,7 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 func (s *Store) Close(ctx context.Context) error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
+	s.downloads.Close()
 	err := s.holds.close(context.WithoutCancel(ctx))
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
@@ -306,7 +311,7 @@ func (s *Store) Forget() error {
 	for _, root := range s.roots.All() {
 		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)))
 	}
-	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.artifacts.Delete())
+	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.artifacts.Delete())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

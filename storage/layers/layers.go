@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"strings"
 	"sync"
 
@@ -33,10 +34,22 @@ type Layer struct {
 // Intake is where layers come from and where they go.
 type Intake struct {
 	Store    cstorage.Store
-	Dir      string                             // for blobs until they are unpacked
-	Parallel int                                // downloads at a time, at least 1
-	Fetch    func(Layer) (io.ReadCloser, error) // downloads a blob; its Close ends a Read
-	Added    func(Layer)                        // is called when a blob that was downloaded has been unpacked
+	Dir      string                       // for layers that are copied within the store
+	Parallel int                          // downloads at a time, at least 1
+	Fetch    func(Layer) (Arrival, error) // begins to download a blob
+	Added    func(Layer)                  // is called when a blob that was downloaded has been unpacked
+}
+
+// Arrival is a blob on its way into a file.
+type Arrival interface {
+	// Next returns how many bytes have arrived, once there are more than it returned before.
+	// At the end, when they are known to have the size and the digest of the blob, it fails
+	// with io.EOF.
+	Next() (size int64, err error)
+	// File returns the file, from the first Next on, which the caller must close.
+	File() *os.File
+	// Close ends the download, and a Next.
+	Close() error
 }
 
 // Put adds those of an image's layers that the store lacks, from the lowest one up. A
@@ -170,24 +183,29 @@ func (in *Intake) download(ctx context.Context, steps []*step, downloads *sync.W
 	}
 }
 
-// fetch downloads a blob and checks its size and digest.
+// fetch downloads a blob.
 func (in *Intake) fetch(ctx context.Context, s *step) error {
-	stream, err := in.Fetch(s.Layer)
+	blob, err := in.Fetch(s.Layer)
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
-	defer context.AfterFunc(ctx, func() { _ = stream.Close() })()
-	digester := s.Blob.Algorithm().Digester()
-	switch n, err := io.Copy(io.MultiWriter(digester.Hash(), s.blob), stream); {
-	case err != nil:
-		return err
-	case n != s.Size:
-		return fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest", n, s.Size)
-	case digester.Digest() != s.Blob:
-		return fmt.Errorf("the registry sent content with another digest, %s", digester.Digest())
+	defer blob.Close()
+	defer context.AfterFunc(ctx, func() { _ = blob.Close() })()
+	for shown := false; ; shown = true {
+		size, err := blob.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.blob.show(blob.File(), size); err != nil {
+			if !shown {
+				_ = blob.File().Close() // which nobody will read
+			}
+			return err
+		}
 	}
-	return nil
 }
 
 // add unpacks a layer while its blob arrives.

@@ -13,8 +13,8 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 )
 
-// spool is a blob on its way: written as it comes, and read meanwhile. In between it is
-// in a file without a name.
+// spool is a blob on its way, which is read while it comes. It is in a file that somebody
+// else writes, or in one without a name that it writes itself.
 type spool struct {
 	dir string
 
@@ -60,6 +60,18 @@ func (s *spool) open() (*os.File, error) {
 	}
 	s.file = file
 	return file, os.Remove(file.Name())
+}
+
+// show has readers read a file in which so many bytes have arrived. Close closes the file.
+func (s *spool) show(file *os.File, size int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.file, s.size = file, size
+	s.changed.Broadcast()
+	return nil
 }
 
 // end tells readers that all has been written, or why no more will be.

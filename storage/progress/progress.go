@@ -39,6 +39,12 @@ func CauseOf(ctx context.Context, err error) error {
 	}
 }
 
+// Events beside those of the library.
+const (
+	Waiting types.ProgressEvent = 100 + iota // for another pull that fetches the blob: nothing is due
+	Resumed                                  // bytes were here, from an earlier pull
+)
+
 // Watchdog ends a pull that waits for bytes which do not come, or come too slowly.
 // It counts only while bytes are due or an answer of the registry is under way,
 // whatever sizes the manifest names: unpacking may take as long as it needs.
@@ -85,6 +91,7 @@ func (w *Watchdog) Start(ctx context.Context) *Watchdog {
 // are doing.
 type Counts struct {
 	Bytes   atomic.Int64 // that came from registries, as they are compressed there
+	Resumed atomic.Int64 // bytes that were here from earlier pulls, or came by others
 	Fetched atomic.Int64 // blobs
 	Present atomic.Int64 // blobs that were there already
 
@@ -138,8 +145,12 @@ func (c *Counts) end(p *Pull) {
 func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.Bytes.Add(int64(event.OffsetUpdate))
 	p.Bytes += int64(event.OffsetUpdate)
+	if event.Event == Resumed {
+		c.Resumed.Add(int64(event.OffsetUpdate))
+	} else {
+		c.Bytes.Add(int64(event.OffsetUpdate))
+	}
 	switch event.Event {
 	case types.ProgressEventNewArtifact:
 		p.Blobs++
@@ -243,7 +254,7 @@ func (d *downloads) note(event types.ProgressProperties) {
 		if event.Artifact.Size > 0 {
 			d.missing[blob] = event.Artifact.Size
 		}
-	case types.ProgressEventRead:
+	case types.ProgressEventRead, Resumed:
 		if left := d.missing[blob] - int64(event.OffsetUpdate); left > 0 {
 			d.missing[blob] = left
 			return

@@ -281,6 +281,11 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	if err != nil {
 		return nil, 0, err
 	}
+	return s.guard(ctx, info, stream), size, nil
+}
+
+// guard returns a layer that is guarded on its way in.
+func (s *Image) guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) *layerGuard {
 	guard := &layerGuard{
 		ReadCloser: stream, layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
 		admitLarge: func() error { return s.admitLarge(ctx) },
@@ -288,7 +293,7 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	if info.Size > 0 {
 		guard.left = info.Size
 	}
-	return guard, size, nil
+	return guard
 }
 
 // admitLarge waits until no other pull has layers with large windows: then all of

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 	"go.podman.io/storage/pkg/reexec"
 	storagetypes "go.podman.io/storage/types"
@@ -29,7 +29,9 @@ import (
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/internal/thread"
+	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/liblog"
+	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/opencontainers/go-digest"
@@ -38,10 +40,7 @@ import (
 // grace is how long a worker may tidy up after its pull was called off.
 const grace = 10 * time.Second
 
-const (
-	maxFrame    = 256 << 10 // bytes
-	maxLogLines = 100       // of a worker; later ones are dropped
-)
+const maxLogLines = 100 // of a worker; later ones are dropped
 
 // outOfMemory is what Go's runtime says of RLIMIT_DATA; the last, where threads are
 // libc's.
@@ -56,6 +55,7 @@ type Pull struct {
 	Parallel  int                       // layers that are fetched at a time
 	Writable  []string                  // directories that the worker changes files in, and nowhere else
 	Secrets   []string                  // that the worker is not to see
+	Downloads *download.Dir
 	Events    chan<- types.ProgressProperties
 
 	RepeatRoom int64 // bytes that layers which repeat others may unpack to in any case
@@ -63,8 +63,9 @@ type Pull struct {
 
 // Run has a worker copy the image, and returns its id. An error carries
 // pullerror.ErrWorkerDied if the worker has ended before its work.
-func (p Pull) Run(ctx context.Context) (string, error) {
-	w := &process{Pull: p, blobs: p.Source.Blobs()}
+func (p Pull) Run(ctx context.Context) (id string, err error) {
+	w := &process{Pull: p, blobs: p.Source.Blobs(), downloads: p.Downloads.Begin(reference.Domain(p.Source.Name))}
+	defer func() { w.downloads.End(err) }()
 	if err := w.start(ctx); err != nil {
 		return "", fmt.Errorf("start pull worker: %w", err)
 	}
@@ -84,12 +85,13 @@ type process struct {
 	stderr capture.Head
 	ended  chan error
 
-	blobs    map[digest.Digest]bool // that the worker may name
-	logged   int                    // lines for the log
-	fetching sync.WaitGroup
-	mu       sync.Mutex
-	failed   []error // by fetch, nil where it has not failed
-	underway int     // fetches
+	blobs     map[digest.Digest]bool // that the worker may name
+	downloads *download.Pull
+	logged    int // lines for the log
+	fetching  sync.WaitGroup
+	mu        sync.Mutex
+	failed    []error // by fetch, nil where it has not failed
+	underway  int     // fetches
 }
 
 // start starts the worker. It has limits when it gets its order, and ends with this
@@ -194,6 +196,9 @@ func (w *process) serve(ctx context.Context) (last message) {
 		case last.Event != nil:
 			if e := last.Event; w.blobs[e.Digest] {
 				w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, min(e.Update, math.MaxInt32))
+				if e.Event == types.ProgressEventDone {
+					w.downloads.Unpacked(e.Digest)
+				}
 			}
 		case last.Log != nil:
 			if w.logged++; w.logged <= maxLogLines {
@@ -215,7 +220,8 @@ func (w *process) report(event types.ProgressEvent, blob types.BlobInfo, update 
 	w.Events <- types.ProgressProperties{Event: event, Artifact: blob, OffsetUpdate: update}
 }
 
-// fetch begins to send a blob and gives the worker the end of the pipe.
+// fetch begins to fetch a blob and gives the worker the end of the socket on which it is told
+// how that goes.
 func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	w.mu.Lock()
 	number := len(w.failed)
@@ -229,71 +235,69 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	if number > 2*source.MaxLayers || underway > 2*w.Parallel+2 { // those that are about to end included
 		return fmt.Errorf("pull worker requested too many blobs: %w", fault.Invalid)
 	}
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return os.NewSyscallError("pipe2", err)
-	}
-	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, 4*maxFrame) // fewer wake-ups, where it is allowed
-	pipe := os.NewFile(uintptr(ends[1]), "layer")
-	_, _, err := w.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(ends[0]), nil)
-	_ = unix.Close(ends[0])
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return errors.Join(err, pipe.Close())
+		return os.NewSyscallError("socketpair", err)
+	}
+	ours := os.NewFile(uintptr(ends[0]), "layer")
+	conn, err := net.FileConn(ours)
+	_ = ours.Close()
+	if err != nil {
+		return errors.Join(err, unix.Close(ends[1]))
+	}
+	_, _, err = w.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(ends[1]), nil)
+	_ = unix.Close(ends[1])
+	if err != nil {
+		return errors.Join(err, conn.Close())
 	}
 	w.fetching.Go(func() {
-		defer pipe.Close()
-		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, pipe) })
+		defer conn.Close()
+		last := []byte{packetWhole}
+		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, conn.(*net.UnixConn)) })
 		w.mu.Lock()
 		w.underway--
 		w.failed[number] = err
 		w.mu.Unlock()
-		if err == nil {
-			return
-		}
 		if errors.Is(err, source.ErrExpands) {
 			_ = w.cmd.Process.Kill() // what has passed already may keep it busy for hours
 		}
-		text := pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets)
-		_ = writeFrame(pipe, frameError, append(make([]byte, frameHeader), text...)) // the worker may have ended
+		if err != nil {
+			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets))
+			last = append([]byte{packetError}, text...)
+		}
+		_, _ = conn.Write(last) // the worker may have ended
 	})
 	return nil
 }
 
-// transfer sends a blob as frames.
-func (w *process) transfer(ctx context.Context, info types.BlobInfo, pipe *os.File) error {
-	w.report(types.ProgressEventNewArtifact, info, 0)
-	stream, size, err := w.Source.GetBlob(ctx, info, none.NoCache)
+// transfer fetches a blob and shows it to the worker.
+func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.UnixConn) error {
+	w.report(progress.Waiting, info, 0)
+	shown := false
+	return w.downloads.Fetch(ctx, w.Source, info, download.Watcher{
+		Begins:  func() { w.report(types.ProgressEventNewArtifact, info, 0) },
+		Resumed: func(bytes int64) { w.report(progress.Resumed, info, uint64(bytes)) },
+		Came:    func(bytes int64) { w.report(types.ProgressEventRead, info, uint64(bytes)) },
+		Shown: func(file *os.File, size int64) error {
+			packet := binary.BigEndian.AppendUint64([]byte{packetShown}, uint64(size))
+			if shown {
+				_, err := to.Write(packet)
+				return err
+			}
+			shown = true
+			return sendFile(to, packet, file)
+		},
+	})
+}
+
+// sendFile sends a packet with a descriptor by which a file can be read, and nothing else.
+func sendFile(to *net.UnixConn, packet []byte, file *os.File) error {
+	readable, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
-	frame := binary.BigEndian.AppendUint64(make([]byte, frameHeader, maxFrame), uint64(size))
-	if err := writeFrame(pipe, frameSize, frame); err != nil {
-		return err
-	}
-	frame = frame[:cap(frame)]
-	for {
-		n, err := stream.Read(frame[frameHeader:])
-		if n > 0 {
-			w.report(types.ProgressEventRead, info, uint64(n))
-			if err := writeFrame(pipe, frameData, frame[:frameHeader+n]); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return writeFrame(pipe, frameData, frame[:frameHeader])
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// writeFrame writes a frame, which begins with room for its header.
-func writeFrame(w io.Writer, kind byte, frame []byte) error {
-	frame[0] = kind
-	binary.BigEndian.PutUint32(frame[1:], uint32(len(frame)-frameHeader))
-	_, err := w.Write(frame)
+	defer readable.Close()
+	_, _, err = to.WriteMsgUnix(packet, unix.UnixRights(int(readable.Fd())), nil)
 	return err
 }
 

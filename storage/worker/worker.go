@@ -21,7 +21,6 @@ import (
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 	cstorage "go.podman.io/storage"
 	storagetypes "go.podman.io/storage/types"
@@ -57,7 +56,7 @@ type pullOrder struct {
 // message is what a worker writes to its socket, a line each: one of these.
 type message struct {
 	Event  *blobEvent   `json:",omitempty"` // of a blob that is not fetched, or the end of one that is
-	Fetch  *blobEvent   `json:",omitempty"` // a question, to which a pipe that brings frames is the answer
+	Fetch  *blobEvent   `json:",omitempty"` // a question, to which a socket that brings packets is the answer
 	Log    *loggedLine  `json:",omitempty"`
 	Copied string       `json:",omitempty"` // id of the image; the last message
 	Failed *copyFailure `json:",omitempty"` // the last message
@@ -91,13 +90,14 @@ var carriedErrors = []error{
 	io.ErrUnexpectedEOF, unix.ENOSPC, unix.EDQUOT,
 }
 
-// A fetch is frames: a byte for the kind, four for the number of bytes that follow.
+// A fetch is packets: a byte for the kind, and what it says.
 const (
-	frameHeader = 5
-	frameSize   = 's' // of the blob, 8 bytes; the first frame
-	frameData   = 'd' // empty: the blob is complete
-	frameError  = 'e' // text; the last frame
+	packetShown = 's' // 8 bytes: how much of the file may be read; the first one has its descriptor
+	packetWhole = 'w' // the blob is whole and as it should be; the last packet
+	packetError = 'e' // text; the last packet
 )
+
+const maxPacket = 8 << 10 // bytes, more than an error may have
 
 const maxMessage = 64 << 10 // bytes of a worker's message
 
@@ -113,7 +113,7 @@ func Main() {
 		os.Exit(1)
 	}
 	_ = socket.Close()
-	w := &worker{conn: conn.(*net.UnixConn), pipes: make(chan *os.File), added: map[digest.Digest]bool{}}
+	w := &worker{conn: conn.(*net.UnixConn), answers: make(chan *os.File), added: map[digest.Digest]bool{}}
 	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
 		w.send(message{Log: &loggedLine{level, text}})
 	})
@@ -129,8 +129,8 @@ func Main() {
 
 // worker is the worker's side of the socket.
 type worker struct {
-	conn  *net.UnixConn
-	pipes chan *os.File // the server's answers
+	conn    *net.UnixConn
+	answers chan *os.File // of the server: sockets
 
 	added   map[digest.Digest]bool // blobs of layers, before the copy
 	sending sync.Mutex
@@ -157,24 +157,32 @@ func (w *worker) send(m message) {
 // more.
 func (w *worker) listen(cancel context.CancelFunc) {
 	defer cancel()
-	defer close(w.pipes)
-	var text [1]byte
-	rights := make([]byte, unix.CmsgSpace(4))
+	defer close(w.answers)
 	for {
-		_, n, _, _, err := w.conn.ReadMsgUnix(text[:], rights)
-		if err != nil {
+		_, file, err := receive(w.conn, make([]byte, 1))
+		if err != nil || file == nil {
 			return
 		}
-		messages, err := unix.ParseSocketControlMessage(rights[:n])
-		if err != nil || len(messages) != 1 {
-			return
-		}
-		fds, err := unix.ParseUnixRights(&messages[0])
-		if err != nil || len(fds) != 1 {
-			return
-		}
-		w.pipes <- os.NewFile(uintptr(fds[0]), "layer")
+		w.answers <- file
 	}
+}
+
+// receive reads from a socket, and takes the descriptor that came along; nil if none did.
+func receive(conn *net.UnixConn, buffer []byte) (n int, file *os.File, err error) {
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, size, _, _, err := conn.ReadMsgUnix(buffer, rights)
+	if err != nil || size == 0 {
+		return n, nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:size])
+	if err != nil || len(messages) != 1 {
+		return n, nil, errors.Join(err, unix.EBADMSG)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return n, nil, errors.Join(err, unix.EBADMSG)
+	}
+	return n, os.NewFile(uintptr(fds[0]), "from the server"), nil
 }
 
 func (w *worker) copy(ctx context.Context) (string, error) {
@@ -199,7 +207,7 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 	store = layers.BoundRepeats(store, order.RepeatRoom)
 	sys := &types.SystemContext{BigFilesTemporaryDir: order.Temporary, BlobInfoCacheDir: filepath.Join(os.DevNull, "none")}
 	src := &handedReference{ImageReference: ref, source: handedSource{Documents: order.Documents, ref: ref, signatures: order.Signatures, worker: w}}
-	if err := w.putLayers(ctx, order, store, &src.source); err != nil {
+	if err := w.putLayers(ctx, order, store); err != nil {
 		return "", err
 	}
 	events := make(chan types.ProgressProperties, 64)
@@ -213,12 +221,11 @@ func (w *worker) copy(ctx context.Context) (string, error) {
 
 // putLayers adds the image's layers to the store, except those of formats that are left
 // to copyImage.
-func (w *worker) putLayers(ctx context.Context, order pullOrder, store cstorage.Store, src types.ImageSource) error {
+func (w *worker) putLayers(ctx context.Context, order pullOrder, store cstorage.Store) error {
 	in := layers.Intake{
 		Store: store, Dir: order.Temporary, Parallel: max(order.Parallel, 1),
-		Fetch: func(l layers.Layer) (io.ReadCloser, error) {
-			stream, _, err := src.GetBlob(ctx, types.BlobInfo{Digest: l.Blob, Size: l.Size}, none.NoCache)
-			return stream, err
+		Fetch: func(l layers.Layer) (layers.Arrival, error) {
+			return w.fetch(types.BlobInfo{Digest: l.Blob, Size: l.Size})
 		},
 		Added: func(l layers.Layer) {
 			w.added[l.Blob] = true
@@ -253,21 +260,26 @@ func (w *worker) fetch(info types.BlobInfo) (*fetched, error) {
 	defer w.fetching.Unlock()
 	w.fetches++
 	w.send(message{Fetch: &blobEvent{Digest: info.Digest, Size: info.Size}})
-	pipe, ok := <-w.pipes
+	socket, ok := <-w.answers
 	if !ok {
 		return nil, errServerGone
 	}
-	return &fetched{pipe: pipe, number: w.fetches}, nil
+	defer socket.Close()
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return nil, err
+	}
+	return &fetched{conn: conn.(*net.UnixConn), number: w.fetches, packet: make([]byte, maxPacket)}, nil
 }
 
 var errServerGone = errors.New("the server cancelled the pull")
 
-// fetched is a blob as the server sends it.
+// fetched is a blob as the server shows it, in a file that only the server writes.
 type fetched struct {
-	pipe   *os.File
+	conn   *net.UnixConn
 	number int
-	left   int // bytes of the frame
-	err    error
+	packet []byte   // is received
+	file   *os.File // nil until the first Next
 }
 
 // fetchError is the error of a fetch, which the server knows better.
@@ -278,60 +290,59 @@ type fetchError struct {
 
 func (e *fetchError) Error() string { return e.text }
 
-// size reads the first frame.
-func (f *fetched) size() (int64, error) {
-	kind, n, err := f.frame()
-	if err != nil {
-		return 0, err
-	}
-	var size [8]byte
-	if kind != frameSize || n != len(size) {
-		return 0, fmt.Errorf("layer from the server: unexpected frame %q of %d bytes", kind, n)
-	}
-	if _, err := io.ReadFull(f.pipe, size[:]); err != nil {
+// Next implements layers.Arrival.
+func (f *fetched) Next() (size int64, err error) {
+	n, file, err := receive(f.conn, f.packet)
+	if err != nil || n == 0 {
 		return 0, errServerGone
 	}
-	return int64(binary.BigEndian.Uint64(size[:])), nil
+	if file != nil {
+		f.file = file
+	}
+	switch kind, said := f.packet[0], f.packet[1:n]; {
+	case kind == packetShown && len(said) == 8 && f.file != nil:
+		return int64(binary.BigEndian.Uint64(said)), nil
+	case kind == packetWhole:
+		return 0, io.EOF
+	case kind == packetError:
+		return 0, &fetchError{f.number, string(said)}
+	}
+	return 0, fmt.Errorf("layer from the server: unexpected packet %q", f.packet[:min(n, 16)])
 }
 
-// frame reads the header of a frame; one that tells an error becomes that error.
-func (f *fetched) frame() (kind byte, n int, err error) {
-	var header [frameHeader]byte
-	if _, err := io.ReadFull(f.pipe, header[:]); err != nil {
-		return 0, 0, errServerGone
-	}
-	kind, n = header[0], int(binary.BigEndian.Uint32(header[1:]))
-	if kind != frameError {
-		return kind, n, nil
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(f.pipe, text); err != nil {
-		return 0, 0, errServerGone
-	}
-	return 0, 0, &fetchError{f.number, string(text)}
+// File implements layers.Arrival.
+func (f *fetched) File() *os.File { return f.file }
+
+// Close implements layers.Arrival.
+func (f *fetched) Close() error { return f.conn.Close() }
+
+// stream is a blob that is read while it arrives.
+type stream struct {
+	*fetched
+	at, size int64
 }
 
 // Read implements io.Reader.
-func (f *fetched) Read(p []byte) (int, error) {
-	if f.left == 0 && f.err == nil {
-		_, f.left, f.err = f.frame()
-		if f.left == 0 && f.err == nil {
-			f.err = io.EOF
+func (s *stream) Read(p []byte) (int, error) {
+	for s.at == s.size {
+		size, err := s.Next()
+		if err != nil {
+			return 0, err
 		}
+		s.size = size
 	}
-	if f.err != nil {
-		return 0, f.err
-	}
-	n, err := f.pipe.Read(p[:min(len(p), f.left)])
-	f.left -= n
-	if err != nil {
-		f.err = errServerGone
-	}
-	return n, f.err
+	n, err := s.file.ReadAt(p[:min(int64(len(p)), s.size-s.at)], s.at)
+	s.at += int64(n)
+	return n, err
 }
 
 // Close implements io.Closer.
-func (f *fetched) Close() error { return f.pipe.Close() }
+func (s *stream) Close() error {
+	if s.file == nil {
+		return s.fetched.Close()
+	}
+	return errors.Join(s.fetched.Close(), s.file.Close())
+}
 
 // handedReference leads to a handedSource.
 type handedReference struct {
@@ -366,16 +377,11 @@ func (s *handedSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.B
 	if content, size, found := s.ConfigBlob(info.Digest); found {
 		return content, size, nil
 	}
-	stream, err := s.worker.fetch(info)
+	blob, err := s.worker.fetch(info)
 	if err != nil {
 		return nil, 0, err
 	}
-	size, err := stream.size()
-	if err != nil {
-		_ = stream.Close()
-		return nil, 0, err
-	}
-	return stream, size, nil
+	return &stream{fetched: blob}, info.Size, nil
 }
 
 // GetSignatures implements types.ImageSource.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -194,5 +195,62 @@ func TestWorkerThatSaysTooMuch(t *testing.T) {
 	w.underway = 2*w.Parallel + 2
 	if err := w.fetch(t.Context(), types.BlobInfo{Digest: known}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("one fetch too many: %v", err)
+	}
+}
+
+// A worker gets a blob in a file that it can read and not write, and learns how much of it
+// there is, that it is whole, or why it will not be.
+func TestFetchedFile(t *testing.T) {
+	t.Parallel()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range ends {
+		file := os.NewFile(uintptr(fd), "")
+		conn, err := net.FileConn(file)
+		if err := errors.Join(err, file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns[i] = conn.(*net.UnixConn)
+	}
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "blob"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString("first and second, and more than was shown"); err != nil {
+		t.Fatal(err)
+	}
+	shown := func(size uint64) []byte { return binary.BigEndian.AppendUint64([]byte{packetShown}, size) }
+	err = sendFile(conns[0], shown(5), file)
+	for _, packet := range [][]byte{shown(16), {packetWhole}, append([]byte{packetError}, "text"...), []byte("nonsense")} {
+		_, writeErr := conns[0].Write(packet)
+		err = errors.Join(err, writeErr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stream{fetched: &fetched{conn: conns[1], number: 7, packet: make([]byte, maxPacket)}}
+	if got, err := io.ReadAll(s); string(got) != "first and second" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := s.file.WriteAt([]byte("x"), 0); err == nil {
+		t.Error("the worker can write to the file")
+	}
+	if _, err := s.Next(); err == nil || err.(*fetchError).number != 7 || err.Error() != "text" { //nolint:errorlint // it is that error
+		t.Errorf("%v", err)
+	}
+	if _, err := s.Next(); err == nil || !strings.Contains(err.Error(), "unexpected packet") {
+		t.Errorf("%v", err)
+	}
+	conns[0].Close()
+	if _, err := s.Next(); !errors.Is(err, errServerGone) {
+		t.Errorf("%v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }

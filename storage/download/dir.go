@@ -1,0 +1,325 @@
+package download
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
+)
+
+// Name is that of the directory.
+const Name = "crius-downloads"
+
+// Limits bound what is kept while no pull needs it.
+type Limits struct {
+	Age   time.Duration // since the last byte came
+	Files int
+	Share int64 // of the bytes that are free on the disk: one part in so many
+}
+
+// DefaultLimits outlast a night, and never take the room that pulls and containers need.
+var DefaultLimits = Limits{Age: 24 * time.Hour, Files: 512, Share: 4}
+
+// Dir is a directory of downloads. Several processes may use it. Its methods are safe for
+// concurrent use.
+type Dir struct {
+	Limits Limits
+	// Patience is how long a pull waits for another one that gets no bytes of the same blob.
+	Patience time.Duration
+
+	path string
+
+	mu     sync.Mutex
+	named  map[string]*part // that pulls use, by the name of the file
+	timer  *time.Timer      // of the next sweep, nil if nothing is kept
+	closed bool
+}
+
+// In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
+// yet.
+func In(parent string) *Dir {
+	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, path: filepath.Join(parent, Name), named: map[string]*part{}}
+}
+
+// part is the file of a blob while pulls use it.
+type part struct {
+	name     string // empty: the file has none, and is not kept
+	registry string // whose pulls share it
+	turn     chan struct{}
+	file     *os.File // is changed by who has the turn; locked against other processes
+	came     atomic.Int64
+
+	users    int  // pulls; guarded by the directory
+	unpacked bool // likewise: pulls need its name no more
+}
+
+// open opens the file of a blob, which pulls from one registry share. It has no name, and is for this caller alone, if pulls from
+// other registries or of other processes have the blob in hand, or nobody knows its size.
+func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
+	if err := info.Digest.Validate(); err != nil {
+		return nil, err
+	}
+	name := fileName(info.Digest)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.named[name]
+	if p != nil && p.registry == registry && registry != "" {
+		p.users++
+		p.unpacked = false
+		return p, nil
+	}
+	taken := p != nil || info.Size <= 0
+	p = &part{registry: registry, turn: make(chan struct{}, 1), users: 1}
+	if err := os.MkdirAll(d.path, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	if !taken {
+		p.file, err = lockFile(d.file(name))
+	}
+	if taken || errors.Is(err, errBusy) {
+		p.file, err = d.nameless()
+		return p, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.name = name
+	d.named[name] = p
+	return p, nil
+}
+
+func fileName(blob digest.Digest) string { return blob.Algorithm().String() + "-" + blob.Encoded() }
+
+func (d *Dir) file(name string) string { return filepath.Join(d.path, name) }
+
+func (d *Dir) nameless() (*os.File, error) {
+	f, err := os.CreateTemp(d.path, "once-")
+	if err != nil {
+		return nil, err
+	}
+	return f, os.Remove(f.Name())
+}
+
+// errBusy: another process has the lock.
+var errBusy = errors.New("locked by another process")
+
+// lockFile opens a file, creates it if there is none, and locks it until it is closed. What
+// is no plain file makes way for one.
+func lockFile(path string) (*os.File, error) {
+	for range 10 { // others delete what they do not find locked
+		if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+			if err := os.RemoveAll(path); err != nil {
+				return nil, err
+			}
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = errBusy
+			}
+			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
+		}
+		if sameFile(f, path) {
+			return f, nil
+		}
+		_ = f.Close() // it was deleted meanwhile
+	}
+	return nil, fmt.Errorf("%s is deleted time and again", path)
+}
+
+func sameFile(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, there)
+}
+
+// replace gives the part an empty file. Who has been shown bytes of the old one keeps it.
+func (d *Dir) replace(p *part) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var err error
+	old := p.file
+	if p.name == "" {
+		p.file, err = d.nameless()
+	} else if err = removeFile(d.file(p.name)); err == nil {
+		p.file, err = lockFile(d.file(p.name))
+	}
+	if err != nil {
+		p.file = old
+		return fmt.Errorf("file for the download: %w", err)
+	}
+	return old.Close()
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (p *part) size() (int64, error) {
+	info, err := p.file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// has tells whether the file has a byte at an offset.
+func (p *part) has(b byte, at int64) (bool, error) {
+	var stored [1]byte
+	_, err := p.file.ReadAt(stored[:], at)
+	return err == nil && stored[0] == b, err
+}
+
+// unpacked notes that the layer of a part is in the store.
+func (d *Dir) unpacked(p *part) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p.unpacked = p.users == 1
+	d.sweep()
+}
+
+// release ends the use of parts by a pull.
+func (d *Dir) release(parts map[digest.Digest]*part, keep bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range parts {
+		if p.users--; p.users > 0 {
+			continue
+		}
+		if size, err := p.size(); p.name != "" && (!keep || err != nil || size == 0) {
+			d.remove(p.name)
+		}
+		delete(d.named, p.name)
+		_ = p.file.Close() // of what is written nothing is relied on
+	}
+	d.sweep()
+}
+
+// remove deletes a file that no pull uses, or none needs by its name.
+func (d *Dir) remove(name string) {
+	if err := os.RemoveAll(d.file(name)); err != nil {
+		slog.Warn("cannot delete unfinished download; the next pull or start retries", "path", d.file(name), "err", err)
+	}
+}
+
+// Sweep deletes what exceeds the limits.
+func (d *Dir) Sweep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sweep()
+}
+
+// kept is a file that no pull needs.
+type kept struct {
+	name string
+	size int64
+	age  time.Duration // the clock may have been wrong
+}
+
+func (d *Dir) sweep() {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	files, sum := d.unneeded()
+	slices.SortFunc(files, func(a, b kept) int { return cmp.Compare(b.age, a.age) })
+	room := d.room()
+	for len(files) > 0 {
+		oldest := files[0]
+		if oldest.age <= d.Limits.Age && len(files) <= d.Limits.Files && sum <= room {
+			if !d.closed {
+				d.timer = time.AfterFunc(d.Limits.Age-oldest.age+time.Second, d.Sweep)
+			}
+			return
+		}
+		d.remove(oldest.name)
+		sum -= oldest.size
+		files = files[1:]
+	}
+}
+
+// unneeded are the files that no pull needs, and the sum of their sizes.
+func (d *Dir) unneeded() (files []kept, sum int64) {
+	entries, err := os.ReadDir(d.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		slog.Warn("cannot read unfinished downloads", "err", err)
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil {
+			continue
+		}
+		p := d.named[entry.Name()]
+		if p != nil && !p.unpacked || p == nil && inUse(d.file(entry.Name())) {
+			continue
+		}
+		files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
+		sum += info.Size()
+	}
+	return files, sum
+}
+
+// inUse tells whether another process has a file locked.
+func inUse(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// room is how many bytes may be kept.
+func (d *Dir) room() int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.path, &st); err != nil {
+		return 0
+	}
+	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share
+}
+
+// Clear deletes all that no pull needs. It reports whether that was anything.
+func (d *Dir) Clear() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	files, _ := d.unneeded()
+	for _, file := range files {
+		d.remove(file.name)
+	}
+	return len(files) > 0
+}
+
+// Close ends the sweeps. What is kept stays.
+func (d *Dir) Close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}
+
+// Delete deletes the directory, for a wipe.
+func (d *Dir) Delete() error { return os.RemoveAll(d.path) }

@@ -1,0 +1,289 @@
+// Package download fetches the blobs of images into files that outlast a failed pull and
+// a killed server, so that the next pull asks only for what is missing. See
+// docs/decisions/0032-downloads.md.
+//
+// A file is named after the digest of its blob. Nothing is recorded about it: what it has is
+// the beginning of the blob until the digest of the whole says otherwise, and is shown to
+// nobody before that. Bytes are added to a file and never changed.
+package download
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/progress"
+)
+
+// Source is where a pull gets its blobs from, with its own credentials.
+type Source interface {
+	// GetBlob is that of types.ImageSource.
+	GetBlob(ctx context.Context, blob types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error)
+	// ResumeBlob returns a blob that begins with have. The registry has agreed to send the
+	// rest, which is a byte at least.
+	ResumeBlob(ctx context.Context, blob types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error)
+}
+
+// Watcher is told how a blob arrives.
+type Watcher struct {
+	Begins  func()                                // its turn has come
+	Resumed func(bytes int64)                     // that were here
+	Came    func(bytes int64)                     // from the registry
+	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
+}
+
+// Pull is the downloads of one pull.
+type Pull struct {
+	dir      *Dir
+	registry string
+
+	mu    sync.Mutex
+	parts map[digest.Digest]*part
+}
+
+// Begin begins the downloads of a pull from a registry. Other pulls from that registry
+// wait for a blob that this one fetches; those from other registries fetch it themselves:
+// a slow registry must not keep them.
+func (d *Dir) Begin(registry string) *Pull {
+	return &Pull{dir: d, registry: registry, parts: map[digest.Digest]*part{}}
+}
+
+// Fetch fetches a blob into a file. It returns nil when all of it has been shown and has the
+// size and the digest of info. Of a blob that was not here at all, bytes are shown as they
+// come; others are shown when the whole has its digest, since they may be damaged, or
+// somebody else's.
+func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch Watcher) error {
+	part, err := p.turn(ctx, info)
+	if err != nil {
+		return err
+	}
+	defer func() { <-part.turn }()
+	watch.Begins()
+	f := fetch{dir: p.dir, part: part, src: src, info: info, watch: watch}
+	return f.run(ctx)
+}
+
+// turn waits until no other pull fetches the blob, or the one that does so gets nothing.
+func (p *Pull) turn(ctx context.Context, info types.BlobInfo) (*part, error) {
+	part, err := p.part(info, false)
+	if err != nil {
+		return nil, err
+	}
+	patience := time.NewTicker(p.dir.Patience)
+	defer patience.Stop()
+	for came := part.came.Load(); ; {
+		select {
+		case part.turn <- struct{}{}:
+			return part, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-patience.C:
+		}
+		before := came
+		if came = part.came.Load(); came == before {
+			if part, err = p.part(info, true); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// part is the file of a blob, for as long as the pull lasts; alone means one that no other
+// pull has.
+func (p *Pull) part(info types.BlobInfo, alone bool) (*part, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	opened := p.parts[info.Digest]
+	if opened != nil && !alone {
+		return opened, nil
+	}
+	registry := p.registry
+	if alone {
+		registry = ""
+	}
+	other, err := p.dir.open(info, registry)
+	if err != nil {
+		return nil, fmt.Errorf("file for the download: %w", err)
+	}
+	if opened != nil {
+		p.dir.release(map[digest.Digest]*part{info.Digest: opened}, true)
+	}
+	p.parts[info.Digest] = other
+	return other, nil
+}
+
+// Unpacked allows to delete a blob before the pull ends, if room is short.
+func (p *Pull) Unpacked(blob digest.Digest) {
+	p.mu.Lock()
+	unpacked := p.parts[blob]
+	p.mu.Unlock()
+	if unpacked != nil {
+		p.dir.unpacked(unpacked)
+	}
+}
+
+// End ends the downloads of a pull, after all calls of Fetch have returned. What has come
+// is kept, within the limits of the directory, if the pull has failed with an error that
+// may not come back.
+func (p *Pull) End(err error) {
+	full := fault.DiskFull(err) || errors.Is(err, fault.Exhausted)
+	p.dir.release(p.parts, err != nil && !full && !errors.Is(err, fault.Invalid))
+	if full {
+		p.dir.Clear()
+	}
+}
+
+// chunk is how much is read before it is written and shown.
+const chunk = 256 << 10 // bytes
+
+// fetch is the turn of one pull to fetch a blob.
+type fetch struct {
+	dir   *Dir
+	part  *part
+	src   Source
+	info  types.BlobInfo
+	watch Watcher
+
+	stored int64 // bytes that the file had
+	have   int64 // of them that the registry is not asked for
+}
+
+// errDiffers says that a blob has another digest or size.
+var errDiffers = errors.New("not the blob that the manifest names")
+
+func (f *fetch) run(ctx context.Context) (err error) {
+	if f.stored, err = f.part.size(); err != nil {
+		return err
+	}
+	if f.stored == 0 {
+		return f.whole(ctx, nil)
+	}
+	came, err := f.resume(ctx)
+	if !came && errors.Is(context.Cause(ctx), progress.ErrStalled) { // or the next pull would stall as well
+		return errors.Join(err, f.dir.replace(f.part))
+	}
+	wrong := errors.Is(err, errDiffers) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
+	if err == nil || ctx.Err() != nil || fault.DiskFull(err) || came && !wrong { // it was cut again
+		return err
+	}
+	return f.whole(ctx, err)
+}
+
+// whole fetches all of the blob; why is the reason if the file has a part.
+func (f *fetch) whole(ctx context.Context, why error) error {
+	stream, _, err := f.src.GetBlob(ctx, f.info, none.NoCache)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	if f.stored > 0 { // not before: who may not have the blob deletes nothing
+		slog.WarnContext(ctx, "cannot resume download, fetching the whole layer", "digest", f.info.Digest, "bytes", f.stored, "err", why)
+		if err := f.dir.replace(f.part); err != nil {
+			return err
+		}
+	}
+	f.stored, f.have = 0, 0
+	_, err = f.receive(ctx, stream)
+	if errors.Is(err, errDiffers) {
+		err = errors.Join(err, f.dir.replace(f.part))
+	}
+	return err
+}
+
+// resume fetches what the file lacks: one byte at least, so that the registry decides
+// whether this pull may have the others. came tells whether it sent any.
+func (f *fetch) resume(ctx context.Context) (came bool, err error) {
+	if f.stored > f.info.Size {
+		return false, fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, errDiffers)
+	}
+	f.have = min(f.stored, f.info.Size-1)
+	stream, err := f.src.ResumeBlob(ctx, f.info, io.NewSectionReader(f.part.file, 0, f.have))
+	if err != nil {
+		return false, err
+	}
+	defer stream.Close()
+	return f.receive(ctx, stream)
+}
+
+// receive reads the blob, the beginning of which may come from the file, and adds to the file
+// what is not there. came tells whether the registry sent anything.
+func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err error) {
+	digester := f.info.Digest.Algorithm().Digester()
+	buffer := make([]byte, chunk)
+	var at int64
+	for err == nil {
+		var n int
+		if n, err = f.fill(buffer, stream, at); n == 0 {
+			break
+		}
+		_, _ = digester.Hash().Write(buffer[:n]) // never fails
+		if writeErr := f.write(buffer[:n], at); writeErr != nil {
+			return at > f.have, writeErr
+		}
+		at += int64(n)
+		f.part.came.Add(int64(n))
+		if f.stored == 0 {
+			if shownErr := f.watch.Shown(f.part.file, at); shownErr != nil {
+				return true, shownErr
+			}
+		}
+	}
+	came = at > f.have
+	switch {
+	case ctx.Err() != nil:
+		return came, context.Cause(ctx)
+	case !errors.Is(err, io.EOF):
+		return came, err
+	case f.info.Size > 0 && at != f.info.Size:
+		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, errDiffers)
+	case digester.Digest() != f.info.Digest:
+		return came, fmt.Errorf("the registry sent content with another digest, %s: %w", digester.Digest(), errDiffers)
+	case f.stored > 0:
+		return came, f.watch.Shown(f.part.file, at)
+	}
+	return came, nil
+}
+
+// fill reads as much as the buffer holds, which begins at an offset of the blob.
+func (f *fetch) fill(buffer []byte, stream io.Reader, at int64) (n int, err error) {
+	for n < len(buffer) && err == nil {
+		var m int
+		m, err = stream.Read(buffer[n:])
+		if known := min(max(f.have-at-int64(n), 0), int64(m)); known > 0 {
+			f.watch.Resumed(known)
+			f.watch.Came(int64(m) - known)
+		} else {
+			f.watch.Came(int64(m))
+		}
+		n += m
+	}
+	return n, err
+}
+
+// write adds bytes to the file, which begin at an offset of the blob. Those that it has stay.
+func (f *fetch) write(bytes []byte, at int64) error {
+	if known := min(max(f.stored-at, 0), int64(len(bytes))); known > 0 {
+		if at+known > f.have { // a byte that was fetched again
+			last := at + known - 1
+			if same, err := f.part.has(bytes[known-1], last); err != nil || !same {
+				return errors.Join(err, fmt.Errorf("the registry sent another last byte than the file has: %w", errDiffers))
+			}
+		}
+		bytes, at = bytes[known:], at+known
+	}
+	_, err := f.part.file.WriteAt(bytes, at)
+	if fault.DiskFull(err) && f.dir.Clear() {
+		_, err = f.part.file.WriteAt(bytes, at)
+	}
+	return err
+}

@@ -1,0 +1,513 @@
+package download
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// blob is one of some chunks, and what a manifest says about it.
+func blob(t *testing.T) ([]byte, types.BlobInfo) {
+	t.Helper()
+	content := make([]byte, 3*chunk+1000)
+	_, _ = rand.NewChaCha8([32]byte{byte(len(t.Name()))}).Read(content)
+	return content, types.BlobInfo{Digest: digest.FromBytes(content), Size: int64(len(content))}
+}
+
+var errCut, errDenied = errors.New("connection cut"), errors.New("denied")
+
+// fake is a registry, with faults.
+type fake struct {
+	content    []byte
+	cut        int           // bytes after which an answer breaks; 0: none
+	hold       chan struct{} // is waited for after that instead, or the end of the pull
+	rangeErr   error         // refuses parts
+	part       []byte        // is sent as any part, whatever was asked for
+	denied     bool
+	sent       int64 // bytes
+	wholes     int   // answers
+	resumedHad int64
+}
+
+func (f *fake) GetBlob(ctx context.Context, info types.BlobInfo, _ types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	if f.denied {
+		return nil, 0, errDenied
+	}
+	f.wholes++
+	return f.answer(ctx, nil, f.content), info.Size, nil
+}
+
+func (f *fake) ResumeBlob(ctx context.Context, _ types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
+	if f.denied {
+		return nil, errDenied
+	}
+	if f.rangeErr != nil {
+		return nil, f.rangeErr
+	}
+	f.resumedHad = have.Size()
+	rest := f.content[have.Size():]
+	if f.part != nil {
+		rest = f.part
+	}
+	return f.answer(ctx, have, rest), nil
+}
+
+func (f *fake) answer(ctx context.Context, have io.Reader, rest []byte) io.ReadCloser {
+	if have == nil {
+		have = bytes.NewReader(nil)
+	}
+	end := io.EOF
+	if f.cut > 0 {
+		rest, end = rest[:min(f.cut, len(rest))], errCut
+	}
+	return io.NopCloser(io.MultiReader(have, &answer{f, ctx, rest, end}))
+}
+
+type answer struct {
+	of   *fake
+	ctx  context.Context
+	left []byte
+	end  error
+}
+
+func (a *answer) Read(p []byte) (int, error) {
+	n := copy(p, a.left)
+	a.left = a.left[n:]
+	a.of.sent += int64(n)
+	if n > 0 {
+		return n, nil
+	}
+	if a.of.hold != nil {
+		select {
+		case <-a.of.hold:
+		case <-a.ctx.Done():
+			return 0, a.ctx.Err()
+		}
+	}
+	return 0, a.end
+}
+
+// watched is what a pull has been told and shown.
+type watched struct {
+	resumed, came int64
+	sizes         []int64
+	content       []byte
+}
+
+func (w *watched) watcher() Watcher {
+	return Watcher{
+		Begins: func() {}, Resumed: func(n int64) { w.resumed += n }, Came: func(n int64) { w.came += n },
+		Shown: func(file *os.File, size int64) error {
+			w.sizes = append(w.sizes, size)
+			content := make([]byte, size)
+			_, err := file.ReadAt(content, 0)
+			w.content = content
+			return err
+		},
+	}
+}
+
+// pullOne is a pull of one blob.
+func pullOne(ctx context.Context, d *Dir, src *fake, info types.BlobInfo) (*watched, error) {
+	w := new(watched)
+	pull := d.Begin("registry.test")
+	err := pull.Fetch(ctx, src, info, w.watcher())
+	pull.End(err)
+	return w, err
+}
+
+func names(t *testing.T, d *Dir) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(d.path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func newDir(t *testing.T) *Dir {
+	t.Helper()
+	d := In(t.TempDir())
+	d.Limits.Share = 1
+	d.Patience = time.Hour
+	t.Cleanup(d.Close)
+	return d
+}
+
+// A blob that is not here is shown while it comes, and nothing of it stays.
+func TestFetch(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	src := &fake{content: content}
+	got, err := pullOne(t.Context(), d, src, info)
+	if err != nil || !bytes.Equal(got.content, content) {
+		t.Fatalf("%d bytes, %v", len(got.content), err)
+	}
+	if want := []int64{chunk, 2 * chunk, 3 * chunk, info.Size}; !slices.Equal(got.sizes, want) {
+		t.Errorf("shown %d, want %d", got.sizes, want)
+	}
+	if got.came != info.Size || got.resumed != 0 {
+		t.Errorf("%d bytes came, %d were here", got.came, got.resumed)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// What has come before a pull was cut is not fetched again, however often that happens. It
+// is shown when all of it is known to be right.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	src := &fake{content: content, cut: chunk + 10}
+	for range 2 {
+		if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Stat(d.file(names(t, d)[0])); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	src.cut = 0
+	got, err := pullOne(t.Context(), In(filepath.Dir(d.path)), src, info) // another process
+	if err != nil || !bytes.Equal(got.content, content) {
+		t.Fatalf("%d bytes, %v", len(got.content), err)
+	}
+	if src.sent != info.Size || src.wholes != 1 {
+		t.Errorf("%d bytes were sent of %d, %d answers were whole", src.sent, info.Size, src.wholes)
+	}
+	if got.resumed != 2*chunk+20 || got.came != info.Size-got.resumed || !slices.Equal(got.sizes, []int64{info.Size}) {
+		t.Errorf("%d bytes were here, %d came, shown %d", got.resumed, got.came, got.sizes)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// A file that cannot be continued, for whatever reason, is replaced.
+func TestResumeIsImpossible(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		stored func(content []byte) []byte
+		change func(*fake)
+	}{
+		"damaged":           {func(c []byte) []byte { c[5] ^= 1; return c[:chunk] }, nil},
+		"torn":              {func(c []byte) []byte { clear(c[100:]); return c[:chunk] }, nil},
+		"whole and damaged": {func(c []byte) []byte { c[5] ^= 1; return c }, nil},
+		"its end damaged":   {func(c []byte) []byte { c[len(c)-1] ^= 1; return c }, nil},
+		"too long":          {func(c []byte) []byte { return append(c, 0) }, nil},
+		"no parts":          {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.rangeErr = errors.New("400 Bad Request") }},
+		"wrong part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = f.content[:len(f.content)-chunk] }},
+		"short part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = f.content[chunk : 2*chunk] }},
+		"empty part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = []byte{} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDir(t)
+			content, info := blob(t)
+			src := &fake{content: content}
+			if test.change != nil {
+				test.change(src)
+			}
+			if err := os.Mkdir(d.path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(d.file(fileName(info.Digest)), test.stored(bytes.Clone(content)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := pullOne(t.Context(), d, src, info)
+			if err != nil || !bytes.Equal(got.content, content) || src.wholes != 1 {
+				t.Errorf("%d bytes, %d whole answers, %v", len(got.content), src.wholes, err)
+			}
+			if len(got.sizes) == 0 || got.sizes[0] != chunk {
+				t.Errorf("shown %d", got.sizes)
+			}
+		})
+	}
+}
+
+// Content that has another digest or size is neither passed on as whole nor kept.
+func TestWrongContent(t *testing.T) {
+	t.Parallel()
+	content, info := blob(t)
+	for name, sent := range map[string][]byte{
+		"other": append([]byte{content[0] ^ 1}, content[1:]...),
+		"short": content[:chunk],
+	} {
+		d := newDir(t)
+		if _, err := pullOne(t.Context(), d, &fake{content: sent}, info); !errors.Is(err, errDiffers) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left := names(t, d); len(left) > 0 {
+			t.Errorf("%s: left: %q", name, left)
+		}
+	}
+}
+
+// A blob that is here goes to those alone to whom the registry sends a byte of it, and who
+// gets none takes nothing from others.
+func TestOthersBytesAreEarned(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	keeps := d.Begin("registry.test")
+	if err := keeps.Fetch(t.Context(), &fake{content: content}, info, new(watched).watcher()); err != nil {
+		t.Fatal(err)
+	}
+	keeps.End(fault.Unavailable)
+	got, err := pullOne(t.Context(), d, &fake{content: content, denied: true}, info)
+	if !errors.Is(err, errDenied) || len(got.sizes) > 0 {
+		t.Errorf("shown %d, %v", got.sizes, err)
+	}
+	src := &fake{content: content}
+	got, err = pullOne(t.Context(), d, src, info)
+	if err != nil || !bytes.Equal(got.content, content) || src.sent != 1 || src.wholes != 0 {
+		t.Errorf("%d bytes, of which %d were sent, %v", len(got.content), src.sent, err)
+	}
+}
+
+// result is what a fetch in the background comes to.
+type result struct {
+	*watched
+	err error
+}
+
+func inBackground(ctx context.Context, d *Dir, src *fake, info types.BlobInfo) <-chan result {
+	done := make(chan result, 1)
+	go func() {
+		w, err := pullOne(ctx, d, src, info)
+		done <- result{w, err}
+	}()
+	return done
+}
+
+// holding begins a fetch that waits after some bytes.
+func holding(ctx context.Context, t *testing.T, d *Dir, content []byte, info types.BlobInfo) (*fake, <-chan result) {
+	t.Helper()
+	src := &fake{content: content, cut: 2 * chunk, hold: make(chan struct{})}
+	done := inBackground(ctx, d, src, info)
+	wait.For(t, "bytes to come", func() bool {
+		entries := names(t, d)
+		if len(entries) == 0 {
+			return false
+		}
+		stat, err := os.Stat(d.file(entries[0]))
+		return err == nil && stat.Size() == 2*chunk
+	})
+	return src, done
+}
+
+func users(d *Dir, info types.BlobInfo) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.named[fileName(info.Digest)].users
+}
+
+// A second pull waits for the first one, and goes on where that ends.
+func TestPullsShareADownload(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, firstDone := holding(ctx, t, d, content, info)
+	second := &fake{content: content}
+	secondDone := inBackground(t.Context(), d, second, info)
+	wait.For(t, "the second pull", func() bool { return users(d, info) == 2 })
+	cancel()
+	if got := <-firstDone; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("first pull: %v", got.err)
+	}
+	if got := <-secondDone; got.err != nil || !bytes.Equal(got.content, content) || first.sent+second.sent != info.Size {
+		t.Errorf("second pull: %d bytes, %d and %d were sent, %v", len(got.content), first.sent, second.sent, got.err)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// A pull waits neither for another registry, nor for one that sends nothing, nor for another
+// process.
+func TestPullsThatDoNotWait(t *testing.T) {
+	t.Parallel()
+	for name, other := range map[string]func(*Dir) (*Dir, string){
+		"another registry": func(d *Dir) (*Dir, string) { return d, "other.test" },
+		"stuck":            func(d *Dir) (*Dir, string) { d.Patience = time.Millisecond; return d, "registry.test" },
+		"another process":  func(d *Dir) (*Dir, string) { return In(filepath.Dir(d.path)), "registry.test" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDir(t)
+			content, info := blob(t)
+			_, done := holding(t.Context(), t, d, content, info)
+			dir, registry := other(d)
+			w := new(watched)
+			pull := dir.Begin(registry)
+			err := pull.Fetch(t.Context(), &fake{content: content}, info, w.watcher())
+			pull.End(err)
+			if err != nil || !bytes.Equal(w.content, content) {
+				t.Errorf("%d bytes, %v", len(w.content), err)
+			}
+			select {
+			case got := <-done:
+				t.Errorf("the first pull has ended: %v", got.err)
+			default:
+			}
+			if left := names(t, d); len(left) != 1 {
+				t.Errorf("files %q, want that of the first pull", left)
+			}
+		})
+	}
+}
+
+// What a registry sends no more of is not asked for in the same way again.
+func TestStalledResumeIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	for cause, kept := range map[error]int{progress.ErrStalled: 0, context.Canceled: 1} {
+		d := newDir(t)
+		content, info := blob(t)
+		if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk}, info); !errors.Is(err, errCut) {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		src := &fake{content: content, part: []byte{}, hold: make(chan struct{})}
+		time.AfterFunc(time.Millisecond, func() { cancel(cause) })
+		if _, err := pullOne(ctx, d, src, info); err == nil {
+			t.Error("no error")
+		}
+		if left := names(t, d); len(left) != kept {
+			t.Errorf("%v: left: %q", cause, left)
+		}
+	}
+}
+
+// A pull that must fail again keeps nothing, and a full disk is cleared.
+func TestEnd(t *testing.T) {
+	t.Parallel()
+	content, info := blob(t)
+	for err, kept := range map[error]int{
+		fault.Unavailable: 2, context.Canceled: 2, errors.New("unclear"): 2, fault.Invalid: 1, fault.Exhausted: 0, unix.ENOSPC: 0, nil: 1,
+	} {
+		d := newDir(t)
+		write(t, d, "another", 10, 0)
+		pull := d.Begin("registry.test")
+		if err := pull.Fetch(t.Context(), &fake{content: content}, info, new(watched).watcher()); err != nil {
+			t.Fatal(err)
+		}
+		pull.End(err)
+		if left := names(t, d); len(left) != kept {
+			t.Errorf("%v: left: %q", err, left)
+		}
+	}
+}
+
+func write(t *testing.T, d *Dir, name string, size int64, age time.Duration) {
+	t.Helper()
+	when := time.Now().Add(-age)
+	err := errors.Join(os.MkdirAll(d.path, 0o700), os.WriteFile(d.file(name), nil, 0o600), os.Truncate(d.file(name), size), os.Chtimes(d.file(name), when, when))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The oldest files go first, until the limits hold.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*Dir)
+		want   []string
+	}{
+		"none":           {func(*Dir) {}, []string{"1", "2", "3"}},
+		"age":            {func(d *Dir) { d.Limits.Age = 150 * time.Minute }, []string{"1", "2"}},
+		"wrong clock":    {func(d *Dir) { write(t, d, "3", 1, -48*time.Hour) }, []string{"1", "2"}},
+		"number":         {func(d *Dir) { d.Limits.Files = 1 }, []string{"1"}},
+		"bytes":          {func(d *Dir) { d.Limits.Share = 1 << 40 }, nil},
+		"large one":      {func(d *Dir) { write(t, d, "3", d.room()+1, 3*time.Hour) }, []string{"1", "2"}},
+		"in use":         {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{} }, []string{"2"}},
+		"unpacked":       {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{unpacked: true} }, nil},
+		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(d.file("4/5"), 0o700) }, []string{"4"}},
+	} {
+		d := newDir(t)
+		for i := range 3 {
+			write(t, d, fmt.Sprint(i+1), 10, time.Duration(i+1)*time.Hour)
+		}
+		test.change(d)
+		d.Sweep()
+		if left := names(t, d); !slices.Equal(left, test.want) {
+			t.Errorf("%s: left: %q, want %q", name, left, test.want)
+		}
+	}
+}
+
+// A file that has become too old goes without a pull.
+func TestSweepByTime(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	d.Limits.Age = time.Hour
+	write(t, d, "old", 1, time.Hour-time.Millisecond)
+	d.Sweep()
+	wait.For(t, "the file to go", func() bool { return len(names(t, d)) == 0 })
+}
+
+// What lies in the place of a file, and where a symbolic link leads, is not used.
+func TestHostilePlaces(t *testing.T) {
+	t.Parallel()
+	for name, place := range map[string]func(path, elsewhere string) error{
+		"directory": func(path, _ string) error { return os.MkdirAll(filepath.Join(path, "below"), 0o700) },
+		"link":      func(path, elsewhere string) error { return os.Symlink(elsewhere, path) },
+		"fifo":      func(path, _ string) error { return unix.Mkfifo(path, 0o600) },
+	} {
+		d := newDir(t)
+		content, info := blob(t)
+		elsewhere := filepath.Join(t.TempDir(), "file")
+		if err := errors.Join(os.WriteFile(elsewhere, []byte("secret"), 0o600), os.Mkdir(d.path, 0o700), place(d.file(fileName(info.Digest)), elsewhere)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil || !bytes.Equal(got.content, content) {
+			t.Errorf("%s: %d bytes, %v", name, len(got.content), err)
+		}
+		if kept, err := os.ReadFile(elsewhere); err != nil || string(kept) != "secret" {
+			t.Errorf("%s: the file elsewhere has %d bytes, %v", name, len(kept), err)
+		}
+	}
+	if _, err := pullOne(t.Context(), newDir(t), &fake{}, types.BlobInfo{Digest: "sha256:../../x", Size: 1}); err == nil {
+		t.Error("a digest that is a path was taken")
+	}
+}
+
+// A blob of unknown size is fetched, and not kept.
+func TestUnknownSize(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	info.Size = -1
+	if got, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil || !bytes.Equal(got.content, content) {
+		t.Errorf("%d bytes, %v", len(got.content), err)
+	}
+	if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk}, info); !errors.Is(err, errCut) {
+		t.Error(err)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}

@@ -1,0 +1,431 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
+	"github.com/crius-run/crius/test/kit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+const mega = 1 << 20
+
+// kept are the bytes of downloads that lie in a directory, and their files.
+func kept(t testing.TB, parent string) (sum int64, files []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(parent, download.Name), func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			sum += info.Size()
+			files = append(files, path)
+		}
+		return err
+	})
+	ok(t, err)
+	return sum, files
+}
+
+// noRanges has a registry send blobs as a whole, whatever part is asked for.
+func noRanges(answer http.Handler, _ <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		req = req.Clone(req.Context())
+		req.Header.Del("Range")
+		answer.ServeHTTP(w, req)
+	})
+}
+
+// fromStart has it send the beginning of blobs as any part of them.
+func fromStart(answer http.Handler, _ <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Header.Get("Range") != "" {
+			req = req.Clone(req.Context())
+			req.Header.Set("Range", "bytes=0-")
+		}
+		answer.ServeHTTP(w, req)
+	})
+}
+
+// A pull that did not end well is continued by the next one, which asks only for what is
+// missing, whatever ended the first.
+func TestPullResumes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		fault  registry.Action // of the first pull
+		cancel bool
+		next   registry.Action // of the second one
+		whole  bool            // the registry has to send all bytes again
+	}{
+		"cut":             {fault: registry.Reset(mega)},
+		"stuck":           {fault: registry.Stall(mega)},
+		"cancelled":       {fault: registry.Stall(mega), cancel: true},
+		"no ranges":       {fault: registry.Stall(mega), cancel: true, next: noRanges, whole: true},
+		"wrong range":     {fault: registry.Stall(mega), cancel: true, next: fromStart, whole: true},
+		"ranges refused":  {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Status(400)), whole: true},
+		"ranges reset":    {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), whole: true},
+		"redirected":      {fault: registry.Stall(mega), cancel: true, next: redirected},
+		"unwanted answer": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Page(503)), whole: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := noise(t, 4*mega)
+			blob := layerDigest(a, 0)
+			size := int64(len(a.Blobs[digest.Digest(blob)]))
+			r := serve(t, "app", "1", a)
+			r.Inject(registry.Fault{Path: blob, Times: 1, Do: test.fault})
+			r.Inject(registry.Fault{Path: blob, Do: registry.Status(503)}) // where the library tries again
+			ctx, cancel := context.WithCancel(testContext(t))
+			if !test.cancel {
+				n.Store.cfg.ProgressTimeout = time.Second
+			}
+			ended := make(chan error, 1)
+			go func() {
+				_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
+				ended <- err
+			}()
+			wait.For(t, "a part of the layer", func() bool { sum, _ := kept(t, n.cfg.Root); return sum >= mega-mega/4 })
+			if test.cancel {
+				cancel()
+			}
+			if err := <-ended; err == nil {
+				t.Fatal("pulled")
+			}
+			cancel()
+			n.empty()
+			here, _ := kept(t, n.cfg.Root)
+			if here < mega-mega/4 {
+				t.Fatalf("%d bytes are kept", here)
+			}
+			n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout
+			r.Heal()
+			r.Forget()
+			if test.next != nil {
+				r.Inject(registry.Fault{Path: blob, Do: test.next})
+			}
+			before := n.pulls.Bytes.Load()
+			n.pull(r.Addr() + "/app:1")
+			switch sent := r.Sent(blob); {
+			case test.whole && sent < size:
+				t.Errorf("%d bytes were sent of %d", sent, size)
+			case !test.whole && sent != size-here:
+				t.Errorf("%d bytes were sent, want the %d that were missing", sent, size-here)
+			}
+			if !test.whole && (n.pulls.Resumed.Load() != here || n.pulls.Bytes.Load()-before >= size) {
+				t.Errorf("counted %d bytes as resumed, %d as downloaded", n.pulls.Resumed.Load(), n.pulls.Bytes.Load()-before)
+			}
+			n.noDebris()
+			if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+				t.Errorf("left: %q", files)
+			}
+		})
+	}
+}
+
+// onlyRanges spoils the answers to those who ask for a part.
+func onlyRanges(do registry.Action) registry.Action {
+	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		spoiled := do(answer, stop)
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.Header.Get("Range") != "" {
+				spoiled.ServeHTTP(w, req)
+			} else {
+				answer.ServeHTTP(w, req)
+			}
+		})
+	}
+}
+
+// redirected sends clients to another address, as registries do that keep blobs elsewhere.
+func redirected(answer http.Handler, _ <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.RawQuery == "" {
+			w.Header().Set("Location", req.URL.Path+"?signed=1")
+			w.WriteHeader(http.StatusTemporaryRedirect)
+			return
+		}
+		answer.ServeHTTP(w, req)
+	})
+}
+
+// What a server that was killed has fetched is not fetched again.
+func TestPullResumesAfterKill(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 1000, 4*mega)
+	blob := layerDigest(a, 1)
+	size := int64(len(a.Blobs[digest.Digest(blob)]))
+	r := serve(t, "app", "1", a)
+	ok(t, n.Close(t.Context()))
+	r.Inject(registry.Fault{Path: blob, Do: registry.Stall(3 * mega)})
+	server := n.child("pull", r.Addr()+"/app:1")
+	wait.For(t, "a part of the layer", func() bool { sum, _ := kept(t, n.cfg.Root); return sum > 2*mega })
+	server.kill()
+	wait.For(t, "the worker to end", func() bool { return len(n.workers()) == 0 })
+	n.open()
+	n.empty()
+	info, err := os.Stat(filepath.Join(n.cfg.Root, download.Name, "sha256-"+blob[len("sha256:"):]))
+	ok(t, err)
+	r.Heal()
+	r.Forget()
+	n.pull(r.Addr() + "/app:1")
+	if sent := r.Sent(blob); sent != size-info.Size() {
+		t.Errorf("%d bytes were sent, want the %d that were missing", sent, size-info.Size())
+	}
+	if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+		t.Errorf("left: %q", files)
+	}
+}
+
+// A power cut may leave anything in the files: the pull finds out and fetches all.
+func TestDamagedDownloads(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(*testing.T, string){
+		"zeros":      func(t *testing.T, path string) { truncate(t, path); ok(t, os.Truncate(path, mega)) },
+		"empty":      func(t *testing.T, path string) { truncate(t, path) },
+		"bit":        func(t *testing.T, path string) { flipBit(t, path, 1000) },
+		"header":     func(t *testing.T, path string) { flipBit(t, path, 1) },
+		"too long":   func(t *testing.T, path string) { ok(t, os.Truncate(path, 10*mega)) },
+		"other mode": func(t *testing.T, path string) { ok(t, os.Chmod(path, 0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := noise(t, 2*mega)
+			r := serve(t, "app", "1", a)
+			n.failPull(r, "app:1", layerDigest(a, 0))
+			_, files := kept(t, n.cfg.Root)
+			if len(files) != 1 {
+				t.Fatalf("kept: %q", files)
+			}
+			damage(t, files[0])
+			n.pull(r.Addr() + "/app:1")
+			if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+				t.Errorf("left: %q", files)
+			}
+		})
+	}
+}
+
+func flipBit(t *testing.T, path string, at int64) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	ok(t, err)
+	content[at] ^= 1
+	ok(t, os.WriteFile(path, content, 0o600))
+}
+
+// failPull pulls until a part of a blob has come, and calls that off.
+func (n *node) failPull(r *registry.Registry, name, blob string) {
+	n.t.Helper()
+	r.Inject(registry.Fault{Path: blob, Do: registry.Stall(mega)})
+	ctx, cancel := context.WithCancel(testContext(n.t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/" + name})
+		ended <- err
+	}()
+	wait.For(n.t, "a part of the layer", func() bool { sum, _ := kept(n.t, n.cfg.Root); return sum >= mega-mega/4 })
+	cancel()
+	if err := <-ended; err == nil {
+		n.t.Fatal("pulled")
+	}
+	r.Heal()
+	r.Forget()
+}
+
+// Layers that a failed pull has unpacked go with it, but are not fetched again either.
+func TestUnpackedLayersAreResumed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 500<<10, 2*mega)
+	r := serve(t, "app", "1", a)
+	r.Inject(registry.Fault{Path: layerDigest(a, 1), Do: registry.Stall(mega)})
+	ctx, cancel := context.WithCancel(testContext(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
+		ended <- err
+	}()
+	n.waitLayers(1)
+	cancel()
+	<-ended
+	n.empty()
+	r.Heal()
+	r.Forget()
+	n.pull(r.Addr() + "/app:1")
+	if sent := r.Sent(layerDigest(a, 0)); sent != 1 {
+		t.Errorf("%d bytes of a whole layer were sent, want one, by which the registry agrees", sent)
+	}
+}
+
+// pausedAfter has an answer wait after its first bytes.
+func pausedAfter(after int, until <-chan struct{}) registry.Action {
+	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		begun := registry.Stall(after)
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			ctx, cancel := context.WithCancel(req.Context())
+			defer cancel()
+			go func() {
+				select {
+				case <-until:
+				case <-ctx.Done():
+				}
+				cancel()
+			}()
+			begun(answer, stop).ServeHTTP(w, req.WithContext(ctx))
+			if req.Context().Err() == nil {
+				rest := &recorded{header: http.Header{}}
+				answer.ServeHTTP(rest, req)
+				_, _ = w.Write(rest.Bytes()[after:])
+			}
+		})
+	}
+}
+
+// recorded is an answer.
+type recorded struct {
+	bytes.Buffer
+	header http.Header
+}
+
+func (r *recorded) Header() http.Header { return r.header }
+func (r *recorded) WriteHeader(int)     {}
+
+// Two images from one registry have a layer in common that is downloaded once, also if
+// the pull that began it is called off.
+func TestPullsShareALayer(t *testing.T) {
+	t.Parallel()
+	for name, called := range map[string]bool{"both": false, "first one called off": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const size = 2 * mega
+			n := newNode(t)
+			base, own := layer(t, image.Regular("noise", 0o644, random(size))), layer(t, image.Text("a", "2"))
+			blob := base.Digest.String()
+			r := serve(t, "one", "1", build(t, image.Image{Layers: []image.Layer{base}}))
+			r.Push("two", "1", build(t, image.Image{Layers: []image.Layer{base, own}}))
+			until, finish := context.WithCancel(testContext(t))
+			defer finish()
+			r.Inject(registry.Fault{Path: blob, Times: 1, Do: pausedAfter(mega, until.Done())})
+			ctx, cancel := context.WithCancel(testContext(t))
+			defer cancel()
+			first, second := make(chan error, 1), make(chan error, 1)
+			pull := func(ctx context.Context, name string, ended chan<- error) {
+				_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/" + name + ":1"})
+				ended <- err
+			}
+			go pull(ctx, "one", first)
+			wait.For(t, "a part of the layer", func() bool { sum, _ := kept(t, n.cfg.Root); return sum >= mega-mega/4 })
+			go pull(testContext(t), "two", second)
+			wait.For(t, "the second pull", func() bool { return r.Sent(own.Digest.String()) > 0 })
+			if most := int64(len(base.Blob) + 1); !called {
+				finish()
+				ok(t, <-first)
+				ok(t, <-second)
+				if sent := r.Sent(blob); sent > most {
+					t.Errorf("%d bytes were sent, want %d at most", sent, most)
+				}
+			} else {
+				cancel()
+				if err := <-first; !errors.Is(err, context.Canceled) {
+					t.Errorf("first pull: %v", err)
+				}
+				ok(t, <-second)
+				if sent := r.Sent(blob); sent > most+mega/4 { // some were under way
+					t.Errorf("%d bytes were sent, want %d at most", sent, most+mega/4)
+				}
+			}
+			if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+				t.Errorf("left: %q", files)
+			}
+		})
+	}
+}
+
+// A layer that is here as a whole is not given to a pull that its registry refuses it to.
+func TestKeptLayerNeedsTheRegistrysLeave(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	secret := layer(t, image.Regular("noise", 0o600, random(mega)))
+	other := layer(t, image.Regular("noise", 0o600, random(2*mega)))
+	r := serve(t, "owner", "1", build(t, image.Image{Layers: []image.Layer{secret, other}}))
+	r.Push("thief", "1", build(t, image.Image{Layers: []image.Layer{secret}}))
+	r.Inject(registry.Fault{Path: other.Digest.String(), Do: registry.Stall(mega)})
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/owner:1"})
+		ended <- err
+	}()
+	n.waitLayers(1)
+	cancel()
+	<-ended // the layer is no longer in the store
+	r.Inject(registry.Fault{Path: "/thief/blobs/" + secret.Digest.String(), Do: registry.Status(403)})
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/thief:1"}); !errors.Is(err, fault.Denied) {
+		t.Errorf("thief: %v", err)
+	}
+	n.empty()
+	r.Heal()
+	r.Forget()
+	n.pull(r.Addr() + "/owner:1")
+	if sent := r.Sent(secret.Digest.String()); sent != 1 {
+		t.Errorf("%d bytes of the layer were sent: the thief has destroyed it", sent)
+	}
+}
+
+// A full disk costs a pull what is kept of it, and others what is kept of them.
+func TestDownloadsMakeRoom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"))
+	t.Cleanup(func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	n := newNode(t, func(c *Options) { c.TemporaryDir = dir })
+	n.downloads.Limits.Share = 1
+	old := filepath.Join(dir, download.Name, "sha256-old")
+	ok(t, os.MkdirAll(filepath.Dir(old), 0o700))
+	ok(t, os.WriteFile(old, make([]byte, mega), 0o600))
+	r := serve(t, "app", "1", noise(t, mega*5/2))
+	r.Push("app", "2", noise(t, 4*mega))
+	n.pull(r.Addr() + "/app:1") // fits without the old file alone
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:2"}); !errors.Is(err, fault.Exhausted) {
+		t.Errorf("%v", err)
+	}
+	if _, files := kept(t, dir); len(files) > 0 {
+		t.Errorf("left: %q", files)
+	}
+}
+
+// What a wipe leaves has none of it.
+func TestWipeDeletesDownloads(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := noise(t, 2*mega)
+	r := registrytest.Start(t)
+	r.Push("app", "1", a)
+	n.failPull(r, "app:1", layerDigest(a, 0))
+	ok(t, n.Forget())
+	if _, err := os.Stat(filepath.Join(n.cfg.Root, download.Name)); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}

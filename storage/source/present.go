@@ -1,0 +1,31 @@
+package source
+
+import (
+	"fmt"
+	"io"
+
+	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/layers"
+)
+
+// PresentOnly is a store to which no layer is added: unpacking is left to workers.
+type PresentOnly struct{ cstorage.Store }
+
+// PutLayer implements cstorage.Store.
+func (PresentOnly) PutLayer(string, string, []string, string, bool, *cstorage.LayerOptions, io.Reader) (*cstorage.Layer, int64, error) {
+	return nil, 0, ErrLayerWanted
+}
+
+// CheckRecord refuses an image whose id the store has given to other layers: truncated
+// images of earlier versions of crius and of other tools, or one that was built here.
+func CheckRecord(store cstorage.Store, src *Image) error {
+	wanted := src.Layers()
+	record, err := store.Image(src.ImageID())
+	if err != nil || len(wanted) == 0 || record.TopLayer == layers.Top(wanted) {
+		return nil //nolint:nilerr // a new one
+	}
+	return fmt.Errorf("image %s is stored with other layers than its config names; remove the containers that use it and the image (crictl rmi %s), and pull it again: %w",
+		record.ID, record.ID, fault.Precondition)
+}
