@@ -24,7 +24,7 @@ type Config struct {
 	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
 	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
 	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
-	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull; empty: imagestore, else crius-pulls in the graph root"`
+	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull, and for downloads that the next pull resumes; empty: crius-pulls and crius-downloads in the imagestore, else in the graph root"`
 	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
 	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`

@@ -75,13 +75,16 @@ func TestPullResumes(t *testing.T) {
 		next   registry.Action // of the second one
 		whole  bool            // the registry has to send all bytes again
 	}{
-		"cut":             {fault: registry.Reset(mega)},
-		"stuck":           {fault: registry.Stall(mega)},
-		"cancelled":       {fault: registry.Stall(mega), cancel: true},
-		"no ranges":       {fault: registry.Stall(mega), cancel: true, next: noRanges, whole: true},
-		"wrong range":     {fault: registry.Stall(mega), cancel: true, next: fromStart, whole: true},
-		"ranges refused":  {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Status(400)), whole: true},
-		"ranges reset":    {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), whole: true},
+		"cut":            {fault: registry.Reset(mega)},
+		"stuck":          {fault: registry.Stall(mega)},
+		"cancelled":      {fault: registry.Stall(mega), cancel: true},
+		"no ranges":      {fault: registry.Stall(mega), cancel: true, next: noRanges, whole: true},
+		"wrong range":    {fault: registry.Stall(mega), cancel: true, next: fromStart, whole: true},
+		"ranges refused": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Status(400)), whole: true},
+		"ranges reset":   {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), whole: true},
+		"skipped for long": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(func(answer http.Handler, stop <-chan struct{}) http.Handler {
+			return noRanges(registry.Stall(1000)(answer, stop), stop)
+		}), whole: true},
 		"redirected":      {fault: registry.Stall(mega), cancel: true, next: redirected},
 		"unwanted answer": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Page(503)), whole: true},
 	} {

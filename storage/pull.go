@@ -39,8 +39,9 @@ type PullRequest struct {
 // the registry; ErrSignature where it was the signature policy), Unavailable,
 // Timeout, Exhausted (disk full), Invalid (the request, or an image that no
 // retry will make good) or Precondition (the node's configuration); its text
-// never contains credentials. A pull that fails or whose ctx ends leaves
-// nothing of itself. After one that succeeds the image survives a power cut.
+// never contains credentials. A pull that fails or whose ctx ends leaves nothing
+// in the store; what it has downloaded is kept for a while, for the next one. After one
+// that succeeds the image survives a power cut.
 func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 	short, err := parseReference(req.Image)
 	if err != nil {

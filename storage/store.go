@@ -7,8 +7,8 @@
 // containers/storage owns layers and images; crius adds no record of its own.
 // An image's id is the 64 hexadecimal digits under which containers/storage
 // keeps it (the digest of its config), and it is the same string in Images,
-// Image and Pull. A pull is bounded in time, ends with nothing temporary left,
-// and sends credentials to the registry they are for and nowhere else. This
+// Image and Pull. A pull is bounded in time, leaves nothing but bounded downloads that a
+// next one resumes (package download), and sends credentials to the registry they are for and nowhere else. This
 // process fetches; layers are decompressed and unpacked by a confined one
 // (docs/decisions/0019-pull-worker.md). OCI artifacts, which have files and no layers, are
 // images to all methods; package artifact keeps them.

@@ -114,6 +114,7 @@ func (m *Metrics) Register(ctx context.Context, s Sources) {
 		logs(func() conmon.LogCount { return s.Logged(ctx) }),
 		counter("crius_panics_total", "Recovered panics: defects of crius, with stack traces in its log.", func() float64 { return float64(panics.Count()) }),
 		counter("crius_image_pull_bytes_total", "Bytes of image layers and configurations downloaded from registries.", func() float64 { return float64(s.Pulls.Bytes.Load()) }),
+		counter("crius_image_pull_resumed_bytes_total", "Bytes of image layers not downloaded again because an earlier or another pull had downloaded them.", func() float64 { return float64(s.Pulls.Resumed.Load()) }),
 		counter("crius_image_blobs_fetched_total", "Image blobs downloaded.", func() float64 { return float64(s.Pulls.Fetched.Load()) }),
 		counter("crius_image_blobs_present_total", "Image blobs not downloaded because they were present.", func() float64 { return float64(s.Pulls.Present.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

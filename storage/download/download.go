@@ -212,6 +212,7 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 		return false, err
 	}
 	defer stream.Close()
+	slog.InfoContext(ctx, "resuming download", "digest", f.info.Digest, "bytes", f.have, "of", f.info.Size)
 	return f.receive(ctx, stream)
 }
 

@@ -109,7 +109,8 @@ type Pull struct {
 	Blobs int       `json:"blobs"`
 	Done  int       `json:"done"` // of them
 
-	Unpacking int `json:"unpacking"` // blobs that have come, and are not done
+	Unpacking int   `json:"unpacking"` // blobs that have come, and are not done
+	Resumed   int64 `json:"resumed"`   // bytes, of those that have come, that were here
 }
 
 // Active are the pulls under way, the first one first.
@@ -148,6 +149,7 @@ func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 	p.Bytes += int64(event.OffsetUpdate)
 	if event.Event == Resumed {
 		c.Resumed.Add(int64(event.OffsetUpdate))
+		p.Resumed += int64(event.OffsetUpdate)
 	} else {
 		c.Bytes.Add(int64(event.OffsetUpdate))
 	}

@@ -27,6 +27,9 @@ func TestDownloads(t *testing.T) {
 	if !d.waiting() {
 		t.Error("before the first blob the registry owes documents")
 	}
+	if d.note(event(Waiting, "a", 10, 0)); d.waiting() {
+		t.Error("the registry owes what another pull fetches")
+	}
 	for _, step := range []struct {
 		event types.ProgressProperties
 		want  bool
@@ -38,6 +41,9 @@ func TestDownloads(t *testing.T) {
 		{event(types.ProgressEventRead, "b", 10, 6), true},   // b is here and may be unpacked
 		{event(types.ProgressEventRead, "c", 10, 10), false}, // so is c: nothing is owed
 		{event(types.ProgressEventDone, "b", 10, 0), false},
+		{event(types.ProgressEventNewArtifact, "f", 10, 0), true},
+		{event(Resumed, "f", 10, 4), true},
+		{event(types.ProgressEventRead, "f", 10, 6), false},        // the rest
 		{event(types.ProgressEventNewArtifact, "d", -1, 0), false}, // a size that nobody knows is not waited for
 		{event(types.ProgressEventRead, "d", -1, 5), false},
 		{event(types.ProgressEventNewArtifact, "e", 10, 0), true},
@@ -84,13 +90,14 @@ func TestNoLimit(t *testing.T) {
 	w := New(counts, "image", 0, 1<<10, notAsked, func(cause error) { t.Error(cause) }).Start(t.Context())
 	for _, e := range []types.ProgressProperties{
 		{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: "a", Size: 10}},
-		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 7},
+		{Event: Resumed, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 2},
+		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 5},
 		{Event: types.ProgressEventDone, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 3},
 		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "b", Size: 10}},
 	} {
 		w.Events <- e
 	}
-	want := Pull{Image: "image", Bytes: 10, Total: 10, Blobs: 1, Done: 1}
+	want := Pull{Image: "image", Bytes: 10, Resumed: 2, Total: 10, Blobs: 1, Done: 1}
 	var active []Pull
 	if !wait.Until(t.Context(), func() bool {
 		if active = counts.Active(); len(active) == 1 {
@@ -104,8 +111,8 @@ func TestNoLimit(t *testing.T) {
 	if active := counts.Active(); len(active) != 0 {
 		t.Errorf("still under way: %+v", active)
 	}
-	if b, f, p := counts.Bytes.Load(), counts.Fetched.Load(), counts.Present.Load(); b != 10 || f != 1 || p != 1 {
-		t.Errorf("counted %d bytes, %d fetched, %d present", b, f, p)
+	if b, r, f, p := counts.Bytes.Load(), counts.Resumed.Load(), counts.Fetched.Load(), counts.Present.Load(); b != 8 || r != 2 || f != 1 || p != 1 {
+		t.Errorf("counted %d bytes, %d resumed, %d fetched, %d present", b, r, f, p)
 	}
 }
 

@@ -167,10 +167,11 @@ func standIn(path, real string, failing []byte) error {
 // extraImage is an image that no container of the node uses.
 const extraImage = node.RegistryHost + "/extra:latest"
 
-// layerFiles are the traces of images: layers, jobs of pulls, temporary files.
+// layerFiles are the traces of images: layers, jobs of pulls, temporary files. Unfinished
+// downloads are kept for the next pull.
 func (w *world) layerFiles() []string {
 	var all []string
-	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "tmp/*"} {
+	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "tmp/crius-pull-*"} {
 		files, _ := filepath.Glob(w.Path(pattern)) // the pattern is well-formed
 		all = append(all, files...)
 	}

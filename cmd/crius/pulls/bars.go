@@ -52,7 +52,7 @@ func (b *bars) write(w io.Writer, list []progress.Pull, now time.Time) {
 		if !seen {
 			last = rate{at: p.Since}
 		}
-		rates[key] = last.next(now, p.Bytes)
+		rates[key] = last.next(now, p.Bytes-p.Resumed)
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", cli.Printable(p.Image), bar(p), cli.Brief(now.Sub(p.Since).Round(time.Second)), phase(p, rates[key].perSecond))
 	}
 	b.rates = rates

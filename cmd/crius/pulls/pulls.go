@@ -76,12 +76,16 @@ func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
 func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
 	for _, p := range list {
 		took := now.Sub(p.Since)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), perSecond(float64(p.Bytes)/took.Seconds()))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), perSecond(float64(p.Bytes-p.Resumed)/took.Seconds()))
 	}
 }
 
 func amount(p progress.Pull) string {
-	return fmt.Sprintf("%.1f of %s", float64(p.Bytes)/(1<<20), cli.MiB(uint64(p.Total)))
+	text := fmt.Sprintf("%.1f of %s", float64(p.Bytes)/(1<<20), cli.MiB(uint64(p.Total)))
+	if p.Resumed > 0 {
+		text += fmt.Sprintf(" (%s resumed)", cli.MiB(uint64(p.Resumed)))
+	}
+	return text
 }
 
 func blobs(p progress.Pull) string {
