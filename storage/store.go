@@ -291,13 +291,12 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 func (s *Store) Close(ctx context.Context) error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
-	s.downloads.Close()
 	err := s.holds.close(context.WithoutCancel(ctx))
 	_, shutdownErr := s.store.Shutdown(false)
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr, s.leftovers.Close(), s.locks.Close()); err != nil {
+	if err := errors.Join(err, shutdownErr, s.downloads.Close(), s.leftovers.Close(), s.locks.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package download
 
 import (
 	"cmp"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,14 +35,18 @@ var DefaultLimits = Limits{Age: 24 * time.Hour, Files: 512, Share: 4}
 
 // Dir is a directory of downloads. Several processes may use it. Its methods are safe for
 // concurrent use.
+//
+// A pull worker that was taken over may have put anything into the directory, or in its
+// place: nothing outside of the parent is touched.
 type Dir struct {
 	Limits Limits
 	// Patience is how long a pull waits for another one that gets no bytes of the same blob.
 	Patience time.Duration
 
-	path string
+	parent string
 
 	mu     sync.Mutex
+	root   *os.Root         // of parent, nil until it is needed
 	named  map[string]*part // that pulls use, by the name of the file
 	timer  *time.Timer      // of the next sweep, nil if nothing is kept
 	closed bool
@@ -50,7 +55,7 @@ type Dir struct {
 // In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
 // yet.
 func In(parent string) *Dir {
-	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, path: filepath.Join(parent, Name), named: map[string]*part{}}
+	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}}
 }
 
 // part is the file of a blob while pulls use it.
@@ -82,15 +87,18 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	}
 	taken := p != nil || info.Size <= 0
 	p = &part{registry: registry, turn: make(chan struct{}, 1), users: 1}
-	if err := os.MkdirAll(d.path, 0o700); err != nil {
+	root, err := d.opened()
+	if err != nil {
 		return nil, err
 	}
-	var err error
+	if err := makeDir(root); err != nil {
+		return nil, err
+	}
 	if !taken {
-		p.file, err = lockFile(d.file(name))
+		p.file, err = lockFile(root, file(name))
 	}
 	if taken || errors.Is(err, errBusy) {
-		p.file, err = d.nameless()
+		p.file, err = nameless(root)
 		return p, err
 	}
 	if err != nil {
@@ -103,14 +111,38 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 
 func fileName(blob digest.Digest) string { return blob.Algorithm().String() + "-" + blob.Encoded() }
 
-func (d *Dir) file(name string) string { return filepath.Join(d.path, name) }
+// file is the path of a file below the root.
+func file(name string) string { return filepath.Join(Name, name) }
 
-func (d *Dir) nameless() (*os.File, error) {
-	f, err := os.CreateTemp(d.path, "once-")
+// makeDir makes the directory unless it is there. What is none makes way for it.
+func makeDir(root *os.Root) error {
+	if info, err := root.Lstat(Name); err == nil && !info.IsDir() {
+		if err := root.Remove(Name); err != nil {
+			return err
+		}
+	}
+	return root.MkdirAll(Name, 0o700)
+}
+
+// opened returns the root.
+func (d *Dir) opened() (*os.Root, error) {
+	if d.root != nil {
+		return d.root, nil
+	}
+	root, err := os.OpenRoot(d.parent)
+	if err == nil {
+		d.root = root
+	}
+	return root, err
+}
+
+func nameless(root *os.Root) (*os.File, error) {
+	name := file("once-" + rand.Text())
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return f, os.Remove(f.Name())
+	return f, root.Remove(name)
 }
 
 // errBusy: another process has the lock.
@@ -118,14 +150,14 @@ var errBusy = errors.New("locked by another process")
 
 // lockFile opens a file, creates it if there is none, and locks it until it is closed. What
 // is no plain file makes way for one.
-func lockFile(path string) (*os.File, error) {
+func lockFile(root *os.Root, path string) (*os.File, error) {
 	for range 10 { // others delete what they do not find locked
-		if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-			if err := os.RemoveAll(path); err != nil {
+		if info, err := root.Lstat(path); err == nil && !info.Mode().IsRegular() {
+			if err := root.RemoveAll(path); err != nil {
 				return nil, err
 			}
 		}
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		f, err := root.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +167,7 @@ func lockFile(path string) (*os.File, error) {
 			}
 			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
 		}
-		if sameFile(f, path) {
+		if sameFile(root, f, path) {
 			return f, nil
 		}
 		_ = f.Close() // it was deleted meanwhile
@@ -143,12 +175,12 @@ func lockFile(path string) (*os.File, error) {
 	return nil, fmt.Errorf("%s is deleted time and again", path)
 }
 
-func sameFile(f *os.File, path string) bool {
+func sameFile(root *os.Root, f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {
 		return false
 	}
-	there, err := os.Lstat(path)
+	there, err := root.Lstat(path)
 	return err == nil && os.SameFile(opened, there)
 }
 
@@ -156,25 +188,21 @@ func sameFile(f *os.File, path string) bool {
 func (d *Dir) replace(p *part) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var err error
+	root, err := d.opened()
+	if err != nil {
+		return err
+	}
 	old := p.file
 	if p.name == "" {
-		p.file, err = d.nameless()
-	} else if err = removeFile(d.file(p.name)); err == nil {
-		p.file, err = lockFile(d.file(p.name))
+		p.file, err = nameless(root)
+	} else if err = root.RemoveAll(file(p.name)); err == nil {
+		p.file, err = lockFile(root, file(p.name))
 	}
 	if err != nil {
 		p.file = old
 		return fmt.Errorf("file for the download: %w", err)
 	}
 	return old.Close()
-}
-
-func removeFile(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 func (p *part) size() (int64, error) {
@@ -219,8 +247,12 @@ func (d *Dir) release(parts map[digest.Digest]*part, keep bool) {
 
 // remove deletes a file that no pull uses, or none needs by its name.
 func (d *Dir) remove(name string) {
-	if err := os.RemoveAll(d.file(name)); err != nil {
-		slog.Warn("cannot delete unfinished download; the next pull or start retries", "path", d.file(name), "err", err)
+	root, err := d.opened()
+	if err == nil {
+		err = root.RemoveAll(file(name))
+	}
+	if err != nil {
+		slog.Warn("cannot delete unfinished download; the next pull or start retries", "path", filepath.Join(d.parent, file(name)), "err", err)
 	}
 }
 
@@ -243,15 +275,15 @@ func (d *Dir) sweep() {
 		d.timer.Stop()
 		d.timer = nil
 	}
-	files, sum := d.unneeded()
+	if d.closed {
+		return
+	}
+	files, sum, room := d.unneeded()
 	slices.SortFunc(files, func(a, b kept) int { return cmp.Compare(b.age, a.age) })
-	room := d.room()
 	for len(files) > 0 {
 		oldest := files[0]
 		if oldest.age <= d.Limits.Age && len(files) <= d.Limits.Files && sum <= room {
-			if !d.closed {
-				d.timer = time.AfterFunc(d.Limits.Age-oldest.age+time.Second, d.Sweep)
-			}
+			d.timer = time.AfterFunc(d.Limits.Age-oldest.age+time.Second, d.Sweep)
 			return
 		}
 		d.remove(oldest.name)
@@ -260,11 +292,11 @@ func (d *Dir) sweep() {
 	}
 }
 
-// unneeded are the files that no pull needs, and the sum of their sizes.
-func (d *Dir) unneeded() (files []kept, sum int64) {
-	entries, err := os.ReadDir(d.path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		slog.Warn("cannot read unfinished downloads", "err", err)
+// unneeded are the files that no pull needs, the sum of their sizes, and how much it may be.
+func (d *Dir) unneeded() (files []kept, sum, room int64) {
+	entries, room, err := d.read()
+	if err != nil {
+		slog.Warn("cannot read unfinished downloads", "path", filepath.Join(d.parent, Name), "err", err)
 	}
 	for _, entry := range entries {
 		info, err := entry.Info()
@@ -272,18 +304,40 @@ func (d *Dir) unneeded() (files []kept, sum int64) {
 			continue
 		}
 		p := d.named[entry.Name()]
-		if p != nil && !p.unpacked || p == nil && inUse(d.file(entry.Name())) {
+		if p != nil && !p.unpacked || p == nil && inUse(d.root, file(entry.Name())) {
 			continue
 		}
 		files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
 		sum += info.Size()
 	}
-	return files, sum
+	return files, sum, room
+}
+
+// read returns what is in the directory, and how many bytes of it may be kept.
+func (d *Dir) read() (entries []os.DirEntry, room int64, err error) {
+	root, err := d.opened()
+	if err != nil {
+		return nil, 0, err
+	}
+	dir, err := root.Open(Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	defer dir.Close()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return nil, 0, os.NewSyscallError("fstatfs", err)
+	}
+	entries, err = dir.ReadDir(-1)
+	return entries, int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share, err
 }
 
 // inUse tells whether another process has a file locked.
-func inUse(path string) bool {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func inUse(root *os.Root, path string) bool {
+	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
@@ -291,20 +345,11 @@ func inUse(path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// room is how many bytes may be kept.
-func (d *Dir) room() int64 {
-	var st unix.Statfs_t
-	if err := unix.Statfs(d.path, &st); err != nil {
-		return 0
-	}
-	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share
-}
-
 // Clear deletes all that no pull needs. It reports whether that was anything.
 func (d *Dir) Clear() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	files, _ := d.unneeded()
+	files, _, _ := d.unneeded()
 	for _, file := range files {
 		d.remove(file.name)
 	}
@@ -312,14 +357,29 @@ func (d *Dir) Clear() bool {
 }
 
 // Close ends the sweeps. What is kept stays.
-func (d *Dir) Close() {
+func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
 	if d.timer != nil {
 		d.timer.Stop()
 	}
+	if d.root == nil {
+		return nil
+	}
+	return d.root.Close()
 }
 
 // Delete deletes the directory, for a wipe.
-func (d *Dir) Delete() error { return os.RemoveAll(d.path) }
+func (d *Dir) Delete() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	root, err := d.opened()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return root.RemoveAll(Name)
+}

@@ -37,6 +37,7 @@ type fake struct {
 	content    []byte
 	cut        int           // bytes after which an answer breaks; 0: none
 	hold       chan struct{} // is waited for after that instead, or the end of the pull
+	holds      func()        // is called before
 	rangeErr   error         // refuses parts
 	part       []byte        // is sent as any part, whatever was asked for
 	denied     bool
@@ -93,6 +94,9 @@ func (a *answer) Read(p []byte) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
+	if a.of.holds != nil {
+		a.of.holds()
+	}
 	if a.of.hold != nil {
 		select {
 		case <-a.of.hold:
@@ -134,7 +138,7 @@ func pullOne(ctx context.Context, d *Dir, src *fake, info types.BlobInfo) (*watc
 
 func names(t *testing.T, d *Dir) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(d.path)
+	entries, err := os.ReadDir(filepath.Join(d.parent, Name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -149,9 +153,11 @@ func newDir(t *testing.T) *Dir {
 	d := In(t.TempDir())
 	d.Limits.Share = 1
 	d.Patience = time.Hour
-	t.Cleanup(d.Close)
+	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
+
+func pathOf(d *Dir, name string) string { return filepath.Join(d.parent, file(name)) }
 
 // A blob that is not here is shown while it comes, and nothing of it stays.
 func TestFetch(t *testing.T) {
@@ -186,11 +192,11 @@ func TestResume(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if info, err := os.Stat(d.file(names(t, d)[0])); err != nil || info.Mode() != 0o600 {
+	if info, err := os.Stat(pathOf(d, names(t, d)[0])); err != nil || info.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	src.cut = 0
-	got, err := pullOne(t.Context(), In(filepath.Dir(d.path)), src, info) // another process
+	got, err := pullOne(t.Context(), In(d.parent), src, info) // another process
 	if err != nil || !bytes.Equal(got.content, content) {
 		t.Fatalf("%d bytes, %v", len(got.content), err)
 	}
@@ -230,10 +236,10 @@ func TestResumeIsImpossible(t *testing.T) {
 			if test.change != nil {
 				test.change(src)
 			}
-			if err := os.Mkdir(d.path, 0o700); err != nil {
+			if err := os.Mkdir(filepath.Join(d.parent, Name), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(d.file(fileName(info.Digest)), test.stored(bytes.Clone(content)), 0o600); err != nil {
+			if err := os.WriteFile(pathOf(d, fileName(info.Digest)), test.stored(bytes.Clone(content)), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			got, err := pullOne(t.Context(), d, src, info)
@@ -312,7 +318,7 @@ func holding(ctx context.Context, t *testing.T, d *Dir, content []byte, info typ
 		if len(entries) == 0 {
 			return false
 		}
-		stat, err := os.Stat(d.file(entries[0]))
+		stat, err := os.Stat(pathOf(d, entries[0]))
 		return err == nil && stat.Size() == 2*chunk
 	})
 	return src, done
@@ -353,7 +359,7 @@ func TestPullsThatDoNotWait(t *testing.T) {
 	for name, other := range map[string]func(*Dir) (*Dir, string){
 		"another registry": func(d *Dir) (*Dir, string) { return d, "other.test" },
 		"stuck":            func(d *Dir) (*Dir, string) { d.Patience = time.Millisecond; return d, "registry.test" },
-		"another process":  func(d *Dir) (*Dir, string) { return In(filepath.Dir(d.path)), "registry.test" },
+		"another process":  func(d *Dir) (*Dir, string) { return In(d.parent), "registry.test" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -391,7 +397,7 @@ func TestStalledResumeIsNotRepeated(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		src := &fake{content: content, part: []byte{}, hold: make(chan struct{})}
-		time.AfterFunc(time.Millisecond, func() { cancel(cause) })
+		src.holds = func() { cancel(cause) }
 		if _, err := pullOne(ctx, d, src, info); err == nil {
 			t.Error("no error")
 		}
@@ -424,7 +430,7 @@ func TestEnd(t *testing.T) {
 func write(t *testing.T, d *Dir, name string, size int64, age time.Duration) {
 	t.Helper()
 	when := time.Now().Add(-age)
-	err := errors.Join(os.MkdirAll(d.path, 0o700), os.WriteFile(d.file(name), nil, 0o600), os.Truncate(d.file(name), size), os.Chtimes(d.file(name), when, when))
+	err := errors.Join(os.MkdirAll(filepath.Join(d.parent, Name), 0o700), os.WriteFile(pathOf(d, name), nil, 0o600), os.Truncate(pathOf(d, name), size), os.Chtimes(pathOf(d, name), when, when))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,10 +448,10 @@ func TestSweep(t *testing.T) {
 		"wrong clock":    {func(d *Dir) { write(t, d, "3", 1, -48*time.Hour) }, []string{"1", "2"}},
 		"number":         {func(d *Dir) { d.Limits.Files = 1 }, []string{"1"}},
 		"bytes":          {func(d *Dir) { d.Limits.Share = 1 << 40 }, nil},
-		"large one":      {func(d *Dir) { write(t, d, "3", d.room()+1, 3*time.Hour) }, []string{"1", "2"}},
+		"large one":      {func(d *Dir) { _, room, _ := d.read(); write(t, d, "3", room+1, 3*time.Hour) }, []string{"1", "2"}},
 		"in use":         {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{} }, []string{"2"}},
 		"unpacked":       {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{unpacked: true} }, nil},
-		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(d.file("4/5"), 0o700) }, []string{"4"}},
+		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(pathOf(d, "4/5"), 0o700) }, []string{"4"}},
 	} {
 		d := newDir(t)
 		for i := range 3 {
@@ -480,7 +486,7 @@ func TestHostilePlaces(t *testing.T) {
 		d := newDir(t)
 		content, info := blob(t)
 		elsewhere := filepath.Join(t.TempDir(), "file")
-		if err := errors.Join(os.WriteFile(elsewhere, []byte("secret"), 0o600), os.Mkdir(d.path, 0o700), place(d.file(fileName(info.Digest)), elsewhere)); err != nil {
+		if err := errors.Join(os.WriteFile(elsewhere, []byte("secret"), 0o600), os.Mkdir(filepath.Join(d.parent, Name), 0o700), place(pathOf(d, fileName(info.Digest)), elsewhere)); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil || !bytes.Equal(got.content, content) {
@@ -492,6 +498,29 @@ func TestHostilePlaces(t *testing.T) {
 	}
 	if _, err := pullOne(t.Context(), newDir(t), &fake{}, types.BlobInfo{Digest: "sha256:../../x", Size: 1}); err == nil {
 		t.Error("a digest that is a path was taken")
+	}
+}
+
+// A link in the place of the directory leads neither downloads nor sweeps elsewhere.
+func TestHostileDirectory(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	elsewhere := newDir(t)
+	write(t, elsewhere, "file", 10, 1000*time.Hour)
+	if err := os.Symlink(filepath.Join(elsewhere.parent, Name), filepath.Join(d.parent, Name)); err != nil {
+		t.Fatal(err)
+	}
+	d.Sweep()
+	d.Clear()
+	content, info := blob(t)
+	if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk}, info); !errors.Is(err, errCut) {
+		t.Error(err)
+	}
+	if left := names(t, elsewhere); !slices.Equal(left, []string{"file"}) {
+		t.Errorf("elsewhere: %q", left)
+	}
+	if left := names(t, d); len(left) != 1 || left[0] == "file" {
+		t.Errorf("here: %q", left)
 	}
 }
 
