@@ -293,6 +293,39 @@ func TestOthersBytesAreEarned(t *testing.T) {
 	}
 }
 
+// What a pull has been shown stays as it is, whatever the registry sends another one.
+func TestShownBytesStay(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	var shown *os.File
+	first := d.Begin("registry.test")
+	err := first.Fetch(t.Context(), &fake{content: content}, info, Watcher{
+		Begins: func() {}, Resumed: func(int64) {}, Came: func(int64) {},
+		Shown: func(file *os.File, _ int64) (err error) {
+			if shown == nil {
+				shown, err = os.Open(pathOf(d, filepath.Base(file.Name())))
+			}
+			return err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shown.Close()
+	if _, err := pullOne(t.Context(), d, &fake{content: make([]byte, len(content))}, info); !errors.Is(err, errDiffers) {
+		t.Error(err)
+	}
+	got := make([]byte, len(content))
+	if _, err := shown.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the first pull's file has changed, %v", err)
+	}
+	first.End(nil)
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // result is what a fetch in the background comes to.
 type result struct {
 	*watched

@@ -189,7 +189,7 @@ func (in *Intake) fetch(ctx context.Context, s *step) error {
 	if err != nil {
 		return err
 	}
-	defer blob.Close()
+	defer func() { _ = blob.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = blob.Close() })()
 	for shown := false; ; shown = true {
 		size, err := blob.Next()
