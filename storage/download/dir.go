@@ -63,15 +63,16 @@ type part struct {
 	name     string // empty: the file has none, and is not kept
 	registry string // whose pulls share it
 	turn     chan struct{}
-	file     *os.File // is changed by who has the turn; locked against other processes
-	came     atomic.Int64
+	file     *os.File     // is changed by who has the turn; locked against other processes
+	came     atomic.Int64 // bytes, to see whether any do
 
 	users    int  // pulls; guarded by the directory
 	unpacked bool // likewise: pulls need its name no more
 }
 
-// open opens the file of a blob, which pulls from one registry share. It has no name, and is for this caller alone, if pulls from
-// other registries or of other processes have the blob in hand, or nobody knows its size.
+// open opens the file of a blob, which pulls from one registry share. It has no name, and is
+// for this caller alone, if registry is empty, pulls from another one or of another process
+// have the blob in hand, or nobody knows its size.
 func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	if err := info.Digest.Validate(); err != nil {
 		return nil, err
