@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -76,7 +77,36 @@ func (s Spec) setting(name, value string) (setting, error) {
 	if i := strings.IndexFunc(value, unprintable); i >= 0 {
 		return setting{}, fmt.Errorf("the value contains %q, which no sysctl accepts", value[i])
 	}
-	return out, nil
+	if path == "net/ipv4/ping_group_range" && s.mapped() {
+		out.value, err = s.hostGroups(value)
+	}
+	return out, err
+}
+
+// hostGroups translates a range of groups of the pod's user namespace into the host's
+// ids: the kernel reads ids as the writer's, and this process is the host's. The part
+// of the range that the namespace does not map is left out. A range that ends before it
+// begins is empty, and stays so.
+func (s Spec) hostGroups(value string) (string, error) {
+	fields := strings.Fields(value)
+	if len(fields) != 2 {
+		return "", fmt.Errorf("%.128q must be two group ids", value)
+	}
+	low, err := strconv.ParseUint(fields[0], 10, 32)
+	high, err2 := strconv.ParseUint(fields[1], 10, 32)
+	if err := errors.Join(err, err2); err != nil {
+		return "", fmt.Errorf("%.128q must be two group ids: %w", value, err)
+	}
+	if low > high {
+		return value, nil
+	}
+	for _, m := range s.GIDs {
+		first, size := uint64(m.Container), uint64(m.Size)
+		if low >= first && low < first+size {
+			return fmt.Sprintf("%d %d", uint64(m.Host)+low-first, uint64(m.Host)+min(high-first, size-1)), nil
+		}
+	}
+	return "", fmt.Errorf("group %d is not mapped in the pod's user namespace", low)
 }
 
 // sysctlPath turns a name as in sysctl.d(5) into a path below /proc/sys: the

@@ -1,10 +1,13 @@
 package ns
 
 import (
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crius-run/crius/internal/fault"
 )
 
 func TestUserNamespace(t *testing.T) {
@@ -34,6 +37,37 @@ func TestUserNamespace(t *testing.T) {
 	for _, want := range []string{"0 700000 65536 0 800000 65536 allow changed 1: lo: <LOOPBACK,UP,LOWER_UP>", " 3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%v: %s\nlacks %q", err, text, want)
+		}
+	}
+}
+
+// The pod's groups are meant, as if its own root had written the sysctl.
+func TestUserNamespaceSysctlOfGroups(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{
+		"0 2147483647": "800000 865535",
+		"0 0":          "800000 800000",
+		"100 200":      "800100 800200",
+		"1 0":          "1 0",
+	} {
+		s := spec(t)
+		s.UIDs, s.GIDs = []IDMap{{0, 700000, 65536}}, []IDMap{{0, 800000, 65536}}
+		s.Sysctls = map[string]string{"net.ipv4.ping_group_range": value}
+		set := create(t, s)
+		inside(t, set, func() error {
+			if got := strings.Join(strings.Fields(sysctl("net/ipv4/ping_group_range")), " "); got != want {
+				t.Errorf("%q on the host is %q, want %q", value, got, want)
+			}
+			return nil
+		})
+		remove(t, s)
+	}
+	for _, value := range []string{"65536 65537", "1", "0 0 0", "-1 5", "0 4294967296", "a b"} {
+		s := spec(t)
+		s.UIDs, s.GIDs = []IDMap{{0, 700000, 65536}}, []IDMap{{0, 800000, 65536}}
+		s.Sysctls = map[string]string{"net.ipv4.ping_group_range": value}
+		if _, err := Create(s); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v, want fault.Invalid", value, err)
 		}
 	}
 }
