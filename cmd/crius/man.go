@@ -127,7 +127,11 @@ func (p *page) flag(f *pflag.Flag) {
 		term = "-" + f.Shorthand + ", " + term
 	}
 	if kind := f.Value.Type(); kind == "bool" || kind == "boolean" {
-		about += " Off by default."
+		if f.DefValue == "true" {
+			about += " On by default."
+		} else {
+			about += " Off by default."
+		}
 	} else {
 		rest = " " + kind
 		if f.DefValue != "" {
