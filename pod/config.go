@@ -23,6 +23,8 @@ type Config struct {
 	PidsLimit           int64    `toml:"pids_limit" help:"maximum number of processes in a container whose request sets no limit; 0: no limit"`
 	DefaultCapabilities []string `toml:"default_capabilities" help:"default capabilities, to which a container's request adds and from which it drops"`
 	DefaultSysctls      []string `toml:"default_sysctls" help:"sysctls (key=value) of pods that do not set them"`
+	UnprivilegedPorts   bool     `toml:"unprivileged_ports" help:"let processes without capabilities bind ports below 1024 in the network of their pod: net.ipv4.ip_unprivileged_port_start=0 where neither the pod nor default_sysctls sets it"`
+	UnprivilegedPing    bool     `toml:"unprivileged_ping" help:"let processes without capabilities send ping in the network of their pod: net.ipv4.ping_group_range=\"0 2147483647\" where neither the pod nor default_sysctls sets it"`
 	DefaultUlimits      []string `toml:"default_ulimits" help:"resource limits (nofile=1024:4096) of every container"`
 	DefaultEnv          []string `toml:"default_env" help:"environment (NAME=value) of every container, before the image's"`
 	AllowedDevices      []string `toml:"allowed_devices" help:"host devices that a pod may request with the annotation devices.crio.io, if its handler allows that annotation"`
@@ -85,6 +87,9 @@ func DefaultConfig() Config {
 		SELinux:       true,
 
 		HostNetworkDisablesSELinux: true,
+
+		UnprivilegedPorts: true,
+		UnprivilegedPing:  true,
 
 		AppArmorProfile: lsm.DefaultProfile,
 		AllowedDevices:  []string{"/dev/fuse", "/dev/net/tun"},

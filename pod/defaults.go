@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -20,9 +21,12 @@ func newDefaults(ctx context.Context, cfg Config, hostPaths *conmon.HostPaths) (
 	if defaults.Capabilities, err = spec.ParseCapabilities(cfg.DefaultCapabilities); err != nil {
 		return defaults, fmt.Errorf("pod.default_capabilities: %w", err)
 	}
-	if defaults.Sysctls, err = spec.ParseSysctls(cfg.DefaultSysctls); err != nil {
+	sysctls, err := spec.ParseSysctls(cfg.DefaultSysctls)
+	if err != nil {
 		return defaults, fmt.Errorf("pod.default_sysctls: %w", err)
 	}
+	defaults.Sysctls = spec.Unprivileged(cfg.UnprivilegedPorts, cfg.UnprivilegedPing)
+	maps.Copy(defaults.Sysctls, sysctls)
 	for _, text := range cfg.DefaultUlimits {
 		limit, err := spec.ParseUlimit(text)
 		if err != nil {

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -79,12 +80,41 @@ func Sysctls(defaults map[string]string, pod *cri.PodSandboxConfig) (map[string]
 	}
 	merged := map[string]string{}
 	for name, value := range defaults {
+		if name == pingGroups && groupsTooLarge(pod) {
+			continue
+		}
 		if ValidateSysctls(map[string]string{name: value}, hostNet, hostIPC) == nil {
 			merged[name] = value
 		}
 	}
 	maps.Copy(merged, asked)
 	return merged, nil
+}
+
+const pingGroups = "net.ipv4.ping_group_range"
+
+// Unprivileged are the sysctls that let processes without capabilities bind ports below
+// 1024, and send and receive ICMP echo messages, in the network of their pod.
+func Unprivileged(ports, ping bool) map[string]string {
+	sysctls := map[string]string{}
+	if ports {
+		sysctls["net.ipv4.ip_unprivileged_port_start"] = "0"
+	}
+	if ping {
+		sysctls[pingGroups] = "0 2147483647"
+	}
+	return sysctls
+}
+
+// groupsTooLarge reports whether groups of the pod have ids on the node which kernels
+// before Linux 6.4 do not take in net.ipv4.ping_group_range.
+func groupsTooLarge(pod *cri.PodSandboxConfig) bool {
+	if !ownUserNamespace(pod) {
+		return false
+	}
+	return slices.ContainsFunc(pod.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions().GetGids(), func(m *cri.IDMapping) bool {
+		return uint64(m.GetHostId())+uint64(m.GetLength())-1 > math.MaxInt32
+	})
 }
 
 // ParseSysctls reads a list of key=value entries for Defaults.

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,44 @@ func TestSysctls(t *testing.T) {
 	}
 	if defaults["net.core.somaxconn"] != "1" || len(defaults) != 3 {
 		t.Error("the defaults were changed")
+	}
+}
+
+func TestUnprivilegedSysctls(t *testing.T) {
+	for _, c := range []struct {
+		ports, ping bool
+		want        string
+	}{
+		{false, false, "map[]"},
+		{true, false, "map[net.ipv4.ip_unprivileged_port_start:0]"},
+		{false, true, "map[net.ipv4.ping_group_range:0 2147483647]"},
+	} {
+		if got := fmt.Sprint(Unprivileged(c.ports, c.ping)); got != c.want {
+			t.Errorf("ports %v, ping %v: %s, want %s", c.ports, c.ping, got, c.want)
+		}
+	}
+	pod := typicalPod()
+	pod.Linux.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "80"}
+	got, err := Sysctls(Unprivileged(true, true), pod)
+	if want := "map[net.ipv4.ip_unprivileged_port_start:80 net.ipv4.ping_group_range:0 2147483647]"; err != nil || fmt.Sprint(got) != want {
+		t.Errorf("%v, %v, want %s", got, err, want)
+	}
+	pod.Linux.Sysctls = nil
+	pod.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+	if got, err := Sysctls(Unprivileged(true, true), pod); err != nil || len(got) != 0 {
+		t.Errorf("with host network: %v, %v", got, err)
+	}
+}
+
+// A default must not keep a pod from running whose groups some kernels refuse.
+func TestPingGroupsOfUserNamespaces(t *testing.T) {
+	for last, want := range map[uint32]int{1<<31 - 1: 1, 1 << 31: 0} {
+		pod := typicalPod()
+		ids := []*cri.IDMapping{{HostId: last - 65535, Length: 65536}}
+		pod.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &cri.UserNamespace{Uids: ids, Gids: ids}
+		if got, err := Sysctls(Unprivileged(false, true), pod); err != nil || len(got) != want {
+			t.Errorf("groups up to %d: %v, %v", last, got, err)
+		}
 	}
 }
 

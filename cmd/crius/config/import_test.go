@@ -123,7 +123,8 @@ func TestImportOfContainerdVersion2(t *testing.T) {
 	loaded, text := fromContainerd(t, "testdata/containerd/v2.toml")
 	c := loaded.Config
 	equal(t, "capabilities", len(c.Pod.DefaultCapabilities), 14)
-	equal(t, "sysctls", c.Pod.DefaultSysctls, Default().Pod.DefaultSysctls)
+	equal(t, "unprivileged ports", c.Pod.UnprivilegedPorts, false)
+	equal(t, "unprivileged ping", c.Pod.UnprivilegedPing, false)
 	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "cgroupfs")
 	equal(t, "handler", c.Runtime.Handlers["runc"], oci.DefaultHandlerConfig("runc"))
 	equal(t, "plugins", c.Network.PluginDirs, []string{"/opt/cni/bin"})
@@ -138,7 +139,8 @@ func TestImportOfContainerdVersion2(t *testing.T) {
 func TestImportOfContainerdWithInstallers(t *testing.T) {
 	loaded, text := fromContainerd(t, "testdata/containerd/v3.toml")
 	c := loaded.Config
-	equal(t, "sysctls", c.Pod.DefaultSysctls, []string{"net.ipv4.ping_group_range=0 2147483647", "net.ipv4.ip_unprivileged_port_start=0"})
+	equal(t, "unprivileged ports", c.Pod.UnprivilegedPorts, true)
+	equal(t, "unprivileged ping", c.Pod.UnprivilegedPing, true)
 	equal(t, "cgroup driver", c.Runtime.CgroupDriver, "systemd")
 	equal(t, "default handler", c.Runtime.DefaultHandler, "nvidia")
 	equal(t, "runc", c.Runtime.Handlers["runc"], oci.DefaultHandlerConfig("runc"))

@@ -28,7 +28,7 @@ func Containerd(file string) (*Import, error) {
 	c.out.Files = files
 	c.plain(containerdRules, c.containerdKeys)
 	d := containerdConversion{c, version}
-	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.sysctls, d.capabilities, d.plugins, d.tracing, d.old, d.runtimes} {
+	for _, joint := range []func(){d.socket, d.streams, d.pinned, d.apparmor, d.unprivileged, d.capabilities, d.plugins, d.tracing, d.old, d.runtimes} {
 		joint()
 	}
 	c.out.Differ = append(c.out.Differ, "images: crius does not use containerd's image store; images are pulled again")
@@ -231,23 +231,12 @@ func (c containerdConversion) apparmor() {
 	}
 }
 
-// sysctls lets pods use low ports and ping without privileges where containerd does:
+// unprivileged lets pods use low ports and ping without privileges where containerd does:
 // version 2 of the configuration has that off by default, later ones on.
-func (c containerdConversion) sysctls() {
-	on := c.version > 2
-	list, from := []string{}, "default of "+containerd
-	for _, s := range []struct{ key, sysctl string }{
-		{"enable_unprivileged_icmp", "net.ipv4.ping_group_range=0 2147483647"},
-		{"enable_unprivileged_ports", "net.ipv4.ip_unprivileged_port_start=0"},
-	} {
-		yes, at := c.criFlag(on, s.key)
-		if yes {
-			list = append(list, s.sysctl)
-			from = c.from(at)
-		}
-	}
-	if len(list) > 0 {
-		c.set("pod.default_sysctls", list, from, "")
+func (c containerdConversion) unprivileged() {
+	for _, key := range []string{"ports", "icmp"} {
+		on, at := c.criFlag(c.version > 2, "enable_unprivileged_"+key)
+		c.set(c.rules["plugins.cri.enable_unprivileged_"+key].to, on, c.from(at), "")
 	}
 }
 

@@ -41,7 +41,9 @@ func CRIO(dir string) (*Import, error) {
 	for _, joint := range []func(){c.socket, c.streams, c.messages, c.apparmor, c.plugins, c.metrics, c.tracing, c.defaultRuntime, c.runtimes} {
 		joint()
 	}
-	c.out.Differ = append(c.out.Differ, "pod annotations: CRI-O passes most of them to the OCI runtime; crius passes only those listed in allowed_annotations of the handler or the workload")
+	c.out.Differ = append(c.out.Differ,
+		"unprivileged ports and ping: processes without capabilities may bind ports below 1024 and ping in their pods, as with containerd 2, unless default_sysctls says otherwise; pod.unprivileged_ports = false and pod.unprivileged_ping = false forbid it",
+		"pod annotations: CRI-O passes most of them to the OCI runtime; crius passes only those listed in allowed_annotations of the handler or the workload")
 	c.finish()
 	return c.out, errors.Join(c.problems...)
 }

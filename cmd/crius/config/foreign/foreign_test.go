@@ -299,7 +299,8 @@ func TestContainerdValues(t *testing.T) {
 		text string
 		want map[string]string
 	}{
-		{cri + "]\nenable_unprivileged_ports = true", map[string]string{"pod.default_sysctls": `["net.ipv4.ip_unprivileged_port_start=0"]`}},
+		{cri + "]\nenable_unprivileged_ports = true", map[string]string{"pod.unprivileged_ports": "true", "pod.unprivileged_ping": "false"}},
+		{cri + "]\nenable_unprivileged_icmp = true", map[string]string{"pod.unprivileged_ports": "false", "pod.unprivileged_ping": "true"}},
 		{cri + "]\nsystemd_cgroup = true", map[string]string{"runtime.cgroup_driver": `"systemd"`}},
 		{cri + "]\ndisable_apparmor = true", map[string]string{"pod.apparmor_profile": `""`}},
 		{cri + "]\nignore_image_defined_volumes = true", map[string]string{"image.volumes": `"ignore"`}},
@@ -328,7 +329,8 @@ func TestContainerdValues(t *testing.T) {
 		wantSettings(t, containerdOf(t, "version = 2\n"+c.text), c.want)
 	}
 	wantSettings(t, containerdOf(t, "version = 3\n"), map[string]string{
-		"pod.default_sysctls":        `["net.ipv4.ping_group_range=0 2147483647", "net.ipv4.ip_unprivileged_port_start=0"]`,
+		"pod.unprivileged_ports":     "true",
+		"pod.unprivileged_ping":      "true",
 		"runtime.cgroup_driver":      `"cgroupfs"`,
 		"runtime.handlers.runc.type": "",
 	})
