@@ -39,6 +39,7 @@ type Client struct {
 	logged    count        // bytes in the log
 	discarded count        // bytes that were too many for it
 	rests     bool         // the monitor does: nothing is logged until it says that it wakes
+	lost      count        // bytes that the journal has not got
 	failure   error        // why there is no container
 	waiting   []chan error // for answers, in the order of the requests
 
@@ -219,7 +220,7 @@ func (c *Client) handle(m wire.Message) {
 		c.state, c.rests = m.Text, false
 		if c.dormant == nil { // which knows what was logged before
 			fresh := m.Text == wire.StateCreating
-			c.logged.known, c.discarded.known = fresh, fresh
+			c.logged.known, c.discarded.known, c.lost.known = fresh, fresh, fresh
 		}
 		reach(c.greeted)
 	case wire.Created:
@@ -235,10 +236,13 @@ func (c *Client) handle(m wire.Message) {
 		c.logged.note(m.Num[0])
 	case wire.LogDiscarded:
 		c.discarded.note(m.Num[0])
+	case wire.JournalLost:
+		c.lost.note(m.Num[0])
 	case wire.Rests:
 		c.rests = true
 		c.logged.note(m.Num[0])
 		c.discarded.note(m.Num[1])
+		c.lost.note(m.Num[2])
 	case wire.Wakes:
 		c.rests = false
 	case wire.OK:

@@ -16,6 +16,7 @@
 //
 //	crius-conmon --id=ID --dir=DIR --pid-file=FILE --exit-file=FILE
 //	    [--log-file=FILE [--log-dir=DIR]] [--terminal] [--stdin] [--stdin-once]
+//	    [--journal=SOCKET [--journal-field=NAME=VALUE]...]
 //	    [--helpers] [--start=WORD]... [--wait=WORD]...
 //	    -- RUNTIME create ... ID
 //
@@ -82,11 +83,15 @@
 //	                                         silent) and last words
 //	exited CODE SIGNAL UNIXNANO OOM-KILLS    CODE is 128+SIGNAL if a signal ended it
 //	dropped TEXT                             the monitor closes this connection, and why
-//	rests BYTES BYTES                        as much was logged and discarded, and no more
-//	                                         until the monitor wakes
+//	rests BYTES BYTES BYTES                  as much was logged, discarded and lost to the
+//	                                         journal, and no more until the monitor wakes
 //	wakes                                    it does not rest any more
 //	logged BYTES                             the log has grown by so much: told to who connects
 //	                                         once there is a container, when asked, and at the end
+//	log-discarded BYTES                      that were too many for the log; follows logged where
+//	                                         the log has a limit
+//	journal-lost BYTES                       that the journal has not got; follows logged where
+//	                                         there is a journal
 //
 // The monitor answers each request of a client once, in order, with ok or with error
 // TEXT:
@@ -127,6 +132,10 @@
 // dropped or garbled: what the file system refuses (it is full, for instance) is
 // kept and tried again, and meanwhile the container, and only it, waits in its
 // write. Rotation never splits a record over two files.
+//
+// Beside the log, records can go to journald (--journal), each as a datagram of its
+// native protocol. Nothing waits for journald: what it does not take is kept up to a
+// bound and offered again, and what exceeds that is lost, told in the journal and counted.
 //
 // Pods may write where logs are. The log is opened and opened again without
 // following a link in the pod's log directory (--log-dir) or below it, or in its

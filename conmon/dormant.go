@@ -34,7 +34,7 @@ func openDormant(dir, exitFile string) *Client {
 	}
 	count := func(n uint64) count { return count{now: n, inherited: n, known: true} }
 	c := &Client{
-		logged: count(known.Rests.Logged), discarded: count(known.Rests.Discarded),
+		logged: count(known.Rests.Logged), discarded: count(known.Rests.Discarded), lost: count(known.Rests.JournalLost),
 		dir: dir, exitFile: exitFile, monitor: monitor,
 		state: wire.StateRunning, container: known.Container, rests: true,
 		dormant: &dormancy{rest: known.Rests, init: init, ended: make(chan struct{})},

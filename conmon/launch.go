@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,12 @@ type Spec struct {
 	// it may exceed that at once; what is too much is discarded, and the log says so.
 	// LogRate 0: no limit. LogMost is the same for the bytes of a file, until ReopenLog.
 	LogRate, LogBurst, LogMost int64
+
+	// Journal is the socket of journald to which what is logged is written as well,
+	// whatever the limits of the log; empty: none. JournalFields, as NAME=value, are
+	// those of all its entries.
+	Journal       string
+	JournalFields []string
 
 	// Runtime is the command that creates the container, complete but for what
 	// Launch appends: --console-socket if Terminal is set, and the ID. It must
@@ -182,14 +189,32 @@ func (s Spec) options() (*wire.Options, error) {
 	if s.LogRate == 0 { // monitors of earlier versions do not know the option
 		burst = 0
 	}
-	return &wire.Options{
+	opt := &wire.Options{
 		Start: complete(s.Start), Wait: complete(s.Wait),
 		ID: s.ID, Dir: s.Dir, PidFile: s.PidFile, ExitFile: s.ExitFile, LogFile: s.LogFile, LogDir: s.LogDir,
 		LogRate: uint64(s.LogRate), LogBurst: uint64(burst), LogMost: uint64(s.LogMost),
 		RestAfter: uint64(s.RestAfter / time.Millisecond),
 		Terminal:  s.Terminal, Stdin: s.Stdin, StdinOnce: s.StdinOnce, Helpers: s.Helpers, Fifos: s.Fifos,
 		Runtime: append(runtime, s.ID),
-	}, nil
+	}
+	if s.Journal != "" && s.LogFile != "" { // nor do they know these
+		opt.Journal, opt.JournalFields = s.Journal, oneLine(s.JournalFields)
+	}
+	return opt, nil
+}
+
+// oneLine takes from fields what would end them.
+func oneLine(fields []string) []string {
+	var clean []string
+	for _, field := range fields {
+		clean = append(clean, strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return '?'
+			}
+			return r
+		}, field))
+	}
+	return clean
 }
 
 // start starts the monitor and connects to it, in the opposite order.

@@ -9,16 +9,20 @@ import (
 )
 
 // LogCount is bytes of a container's log.
-type LogCount struct{ Written, Discarded uint64 }
+type LogCount struct {
+	Written     uint64
+	Discarded   uint64 // since they exceeded its limit
+	JournalLost uint64 // since journald did not take them
+}
 
 // Plus is the sum.
 func (c LogCount) Plus(o LogCount) LogCount {
-	return LogCount{c.Written + o.Written, c.Discarded + o.Discarded}
+	return LogCount{c.Written + o.Written, c.Discarded + o.Discarded, c.JournalLost + o.JournalLost}
 }
 
 // Logged is how many bytes the container's log, rotated files included, has grown since
-// this client connected, and how many were discarded for its limit. If the monitor does
-// not answer, it is what the monitor last reported.
+// this client connected, how many were discarded for its limit, and how many the journal
+// has not got. If the monitor does not answer, it is what the monitor last reported.
 func (c *Client) Logged(ctx context.Context) LogCount {
 	if known, final := c.loggedAtRest(); final {
 		return known
@@ -31,14 +35,14 @@ func (c *Client) Logged(ctx context.Context) LogCount {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return LogCount{c.logged.own(), c.discarded.own()}
+	return LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}
 }
 
 // loggedAtRest is what Logged is as long as the monitor rests, which a request would end.
 func (c *Client) loggedAtRest() (known LogCount, rests bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return LogCount{c.logged.own(), c.discarded.own()}, c.rests && (c.dormant == nil || c.dormant.still(c.dir))
+	return LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}, c.rests && (c.dormant == nil || c.dormant.still(c.dir))
 }
 
 // count is a number that a monitor counts, which grows.

@@ -92,13 +92,14 @@ func (r *cli) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) (Tas
 		return nil, err
 	}
 	client, err := r.create(ctx, "runtime "+r.name, a, ref, spec, r.monitored(a, ref, conmon.Spec{
-		LogFile:   io.LogFile,
-		LogDir:    io.LogDir,
-		Runtime:   r.argv(a, r.createArgs(a, ref, spec)...),
-		Env:       mountItselfIn(ref.Dir),
-		Terminal:  io.Terminal,
-		Stdin:     io.Stdin,
-		StdinOnce: io.StdinOnce,
+		LogFile:       io.LogFile,
+		LogDir:        io.LogDir,
+		JournalFields: io.JournalFields,
+		Runtime:       r.argv(a, r.createArgs(a, ref, spec)...),
+		Env:           mountItselfIn(ref.Dir),
+		Terminal:      io.Terminal,
+		Stdin:         io.Stdin,
+		StdinOnce:     io.StdinOnce,
 	}))
 	r.relayLog(ctx, ref.ID, runtimeLog(ref))
 	if err != nil {

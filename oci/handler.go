@@ -39,13 +39,16 @@ type entry struct {
 	systemd       bool
 	monitor       string
 	monitorCgroup string
-	log           logLimit
+	log           logs
 	output        *capture.Budget
 	prober        prober
 }
 
-// logLimit is what conmon.Spec says of logs.
-type logLimit struct{ rate, burst, most int64 }
+// logs is what conmon.Spec says of logs.
+type logs struct {
+	rate, burst, most int64
+	journal           string
+}
 
 func (h *entry) Handler() Handler { return h.handler }
 
@@ -82,7 +85,7 @@ func (h *entry) create(ctx context.Context, who string, a *Abilities, ref Ref, s
 	}
 	s.ID, s.Dir, s.ExitFile, s.PidFile = ref.ID, ref.Dir, ref.ExitFile, pidFile(ref)
 	s.Monitor, s.Cgroup = h.monitor, h.monitorCgroup
-	s.LogRate, s.LogBurst, s.LogMost = h.log.rate, h.log.burst, h.log.most
+	s.LogRate, s.LogBurst, s.LogMost, s.Journal = h.log.rate, h.log.burst, h.log.most, h.log.journal
 	ctx, cancel := context.WithTimeoutCause(ctx, h.handler.CreateTimeout,
 		fmt.Errorf("%s did not create the container within %s: %w", who, h.handler.CreateTimeout, fault.Timeout))
 	defer cancel()

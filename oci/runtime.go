@@ -140,11 +140,12 @@ func (r Ref) limits() limits.Container {
 
 // IO says where a container's output goes and what its input is.
 type IO struct {
-	LogFile   string // CRI log file; empty: discard
-	LogDir    string // the pod's, in which that is; empty: its own
-	Terminal  bool
-	Stdin     bool
-	StdinOnce bool
+	LogFile       string   // CRI log file; empty: discard
+	LogDir        string   // the pod's, in which that is; empty: its own
+	JournalFields []string // of the container's entries in the journal, if there is one: see JournalFields
+	Terminal      bool
+	Stdin         bool
+	StdinOnce     bool
 }
 
 // Command is something to be run in a container.

@@ -123,13 +123,14 @@ func (r *shimmed) Create(ctx context.Context, ref Ref, spec *specs.Spec, io IO) 
 		return nil, err
 	}
 	client, err := r.create(ctx, "the shim of "+r.name, a, ref, spec, conmon.Spec{
-		LogFile:   io.LogFile,
-		LogDir:    io.LogDir,
-		Runtime:   r.argv(a, ref, "create", io),
-		Wait:      r.argv(a, ref, "wait", io),
-		Fifos:     true,
-		Stdin:     io.Stdin,
-		StdinOnce: io.StdinOnce && !io.Terminal,
+		LogFile:       io.LogFile,
+		LogDir:        io.LogDir,
+		JournalFields: io.JournalFields,
+		Runtime:       r.argv(a, ref, "create", io),
+		Wait:          r.argv(a, ref, "wait", io),
+		Fifos:         true,
+		Stdin:         io.Stdin,
+		StdinOnce:     io.StdinOnce && !io.Terminal,
 	})
 	if err != nil {
 		return nil, err

@@ -95,7 +95,7 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 	h := &entry{
 		name: name, handler: handler, features: known, systemd: cfg.CgroupDriver == "systemd",
 		monitor: t.monitor, monitorCgroup: monitorCgroup, output: t.output,
-		log: logLimit{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize},
+		log: logs{cfg.LogRate, cfg.LogBurst, cfg.LogMaxSize, cfg.LogJournal},
 	}
 	if handler.Type == "oci" {
 		return &cli{h}, nil

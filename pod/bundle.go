@@ -314,11 +314,12 @@ func nameUser(rootfs string, user spec.Identity, home string) error {
 func (c *Container) io() oci.IO {
 	cfg := c.plan.Config.M
 	return oci.IO{
-		LogFile:   c.plan.LogPath,
-		LogDir:    filepath.Clean(c.sandbox.plan.Config.M.GetLogDirectory()),
-		Terminal:  cfg.GetTty(),
-		Stdin:     cfg.GetStdin(),
-		StdinOnce: cfg.GetStdinOnce(),
+		LogFile:       c.plan.LogPath,
+		LogDir:        filepath.Clean(c.sandbox.plan.Config.M.GetLogDirectory()),
+		JournalFields: oci.JournalFields(c.id, c.sandbox.plan.Config.M.GetMetadata(), cfg.GetMetadata()),
+		Terminal:      cfg.GetTty(),
+		Stdin:         cfg.GetStdin(),
+		StdinOnce:     cfg.GetStdinOnce(),
 	}
 }
 

@@ -680,7 +680,7 @@ func TestLoggedOnlyGrows(t *testing.T) {
 			t.Fatal(err)
 		}
 		logged := e.Logged(t.Context())
-		if logged.Written < last.Written || logged.Written == 0 || logged.Discarded != 2*logged.Written {
+		if logged.Written < last.Written || logged.Written == 0 || logged.Discarded != 2*logged.Written || logged.JournalLost != 3*logged.Written {
 			t.Errorf("step %d: %+v bytes after %+v", step, logged, last)
 		}
 		last = logged

@@ -521,7 +521,7 @@ func (t *fakeTask) Close() {}
 // Logged grows by a byte whenever somebody asks, and twice as much is discarded.
 func (t *fakeTask) Logged(context.Context) conmon.LogCount {
 	n := t.logged.Add(1)
-	return conmon.LogCount{Written: n, Discarded: 2 * n}
+	return conmon.LogCount{Written: n, Discarded: 2 * n, JournalLost: 3 * n}
 }
 
 func (t *fakeTask) EndAbandoned(context.Context) func(context.Context) error { return nil }

@@ -18,13 +18,18 @@ type logFile struct {
 	written uint64 // bytes, over all files
 	err     error  // why the last write was refused; nil: all is well
 	limit   logLimit
+	journal journal // which gets all records, whatever the limit
 }
 
-// count sends how much has been written and, if there is a limit, discarded.
+// count sends how much has been written and, if there is a limit, discarded, and, if there
+// is a journal, lost to it.
 func (l *logFile) count(send func(wire.Message)) {
 	send(wire.Message{Verb: wire.Logged, Num: [4]uint64{l.written}})
 	if l.limit.on() {
 		send(wire.Message{Verb: wire.LogDiscarded, Num: [4]uint64{l.limit.total}})
+	}
+	if l.journal.on() {
+		send(wire.Message{Verb: wire.JournalLost, Num: [4]uint64{l.journal.total}})
 	}
 }
 
@@ -90,7 +95,9 @@ func (l *logFile) add(stream string, in []byte, eof bool) (used int, full bool) 
 		return l.addLimited(stream, in, eof)
 	}
 	var head [wire.StampLen + len(" stdout ")]byte
+	from := len(l.records)
 	l.records, used, full = appendRecords(l.records, in, appendHead(head[:0], stream), eof)
+	l.journal.take(l.records[from:])
 	return used, full
 }
 

@@ -141,6 +141,7 @@ func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full
 		number = 1
 	}
 	l.records, used, full = appendRecords(l.records, in, common, eof)
+	l.journal.take(l.records[from:])
 	l.records = l.limit.cut(l.records, from, len(common), number)
 	return used, full
 }

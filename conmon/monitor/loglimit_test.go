@@ -23,7 +23,7 @@ func limited(t testing.TB, rate, burst uint64) *logFile {
 
 func limitedBy(t testing.TB, opt wire.Options) *logFile {
 	t.Helper()
-	l := &logFile{records: make([]byte, 0, bufferSize), limit: newLogLimit(opt)}
+	l := &logFile{records: make([]byte, 0, bufferSize), limit: newLogLimit(opt), journal: noJournal}
 	if err := l.open("", filepath.Join(t.TempDir(), "log")); err != nil {
 		t.Fatal(err)
 	}

@@ -76,6 +76,7 @@ type monitor struct {
 	patience int64 // for how many milliseconds nothing must have happened before the monitor rests
 
 	stuck      bool // it has been complained that the log is blocked
+	losing     bool // and that journald does not take what the container writes
 	complaints complaints
 }
 
@@ -85,7 +86,7 @@ func newMonitor(opt wire.Options, env []string) *monitor {
 		listener: wire.ListenFD, console: console{-1}, watched: -1, stdin: -1,
 		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
-		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize), limit: newLogLimit(opt)},
+		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize), limit: newLogLimit(opt), journal: noJournal},
 		oom:    oomCounter{fd: -1},
 		remote: remote{pidfd: -1, result: -1, client: -1},
 		fifos:  noFifos,
@@ -129,11 +130,13 @@ func (m *monitor) loop() {
 	}
 }
 
+// silence is how many milliseconds of it mean that the buffers are not needed for now.
+const silence = 1000
+
 // pollTimeout is how many milliseconds the loop may wait for the next event.
 func (m *monitor) pollTimeout() int {
 	const (
 		retry   = 200   // what the file system has refused
-		silence = 1000  // then the buffers are not needed for now
 		helpers = 10    // helpers of the runtime are dying
 		undead  = 10000 // nothing tells of the death of an orphan
 		forever = -1
@@ -146,6 +149,8 @@ func (m *monitor) pollTimeout() int {
 		return retry
 	case m.state == exited && m.opt.Helpers:
 		return helpers
+	case m.log.journal.owes():
+		return m.log.journal.pause
 	case m.stdout.touched, m.stderr.touched, m.log.limit.owes():
 		return silence
 	case m.orphans:
@@ -168,6 +173,10 @@ func (m *monitor) proceed(quiet bool) {
 	if m.opt.Remote() && m.state == running {
 		m.persist()
 	}
+	if quiet && m.log.journal.owes() {
+		quiet = m.log.journal.pause >= silence
+		m.log.journal.retry()
+	}
 	silent := quiet && !m.stdout.ready && !m.stderr.ready // and not only polled in passing
 	m.pump()
 	if silent || m.stdout.ended() && m.stderr.ended() {
@@ -178,8 +187,9 @@ func (m *monitor) proceed(quiet bool) {
 			m.record()
 		}
 		drained := m.stdout.ended() && m.stderr.ended() && m.log.empty()
-		if m.told && m.recorded && drained || m.released {
+		if m.told && m.recorded && drained && m.log.journal.settled() || m.released {
 			if !m.opt.Helpers || m.remote.reapedHelpers() {
+				m.log.journal.giveUp()
 				m.log.count(m.tell)
 				m.left = true
 			}
@@ -199,15 +209,18 @@ func (m *monitor) pump() {
 	}
 	m.stdout.pump(&m.log, turn)
 	m.stderr.pump(&m.log, turn)
-	if m.log.blocked() == m.stuck {
-		return
+	if m.log.blocked() != m.stuck {
+		m.stuck = !m.stuck
+		if m.stuck {
+			m.complaints.add(wire.Fail("container output blocked", m.log.err))
+		} else {
+			m.complaints.add(wire.Text("container output no longer blocked"))
+		}
 	}
-	m.stuck = !m.stuck
-	if m.stuck {
-		m.complaints.add(wire.Fail("container output blocked", m.log.err))
-	} else {
-		m.complaints.add(wire.Text("container output no longer blocked"))
+	if losing := m.log.journal.losing; losing && !m.losing {
+		m.complaints.add(wire.Fail("container output does not reach the journal "+m.opt.Journal, m.log.journal.refused))
 	}
+	m.losing = m.log.journal.losing
 }
 
 func (m *monitor) ready(number int) {

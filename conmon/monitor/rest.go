@@ -34,7 +34,7 @@ func init() { runtime.LockOSThread() } // only the main thread can rest
 func mayRest(m *monitor) bool {
 	return m.state == running && m.patience < never && !m.released &&
 		!m.opt.Remote() && !m.opt.Fifos && !m.orphans &&
-		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.limit.owes() &&
+		m.stdout.quiet() && m.stderr.quiet() && m.log.empty() && !m.log.limit.owes() && !m.log.journal.owes() &&
 		m.clients.attached() == 0
 }
 
@@ -44,10 +44,11 @@ func (s *stream) quiet() bool { return !s.ready && !s.touched && s.pos == s.n &&
 func (m *monitor) rest() {
 	patience := m.patience
 	m.patience = min(2*patience, mostPatience)
-	m.tell(wire.Message{Verb: wire.Rests, Num: [4]uint64{m.log.written, m.log.limit.total}})
+	counts := wire.Rest{Logged: m.log.written, Discarded: m.log.limit.total, JournalLost: m.log.journal.total}
+	m.tell(wire.Message{Verb: wire.Rests, Num: [4]uint64{counts.Logged, counts.Discarded, counts.JournalLost}})
 	err := writeNotes(m)
 	if err == nil {
-		err = writeProcesses(m, &wire.Rest{Logged: m.log.written, Discarded: m.log.limit.total})
+		err = writeProcesses(m, &counts)
 	}
 	if err == nil {
 		err = rest.Until(m.poll.fd)
@@ -76,6 +77,7 @@ func resume(m *monitor, notes []string) error {
 	m.stdout.ready, m.stderr.ready = m.stdout.fd >= 0, m.stderr.fd >= 0
 	m.stdout.touched = true // as at the first beginning
 	m.log.place(m.opt.LogDir, m.opt.LogFile)
+	m.log.journal.place(&m.opt)
 	m.countKills(0)
 	wake(m)
 	return nil
@@ -96,6 +98,7 @@ func noted(m *monitor, do func(variable any)) {
 	do(&m.log.fd)
 	do(&m.log.written)
 	m.log.limit.noted(do)
+	m.log.journal.noted(do)
 	do(&m.oom.fd)
 	do(&m.oom.key)
 	do(&m.oom.first)
@@ -120,6 +123,18 @@ func (l *logLimit) noted(do func(variable any)) {
 	}
 	do(&l.untold)
 	do(&l.total)
+}
+
+// noted leaves out what a journal has only as long as it owes something.
+func (j *journal) noted(do func(variable any)) {
+	do(&j.fd)
+	do(&j.pause)
+	for i := range j.streams {
+		do(&j.streams[i].begun)
+		do(&j.streams[i].cut)
+		do(&j.streams[i].lost)
+	}
+	do(&j.total)
 }
 
 // clearNotes gives back the memory of what has been read.

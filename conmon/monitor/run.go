@@ -101,6 +101,9 @@ func (m *monitor) begin() (err error) {
 	if err := m.log.open(m.opt.LogDir, m.opt.LogFile); err != nil {
 		return err
 	}
+	if err := m.log.journal.open(&m.opt); err != nil { // the log has it all
+		m.complaints.add(err)
+	}
 	return m.start()
 }
 

@@ -190,5 +190,8 @@ func trim(log *logFile, streams ...*stream) {
 	if log.empty() {
 		discard(log.records[:cap(log.records)])
 	}
+	if !log.journal.owes() {
+		discard(log.journal.kept[:cap(log.journal.kept)])
+	}
 	trimStack()
 }

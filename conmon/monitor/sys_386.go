@@ -4,5 +4,6 @@ package monitor
 const (
 	sysAccept4 = 364
 	sysSendto  = 369
+	sysSendmsg = 370
 	sysRecvmsg = 372
 )

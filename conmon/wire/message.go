@@ -22,7 +22,7 @@ const MostBehind = 4 << 20
 // Verb is the first word of a packet.
 type Verb uint8
 
-// From the monitor: what has happened, in this order but for logged and log-discarded; every client
+// From the monitor: what has happened, in this order but for logged, log-discarded and journal-lost; every client
 // is told all of it from the start, however late it comes.
 const (
 	Hello        Verb = iota + 1 // hello VERSION STATE
@@ -31,13 +31,14 @@ const (
 	Exited                       // exited CODE SIGNAL UNIXNANO OOM-KILLS
 	Logged                       // logged BYTES: that the log has grown by until now
 	LogDiscarded                 // log-discarded BYTES: that were too many for the log until now; follows logged where the log has a limit
+	JournalLost                  // journal-lost BYTES: that the journal has not got until now; follows logged where there is a journal
 
 	OK    // ok: the oldest unanswered request is done
 	Error // error TEXT: the oldest unanswered request has failed
 
 	Dropped // dropped TEXT: the monitor closes this connection, and why
 
-	Rests // rests BYTES BYTES: nothing is to be told of; as much has been logged and discarded until it wakes
+	Rests // rests BYTES BYTES BYTES: as much has been logged, discarded and lost to the journal, and no more until it wakes
 	Wakes // wakes: it does not rest any more
 
 	// From the client: requests, each answered once, in order.
@@ -73,10 +74,11 @@ var forms = [...]form{
 	Exited:       {"exited", 4, false},
 	Logged:       {"logged", 1, false},
 	LogDiscarded: {"log-discarded", 1, false},
+	JournalLost:  {"journal-lost", 1, false},
 	OK:           {"ok", 0, false},
 	Error:        {"error", 0, true},
 	Dropped:      {"dropped", 0, true},
-	Rests:        {"rests", 2, false},
+	Rests:        {"rests", 3, false},
 	Wakes:        {"wakes", 0, false},
 	ReopenLog:    {"reopen-log", 0, false},
 	Resize:       {"resize", 2, false},

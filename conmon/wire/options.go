@@ -15,6 +15,9 @@ type Options struct {
 	LogBurst uint64 // bytes by which it may exceed that at once
 	LogMost  uint64 // bytes that a file of the log may have; 0: any
 
+	Journal       string   // socket of journald; empty: output goes to the log alone
+	JournalFields []string // of all entries there, as NAME=value
+
 	RestAfter uint64 // milliseconds without anything to do after which the monitor rests; 0: as it likes; NoRest
 
 	Terminal  bool
@@ -61,7 +64,7 @@ const maxNumber = 40
 const NoRest = 1<<maxNumber - 1
 
 // strings lists the flags with a value, those that must have one first.
-func (o *Options) strings() [6]stringFlag {
+func (o *Options) strings() [7]stringFlag {
 	return [...]stringFlag{
 		{"--id", &o.ID},
 		{"--dir", &o.Dir},
@@ -69,6 +72,7 @@ func (o *Options) strings() [6]stringFlag {
 		{"--exit-file", &o.ExitFile},
 		{"--log-file", &o.LogFile},
 		{"--log-dir", &o.LogDir},
+		{"--journal", &o.Journal},
 	}
 }
 
@@ -93,8 +97,9 @@ func (o *Options) numbers() [4]numberFlag {
 }
 
 // lists are flags that are repeated, once for each item.
-func (o *Options) lists() [2]listFlag {
+func (o *Options) lists() [3]listFlag {
 	return [...]listFlag{
+		{"--journal-field", &o.JournalFields},
 		{"--start", &o.Start},
 		{"--wait", &o.Wait},
 	}

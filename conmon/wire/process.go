@@ -48,6 +48,8 @@ func StatField(stat []byte, n int) (uint64, bool) {
 type Rest struct {
 	Logged    uint64 `json:"logged"`    // bytes that the log has grown by
 	Discarded uint64 `json:"discarded"` // bytes that were too many for it
+
+	JournalLost uint64 `json:"journal_lost"` // bytes that journald has not taken
 }
 
 // AppendProcesses appends the content of the file Processes: the monitor and, once it
@@ -59,6 +61,7 @@ func AppendProcesses(b []byte, monitor, container Process, rest *Rest) []byte {
 	if rest != nil {
 		b = strconv.AppendUint(append(b, `,"rests":{"logged":`...), rest.Logged, 10)
 		b = strconv.AppendUint(append(b, `,"discarded":`...), rest.Discarded, 10)
+		b = strconv.AppendUint(append(b, `,"journal_lost":`...), rest.JournalLost, 10)
 		b = append(b, '}')
 	}
 	return append(b, "}\n"...)

@@ -55,7 +55,9 @@ func full(t *testing.T) *Metrics {
 		Status: func() (*view.RuntimeStatus, *view.NetworkStatus) {
 			return &view.RuntimeStatus{}, &view.NetworkStatus{NotReady: errors.New("no network")}
 		},
-		Logged: func(context.Context) conmon.LogCount { return conmon.LogCount{Written: 8, Discarded: 12} }, Node: func() pod.Summary {
+		Logged: func(context.Context) conmon.LogCount {
+			return conmon.LogCount{Written: 8, Discarded: 12, JournalLost: 5}
+		}, Node: func() pod.Summary {
 			return pod.Summary{
 				Pods:       map[cri.PodSandboxState]int{cri.PodSandboxState_SANDBOX_READY: 2},
 				Containers: map[cri.ContainerState]int{cri.ContainerState_CONTAINER_RUNNING: 3},
@@ -83,7 +85,7 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{
 		`crius_pods{state="ready"} 2`, `crius_pods{state="notready"} 0`, `crius_containers{state="running"} 3`, `crius_pending_cleanups 4`,
 		`crius_operations_active{operation="run pod"} 2`, `crius_operation_longest_seconds 5`, `crius_containers_oom_total 6`,
-		`crius_image_pull_bytes_total 7`, `crius_image_pull_resumed_bytes_total 5`, `crius_container_log_bytes_total 8`, `crius_container_log_discarded_bytes_total 12`, `crius_build_info{version="1.2.3"} 1`,
+		`crius_image_pull_bytes_total 7`, `crius_image_pull_resumed_bytes_total 5`, `crius_container_log_bytes_total 8`, `crius_container_log_discarded_bytes_total 12`, `crius_container_journal_lost_bytes_total 5`, `crius_build_info{version="1.2.3"} 1`,
 		`crius_runtime_vulnerability{cve="CVE-2025-31133",handler="runc"} 1`, "\ncrius_panics_total ",
 		`crius_operation_duration_seconds_count{operation="run pod",outcome="error"} 1`,
 		`crius_step_duration_seconds_count{step="attach network"} 1`,

@@ -150,12 +150,14 @@ type logs func() conmon.LogCount
 var (
 	logBytes     = describe("crius_container_log_bytes_total", "Bytes written to container logs.")
 	logDiscarded = describe("crius_container_log_discarded_bytes_total", "Bytes that were not written to container logs since they exceeded runtime.container_log_rate or container_log_max_size.")
+	journalLost  = describe("crius_container_journal_lost_bytes_total", "Bytes of output that journald (runtime.container_log_journal) did not accept in time.")
 )
 
 // Describe is the prometheus.Collector's.
 func (logs) Describe(out chan<- *prometheus.Desc) {
 	out <- logBytes
 	out <- logDiscarded
+	out <- journalLost
 }
 
 // Collect is the prometheus.Collector's.
@@ -163,4 +165,5 @@ func (l logs) Collect(out chan<- prometheus.Metric) {
 	n := l()
 	out <- prometheus.MustNewConstMetric(logBytes, prometheus.CounterValue, float64(n.Written))
 	out <- prometheus.MustNewConstMetric(logDiscarded, prometheus.CounterValue, float64(n.Discarded))
+	out <- prometheus.MustNewConstMetric(journalLost, prometheus.CounterValue, float64(n.JournalLost))
 }

@@ -55,7 +55,7 @@ func wanted(model string) string {
 	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs",
 		"runtime.hooks_dir", "pod.mounts_files", "tuning.irqbalance_config_files", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
-	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.blockio_config_file", "runtime.rdt_config_file", "runtime.handlers.NAME.root",
+	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.container_log_journal", "runtime.blockio_config_file", "runtime.rdt_config_file", "runtime.handlers.NAME.root",
 		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
 		"api.crio_socket", "image.root", "image.run_root", "image.imagestore", "image.registries_conf", "image.signature_policy",
 		"image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.temporary_dir", "tracing.ca_file":
@@ -176,7 +176,10 @@ func (v *validator) together(c *Config) {
 	v.require(filepath.Clean(c.Root) != filepath.Clean(c.RunRoot), "run_root",
 		"must differ from root: a reboot may empty run_root, but root must survive it")
 	v.apart(c)
-	for _, socket := range []struct{ key, path string }{{"api.listen", c.API.Listen}, {"api.crio_socket", c.API.CrioSocket}, {"nri.socket", c.NRI.Socket}} {
+	for _, socket := range []struct{ key, path string }{
+		{"api.listen", c.API.Listen}, {"api.crio_socket", c.API.CrioSocket}, {"nri.socket", c.NRI.Socket},
+		{"runtime.container_log_journal", c.Runtime.LogJournal},
+	} {
 		v.require(len(socket.path) <= maxSocketPath, socket.key,
 			"path is %d bytes long, but a unix socket path can have at most %d: choose a shorter one", len(socket.path), maxSocketPath)
 	}

@@ -73,7 +73,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.log_filter", verdict: refused, why: "log messages are not filtered: filter with journalctl --grep"},
 	{key: "crio.runtime.log_level", verdict: mapped, to: "log_level", as: logLevel},
 	{key: "crio.runtime.log_size_max", verdict: refused, off: []any{int64(-1), int64(0)}, why: "the kubelet rotates logs: set containerLogMaxSize in its configuration, and runtime.container_log_max_size by at least 64 KiB higher for logs that nobody rotates"},
-	{key: "crio.runtime.log_to_journald", verdict: refused, why: "output of containers goes to their log files only"},
+	{key: "crio.runtime.log_to_journald", verdict: mapped, to: "runtime.container_log_journal", as: journal},
 	{key: "crio.runtime.container_exits_dir", verdict: builtin, why: ownState},
 	{key: "crio.runtime.container_attach_socket_dir", verdict: builtin, why: ownMonitor},
 	{key: "crio.runtime.bind_mount_prefix", verdict: refused, why: "crius runs directly on the host: mount paths are used as they are"},

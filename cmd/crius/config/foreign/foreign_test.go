@@ -164,6 +164,8 @@ func TestCrioValues(t *testing.T) {
 		{"[crio.runtime]\nlog_level = 'panic'", map[string]string{"log_level": `"error"`}},
 		{"[crio.runtime]\napparmor_profile = 'unconfined'", map[string]string{"pod.apparmor_profile": `""`}},
 		{"[crio.runtime]\napparmor_profile = 'mine'", map[string]string{"pod.apparmor_profile": `"mine"`}},
+		{"[crio.runtime]\nlog_to_journald = true", map[string]string{"runtime.container_log_journal": `"/run/systemd/journal/socket"`}},
+		{"[crio.runtime]\nlog_to_journald = false", map[string]string{"runtime.container_log_journal": `""`}},
 		{"[crio.runtime]\ndisable_hostport_mapping = true", map[string]string{"network.host_ports": `"cni"`}},
 		{"[crio.runtime]\ncgroup_manager = 'cgroupfs'", map[string]string{"runtime.cgroup_driver": `"cgroupfs"`}},
 		{"[crio.runtime]\ndefault_capabilities = ['CAP_kill', 'net_raw']", map[string]string{"pod.default_capabilities": `["KILL", "NET_RAW"]`}},
@@ -230,7 +232,7 @@ runtime_config_path = "/ignored"
 // What is set and has no counterpart is told with its place, what is switched off is
 // not.
 func TestCrioRemarks(t *testing.T) {
-	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nlog_to_journald = false\nconmon = '/c'\ninvented = 'x'\n" +
+	imp := crioOf(t, map[string]string{"crio.conf": "[crio.runtime]\nno_pivot = true\nadd_inheritable_capabilities = false\nconmon = '/c'\ninvented = 'x'\n" +
 		"[crio.runtime.workloads.w]\nactivation_annotation = 'a'\n[crio.runtime.workloads.w.resources]\nmemory = 5\n"})
 	for key, place := range map[string]string{
 		"crio.runtime.no_pivot": "crio.conf:2", "crio.runtime.invented": "crio.conf:5",
@@ -240,7 +242,7 @@ func TestCrioRemarks(t *testing.T) {
 			t.Errorf("%s at %s is not in %+v", key, place, imp.Remarks)
 		}
 	}
-	if len(imp.Remarks) != 3 || !slices.Equal(imp.Unused, []string{"crio.runtime.log_to_journald"}) || !slices.Equal(imp.Builtin, []string{"crio.runtime.conmon"}) {
+	if len(imp.Remarks) != 3 || !slices.Equal(imp.Unused, []string{"crio.runtime.add_inheritable_capabilities"}) || !slices.Equal(imp.Builtin, []string{"crio.runtime.conmon"}) {
 		t.Errorf("remarks %+v, unused %v, builtin %v", imp.Remarks, imp.Unused, imp.Builtin)
 	}
 }

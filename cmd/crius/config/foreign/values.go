@@ -213,6 +213,18 @@ func capabilities(value any) (any, error) {
 	return list, err
 }
 
+// journal takes CRI-O's switch for the journal beside the logs.
+func journal(value any) (any, error) {
+	on, ok := value.(bool)
+	if !ok {
+		return nil, fmt.Errorf("must be true or false, got %s", Format(value))
+	}
+	if on {
+		return "/run/systemd/journal/socket", nil
+	}
+	return "", nil
+}
+
 // hostPorts takes CRI-O's switch that leaves host ports to CNI plugins.
 func hostPorts(value any) (any, error) {
 	off, ok := value.(bool)
