@@ -127,6 +127,11 @@ bench: ## Measure crius beside a current containerd. ROW=pods: only that; CONTAI
 budgets: setup ## Measure memory, CPU and allocations against their budgets, alone and without the race detector.
 	CGO_ENABLED=0 go test -count=1 -p 1 -parallel 1 -v -tags $(TAGS),budgets -run '^TestBudget' ./...
 
+.PHONY: browser
+browser: ## Look at the status page with a real browser, which is installed if it is missing (220 MB).
+	@test/setup.sh chromium-headless-shell
+	CGO_ENABLED=0 go test -count=1 -v -tags $(TAGS),browser -run '^TestBrowser' ./server/statuspage
+
 .PHONY: cve
 cve: tools ## Run the tests named after vulnerabilities, and print a row for each of those.
 	@CRIUS_TEST_PREBUILT=1 go run ./test/cve -tags $(TAGS)
@@ -152,7 +157,7 @@ fuzz-cri: setup ## Make random calls of every RPC and check what comes of them. 
 lint: $(GOLANGCI_LINT) ## Complain about form: gofmt, go vet, golangci-lint.
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print0 | xargs -0 gofmt -l); \
 	[ -z "$$unformatted" ] || { echo "run gofmt -w on" $$unformatted; exit 1; }
-	go vet -tags $(TAGS),budgets,kubelet ./...
+	go vet -tags $(TAGS),browser,budgets,kubelet ./...
 	$(GOLANGCI_LINT) run --allow-parallel-runners
 
 # The version is that of the module in test/tools/lint.
