@@ -4,6 +4,7 @@ package kubelet
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,7 +15,8 @@ import (
 // Setting is a value and the file that it is from. Both are empty if no file has it.
 type Setting struct{ Value, File string }
 
-// Files that kubeadm and distributions have. Flags override the configuration file.
+// Files that kubeadm and distributions have. Flags override the configuration: a file, and
+// over it those of a directory (--config-dir), if a flag names one.
 var (
 	flagFiles = []string{"/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet"}
 
@@ -28,7 +30,8 @@ var (
 	endpointKey  = regexp.MustCompile(`(?m)^containerRuntimeEndpoint:\s*["']?([^\s"'#]+)`)
 	driverFlag   = regexp.MustCompile(`--cgroup-driver[= ]["']?([^\s"']+)`)
 	driverKey    = regexp.MustCompile(`(?m)^cgroupDriver:\s*["']?([^\s"'#]+)`)
-	statsKey     = regexp.MustCompile(`(?m)^[^#\n]*[\s{,]PodAndContainerStatsFromCRI:\s*true\b`)
+	configDir    = regexp.MustCompile(`--config-dir[= ]["']?([^\s"']+)`)
+	statsKey     = regexp.MustCompile(`(?m)^[^#\n]*[\s{,]PodAndContainerStatsFromCRI:\s*(true|false)\b`)
 )
 
 // CrioSocket is where a kubelet's cAdvisor looks for CRI-O.
@@ -49,18 +52,51 @@ func CgroupDriver(root string) Setting { return find(root, driverFlag, driverKey
 
 // StatsFromCRI tells whether the kubelet asks its runtime for the metrics of
 // containers, and not its own cAdvisor.
-func StatsFromCRI(root string) bool { return statsKey.MatchString(read(root, configFile)) }
+func StatsFromCRI(root string) bool { return findKey(root, statsKey).Value == "true" }
 
 func find(root string, flag, key *regexp.Regexp) Setting {
+	if s := findFlag(root, flag); s != (Setting{}) {
+		return s
+	}
+	return findKey(root, key)
+}
+
+func findFlag(root string, flag *regexp.Regexp) Setting {
 	for _, file := range flagFiles {
 		if m := flag.FindStringSubmatch(read(root, file)); m != nil {
 			return Setting{m[1], file}
 		}
 	}
-	if m := key.FindStringSubmatch(read(root, configFile)); m != nil {
-		return Setting{m[1], configFile}
-	}
 	return Setting{}
+}
+
+// findKey finds the last file that has the key.
+func findKey(root string, key *regexp.Regexp) (found Setting) {
+	for _, file := range configFiles(root) {
+		if m := key.FindStringSubmatch(read(root, file)); m != nil {
+			found = Setting{m[1], file}
+		}
+	}
+	return found
+}
+
+// configFiles are the kubelet's in the order in which it reads them: of the directory those
+// that end in .conf, below it as well, by the order of their paths.
+func configFiles(root string) []string {
+	files := []string{configFile}
+	dir := findFlag(root, configDir).Value
+	if dir == "" {
+		return files
+	}
+	_ = filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && filepath.Ext(path) == ".conf" {
+			if inside, err := filepath.Rel(root, path); err == nil {
+				files = append(files, filepath.Join("/", inside))
+			}
+		}
+		return nil // what cannot be read has nothing
+	})
+	return files
 }
 
 // read is the content of a file, empty if it cannot be read.

@@ -40,4 +40,15 @@ func TestSettings(t *testing.T) {
 	write(flagFiles[2], "KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n")
 	write(configFile, "featureGates:\n  PodAndContainerStatsFromCRI: false\n")
 	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", flagFiles[2]}, false)
+
+	// Files of a directory are laid over the configuration file, the last one wins.
+	write(flagFiles[2], "KUBELET_EXTRA_ARGS=\"--config-dir=/etc/kubelet.d --v=2\"\n")
+	write("/etc/kubelet.d/10-a.conf", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\nfeatureGates:\n  PodAndContainerStatsFromCRI: true\n")
+	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", "/etc/kubelet.d/10-a.conf"}, true)
+	write("/etc/kubelet.d/20-b.conf", "cgroupDriver: systemd\nfeatureGates:\n  PodAndContainerStatsFromCRI: false\n")
+	write("/etc/kubelet.d/30-c.conf.bak", "cgroupDriver: no\n")
+	write("/etc/kubelet.d/40-d.yaml", "cgroupDriver: no\n")
+	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"systemd", "/etc/kubelet.d/20-b.conf"}, false)
+	write("/etc/kubelet.d/25/c.conf", "cgroupDriver: cgroupfs\n")
+	check(Setting{"unix:///run/b.sock", flagFiles[0]}, Setting{"cgroupfs", "/etc/kubelet.d/25/c.conf"}, false)
 }
