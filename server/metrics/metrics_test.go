@@ -138,6 +138,42 @@ func TestManual(t *testing.T) {
 	}
 }
 
+// The dashboard shows every metric, in panels that do not overlap.
+func TestDashboardIsComplete(t *testing.T) {
+	content, err := os.ReadFile("../../contrib/grafana/crius.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(scrape(t, full(t))) {
+		if fields := strings.Fields(line); fields[0] == "#" && fields[1] == "TYPE" && strings.HasPrefix(fields[2], "crius_") && !strings.Contains(string(content), fields[2]) {
+			t.Errorf("the dashboard lacks %s", fields[2])
+		}
+	}
+	var dashboard struct {
+		Panels []struct {
+			ID      int
+			Title   string
+			GridPos struct{ H, W, X, Y int }
+		}
+	}
+	if err := json.Unmarshal(content, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	taken := map[any]string{}
+	for _, p := range dashboard.Panels {
+		g := p.GridPos
+		for _, place := range []any{p.ID, [2]int{g.X, g.Y}} {
+			if other, ok := taken[place]; ok {
+				t.Errorf("panels %q and %q are both at %v", other, p.Title, place)
+			}
+			taken[place] = p.Title
+		}
+		if g.W != 12 || g.H != 8 || g.X%12 != 0 || g.Y%8 != 0 {
+			t.Errorf("panel %q is at %+v", p.Title, g)
+		}
+	}
+}
+
 // The dashboard and the alerts are about metrics that there are.
 func TestDashboardAndAlerts(t *testing.T) {
 	text := scrape(t, full(t))
