@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/crius-run/crius/test/images"
+	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // try runs a subcommand in the node's network, where sessions are served, and returns
@@ -62,5 +64,26 @@ func TestCommandsByNameOfPod(t *testing.T) {
 	}
 	if code, out, errs = w.try(t, "", "pull", "registry.test/none:1"); code != 1 || out != "" || !strings.Contains(errs, "registry.test/none:1") {
 		t.Errorf("crius pull of nothing: exit code %d, %q, %q", code, out, errs)
+	}
+}
+
+// Credentials on the command line are for one pull.
+func TestPullWithCredentials(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{})
+	built, err := images.Build(nil)
+	must(t, err)
+	w.Registry.Push("secret/image", "latest", built)
+	ref := node.RegistryAddress + "/secret/image:latest"
+	w.Registry.Require(registry.Auth{Username: "me", Password: "secret"})
+	defer w.Registry.Require(registry.Auth{})
+	for password, want := range map[string]int{"secret\n": 0, "wrong\n": 1} {
+		code, out, errs := w.try(t, password, "pull", "--creds", "me", "--password-stdin", ref)
+		if code != want || (out != "") != (want == 0) || strings.Contains(errs, strings.TrimSpace(password)) {
+			t.Errorf("password %q: exit code %d, %q, %q", password, code, out, errs)
+		}
+	}
+	if code, _, errs := w.try(t, "", "pull", ref); code != 1 {
+		t.Errorf("without credentials: exit code %d, %q", code, errs)
 	}
 }

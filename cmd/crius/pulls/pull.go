@@ -21,10 +21,12 @@ const linePeriod = 10 * time.Second
 
 // PullCommand is crius pull.
 func PullCommand(load cli.Load) *cobra.Command {
-	return &cobra.Command{
+	var given credentials
+	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
 		Short: "Pull an image",
 		Long: "Have the running server pull an image, with the registries, credentials and signature policy that it uses for pods, and print the image's id. " +
+			"Credentials given here are for this pull and the image's registry only, and are not stored. " +
 			"Standard error shows how far it has come: on a terminal as a bar, else as a line every ten seconds. " +
 			"If crius is interrupted, the server continues for some minutes.",
 		Args: cli.Usage(cobra.ExactArgs(1)),
@@ -33,8 +35,12 @@ func PullCommand(load cli.Load) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			auth, err := given.read(cmd, args[0])
+			if err != nil {
+				return err
+			}
 			return cli.Ask(cmd.Context(), loaded.Config.API.Listen, func(ctx context.Context, server cli.Server) error {
-				id, err := pullImage(ctx, server, args[0], cmd.ErrOrStderr())
+				id, err := pullImage(ctx, server, args[0], auth, cmd.ErrOrStderr())
 				if err == nil {
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), cli.Printable(id))
 				}
@@ -42,17 +48,19 @@ func PullCommand(load cli.Load) *cobra.Command {
 			})
 		},
 	}
+	given.flags(cmd)
+	return cmd
 }
 
 // pullImage shows the pull on out until it has ended.
-func pullImage(ctx context.Context, server cli.Server, image string, out io.Writer) (id string, err error) {
+func pullImage(ctx context.Context, server cli.Server, image string, auth *cri.AuthConfig, out io.Writer) (id string, err error) {
 	watching, end := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		watch(watching, server, image, out)
 	}()
-	answer, err := server.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	answer, err := server.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}, Auth: auth})
 	end()
 	<-watched
 	if ctx.Err() != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ type server struct {
 	cri.UnimplementedImageServiceServer
 	pulls []progress.Pull
 	end   chan error
+	auth  atomic.Pointer[cri.AuthConfig] // of the last pull
 }
 
 func (s *server) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
@@ -34,7 +36,8 @@ func (s *server) Status(context.Context, *cri.StatusRequest) (*cri.StatusRespons
 	return &cri.StatusResponse{Info: map[string]string{"server": string(text)}}, err
 }
 
-func (s *server) PullImage(ctx context.Context, _ *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+func (s *server) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+	s.auth.Store(req.Auth)
 	select {
 	case err := <-s.end:
 		return &cri.PullImageResponse{ImageRef: "i1"}, err

@@ -1,0 +1,140 @@
+package pulls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/docker/config"
+	"go.podman.io/image/v5/types"
+	"golang.org/x/term"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/cmd/crius/cli"
+)
+
+// longestPassword is in bytes, and more than tokens of registries have.
+const longestPassword = 64 << 10
+
+// credentials says where those for one pull come from. Without any the server uses its own.
+type credentials struct {
+	user          string // with or without a password behind a colon
+	passwordStdin bool
+	authFile      string
+}
+
+func (c *credentials) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.user, "creds", "", "user for the image's registry; the password is asked for on the terminal, or read with --password-stdin; USER:PASSWORD is accepted as well, but other users of the machine can see it")
+	cmd.Flags().BoolVar(&c.passwordStdin, "password-stdin", false, "read the password of --creds from standard input")
+	cmd.Flags().StringVar(&c.authFile, "auth-file", "", "file of credentials, as podman login and docker login write it (containers-auth.json(5))")
+	cmd.MarkFlagsMutuallyExclusive("creds", "auth-file")
+}
+
+// read gets the credentials for an image. They are for its registry alone, which its name
+// must have: a short one may mean several.
+func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, error) {
+	if c.user == "" && c.authFile == "" {
+		if c.passwordStdin {
+			return nil, errors.New("--password-stdin needs --creds USER")
+		}
+		return nil, nil
+	}
+	name, err := reference.ParseNormalizedNamed(image)
+	if err != nil {
+		return nil, fmt.Errorf("image %q: %w", image, err)
+	}
+	registry := reference.Domain(name)
+	if !strings.HasPrefix(image, registry+"/") {
+		return nil, fmt.Errorf("image %q: credentials need a name with its registry, such as %s", image, name)
+	}
+	auth := &cri.AuthConfig{ServerAddress: registry}
+	if c.authFile != "" {
+		return auth, c.fromFile(name, auth)
+	}
+	var given bool
+	auth.Username, auth.Password, given = strings.Cut(c.user, ":")
+	switch {
+	case auth.Username == "":
+		return nil, errors.New("--creds: no user before the colon")
+	case given && c.passwordStdin:
+		return nil, errors.New("--creds has a password: leave it out, or --password-stdin")
+	case c.passwordStdin:
+		auth.Password, err = readPassword(cmd.InOrStdin())
+	case !given:
+		auth.Password, err = askPassword(cmd, auth.Username, registry)
+	}
+	if err == nil && auth.Password == "" {
+		err = errors.New("the password is empty")
+	}
+	return auth, err
+}
+
+func (c *credentials) fromFile(name reference.Named, auth *cri.AuthConfig) error {
+	if _, err := os.Stat(c.authFile); err != nil { // which the library takes for an empty one
+		return fmt.Errorf("--auth-file: %w", err)
+	}
+	found, err := config.GetCredentialsForRef(&types.SystemContext{AuthFilePath: c.authFile}, name)
+	if err != nil {
+		return fmt.Errorf("--auth-file %s: %w", c.authFile, err)
+	}
+	if found == (types.DockerAuthConfig{}) {
+		return fmt.Errorf("--auth-file %s: no credentials for %s", c.authFile, name.Name())
+	}
+	auth.Username, auth.Password, auth.IdentityToken = found.Username, found.Password, found.IdentityToken
+	return nil
+}
+
+// readPassword reads all that there is, without the end of its line.
+func readPassword(in io.Reader) (string, error) {
+	text, err := io.ReadAll(io.LimitReader(in, longestPassword+1))
+	if err != nil {
+		return "", fmt.Errorf("read password: %w", err)
+	}
+	if len(text) > longestPassword {
+		return "", fmt.Errorf("read password: standard input has more than %d bytes", longestPassword)
+	}
+	return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), nil
+}
+
+// askPassword has the password typed without showing it.
+func askPassword(cmd *cobra.Command, user, registry string) (string, error) {
+	terminal, ok := cmd.InOrStdin().(*os.File)
+	if !ok || !term.IsTerminal(int(terminal.Fd())) {
+		return "", errors.New("no terminal to ask for the password on: use --password-stdin")
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "password of %s at %s: ", cli.Printable(user), registry)
+	defer fmt.Fprintln(cmd.ErrOrStderr())
+	return typed(cmd.Context(), int(terminal.Fd()))
+}
+
+// typed reads a line with the echo off, which is on again when it returns. If ctx ends
+// first the reader is left behind: the program ends then.
+func typed(ctx context.Context, fd int) (string, error) {
+	before, err := term.GetState(fd)
+	if err != nil {
+		return "", fmt.Errorf("read password: %w", err)
+	}
+	type line struct {
+		text []byte
+		err  error
+	}
+	read := make(chan line, 1)
+	go func() {
+		text, err := term.ReadPassword(fd)
+		read <- line{text, err}
+	}()
+	select {
+	case l := <-read:
+		if l.err != nil {
+			return "", fmt.Errorf("read password: %w", l.err)
+		}
+		return string(l.text), nil
+	case <-ctx.Done():
+		return "", errors.Join(errors.New("interrupted"), term.Restore(fd, before))
+	}
+}
