@@ -26,6 +26,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod/files"
 	"github.com/crius-run/crius/pod/hostpath"
+	"github.com/crius-run/crius/pod/profile"
 	"github.com/crius-run/crius/pod/records"
 	"github.com/crius-run/crius/storage"
 )
@@ -195,6 +196,22 @@ func (s *Sandbox) asked() (annotation.Asked, error) {
 		Allowed:   s.runtime.Handler().AllowedAnnotations,
 		Devices:   s.engine.cfg.AllowedDevices,
 		Workloads: s.engine.cfg.Workloads,
+	})
+}
+
+// seccompProfile gets the profile that the pod asks for by annotation, for a container whose
+// request leaves it unconfined; nil: none.
+func seccompProfile(ctx context.Context, s *Sandbox, cfg *cri.ContainerConfig) (*spec.Profile, error) {
+	asked, err := s.asked()
+	if err != nil {
+		return nil, err
+	}
+	ref := asked.SeccompProfile(cfg.GetMetadata().GetName())
+	if ref == "" || !spec.LeftUnconfined(cfg.GetLinux().GetSecurityContext()) {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return trace.Get(ctx, "load seccomp profile", func(ctx context.Context) (*spec.Profile, error) {
+		return profile.Load(ctx, s.engine.deps.Images, ref, s.plan.Config.M.GetMetadata().GetNamespace())
 	})
 }
 

@@ -164,10 +164,14 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	if plan.Volumes, err = planVolumes(ctx, e.deps.Images, s.plan.Config.M, cfg.GetMounts()); err != nil {
 		return nil, err
 	}
+	profile, err := seccompProfile(ctx, s, cfg)
+	if err != nil {
+		return nil, err
+	}
 	state := records.ContainerState{Phase: records.Creating, Resources: records.Message[*cri.LinuxContainerResources]{M: firstLimits(&plan)}}
 	c := e.newContainer(id, s, records.Container{ContainerPlan: plan, ContainerState: state})
 	if err = c.put(ctx); err == nil {
-		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image) })
+		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image, profile) })
 	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
@@ -187,8 +191,9 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	return c, nil
 }
 
-// build makes the container. What it made before an error is left to teardown.
-func (c *Container) build(ctx context.Context, image *storage.Image) error {
+// build makes the container, with the seccomp profile that the pod asks for by annotation.
+// What it made before an error is left to teardown.
+func (c *Container) build(ctx context.Context, image *storage.Image, profile *spec.Profile) error {
 	mounts := c.plan.Config.M.GetMounts()
 	ensureSources, endLook := c.engine.paths.Prepare(ctx, mounts)
 	defer endLook()
@@ -204,6 +209,7 @@ func (c *Container) build(ctx context.Context, image *storage.Image) error {
 	if err != nil {
 		return err
 	}
+	in.Asked.Seccomp = profile
 	release, err := c.holdPIDNamespace(&in)
 	if err != nil {
 		return err

@@ -63,50 +63,15 @@ func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := a.takeName(ctx, src.Name.String()); err != nil {
+	taken, err := artifact.TakeName(a.lib, src.Name.String())
+	if err == nil && taken {
+		err = trace.Do(ctx, "write store manifest", a.manifest.Write)
+	}
+	if err != nil {
 		err = fmt.Errorf("take the name from the image that had it: %w", err)
 		return nil, errors.Join(err, a.Unname(ctx, src.Name.String())) // so that not both have it
 	}
 	return a.image(pulled), nil
-}
-
-// takeName takes a name that means an artifact now from the image that had it.
-func (a *artifacts) takeName(ctx context.Context, name string) error {
-	record, err := a.lib.Image(name)
-	if errors.Is(err, cstorage.ErrImageUnknown) || err == nil && record.ReadOnly {
-		return nil
-	}
-	if err == nil {
-		err = a.lib.RemoveNames(record.ID, []string{name})
-	}
-	if err != nil {
-		return err
-	}
-	return trace.Do(ctx, "write store manifest", a.manifest.Write)
-}
-
-// settleNames takes the names that both an image and an artifact have, after a crash, from
-// both: it is not known which of them was pulled last. The next pull gives them to one.
-func (a *artifacts) settleNames(ctx context.Context) error {
-	records, err := a.lib.Images()
-	if err != nil {
-		return err
-	}
-	named := map[string]bool{}
-	for _, one := range a.All() {
-		for _, name := range one.Names {
-			named[name] = true
-		}
-	}
-	var errs []error
-	for _, record := range records {
-		for _, name := range record.Names {
-			if named[name] && !record.ReadOnly {
-				errs = append(errs, a.lib.RemoveNames(record.ID, []string{name}), a.Unname(ctx, name))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.
@@ -127,6 +92,7 @@ func (a *artifacts) image(of *artifact.Artifact) *Image {
 		Size:        uint64(max(of.Size(), 1)),
 		Config:      &imagespec.ImageConfig{},
 		Files:       of.Files,
+		artifact:    of,
 	}
 	image.Pinned = a.pinned(image)
 	return image

@@ -795,3 +795,50 @@ func TestArtifactIsNoRootOfContainers(t *testing.T) {
 	}
 	n.removeRootfs(r)
 }
+
+// A pull that wants an artifact of one kind fetches nothing of what is of another, and its
+// content is read as the registry has it.
+func TestKindOfArtifact(t *testing.T) {
+	t.Parallel()
+	kind := source.Kind{Config: "application/vnd.example.config", MaxSize: 6}
+	n := newNode(t)
+	build := func(config string, f image.Files) *image.Artifact {
+		a, err := f.BuildWith(config)
+		ok(t, err)
+		return a
+	}
+	r := serve(t, "p", "fits", build(kind.Config, image.Files{"a": "first", "b": "2"}))
+	for tag, a := range map[string]*image.Artifact{
+		"long": build(kind.Config, image.Files{"a": "first", "b": "22"}), "type": build("application/other", image.Files{"a": "a"}), "image": motd(t, "an image"),
+	} {
+		r.Push("p", tag, a)
+		r.Forget()
+		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/p:" + tag, Kind: &kind})
+		if !errors.Is(err, fault.Invalid) || len(n.list()) > 0 {
+			t.Errorf("%s: %v, images %v", tag, err, n.list())
+		}
+		if tag != "image" && len(blobRequests(r)) > 0 {
+			t.Errorf("%s: fetched %q", tag, blobRequests(r))
+		}
+	}
+	pulled, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/p:fits", Kind: &kind})
+	ok(t, err)
+	if content, err := pulled.Content(kind); string(content) != "first" || err != nil {
+		t.Errorf("content %q, %v", content, err)
+	}
+	if _, err := pulled.Content(source.Kind{Config: kind.Config, MaxSize: 5}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("an artifact that was pulled before and is too large: %v", err)
+	}
+	if _, err := n.pull(r.Addr() + "/p:image").Content(kind); !errors.Is(err, fault.Invalid) {
+		t.Errorf("an image: %v", err)
+	}
+	file := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", pulled.ID, "files/a")
+	ok(t, os.WriteFile(file, []byte("other"), 0o600))
+	if _, err := pulled.Content(kind); err == nil || !strings.Contains(err.Error(), "digest") {
+		t.Errorf("content that has changed: %v", err)
+	}
+	n.remove(pulled.ID)
+	if _, err := pulled.Content(kind); !errors.Is(err, fault.NotFound) {
+		t.Errorf("an artifact that was removed: %v", err)
+	}
+}

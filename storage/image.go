@@ -13,6 +13,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/source"
 )
 
@@ -42,8 +43,17 @@ type Image struct {
 	// image volume.
 	Files []source.File
 
+	artifact *artifact.Artifact // nil: it is an image
 	topLayer string
 	trimmed  bool // Config has the User alone
+}
+
+// Content is that of the first file of an artifact of a kind; of all else it is an error.
+func (i *Image) Content(kind source.Kind) ([]byte, error) {
+	if i.artifact == nil {
+		return nil, kind.Check(nil, nil)
+	}
+	return i.artifact.Content(kind)
 }
 
 // User is the numeric user that the image wants, or the name of one that is

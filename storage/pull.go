@@ -29,6 +29,7 @@ type PullRequest struct {
 	Image     string          // name with tag or digest; a short name follows registries.conf
 	Auth      *cri.AuthConfig // may be nil
 	Namespace string          // of the pod; picks the signature policy
+	Kind      *source.Kind    // of an OCI artifact, which is all that is pulled; nil: everything is
 }
 
 // Pull fetches an image or an OCI artifact and returns it. An image that is here
@@ -128,8 +129,7 @@ func removedMeanwhile(err error) bool {
 }
 
 func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
-	name := p.name
-	start := time.Now()
+	name, start := p.name, time.Now()
 	if err := s.locks.Await(ctx, durable.ToWrite); err != nil {
 		return nil, err
 	}
@@ -160,6 +160,9 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 		return nil, err
 	}
 	defer func() { _ = src.Close() }()
+	if err := p.request.Kind.Check(src.Document().Content, src.Files); err != nil {
+		return nil, err
+	}
 	if len(src.Files) > 0 {
 		return s.artifacts.pull(ctx, src)
 	}

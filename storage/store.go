@@ -251,7 +251,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 		slog.Warn("cannot return project quotas of removed containers; the next start retries", "err", err)
 	}
 	s.downloads.Sweep()
-	if err := s.artifacts.settleNames(ctx); err != nil {
+	if err := s.artifacts.SettleNames(ctx, lib); err != nil {
 		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)
 	}
 	if err := errors.Join(removeUsedAuthFiles(s.cfg.NamespacedAuthDir), hosts.RemoveDirs(s.store.RunRoot())); err != nil {

@@ -36,7 +36,8 @@ type Asked struct {
 
 	Tuning tuning.Wishes // for containers that have CPUs of their own
 
-	unified map[string]map[string]string // files of cgroup v2, by container
+	unified  map[string]map[string]string // files of cgroup v2, by container
+	profiles map[string]string            // OCI artifacts with seccomp profiles, by container
 
 	workload  *Workload      // that the pod is in; nil: none
 	overrides map[string]CPU // by container
@@ -57,6 +58,7 @@ const (
 	askCgroups = "cgroup2-mount-hierarchy-rw"
 	askNoFIPS  = "disable-fips"
 	askLogs    = "link-logs"
+	askSeccomp = "seccomp-profile"
 	askDomain  = ".crio.io"
 )
 
@@ -69,6 +71,7 @@ var oldSpelling = map[string]string{
 	askCgroups: "io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw",
 	askNoFIPS:  "io.kubernetes.cri-o.DisableFIPS",
 	askLogs:    "io.kubernetes.cri-o.LinkLogs",
+	askSeccomp: "seccomp-profile.kubernetes.cri-o.io",
 
 	askInterrupts: askInterrupts + askDomain,
 	askBalancing:  askBalancing + askDomain,
@@ -79,14 +82,18 @@ var oldSpelling = map[string]string{
 }
 
 // perContainer are those whose key names a container.
-var perContainer = []string{askUnified, askShared}
+var perContainer = []string{askUnified, askShared, askSeccomp}
+
+// allContainers stands for a container in the key of a seccomp profile that all containers
+// without one of their own get.
+const allContainers = "POD"
 
 // notDone is the old spelling of what crius does not do. Of the newer one it is all
 // else in the domain.
 var notDone = []string{
 	"io.kubernetes.cri-o.PlatformRuntimePath", "io.kubernetes.cri-o.seccompNotifierAction",
 	"io.kubernetes.cri-o.Spoofed", "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel",
-	"io.kubernetes.cri-o.userns-mode", "seccomp-profile.kubernetes.cri-o.io",
+	"io.kubernetes.cri-o.userns-mode",
 }
 
 // Rules are what the configuration has to say about a pod's annotations.
@@ -127,9 +134,10 @@ func ofKey(key string, err error) error { return fmt.Errorf("annotation %s: %w",
 // nameAsked is what a key asks for, and for which container if it names one; empty if
 // it asks for nothing.
 func nameAsked(key string) (name, container string) {
+	base, container, _ := strings.Cut(key, "/")
 	for name, old := range oldSpelling {
-		if key == old {
-			return name, ""
+		if base == old {
+			return name, container
 		}
 	}
 	for _, before := range []string{oldSpelling[askUnified], askUnified + askDomain} {
@@ -137,7 +145,6 @@ func nameAsked(key string) (name, container string) {
 			return askUnified, container
 		}
 	}
-	base, container, _ := strings.Cut(key, "/")
 	if slices.Contains(notDone, base) {
 		return base, container
 	}
@@ -184,6 +191,11 @@ func (a *Asked) read(name, container, value string, devices []string) (err error
 			return invalid("%.80q is not the name of a volume", value)
 		}
 		a.LogVolume = value
+	case askSeccomp:
+		if a.profiles == nil {
+			a.profiles = map[string]string{}
+		}
+		a.profiles[container] = value
 	default:
 		err = a.readTuning(name, container, value)
 	}
@@ -249,6 +261,15 @@ func askedFiles(text string) (map[string]string, error) {
 		files[strings.TrimSpace(file)] = value
 	}
 	return files, nil
+}
+
+// SeccompProfile is the name of the OCI artifact with the seccomp profile for a container;
+// empty: none.
+func (a Asked) SeccompProfile(container string) string {
+	if own, given := a.profiles[container]; given {
+		return own
+	}
+	return a.profiles[allContainers]
 }
 
 // Resources are those of a container with the files that the pod asks for, which

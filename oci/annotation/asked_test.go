@@ -13,7 +13,7 @@ import (
 )
 
 // allAsked are all that act, as a handler allows them.
-var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io", "link-logs.crio.io"}
+var allAsked = []string{"shm-size.crio.io", "devices.crio.io", "umask.crio.io", "unified-cgroup.crio.io", "cgroup2-mount-hierarchy-rw.crio.io", "disable-fips.crio.io", "link-logs.crio.io", "seccomp-profile.crio.io"}
 
 func TestReadAsked(t *testing.T) {
 	t.Parallel()
@@ -40,6 +40,10 @@ func TestReadAsked(t *testing.T) {
 		{"unified-cgroup.crio.io/app", "memory.high=1000000;memory.min=MTAwMDA=", func(a Asked) any { return a.unified["app"]["memory.high"] + a.unified["app"]["memory.min"] }, "100000010000"},
 		{"unified-cgroup.crio.io.app", "memory.high=1", func(a Asked) any { return a.unified["app"]["memory.high"] }, "1"},
 		{"io.kubernetes.cri-o.UnifiedCgroup.app", "memory.high=1", func(a Asked) any { return a.unified["app"]["memory.high"] }, "1"},
+		{"seccomp-profile.crio.io/app", " quay.io/crio/seccomp:v2", func(a Asked) any { return a.SeccompProfile("app") + "," + a.SeccompProfile("other") }, "quay.io/crio/seccomp:v2,"},
+		{"seccomp-profile.kubernetes.cri-o.io/app", "a:1", func(a Asked) any { return a.SeccompProfile("app") }, "a:1"},
+		{"seccomp-profile.kubernetes.cri-o.io/POD", "a:1", func(a Asked) any { return a.SeccompProfile("app") }, "a:1"},
+		{"seccomp-profile.kubernetes.cri-o.io", "a:1", func(a Asked) any { return a.SeccompProfile("app") + a.Ignored[0] }, "seccomp-profile.kubernetes.cri-o.io"},
 		{"io.kubernetes.cri-o.ContainerType", "sandbox", func(a Asked) any { return len(a.Ignored) }, 0},
 		{"example.com/devices.crio.io", "x", func(a Asked) any { return len(a.Ignored) }, 0},
 	} {
@@ -50,6 +54,22 @@ func TestReadAsked(t *testing.T) {
 		}
 		if got := c.says(a); got != c.want {
 			t.Errorf("%s=%s: %v, want %v", c.key, c.value, got, c.want)
+		}
+	}
+}
+
+// The profile of a container goes before that of the pod, also one that says none.
+func TestSeccompProfileOfContainer(t *testing.T) {
+	t.Parallel()
+	a, err := Read(map[string]string{
+		"seccomp-profile.crio.io/POD": "pod:1", "seccomp-profile.crio.io/app": "app:1", "seccomp-profile.crio.io/free": "",
+	}, Rules{Allowed: []string{"seccomp-profile.kubernetes.cri-o.io"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for container, want := range map[string]string{"app": "app:1", "free": "", "other": "pod:1"} {
+		if got := a.SeccompProfile(container); got != want {
+			t.Errorf("%s has %q, want %q", container, got, want)
 		}
 	}
 }

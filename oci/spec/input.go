@@ -31,6 +31,7 @@ type Asked struct {
 	Resources       *cri.LinuxContainerResources // instead of the request's; nil: those
 	InfraCPUs       string                       // on which the infra container runs; empty: all
 	LogVolume       string                       // emptyDir volume in whose place the pod's logs are mounted; empty: none
+	Seccomp         *Profile                     // of a container that the request leaves unconfined; nil: none
 }
 
 // Facts is what the caller resolved. Paths are the node's, absolute.

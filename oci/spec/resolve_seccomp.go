@@ -29,6 +29,13 @@ func ResolveSeccomp(sc *cri.LinuxContainerSecurityContext) (*Profile, error) {
 	return LoadProfile(want.ref)
 }
 
+// LeftUnconfined tells whether a container's request leaves it without a seccomp profile,
+// and an annotation of the pod may give it one. Privileged containers have none.
+func LeftUnconfined(sc *cri.LinuxContainerSecurityContext) bool {
+	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
+	return err == nil && want.confinement == unconfined && !sc.GetPrivileged()
+}
+
 // CheckPodSeccomp refuses a pod whose own localhost profile cannot be loaded. It
 // is for the pod's infra container, which has the runtime's default instead; but
 // whoever names a profile relies on it.

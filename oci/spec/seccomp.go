@@ -8,19 +8,22 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// seccomp fits the profile that the request chooses to the container. No
-// profile asked for means none (CRI); a privileged container has none.
+// seccomp fits the profile that the request chooses to the container, or the one that the
+// pod asks for by annotation. No profile asked for means none (CRI); a privileged container
+// has none.
 func seccomp(in *Input, s *specs.Spec) error {
 	sc := in.security()
 	want, err := chooseProfile(sc.GetSeccomp(), sc.GetSeccompProfilePath(), unconfined)
 	if err != nil {
 		return fmt.Errorf("seccomp profile: %w", err)
 	}
-	if in.privileged() || want.confinement == unconfined {
+	if in.privileged() || want.confinement == unconfined && in.Asked.Seccomp == nil {
 		return nil
 	}
 	profile := in.Defaults.Seccomp
 	switch {
+	case want.confinement == unconfined:
+		profile = in.Asked.Seccomp
 	case want.confinement == localhost:
 		if err := checkProfilePath(want.ref); err != nil {
 			return err

@@ -397,3 +397,31 @@ func FuzzParseProfile(f *testing.F) {
 		}
 	})
 }
+
+// The profile that the pod asks for by annotation is for containers that have no other.
+func TestAskedProfile(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*cri.LinuxContainerSecurityContext)
+		asked  bool
+	}{
+		"none":       {func(sc *cri.LinuxContainerSecurityContext) { sc.Seccomp = nil }, true},
+		"unconfined": {func(sc *cri.LinuxContainerSecurityContext) { sc.Seccomp.ProfileType = cri.SecurityProfile_Unconfined }, true},
+		"default":    {func(*cri.LinuxContainerSecurityContext) {}, false},
+		"deprecated": {func(sc *cri.LinuxContainerSecurityContext) {
+			sc.Seccomp, sc.SeccompProfilePath = nil, "runtime/default"
+		}, false},
+		"privileged": {func(sc *cri.LinuxContainerSecurityContext) { sc.Seccomp, sc.Privileged = nil, true }, false},
+	} {
+		var left bool
+		s := mutate(t, func(in *Input) {
+			sc := in.Request.Container.Linux.SecurityContext
+			in.Request.Pod.Linux.SecurityContext.Privileged = true
+			c.change(sc)
+			in.Asked.Seccomp = &Profile{DefaultAction: specs.ActLog}
+			left = LeftUnconfined(sc)
+		})
+		if asked := s.Linux.Seccomp != nil && s.Linux.Seccomp.DefaultAction == specs.ActLog; asked != c.asked || left != c.asked {
+			t.Errorf("%s: the profile is %+v, left unconfined: %v", name, s.Linux.Seccomp, left)
+		}
+	}
+}

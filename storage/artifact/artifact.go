@@ -24,6 +24,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/source"
 )
 
@@ -34,6 +35,7 @@ type Artifact struct {
 	Files []source.File
 	Record
 
+	dir                      string // with its files
 	manifestSize, recordSize int64
 }
 
@@ -93,6 +95,29 @@ func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
 	return sum
 }
 
+// Content is that of the first file of an artifact of a kind, as the registry had it. It
+// says fault.NotFound of an artifact that was removed meanwhile.
+func (a *Artifact) Content(kind source.Kind) ([]byte, error) {
+	manifest, err := os.ReadFile(filepath.Join(a.dir, manifestName))
+	if err == nil {
+		err = kind.Check(manifest, a.Files)
+	}
+	var content []byte
+	if err == nil {
+		content, err = os.ReadFile(filepath.Join(a.dir, filesName, a.Files[0].Path))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("artifact %s is not in the store any more, pull it again: %w: %w", a.ID, err, fault.NotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if wanted := a.Files[0].Digest; wanted.Algorithm().FromBytes(content) != wanted {
+		return nil, fmt.Errorf("%w: its file %q has not the digest that the manifest says; remove it and pull it again", errDamaged, a.Files[0].Path)
+	}
+	return content, nil
+}
+
 // withPull is the record after a pull.
 func (r Record) withPull(src *source.Image) Record {
 	name := src.Name.String()
@@ -138,7 +163,7 @@ var errDamaged = errors.New("artifact is damaged")
 
 // load reads the artifact in a directory, and looks whether its files are there.
 func load(dir string) (*Artifact, error) {
-	a := &Artifact{ID: filepath.Base(dir)}
+	a := &Artifact{ID: filepath.Base(dir), dir: dir}
 	doc, size, err := readRecord(dir)
 	if err != nil {
 		return nil, err

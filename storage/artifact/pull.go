@@ -48,7 +48,7 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
 		return a, err
 	}
-	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src)}
+	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src), dir: s.path(artifactsName, id)}
 	if err := s.crowded(made); err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func Open(cfg Config) (*Store, error) {
 		slog.Warn("unusable artifact not listed", "image", dir.Name(), "err", loadErr)
 		s.unusable[dir.Name()] = loadErr
 	}
-	s.settleNames()
+	s.settleOwnNames()
 	if cfg.ReadOnly {
 		return s, nil
 	}
@@ -99,9 +99,9 @@ func (s *Store) blob(d digest.Digest) string {
 	return s.path(blobsName, d.Algorithm().String()+"-"+d.Encoded())
 }
 
-// settleNames leaves each name to the artifact that was pulled last, where a crash has let
+// settleOwnNames leaves each name to the artifact that was pulled last, where a crash has let
 // two have it.
-func (s *Store) settleNames() {
+func (s *Store) settleOwnNames() {
 	byTime := slices.SortedFunc(maps.Values(s.artifacts), func(a, b *Artifact) int { return b.Pulled.Compare(a.Pulled) })
 	taken := map[string]bool{}
 	for _, a := range byTime {

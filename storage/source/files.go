@@ -152,3 +152,33 @@ func (s *fileStream) Read(p []byte) (int, error) {
 	defer s.of.answers.Add(-1)
 	return s.ReadCloser.Read(p)
 }
+
+// Kind is what an artifact has to be for one purpose.
+type Kind struct {
+	Config  string // media type of its config
+	MaxSize int64  // of all its files, in bytes
+}
+
+// Check refuses what is no artifact of this kind. Everything is of the kind nil.
+func (k *Kind) Check(content []byte, files []File) error {
+	if k == nil {
+		return nil
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("it is a container image, not an OCI artifact with the config %s: %w", k.Config, fault.Invalid)
+	}
+	m, err := manifest.OCI1FromManifest(content)
+	if err != nil {
+		return fmt.Errorf("artifact manifest: %w: %w", err, fault.Invalid)
+	}
+	if m.Config.MediaType != k.Config {
+		return fmt.Errorf("it is an OCI artifact with the config %.100q, not %s: %w", m.Config.MediaType, k.Config, fault.Invalid)
+	}
+	left := k.MaxSize
+	for _, f := range files {
+		if left -= f.Size; f.Size > k.MaxSize || left < 0 {
+			return fmt.Errorf("its files have more than %d bytes: %w", k.MaxSize, fault.Invalid)
+		}
+	}
+	return nil
+}

@@ -19,6 +19,11 @@ const ArtifactType = "application/vnd.example.model"
 
 // Build makes the manifest.
 func (f Files) Build() (*Artifact, error) {
+	return f.BuildWith(imagespec.DescriptorEmptyJSON.MediaType)
+}
+
+// BuildWith makes the manifest, with a config of that media type.
+func (f Files) BuildWith(config string) (*Artifact, error) {
 	built := &Artifact{
 		MediaType: imagespec.MediaTypeImageManifest,
 		Blobs:     map[digest.Digest][]byte{},
@@ -33,6 +38,7 @@ func (f Files) Build() (*Artifact, error) {
 		Config:       imagespec.DescriptorEmptyJSON,
 		Layers:       []imagespec.Descriptor{},
 	}
+	manifest.Config.MediaType = config
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		content := []byte(f[name])
 		layer := imagespec.Descriptor{

@@ -1,0 +1,44 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+
+	cstorage "go.podman.io/storage"
+)
+
+// TakeName takes a name that means an artifact now from the image that had it, if one had.
+func TakeName(images cstorage.Store, name string) (taken bool, err error) {
+	record, err := images.Image(name)
+	if errors.Is(err, cstorage.ErrImageUnknown) || err == nil && record.ReadOnly {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, images.RemoveNames(record.ID, []string{name})
+}
+
+// SettleNames takes the names that both an image and an artifact have, after a crash, from
+// both: it is not known which of them was pulled last. The next pull gives them to one.
+func (s *Store) SettleNames(ctx context.Context, images cstorage.Store) error {
+	records, err := images.Images()
+	if err != nil {
+		return err
+	}
+	named := map[string]bool{}
+	for _, a := range s.All() {
+		for _, name := range a.Names {
+			named[name] = true
+		}
+	}
+	var errs []error
+	for _, record := range records {
+		for _, name := range record.Names {
+			if named[name] && !record.ReadOnly {
+				errs = append(errs, images.RemoveNames(record.ID, []string{name}), s.Unname(ctx, name))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
