@@ -11,6 +11,7 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cstorage "go.podman.io/storage"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/durable"
@@ -28,13 +29,17 @@ type artifacts struct {
 	pinned   func(*Image) bool
 }
 
-// artifactsName is their directory where images are. podman and CRI-O have theirs in
-// "artifacts", in another format.
-const artifactsName = "crius-artifacts"
-
-func openArtifacts(s *Store) (*artifacts, error) {
-	store, err := artifact.Open(artifact.Config{
-		Dir:             filepath.Join(s.roots.ForImages(), artifactsName),
+func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
+	var additional []string
+	for _, dir := range s.cfg.AdditionalArtifactStores {
+		if filepath.Clean(dir) == s.roots.ForImages() {
+			return nil, fmt.Errorf("image.additional_artifact_stores: %s is the image root itself: %w", dir, fault.Precondition)
+		}
+		additional = append(additional, artifact.In(dir))
+	}
+	store, err := artifact.Open(ctx, artifact.Config{
+		Additional:      additional,
+		Dir:             artifact.In(s.roots.ForImages()),
 		RunRoot:         s.store.RunRoot(),
 		ReadOnly:        s.cfg.ReadOnly,
 		IsImage:         func(id string) (bool, error) { return isImage(s.store, id) },
@@ -76,7 +81,10 @@ func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error)
 
 // addTo adds the artifacts to a list of images, which is sorted by id.
 func (a *artifacts) addTo(images []*Image) []*Image {
-	for _, one := range a.All() {
+	taken := func(name string) bool {
+		return slices.ContainsFunc(images, func(i *Image) bool { return slices.Contains(i.RepoTags, name) })
+	}
+	for _, one := range a.All(taken) {
 		images = append(images, a.image(one))
 	}
 	slices.SortFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) })
@@ -92,9 +100,10 @@ func (a *artifacts) image(of *artifact.Artifact) *Image {
 		Size:        uint64(max(of.Size(), 1)),
 		Config:      &imagespec.ImageConfig{},
 		Files:       of.Files,
+		ReadOnly:    of.ReadOnly,
 		artifact:    of,
 	}
-	image.Pinned = a.pinned(image)
+	image.Pinned = a.pinned(image) || of.ReadOnly
 	return image
 }
 

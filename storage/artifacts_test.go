@@ -842,3 +842,98 @@ func TestKindOfArtifact(t *testing.T) {
 		t.Errorf("an artifact that was removed: %v", err)
 	}
 }
+
+// Artifacts in additional stores are listed, mounted and found by pulls under their names. They
+// are never changed: what is pulled under their names later has these.
+func TestAdditionalArtifactStores(t *testing.T) {
+	t.Parallel()
+	shared := newNode(t)
+	r := serve(t, "m", "1", model(t, "one"))
+	name := r.Addr() + "/m:1"
+	one := shared.pull(name)
+	n := newNode(t, func(c *Options) { c.AdditionalArtifactStores = []string{t.TempDir(), shared.cfg.Root} })
+	check := func() {
+		t.Helper()
+		got, err := n.Image(testContext(t), name)
+		ok(t, err)
+		if got.ID != one.ID || !got.ReadOnly || !got.Pinned || len(n.list()) != 1 || n.used() != 0 {
+			t.Errorf("listed %+v, used %d", n.list(), n.used())
+		}
+		if err := n.Remove(testContext(t), name); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), shared.cfg.Root) {
+			t.Errorf("removed: %v", err)
+		}
+	}
+	check()
+	v := n.volume("v", one.ID)
+	n.mount(v)
+	if got := n.read(v, "weights/part-1"); got != "one" {
+		t.Errorf("mounted %q", got)
+	}
+	n.restart()
+	ok(t, n.Adopt(testContext(t), []Rootfs{v}))
+	if defects, err := n.Verify(testContext(t), []Rootfs{v}); err != nil || len(defects) > 0 {
+		t.Errorf("verified: %+v, %v", defects, err)
+	}
+	n.removeRootfs(v)
+	r.Forget()
+	for _, ref := range []string{name, r.Addr() + "/m@sha256:" + one.ID} {
+		if got := n.pull(ref); got.ID != one.ID || len(blobRequests(r)) > 0 {
+			t.Errorf("pulled %s as %+v, fetched %q", ref, got, blobRequests(r))
+		}
+	}
+	check()
+	n.noArtifacts()
+
+	r.Push("m", "1", model(t, "two"))
+	two := n.pull(name)
+	got, err := n.Image(testContext(t), one.ID)
+	ok(t, err)
+	if two.ReadOnly || len(got.RepoTags) > 0 {
+		t.Errorf("the name means %+v, and in the additional store %+v", two, got)
+	}
+	n.remove(two.ID)
+	check()
+	r.Push("m", "1", motd(t, "an image"))
+	image := n.pull(name)
+	if got, err := n.Image(testContext(t), name); err != nil || got.ID != image.ID {
+		t.Errorf("the name means %+v, %v", got, err)
+	}
+	n.remove(image.ID)
+	r.Push("other", "1", model(t, "one"))
+	if own := n.pull(r.Addr() + "/other:1"); own.ID != one.ID || own.ReadOnly {
+		t.Errorf("under a name that the additional store does not have: %+v", own)
+	}
+	n.remove(one.ID)
+	check()
+}
+
+// What comes into an additional store is found, and what goes is forgotten.
+func TestAdditionalArtifactStoreChanges(t *testing.T) {
+	t.Parallel()
+	shared := newNode(t)
+	n := newNode(t, func(c *Options) { c.AdditionalArtifactStores = []string{shared.cfg.Root} })
+	r := serve(t, "m", "1", model(t, "one"))
+	one := shared.pull(r.Addr() + "/m:1")
+	r.Forget()
+	if got := n.pull(r.Addr() + "/m:1"); got.ID != one.ID || len(blobRequests(r)) > 0 {
+		t.Errorf("pulled %+v, fetched %q", got, blobRequests(r))
+	}
+	shared.remove(one.ID)
+	if got := n.pull(r.Addr() + "/m:1"); got.ID != one.ID || got.ReadOnly {
+		t.Errorf("pulled what has gone: %+v", got)
+	}
+}
+
+// Nobody waits for a store on a network that hangs, nor for one that is not there.
+func TestAdditionalArtifactStoreThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Options) { c.AdditionalArtifactStores = []string{filepath.Join(t.TempDir(), "absent")} })
+	if img := n.pull(serve(t, "m", "1", model(t, "one")).Addr() + "/m:1"); img.ReadOnly {
+		t.Errorf("pulled %+v", img)
+	}
+	cfg := n.cfg
+	cfg.AdditionalArtifactStores = []string{cfg.Root}
+	if _, err := Open(testContext(t), cfg); !errors.Is(err, fault.Precondition) {
+		t.Errorf("a store that is additional to itself: %v", err)
+	}
+}

@@ -180,7 +180,8 @@ func (c *catalog) read(ctx context.Context, record cstorage.Image, left int) (en
 	if err != nil {
 		return entry{record: record, lost: errors.Is(err, errLayersLost)}, err
 	}
-	image.Pinned = c.pinned(image) || record.ReadOnly // which nobody can remove
+	image.ReadOnly = record.ReadOnly
+	image.Pinned = c.pinned(image) || image.ReadOnly // which nobody can remove
 	return entry{record: record, image: image, kept: image.trim(left)}, nil
 }
 

@@ -14,25 +14,26 @@ import (
 // path means the default of the containers/storage and containers/image
 // libraries, so that crius, podman, skopeo and buildah share one store.
 type Config struct {
-	Root               string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
-	RunRoot            string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
-	ImageStore         string        `toml:"imagestore" help:"containers/storage imagestore: directory of images and their layers, when they are to be on another file system than the rest of root; empty: from storage.conf if root is empty, else in root"`
-	Options            []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
-	RegistriesConf     string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in the directory of the same name plus .d; empty: /etc/containers/registries.conf and its drop-ins"`
-	HostsDirs          []string      `toml:"hosts_dirs" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
-	SignaturePolicy    string        `toml:"signature_policy" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
-	SignaturePolicyDir string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
-	AuthFile           string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
-	NamespacedAuthDir  string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
-	TemporaryDir       string        `toml:"temporary_dir" help:"directory for large temporary files of a pull, and for downloads that the next pull resumes; empty: crius-pulls and crius-downloads in the imagestore, else in the graph root"`
-	PinnedImages       []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
-	ParallelLayers     int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
-	ProgressTimeout    time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
-	MinPullRate        int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
-	PullTimeout        time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
-	WritableSize       int64         `toml:"writable_layer_size" help:"bytes that the writable layer of a container may have, at least 1 MiB, for containers created from now on; needs a file system with project quotas below root: XFS mounted with pquota, ext4 with prjquota; 0: overlay.size of options or storage.conf, else no limit"`
-	WritableInodes     int64         `toml:"writable_layer_inodes" help:"inodes that the writable layer of a container may have, at least 100, as writable_layer_size; 0: overlay.inodes of options or storage.conf, else no limit"`
-	Volumes            string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
+	Root                     string        `toml:"root" help:"containers/storage graph root; empty: from storage.conf, else /var/lib/containers/storage"`
+	RunRoot                  string        `toml:"run_root" help:"containers/storage run root; empty: from storage.conf, else /run/containers/storage"`
+	ImageStore               string        `toml:"imagestore" help:"containers/storage imagestore: directory of images and their layers, when they are to be on another file system than the rest of root; empty: from storage.conf if root is empty, else in root"`
+	Options                  []string      `toml:"options" help:"containers/storage driver options, as in storage.conf (overlay.mountopt=nodev)"`
+	RegistriesConf           string        `toml:"registries_conf" help:"registries.conf to use, with its drop-ins in the directory of the same name plus .d; empty: /etc/containers/registries.conf and its drop-ins"`
+	HostsDirs                []string      `toml:"hosts_dirs" help:"directories with containerd's REGISTRY/hosts.toml or _default/hosts.toml, such as /etc/containerd/certs.d, read at every pull; the first file that is found for a registry replaces its entries in registries.conf, but not blocked ones; empty: none"`
+	SignaturePolicy          string        `toml:"signature_policy" help:"signature policy (policy.json) checked when images are pulled, run or mounted; empty: /etc/containers/policy.json"`
+	SignaturePolicyDir       string        `toml:"signature_policy_dir" help:"directory with a NAMESPACE.json for each namespace whose pods need another policy than signature_policy; empty: none"`
+	AuthFile                 string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
+	NamespacedAuthDir        string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
+	AdditionalArtifactStores []string      `toml:"additional_artifact_stores" help:"directories, each with a crius-artifacts as in an image root, whose OCI artifacts are used as well and never changed; such as a network file system with models; empty: none"`
+	TemporaryDir             string        `toml:"temporary_dir" help:"directory for large temporary files of a pull, and for downloads that the next pull resumes; empty: crius-pulls and crius-downloads in the imagestore, else in the graph root"`
+	PinnedImages             []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
+	ParallelLayers           int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
+	ProgressTimeout          time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
+	MinPullRate              int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
+	PullTimeout              time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
+	WritableSize             int64         `toml:"writable_layer_size" help:"bytes that the writable layer of a container may have, at least 1 MiB, for containers created from now on; needs a file system with project quotas below root: XFS mounted with pquota, ext4 with prjquota; 0: overlay.size of options or storage.conf, else no limit"`
+	WritableInodes           int64         `toml:"writable_layer_inodes" help:"inodes that the writable layer of a container may have, at least 100, as writable_layer_size; 0: overlay.inodes of options or storage.conf, else no limit"`
+	Volumes                  string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
 }
 
 // DefaultPolicy is where containers-policy.json(5) has the signature policy of a node.

@@ -39,6 +39,8 @@ type Image struct {
 	// Pinned asks the kubelet never to collect the image: the configuration
 	// says so, or it lies in a read-only store.
 	Pinned bool
+	// ReadOnly says that the image lies in a store which crius only reads.
+	ReadOnly bool
 	// Files are those of an OCI artifact, which is no image to run, but can be mounted as an
 	// image volume.
 	Files []source.File

@@ -231,7 +231,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
-	s.artifacts, err = openArtifacts(s)
+	s.artifacts, err = openArtifacts(ctx, s)
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
 	}

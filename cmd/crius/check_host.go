@@ -18,6 +18,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/selinux"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/artifact"
 )
 
 // host is where the files of the node are found: / but in tests.
@@ -228,6 +229,11 @@ func checkDirectories(_ context.Context, n *node) []finding {
 	}
 	if err == nil {
 		findings = append(findings, checkFileSystems(n.host, c.Root, roots.ForImages()))
+	}
+	for _, root := range c.Image.AdditionalArtifactStores {
+		if err := artifact.CheckAdditional(root); err != nil {
+			findings = append(findings, warn("mount it, or copy crius-artifacts of an image root into it", "image.additional_artifact_stores: %v", err))
+		}
 	}
 	return append(findings, checkPassage(c.RunRoot)...)
 }

@@ -117,6 +117,18 @@ func TestCheckSELinuxSwitchedOff(t *testing.T) {
 	}
 }
 
+func TestCheckAdditionalArtifactStores(t *testing.T) {
+	dir := t.TempDir()
+	n := testNode(t, fmt.Sprintf("[image]\nadditional_artifact_stores = [%q]", dir), nil)
+	want(t, checkDirectories(context.Background(), n), "additional_artifact_stores", statusWarn)
+	if err := os.MkdirAll(filepath.Join(dir, "crius-artifacts/artifacts"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if findings := checkDirectories(context.Background(), n); strings.Contains(fmt.Sprint(findings), "additional_artifact_stores") {
+		t.Errorf("a store that is there: %v", findings)
+	}
+}
+
 func TestCheckPassage(t *testing.T) {
 	run := t.TempDir()
 	n := testNode(t, fmt.Sprintf("run_root = %q\nroot = %q", run, t.TempDir()), nil)

@@ -95,7 +95,11 @@ func (n Node) Holdings(ctx context.Context) (Holdings, error) {
 	if err != nil {
 		return h, err
 	}
-	h.Images = len(images)
+	for _, image := range images {
+		if !image.ReadOnly {
+			h.Images++
+		}
+	}
 	used, written, err := n.Store.FsInfo(ctx)
 	h.ImageBytes, h.ContainerBytes = used.UsedBytes, written.UsedBytes
 	return h, err
@@ -115,7 +119,9 @@ func (n Node) Wipe(ctx context.Context, keepImages bool) (Wiped, error) {
 			errs = append(errs, err)
 			break
 		}
-		errs = append(errs, n.Store.Remove(ctx, image.ID))
+		if !image.ReadOnly {
+			errs = append(errs, n.Store.Remove(ctx, image.ID))
+		}
 	}
 	w.Errors = append(w.Errors, texts(errs...)...)
 	return w, nil

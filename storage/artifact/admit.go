@@ -3,6 +3,7 @@ package artifact
 import (
 	"context"
 	"os"
+	"path/filepath"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/types"
@@ -14,11 +15,11 @@ import (
 // Admit asks a signature policy about an artifact under the name of ref. A refusal is
 // trust.ErrSignature.
 func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, ref types.ImageReference) error {
-	content, err := os.ReadFile(s.path(artifactsName, a.ID, manifestName))
+	content, err := os.ReadFile(filepath.Join(a.dir, manifestName))
 	if err != nil {
 		return err
 	}
-	stored, _, err := readRecord(s.path(artifactsName, a.ID))
+	stored, _, err := readRecord(a.dir)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,10 @@ type Artifact struct {
 	Files []source.File
 	Record
 
-	dir                      string // with its files
+	ReadOnly bool // it is in an additional store
+
+	dir                      string    // with its files
+	changed                  time.Time // of the directory, of one that is ReadOnly
 	manifestSize, recordSize int64
 }
 
@@ -123,12 +126,7 @@ func (r Record) withPull(src *source.Image) Record {
 	name := src.Name.String()
 	r.Names = front(r.Names, maxNames, name)
 	r.Former = slices.DeleteFunc(slices.Clone(r.Former), func(n string) bool { return n == name })
-	var digests []digest.Digest
-	for _, m := range src.Manifests {
-		digests = append(digests, digest.FromBytes(m.Content))
-	}
-	slices.Sort(digests)
-	r.Digests = front(r.Digests, maxDigests, digests...)
+	r.Digests = front(r.Digests, maxDigests, src.Digests()...)
 	r.Removed, r.Pulled = false, time.Now()
 	return r
 }

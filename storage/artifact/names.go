@@ -27,7 +27,7 @@ func (s *Store) SettleNames(ctx context.Context, images cstorage.Store) error {
 		return err
 	}
 	named := map[string]bool{}
-	for _, a := range s.All() {
+	for _, a := range s.own() {
 		for _, name := range a.Names {
 			named[name] = true
 		}

@@ -48,6 +48,9 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 	if a, err := s.pullPresent(ctx, id, src); a != nil || err != nil {
 		return a, err
 	}
+	if a, err := s.pullAdditional(ctx, id, src); a != nil || err != nil {
+		return a, err
+	}
 	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src), dir: s.path(artifactsName, id)}
 	if err := s.crowded(made); err != nil {
 		return nil, err
@@ -77,7 +80,7 @@ func (s *Store) pullPresent(ctx context.Context, id string, src *source.Image) (
 
 // notePull is pullPresent for who holds writing.
 func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
-	a := s.Find(id)
+	a := s.find(id)
 	if a == nil {
 		return nil, nil //nolint:nilnil // see above
 	}
@@ -97,7 +100,7 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 	if err := s.change(ctx, a, record, src.Signatures); err != nil {
 		return nil, err
 	}
-	return s.Find(id), s.unname(ctx, src.Name.String(), id)
+	return s.find(id), s.unname(ctx, src.Name.String(), id)
 }
 
 // pull is one of an artifact that is not there.

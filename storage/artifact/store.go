@@ -25,9 +25,11 @@ import (
 
 // Config says where artifacts are and how they are pulled.
 type Config struct {
-	Dir      string // is made by the first pull
-	RunRoot  string // for temporary files, of which the next start removes what is left
-	ReadOnly bool   // for a caller who only looks
+	Dir string // is made by the first pull
+	// Additional are the directories of stores that are only read.
+	Additional []string
+	RunRoot    string // for temporary files, of which the next start removes what is left
+	ReadOnly   bool   // for a caller who only looks
 	// IsImage tells whether an image has an id, which no artifact may have then.
 	IsImage func(id string) (bool, error)
 
@@ -37,11 +39,16 @@ type Config struct {
 	Parallel        int
 }
 
+// In is the directory of the store in an image root. podman and CRI-O have theirs in
+// "artifacts", in another format.
+func In(root string) string { return filepath.Join(root, "crius-artifacts") }
+
 // Store is the artifacts of a directory, of which no other process changes anything. Its
 // methods are safe for concurrent use.
 type Store struct {
-	cfg     Config
-	pulling locks // by id and registry
+	cfg        Config
+	additional *additional
+	pulling    locks // by id and registry
 
 	writing sync.Mutex // held while records change
 
@@ -55,8 +62,8 @@ type Store struct {
 // Open reads the artifacts, and removes what unfinished pulls and removals have left.
 // Artifacts that cannot be used are not listed, and stay, since containers may be using
 // them: damaged ones until Adopt, others until a version of crius can use them.
-func Open(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	s := &Store{cfg: cfg, additional: &additional{dirs: cfg.Additional, patience: readPatience}, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
 	dirs, err := os.ReadDir(s.path(artifactsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read artifacts: %w", err)
@@ -71,6 +78,7 @@ func Open(cfg Config) (*Store, error) {
 		s.unusable[dir.Name()] = loadErr
 	}
 	s.settleOwnNames()
+	s.additional.read(ctx)
 	if cfg.ReadOnly {
 		return s, nil
 	}
@@ -114,17 +122,41 @@ func (s *Store) settleOwnNames() {
 	}
 }
 
-// All are the artifacts by id, without those that are removed and still in use.
-func (s *Store) All() []*Artifact {
+// All are the artifacts, without those that are removed and still in use. Those in additional
+// stores have no names that are taken, or that artifacts in this store have.
+func (s *Store) All(taken func(name string) bool) []*Artifact {
+	all := s.own()
+	own := map[string]bool{}
+	for _, a := range all {
+		own[a.ID] = true
+		for _, name := range a.Names {
+			own[name] = true
+		}
+	}
+	for id, a := range s.additional.all() {
+		if own[id] {
+			continue
+		}
+		isTaken := func(name string) bool { return own[name] || taken(name) }
+		if slices.ContainsFunc(a.Names, isTaken) {
+			less := *a
+			less.Names = slices.DeleteFunc(slices.Clone(a.Names), isTaken)
+			a = &less
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// own are those of this store.
+func (s *Store) own() (all []*Artifact) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var all []*Artifact
 	for _, a := range s.artifacts {
 		if !a.Removed {
 			all = append(all, a)
 		}
 	}
-	slices.SortFunc(all, func(a, b *Artifact) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
 
@@ -132,11 +164,14 @@ func (s *Store) All() []*Artifact {
 func (s *Store) Has(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.artifacts[id] != nil || s.unusable[id] != nil
+	return s.artifacts[id] != nil || s.unusable[id] != nil || s.additional.find(id) != nil
 }
 
 // Find is the artifact with this id, nil if there is none.
-func (s *Store) Find(id string) *Artifact {
+func (s *Store) Find(id string) *Artifact { return cmp.Or(s.find(id), s.additional.find(id)) }
+
+// find is that of this store.
+func (s *Store) find(id string) *Artifact {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.artifacts[id]
@@ -180,14 +215,15 @@ func (s *Store) Size() (sum uint64) {
 func (s *Store) Use(id, user string) (dir string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.artifacts[id] == nil {
+	a := cmp.Or(s.artifacts[id], s.additional.find(id))
+	if a == nil {
 		return "", fmt.Errorf("artifact %s is not in the store, pull it again: %w", id, fault.NotFound)
 	}
 	if s.users[id] == nil {
 		s.users[id] = map[string]bool{}
 	}
 	s.users[id][user] = true
-	return s.path(artifactsName, id, filesName), nil
+	return filepath.Join(a.dir, filesName), nil
 }
 
 // Drop ends a use. A removed artifact goes with the last one.
@@ -229,15 +265,20 @@ func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 }
 
 // Remove removes an artifact, or notes that it goes with the last root file system that
-// uses it. One that is not there is fine.
+// uses it. One that is not there is fine, one that is only in an additional store is
+// fault.Precondition.
 func (s *Store) Remove(ctx context.Context, id string) error { return s.remove(ctx, id, false) }
 
 // remove is Remove; again: only of what was removed before, and not pulled again since.
 func (s *Store) remove(ctx context.Context, id string, again bool) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if a := s.Find(id); a == nil || again && !a.Removed {
+	known := s.find(id)
+	switch {
+	case again && (known == nil || !known.Removed):
 		return nil
+	case !again && (known == nil || known.Removed):
+		return s.refuseAdditional(id)
 	}
 	a, used := s.take(id)
 	if used {
@@ -390,7 +431,11 @@ func (s *Store) Check(id string) error {
 	if err != nil {
 		return fmt.Errorf("artifact %s is unusable: %w", id, err)
 	}
-	if _, err := os.Stat(s.path(artifactsName, id, filesName)); err != nil {
+	a := s.Find(id)
+	if a == nil {
+		return fmt.Errorf("artifact %s is not in the store: %w", id, fault.NotFound)
+	}
+	if _, err := os.Stat(filepath.Join(a.dir, filesName)); err != nil {
 		return fmt.Errorf("artifact %s has no files: %w", id, err)
 	}
 	return nil

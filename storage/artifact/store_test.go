@@ -42,7 +42,7 @@ func stored(t *testing.T) (s *Store, id string) {
 	for name, content := range files {
 		write(filepath.Join(filesName, name), content)
 	}
-	if s, err = Open(Config{Dir: root}); err != nil || s.Find(id) == nil {
+	if s, err = Open(t.Context(), Config{Dir: root}); err != nil || s.Find(id) == nil {
 		t.Fatalf("opened: %v", err)
 	}
 	return s, id
@@ -72,7 +72,7 @@ func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	if err := s.Drop(t.Context(), id, "container"); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.All()) != 1 || s.Check(id) != nil {
+	if len(s.All(nil)) != 1 || s.Check(id) != nil {
 		t.Error("the artifact is gone")
 	}
 	if err := s.Remove(t.Context(), id); err != nil {
@@ -134,7 +134,7 @@ func TestRecordsKeepSignatures(t *testing.T) {
 	if err != nil || len(got.Names) > 0 || !slices.EqualFunc(got.Signatures, [][]byte{two, one}, bytes.Equal) {
 		t.Errorf("on the disk is %+v, %v", got, err)
 	}
-	opened, err := Open(s.cfg)
+	opened, err := Open(t.Context(), s.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,15 +189,15 @@ func TestArtifactOfOtherRules(t *testing.T) {
 	if err := errors.Join(os.Rename(s.path(artifactsName, id), dir), os.WriteFile(filepath.Join(dir, manifestName), built.Manifest, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	opened, err := Open(s.cfg)
+	opened, err := Open(t.Context(), s.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := opened.Adopt(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, recordName)); err != nil || len(opened.All()) > 0 {
-		t.Errorf("it has gone: %v, or is listed: %+v", err, opened.All())
+	if _, err := os.Stat(filepath.Join(dir, recordName)); err != nil || len(opened.All(nil)) > 0 {
+		t.Errorf("it has gone: %v, or is listed: %+v", err, opened.All(nil))
 	}
 }
 

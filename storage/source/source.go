@@ -165,6 +165,15 @@ func (d *Documents) Manifest() digest.Digest {
 	return digest.FromBytes(d.Manifests[""].Content)
 }
 
+// Digests are those of the manifest and of the index that led to it, sorted.
+func (d *Documents) Digests() (digests []digest.Digest) {
+	for _, m := range d.Manifests {
+		digests = append(digests, digest.FromBytes(m.Content))
+	}
+	slices.Sort(digests)
+	return digests
+}
+
 // Blobs are the image's config and layers, as its manifest names them.
 func (d *Documents) Blobs() map[digest.Digest]bool {
 	blobs := map[digest.Digest]bool{d.ConfigDigest: true}

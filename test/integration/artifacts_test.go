@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -85,5 +86,35 @@ func TestArtifactAcrossRestarts(t *testing.T) {
 	equal(t, "images", w.counts(t)[2], 2)
 	if out, code := w.wipe(t, "", "--yes"); code != 0 || !strings.Contains(out, "images 2") {
 		t.Errorf("code %d: %s", code, out)
+	}
+}
+
+// Pods mount artifacts from a disk that others have filled, which nothing is removed from.
+func TestArtifactOnSharedDisk(t *testing.T) {
+	t.Parallel()
+	w := private(t, node.Options{Config: "[image]\nadditional_artifact_stores = [\"{{.Path \"shared\"}}\"]\n"})
+	ref, id := w.artifact(t)
+	must(t, os.CopyFS(w.Path("shared/crius-artifacts"), os.DirFS(w.Path("img/crius-artifacts"))))
+	spec := &cri.ImageSpec{Image: ref}
+	_, err := w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: spec})
+	must(t, err)
+	must(t, w.Restart(t.Context()))
+	status, err := w.Images().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: spec})
+	must(t, err)
+	if status.Image.GetId() != id || !status.Image.GetPinned() {
+		t.Errorf("status: %v", status)
+	}
+	equal(t, "pulled", w.Pull(t, ref), id)
+	c := w.run(t, "crun").start(t, "sleep", withMounts(ofArtifact(ref, "")))
+	equal(t, "file", c.exec(t, "cat /model/config.json"), "{}")
+	_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: spec})
+	wantCode(t, err, codes.FailedPrecondition, w.Path("shared"))
+	must(t, w.Crash(t.Context()))
+	w.silent(t, "a container that mounts an artifact from a shared disk")
+	if out, code := w.wipe(t, "", "--yes"); code != 0 || !strings.Contains(out, "images 1") {
+		t.Errorf("code %d: %s", code, out)
+	}
+	if left, err := os.ReadDir(w.Path("shared/crius-artifacts/artifacts")); err != nil || len(left) != 1 {
+		t.Errorf("on the shared disk: %v, %v", left, err)
 	}
 }

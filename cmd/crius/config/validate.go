@@ -52,7 +52,7 @@ func choices(model string) []string {
 // wanted says what a key's value must be, beyond its type; empty: nothing.
 func wanted(model string) string {
 	switch model {
-	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs",
+	case "root", "run_root", "api.listen", "pod.namespaces_dir", "network.conf_dir", "network.plugin_dirs", "image.hosts_dirs", "image.additional_artifact_stores",
 		"runtime.hooks_dir", "pod.mounts_files", "tuning.irqbalance_config_files", "nri.socket", "nri.plugin_dir", "nri.plugin_config_dir":
 		return anAbsolutePath
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.container_log_journal", "runtime.blockio_config_file", "runtime.rdt_config_file", "runtime.handlers.NAME.root",

@@ -43,7 +43,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.default_ulimits", verdict: mapped, to: "pod.default_ulimits", as: texts},
 	{key: "crio.runtime.no_pivot", verdict: refused, why: "crius always lets the runtime use pivot_root: a root file system on a ramdisk is not supported"},
 	{key: "crio.runtime.decryption_keys_path", verdict: refused, off: []any{"", "/etc/crio/keys/"}, why: "encrypted images cannot be pulled"},
-	{key: "crio.runtime.additional_artifact_stores", verdict: refused, why: "OCI artifacts in additional stores are not used"},
+	{key: "crio.runtime.additional_artifact_stores", verdict: refused, why: "CRI-O's stores are in another format: fill a directory with crius-artifacts of an image root, and name it in image.additional_artifact_stores"},
 	{key: "crio.runtime.conmon", verdict: builtin, why: ownMonitor},
 	{key: "crio.runtime.conmon_cgroup", verdict: builtin, why: "monitors run in a cgroup below that of crius's service; runtime.monitor_cgroup moves them"},
 	{key: "crio.runtime.conmon_env", verdict: builtin, why: "monitors and runtimes have the environment of crius's service: systemctl edit crius changes it"},

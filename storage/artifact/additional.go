@@ -1,0 +1,192 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.podman.io/image/v5/docker/reference"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/trust"
+)
+
+// additional are the artifacts in stores that others write, and this program only reads. They
+// are read now and then, in the background: they may be on a network whose server hangs, and
+// for that no caller waits for long.
+type additional struct {
+	dirs     []string      // of the stores; the first one that has an artifact counts
+	patience time.Duration // of callers who want to know what is there now
+
+	mu       sync.Mutex
+	known    map[string]*Artifact // by id; never changed, but replaced
+	problems []string             // of the last reading
+	ended    time.Time            // of the last reading
+	reading  chan struct{}        // closed when the reading under way ends; nil: there is none
+}
+
+const (
+	readInterval = 10 * time.Second // between two readings
+	readPatience = 10 * time.Second
+)
+
+// find is the artifact with an id, nil if there is none.
+func (a *additional) find(id string) *Artifact {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.known[id]
+}
+
+// all are the artifacts as they were when they were last read, which begins again if that was
+// some time ago.
+func (a *additional) all() map[string]*Artifact {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.dirs) > 0 && time.Since(a.ended) > readInterval {
+		a.begin()
+	}
+	return a.known
+}
+
+// read reads the stores, and returns when that is done, or takes too long.
+func (a *additional) read(ctx context.Context) {
+	if len(a.dirs) == 0 {
+		return
+	}
+	a.mu.Lock()
+	done := a.begin()
+	a.mu.Unlock()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	case <-time.After(a.patience):
+		slog.WarnContext(ctx, "additional artifact stores do not answer, going on without what is new there", "dirs", a.dirs)
+	}
+}
+
+// begin reads the stores, unless that is under way, for who holds mu. Nobody waits for the
+// end of a reading that hangs.
+func (a *additional) begin() (done <-chan struct{}) {
+	if a.reading != nil {
+		return a.reading
+	}
+	ended := make(chan struct{})
+	a.reading = ended
+	before := a.known
+	go func() {
+		defer close(ended)
+		var found map[string]*Artifact
+		var problems []string
+		panics.Run(context.Background(), "read additional artifact stores", func() { found, problems = a.load(before) })
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, problem := range problems {
+			if !slices.Contains(a.problems, problem) {
+				slog.Warn("additional artifact store is unusable, or a part of it", "err", problem)
+			}
+		}
+		a.known, a.problems, a.ended, a.reading = found, problems, time.Now(), nil
+	}()
+	return ended
+}
+
+// load reads what has changed since before.
+func (a *additional) load(before map[string]*Artifact) (found map[string]*Artifact, problems []string) {
+	found = map[string]*Artifact{}
+	kept := 0
+	for _, store := range a.dirs {
+		entries, err := os.ReadDir(filepath.Join(store, artifactsName))
+		if err != nil {
+			problems = append(problems, err.Error())
+		}
+		for _, entry := range entries {
+			if found[entry.Name()] != nil {
+				continue
+			}
+			one, err := loadAdditional(filepath.Join(store, artifactsName, entry.Name()), before[entry.Name()])
+			if err != nil {
+				problems = append(problems, fmt.Sprintf("artifact %s in %s: %v", entry.Name(), store, err))
+				continue
+			}
+			if kept += one.kept(); len(found) == maxArtifacts || kept > maxKept {
+				return found, append(problems, fmt.Sprintf("more than %d artifacts, or their files have long names: the others are left out", maxArtifacts))
+			}
+			found[one.ID] = one
+		}
+	}
+	return found, problems
+}
+
+// loadAdditional is known, if that is what the directory still has.
+func loadAdditional(dir string, known *Artifact) (*Artifact, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
+	if known != nil && known.dir == dir && known.changed.Equal(info.ModTime()) {
+		return known, nil
+	}
+	one, err := load(dir)
+	if err != nil {
+		return nil, err
+	}
+	if one.Removed {
+		return nil, errors.New("it has been removed there and is still in use")
+	}
+	one.ReadOnly, one.changed = true, info.ModTime()
+	return one, nil
+}
+
+// CheckAdditional says why the image root of an additional store has no artifacts.
+func CheckAdditional(root string) error {
+	_, err := os.ReadDir(filepath.Join(In(root), artifactsName))
+	return err
+}
+
+// pullAdditional is the artifact that src leads to, if an additional store has it under the
+// same name, with all signatures; nil if not.
+func (s *Store) pullAdditional(ctx context.Context, id string, src *source.Image) (*Artifact, error) {
+	s.additional.read(ctx)
+	a := s.additional.find(id)
+	if a == nil || !a.knows(src) {
+		return nil, nil //nolint:nilnil // see above
+	}
+	stored, _, err := readRecord(a.dir)
+	if err != nil || len(trust.Union(stored.Signatures, src.Signatures)) > len(stored.Signatures) {
+		return nil, nil //nolint:nilnil,nilerr // it is fetched
+	}
+	slog.InfoContext(ctx, "artifact is in an additional store", "image", id, "name", src.Name.String(), "dir", a.dir)
+	return a, s.Unname(ctx, src.Name.String())
+}
+
+// knows tells whether the artifact has the name of src, and the digests that led to it.
+func (a *Artifact) knows(src *source.Image) bool {
+	for _, d := range src.Digests() {
+		if !slices.Contains(a.Digests, d) {
+			return false
+		}
+	}
+	if _, digested := src.Name.(reference.Canonical); !digested {
+		return slices.Contains(a.Names, src.Name.String())
+	}
+	return slices.ContainsFunc(a.Names, func(name string) bool {
+		parsed, err := reference.ParseNormalizedNamed(name)
+		return err == nil && parsed.Name() == src.Name.Name()
+	})
+}
+
+// refuseAdditional refuses to remove what is in an additional store.
+func (s *Store) refuseAdditional(id string) error {
+	if a := s.additional.find(id); a != nil {
+		return fmt.Errorf("artifact %s is in a store that is only read (image.additional_artifact_stores), in %s; remove it there: %w", id, a.dir, fault.Precondition)
+	}
+	return nil
+}
