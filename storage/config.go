@@ -25,6 +25,7 @@ type Config struct {
 	AuthFile                 string        `toml:"auth_file" help:"registry credentials used when the pull request carries none; empty: none"`
 	NamespacedAuthDir        string        `toml:"namespaced_auth_dir" help:"directory in which a credential provider writes registry credentials, each for a single pull, as for CRI-O: NAMESPACE-SHA256.json, where SHA256 is the digest of the repository's name; such a file is used instead of auth_file and then deleted; empty: none"`
 	AdditionalArtifactStores []string      `toml:"additional_artifact_stores" help:"directories, each with a crius-artifacts as in an image root, whose OCI artifacts are used as well and never changed; such as a network file system with models; empty: none"`
+	DecryptionKeysPath       string        `toml:"decryption_keys_path" help:"directory with private keys, in PEM, DER or as JWK, that decrypt layers of encrypted images (ocicrypt); read at every pull of such an image; empty: encrypted images are refused"`
 	TemporaryDir             string        `toml:"temporary_dir" help:"directory for large temporary files of a pull, and for downloads that the next pull resumes; empty: crius-pulls and crius-downloads in the imagestore, else in the graph root"`
 	PinnedImages             []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers           int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`

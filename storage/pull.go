@@ -230,6 +230,9 @@ func (s *Store) openSource(ctx context.Context, sys *types.SystemContext, policy
 		defer cancel()
 	}
 	src, err := source.Open(ctx, sys, policy, name, func(config digest.Digest) []byte { return storedConfig(s.store, config) }, dir)
+	if err == nil {
+		err = src.Unlock(ctx, s.cfg.DecryptionKeysPath)
+	}
 	return src, progress.CauseOf(ctx, err)
 }
 

@@ -40,6 +40,10 @@ type Watcher struct {
 	Resumed func(bytes int64)                     // that were here
 	Came    func(bytes int64)                     // from the registry
 	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
+
+	// Decrypted says that the source decrypts the blob, which has the same size then, and
+	// checks its digest. Nothing of that is kept.
+	Decrypted bool
 }
 
 // Pull is the downloads of one pull.
@@ -63,7 +67,7 @@ func (d *Dir) Begin(registry string) *Pull {
 // come; others are shown when the whole has its digest, since they may be damaged, or
 // somebody else's.
 func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch Watcher) error {
-	part, err := p.turn(ctx, info)
+	part, err := p.turn(ctx, info, watch.Decrypted)
 	if err != nil {
 		return err
 	}
@@ -73,9 +77,10 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 	return f.run(ctx)
 }
 
-// turn waits until no other pull fetches the blob, or the one that does so gets nothing.
-func (p *Pull) turn(ctx context.Context, info types.BlobInfo) (*part, error) {
-	part, err := p.part(info, false)
+// turn waits until no other pull fetches the blob, or the one that does so gets nothing;
+// alone does not wait.
+func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part, error) {
+	part, err := p.part(info, alone)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +252,7 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 		return came, err
 	case f.info.Size > 0 && at != f.info.Size:
 		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, errDiffers)
-	case digester.Digest() != f.info.Digest:
+	case digester.Digest() != f.info.Digest && !f.watch.Decrypted:
 		return came, fmt.Errorf("the registry sent content with another digest, %s: %w", digester.Digest(), errDiffers)
 	case f.stored > 0:
 		return came, f.watch.Shown(f.part.file, at)

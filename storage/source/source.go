@@ -30,6 +30,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/decrypt"
 	"github.com/crius-run/crius/storage/layers"
 	"github.com/crius-run/crius/storage/trust"
 )
@@ -101,6 +102,7 @@ type Image struct {
 
 	attachments *attachments // nil: not to be looked for
 	stored      func(config digest.Digest) []byte
+	encrypted   map[digest.Digest]*decrypt.Layer // by blob
 
 	mu    sync.Mutex
 	large bool // this pull has taken LargeWindows
@@ -232,8 +234,9 @@ func (d *Documents) Layers() []layers.Layer {
 	}
 	var list []layers.Layer
 	for i, blob := range blobs {
+		format, _ := decrypt.Plain(blob.MediaType)
 		l := layers.Layer{Blob: blob.Digest, Size: blob.Size, DiffID: contents[i]}
-		if !layerFormats[blob.MediaType] || l.Blob.Algorithm() != digest.Canonical || contents[i].Validate() != nil || l.DiffID.Algorithm() != digest.Canonical {
+		if !layerFormats[format] || l.Blob.Algorithm() != digest.Canonical || contents[i].Validate() != nil || l.DiffID.Algorithm() != digest.Canonical {
 			return nil
 		}
 		list = append(list, l)
@@ -252,8 +255,7 @@ func contentsOf(config []byte) []digest.Digest {
 	return image.RootFS.DiffIDs
 }
 
-// layerFormats are the media types of layers that are archives, compressed or not. Others
-// are encrypted, or no layers.
+// layerFormats are the media types of layers that are archives, compressed or not.
 var layerFormats = map[string]bool{
 	imagespec.MediaTypeImageLayer:                     true,
 	imagespec.MediaTypeImageLayerGzip:                 true,
@@ -296,7 +298,7 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 // guard returns a layer that is guarded on its way in.
 func (s *Image) guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) *layerGuard {
 	guard := &layerGuard{
-		ReadCloser: stream, layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
+		ReadCloser: s.decrypted(info.Digest, stream), layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
 		admitLarge: func() error { return s.admitLarge(ctx) },
 	}
 	if info.Size > 0 {

@@ -275,9 +275,10 @@ func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.Uni
 	w.report(progress.Waiting, info, 0)
 	shown := false
 	return w.downloads.Fetch(ctx, w.Source, info, download.Watcher{
-		Begins:  func() { w.report(types.ProgressEventNewArtifact, info, 0) },
-		Resumed: func(bytes int64) { w.report(progress.Resumed, info, uint64(bytes)) },
-		Came:    func(bytes int64) { w.report(types.ProgressEventRead, info, uint64(bytes)) },
+		Decrypted: w.Source.Decrypts(info.Digest),
+		Begins:    func() { w.report(types.ProgressEventNewArtifact, info, 0) },
+		Resumed:   func(bytes int64) { w.report(progress.Resumed, info, uint64(bytes)) },
+		Came:      func(bytes int64) { w.report(types.ProgressEventRead, info, uint64(bytes)) },
 		Shown: func(file *os.File, size int64) error {
 			packet := binary.BigEndian.AppendUint64([]byte{packetShown}, uint64(size))
 			if shown {

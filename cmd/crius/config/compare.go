@@ -120,7 +120,7 @@ func effective(k Key, c *Config) string {
 		return realPath(map[string]string{"image.root": roots.Graph, "image.run_root": roots.Run, "image.imagestore": roots.ForImages()}[k.model])
 	case "image.signature_policy":
 		return realPath(cmp.Or(c.Image.SignaturePolicy, storage.DefaultPolicy))
-	case "image.namespaced_auth_dir", "image.signature_policy_dir":
+	case "image.namespaced_auth_dir", "image.signature_policy_dir", "image.decryption_keys_path":
 		return strings.Join(present(k.value.String()), "") // nothing is in one that is not there
 	case "pod.selinux":
 		if len(present("/sys/fs/selinux/enforce")) == 0 { // the kernel has no SELinux to use
@@ -175,7 +175,7 @@ var inputs = []string{
 	"api.stream_tls_cert_file", "api.stream_tls_key_file", "api.stream_tls_client_ca_file", "metrics.tls_cert_file", "metrics.tls_key_file", "tracing.ca_file",
 	"pod.seccomp_profile", "pod.cdi_spec_dirs", "runtime.hooks_dir", "runtime.crio_handlers_dir",
 	"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
-	"image.registries_conf", "image.hosts_dirs", "image.signature_policy", "image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.additional_artifact_stores",
+	"image.registries_conf", "image.hosts_dirs", "image.signature_policy", "image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.decryption_keys_path", "image.additional_artifact_stores",
 	"network.conf_dir", "network.plugin_dirs", "network.conf_template", "nri.plugin_dir", "nri.plugin_config_dir",
 }
 

@@ -61,6 +61,7 @@ func TestImportOfCrioDefaults(t *testing.T) {
 	equal(t, "message size", c.API.MaxMessageSize, 80<<20)
 	equal(t, "credentials of namespaces", c.Image.NamespacedAuthDir, "/etc/crio/auth")
 	equal(t, "signature policies", c.Image.SignaturePolicyDir, "/etc/crio/policies")
+	equal(t, "keys of images", c.Image.DecryptionKeysPath, "/etc/crio/keys/")
 	equal(t, "AppArmor profile", c.Pod.AppArmorProfile, "crius-default")
 	equal(t, "metrics", c.Metrics.Address, "")
 	equal(t, "tracing", c.Tracing.Endpoint, "")

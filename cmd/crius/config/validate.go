@@ -58,7 +58,7 @@ func wanted(model string) string {
 	case "pod.seccomp_profile", "runtime.monitor", "runtime.crio_handlers_dir", "runtime.container_log_journal", "runtime.blockio_config_file", "runtime.rdt_config_file", "runtime.handlers.NAME.root",
 		"runtime.handlers.NAME.seccomp_profile", "runtime.handlers.NAME.base_runtime_spec", "runtime.handlers.NAME.monitor_cgroup", "runtime.handlers.NAME.cni_conf_dir", "runtime.handlers.NAME.features",
 		"api.crio_socket", "image.root", "image.run_root", "image.imagestore", "image.registries_conf", "image.signature_policy",
-		"image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.temporary_dir", "tracing.ca_file":
+		"image.signature_policy_dir", "image.auth_file", "image.namespaced_auth_dir", "image.decryption_keys_path", "image.temporary_dir", "tracing.ca_file":
 		return anAbsolutePathOrNone
 	case "tracing.endpoint":
 		return aCollectorOrNone

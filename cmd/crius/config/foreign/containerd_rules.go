@@ -9,7 +9,7 @@ const (
 	onlyOverlay   = "crius always uses the kernel's overlay file system: no lazy pulling and no other snapshotters"
 	perRuntime    = "runtime options are set in the handler's table, [runtime.handlers.NAME]"
 	noPluginOfIts = "a plugin of containerd that crius does not need"
-	notEncrypted  = "encrypted images cannot be pulled"
+	notEncrypted  = "crius decrypts images by itself: set image.decryption_keys_path to the --decryption-keys-path of the stream processors"
 )
 
 // containerdRules has the keys of containerd's configuration, versions 2 to 4. The

@@ -42,7 +42,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.default_runtime", verdict: mapped, to: "runtime.default_handler", joint: true},
 	{key: "crio.runtime.default_ulimits", verdict: mapped, to: "pod.default_ulimits", as: texts},
 	{key: "crio.runtime.no_pivot", verdict: refused, why: "crius always lets the runtime use pivot_root: a root file system on a ramdisk is not supported"},
-	{key: "crio.runtime.decryption_keys_path", verdict: refused, off: []any{"", "/etc/crio/keys/"}, why: "encrypted images cannot be pulled"},
+	{key: "crio.runtime.decryption_keys_path", verdict: mapped, to: "image.decryption_keys_path", as: as[string], unset: "/etc/crio/keys/"},
 	{key: "crio.runtime.additional_artifact_stores", verdict: refused, why: "CRI-O's stores are in another format: fill a directory with crius-artifacts of an image root, and name it in image.additional_artifact_stores"},
 	{key: "crio.runtime.conmon", verdict: builtin, why: ownMonitor},
 	{key: "crio.runtime.conmon_cgroup", verdict: builtin, why: "monitors run in a cgroup below that of crius's service; runtime.monitor_cgroup moves them"},

@@ -1,0 +1,64 @@
+package image
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+
+	"github.com/containers/ocicrypt"
+	"github.com/containers/ocicrypt/config"
+	"github.com/opencontainers/go-digest"
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Encrypt is the image with layers that the owner of a public key (PEM) can decrypt, as
+// skopeo makes it.
+func (a *Artifact) Encrypt(publicKey []byte) (*Artifact, error) {
+	crypto, err := config.EncryptWithJwe([][]byte{publicKey})
+	if err != nil {
+		return nil, fmt.Errorf("read public key: %w", err)
+	}
+	encrypted := *a
+	encrypted.Blobs = map[digest.Digest][]byte{a.Config: a.Blobs[a.Config]}
+	err = encrypted.Change(func(m *imagespec.Manifest) error {
+		for i := range m.Layers {
+			l := &m.Layers[i]
+			stream, end, err := ocicrypt.EncryptLayer(crypto.EncryptConfig, bytes.NewReader(a.Blobs[l.Digest]), *l)
+			if err != nil {
+				return fmt.Errorf("encrypt layer: %w", err)
+			}
+			blob, err := io.ReadAll(stream)
+			if err != nil {
+				return fmt.Errorf("encrypt layer: %w", err)
+			}
+			annotations, err := end()
+			if err != nil {
+				return fmt.Errorf("encrypt key of layer: %w", err)
+			}
+			if l.Annotations == nil {
+				l.Annotations = map[string]string{}
+			}
+			maps.Copy(l.Annotations, annotations)
+			l.MediaType += "+encrypted"
+			l.Digest, l.Size = digest.FromBytes(blob), int64(len(blob))
+			encrypted.Blobs[l.Digest] = blob
+		}
+		return nil
+	})
+	return &encrypted, err
+}
+
+// Change changes the manifest.
+func (a *Artifact) Change(change func(*imagespec.Manifest) error) error {
+	var m imagespec.Manifest
+	err := json.Unmarshal(a.Manifest, &m)
+	if err == nil {
+		err = change(&m)
+	}
+	if err == nil {
+		a.Manifest, err = json.Marshal(m)
+	}
+	return err
+}
