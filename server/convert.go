@@ -165,8 +165,9 @@ func toImage(i *storage.Image) *cri.Image {
 	return m
 }
 
-// fillImage leaves spec empty: no annotations are kept with an image, and it is the same
-// for all runtime handlers; see userImage.
+// fillImage leaves spec empty. ImageStatus adds annotations, as with CRI-O; in lists, which the
+// kubelet gets all the time, it has no use for them. An image is the same for all runtime
+// handlers; see userImage.
 func fillImage(m *cri.Image, i *storage.Image) {
 	m.Id = i.ID
 	m.RepoTags = validAll(i.RepoTags)

@@ -72,6 +72,9 @@ func (s *imageAPI) ImageStatus(ctx context.Context, req *cri.ImageStatusRequest)
 		return &cri.ImageStatusResponse{}, err
 	}
 	resp := &cri.ImageStatusResponse{Image: toImage(image)}
+	if len(image.Annotations) > 0 {
+		resp.Image.Spec = &cri.ImageSpec{Annotations: image.Annotations}
+	}
 	if !req.GetVerbose() {
 		return resp, nil
 	}

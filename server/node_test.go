@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage"
 )
 
 func TestStatus(t *testing.T) {
@@ -225,6 +227,17 @@ func TestImageRPCs(t *testing.T) {
 	short, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}})
 	if err != nil || !proto.Equal(short.Image, present.Image) || len(short.Info) != 0 {
 		t.Errorf("not verbose: %v, %v", short, err)
+	}
+	annotated := someImage()
+	annotated.Annotations = map[string]string{"org.opencontainers.image.source": "https://example.com"}
+	n.images.images = []*storage.Image{annotated}
+	status, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: idOf(9)}})
+	if err != nil || !maps.Equal(status.Image.GetSpec().GetAnnotations(), annotated.Annotations) {
+		t.Errorf("with annotations: %v, %v", status, err)
+	}
+	list, err := n.image.ListImages(ctx, &cri.ListImagesRequest{})
+	if err != nil || list.Images[0].Spec != nil {
+		t.Errorf("annotations in a list: %v, %v", list, err)
 	}
 	n.images.hook = func(_ context.Context, verb string) error {
 		if verb == "Spec" { // removed after it was found

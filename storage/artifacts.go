@@ -42,21 +42,13 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 		Dir:             artifact.In(s.roots.ForImages()),
 		RunRoot:         s.store.RunRoot(),
 		ReadOnly:        s.cfg.ReadOnly,
-		IsImage:         func(id string) (bool, error) { return isImage(s.store, id) },
+		IsImage:         func(id string) (bool, error) { return artifact.HasImage(s.store, id) },
 		Pulls:           &s.pulls,
 		ProgressTimeout: s.cfg.ProgressTimeout,
 		MinPullRate:     s.cfg.MinPullRate,
 		Parallel:        s.cfg.ParallelLayers,
 	})
 	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err
-}
-
-func isImage(store cstorage.Store, id string) (bool, error) {
-	_, err := store.Image(id)
-	if errors.Is(err, cstorage.ErrImageUnknown) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // pull stores the artifact that src leads to.
@@ -100,6 +92,7 @@ func (a *artifacts) image(of *artifact.Artifact) *Image {
 		Size:        uint64(max(of.Size(), 1)),
 		Config:      &imagespec.ImageConfig{},
 		Files:       of.Files,
+		Annotations: of.Annotations,
 		ReadOnly:    of.ReadOnly,
 		artifact:    of,
 	}

@@ -36,6 +36,8 @@ type Image struct {
 	// to be trusted no further than that. A large one has its User alone but in the
 	// answer of Image.
 	Config *imagespec.ImageConfig
+	// Annotations are those of the manifest. Large ones are left out.
+	Annotations map[string]string
 	// Pinned asks the kubelet never to collect the image: the configuration
 	// says so, or it lies in a read-only store.
 	Pinned bool
@@ -97,8 +99,13 @@ func load(ctx context.Context, store cstorage.Store, record *cstorage.Image) (*I
 	if err != nil {
 		return nil, err
 	}
+	manifest, err := store.ImageBigData(record.ID, cstorage.ImageDigestBigDataKey)
+	if err != nil {
+		return nil, err
+	}
 	return &Image{
 		ID:          record.ID,
+		Annotations: source.AnnotationsOf(manifest),
 		RepoTags:    repoTags(record),
 		RepoDigests: repoDigests(record),
 		Size:        uint64(max(size, 1)), // CRI wants more than zero

@@ -1,12 +1,15 @@
 package storage
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	cstorage "go.podman.io/storage"
+
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // CVE-2024-40635, CVE-2026-46680: a user that overflows must not become
@@ -34,7 +37,7 @@ func TestUser_CVE_2024_40635_CVE_2026_46680(t *testing.T) {
 }
 
 func TestPinned(t *testing.T) {
-	image := &Image{
+	img := &Image{
 		RepoTags:    []string{"registry.k8s.io/pause:3.9"},
 		RepoDigests: []string{"registry.k8s.io/pause@" + someDigest},
 	}
@@ -51,7 +54,7 @@ func TestPinned(t *testing.T) {
 		"":                                    false,
 		"*nginx*":                             false,
 	} {
-		if got := pinPatterns([]string{"other", pattern})(image); got != want {
+		if got := pinPatterns([]string{"other", pattern})(img); got != want {
 			t.Errorf("%q: %t", pattern, got)
 		}
 	}
@@ -93,5 +96,28 @@ func TestRepoTagsAndDigests(t *testing.T) {
 		if got := strings.Join(repoDigests(&test.record), " "); got != test.digests {
 			t.Errorf("%s: digests %q, want %q", test.what, got, test.digests)
 		}
+	}
+}
+
+// Annotations of manifests are those of images and artifacts, also after a restart.
+func TestAnnotationsOfImages(t *testing.T) {
+	t.Parallel()
+	want := map[string]string{"org.opencontainers.image.source": "https://example.com"}
+	n := newNode(t)
+	r := serve(t, "app", "1", build(t, image.Image{Annotations: want}))
+	a := model(t, "annotated")
+	ok(t, a.Change(func(m *imagespec.Manifest) error {
+		m.Annotations = want
+		return nil
+	}))
+	r.Push("model", "1", a)
+	ids := []string{n.pull(r.Addr() + "/app:1").ID, n.pull(r.Addr() + "/model:1").ID}
+	for range 2 {
+		for _, id := range ids {
+			if img, err := n.Image(testContext(t), id); err != nil || !maps.Equal(img.Annotations, want) {
+				t.Errorf("%+v, %v", img, err)
+			}
+		}
+		n.restart()
 	}
 }

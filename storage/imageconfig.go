@@ -80,12 +80,12 @@ func keptBytes(c *imagespec.ImageConfig) int {
 	return sum
 }
 
-// trim takes from the image's config what is not kept, given that left bytes may
-// be, and returns how many are.
+// trim takes from the image's config and annotations what is not kept, given that left
+// bytes may be, and returns how many are.
 func (i *Image) trim(left int) int {
-	kept := keptBytes(i.Config)
+	kept := keptBytes(i.Config) + source.Bytes(i.Annotations)
 	if kept > min(maxKept, left) {
-		i.Config, i.trimmed = &imagespec.ImageConfig{User: i.Config.User}, true
+		i.Config, i.Annotations, i.trimmed = &imagespec.ImageConfig{User: i.Config.User}, nil, true
 		return len(i.Config.User)
 	}
 	return kept

@@ -35,6 +35,8 @@ type Artifact struct {
 	Files []source.File
 	Record
 
+	Annotations map[string]string // of the manifest; large ones are left out
+
 	ReadOnly bool // it is in an additional store
 
 	dir                      string    // with its files
@@ -74,6 +76,7 @@ const (
 
 // kept is about what an artifact takes in memory.
 func (a *Artifact) kept() (sum int) {
+	sum = source.Bytes(a.Annotations)
 	for _, f := range a.Files {
 		sum += fileOverhead + len(f.Path) + len(f.Digest)
 	}
@@ -174,7 +177,7 @@ func load(dir string) (*Artifact, error) {
 	if digest.FromBytes(content).Encoded() != a.ID {
 		return nil, fmt.Errorf("%w: its manifest has another digest", errDamaged)
 	}
-	a.manifestSize = int64(len(content))
+	a.manifestSize, a.Annotations = int64(len(content)), source.AnnotationsOf(content)
 	if a.Files, err = source.FilesOf(content); err != nil { // not damaged: the version that pulled it had other rules
 		return nil, err
 	}

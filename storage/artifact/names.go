@@ -7,6 +7,15 @@ import (
 	cstorage "go.podman.io/storage"
 )
 
+// HasImage tells whether a store has an image with an id.
+func HasImage(images cstorage.Store, id string) (bool, error) {
+	_, err := images.Image(id)
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // TakeName takes a name that means an artifact now from the image that had it, if one had.
 func TakeName(images cstorage.Store, name string) (taken bool, err error) {
 	record, err := images.Image(name)

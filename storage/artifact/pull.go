@@ -52,6 +52,7 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 		return a, err
 	}
 	made := &Artifact{ID: id, Files: src.Files, Record: Record{}.withPull(src), dir: s.path(artifactsName, id)}
+	made.Annotations = source.AnnotationsOf(src.Document().Content)
 	if err := s.crowded(made); err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func (s *Store) notePull(ctx context.Context, id string, src *source.Image) (*Ar
 		slog.InfoContext(ctx, "artifact is up to date", "image", id, "name", src.Name.String())
 		return a, nil
 	}
-	if err := s.crowded(&Artifact{ID: id, Files: a.Files, Record: record}); err != nil {
+	if err := s.crowded(&Artifact{ID: id, Files: a.Files, Annotations: a.Annotations, Record: record}); err != nil {
 		return nil, err
 	}
 	if err := s.change(ctx, a, record, src.Signatures); err != nil {
