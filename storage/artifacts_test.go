@@ -456,6 +456,60 @@ func TestKilledPullOfArtifact(t *testing.T) {
 	n.noArtifacts()
 }
 
+// A power cut leaves a pull, a change of names and a removal as far as they had come on the
+// disk. The next start ends them, and what was pulled before is there.
+func TestPowerCutAmidArtifacts(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		cut    func(store, id string) error
+		listed bool
+	}{
+		"a pull has some files": {func(store, _ string) error {
+			pending := filepath.Join(store, "pending/pull-1/files/weights")
+			return errors.Join(os.MkdirAll(pending, 0o755), os.WriteFile(filepath.Join(store, "blobs/sha256-"+strings.Repeat("1", 64)), nil, 0o444),
+				os.Link(filepath.Join(store, "blobs/sha256-"+strings.Repeat("1", 64)), filepath.Join(pending, "part-1")),
+				os.WriteFile(filepath.Join(store, "pending/pull-1/part-1"), []byte("half"), 0o600))
+		}, true},
+		"a pull has its place, and its content no names": {func(store, _ string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(store, "blobs")), os.Mkdir(filepath.Join(store, "blobs"), 0o700))
+		}, true},
+		"a record is half written": {func(store, id string) error {
+			return os.WriteFile(filepath.Join(store, "artifacts", id, "record.json.new"), []byte(`{"names"`), 0o600)
+		}, true},
+		"a removal has begun": {func(store, id string) error {
+			aside := filepath.Join(store, "pending/removed-"+id)
+			return errors.Join(os.Rename(filepath.Join(store, "artifacts", id), aside), os.Remove(filepath.Join(aside, "files/copy")))
+		}, false},
+		"a pull of what was removed has not begun": {func(store, id string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(store, "artifacts", id)), os.RemoveAll(filepath.Join(store, "pending")))
+		}, false},
+	} {
+		n := newNode(t, synced)
+		r := serve(t, "m", "1", model(t, "one"))
+		r.Push("m", "2", model(t, "one"))
+		id := n.pull(r.Addr() + "/m:1").ID
+		n.cutPower(false, func() { ok(t, c.cut(filepath.Join(n.cfg.Root, "crius-artifacts"), id)) })
+		ok(t, n.Adopt(testContext(t), nil))
+		if listed := len(n.list()) == 1; listed != c.listed {
+			t.Errorf("%s: listed %+v", what, n.list())
+		}
+		if !c.listed {
+			n.noArtifacts()
+		}
+		if again := n.pull(r.Addr() + "/m:2"); again.ID != id || len(n.list()) != 1 {
+			t.Errorf("%s: pulled %+v", what, again)
+		}
+		v := n.volume("v", id)
+		n.mount(v)
+		if got := n.read(v, "weights/part-1"); got != "one" {
+			t.Errorf("%s: the file has %q", what, got)
+		}
+		n.removeRootfs(v)
+		n.remove(id)
+		n.noArtifacts()
+	}
+}
+
 // Pulls of one artifact under several names and with several credentials fetch it once.
 func TestConcurrentPullsOfOneArtifact(t *testing.T) {
 	t.Parallel()
