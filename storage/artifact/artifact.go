@@ -25,6 +25,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/regular"
 	"github.com/crius-run/crius/storage/source"
 )
 
@@ -110,7 +111,7 @@ func (a *Artifact) Content(kind source.Kind) ([]byte, error) {
 	}
 	var content []byte
 	if err == nil {
-		content, err = os.ReadFile(filepath.Join(a.dir, filesName, a.Files[0].Path))
+		content, err = regular.Read(filepath.Join(a.dir, filesName, a.Files[0].Path), kind.MaxSize)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("artifact %s is not in the store any more, pull it again: %w: %w", a.ID, err, fault.NotFound)

@@ -39,6 +39,7 @@ func halves() []half {
 		{hostPort, (*stage).running, (*stage).stopPod, "stop pod", "close host ports", true, (*stage).wantPodStopped, nil},
 		{plain, (*stage).running, (*stage).removePod, "remove pod", "remove run directory", true, (*stage).wantPodRemoved, nil},
 		{plain, nil, (*stage).pull, "pull image", "remove temporary files", false, (*stage).wantPulled, nil},
+		{plain, nil, (*stage).pullArtifact, "pull image", "store artifact", true, (*stage).wantArtifact, nil},
 	}
 }
 
@@ -97,7 +98,7 @@ func (s *stage) mess(ctx context.Context) error {
 func (s *stage) is(object string) bool {
 	return strings.Contains(object, "/"+s.config.Metadata.Name+" ") || // a pod
 		s.pod != "" && strings.Contains(object, s.pod[:13]) || // a pod, or a container that is to come
-		s.id != "" && object == s.id || object == extraImage
+		s.id != "" && object == s.id || object == extraImage || object == artifact
 }
 
 // serve is the start of the server; it may be killed meanwhile.

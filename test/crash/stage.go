@@ -228,7 +228,7 @@ func (w *world) strike(ctx context.Context) error {
 			return fmt.Errorf("pod %s: %w", p.Metadata.Name, err)
 		}
 	}
-	if err := (&stage{w: w}).removeImage(ctx); err != nil {
+	if err := (&stage{w: w}).removeImages(ctx); err != nil {
 		return err
 	}
 	logs, err := filepath.Glob(w.Path("logs", "default_case-*"))

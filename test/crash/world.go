@@ -133,6 +133,11 @@ func (w *world) furnish(ctx context.Context, p programs) error {
 		return err
 	}
 	w.Registry.Push("extra", "latest", extra)
+	model, err := image.Files{"config.json": "{}", "weights/part-1": "weights", "weights/part-2": "weights"}.Build()
+	if err != nil {
+		return err
+	}
+	w.Registry.Push("model", "latest", model)
 	if err := w.Settle(ctx, append([]string{shimHandler}, scene.Handlers...)...); err != nil {
 		return err
 	}
@@ -167,11 +172,14 @@ func standIn(path, real string, failing []byte) error {
 // extraImage is an image that no container of the node uses.
 const extraImage = node.RegistryHost + "/extra:latest"
 
-// layerFiles are the traces of images: layers, jobs of pulls, temporary files. Unfinished
-// downloads are kept for the next pull.
+// artifact is one that no container of the node uses.
+const artifact = node.RegistryHost + "/model:latest"
+
+// layerFiles are the traces of images and artifacts: layers, jobs of pulls, temporary
+// files. Unfinished downloads are kept for the next pull.
 func (w *world) layerFiles() []string {
 	var all []string
-	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "tmp/crius-pull-*"} {
+	for _, pattern := range []string{"img/overlay/*", "img/overlay-images/*", "img/overlay-layers/.tmp-*", "img/overlay-containers/.tmp-*", "img/crius-pulls/*", "img/crius-artifacts/*/*", "tmp/crius-pull-*"} {
 		files, _ := filepath.Glob(w.Path(pattern)) // the pattern is well-formed
 		all = append(all, files...)
 	}
