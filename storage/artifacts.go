@@ -72,11 +72,11 @@ func (a *artifacts) pull(ctx context.Context, src *source.Image) (*Image, error)
 }
 
 // addTo adds the artifacts to a list of images, which is sorted by id.
-func (a *artifacts) addTo(images []*Image) []*Image {
+func (a *artifacts) addTo(ctx context.Context, images []*Image) []*Image {
 	taken := func(name string) bool {
 		return slices.ContainsFunc(images, func(i *Image) bool { return slices.Contains(i.RepoTags, name) })
 	}
-	for _, one := range a.All(taken) {
+	for _, one := range a.All(ctx, taken) {
 		images = append(images, a.image(one))
 	}
 	slices.SortFunc(images, func(a, b *Image) int { return strings.Compare(a.ID, b.ID) })

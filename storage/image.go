@@ -167,7 +167,7 @@ func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
-	return s.artifacts.addTo(images), nil
+	return s.artifacts.addTo(ctx, images), nil
 }
 
 // Image finds an image by id, by the unique beginning of one (three digits at

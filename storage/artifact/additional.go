@@ -47,11 +47,11 @@ func (a *additional) find(id string) *Artifact {
 
 // all are the artifacts as they were when they were last read, which begins again if that was
 // some time ago.
-func (a *additional) all() map[string]*Artifact {
+func (a *additional) all(ctx context.Context) map[string]*Artifact {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.dirs) > 0 && time.Since(a.ended) > readInterval {
-		a.begin()
+		a.begin(context.WithoutCancel(ctx))
 	}
 	return a.known
 }
@@ -62,7 +62,7 @@ func (a *additional) read(ctx context.Context) {
 		return
 	}
 	a.mu.Lock()
-	done := a.begin()
+	done := a.begin(context.WithoutCancel(ctx))
 	a.mu.Unlock()
 	select {
 	case <-done:
@@ -74,7 +74,7 @@ func (a *additional) read(ctx context.Context) {
 
 // begin reads the stores, unless that is under way, for who holds mu. Nobody waits for the
 // end of a reading that hangs.
-func (a *additional) begin() (done <-chan struct{}) {
+func (a *additional) begin(ctx context.Context) (done <-chan struct{}) {
 	if a.reading != nil {
 		return a.reading
 	}
@@ -85,12 +85,12 @@ func (a *additional) begin() (done <-chan struct{}) {
 		defer close(ended)
 		var found map[string]*Artifact
 		var problems []string
-		panics.Run(context.Background(), "read additional artifact stores", func() { found, problems = a.load(before) })
+		panics.Run(ctx, "read additional artifact stores", func() { found, problems = a.load(before) })
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		for _, problem := range problems {
 			if !slices.Contains(a.problems, problem) {
-				slog.Warn("additional artifact store is unusable, or a part of it", "err", problem)
+				slog.WarnContext(ctx, "additional artifact store is unusable, or a part of it", "err", problem)
 			}
 		}
 		a.known, a.problems, a.ended, a.reading = found, problems, time.Now(), nil

@@ -24,7 +24,7 @@ func TestAdditionalStoreThatHangs(t *testing.T) {
 	a := &additional{dirs: []string{dir}, patience: time.Millisecond, known: map[string]*Artifact{"a": {}}}
 	a.read(t.Context())
 	a.read(t.Context())
-	if len(a.all()) != 1 || a.find("a") == nil {
+	if len(a.all(t.Context())) != 1 || a.find("a") == nil {
 		t.Error("artifacts are not known any more")
 	}
 	a.mu.Lock()

@@ -124,7 +124,7 @@ func (s *Store) settleOwnNames() {
 
 // All are the artifacts, without those that are removed and still in use. Those in additional
 // stores have no names that are taken, or that artifacts in this store have.
-func (s *Store) All(taken func(name string) bool) []*Artifact {
+func (s *Store) All(ctx context.Context, taken func(name string) bool) []*Artifact {
 	all := s.own()
 	own := map[string]bool{}
 	for _, a := range all {
@@ -133,7 +133,7 @@ func (s *Store) All(taken func(name string) bool) []*Artifact {
 			own[name] = true
 		}
 	}
-	for id, a := range s.additional.all() {
+	for id, a := range s.additional.all(ctx) {
 		if own[id] {
 			continue
 		}

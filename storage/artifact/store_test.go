@@ -72,7 +72,7 @@ func TestPullAgainBeforeTheLastDrop(t *testing.T) {
 	if err := s.Drop(t.Context(), id, "container"); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.All(nil)) != 1 || s.Check(id) != nil {
+	if len(s.All(t.Context(), nil)) != 1 || s.Check(id) != nil {
 		t.Error("the artifact is gone")
 	}
 	if err := s.Remove(t.Context(), id); err != nil {
@@ -196,8 +196,8 @@ func TestArtifactOfOtherRules(t *testing.T) {
 	if err := opened.Adopt(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, recordName)); err != nil || len(opened.All(nil)) > 0 {
-		t.Errorf("it has gone: %v, or is listed: %+v", err, opened.All(nil))
+	if _, err := os.Stat(filepath.Join(dir, recordName)); err != nil || len(opened.All(t.Context(), nil)) > 0 {
+		t.Errorf("it has gone: %v, or is listed: %+v", err, opened.All(t.Context(), nil))
 	}
 }
 
