@@ -211,11 +211,12 @@ func (v *validator) together(c *Config) {
 
 // logLimit checks what a monitor can compute with. A burst without a rate has no effect.
 func (v *validator) logLimit(c oci.Config) {
-	v.require(c.LogRate <= conmon.MostLogBytes, "runtime.container_log_rate", "must be at most %d, got %d", conmon.MostLogBytes, c.LogRate)
-	v.require(c.LogRate == 0 || c.LogBurst >= conmon.LeastLogBytes && c.LogBurst <= conmon.MostLogBytes, "runtime.container_log_burst",
-		"must be from %d, so that a long line fits, to %d, got %d", conmon.LeastLogBytes, conmon.MostLogBytes, c.LogBurst)
-	v.require(c.LogMaxSize == 0 || c.LogMaxSize >= conmon.LeastLogBytes && c.LogMaxSize <= conmon.MostLogBytes, "runtime.container_log_max_size",
-		"must be 0, for no limit, or from %d, so that a long line fits, to %d, got %d", conmon.LeastLogBytes, conmon.MostLogBytes, c.LogMaxSize)
+	const least, most int64 = conmon.LeastLogBytes, conmon.MostLogBytes
+	v.require(c.LogRate <= most, "runtime.container_log_rate", "must be at most %d, got %d", most, c.LogRate)
+	v.require(c.LogRate == 0 || c.LogBurst >= least && c.LogBurst <= most, "runtime.container_log_burst",
+		"must be from %d, so that a long line fits, to %d, got %d", least, most, c.LogBurst)
+	v.require(c.LogMaxSize == 0 || c.LogMaxSize >= least && c.LogMaxSize <= most, "runtime.container_log_max_size",
+		"must be 0, for no limit, or from %d, so that a long line fits, to %d, got %d", least, most, c.LogMaxSize)
 }
 
 // workloads checks the tables of workloads. Two that one annotation activates would

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"reflect"
 	"strconv"
 	"strings"
@@ -24,9 +25,14 @@ func assign(dst reflect.Value, src any) error {
 		return assignAs(p, src)
 	case *int:
 		number := int64(*p)
-		err := assignAs(&number, src)
+		if err := assignAs(&number, src); err != nil {
+			return err
+		}
+		if dst.OverflowInt(number) { // it has 32 bits on some architectures
+			return fmt.Errorf("must be from %d to %d, got %d", math.MinInt, math.MaxInt, number)
+		}
 		*p = int(number)
-		return err
+		return nil
 	case *time.Duration:
 		return assignDuration(p, src)
 	case *fs.FileMode:
@@ -113,7 +119,7 @@ func assignText(dst reflect.Value, text string, first bool) error {
 		}
 		return assign(dst, b)
 	case *int, *int64:
-		n, err := strconv.ParseInt(text, 0, strconv.IntSize)
+		n, err := strconv.ParseInt(text, 0, dst.Type().Bits())
 		if err != nil {
 			return errors.New("must be a number")
 		}
