@@ -87,7 +87,7 @@ func (s Spec) becomeMappedRoot() error {
 			continue
 		}
 		const keep = ^uintptr(0)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(m.Host), keep); errno != 0 {
+		if _, _, errno := unix.RawSyscall(sysSetresuid, keep, uintptr(m.Host), keep); errno != 0 {
 			return fmt.Errorf("become the user namespace's root (%d): %w", m.Host, errno)
 		}
 		return nil

@@ -2,12 +2,15 @@ package ns
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/thread"
 )
 
 func TestUserNamespace(t *testing.T) {
@@ -79,5 +82,22 @@ func TestUserNamespaceRefused(t *testing.T) {
 	s.GIDs = s.UIDs
 	if _, err := Create(s); err == nil {
 		t.Error("overlapping mappings were taken")
+	}
+}
+
+// User ids have 32 bits on every architecture.
+func TestMappedRoot(t *testing.T) {
+	t.Parallel()
+	const root = 1<<20 + 5
+	err := thread.Run(func() error {
+		err := Spec{UIDs: []IDMap{{0, root, 65536}}}.becomeMappedRoot()
+		status, _ := os.ReadFile("/proc/thread-self/status")
+		if want := fmt.Sprintf("\nUid:\t0\t%d\t0\t%[1]d\n", root); !strings.Contains(string(status), want) {
+			return fmt.Errorf("%v; status lacks %q:\n%s", err, want, status)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
