@@ -10,12 +10,8 @@ import (
 // Orphans become its children; with SIGCHLD ignored the kernel buries them by
 // itself (wait(2), NOTES), at no cost to anyone.
 func pause() {
-	const ignore = 1 // SIG_IGN
-	action := struct {
-		handler        uintptr
-		flags          uint64
-		restorer, mask uintptr
-	}{handler: ignore}
+	const ignore = 1             // SIG_IGN
+	action := [5]uintptr{ignore} // handler, flags, restorer, and a mask of 64 bits
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGCHLD),
 		uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
 	if errno != 0 {
