@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -99,7 +100,7 @@ func showPresent(ctx context.Context, server cri.RuntimeServiceClient, view even
 			})
 		}
 	}
-	slices.SortStableFunc(events, func(a, b *cri.ContainerEventResponse) int { return int(a.CreatedAt - b.CreatedAt) })
+	slices.SortStableFunc(events, func(a, b *cri.ContainerEventResponse) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
 	for _, event := range events {
 		if err := view.show(event); err != nil {
 			return err
