@@ -36,7 +36,8 @@ func (c *container) stranger(t *testing.T) stranger {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: c.Dir + "/monitor.sock"}); err != nil {
 		t.Fatal(err)
 	}
-	must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(wait.Limit.Seconds())}))
+	limit := unix.NsecToTimeval(wait.Limit.Nanoseconds())
+	must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	return stranger{t, fd}
 }
 

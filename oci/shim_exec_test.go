@@ -246,12 +246,13 @@ func TestPIDsOfCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }()
+	largest := ^uint32(0) // that a shim can name
 	for _, c := range []struct {
 		guest bool
 		pid   int
 		right bool
 	}{
-		{false, 0, false}, {false, 1, false}, {false, 1<<22 + 1, false}, {false, 1<<32 - 1, false},
+		{false, 0, false}, {false, 1, false}, {false, 1<<22 + 1, false}, {false, int(largest), false},
 		{true, 0, true}, {true, 1, true}, {true, sleeper.Process.Pid, true},
 	} {
 		a := &answering{pid: c.pid}

@@ -370,18 +370,19 @@ func TestArtifactContentIsVerified(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(c *Options) { c.ProgressTimeout = time.Second })
 	content := random(100_000)
+	size := int64(len(content))
 	for what, c := range map[string]struct {
 		do   registry.Action
-		size int
+		size int64
 		want string
 		kind error
 	}{
-		"other content": {registry.Replace(registry.Corrupt), len(content), "digest", nil},
-		"less":          {registry.Replace(registry.Truncate), len(content), "fewer bytes", nil},
-		"more":          {registry.Slow(1 << 30), len(content) - 1, "more bytes", nil},
+		"other content": {registry.Replace(registry.Corrupt), size, "digest", nil},
+		"less":          {registry.Replace(registry.Truncate), size, "fewer bytes", nil},
+		"more":          {registry.Slow(1 << 30), size - 1, "more bytes", nil},
 		"no room":       {registry.Slow(1 << 30), 1 << 60, "free space", fault.Exhausted},
-		"stalled":       {registry.Stall(50_000), len(content), "no data", fault.Timeout},
-		"gone":          {registry.Status(http.StatusNotFound), len(content), "", fault.NotFound},
+		"stalled":       {registry.Stall(50_000), size, "no data", fault.Timeout},
+		"gone":          {registry.Status(http.StatusNotFound), size, "", fault.NotFound},
 	} {
 		a := files(t, image.Files{"a": "first", "b": string(content), "c": string(content)})
 		a.Manifest = changedJSON(t, a.Manifest, func(m map[string]any) {

@@ -350,7 +350,8 @@ func TestFifo(t *testing.T) {
 
 func TestCheckPID(t *testing.T) {
 	t.Parallel()
-	for pid, right := range map[int]bool{-1: false, 0: false, 1: false, 2: true, 1 << 22: true, 1<<22 + 1: false, 1<<32 - 1: false} {
+	largest := ^uint32(0) // that a shim can name
+	for pid, right := range map[int]bool{-1: false, 0: false, 1: false, 2: true, 1 << 22: true, 1<<22 + 1: false, int(largest): false} {
 		if err := CheckPID(pid); (err == nil) != right {
 			t.Errorf("%d: %v", pid, err)
 		}

@@ -190,10 +190,11 @@ func TestShm(t *testing.T) {
 		t.Errorf("mode %v, %v; want 1777", info.Mode(), err)
 	}
 	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || int64(fs.Blocks)*fs.Bsize != 1<<20 {
-		t.Errorf("type %#x, %d bytes, %v", fs.Type, int64(fs.Blocks)*fs.Bsize, err)
+	if err := unix.Statfs(path, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Blocks*uint64(fs.Bsize) != 1<<20 {
+		t.Errorf("type %#x, %d bytes, %v", fs.Type, fs.Blocks*uint64(fs.Bsize), err)
 	}
-	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); fs.Flags&want != want {
+	const want = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
+	if fs.Flags&want != want {
 		t.Errorf("flags %#x lack nosuid, nodev, noexec", fs.Flags)
 	}
 	if err := os.WriteFile(filepath.Join(path, "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {

@@ -26,7 +26,7 @@ import (
 )
 
 // webFrame is a frame of a client, of which the payload's end may be missing.
-func webFrame(first byte, size int, payload []byte) []byte {
+func webFrame(first byte, size uint64, payload []byte) []byte {
 	frame := []byte{first}
 	switch {
 	case size < 126:
@@ -34,7 +34,7 @@ func webFrame(first byte, size int, payload []byte) []byte {
 	case size < 1<<16:
 		frame = binary.BigEndian.AppendUint16(append(frame, 0x80|126), uint16(size))
 	default:
-		frame = binary.BigEndian.AppendUint64(append(frame, 0x80|127), uint64(size))
+		frame = binary.BigEndian.AppendUint64(append(frame, 0x80|127), size)
 	}
 	key := [4]byte{1, 2, 4, 200}
 	frame = append(frame, key[:]...)
@@ -80,7 +80,7 @@ func TestFrameGuardPassesOn(t *testing.T) {
 	for _, size := range []int{0, 1, 2, 125, 126, largestPart - 1, largestPart, largestPart + 1, largestPart + 2, 3*largestPart + 7, 1 << 20} {
 		content := strings.Repeat("0123456789", size/10+1)
 		payload := ("7" + content)[:size]
-		in := bytes.Join([][]byte{webFrame(ping, 2, []byte("hi")), webFrame(text, size, []byte(payload)), webFrame(text, 2, []byte("8x"))}, nil)
+		in := bytes.Join([][]byte{webFrame(ping, 2, []byte("hi")), webFrame(text, uint64(size), []byte(payload)), webFrame(text, 2, []byte("8x"))}, nil)
 		for how, r := range map[string]io.Reader{"at once": bytes.NewReader(in), "by bytes": iotest.OneByteReader(bytes.NewReader(in))} {
 			out, err := io.ReadAll(&frameGuard{r: r})
 			if err != nil {
@@ -133,7 +133,7 @@ func TestFrameGuardRefusesOtherFrames(t *testing.T) {
 	t.Parallel()
 	for first := range 256 {
 		data, control := first&0x0f <= 2, slices.Contains([]int{8, 9, 10}, first&0x0f)
-		for _, size := range []int{1, 125, 126, 1 << 17} {
+		for _, size := range []uint64{1, 125, 126, 1 << 17} {
 			in := webFrame(byte(first), size, make([]byte, size))
 			out, err := io.ReadAll(&frameGuard{r: bytes.NewReader(in)})
 			if passes := data || control && size <= 125; passes != (err == nil) || !passes && len(out) > 0 {

@@ -121,7 +121,7 @@ func FuzzWebSocketChannels(f *testing.F) {
 			if strings.Contains(name, "base64") {
 				message = append([]byte{channel + '0'}, base64.StdEncoding.EncodeToString(payload)...)
 			}
-			return webFrame(0x82, len(message), message)
+			return webFrame(0x82, uint64(len(message)), message)
 		}
 		text := append(encode(channel, first), encode(other, second)...)
 		text = append(text, webFrame(0x88, 0, nil)...)
