@@ -65,6 +65,7 @@ stage() {
 	install -D -m 644 -t "$doc" README.md SECURITY.md RELEASES.md CHANGELOG.md
 	install -D -m 644 -t "$doc/docs" docs/*.md
 	install -D -m 644 -t "$doc/docs/decisions" docs/decisions/*.md
+	install -D -m 644 -t "$doc/docs/performance" docs/performance/*
 	install -D -m 644 -t "$doc/examples" contrib/crictl.yaml contrib/policy.json contrib/registries.conf
 	install -D -m 644 -t "$doc/examples" contrib/grafana/crius.json contrib/prometheus/crius.rules.yaml
 	install -D -m 644 contrib/sysctl.d/99-crius.conf "$doc/examples/sysctl.conf"

@@ -1,7 +1,7 @@
 // Bench measures crius beside its peers, in one run and with the same work for
 // all:
 //
-//	go run ./test/bench [-out FILE.md] [-json FILE] [-containerd current|debian] [ROW...]
+//	go run ./test/bench [-out FILE.md] [-raw FILE.md] [-json FILE] [-containerd current|debian] [ROW...]
 //	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
 // A row is one thing that is measured; without an argument all of them are. It
@@ -79,7 +79,8 @@ func main() {
 
 func measure(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	page := flags.String("out", "", "write a page in Markdown with all results, and with what they were measured on")
+	page := flags.String("out", "", "write a short page in Markdown, with plots in a directory of the same name")
+	raw := flags.String("raw", "", "write all tables in Markdown, and what they were measured on")
 	file := flags.String("json", "", "write the same as JSON")
 	kind := flags.String("containerd", "current", "the peer: current, which is built once, or debian")
 	if err := flags.Parse(args); err != nil {
@@ -89,11 +90,16 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if *page != "" {
+		if err := canShow(wanted); err != nil {
+			return err
+		}
+	}
 	var known bool
 	if peer, known = containerd.Kinds[*kind]; !known {
 		return fmt.Errorf("-containerd is current or debian, not %q", *kind)
 	}
-	r, err := newReport(ctx, command(flags.Args(), *kind, *page))
+	r, err := newReport(ctx, command(flags.Args(), *kind, *page, *raw))
 	if err != nil {
 		return err
 	}
@@ -136,13 +142,23 @@ func measure(ctx context.Context, args []string) error {
 	if err := errors.Join(failed...); err != nil {
 		return err
 	}
-	if *page != "" {
+	return r.write(*page, *raw, *file)
+}
+
+// write writes the files that are wanted. The page comes last: a table that it does
+// not find shall not cost the others.
+func (r *report) write(page, raw, file string) error {
+	var err error
+	if raw != "" {
 		var text bytes.Buffer
 		r.markdown(&text)
-		err = os.WriteFile(*page, text.Bytes(), 0o644)
+		err = os.WriteFile(raw, text.Bytes(), 0o644)
 	}
-	if *file != "" {
-		err = errors.Join(err, writeJSON(*file, r))
+	if file != "" {
+		err = errors.Join(err, writeJSON(file, r))
+	}
+	if page != "" {
+		err = errors.Join(err, r.page(page, raw))
 	}
 	return err
 }
@@ -158,8 +174,8 @@ func dropEnviron() {
 	}
 }
 
-// command is what makes the same page again.
-func command(names []string, containerd, page string) string {
+// command is what makes the same files again.
+func command(names []string, containerd, page, raw string) string {
 	words := []string{"make bench"}
 	if containerd != "current" {
 		words = append(words, "CONTAINERD="+containerd)
@@ -174,6 +190,9 @@ func command(names []string, containerd, page string) string {
 	}
 	if page != "" {
 		words = append(words, "OUT="+page)
+	}
+	if raw != "" {
+		words = append(words, "RAW="+raw)
 	}
 	return strings.Join(words, " ")
 }

@@ -45,8 +45,11 @@ func (t *table) plot(w io.Writer) {
 	}
 }
 
-func value(cells []string, column int) float64 {
-	v, err := strconv.ParseFloat(cells[column], 64)
+func value(cells []string, column int) float64 { return parse(cells[column]) }
+
+// parse is the number in a cell; 0: there is none.
+func parse(cell string) float64 {
+	v, err := strconv.ParseFloat(cell, 64)
 	if err != nil {
 		return 0
 	}
