@@ -85,7 +85,7 @@ func numbered(lines, every int) (stdout, stderr string) {
 		if every > 0 && i%every == 0 {
 			w = &diag
 		}
-		fill := strings.Repeat("x", i*i%97)
+		fill := strings.Repeat("x", (i%97)*(i%97)%97)
 		if i%1000 == 999 {
 			fill = strings.Repeat("y", 40_000+i%7)
 		}

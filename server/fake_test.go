@@ -316,7 +316,7 @@ func idOf(n int) string { return fmt.Sprintf("%064x", n) }
 
 // freshID is one that no other test, nor this one when it is run again, puts in
 // the log.
-func freshID() string { return idOf(int(1<<32 + serial.Add(1))) }
+func freshID() string { return idOf(int(1<<30 + serial.Add(1))) }
 
 var serial atomic.Int64
 
