@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func TestHostileManifests_CVE_2020_1702_CVE_2021_41190_CVE_2023_25153_CVE_2024_3
 		return &image.Artifact{MediaType: mediaType, Manifest: []byte(content)}
 	}
 	nested := index(t, index(t, motd(t, "deep")))
-	nested.Manifest = bytes.ReplaceAll(nested.Manifest, []byte(`"platform":{"architecture":"","os":""}`), []byte(`"platform":{"architecture":"amd64","os":"linux"}`))
+	nested.Manifest = bytes.ReplaceAll(nested.Manifest, []byte(`"platform":{"architecture":"","os":""}`), []byte(`"platform":{"architecture":"`+runtime.GOARCH+`","os":"linux"}`))
 	var crowd []*image.Artifact
 	for range source.MaxInstances + 1 {
 		crowd = append(crowd, &image.Artifact{MediaType: imagespec.MediaTypeImageManifest, Manifest: []byte("{}")})

@@ -25,6 +25,8 @@ func calls() map[string]string {
 		ptAttach  = 16
 		unknownOp = 9999
 	)
+	highBits := uintptr(1 << 31)
+	highBits <<= 1 // 0 where words have 32 bits
 	out := map[string]string{}
 	for name, call := range map[string][4]uintptr{
 		"mount":                {unix.SYS_MOUNT, nowhere, nowhere, nowhere},
@@ -41,7 +43,7 @@ func calls() map[string]string {
 		"socket netlink":       {unix.SYS_SOCKET, 16, 3, 0},
 		"socket packet":        {unix.SYS_SOCKET, 17, 3, 0},
 		"socket alg":           {unix.SYS_SOCKET, afALG, 5, 0},
-		"socket alg high bits": {unix.SYS_SOCKET, 1<<32 | afALG, 5, 0},
+		"socket alg high bits": {unix.SYS_SOCKET, highBits | afALG, 5, 0},
 		"socket vsock":         {unix.SYS_SOCKET, afVSOCK, 1, 0},
 		"socket qipcrtr":       {unix.SYS_SOCKET, 42, 2, 0},
 		"clone user":           {unix.SYS_CLONE, newUser | cloneFS},
