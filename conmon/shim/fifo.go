@@ -59,7 +59,7 @@ func Unread(path string) int {
 	if err != nil {
 		return 0
 	}
-	n := 0
-	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	return n
+	var n uint32
+	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetUint32(int(fd), unix.TIOCINQ) })
+	return int(n)
 }

@@ -66,10 +66,10 @@ func otherEnd(master *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var number int
+	var number uint32
 	failed := raw.Control(func(fd uintptr) {
 		if err = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); err == nil {
-			number, err = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+			number, err = unix.IoctlGetUint32(int(fd), unix.TIOCGPTN)
 		}
 	})
 	if err := errors.Join(failed, err); err != nil {

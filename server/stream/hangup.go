@@ -190,11 +190,12 @@ func awaitClient(unsent func() int, stall time.Duration, closed, said <-chan str
 }
 
 // unsent is how many bytes the client's kernel has not taken yet.
-func (c *conn) unsent() (n int) {
+func (c *conn) unsent() int {
+	var n uint32
 	if raw, err := c.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetUint32(int(fd), unix.SIOCOUTQ) })
 	}
-	return n
+	return int(n)
 }
 
 // introduce makes the connection one that has shown a ticket.

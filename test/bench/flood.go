@@ -89,9 +89,9 @@ func put(fd int, b []byte) {
 }
 
 func unread(pipe int) int {
-	n, err := unix.IoctlGetInt(pipe, unix.TIOCINQ)
+	n, err := unix.IoctlGetUint32(pipe, unix.TIOCINQ)
 	if err != nil {
 		os.Exit(74)
 	}
-	return n
+	return int(n)
 }

@@ -40,7 +40,7 @@ func openTerminal(t *testing.T, columns, rows uint16) *terminal {
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatalf("unlock the terminal: %v", err)
 	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	n, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN)
 	if err != nil {
 		t.Fatalf("number of the terminal: %v", err)
 	}

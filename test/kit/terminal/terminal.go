@@ -29,7 +29,7 @@ func Open(t testing.TB) *Terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	number, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	number, err := unix.IoctlGetUint32(int(person.Fd()), unix.TIOCGPTN)
 	if err := errors.Join(err, unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
 		t.Fatal(err)
 	}
