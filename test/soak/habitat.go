@@ -166,7 +166,7 @@ func (h *habitat) shake(ctx context.Context, over <-chan struct{}) error {
 		select {
 		case <-over:
 			return nil
-		case <-time.After(time.Duration(h.n(int(longestReign)))):
+		case <-time.After(time.Duration(h.n(int(longestReign/time.Millisecond))) * time.Millisecond):
 		}
 		again := h.Crash
 		if h.n(3) == 0 {
