@@ -8,7 +8,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
-BIN ?= bin
+# Of build and packages alone: the processor, as Go calls it. Programs for another one are apart.
+ARCH ?=
+BIN ?= bin$(if $(ARCH),/$(ARCH))
 comma := ,
 LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(LINT_VERSION)
@@ -18,8 +20,8 @@ help: ## Say what can be made.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 .PHONY: build
-build: ## Build the programs of the product into bin/ (BIN).
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
+build: ## Build the programs of the product into bin/ (BIN). ARCH=arm64: for that processor, into bin/arm64/.
+	CGO_ENABLED=0 $(if $(ARCH),GOARCH=$(ARCH) GOARM=7) go build -trimpath -tags $(TAGS) -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
 .PHONY: setup
 setup: ## Install what tests and demo need (Debian, as root).
@@ -171,13 +173,27 @@ generate: build ## Write completions, manual pages and the sample configuration 
 	$(BIN)/crius generate .
 
 .PHONY: packages
-packages: build ## Build a DEB and an RPM into bin/packages/.
-	contrib/packaging/build.sh $(VERSION) "$$(go env GOARCH)" $(BIN) $(BIN)/packages
+packages: build ## Build DEB, RPM, archive and list of modules into bin/packages/. ARCH=arm64: into bin/arm64/packages/.
+	contrib/packaging/build.sh $(VERSION) "$(or $(ARCH),$$(go env GOARCH))" $(BIN) $(BIN)/packages
 
 .PHONY: packages-test
 packages-test: build ## Build the packages and look into them.
-	@test/setup.sh rpm cpio systemd
+	@test/setup.sh rpm cpio systemd jq
 	test/packages.sh $(BIN)
+
+.PHONY: packages-lint
+packages-lint: build ## Have lintian and rpmlint look at the packages.
+	@test/setup.sh rpm lintian rpmlint
+	rm -rf $(BIN)/lint
+	contrib/packaging/build.sh $(VERSION) "$(or $(ARCH),$$(go env GOARCH))" $(BIN) $(BIN)/lint >/dev/null
+	lintian --allow-root --pedantic --tag-display-limit 0 --fail-on error,warning,info,pedantic $(BIN)/lint/*.deb
+	rpmlint -c contrib/packaging/rpm/rpmlint.toml --strict $(BIN)/lint/*.rpm
+
+# 386 stands for 32 bits: an amd64 machine runs its tests on the kernel itself.
+.PHONY: arch
+arch: ## Build for other processors, vet, and run tests of formats and arithmetic under emulation. ARCH='arm s390x': only those.
+	@test/setup.sh qemu-user-static
+	test/arch.sh $(or $(ARCH),386 arm arm64 ppc64le riscv64 s390x)
 
 .PHONY: clean
 clean: ## Remove what was built.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the packages twice from the programs in BINDIR and looks into them: the
 # same bytes both times, the right files with the right modes, programs that
-# run, a unit that systemd takes, and scripts that start nothing.
+# run, a unit that systemd takes, and scripts that start nothing. Then they are
+# installed, upgraded, downgraded and removed on a copy of this machine's root.
 #
 #   test/packages.sh BINDIR
 set -euo pipefail
@@ -15,8 +16,8 @@ fail() {
 	exit 1
 }
 
-build() {
-	SOURCE_DATE_EPOCH=1700000000 contrib/packaging/build.sh v1.2.3-4-gabcdef0 "$(go env GOARCH)" "$bindir" "$1" >/dev/null
+build() { # DIR VERSION
+	SOURCE_DATE_EPOCH=1700000000 contrib/packaging/build.sh "$2" "$(go env GOARCH)" "$bindir" "$1" >/dev/null
 }
 
 # tree DIR: mode and path of all files, for comparison with the list below.
@@ -32,6 +33,8 @@ common='644 etc/crius/crius.toml
 644 usr/share/bash-completion/completions/crius
 644 usr/share/fish/vendor_completions.d/crius.fish
 644 usr/share/man/man5/crius.toml.5.gz
+644 usr/share/man/man8/crius-conmon-shim.8.gz
+644 usr/share/man/man8/crius-conmon.8.gz
 644 usr/share/man/man8/crius.8.gz
 644 usr/share/selinux/packages/crius.cil'
 
@@ -42,7 +45,7 @@ documented() {
 }
 
 check_tree() { # DIR FURTHER-FILES
-	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|RELEASES\|CHANGELOG\|docs\|examples\)') ||
+	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|RELEASES\|CHANGELOG\|docs\|examples\|sbom\)') ||
 		fail "$1 does not hold what it should"
 	cmp -s "$1/usr/bin/crius" "$bindir/crius" || fail "$1: the program was changed on its way"
 	"$1/usr/bin/crius" --config "$1/etc/crius/crius.toml" config >/dev/null || fail "$1: its configuration is refused"
@@ -71,17 +74,21 @@ expect() { # WHAT WANT GOT
 	[ "$2" = "$3" ] || fail "$1: got" "$3" "want" "$2"
 }
 
-build "$work/one"
-build "$work/two"
+build "$work/one" v1.2.3-4-gabcdef0
+build "$work/two" v1.2.3-4-gabcdef0
 diff -r "$work/one" "$work/two" || fail "two builds differ"
 deb=$(ls "$work"/one/crius_1.2.3+4.gabcdef0_*.deb)
 rpm=$(ls "$work"/one/crius-1.2.3+4.gabcdef0-1.*.rpm)
-echo "ok    reproducible: $(basename "$deb"), $(basename "$rpm")"
+tar=$(ls "$work"/one/crius-1.2.3+4.gabcdef0-linux-*.tar.gz)
+echo "ok    reproducible: $(basename "$deb"), $(basename "$rpm"), $(basename "$tar")"
 
 dpkg-deb -R "$deb" "$work/deb"
-check_tree "$work/deb" '644 usr/share/doc/crius/copyright
+check_tree "$work/deb" '644 usr/share/doc/crius/changelog.gz
+644 usr/share/doc/crius/copyright
 644 usr/share/doc/crius/third-party-licences.gz
+644 usr/share/lintian/overrides/crius
 644 usr/share/zsh/vendor-completions/_crius'
+expect "changelog of the DEB" "crius (1.2.3+4.gabcdef0) unstable; urgency=medium" "$(zcat "$work/deb/usr/share/doc/crius/changelog.gz" | head -1)"
 (cd "$work/deb" && md5sum --quiet -c DEBIAN/md5sums) || fail "md5sums of the DEB"
 expect "owners in the DEB" root/root "$(dpkg-deb -c "$deb" | awk '{print $2}' | sort -u)"
 expect "conffiles" "$(cd "$work/deb" && find etc -type f -printf '/%p\n')" "$(cat "$work/deb/DEBIAN/conffiles")"
@@ -132,6 +139,106 @@ semodule -X 200 -r crius" "$removed"
 done
 expect "with SELinux, RPM, after an upgrade" "" "$(calls sh "$work/scriptlet" 1)"
 echo "ok    SELinux module"
+
+# The list of modules has all that the programs say they are linked from.
+jq -r '.packages[] | .name + " " + .versionInfo' "$work/deb/usr/share/doc/crius/sbom.spdx.json" | sort >"$work/listed"
+{
+	echo "crius 1.2.3+4.gabcdef0"
+	go version "$bindir/crius" | sed 's/.*: go/stdlib /'
+	go version -m "$bindir/crius" | awk '$1 == "dep" { print $2, $3 }'
+} | sort >"$work/linked"
+expect "modules linked and not listed" "" "$(comm -23 "$work/linked" "$work/listed")"
+expect "relations of the list" "$(wc -l <"$work/listed")" "$(jq '.relationships | length' "$work/deb/usr/share/doc/crius/sbom.spdx.json")"
+echo "ok    $(wc -l <"$work/listed") modules listed"
+
+mkdir "$work/archive"
+tar -xzf "$tar" -C "$work/archive" --strip-components=1
+for prefix in /usr /opt/crius; do
+	rm -rf "$work/installed"
+	to=$work/installed$prefix
+	by_archive() { DESTDIR=$work/installed PREFIX=$prefix "$work/archive/install.sh" "$@" >/dev/null; }
+	by_archive
+	cmp -s "$to/bin/crius" "$bindir/crius" || fail "archive: no program in $prefix"
+	expect "archive: programs of the unit" "$prefix/bin/crius" \
+		"$(sed -nE 's/^Exec(Start|Reload)=([^ ]*crius) .*/\2/p' "$to/lib/systemd/system/crius.service" | sort -u)"
+	echo '# mine' >"$work/installed/etc/crius/crius.toml"
+	by_archive install
+	by_archive uninstall
+	expect "archive: what an uninstall leaves" etc/crius/crius.toml "$(cd "$work/installed" && find . -type f -printf '%P\n')"
+	expect "archive: the configuration" '# mine' "$(cat "$work/installed/etc/crius/crius.toml")"
+done
+status=0
+by_archive help 2>/dev/null || status=$?
+expect "archive: exit code of an unknown verb" 2 $status
+echo "ok    archive installed and removed"
+
+# life is that of a node on which packages come and go, by functions for one format.
+# shellcheck disable=SC2016
+life='
+list() { find /usr /etc /opt /var/lib/crius /run/crius ! -type d 2>/dev/null | grep -v "^/usr/lib/sysimage/" | sort; }
+wrong() { echo "$@" >&2; exit 1; }
+list >/tmp/before
+install /tmp/old
+version 1.2.3+4.gabcdef0 || wrong "not installed"
+mkdir -p /run/crius /var/lib/crius
+chmod 711 /run/crius
+chmod 700 /var/lib/crius
+touch /run/crius/socket /var/lib/crius/record
+echo "# mine" >>/etc/crius/crius.toml
+exec 3</usr/bin/crius-conmon # as a monitor has it that runs
+install /tmp/new
+version 1.2.4 || wrong "not upgraded"
+install /tmp/old
+version 1.2.3+4.gabcdef0 || wrong "not downgraded"
+[ "$(tail -1 /etc/crius/crius.toml)" = "# mine" ] || wrong "the configuration is not what it was"
+[ "$(stat -c %a /run/crius /var/lib/crius | xargs)" = "711 700" ] || wrong "modes of directories have changed"
+[ "$(stat -Lc %i /dev/fd/3)" != "$(stat -c %i /usr/bin/crius-conmon)" ] || wrong "a program that runs was written to"
+remove
+[ ! -e /usr/bin/crius ] || wrong "not removed"
+[ -e /run/crius/socket ] && [ -e /var/lib/crius/record ] || wrong "what containers need is gone"
+purge
+rm -r /run/crius /var/lib/crius
+list | diff /tmp/before - >&2 || wrong "something is left"
+[ ! -e /etc/crius ] || wrong "/etc/crius is left"
+'
+deb_life='
+install() { dpkg --force-depends --force-downgrade --force-confold -i "$1"/*.deb; }
+version() { dpkg-query -W -f "\${Version}\n" crius | grep -qxF "$1"; }
+remove() { dpkg --remove crius; }
+purge() { dpkg --purge crius; }
+'
+rpm_life='
+install() { rpm -U --oldpackage --nodeps --ignorearch --dbpath /tmp/rpmdb "$1"/*.rpm; }
+version() { rpm -q --qf "%{VERSION}\n" --dbpath /tmp/rpmdb crius | grep -qxF "$1"; }
+remove() { rpm -e --nodeps --dbpath /tmp/rpmdb crius; }
+purge() { rm -rf /etc/crius; } # RPM keeps what was changed as .rpmsave
+'
+
+# live FUNCTIONS: life, on a copy of the root of this machine that has no crius.
+live() {
+	rm -rf "$work/copy"
+	mkdir "$work/copy"
+	# shellcheck disable=SC2016
+	unshare --mount bash -ec 'copy=$1 root=$1/root
+		mount -t tmpfs tmpfs "$copy"
+		mkdir "$copy"/{upper,work,root}
+		mount -t overlay -o "lowerdir=/,upperdir=$copy/upper,workdir=$copy/work" overlay "$root"
+		mount -t tmpfs tmpfs "$root/run"
+		mount -t tmpfs tmpfs "$root/tmp"
+		mount --bind /proc "$root/proc"
+		mount --bind /dev "$root/dev"
+		mkdir "$root/tmp/old" "$root/tmp/new"
+		mount --bind "$2" "$root/tmp/old"
+		mount --bind "$3" "$root/tmp/new"
+		rm -rf "$root/etc/crius" "$root/var/lib/crius" "$root"/usr/bin/crius{,-conmon,-conmon-shim} "$root/usr/share/doc/crius"
+		exec chroot "$root" bash -euc "$4"' bash "$work/copy" "$work/one" "$work/later" "$1$life" >"$work/said" 2>&1 ||
+		fail "installed, upgraded, downgraded and removed: $(tail -20 "$work/said")"
+}
+
+build "$work/later" v1.2.4
+live "$deb_life"
+live "$rpm_life"
+echo "ok    DEB and RPM installed, upgraded, downgraded and removed"
 
 # The unit is verified below a root of its own, where its programs exist.
 install -D /bin/true "$work/deb/sbin/modprobe"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Packs the programs of BINDIR as DEB and RPM into OUTDIR.
+# Packs the programs of BINDIR as DEB, RPM and archive into OUTDIR, and lists what is
+# linked into them, in the format of SPDX.
 #
 #   contrib/packaging/build.sh VERSION GOARCH BINDIR OUTDIR
 #
@@ -46,7 +47,46 @@ licences() {
 	done
 }
 
-# stage ROOT ZSH DOC lays out the files that both formats have.
+# linked prints name and version of Go and of all modules that the programs say they
+# are linked from.
+linked() {
+	go version -m "$bindir"/crius "$bindir"/crius-conmon "$bindir"/crius-conmon-shim | awk '
+		$1 ~ /:$/ { print "stdlib", substr($2, 3) }
+		$1 == "dep" || $1 == "mod" || $1 == "build" { if (module != "") print module; module = "" }
+		$1 == "dep" || $1 == "=>" { module = $2 " " $3 }' | sort -u
+}
+
+# bom prints them as an SPDX document.
+bom() {
+	linked | awk -v version="$version" -v arch="$goarch" -v created="$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)" '
+		function package(id, name, version, source, licence, purl) {
+			return sprintf("{\"SPDXID\": \"SPDXRef-%s\", \"name\": \"%s\", \"versionInfo\": \"%s\", \"downloadLocation\": \"%s\", " \
+				"\"filesAnalyzed\": false, \"licenseConcluded\": \"%s\", \"licenseDeclared\": \"%s\", \"copyrightText\": \"NOASSERTION\", " \
+				"\"externalRefs\": [{\"referenceCategory\": \"PACKAGE-MANAGER\", \"referenceType\": \"purl\", \"referenceLocator\": \"pkg:%s\"}]}",
+				id, name, version, source, licence, licence, purl)
+		}
+		function relation(from, type, to) {
+			return sprintf("{\"spdxElementId\": \"SPDXRef-%s\", \"relationshipType\": \"%s\", \"relatedSpdxElement\": \"SPDXRef-%s\"}", from, type, to)
+		}
+		BEGIN {
+			home = "github.com/crius-run/crius"
+			packages = package("crius", "crius", version, "https://" home, "Apache-2.0", "golang/" home "@" version)
+			relations = relation("DOCUMENT", "DESCRIBES", "crius")
+		}
+		{
+			packages = packages ",\n    " package("module-" NR, $1, $2, "NOASSERTION", "NOASSERTION", "golang/" $1 "@" $2)
+			relations = relations ",\n    " relation("crius", "DEPENDS_ON", "module-" NR)
+		}
+		END {
+			printf "{\n  \"spdxVersion\": \"SPDX-2.3\",\n  \"dataLicense\": \"CC0-1.0\",\n  \"SPDXID\": \"SPDXRef-DOCUMENT\",\n" \
+				"  \"name\": \"crius %s for %s\",\n  \"documentNamespace\": \"https://%s/sbom/%s/%s\",\n" \
+				"  \"creationInfo\": {\"created\": \"%s\", \"creators\": [\"Organization: crius\"]},\n" \
+				"  \"packages\": [\n    %s\n  ],\n  \"relationships\": [\n    %s\n  ]\n}\n",
+				version, arch, home, version, arch, created, packages, relations
+		}'
+}
+
+# stage ROOT ZSH lays out the files that all formats have.
 stage() {
 	local root=$1 zsh=$2 doc=$1/usr/share/doc/crius page
 	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-conmon" "$bindir/crius-conmon-shim"
@@ -66,6 +106,7 @@ stage() {
 	install -D -m 644 -t "$doc/docs" docs/*.md
 	install -D -m 644 -t "$doc/docs/decisions" docs/decisions/*.md
 	install -D -m 644 -t "$doc/docs/performance" docs/performance/*
+	install -m 644 "$work/bom" "$doc/sbom.spdx.json"
 	install -D -m 644 -t "$doc/examples" contrib/crictl.yaml contrib/policy.json contrib/registries.conf
 	install -D -m 644 -t "$doc/examples" contrib/grafana/crius.json contrib/prometheus/crius.rules.yaml
 	install -D -m 644 contrib/sysctl.d/99-crius.conf "$doc/examples/sysctl.conf"
@@ -78,6 +119,12 @@ stage() {
 # age gives all files the time of the source.
 age() { find "$1" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +; }
 
+# changelog is what Debian wants to see; what changed is in CHANGELOG.md.
+changelog() {
+	printf 'crius (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md beside this file.\n\n -- %s  %s\n' \
+		"$version" "$(sed -n 's/^Maintainer: //p' $here/deb/control)" "$(date -uRd "@$SOURCE_DATE_EPOCH")"
+}
+
 deb() {
 	local root=$work/deb arch script
 	case $goarch in
@@ -88,6 +135,8 @@ deb() {
 	stage "$root" usr/share/zsh/vendor-completions
 	install -D -m 644 -t "$root/usr/share/doc/crius" $here/deb/copyright
 	gzip -9nc "$work/licences" >"$root/usr/share/doc/crius/third-party-licences.gz"
+	changelog | gzip -9n >"$root/usr/share/doc/crius/changelog.gz"
+	install -D -m 644 $here/deb/lintian-overrides "$root/usr/share/lintian/overrides/crius"
 	install -d "$root/DEBIAN"
 	install -m 644 $here/deb/conffiles "$root/DEBIAN"
 	for script in postinst prerm postrm; do
@@ -115,13 +164,30 @@ rpm() {
 	rpmbuild --quiet -bb --target "$arch-linux" \
 		--define "_topdir $work/rpmbuild" --define "_rpmdir $outdir" --define "_rpmfilename %%{name}-%%{version}-%%{release}.%%{arch}.rpm" \
 		--define "crius_version $version" --define "crius_stage $root" \
+		--define "crius_date $(LC_ALL=C date -ud "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y')" \
 		--define "_buildhost localhost" --define "use_source_date_epoch_as_buildtime 1" --define "clamp_mtime_to_source_date_epoch 1" \
 		--define "_binary_payload w6.xzdio" --define "_sysconfdir /etc" --define "_defaultlicensedir /usr/share/licenses" \
 		$here/rpm/crius.spec
 	echo "rpmbuild: $(ls "$outdir"/crius-"$version"-*."$arch".rpm)"
 }
 
+# archive has the same files for machines without either, and a script that installs them.
+archive() {
+	local name=crius-$version-linux-$goarch root
+	root=$work/archive/$name
+	stage "$root" usr/share/zsh/site-functions
+	install -m 755 $here/tar/install.sh "$root"
+	install -m 644 LICENSE "$root"
+	gzip -9nc "$work/licences" >"$root/third-party-licences.gz"
+	age "$root"
+	tar -C "$work/archive" --sort=name --owner=0 --group=0 --numeric-owner --format=gnu -c "$name" | gzip -9n >"$outdir/$name.tar.gz"
+	echo "tar: $outdir/$name.tar.gz"
+}
+
 version=$(package_version "$version")
 licences >"$work/licences"
+bom >"$work/bom"
+install -m 644 "$work/bom" "$outdir/crius-$version-linux-$goarch.spdx.json"
 deb
 rpm
+archive
