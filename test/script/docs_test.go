@@ -20,16 +20,30 @@ const repository = "../.."
 // walked are the pages whose commands are run, in this order, on one node.
 var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/metrics.md", "docs/migrate.md"}
 
-// runnable are the programs that a test node has. Statements with others are for real
-// machines: package and service managers, kubectl, what builds crius.
+// runnable are the programs that a test node has.
 var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "curl", "jq", "["}
 
-// unfit are the statements that only need runnable programs, and more than the node has.
-var unfit = []string{
-	"crius --runtime-cgroup-driver", // a server; the node's own runs
-	"install -m 755 bin/",           // the programs of the tests are elsewhere
-	"crictl exec -it",               // a terminal
-	"/run/crio/crio.sock",           // CRI-O
+// elsewhere are the statements that a test node cannot run, by a part of each, and why
+// not or who does.
+var elsewhere = []struct{ part, why string }{
+	{"make ", "what builds and tests; TestDocumentedTargets looks for the target"},
+	{"apt-get install ./", "test/packages.sh installs, upgrades and removes packages, test/node the service"},
+	{"apt-get purge", "the same"},
+	{"apt-get install runc", "the node's packages come from test/setup.sh"},
+	{"tar -xzf bin/packages", "test/packages.sh"},
+	{"/install.sh", "test/packages.sh"},
+	{"install -m 755 bin/", "the programs of the tests are elsewhere"},
+	{"systemctl ", "a test node has no systemd; test/node runs the service"},
+	{"journalctl ", "the same"},
+	{"kubectl ", "there is no cluster; test/cluster has one, and drains nothing"},
+	{"/run/crio/crio.sock", "there is no CRI-O"},
+	{"oras push", "no such program; test/kit/image makes such artifacts, which test/integration mounts"},
+	{"skopeo copy docker-archive:", "test/integration shares the store with skopeo"},
+	{"ssh -L", "there is no other machine"},
+	{"$ curl", "a session with its output; TestHealth of server/metrics"},
+	{"RuntimeReady is false", "the output of that session"},
+	{"crius --runtime-cgroup-driver", "a server; the node's own runs"},
+	{"crictl exec -it", "a terminal, which stream_test.go has"},
 }
 
 // surroundings are a shell on a node, as far as commands see it: a private /etc, in
@@ -154,7 +168,89 @@ func fits(statement string) bool {
 			return false
 		}
 	}
-	return len(programs) > 0 && !slices.ContainsFunc(unfit, func(part string) bool { return strings.Contains(statement, part) })
+	return len(programs) > 0 && reason(statement) < 0
+}
+
+// reason is the place in elsewhere of what a statement is; -1: none.
+func reason(statement string) int {
+	for i, e := range elsewhere {
+		if strings.Contains(statement, e.part) {
+			return i
+		}
+	}
+	return -1
+}
+
+// documents are all pages with shell commands for operators and developers.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
+	if err != nil || len(found) < 10 {
+		t.Fatalf("%d pages, %v", len(found), err)
+	}
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "RELEASES.md", "SECURITY.md"} {
+		found = append(found, filepath.Join(repository, name))
+	}
+	pages := map[string]string{}
+	for _, path := range found {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages[strings.TrimPrefix(path, repository+"/")] = string(text)
+	}
+	return pages
+}
+
+// Every command of every document is run here, or is known not to be and why.
+func TestEveryDocumentedCommandIsKnown(t *testing.T) {
+	t.Parallel()
+	used := map[int]bool{}
+	for page, text := range documents(t) {
+		for _, statement := range statements(text) {
+			i := reason(statement)
+			used[i] = true
+			comment := strings.HasPrefix(statement, "#") || statement == ""
+			if runs := fits(statement) && slices.Contains(walked, page); i < 0 && !runs && !comment {
+				t.Errorf("%s: %q is not run: add the page to walked, or the reason to elsewhere", page, statement)
+			}
+		}
+	}
+	for i, e := range elsewhere {
+		if !used[i] {
+			t.Errorf("no document has %q any more", e.part)
+		}
+	}
+}
+
+var (
+	makeCall   = regexp.MustCompile("`make (?:-j )?([a-z][a-z-]*)|(?m)^ *make ([a-z][a-z-]*)")
+	makeTarget = regexp.MustCompile(`(?m)^([a-z-]+):`)
+)
+
+// What documents have made can be made.
+func TestDocumentedTargets(t *testing.T) {
+	t.Parallel()
+	file, err := os.ReadFile(filepath.Join(repository, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	for _, found := range makeTarget.FindAllStringSubmatch(string(file), -1) {
+		targets[found[1]] = true
+	}
+	calls := 0
+	for page, text := range documents(t) {
+		for _, found := range makeCall.FindAllStringSubmatch(text, -1) {
+			calls++
+			if target := found[1] + found[2]; !targets[target] {
+				t.Errorf("%s: there is no target %q", page, target)
+			}
+		}
+	}
+	if calls < 40 {
+		t.Errorf("only %d calls of make were found", calls)
+	}
 }
 
 func TestStatementsOfDocuments(t *testing.T) {
