@@ -224,7 +224,7 @@ func TestWaitForADeadShim(t *testing.T) {
 	for _, guest := range []bool{false, true} {
 		r.Sandboxed, r.Leader = guest, true
 		own, inDir := sleeper(t, "/"), sleeper(t, dir)
-		processes := wire.AppendProcesses(nil, wire.Process{}, own)
+		processes := wire.AppendProcesses(nil, wire.Process{}, own, nil)
 		if err := os.WriteFile(filepath.Join(dir, wire.Processes), processes, 0o600); err != nil {
 			t.Fatal(err)
 		}
