@@ -38,6 +38,7 @@ type Client struct {
 	exitErr   error
 	logged    count        // bytes in the log
 	discarded count        // bytes that were too many for it
+	met       bool         // the monitor has said hello
 	rests     bool         // the monitor does: nothing is logged until it says that it wakes
 	lost      count        // bytes that the journal has not got
 	failure   error        // why there is no container
@@ -217,7 +218,7 @@ func (c *Client) handle(m wire.Message) {
 	defer c.mu.Unlock()
 	switch m.Verb {
 	case wire.Hello:
-		c.state, c.rests = m.Text, false
+		c.state, c.rests, c.met = m.Text, false, true
 		if c.dormant == nil { // which knows what was logged before
 			fresh := m.Text == wire.StateCreating
 			c.logged.known, c.discarded.known, c.lost.known = fresh, fresh, fresh
@@ -390,11 +391,13 @@ func (c *Client) Release(ctx context.Context) error {
 }
 
 func (c *Client) request(ctx context.Context, m wire.Message) error {
-	c.awaken()
+	if err := c.awaken(ctx); err != nil {
+		return fmt.Errorf("%s: %w", m.Verb, err)
+	}
 	answer := make(chan error, 1)
 	c.mu.Lock()
 	err := absence()
-	if !c.over {
+	if !c.over && c.raw != nil {
 		err = c.transmit(wire.Append(nil, m))
 	}
 	if err == nil {
@@ -443,7 +446,7 @@ func (c *Client) Close() error {
 	if !first || c.conn == nil && c.dormant == nil {
 		return nil
 	}
-	c.awaken()
+	_ = c.awaken(context.Background()) // it gives up at once, since the client is closed
 	if c.conn != nil {
 		_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
 	}

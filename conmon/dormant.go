@@ -1,6 +1,9 @@
 package conmon
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -62,10 +65,16 @@ func openHandle(p Process) (handle, error) {
 }
 
 // awaken ends the dormancy, if there is one.
-func (c *Client) awaken() {
-	if c.dormant != nil {
-		c.dormant.init.close() // for which connected waits
-		<-c.dormant.ended
+func (c *Client) awaken(ctx context.Context) error {
+	if c.dormant == nil {
+		return nil
+	}
+	c.dormant.init.close() // for which connected waits
+	select {
+	case <-c.dormant.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the monitor cannot be reached: %w", context.Cause(ctx))
 	}
 }
 
@@ -89,7 +98,7 @@ func (c *Client) connect() {
 	const pause = 100 * time.Millisecond
 	again := time.NewTicker(pause)
 	defer again.Stop()
-	for !c.isClosed() {
+	for first := true; !c.isClosed(); first = false {
 		conn, err := connect(c.dir)
 		if err == nil {
 			c.raw, err = conn.SyscallConn()
@@ -101,7 +110,10 @@ func (c *Client) connect() {
 		if nobodyListens(err) {
 			return
 		}
-		<-again.C // too many clients may be waiting
+		if first { // of descriptors, or in the monitor's queue, there may be none left
+			slog.Warn("cannot connect to a monitor yet", "dir", c.dir, "err", err)
+		}
+		<-again.C
 	}
 }
 

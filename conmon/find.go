@@ -46,10 +46,10 @@ func Monitors() ([]Monitor, error) {
 			continue
 		}
 		argv := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-		opt, err := wire.ParseArgs(argv[1:])
+		id, dir := wire.Identity(argv[1:])
 		// Asked again, for a process may have gone into a container meanwhile.
-		if err == nil && rootprocess.Program(pid) == programName && Alive(process) {
-			found = append(found, Monitor{process, opt.ID, opt.Dir})
+		if id != "" && dir != "" && rootprocess.Program(pid) == programName && Alive(process) {
+			found = append(found, Monitor{process, id, dir})
 		}
 	}
 	return found, nil

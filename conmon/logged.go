@@ -41,8 +41,10 @@ func (c *Client) Logged(ctx context.Context) LogCount {
 // loggedAtRest is what Logged is as long as the monitor rests, which a request would end.
 func (c *Client) loggedAtRest() (known LogCount, rests bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}, c.rests && (c.dormant == nil || c.dormant.still(c.dir))
+	known, rests = LogCount{c.logged.own(), c.discarded.own(), c.lost.own()}, c.rests
+	met := c.met || c.dormant == nil
+	c.mu.Unlock()
+	return known, rests && (met || c.dormant.still(c.dir))
 }
 
 // count is a number that a monitor counts, which grows.

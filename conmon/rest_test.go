@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/test/kit/journald"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -34,7 +36,7 @@ func TestRest(t *testing.T) {
 		c.awaitLog("one\n")
 
 		b := c.attach(everything) // input goes to the container past the monitor
-		c.atRestButFor(b)
+		c.staysAwake()
 		typeIn(t, b.Stdin, "two\n")
 		expect(t, b.Stdout, "two\n")
 
@@ -98,15 +100,18 @@ func (c *container) atRest() {
 	wait.For(c.TB, "the monitor to rest", func() bool { return c.resting(pid) })
 }
 
-// atRestButFor checks that the monitor stays awake for somebody who is attached.
-func (c *container) atRestButFor(*conmon.Attachment) {
+// staysAwake checks that the monitor does not rest in the time in which that of another
+// container comes to rest, twice.
+func (c *container) staysAwake() {
 	c.Helper()
-	const longer = 3 // than it takes otherwise
-	for range longer {
-		time.Sleep(time.Second / 2)
-		if c.resting(c.processes().Monitor.PID) {
-			c.Error("the monitor rests while somebody is attached")
-		}
+	for range 2 {
+		other := newContainer(c.TB, "crun", "sleep")
+		other.RestAfter = time.Millisecond
+		other.run()
+		other.atRest()
+	}
+	if c.resting(c.processes().Monitor.PID) {
+		c.Error("the monitor rests")
 	}
 }
 
@@ -212,7 +217,7 @@ func TestTerminalAtRest(t *testing.T) {
 	}
 }
 
-// What is counted goes on to be: OOM kills, and what a limited log has discarded.
+// What a limited log has discarded goes on to be counted.
 func TestCountsSurviveRest(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, "crun", "copy")
@@ -249,6 +254,70 @@ func TestCountsSurviveRest(t *testing.T) {
 	}
 }
 
+// A server that asks for the count every few seconds keeps no monitor awake, also one that
+// was not connected at first.
+func TestQuestionsDoNotKeepAwake(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, "crun", "copy")
+	c.Stdin, c.RestAfter = true, 3*time.Second
+	client := c.run()
+	asked := func(client *conmon.Client) {
+		t.Helper()
+		done := make(chan struct{})
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for again := time.NewTicker(1500 * time.Millisecond); ; {
+				select {
+				case <-again.C:
+					client.Logged(limit(t))
+				case <-done:
+					return
+				}
+			}
+		})
+		c.atRest()
+		close(done)
+		asking.Wait()
+	}
+	asked(client)
+	dormant := c.dial()
+	a := c.attach(everything)
+	typeIn(t, a.Stdin, "line\n")
+	expect(t, a.Stdout, "line\n")
+	a.Close()
+	asked(dormant)
+	if dormant.Logged(limit(t)); !c.resting(c.processes().Monitor.PID) {
+		t.Error("a question wakes the monitor")
+	}
+	if n := dormant.Logged(limit(t)).Written; n == 0 {
+		t.Error("the line is not counted")
+	}
+}
+
+// The journal goes on after a rest where it was.
+func TestJournalAfterRest(t *testing.T) {
+	t.Parallel()
+	d := journald.New(t)
+	c := newContainer(t, "crun", "copy")
+	c.Stdin, c.RestAfter, c.Journal, c.JournalFields = true, time.Millisecond, d.Path, []string{"CONTAINER_NAME=name"}
+	client := c.run()
+	var entries []journald.Entry
+	for range 3 {
+		a := c.attach(everything)
+		typeIn(t, a.Stdin, "a line\n")
+		expect(t, a.Stdout, "a line\n")
+		a.Close()
+		c.atRest()
+		entries = append(entries, d.Read()...)
+	}
+	if stdout, _ := output(entries); stdout != "a line\na line\na line\n" || entries[2]["CONTAINER_NAME"] != "name" {
+		t.Errorf("%q", entries)
+	}
+	if lost := client.Logged(limit(t)).JournalLost; lost != 0 {
+		t.Errorf("%d bytes are lost", lost)
+	}
+}
+
 // Whoever asks too much of a monitor never rests: one that was told so, and one that has a
 // container in the PID namespace of the host, whose orphans nobody tells of.
 func TestNoRest(t *testing.T) {
@@ -258,8 +327,6 @@ func TestNoRest(t *testing.T) {
 	host.hostPID()
 	never.run()
 	host.run()
-	never.atRestButFor(nil)
-	if host.resting(host.processes().Monitor.PID) {
-		t.Error("the monitor of a container without a PID namespace rests")
-	}
+	never.staysAwake()
+	host.staysAwake()
 }

@@ -72,8 +72,9 @@ type monitor struct {
 	released   bool  // nobody is interested any more
 	left       bool
 
-	active   int64 // uptime when something last happened
-	patience int64 // for how many milliseconds nothing must have happened before the monitor rests
+	active    int64 // uptime when something last happened
+	questions int   // of clients in this turn of the loop, which do not count as that
+	patience  int64 // for how many milliseconds nothing must have happened before the monitor rests
 
 	stuck      bool // it has been complained that the log is blocked
 	losing     bool // and that journald does not take what the container writes
@@ -118,13 +119,14 @@ func (m *monitor) loop() {
 			m.complaints.add(wire.Fail("wait for events", err))
 			return
 		}
-		if n > 0 {
-			m.active = uptime()
-		}
+		m.questions = 0
 		for _, e := range batch[:max(n, 0)] {
 			if react := m.state.reaction(event(e.Fd)); react != nil && !m.left {
 				react(m, int(e.Pad))
 			}
+		}
+		if n > m.questions {
+			m.active = uptime()
 		}
 		m.proceed(n == 0)
 	}

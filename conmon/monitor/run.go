@@ -15,7 +15,7 @@ import (
 func Run() int {
 	growStack(false)
 	environ := "/proc/self/fd/" + itoa(wire.EnvironFD)
-	older := syscall.Access(environ, 0) != nil // is the server: there is nowhere to put notes
+	older := syscall.Access(environ, 0) == syscall.ENOENT // is the server: there is nowhere to put notes
 	if older {
 		environ = "/proc/self/environ"
 	}

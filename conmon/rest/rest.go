@@ -10,7 +10,7 @@
 // fails late.
 //
 // It works for a program that is linked statically and at a fixed address, as the Go
-// linker does without cgo, on amd64 and arm64. Elsewhere Until returns an error.
+// linker does without cgo, on amd64. Elsewhere Until returns an error.
 package rest
 
 import (
@@ -110,8 +110,8 @@ func newPlan(epoll int) (*plan, error) {
 	if err != nil {
 		return nil, wire.Fail("read /proc/self/auxv", err)
 	}
-	entry, loader := auxiliary(vector)
-	if entry == 0 || loader != 0 {
+	entry, dataEnd := program(vector)
+	if entry == 0 || dataEnd == 0 {
 		return nil, wire.Text("the program is not linked statically")
 	}
 	stat, err := wire.ReadFile(buf[:], "/proc/self/stat")
@@ -119,9 +119,13 @@ func newPlan(epoll int) (*plan, error) {
 		return nil, wire.Fail("read /proc/self/stat", err)
 	}
 	stack, known := wire.StatField(stat, 28)
-	dataEnd, alsoKnown := wire.StatField(stat, 46) // of what the file has
-	if !known || !alsoKnown || stack == 0 || dataEnd == 0 {
-		return nil, wire.Text("/proc/self/stat does not say where stack and data are")
+	if !known || stack == 0 {
+		return nil, wire.Text("/proc/self/stat does not say where the stack is")
+	}
+	var mask uint64
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigBlock, 0, uintptr(unsafe.Pointer(&mask)), maskSize, 0, 0)
+	if mask&(1<<(leaveWith-1)) != 0 { // as whoever started the program wanted it
+		return nil, wire.Text("the signal that ends threads is blocked")
 	}
 	size := unsafe.Sizeof(plan{})
 	// Shared, so that the kernel does not make it one mapping with its neighbours.
@@ -136,7 +140,7 @@ func newPlan(epoll int) (*plan, error) {
 		leave:  action{flags: onStack | hasRestorer}, // enter knows the handler
 		signal: 1 << (leaveWith - 1), blocked: ^uint64(allowed),
 		ignore: action{handler: ignored}, noStack: [3]uintptr{0, noAltStack, 0},
-		tail: uintptr(dataEnd), tailSize: -uintptr(dataEnd) & (pageSize() - 1),
+		tail: dataEnd, tailSize: -dataEnd & (pageSize() - 1),
 	}
 	if err := p.fill(); err != nil {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_MUNMAP, uintptr(memory), size, 0)
@@ -153,20 +157,34 @@ func mmap(size uintptr, flags uintptr) (unsafe.Pointer, error) {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&at)), nil
 }
 
-// auxiliary finds in what the kernel has told the program where that begins, and where
-// the dynamic linker is, if it has one.
-func auxiliary(vector []byte) (entry, linker uintptr) {
-	const atBase, atEntry, size = 7, 9, 16
-	for ; len(vector) >= size; vector = vector[size:] {
-		pair := (*[2]uint64)(unsafe.Pointer(&vector[0]))
-		switch pair[0] {
-		case atBase:
-			linker = uintptr(pair[1])
-		case atEntry:
-			entry = uintptr(pair[1])
+// header is an Elf64_Phdr.
+type header struct {
+	kind, flags                 uint32
+	offset, address, _          uint64
+	fileSize, memorySize, align uint64
+}
+
+// program finds in what the kernel has told the program where that begins, and where its
+// data ends that the file has; nothing of one with a dynamic linker.
+func program(vector []byte) (entry, dataEnd uintptr) {
+	const atHeaders, atCount, atBase, atEntry, pair = 3, 5, 7, 9, 16
+	var value [atEntry + 1]uintptr
+	for ; len(vector) >= pair; vector = vector[pair:] {
+		if p := (*[2]uint64)(unsafe.Pointer(&vector[0])); p[0] < uint64(len(value)) {
+			value[p[0]] = uintptr(p[1])
 		}
 	}
-	return entry, linker
+	if value[atHeaders] == 0 || value[atBase] != 0 {
+		return 0, 0
+	}
+	const load, writable = 1, 2
+	at := *(**header)(unsafe.Pointer(&value[atHeaders]))
+	for _, h := range unsafe.Slice(at, value[atCount]) {
+		if h.kind == load && h.flags&writable != 0 {
+			dataEnd = max(dataEnd, uintptr(h.address+h.fileSize))
+		}
+	}
+	return value[atEntry], dataEnd
 }
 
 // fill writes down the calls.

@@ -1,14 +1,27 @@
 package rest
 
+import "syscall"
+
 const (
 	supported = true
 
 	sysFstat      = 5
+	sysMmap       = 9
 	sysMunmap     = 11
 	sysNanosleep  = 35
+	sysClone      = 56
 	sysExit       = 60
 	sysKill       = 62
 	sysEpollPwait = 281
+)
+
+// What the beginning of the Go runtime takes: threads with these flags, and less memory than
+// this.
+const (
+	threadFlags = syscall.CLONE_VM | syscall.CLONE_FS | syscall.CLONE_FILES | syscall.CLONE_SIGHAND | syscall.CLONE_SYSVSEM | syscall.CLONE_THREAD
+	memory      = 72 << 20
+	mapFlags    = syscall.MAP_ANON | syscall.MAP_PRIVATE
+	mapAccess   = syscall.PROT_READ | syscall.PROT_WRITE
 )
 
 // enter does what is planned, waits, and jumps to the program's entry point.

@@ -61,9 +61,48 @@ wait:
 	SYSCALL
 	CMPQ	AX, $-4			// EINTR, after SIGCONT
 	JEQ	wait
+
+	// The runtime ends the process if it gets no memory or thread. Wait until there are.
+ready:
+	XORL	DI, DI
+	MOVQ	$const_memory, SI
+	MOVQ	$const_mapAccess, DX
+	MOVQ	$const_mapFlags, R10
+	MOVQ	$-1, R8
+	XORL	R9, R9
+	MOVQ	$const_sysMmap, AX
+	SYSCALL
+	TESTQ	AX, AX
+	JLT	scarce
+	MOVQ	AX, DI
+	MOVQ	$const_memory, SI
+	MOVQ	$const_sysMunmap, AX
+	SYSCALL
+	MOVQ	$const_threadFlags, DI
+	MOVQ	SP, SI			// of which the thread uses nothing
+	XORL	DX, DX
+	XORL	R10, R10
+	XORL	R8, R8
+	MOVQ	$const_sysClone, AX
+	SYSCALL
+	TESTQ	AX, AX
+	JEQ	thread
+	JLT	scarce
 	MOVQ	R13, SP
 	XORL	DX, DX			// no function to call at the end
 	JMP	R15
+
+thread:
+	JMP	leave<>(SB)
+
+scarce:
+	MOVQ	$0, 0(SP)
+	MOVQ	$100000000, 8(SP)	// nanoseconds
+	MOVQ	SP, DI
+	XORL	SI, SI
+	MOVQ	$const_sysNanosleep, AX
+	SYSCALL
+	JMP	ready
 
 // The list at R14.
 TEXT calls<>(SB), NOSPLIT|NOFRAME, $0

@@ -1,3 +1,5 @@
+//go:build amd64
+
 package rest_test
 
 import (
@@ -10,6 +12,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon/rest"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -50,6 +55,14 @@ func TestUntil(t *testing.T) {
 		if life%10 == 0 { // else the event mostly comes while it has not come to rest
 			atRest(t, sleeper.Process.Pid)
 		}
+		if life == 20 {
+			scarce(t, sleeper.Process.Pid, func() {
+				if _, err := input.Write([]byte("x")); err != nil {
+					t.Fatal(err)
+				}
+			})
+			continue
+		}
 		if err := sleeper.Process.Signal(syscall.SIGTERM); err != nil { // ignored
 			t.Fatal(err)
 		}
@@ -64,6 +77,22 @@ func TestUntil(t *testing.T) {
 	}
 	if err := sleeper.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// scarce lets a process at rest have an event while it may have no memory, which would be
+// the end of a Go program that begins.
+func scarce(t *testing.T, pid int, event func()) {
+	t.Helper()
+	var usual unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_AS, &unix.Rlimit{Cur: 16 << 20, Max: unix.RLIM_INFINITY}, &usual); err != nil {
+		t.Fatal(err)
+	}
+	event()
+	time.Sleep(200 * time.Millisecond) // in which it would have ended
+	atRest(t, pid)
+	if err := unix.Prlimit(pid, unix.RLIMIT_AS, &usual, nil); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -146,6 +146,23 @@ func ParseArgs(args []string) (o Options, err error) {
 	return o, Text("no runtime command: the arguments end without --")
 }
 
+// Identity is whose monitor has these arguments; they may be those of another version, with
+// options that this one does not know.
+func Identity(args []string) (id, dir string) {
+	for _, arg := range args {
+		if arg == "--" {
+			return id, dir
+		}
+		switch name, value, _ := cutFlag(arg); name {
+		case "--id":
+			id = value
+		case "--dir":
+			dir = value
+		}
+	}
+	return "", "" // of no monitor: it has a runtime
+}
+
 func (o *Options) set(arg string) bool {
 	for _, f := range o.bools() {
 		if arg == f.name {

@@ -21,6 +21,9 @@ const (
 	nodeRounds = 3
 	// idleTime is how long a node is left alone to see what it uses.
 	idleTime = 10 * time.Second
+	// silentTime is for how long the containers have been silent then: crius's monitors
+	// rest after a minute.
+	silentTime = 75 * time.Second
 )
 
 // nodeRow weighs nodes full of pods, and then fills and empties them in turn.
@@ -98,7 +101,7 @@ func measured(all [][]speeds, part func(speeds) outcome, figure func(outcome) fl
 }
 
 // burden is what a node carries without pods, and with them.
-type burden struct{ empty, full weight }
+type burden struct{ empty, full, silent weight }
 
 func burdenOf(ctx context.Context, s *server, pods int) (b burden, err error) {
 	if b.empty, err = weigh(ctx, s); err != nil {
@@ -108,6 +111,12 @@ func burdenOf(ctx context.Context, s *server, pods int) (b burden, err error) {
 		return b, err
 	}
 	if b.full, err = weigh(ctx, s); err != nil {
+		return b, err
+	}
+	if err = pause(ctx, silentTime-idleTime); err != nil {
+		return b, err
+	}
+	if b.silent, err = weigh(ctx, s); err != nil {
 		return b, err
 	}
 	_, err = drain(ctx, s, pods, nodeAtOnce)
@@ -140,16 +149,16 @@ type weight struct {
 	cpu                     float64 // of all together
 }
 
+func (w weight) memory() float64 { return w.server + w.helpers + w.pauses }
+
 // weigh leaves out the containers themselves, which are the same everywhere.
 func weigh(ctx context.Context, s *server) (w weight, err error) {
 	before, err := s.cpu()
 	if err != nil {
 		return w, err
 	}
-	select {
-	case <-time.After(idleTime):
-	case <-ctx.Done():
-		return w, context.Cause(ctx)
+	if err := pause(ctx, idleTime); err != nil {
+		return w, err
 	}
 	after, err := s.cpu()
 	if err != nil {
@@ -184,6 +193,15 @@ func weigh(ctx context.Context, s *server) (w weight, err error) {
 	return w, nil
 }
 
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func idleTable(names []string, pods int, all []burden) table {
 	t := compare(fmt.Sprintf("Idle nodes: memory (Pss) and CPU in %v; the containers are not in it", idleTime), 0, names...)
 	line := func(name string, of func(b burden) float64) {
@@ -196,8 +214,10 @@ func idleTable(names []string, pods int, all []burden) table {
 	line("server MiB without pods", func(b burden) float64 { return b.empty.server / 1024 })
 	line(fmt.Sprintf("server MiB with %d pods", pods), func(b burden) float64 { return b.full.server / 1024 })
 	line("KiB a pod: monitor or shim", func(b burden) float64 { return b.full.helpers / float64(pods) })
+	line("KiB a pod: the same, silent for a minute", func(b burden) float64 { return b.silent.helpers / float64(pods) })
 	line("KiB a pod: pause", func(b burden) float64 { return b.full.pauses / float64(pods) })
-	line("MiB in all", func(b burden) float64 { return (b.full.server + b.full.helpers + b.full.pauses) / 1024 })
+	line("MiB in all", func(b burden) float64 { return b.full.memory() / 1024 })
+	line("MiB in all, silent for a minute", func(b burden) float64 { return b.silent.memory() / 1024 })
 	line("CPU ms a second without pods", func(b burden) float64 { return b.empty.cpu })
 	line(fmt.Sprintf("CPU ms a second with %d pods", pods), func(b burden) float64 { return b.full.cpu })
 	return t.table

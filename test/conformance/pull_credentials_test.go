@@ -2,7 +2,8 @@ package main_test
 
 import (
 	"encoding/base64"
-	"os"
+	"io/fs"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -126,9 +127,15 @@ func TestPullCredentials(t *testing.T) {
 			t.Errorf("the server's log tells the secret %s", s)
 		}
 	}
-	left, err := os.ReadDir(w.Path("tmp"))
+	var left []string
+	err := filepath.WalkDir(w.Path("tmp"), func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			left = append(left, path)
+		}
+		return err
+	})
 	if err != nil || len(left) > 0 {
-		t.Errorf("left in the directory for temporary files: %v, %v", left, err)
+		t.Errorf("files left in the directory for temporary files: %q, %v", left, err)
 	}
 }
 
