@@ -39,6 +39,8 @@ var elsewhere = []struct{ part, why string }{
 	{"/run/crio/crio.sock", "there is no CRI-O"},
 	{"oras push", "no such program; test/kit/image makes such artifacts, which test/integration mounts"},
 	{"skopeo copy docker-archive:", "test/integration shares the store with skopeo"},
+	{"skopeo copy --encryption-key", "there is no registry to push to; the tests of storage pull what ocicrypt has encrypted"},
+	{"/mnt/models", "there is no shared disk; the tests of storage/artifact use such a directory"},
 	{"ssh -L", "there is no other machine"},
 	{"$ curl", "a session with its output; TestHealth of server/metrics"},
 	{"RuntimeReady is false", "the output of that session"},
