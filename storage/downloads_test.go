@@ -186,7 +186,12 @@ func TestPullResumesAfterKill(t *testing.T) {
 	wait.For(t, "the worker to end", func() bool { return len(n.workers()) == 0 })
 	n.open()
 	n.empty()
-	info, err := os.Stat(filepath.Join(n.cfg.Root, download.Name, "sha256-"+blob[len("sha256:"):]))
+	parts, err := filepath.Glob(filepath.Join(n.cfg.Root, download.Name, "sha256-"+blob[len("sha256:"):]+"-*"))
+	ok(t, err)
+	if len(parts) != 1 {
+		t.Fatalf("parts: %q", parts)
+	}
+	info, err := os.Stat(parts[0])
 	ok(t, err)
 	r.Heal()
 	r.Forget()

@@ -26,6 +26,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/storage/download"
 )
 
 // suffix is that of the media types of encrypted layers.
@@ -201,7 +202,7 @@ func (r *reader) Read(p []byte) (int, error) {
 func (r *reader) verify() error {
 	switch got := r.digester.Digest(); {
 	case got != r.of.blob.Digest:
-		return fmt.Errorf("the registry sent content with another digest, %s", got)
+		return fmt.Errorf("the registry sent content with another digest, %s: %w", got, download.ErrDiffers)
 	case !hmac.Equal(r.mac.Sum(nil), r.of.mac):
 		return invalid("encrypted layer %s does not have the HMAC that its annotations say", r.of.blob.Digest)
 	}

@@ -60,34 +60,32 @@ func In(parent string) *Dir {
 
 // part is the file of a blob while pulls use it.
 type part struct {
-	name     string // empty: the file has none, and is not kept
-	registry string // whose pulls share it
-	turn     chan struct{}
-	file     *os.File     // is changed by who has the turn; locked against other processes
-	came     atomic.Int64 // bytes, to see whether any do
+	name string // empty: the file has none, and is not kept
+	turn chan struct{}
+	file *os.File     // is changed by who has the turn; locked against other processes
+	came atomic.Int64 // bytes, to see whether any do
 
 	users    int  // pulls; guarded by the directory
 	unpacked bool // likewise: pulls need its name no more
 }
 
 // open opens the file of a blob, which pulls from one registry share. It has no name, and is
-// for this caller alone, if registry is empty, pulls from another one or of another process
-// have the blob in hand, or nobody knows its size.
+// for this caller alone, if registry is empty, pulls of another process have the blob in hand,
+// or nobody knows its size.
 func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	if err := info.Digest.Validate(); err != nil {
 		return nil, err
 	}
-	name := fileName(info.Digest)
+	name := fileName(info.Digest, registry)
+	alone := registry == "" || info.Size <= 0
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := d.named[name]
-	if p != nil && p.registry == registry && registry != "" {
+	if p := d.named[name]; p != nil && !alone {
 		p.users++
 		p.unpacked = false
 		return p, nil
 	}
-	taken := p != nil || info.Size <= 0
-	p = &part{registry: registry, turn: make(chan struct{}, 1), users: 1}
+	p := &part{turn: make(chan struct{}, 1), users: 1}
 	root, err := d.opened()
 	if err != nil {
 		return nil, err
@@ -95,10 +93,10 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	if err := makeDir(root); err != nil {
 		return nil, err
 	}
-	if !taken {
+	if !alone {
 		p.file, err = lockFile(root, file(name))
 	}
-	if taken || errors.Is(err, errBusy) {
+	if alone || errors.Is(err, errBusy) {
 		p.file, err = nameless(root)
 		return p, err
 	}
@@ -110,7 +108,10 @@ func (d *Dir) open(info types.BlobInfo, registry string) (*part, error) {
 	return p, nil
 }
 
-func fileName(blob digest.Digest) string { return blob.Algorithm().String() + "-" + blob.Encoded() }
+// fileName has the registry in it: what one made up is no beginning of another one's blob.
+func fileName(blob digest.Digest, registry string) string {
+	return fmt.Sprintf("%s-%s-%.32s", blob.Algorithm(), blob.Encoded(), digest.FromString(registry).Encoded())
+}
 
 // file is the path of a file below the root.
 func file(name string) string { return filepath.Join(Name, name) }
@@ -230,7 +231,7 @@ func (d *Dir) unpacked(p *part) {
 }
 
 // release ends the use of parts by a pull.
-func (d *Dir) release(parts map[digest.Digest]*part, keep bool) {
+func (d *Dir) release(parts []*part, keep bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range parts {

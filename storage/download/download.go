@@ -2,7 +2,7 @@
 // a killed server, so that the next pull asks only for what is missing. See
 // docs/decisions/0032-downloads.md.
 //
-// A file is named after the digest of its blob. Nothing is recorded about it: what it has is
+// A file is named after the digest of its blob and the registry. Nothing is recorded about it: what it has is
 // the beginning of the blob until the digest of the whole says otherwise, and is shown to
 // nobody before that. Bytes are added to a file and never changed.
 package download
@@ -13,7 +13,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,7 +44,7 @@ type Watcher struct {
 	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
 
 	// Decrypted says that the source decrypts the blob, which has the same size then, and
-	// checks its digest. Nothing of that is kept.
+	// checks its digest, as ErrDiffers says. Nothing of that is kept.
 	Decrypted bool
 }
 
@@ -51,8 +53,9 @@ type Pull struct {
 	dir      *Dir
 	registry string
 
-	mu    sync.Mutex
-	parts map[digest.Digest]*part
+	mu     sync.Mutex
+	parts  map[digest.Digest]*part
+	former []*part // that others have replaced; other calls of Fetch may use them
 }
 
 // Begin begins the downloads of a pull from a registry. Other pulls from that registry
@@ -121,7 +124,7 @@ func (p *Pull) part(info types.BlobInfo, alone bool) (*part, error) {
 		return nil, fmt.Errorf("file for the download: %w", err)
 	}
 	if opened != nil {
-		p.dir.release(map[digest.Digest]*part{info.Digest: opened}, true)
+		p.former = append(p.former, opened)
 	}
 	p.parts[info.Digest] = other
 	return other, nil
@@ -139,10 +142,11 @@ func (p *Pull) Unpacked(blob digest.Digest) {
 
 // End ends the downloads of a pull, after all calls of Fetch have returned. What has come
 // is kept, within the limits of the directory, if the pull has failed with an error that
-// may not come back.
+// may not come back. A full disk is cleared of all that no pull needs.
 func (p *Pull) End(err error) {
-	full := fault.DiskFull(err) || errors.Is(err, fault.Exhausted)
-	p.dir.release(p.parts, err != nil && !full && !errors.Is(err, fault.Invalid))
+	parts := slices.AppendSeq(p.former, maps.Values(p.parts))
+	full := fault.DiskFull(err)
+	p.dir.release(parts, err != nil && !full && !errors.Is(err, fault.Exhausted) && !errors.Is(err, fault.Invalid))
 	if full {
 		p.dir.Clear()
 	}
@@ -163,8 +167,8 @@ type fetch struct {
 	have   int64 // of them that the registry is not asked for
 }
 
-// errDiffers says that a blob has another digest or size.
-var errDiffers = errors.New("not the blob that the manifest names")
+// ErrDiffers says that a blob has another digest or size.
+var ErrDiffers = errors.New("not the blob that the manifest names")
 
 func (f *fetch) run(ctx context.Context) (err error) {
 	if f.stored, err = f.part.size(); err != nil {
@@ -177,7 +181,7 @@ func (f *fetch) run(ctx context.Context) (err error) {
 	if !came && errors.Is(context.Cause(ctx), progress.ErrStalled) { // or the next pull would stall as well
 		return errors.Join(err, f.dir.replace(f.part))
 	}
-	wrong := errors.Is(err, errDiffers) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
+	wrong := errors.Is(err, ErrDiffers) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
 	if err == nil || ctx.Err() != nil || fault.DiskFull(err) || came && !wrong { // it was cut again
 		return err
 	}
@@ -199,7 +203,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 	}
 	f.stored, f.have = 0, 0
 	_, err = f.receive(ctx, stream)
-	if errors.Is(err, errDiffers) {
+	if errors.Is(err, ErrDiffers) {
 		err = errors.Join(err, f.dir.replace(f.part))
 	}
 	return err
@@ -209,7 +213,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 // whether this pull may have the others. came tells whether it sent any.
 func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 	if f.stored > f.info.Size {
-		return false, fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, errDiffers)
+		return false, fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, ErrDiffers)
 	}
 	f.have = min(f.stored, f.info.Size-1)
 	stream, err := f.src.ResumeBlob(ctx, f.info, io.NewSectionReader(f.part.file, 0, f.have))
@@ -251,9 +255,9 @@ func (f *fetch) receive(ctx context.Context, stream io.Reader) (came bool, err e
 	case !errors.Is(err, io.EOF):
 		return came, err
 	case f.info.Size > 0 && at != f.info.Size:
-		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, errDiffers)
+		return came, fmt.Errorf("the registry sent %d bytes instead of the %d in the manifest: %w", at, f.info.Size, ErrDiffers)
 	case digester.Digest() != f.info.Digest && !f.watch.Decrypted:
-		return came, fmt.Errorf("the registry sent content with another digest, %s: %w", digester.Digest(), errDiffers)
+		return came, fmt.Errorf("the registry sent content with another digest, %s: %w", digester.Digest(), ErrDiffers)
 	case f.stored > 0:
 		return came, f.watch.Shown(f.part.file, at)
 	}
@@ -282,7 +286,7 @@ func (f *fetch) write(bytes []byte, at int64) error {
 		if at+known > f.have { // a byte that was fetched again
 			last := at + known - 1
 			if same, err := f.part.has(bytes[known-1], last); err != nil || !same {
-				return errors.Join(err, fmt.Errorf("the registry sent another last byte than the file has: %w", errDiffers))
+				return errors.Join(err, fmt.Errorf("the registry sent another last byte than the file has: %w", ErrDiffers))
 			}
 		}
 		bytes, at = bytes[known:], at+known

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -239,7 +240,7 @@ func TestResumeIsImpossible(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(d.parent, Name), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(pathOf(d, fileName(info.Digest)), test.stored(bytes.Clone(content)), 0o600); err != nil {
+			if err := os.WriteFile(pathOf(d, fileName(info.Digest, "registry.test")), test.stored(bytes.Clone(content)), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			got, err := pullOne(t.Context(), d, src, info)
@@ -262,7 +263,7 @@ func TestWrongContent(t *testing.T) {
 		"short": content[:chunk],
 	} {
 		d := newDir(t)
-		if _, err := pullOne(t.Context(), d, &fake{content: sent}, info); !errors.Is(err, errDiffers) {
+		if _, err := pullOne(t.Context(), d, &fake{content: sent}, info); !errors.Is(err, ErrDiffers) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if left := names(t, d); len(left) > 0 {
@@ -313,7 +314,7 @@ func TestShownBytesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer shown.Close()
-	if _, err := pullOne(t.Context(), d, &fake{content: make([]byte, len(content))}, info); !errors.Is(err, errDiffers) {
+	if _, err := pullOne(t.Context(), d, &fake{content: make([]byte, len(content))}, info); !errors.Is(err, ErrDiffers) {
 		t.Error(err)
 	}
 	got := make([]byte, len(content))
@@ -360,7 +361,7 @@ func holding(ctx context.Context, t *testing.T, d *Dir, content []byte, info typ
 func users(d *Dir, info types.BlobInfo) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.named[fileName(info.Digest)].users
+	return d.named[fileName(info.Digest, "registry.test")].users
 }
 
 // A second pull waits for the first one, and goes on where that ends.
@@ -445,7 +446,7 @@ func TestEnd(t *testing.T) {
 	t.Parallel()
 	content, info := blob(t)
 	for err, kept := range map[error]int{
-		fault.Unavailable: 2, context.Canceled: 2, errors.New("unclear"): 2, fault.Invalid: 1, fault.Exhausted: 0, unix.ENOSPC: 0, nil: 1,
+		fault.Unavailable: 2, context.Canceled: 2, errors.New("unclear"): 2, fault.Invalid: 1, fault.Exhausted: 1, unix.ENOSPC: 0, nil: 1,
 	} {
 		d := newDir(t)
 		write(t, d, "another", 10, 0)
@@ -519,7 +520,7 @@ func TestHostilePlaces(t *testing.T) {
 		d := newDir(t)
 		content, info := blob(t)
 		elsewhere := filepath.Join(t.TempDir(), "file")
-		if err := errors.Join(os.WriteFile(elsewhere, []byte("secret"), 0o600), os.Mkdir(filepath.Join(d.parent, Name), 0o700), place(pathOf(d, fileName(info.Digest)), elsewhere)); err != nil {
+		if err := errors.Join(os.WriteFile(elsewhere, []byte("secret"), 0o600), os.Mkdir(filepath.Join(d.parent, Name), 0o700), place(pathOf(d, fileName(info.Digest, "registry.test")), elsewhere)); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil || !bytes.Equal(got.content, content) {
@@ -554,6 +555,78 @@ func TestHostileDirectory(t *testing.T) {
 	}
 	if left := names(t, d); len(left) != 1 || left[0] == "file" {
 		t.Errorf("here: %q", left)
+	}
+}
+
+// Nothing that was decrypted is kept, and the next pull begins again.
+func TestDecrypted(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	info.Digest = digest.FromString("encrypted")
+	for _, cut := range []int{2 * chunk, 0} {
+		w := new(watched)
+		watcher := w.watcher()
+		watcher.Decrypted = true
+		src := &fake{content: content, cut: cut}
+		pull := d.Begin("registry.test")
+		err := pull.Fetch(t.Context(), src, info, watcher)
+		if left := names(t, d); len(left) > 0 {
+			t.Errorf("files with names: %q", left)
+		}
+		pull.End(err)
+		if cut > 0 && !errors.Is(err, errCut) || cut == 0 && (err != nil || !bytes.Equal(w.content, content)) {
+			t.Errorf("cut after %d: %d bytes, %v", cut, len(w.content), err)
+		}
+		if src.wholes != 1 || w.resumed > 0 {
+			t.Errorf("%d whole answers, %d bytes resumed", src.wholes, w.resumed)
+		}
+	}
+}
+
+// What one registry has sent of a blob is not a part of it for pulls from others.
+func TestRegistriesShareNothing(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	hostile := d.Begin("hostile.test")
+	err := hostile.Fetch(t.Context(), &fake{content: make([]byte, info.Size), cut: 2 * chunk}, info, new(watched).watcher())
+	hostile.End(err)
+	src := &fake{content: content}
+	if got, err := pullOne(t.Context(), d, src, info); err != nil || got.resumed > 0 || !slices.Equal(got.sizes[:1], []int64{chunk}) {
+		t.Errorf("%d bytes resumed, shown %d, %v", got.resumed, got.sizes, err)
+	}
+	if left := names(t, d); len(left) != 1 {
+		t.Errorf("left: %q, want what the other registry sent", left)
+	}
+}
+
+// A fetch that does not wait for another one of the same pull leaves that its file.
+func TestFetchesOfOnePull(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	d.Patience = time.Millisecond
+	content, info := blob(t)
+	pull := d.Begin("registry.test")
+	begun, hold := make(chan struct{}), make(chan struct{})
+	slow := &fake{content: content, cut: 2 * chunk, hold: hold, holds: sync.OnceFunc(func() { close(begun) })}
+	first := make(chan error, 1)
+	go func() { first <- pull.Fetch(t.Context(), slow, info, new(watched).watcher()) }()
+	<-begun
+	if err := pull.Fetch(t.Context(), &fake{content: content}, info, new(watched).watcher()); err != nil {
+		t.Error(err)
+	}
+	kept := pull.former[0].file
+	if _, err := kept.Stat(); err != nil {
+		t.Errorf("the file of the first fetch: %v", err)
+	}
+	close(hold)
+	if err := <-first; !errors.Is(err, errCut) {
+		t.Error(err)
+	}
+	pull.End(nil)
+	if _, err := kept.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the file after the pull: %v", err)
 	}
 }
 
