@@ -74,6 +74,7 @@ func TestPullResumes(t *testing.T) {
 		cancel bool
 		next   registry.Action // of the second one
 		whole  bool            // the registry has to send all bytes again
+		fails  bool            // the second pull, which costs nothing of what is here
 	}{
 		"cut":            {fault: registry.Reset(mega)},
 		"stuck":          {fault: registry.Stall(mega)},
@@ -81,12 +82,12 @@ func TestPullResumes(t *testing.T) {
 		"no ranges":      {fault: registry.Stall(mega), cancel: true, next: noRanges, whole: true},
 		"wrong range":    {fault: registry.Stall(mega), cancel: true, next: fromStart, whole: true},
 		"ranges refused": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Status(400)), whole: true},
-		"ranges reset":   {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), whole: true},
+		"ranges reset":   {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), fails: true, whole: true},
 		"skipped for long": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(func(answer http.Handler, stop <-chan struct{}) http.Handler {
 			return noRanges(registry.Stall(1000)(answer, stop), stop)
 		}), whole: true},
 		"redirected":      {fault: registry.Stall(mega), cancel: true, next: redirected},
-		"unwanted answer": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Page(503)), whole: true},
+		"unwanted answer": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Page(503)), fails: true, whole: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -124,6 +125,14 @@ func TestPullResumes(t *testing.T) {
 			r.Forget()
 			if test.next != nil {
 				r.Inject(registry.Fault{Path: blob, Do: test.next})
+			}
+			if test.fails {
+				if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"}); err == nil {
+					t.Error("the second pull has not failed")
+				}
+				if still, _ := kept(t, n.cfg.Root); still != here {
+					t.Errorf("%d bytes are kept of %d", still, here)
+				}
 			}
 			before := n.pulls.Bytes.Load()
 			n.pull(r.Addr() + "/app:1")

@@ -48,6 +48,7 @@ type Dir struct {
 	mu     sync.Mutex
 	root   *os.Root         // of parent, nil until it is needed
 	named  map[string]*part // that pulls use, by the name of the file
+	turns  map[string]int   // of pulls in a row that could not resume a file, by its name
 	timer  *time.Timer      // of the next sweep, nil if nothing is kept
 	closed bool
 }
@@ -55,7 +56,7 @@ type Dir struct {
 // In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
 // yet.
 func In(parent string) *Dir {
-	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}}
+	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}, turns: map[string]int{}}
 }
 
 // part is the file of a blob while pulls use it.
@@ -186,6 +187,19 @@ func sameFile(root *os.Root, f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, there)
 }
 
+// fruitless notes whether anything came in a turn that resumed a file, and returns how many
+// turns in a row have got nothing.
+func (d *Dir) fruitless(p *part, came bool) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if came || p.name == "" {
+		delete(d.turns, p.name)
+		return 0
+	}
+	d.turns[p.name]++
+	return d.turns[p.name]
+}
+
 // replace gives the part an empty file. Who has been shown bytes of the old one keeps it.
 func (d *Dir) replace(p *part) error {
 	d.mu.Lock()
@@ -194,6 +208,7 @@ func (d *Dir) replace(p *part) error {
 	if err != nil {
 		return err
 	}
+	delete(d.turns, p.name)
 	old := p.file
 	if p.name == "" {
 		p.file, err = nameless(root)
@@ -249,6 +264,7 @@ func (d *Dir) release(parts []*part, keep bool) {
 
 // remove deletes a file that no pull uses, or none needs by its name.
 func (d *Dir) remove(name string) {
+	delete(d.turns, name)
 	root, err := d.opened()
 	if err == nil {
 		err = root.RemoveAll(file(name))

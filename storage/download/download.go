@@ -32,7 +32,7 @@ type Source interface {
 	// GetBlob is that of types.ImageSource.
 	GetBlob(ctx context.Context, blob types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error)
 	// ResumeBlob returns a blob that begins with have. The registry has agreed to send the
-	// rest, which is a byte at least.
+	// rest, which is a byte at least. The error is errors.ErrUnsupported if it sends no parts.
 	ResumeBlob(ctx context.Context, blob types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error)
 }
 
@@ -155,6 +155,14 @@ func (p *Pull) End(err error) {
 // chunk is how much is read before it is written and shown.
 const chunk = 256 << 10 // bytes
 
+// maxResumes bounds how often a connection that breaks is made again within a pull, while each
+// brings some bytes. Each time all that the file has is read again.
+const maxResumes = 8
+
+// maxFruitless is how many turns in a row may get no byte of what a file lacks before the
+// blob is fetched in another way.
+const maxFruitless = 2
+
 // fetch is the turn of one pull to fetch a blob.
 type fetch struct {
 	dir   *Dir
@@ -165,6 +173,7 @@ type fetch struct {
 
 	stored int64 // bytes that the file had
 	have   int64 // of them that the registry is not asked for
+	told   int64 // bytes that the watcher knows of
 }
 
 // ErrDiffers says that a blob has another digest or size.
@@ -178,14 +187,38 @@ func (f *fetch) run(ctx context.Context) (err error) {
 		return f.whole(ctx, nil)
 	}
 	came, err := f.resume(ctx)
-	if !came && errors.Is(context.Cause(ctx), progress.ErrStalled) { // or the next pull would stall as well
+	for range maxResumes {
+		if more, sizeErr := f.part.size(); sizeErr != nil || more <= f.stored || !cut(ctx, err) {
+			break
+		}
+		_, err = f.resume(ctx)
+	}
+	stalled := errors.Is(context.Cause(ctx), progress.ErrStalled)
+	fruitless := 0
+	if ctx.Err() == nil || stalled {
+		fruitless = f.dir.fruitless(f.part, came)
+	}
+	switch {
+	case err == nil, fault.DiskFull(err), ctx.Err() != nil && !stalled:
+		return err
+	case !stalled && wrong(err):
+		return f.whole(ctx, err)
+	case fruitless < maxFruitless: // the next pull goes on
+		return err
+	case stalled: // or the next pull would stall as well
 		return errors.Join(err, f.dir.replace(f.part))
 	}
-	wrong := errors.Is(err, ErrDiffers) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
-	if err == nil || ctx.Err() != nil || fault.DiskFull(err) || came && !wrong { // it was cut again
-		return err
-	}
 	return f.whole(ctx, err)
+}
+
+// wrong tells whether an error says that what the file has is useless.
+func wrong(err error) bool {
+	return errors.Is(err, ErrDiffers) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
+}
+
+// cut tells whether an error is that of a connection that may be made again.
+func cut(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == nil && !fault.DiskFull(err) && !wrong(err)
 }
 
 // whole fetches all of the blob; why is the reason if the file has a part.
@@ -201,7 +234,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 			return err
 		}
 	}
-	f.stored, f.have = 0, 0
+	f.stored, f.have, f.told = 0, 0, 0
 	_, err = f.receive(ctx, stream)
 	if errors.Is(err, ErrDiffers) {
 		err = errors.Join(err, f.dir.replace(f.part))
@@ -212,6 +245,9 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 // resume fetches what the file lacks: one byte at least, so that the registry decides
 // whether this pull may have the others. came tells whether it sent any.
 func (f *fetch) resume(ctx context.Context) (came bool, err error) {
+	if f.stored, err = f.part.size(); err != nil {
+		return false, err
+	}
 	if f.stored > f.info.Size {
 		return false, fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, ErrDiffers)
 	}
@@ -269,15 +305,21 @@ func (f *fetch) fill(buffer []byte, stream io.Reader, at int64) (n int, err erro
 	for n < len(buffer) && err == nil {
 		var m int
 		m, err = stream.Read(buffer[n:])
-		if known := min(max(f.have-at-int64(n), 0), int64(m)); known > 0 {
-			f.watch.Resumed(known)
-			f.watch.Came(int64(m) - known)
-		} else {
-			f.watch.Came(int64(m))
-		}
 		n += m
+		f.tell(at + int64(n))
 	}
 	return n, err
+}
+
+// tell has the watcher know of bytes up to an offset, of each once: those that are read again
+// are a sign of life alone.
+func (f *fetch) tell(upTo int64) {
+	if known := min(upTo, f.have) - f.told; known > 0 {
+		f.watch.Resumed(known)
+		f.told += known
+	}
+	f.watch.Came(max(upTo-f.told, 0))
+	f.told = max(upTo, f.told)
 }
 
 // write adds bytes to the file, which begin at an offset of the blob. Those that it has stay.

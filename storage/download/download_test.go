@@ -36,7 +36,8 @@ var errCut, errDenied = errors.New("connection cut"), errors.New("denied")
 // fake is a registry, with faults.
 type fake struct {
 	content    []byte
-	cut        int           // bytes after which an answer breaks; 0: none
+	cut        int           // bytes after which an answer breaks, if there are more; 0: none
+	last       int           // 1: one answer is left, -1: none is; 0: no end
 	hold       chan struct{} // is waited for after that instead, or the end of the pull
 	holds      func()        // is called before
 	rangeErr   error         // refuses parts
@@ -51,6 +52,9 @@ func (f *fake) GetBlob(ctx context.Context, info types.BlobInfo, _ types.BlobInf
 	if f.denied {
 		return nil, 0, errDenied
 	}
+	if f.away() {
+		return nil, 0, errCut
+	}
 	f.wholes++
 	return f.answer(ctx, nil, f.content), info.Size, nil
 }
@@ -58,6 +62,9 @@ func (f *fake) GetBlob(ctx context.Context, info types.BlobInfo, _ types.BlobInf
 func (f *fake) ResumeBlob(ctx context.Context, _ types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
 	if f.denied {
 		return nil, errDenied
+	}
+	if f.away() {
+		return nil, errCut
 	}
 	if f.rangeErr != nil {
 		return nil, f.rangeErr
@@ -70,13 +77,20 @@ func (f *fake) ResumeBlob(ctx context.Context, _ types.BlobInfo, have *io.Sectio
 	return f.answer(ctx, have, rest), nil
 }
 
+// away counts an answer, and tells whether there is none.
+func (f *fake) away() bool {
+	away := f.last < 0
+	f.last = -max(f.last, -f.last)
+	return away
+}
+
 func (f *fake) answer(ctx context.Context, have io.Reader, rest []byte) io.ReadCloser {
 	if have == nil {
 		have = bytes.NewReader(nil)
 	}
 	end := io.EOF
-	if f.cut > 0 {
-		rest, end = rest[:min(f.cut, len(rest))], errCut
+	if f.cut > 0 && f.cut < len(rest) {
+		rest, end = rest[:f.cut], errCut
 	}
 	return io.NopCloser(io.MultiReader(have, &answer{f, ctx, rest, end}))
 }
@@ -189,6 +203,7 @@ func TestResume(t *testing.T) {
 	content, info := blob(t)
 	src := &fake{content: content, cut: chunk + 10}
 	for range 2 {
+		src.last = 1
 		if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) {
 			t.Fatal(err)
 		}
@@ -196,7 +211,7 @@ func TestResume(t *testing.T) {
 	if info, err := os.Stat(pathOf(d, names(t, d)[0])); err != nil || info.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	src.cut = 0
+	src.cut, src.last = 0, 0
 	got, err := pullOne(t.Context(), In(d.parent), src, info) // another process
 	if err != nil || !bytes.Equal(got.content, content) {
 		t.Fatalf("%d bytes, %v", len(got.content), err)
@@ -224,7 +239,7 @@ func TestResumeIsImpossible(t *testing.T) {
 		"whole and damaged": {func(c []byte) []byte { c[5] ^= 1; return c }, nil},
 		"its end damaged":   {func(c []byte) []byte { c[len(c)-1] ^= 1; return c }, nil},
 		"too long":          {func(c []byte) []byte { return append(c, 0) }, nil},
-		"no parts":          {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.rangeErr = errors.New("400 Bad Request") }},
+		"no parts":          {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.rangeErr = errors.ErrUnsupported }},
 		"wrong part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = f.content[:len(f.content)-chunk] }},
 		"short part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = f.content[chunk : 2*chunk] }},
 		"empty part":        {func(c []byte) []byte { return c[:chunk] }, func(f *fake) { f.part = []byte{} }},
@@ -423,21 +438,76 @@ func TestPullsThatDoNotWait(t *testing.T) {
 // What a registry sends no more of is not asked for in the same way again.
 func TestStalledResumeIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	for cause, kept := range map[error]int{progress.ErrStalled: 0, context.Canceled: 1} {
+	for cause, kept := range map[error][]int{progress.ErrStalled: {1, 0}, context.Canceled: {1, 1}} {
 		d := newDir(t)
 		content, info := blob(t)
 		if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk}, info); !errors.Is(err, errCut) {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		src := &fake{content: content, part: []byte{}, hold: make(chan struct{})}
-		src.holds = func() { cancel(cause) }
-		if _, err := pullOne(ctx, d, src, info); err == nil {
-			t.Error("no error")
+		for i, want := range kept {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			src := &fake{content: content, part: []byte{}, hold: make(chan struct{})}
+			src.holds = func() { cancel(cause) }
+			if _, err := pullOne(ctx, d, src, info); err == nil {
+				t.Error("no error")
+			}
+			if left := names(t, d); len(left) != want {
+				t.Errorf("%v, time %d: left: %q", cause, i+1, left)
+			}
 		}
-		if left := names(t, d); len(left) != kept {
-			t.Errorf("%v: left: %q", cause, left)
+	}
+}
+
+// A registry that is away for a while costs nothing of what is here; one that goes on to send
+// no parts is asked for the whole.
+func TestRangesFail(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	src := &fake{content: content, cut: 2 * chunk}
+	cutPull := func() {
+		t.Helper()
+		src.last = 1
+		if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) {
+			t.Fatal(err)
 		}
+		src.last = 0
+	}
+	away := func() {
+		t.Helper()
+		src.rangeErr = fault.Unavailable
+		if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, fault.Unavailable) || src.wholes != 1 {
+			t.Errorf("%d whole answers, %v", src.wholes, err)
+		}
+		src.rangeErr = nil
+	}
+	cutPull()
+	away()
+	src.cut = 100
+	cutPull() // a part comes, so that all is well
+	away()
+	src.cut, src.rangeErr = 0, fault.Unavailable
+	if got, err := pullOne(t.Context(), d, src, info); err != nil || src.wholes != 2 || !bytes.Equal(got.content, content) {
+		t.Errorf("%d bytes, %d whole answers, %v", len(got.content), src.wholes, err)
+	}
+}
+
+// A connection that breaks time and again is made again within a pull, and each byte is
+// counted once.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	src := &fake{content: content, cut: chunk}
+	if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) {
+		t.Fatal(err)
+	}
+	got, err := pullOne(t.Context(), d, src, info)
+	if err != nil || got.resumed != chunk {
+		t.Errorf("%d bytes resumed, %v", got.resumed, err)
+	}
+	if !bytes.Equal(got.content, content) || src.sent != info.Size || got.came != info.Size-chunk || src.wholes != 1 {
+		t.Errorf("%d bytes, %d were sent, %d came, %d whole answers", len(got.content), src.sent, got.came, src.wholes)
 	}
 }
 

@@ -104,7 +104,7 @@ func Kinds(err error) []error {
 	case fault.DiskFull(err):
 		return []error{fault.Exhausted}
 	}
-	if status := statusOf(err); status != 0 {
+	if status := StatusOf(err); status != 0 {
 		return statusKind(status)
 	}
 	if unreachable(err) {
@@ -150,9 +150,9 @@ func statusKind(status int) []error {
 	return nil
 }
 
-// statusOf is the HTTP status in an error's chain, 0 for none. One of the two
+// StatusOf is the HTTP status in an error's chain, 0 for none. One of the two
 // types that carry it is not exported, hence the look at its field.
-func statusOf(err error) int {
+func StatusOf(err error) int {
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {

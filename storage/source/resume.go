@@ -6,18 +6,25 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/http"
 	"reflect"
 	"time"
 
 	"go.podman.io/image/v5/types"
+
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // ResumeBlob is GetBlob of a blob that begins with have: the registry is asked for the rest
-// alone, and has agreed to send it. have must be shorter than the blob.
+// alone, and has agreed to send it. The error is errors.ErrUnsupported if the registry, or the
+// library, has no parts of blobs. have must be shorter than the blob.
 func (s *Image) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
 	s.answers.Add(1)
 	rest, err := blobFrom(ctx, s.ImageSource, info, uint64(have.Size()))
 	s.answers.Add(-1)
+	if err != nil && refusesRanges(err) {
+		err = fmt.Errorf("%w: %w", errNoRanges, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +36,18 @@ func (s *Image) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.Se
 }
 
 // errNoRanges says that a blob can only be fetched as a whole.
-var errNoRanges = errors.New("the registry sends no parts of layers")
+var errNoRanges = fmt.Errorf("the registry sends no parts of layers: %w", errors.ErrUnsupported)
+
+// refusesRanges tells whether a registry has answered that it does not send the part that was
+// asked for. The library's type for a bad request cannot be named outside of it.
+func refusesRanges(err error) bool {
+	status := pullerror.StatusOf(err)
+	refused := status == http.StatusBadRequest || status == http.StatusRequestedRangeNotSatisfiable
+	for ; err != nil && !refused; err = errors.Unwrap(err) {
+		refused = reflect.TypeOf(err).Name() == "BadPartialRequestError"
+	}
+	return refused
+}
 
 // rangeTime is how long a registry may take from the header of its answer to the part that
 // was asked for. The library skips the bytes before that of one that sends the whole blob,
