@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"math"
@@ -46,7 +47,7 @@ type Dir struct {
 	parent string
 
 	mu     sync.Mutex
-	root   *os.Root         // of parent, nil until it is needed
+	root   *os.Root         // of parent when it was opened last, nil before
 	named  map[string]*part // that pulls use, by the name of the file
 	turns  map[string]int   // of pulls in a row that could not resume a file, by its name
 	timer  *time.Timer      // of the next sweep, nil if nothing is kept
@@ -127,16 +128,30 @@ func makeDir(root *os.Root) error {
 	return root.MkdirAll(Name, 0o700)
 }
 
-// opened returns the root.
+// opened returns the root: another one if another directory has come into the place of parent,
+// and no pull uses files with names in the former.
 func (d *Dir) opened() (*os.Root, error) {
-	if d.root != nil {
+	if d.root != nil && (len(d.named) > 0 || d.isParent()) {
 		return d.root, nil
 	}
 	root, err := os.OpenRoot(d.parent)
-	if err == nil {
-		d.root = root
+	if err != nil {
+		return nil, err
 	}
-	return root, err
+	if d.root != nil {
+		_ = d.root.Close()
+	}
+	d.root = root
+	return root, nil
+}
+
+func (d *Dir) isParent() bool {
+	opened, err := d.root.Stat(".")
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(d.parent)
+	return err == nil && os.SameFile(opened, there)
 }
 
 func nameless(root *os.Root) (*os.File, error) {
@@ -297,7 +312,7 @@ func (d *Dir) sweep() {
 		return
 	}
 	files, sum, room := d.unneeded()
-	slices.SortFunc(files, func(a, b kept) int { return cmp.Compare(b.age, a.age) })
+	oldestFirst(files)
 	for len(files) > 0 {
 		oldest := files[0]
 		if oldest.age <= d.Limits.Age && len(files) <= d.Limits.Files && sum <= room {
@@ -310,47 +325,77 @@ func (d *Dir) sweep() {
 	}
 }
 
+func oldestFirst(files []kept) {
+	slices.SortFunc(files, func(a, b kept) int { return cmp.Compare(b.age, a.age) })
+}
+
+// batch is how many entries of the directory are looked at a time.
+const batch = 512
+
 // unneeded are the files that no pull needs, the sum of their sizes, and how much it may be.
+// There may be any number of entries: those beyond the limit, the oldest ones of each batch,
+// and those that are no plain files are deleted at once.
 func (d *Dir) unneeded() (files []kept, sum, room int64) {
-	entries, room, err := d.read()
+	room, err := d.read(func(entries []os.DirEntry) {
+		for _, entry := range entries {
+			info, err := entry.Info()
+			p := d.named[entry.Name()]
+			switch {
+			case err != nil, p != nil && !p.unpacked:
+			case p == nil && !info.Mode().IsRegular():
+				d.remove(entry.Name())
+			case p == nil && inUse(d.root, file(entry.Name())):
+			default:
+				files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
+			}
+		}
+		if surplus := len(files) - d.Limits.Files; surplus > 0 {
+			oldestFirst(files)
+			for _, old := range files[:surplus] {
+				d.remove(old.name)
+			}
+			files = slices.Delete(files, 0, surplus)
+		}
+	})
 	if err != nil {
 		slog.Warn("cannot read unfinished downloads", "path", filepath.Join(d.parent, Name), "err", err)
 	}
-	for _, entry := range entries {
-		info, err := entry.Info()
-		if err != nil {
-			continue
-		}
-		p := d.named[entry.Name()]
-		if p != nil && !p.unpacked || p == nil && inUse(d.root, file(entry.Name())) {
-			continue
-		}
-		files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
-		sum += info.Size()
+	for _, f := range files {
+		sum += f.size
 	}
 	return files, sum, room
 }
 
-// read returns what is in the directory, and how many bytes of it may be kept.
-func (d *Dir) read() (entries []os.DirEntry, room int64, err error) {
+// read shows what is in the directory, some entries at a time, and returns how many bytes of
+// it may be kept.
+func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	root, err := d.opened()
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	dir, err := root.Open(Name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, 0, nil
+		return 0, nil
 	}
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	defer dir.Close()
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
-		return nil, 0, os.NewSyscallError("fstatfs", err)
+		return 0, os.NewSyscallError("fstatfs", err)
 	}
-	entries, err = dir.ReadDir(-1)
-	return entries, int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share, err
+	room = int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)) / d.Limits.Share
+	for {
+		entries, err := dir.ReadDir(batch)
+		show(entries)
+		if errors.Is(err, io.EOF) {
+			return room, nil
+		}
+		if err != nil {
+			return room, err
+		}
+	}
 }
 
 // inUse tells whether another process has a file locked.

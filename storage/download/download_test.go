@@ -552,10 +552,16 @@ func TestSweep(t *testing.T) {
 		"wrong clock":    {func(d *Dir) { write(t, d, "3", 1, -48*time.Hour) }, []string{"1", "2"}},
 		"number":         {func(d *Dir) { d.Limits.Files = 1 }, []string{"1"}},
 		"bytes":          {func(d *Dir) { d.Limits.Share = 1 << 40 }, nil},
-		"large one":      {func(d *Dir) { _, room, _ := d.read(); write(t, d, "3", room+1, 3*time.Hour) }, []string{"1", "2"}},
+		"large one":      {func(d *Dir) { room, _ := d.read(func([]os.DirEntry) {}); write(t, d, "3", room+1, 3*time.Hour) }, []string{"1", "2"}},
 		"in use":         {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{} }, []string{"2"}},
 		"unpacked":       {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{unpacked: true} }, nil},
-		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(pathOf(d, "4/5"), 0o700) }, []string{"4"}},
+		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(pathOf(d, "4/5"), 0o700) }, []string{"1"}},
+		"far too many": {func(d *Dir) {
+			d.Limits.Files = 2
+			for i := range 2*batch + 1 {
+				write(t, d, fmt.Sprint(i+4), 1, time.Duration(i+4)*time.Hour/1000)
+			}
+		}, []string{"4", "5"}},
 	} {
 		d := newDir(t)
 		for i := range 3 {
@@ -697,6 +703,35 @@ func TestFetchesOfOnePull(t *testing.T) {
 	pull.End(nil)
 	if _, err := kept.Stat(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("the file after the pull: %v", err)
+	}
+}
+
+// A directory that was deleted and made again is used, as soon as no pull needs the former.
+func TestParentIsReplaced(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	replace := func() {
+		if err := errors.Join(os.RemoveAll(d.parent), os.Mkdir(d.parent, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		replace()
+		src := &fake{content: content, cut: chunk}
+		src.holds = replace
+		if _, err := pullOne(t.Context(), d, src, info); !errors.Is(err, errCut) {
+			t.Error(err)
+		}
+	}
+	if got, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk}, info); !errors.Is(err, errCut) || len(got.sizes) != 1 {
+		t.Errorf("shown %d, %v", got.sizes, err)
+	}
+	if left := names(t, d); len(left) != 1 {
+		t.Errorf("left: %q", left)
 	}
 }
 
