@@ -433,6 +433,20 @@ func TestDownloadsMakeRoom(t *testing.T) {
 	}
 }
 
+// Downloads that another configuration has left go with the next start.
+func TestDownloadsElsewhere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ok(t, n.Close(t.Context()))
+	old := filepath.Join(n.cfg.Root, download.Name)
+	ok(t, os.MkdirAll(filepath.Join(old, "sha256-old"), 0o700))
+	n.cfg.TemporaryDir = t.TempDir()
+	n.open()
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
 // What a wipe leaves has none of it.
 func TestWipeDeletesDownloads(t *testing.T) {
 	t.Parallel()

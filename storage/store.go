@@ -250,6 +250,9 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, loc
 	if err := s.projects.Sweep(); err != nil {
 		slog.Warn("cannot return project quotas of removed containers; the next start retries", "err", err)
 	}
+	if err := s.downloads.DeleteElsewhere(roots.All()); err != nil {
+		slog.Warn("cannot delete unfinished downloads of an earlier configuration; the next start retries", "err", err)
+	}
 	s.downloads.Sweep()
 	if err := s.artifacts.SettleNames(ctx, lib); err != nil {
 		slog.Warn("cannot take names from images and OCI artifacts that share them; the next start retries", "err", err)
@@ -310,7 +313,7 @@ func (s *Store) Forget() error {
 	for _, root := range s.roots.All() {
 		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)))
 	}
-	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.artifacts.Delete())
+	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()), s.artifacts.Delete())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

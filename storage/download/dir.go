@@ -446,3 +446,19 @@ func (d *Dir) Delete() error {
 	}
 	return root.RemoveAll(Name)
 }
+
+// DeleteElsewhere deletes such directories in those of parents that are another place than
+// this one: nobody resumes what an earlier configuration has left there.
+func (d *Dir) DeleteElsewhere(parents []string) error {
+	here, _ := os.Stat(d.parent)
+	var errs []error
+	for _, parent := range parents {
+		there, err := os.Stat(parent)
+		if err != nil || filepath.Clean(parent) == filepath.Clean(d.parent) || here != nil && os.SameFile(here, there) {
+			continue
+		}
+		other := In(parent)
+		errs = append(errs, other.Delete(), other.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -735,6 +735,27 @@ func TestParentIsReplaced(t *testing.T) {
 	}
 }
 
+// Downloads go from the places that are not used any more, by whatever name they are called.
+func TestDeleteElsewhere(t *testing.T) {
+	t.Parallel()
+	here, other := newDir(t), newDir(t)
+	write(t, here, "file", 1, 0)
+	write(t, other, "file", 1, 0)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(here.parent, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := here.DeleteElsewhere([]string{here.parent + "/", link, other.parent, t.TempDir() + "/none"}); err != nil {
+		t.Error(err)
+	}
+	if left := names(t, here); len(left) != 1 {
+		t.Errorf("left here: %q", left)
+	}
+	if _, err := os.Stat(filepath.Join(other.parent, Name)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left elsewhere: %v", err)
+	}
+}
+
 // A blob of unknown size is fetched, and not kept.
 func TestUnknownSize(t *testing.T) {
 	t.Parallel()
