@@ -878,22 +878,22 @@ func TestKindOfArtifact(t *testing.T) {
 	}
 	pulled, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/p:fits", Kind: &kind})
 	ok(t, err)
-	if content, err := pulled.Content(kind); string(content) != "first" || err != nil {
+	if content, err := pulled.Content(testContext(t), kind); string(content) != "first" || err != nil {
 		t.Errorf("content %q, %v", content, err)
 	}
-	if _, err := pulled.Content(source.Kind{Config: kind.Config, MaxSize: 5}); !errors.Is(err, fault.Invalid) {
+	if _, err := pulled.Content(testContext(t), source.Kind{Config: kind.Config, MaxSize: 5}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("an artifact that was pulled before and is too large: %v", err)
 	}
-	if _, err := n.pull(r.Addr() + "/p:image").Content(kind); !errors.Is(err, fault.Invalid) {
+	if _, err := n.pull(r.Addr() + "/p:image").Content(testContext(t), kind); !errors.Is(err, fault.Invalid) {
 		t.Errorf("an image: %v", err)
 	}
 	file := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", pulled.ID, "files/a")
 	ok(t, os.WriteFile(file, []byte("other"), 0o600))
-	if _, err := pulled.Content(kind); err == nil || !strings.Contains(err.Error(), "digest") {
+	if _, err := pulled.Content(testContext(t), kind); err == nil || !strings.Contains(err.Error(), "digest") {
 		t.Errorf("content that has changed: %v", err)
 	}
 	n.remove(pulled.ID)
-	if _, err := pulled.Content(kind); !errors.Is(err, fault.NotFound) {
+	if _, err := pulled.Content(testContext(t), kind); !errors.Is(err, fault.NotFound) {
 		t.Errorf("an artifact that was removed: %v", err)
 	}
 }

@@ -53,11 +53,11 @@ type Image struct {
 }
 
 // Content is that of the first file of an artifact of a kind; of all else it is an error.
-func (i *Image) Content(kind source.Kind) ([]byte, error) {
+func (i *Image) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
 	if i.artifact == nil {
 		return nil, kind.Check(nil, nil)
 	}
-	return i.artifact.Content(kind)
+	return i.artifact.Content(ctx, kind)
 }
 
 // User is the numeric user that the image wants, or the name of one that is

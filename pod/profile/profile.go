@@ -45,7 +45,7 @@ func load(ctx context.Context, images Images, ref, namespace string) (*spec.Prof
 	if err != nil {
 		return nil, err
 	}
-	content, err := artifact.Content(kind)
+	content, err := artifact.Content(ctx, kind)
 	if err != nil {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ func (a *additional) load(before map[string]*Artifact) (found map[string]*Artifa
 			if found[entry.Name()] != nil {
 				continue
 			}
-			one, err := loadAdditional(filepath.Join(store, artifactsName, entry.Name()), before[entry.Name()])
+			one, err := loadAdditional(filepath.Join(store, artifactsName, entry.Name()), before[entry.Name()], a.patience)
 			if err != nil {
 				problems = append(problems, fmt.Sprintf("artifact %s in %s: %v", entry.Name(), store, err))
 				continue
@@ -126,7 +126,7 @@ func (a *additional) load(before map[string]*Artifact) (found map[string]*Artifa
 }
 
 // loadAdditional is known, if that is what the directory still has.
-func loadAdditional(dir string, known *Artifact) (*Artifact, error) {
+func loadAdditional(dir string, known *Artifact, patience time.Duration) (*Artifact, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func loadAdditional(dir string, known *Artifact) (*Artifact, error) {
 	if one.Removed {
 		return nil, errors.New("it has been removed there and is still in use")
 	}
-	one.ReadOnly, one.changed = true, info.ModTime()
+	one.ReadOnly, one.changed, one.remote = true, info.ModTime(), newRemote(patience)
 	return one, nil
 }
 
@@ -159,7 +159,10 @@ func (s *Store) pullAdditional(ctx context.Context, id string, src *source.Image
 	if a == nil || !a.knows(src) {
 		return nil, nil //nolint:nilnil // see above
 	}
-	stored, _, err := readRecord(a.dir)
+	stored, err := a.document(ctx)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if err != nil || len(trust.Union(stored.Signatures, src.Signatures)) > len(stored.Signatures) {
 		return nil, nil //nolint:nilnil,nilerr // it is fetched
 	}

@@ -1,9 +1,13 @@
 package artifact
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/hangfs"
 )
 
@@ -26,6 +30,24 @@ func TestAdditionalStoreThatHangs(t *testing.T) {
 	a.read(t.Context())
 	if len(a.all(t.Context())) != 1 || a.find("a") == nil {
 		t.Error("artifacts are not known any more")
+	}
+	hanging := &Artifact{dir: dir, remote: newRemote(time.Millisecond)}
+	for range cap(hanging.remote.slots) + 1 {
+		if _, err := hanging.Content(t.Context(), source.Kind{}); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("its content: %v", err)
+		}
+	}
+	if err := new(Store).Admit(t.Context(), nil, hanging, nil); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("admission: %v", err)
+	}
+	if _, err := hanging.document(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("its record: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	hanging.remote.patience = time.Hour
+	if _, err := hanging.document(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("for a caller who has left: %v", err)
 	}
 	a.mu.Lock()
 	done := a.reading

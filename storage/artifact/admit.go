@@ -15,11 +15,11 @@ import (
 // Admit asks a signature policy about an artifact under the name of ref. A refusal is
 // trust.ErrSignature.
 func (s *Store) Admit(ctx context.Context, policy *trust.Policy, a *Artifact, ref types.ImageReference) error {
-	content, err := os.ReadFile(filepath.Join(a.dir, manifestName))
+	content, err := read(ctx, a.remote, a.dir, func() ([]byte, error) { return os.ReadFile(filepath.Join(a.dir, manifestName)) })
 	if err != nil {
 		return err
 	}
-	stored, _, err := readRecord(a.dir)
+	stored, err := a.document(ctx)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ package artifact
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type Artifact struct {
 	ReadOnly bool // it is in an additional store
 
 	dir                      string    // with its files
+	remote                   *remote   // nil: dir is on this node
 	changed                  time.Time // of the directory, of one that is ReadOnly
 	manifestSize, recordSize int64
 }
@@ -104,7 +106,11 @@ func (a *Artifact) sizeWithout(counted map[digest.Digest]bool) int64 {
 
 // Content is that of the first file of an artifact of a kind, as the registry had it. It
 // says fault.NotFound of an artifact that was removed meanwhile.
-func (a *Artifact) Content(kind source.Kind) ([]byte, error) {
+func (a *Artifact) Content(ctx context.Context, kind source.Kind) ([]byte, error) {
+	return read(ctx, a.remote, a.dir, func() ([]byte, error) { return a.content(kind) })
+}
+
+func (a *Artifact) content(kind source.Kind) ([]byte, error) {
 	manifest, err := os.ReadFile(filepath.Join(a.dir, manifestName))
 	if err == nil {
 		err = kind.Check(manifest, a.Files)
@@ -192,6 +198,14 @@ func load(dir string) (*Artifact, error) {
 		}
 	}
 	return a, nil
+}
+
+// document is its record with the signatures.
+func (a *Artifact) document(ctx context.Context) (document, error) {
+	return read(ctx, a.remote, a.dir, func() (document, error) {
+		doc, _, err := readRecord(a.dir)
+		return doc, err
+	})
 }
 
 func readRecord(dir string) (doc document, size int64, err error) {
