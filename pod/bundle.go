@@ -210,6 +210,8 @@ func seccompProfile(ctx context.Context, s *Sandbox, cfg *cri.ContainerConfig) (
 	if ref == "" || !spec.LeftUnconfined(cfg.GetLinux().GetSecurityContext()) {
 		return nil, nil //nolint:nilnil // see above
 	}
+	ctx, cancel := until(ctx, s.engine.pulling)
+	defer cancel()
 	return trace.Get(ctx, "load seccomp profile", func(ctx context.Context) (*spec.Profile, error) {
 		return profile.Load(ctx, s.engine.deps.Images, ref, s.plan.Config.M.GetMetadata().GetNamespace())
 	})
