@@ -884,7 +884,7 @@ func TestKindOfArtifact(t *testing.T) {
 	if _, err := pulled.Content(testContext(t), source.Kind{Config: kind.Config, MaxSize: 5}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("an artifact that was pulled before and is too large: %v", err)
 	}
-	if _, err := n.pull(r.Addr() + "/p:image").Content(testContext(t), kind); !errors.Is(err, fault.Invalid) {
+	if _, err := n.pull(r.Addr()+"/p:image").Content(testContext(t), kind); !errors.Is(err, fault.Invalid) {
 		t.Errorf("an image: %v", err)
 	}
 	file := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", pulled.ID, "files/a")

@@ -12,6 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
@@ -119,6 +120,9 @@ func TestCredentialsOfANamespace(t *testing.T) {
 		pull(namespace, ref, fault.Unauthenticated)
 	}
 	pull("team", r.Addr()+"/app/other:1", fault.Unauthenticated)
+	if _, err := n.Pull(testContext(t), PullRequest{Image: ref, Namespace: "team", Kind: new(source.Kind)}); !errors.Is(err, fault.Unauthenticated) {
+		t.Errorf("pull of an artifact that an annotation names: %v", err)
+	}
 	left("after pulls of others", true)
 	pull("team", ref, nil)
 	left("after its pull", false)

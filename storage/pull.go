@@ -69,9 +69,14 @@ func (s *Store) Pull(ctx context.Context, req PullRequest) (*Image, error) {
 	return nil, errors.Join(failures...)
 }
 
-// pullFor pulls one full name with the credentials that the pod's namespace has for it.
+// pullFor pulls one full name with the credentials that the pod's namespace has for it, unless
+// only a kind of artifacts is wanted: credential providers are asked for images alone.
 func (s *Store) pullFor(ctx context.Context, name reference.Named, req PullRequest) (*Image, error) {
-	auth, err := takeNamespaceAuth(s.cfg.NamespacedAuthDir, req.Namespace, name)
+	dir := s.cfg.NamespacedAuthDir
+	if req.Kind != nil {
+		dir = ""
+	}
+	auth, err := takeNamespaceAuth(dir, req.Namespace, name)
 	if err != nil {
 		return nil, pullerror.New(name.String(), err, nil)
 	}

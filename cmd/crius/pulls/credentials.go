@@ -38,7 +38,13 @@ func (c *credentials) flags(cmd *cobra.Command) {
 // read gets the credentials for an image. They are for its registry alone, which its name
 // must have: a short one may mean several.
 func (c *credentials) read(cmd *cobra.Command, image string) (*cri.AuthConfig, error) {
-	if c.user == "" && c.authFile == "" {
+	flags := cmd.Flags()
+	switch { // an empty variable of a script must not have the node's credentials used
+	case flags.Changed("creds") && c.user == "":
+		return nil, errors.New("--creds is empty: give USER, or leave it out to use the node's credentials")
+	case flags.Changed("auth-file") && c.authFile == "":
+		return nil, errors.New("--auth-file is empty: give a file, or leave it out to use the node's credentials")
+	case c.user == "" && c.authFile == "":
 		if c.passwordStdin {
 			return nil, errors.New("--password-stdin needs --creds USER")
 		}
