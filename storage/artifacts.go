@@ -40,6 +40,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 	store, err := artifact.Open(ctx, artifact.Config{
 		Additional:      additional,
 		Dir:             artifact.In(s.roots.ForImages()),
+		Former:          artifact.In(s.roots.Graph),
 		RunRoot:         s.store.RunRoot(),
 		ReadOnly:        s.cfg.ReadOnly,
 		IsImage:         func(id string) (bool, error) { return artifact.HasImage(s.store, id) },

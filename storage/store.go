@@ -47,6 +47,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/foreign"
@@ -311,9 +312,9 @@ func (s *Store) Close(ctx context.Context) error {
 func (s *Store) Forget() error {
 	var errs []error
 	for _, root := range s.roots.All() {
-		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)))
+		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)), os.RemoveAll(artifact.In(root)))
 	}
-	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()), s.artifacts.Delete())
+	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

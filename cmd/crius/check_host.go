@@ -230,6 +230,10 @@ func checkDirectories(_ context.Context, n *node) []finding {
 	if err == nil {
 		findings = append(findings, checkFileSystems(n.host, c.Root, roots.ForImages()))
 	}
+	former := artifact.In(roots.Graph)
+	if _, statErr := os.Stat(former); err == nil && statErr == nil && roots.ForImages() != roots.Graph && !slices.Contains(c.Image.AdditionalArtifactStores, roots.Graph) {
+		findings = append(findings, warn("drain the node and restart crius, unless the containers that use them end soon", "image.imagestore: %s has OCI artifacts from before, which are not listed, and go when no container uses them", former))
+	}
 	for _, root := range c.Image.AdditionalArtifactStores {
 		if err := artifact.CheckAdditional(root); err != nil {
 			findings = append(findings, warn("mount it, or copy crius-artifacts of an image root into it", "image.additional_artifact_stores: %v", err))

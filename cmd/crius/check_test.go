@@ -117,6 +117,18 @@ func TestCheckSELinuxSwitchedOff(t *testing.T) {
 	}
 }
 
+func TestCheckArtifactsBeforeTheImagestore(t *testing.T) {
+	root := t.TempDir()
+	n := testNode(t, fmt.Sprintf("[image]\nroot = %q\nimagestore = %q", root, t.TempDir()), nil)
+	if findings := checkDirectories(context.Background(), n); strings.Contains(fmt.Sprint(findings), "from before") {
+		t.Errorf("there are none: %v", findings)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "crius-artifacts"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkDirectories(context.Background(), n), "OCI artifacts from before", statusWarn)
+}
+
 func TestCheckAdditionalArtifactStores(t *testing.T) {
 	dir := t.TempDir()
 	n := testNode(t, fmt.Sprintf("[image]\nadditional_artifact_stores = [%q]", dir), nil)

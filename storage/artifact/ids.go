@@ -17,7 +17,7 @@ func (s *Store) Reserve(id string) (release func(), err error) {
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.artifacts[id] != nil || s.unusable[id] != nil || s.additional.find(id) != nil {
+	if s.artifacts[id] != nil || s.unusable[id] != nil || s.former.has(id) || s.additional.find(id) != nil {
 		return nil, fmt.Errorf("the store has an OCI artifact with the image id %s; remove that first: %w", id, fault.Invalid)
 	}
 	s.reserved[id]++

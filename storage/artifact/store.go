@@ -26,6 +26,9 @@ import (
 // Config says where artifacts are and how they are pulled.
 type Config struct {
 	Dir string // is made by the first pull
+	// Former is where the store was before, which is removed when nobody uses what is there;
+	// empty: nowhere.
+	Former string
 	// Additional are the directories of stores that are only read.
 	Additional []string
 	RunRoot    string // for temporary files, of which the next start removes what is left
@@ -57,6 +60,7 @@ type Store struct {
 	users     map[string]map[string]bool // ids of root file systems by artifact
 	reserved  map[string]int             // pulls of images by id
 	unusable  map[string]error           // artifacts that Open could not use, and why
+	former    *former                    // nil: there is none
 }
 
 // Open reads the artifacts, and removes what unfinished pulls and removals have left.
@@ -77,6 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		slog.Warn("unusable artifact not listed", "image", dir.Name(), "err", loadErr)
 		s.unusable[dir.Name()] = loadErr
 	}
+	s.former = cfg.findFormer(ctx)
 	s.settleOwnNames()
 	s.additional.read(ctx)
 	if cfg.ReadOnly {
@@ -160,11 +165,11 @@ func (s *Store) own() (all []*Artifact) {
 	return all
 }
 
-// Has tells whether an id is that of an artifact, which may be unusable.
+// Has tells whether an id is that of an artifact, which may be unusable, or in the former place.
 func (s *Store) Has(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.artifacts[id] != nil || s.unusable[id] != nil || s.additional.find(id) != nil
+	return s.artifacts[id] != nil || s.unusable[id] != nil || s.former.has(id) || s.additional.find(id) != nil
 }
 
 // Find is the artifact with this id, nil if there is none.
@@ -232,6 +237,7 @@ func (s *Store) Drop(ctx context.Context, id, user string) error {
 	delete(s.users[id], user)
 	a, used := s.artifacts[id], len(s.users[id]) > 0
 	s.mu.Unlock()
+	s.dropFormer(ctx)
 	if a == nil || used || !a.Removed {
 		return nil
 	}
@@ -239,7 +245,7 @@ func (s *Store) Drop(ctx context.Context, id, user string) error {
 }
 
 // Adopt makes users, root file systems by artifact, the only ones. Damaged artifacts
-// without users are removed.
+// without users are removed, and so is the former store if it has none.
 func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 	s.mu.Lock()
 	clear(s.users)
@@ -255,7 +261,11 @@ func (s *Store) Adopt(ctx context.Context, users map[string][]string) error {
 			s.users[id][user] = true
 		}
 	}
+	if s.former != nil {
+		s.former.adopted = true
+	}
 	s.mu.Unlock()
+	s.dropFormer(ctx)
 	s.removeDamaged()
 	var errs []error
 	for _, id := range unused {
@@ -440,6 +450,3 @@ func (s *Store) Check(id string) error {
 	}
 	return nil
 }
-
-// Delete deletes the directory of the store.
-func (s *Store) Delete() error { return os.RemoveAll(s.cfg.Dir) }

@@ -1,0 +1,70 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+)
+
+// former is the store in the graph root from before images got a directory of their own. Its
+// artifacts are not listed; it goes when no root file system uses one of them.
+type former struct {
+	dir     string
+	ids     map[string]bool
+	adopted bool // the users are known
+}
+
+// findFormer is the store in dir, nil if there is none or it is another name of one that is in
+// use.
+func (cfg *Config) findFormer(ctx context.Context) *former {
+	there, err := os.Stat(cfg.Former)
+	if cfg.Former == "" || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, dir := range append([]string{cfg.Dir}, cfg.Additional...) {
+		used, err := read(ctx, newRemote(readPatience), dir, func() (os.FileInfo, error) { return os.Stat(dir) })
+		if filepath.Clean(dir) == filepath.Clean(cfg.Former) || err == nil && os.SameFile(used, there) {
+			return nil
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(cfg.Former, artifactsName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		slog.Warn("cannot read the artifacts in the graph root, from before there was an imagestore; they stay", "err", err)
+		return nil
+	}
+	f := &former{dir: cfg.Former, ids: map[string]bool{}}
+	for _, entry := range entries {
+		f.ids[entry.Name()] = true
+	}
+	return f
+}
+
+// has is for who holds the store's mu.
+func (f *former) has(id string) bool { return f != nil && f.ids[id] }
+
+// dropFormer removes the former store if nobody uses it.
+func (s *Store) dropFormer(ctx context.Context) {
+	s.mu.Lock()
+	f := s.former
+	used := f == nil || !f.adopted
+	if !used {
+		for id := range f.ids {
+			used = used || len(s.users[id]) > 0
+		}
+	}
+	if !used {
+		s.former = nil
+	}
+	s.mu.Unlock()
+	if used {
+		return
+	}
+	if err := os.RemoveAll(f.dir); err != nil {
+		slog.WarnContext(ctx, "cannot remove the artifacts in the graph root, from before there was an imagestore; the next start retries", "dir", f.dir, "err", err)
+		return
+	}
+	slog.InfoContext(ctx, "removed the artifacts in the graph root, from before there was an imagestore", "dir", f.dir, "artifacts", len(f.ids))
+}
