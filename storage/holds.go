@@ -262,24 +262,12 @@ func (h *holds) delete(ctx context.Context, record *cstorage.Image) error {
 	if record.ReadOnly {
 		return fmt.Errorf("image %s: it is in a read-only store: %w", record.ID, fault.Precondition)
 	}
-	layers := record.MappedTopLayers
-	for id := record.TopLayer; id != ""; {
-		layers = append(layers, id)
-		layer, err := h.store.Layer(id)
-		if err != nil {
-			break // a damaged image
-		}
-		id = layer.Parent
-	}
-	job, err := h.leftovers.BeginRemoval(ctx, layers)
+	job, err := h.leftovers.BeginRemoval(ctx, durable.LayersOf(h.store, record))
 	if err != nil && !fault.DiskFull(err) { // a full disk is what a removal may mend
 		return err
 	}
 	h.leftovers.Removals.Add(1)
-	err = trace.Call(ctx, "delete image", func() error {
-		_, err := h.store.DeleteImage(record.ID, true)
-		return err
-	})
+	err = trace.Call(ctx, "delete image", func() error { return durable.DeleteImage(h.store, record.ID) })
 	h.leftovers.Removals.Add(1)
 	// The library stops at a layer that only a read-only store has, when the record is gone.
 	shared := errors.Is(err, cstorage.ErrLayerUnknown) && !h.ours(record.ID)

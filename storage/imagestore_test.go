@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/test/kit/image"
 )
 
 // apart has images in a directory of their own.
@@ -71,17 +72,24 @@ func TestImagestore(t *testing.T) {
 	}
 }
 
+// earlier has images in the graph root, as from before there was an imagestore.
+func earlier(t *testing.T, refs ...string) func(*Options) {
+	return func(o *Options) {
+		for _, ref := range refs {
+			to := fmt.Sprintf("containers-storage:[overlay@%s+%s]%s", o.Root, o.RunRoot, ref)
+			if out, err := skopeo(t, "copy", "-q", "--src-tls-verify=false", "docker://"+ref, to); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		ok(t, unix.Unmount(filepath.Join(o.Root, "overlay"), unix.MNT_DETACH)) // which skopeo leaves
+	}
+}
+
 // Images from before there was an imagestore stay, and can be run and removed.
 func TestImagesFromBeforeTheImagestore(t *testing.T) {
 	t.Parallel()
 	r := serve(t, "app", "1", motd(t, "old"))
-	n := newNode(t, apart, func(o *Options) {
-		to := fmt.Sprintf("containers-storage:[overlay@%s+%s]%s/app:1", o.Root, o.RunRoot, r.Addr())
-		if out, err := skopeo(t, "copy", "-q", "--src-tls-verify=false", "docker://"+r.Addr()+"/app:1", to); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		ok(t, unix.Unmount(filepath.Join(o.Root, "overlay"), unix.MNT_DETACH)) // which skopeo leaves
-	})
+	n := newNode(t, apart, earlier(t, r.Addr()+"/app:1"))
 	old, err := n.Image(testContext(t), r.Addr()+"/app:1")
 	if err != nil || old == nil || old.Pinned {
 		t.Fatalf("%+v, %v", old, err)
@@ -142,6 +150,39 @@ func TestArtifactsFromBeforeTheImagestore(t *testing.T) {
 	ok(t, n.Forget())
 	if there() {
 		t.Error("they are there after a wipe")
+// Images in the imagestore and from before it may stand on the same layers, which stay for
+// as long as one of the images is there.
+func TestLayersSharedWithTheImagestore(t *testing.T) {
+	t.Parallel()
+	low := layer(t, image.Dir("etc"), image.Text("etc/motd", "base"))
+	base := build(t, image.Image{Layers: []image.Layer{low}})
+	app := build(t, image.Image{Layers: []image.Layer{low, layer(t, image.Text("app", "app"))}})
+	r := serve(t, "base", "1", base)
+	r.Push("app", "1", app)
+	for first, second := range map[string]string{"base": "app", "app": "base"} {
+		for _, goes := range []string{first, second} {
+			t.Run(fmt.Sprintf("%s of %s and %s", goes, first, second), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t, apart, earlier(t, r.Addr()+"/"+first+":1"))
+				n.holds.grace = 0
+				images := map[string]*Image{first: n.list()[0], second: n.pull(r.Addr() + "/" + second + ":1")}
+				n.remove(images[goes].ID)
+				delete(images, goes)
+				for _, img := range images {
+					c := n.rootfs("c", img.ID)
+					n.mount(c)
+					if n.read(c, "etc/motd") != "base" {
+						t.Error("wrong content")
+					}
+					n.removeRootfs(c)
+					if layers := n.layerIDs(); len(layers) != len(n.chain(img)) {
+						t.Errorf("layers %q are left, of an image with %q", layers, n.chain(img))
+					}
+					n.remove(img.ID)
+				}
+				n.empty()
+			})
+		}
 	}
 }
 

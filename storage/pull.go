@@ -301,10 +301,7 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 		return err // nil: it was mended
 	}
 	s.leftovers.Removals.Add(1)
-	err = trace.Call(ctx, "delete image", func() error {
-		_, err := s.store.DeleteImage(id, true)
-		return err
-	})
+	err = trace.Call(ctx, "delete image", func() error { return durable.DeleteImage(s.store, id) })
 	if err == nil {
 		s.images.forget(id)
 		slog.WarnContext(ctx, "image with missing layers deleted; it will be pulled again when needed", "image", id)

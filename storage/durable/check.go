@@ -319,7 +319,7 @@ func (s *check) drop(image string) error {
 	if err != nil && !errors.Is(err, cstorage.ErrNotAContainer) && !errors.Is(err, cstorage.ErrContainerUnknown) {
 		return err
 	}
-	if _, err := s.store.DeleteImage(image, true); err != nil && !errors.Is(err, cstorage.ErrImageUnknown) {
+	if err := DeleteImage(s.store, image); err != nil && !errors.Is(err, cstorage.ErrImageUnknown) {
 		return err
 	}
 	return nil

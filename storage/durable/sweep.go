@@ -153,10 +153,7 @@ func (d *Leftovers) sweepHalf(ctx context.Context, id string) error {
 	if image.ID != id || image.ReadOnly || len(image.Names) > 0 || slices.Contains(image.BigDataNames, cstorage.ImageDigestBigDataKey) {
 		return nil
 	}
-	err = trace.Call(ctx, "delete incomplete image", func() error {
-		_, err := d.store.DeleteImage(id, true)
-		return err
-	})
+	err = trace.Call(ctx, "delete incomplete image", func() error { return DeleteImage(d.store, id) })
 	if err != nil && !errors.Is(err, cstorage.ErrNotAnImage) {
 		return fmt.Errorf("delete incomplete image %s: %w", id, err)
 	}
