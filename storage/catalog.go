@@ -140,21 +140,22 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 	return entries, nil
 }
 
-// inAllStores makes one record of those that several stores have of an image. Records of
-// the store that can be changed come first: of a name that another image has in a read-only
-// store, the first is the one that was pulled later.
+// inAllStores makes one record of those that several stores have of an image. Those of the
+// imagestore come first, then those of the graph root and of read-only stores: of images
+// with the same name, the first is the one that was pulled last. What the imagestore has of
+// an image stands for what the graph root has, which is older.
 func inAllStores(records []cstorage.Image) []cstorage.Image {
-	if !slices.ContainsFunc(records, func(r cstorage.Image) bool { return r.ReadOnly }) {
-		return records
-	}
 	var all []cstorage.Image
 	index, taken := map[string]int{}, map[string]bool{}
 	for _, r := range records {
+		i, known := index[r.ID]
+		if known && !r.ReadOnly {
+			continue
+		}
 		r.Names = slices.DeleteFunc(slices.Clone(r.Names), func(name string) bool { return taken[name] })
 		for _, name := range r.Names {
 			taken[name] = true
 		}
-		i, known := index[r.ID]
 		if !known {
 			index[r.ID] = len(all)
 			all = append(all, r)
@@ -196,7 +197,7 @@ func (c *catalog) forget(id string) {
 
 // sameRecord compares what an Image is made from.
 func sameRecord(a, b *cstorage.Image) bool {
-	return a.TopLayer == b.TopLayer &&
+	return a.TopLayer == b.TopLayer && a.ReadOnly == b.ReadOnly &&
 		slices.Equal(a.Names, b.Names) &&
 		slices.Equal(a.NamesHistory, b.NamesHistory) &&
 		slices.Equal(a.Digests, b.Digests) &&

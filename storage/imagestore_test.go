@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	cstorage "go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -109,47 +110,91 @@ func TestImagesFromBeforeTheImagestore(t *testing.T) {
 	n.empty()
 }
 
-// Artifacts from before there was an imagestore go with the last container that mounts one,
-// unless they are used as an additional store.
-func TestArtifactsFromBeforeTheImagestore(t *testing.T) {
+// A tag of an image from before the imagestore that has moved is the new image's alone.
+func TestTagMovedIntoTheImagestore(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	r := serve(t, "models/one", "1", model(t, "weights"))
-	weights := n.pull(r.Addr() + "/models/one:1")
-	c := n.rootfs("c", weights.ID)
-	c.ReadOnly = true
+	r := serve(t, "app", "1", motd(t, "old"))
+	name := r.Addr() + "/app:1"
+	n := newNode(t, apart, earlier(t, name))
+	old := n.list()[0]
+	r.Push("app", "1", motd(t, "new"))
+	img := n.pull(name)
+	for _, listed := range n.list() {
+		if has := slices.Contains(listed.RepoTags, name); has != (listed.ID == img.ID) {
+			t.Errorf("image %s, old %s, new %s: tags %q", listed.ID, old.ID, img.ID, listed.RepoTags)
+		}
+	}
+	n.remove(old.ID)
+	if list := n.list(); len(list) != 1 || list[0].ID != img.ID {
+		t.Errorf("%+v", list)
+	}
+}
+
+// An image from before the imagestore gets another name, and is removed while in use as
+// any other.
+func TestImageInGraphRootAndImagestore(t *testing.T) {
+	t.Parallel()
+	r := serve(t, "app", "1", motd(t, "x"))
+	r.Push("app", "2", motd(t, "x"))
+	n := newNode(t, apart, earlier(t, r.Addr()+"/app:1"))
+	n.holds.grace = 0
+	img := n.pull(r.Addr() + "/app:2")
+	if list := n.list(); len(list) != 1 || list[0].Pinned || !slices.Contains(list[0].RepoTags, r.Addr()+"/app:2") {
+		t.Errorf("%+v", list)
+	}
+	found, err := n.Image(testContext(t), r.Addr()+"/app:2")
+	if err != nil || found == nil || found.ID != img.ID {
+		t.Errorf("by its new name: %+v, %v", found, err)
+	}
+	c := n.rootfs("c", img.ID)
 	n.mount(c)
-	there := func() bool { return slices.Contains(n.entries("root"), "crius-artifacts") }
-	n.cfg.ImageStore = filepath.Join(n.dir, "images")
-	n.cfg.AdditionalArtifactStores = []string{n.cfg.Root}
-	n.restart()
-	ok(t, n.Adopt(testContext(t), nil))
-	if !there() {
-		t.Fatal("they went while they were an additional store")
+	n.remove(img.ID)
+	if list := n.list(); len(list) != 0 {
+		t.Errorf("removed, and listed: %+v", list)
 	}
-	n.cfg.AdditionalArtifactStores = nil
-	n.restart()
-	if len(n.list()) > 0 || !there() {
-		t.Errorf("after the start: %+v are listed, there: %t", n.list(), there())
-	}
-	ok(t, n.Adopt(testContext(t), []Rootfs{c}))
-	if !there() {
-		t.Fatal("they went while a container mounts one")
+	if n.read(c, "etc/motd") != "x" {
+		t.Error("wrong content")
 	}
 	n.removeRootfs(c)
-	if there() {
-		t.Error("they are there after the last container")
+	n.empty()
+}
+
+// Without another name, too, an image from before the imagestore is removed while in use.
+func TestUsedImageFromBeforeTheImagestoreIsRemoved(t *testing.T) {
+	t.Parallel()
+	r := serve(t, "app", "1", motd(t, "x"))
+	n := newNode(t, apart, earlier(t, r.Addr()+"/app:1"))
+	n.holds.grace = 0
+	img := n.list()[0]
+	c := n.rootfs("c", img.ID)
+	n.mount(c)
+	n.remove(img.ID)
+	if list := n.list(); len(list) != 0 {
+		t.Errorf("removed, and listed: %+v", list)
 	}
-	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "crius-artifacts"), 0o700))
-	n.restart()
-	ok(t, n.Adopt(testContext(t), nil))
-	if there() {
-		t.Error("they are there after a start without containers")
+	n.removeRootfs(c)
+	n.empty()
+}
+
+// An image is read-only where one of its records is, and not because other images are.
+func TestRecordsInSeveralStores(t *testing.T) {
+	all := inAllStores([]cstorage.Image{
+		{ID: "both", Names: []string{"new"}}, // imagestore
+		{ID: "both", Names: []string{"old"}}, {ID: "earlier", Names: []string{"new", "other"}},
+		{ID: "earlier", ReadOnly: true, Names: []string{"third"}}, {ID: "far", ReadOnly: true, Names: []string{"other"}},
+	})
+	var got []string
+	for _, r := range all {
+		got = append(got, fmt.Sprintf("%s%s%t", r.ID, r.Names, r.ReadOnly))
 	}
-	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "crius-artifacts"), 0o700))
-	ok(t, n.Forget())
-	if there() {
-		t.Error("they are there after a wipe")
+	if want := []string{"both[new]false", "earlier[other third]true", "far[]true"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if pulledUp := all[1]; sameRecord(&pulledUp, &cstorage.Image{ID: "earlier", Names: pulledUp.Names}) {
+		t.Error("a record in a read-only store is taken for one that can be removed")
+	}
+}
+
 // Images in the imagestore and from before it may stand on the same layers, which stay for
 // as long as one of the images is there.
 func TestLayersSharedWithTheImagestore(t *testing.T) {
