@@ -131,7 +131,7 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 		return err
 	}
 	err := trace.Call(ctx, "delete writable layer", func() error {
-		return s.projects.Remove(filepath.Join(r.Dir, upperName), r.removeWritable)
+		return s.projects.Remove(filepath.Join(r.Dir, workName), r.removeWritable)
 	})
 	if err != nil {
 		return fmt.Errorf("remove rootfs %s: %w", r.ID, err)
@@ -147,7 +147,7 @@ func (s *Store) RemoveRootfs(ctx context.Context, r Rootfs) error {
 }
 
 func (r Rootfs) removeWritable() error {
-	for _, name := range []string{upperName, workName, emptyName} {
+	for _, name := range []string{upperName, emptyName, workName} { // the last has the project
 		if err := tree.Remove(filepath.Join(r.Dir, name)); err != nil {
 			return err
 		}

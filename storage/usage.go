@@ -146,7 +146,7 @@ func (s *Store) RootfsUsage(r Rootfs) (FsUsage, error) {
 	upper := filepath.Join(r.Dir, upperName)
 	measured := tree.Usage{Stop: s.usage.stopping}
 	var err error
-	if counted, ok := s.projects.Usage(upper); ok {
+	if counted, ok := s.projects.Usage(filepath.Join(r.Dir, workName)); ok {
 		measured.Bytes, measured.Inodes = counted.Bytes, counted.Inodes
 	} else {
 		err = measured.Add(upper)

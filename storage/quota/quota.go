@@ -3,7 +3,8 @@
 //
 // A layer's directories get a project of their own, which all that is made in them
 // inherits. The file system keeps the project's limits and counts what it has; nothing
-// else is on record. A project is taken from the moment a directory belongs to it until
+// else is on record. Which project that is the work directory says, which no container can
+// reach: the upper one is its /, whose project its root may change. A project is taken from the moment a directory belongs to it until
 // its last file is gone.
 package quota
 
@@ -102,7 +103,7 @@ func (p *Projects) Bound(upper, work string, userNS bool) error {
 	if p.limits == (Limits{}) {
 		return nil
 	}
-	id, err := p.kernel.project(upper)
+	id, err := p.kernel.project(work)
 	if err != nil {
 		return err
 	}
@@ -110,12 +111,12 @@ func (p *Projects) Bound(upper, work string, userNS bool) error {
 		if names, err := os.ReadDir(upper); err != nil || len(names) > 0 {
 			return err
 		}
-		if id, err = p.take(upper, userNS); err != nil {
+		if id, err = p.take(work, userNS); err != nil {
 			return err
 		}
 	}
 	// Files are made in one and moved to the other, which only those of one project are.
-	if err := p.kernel.setProject(work, id); err != nil {
+	if err := p.kernel.setProject(upper, id); err != nil {
 		return err
 	}
 	if err := p.kernel.setLimits(id, p.limits); err != nil {
@@ -153,10 +154,10 @@ func (p *Projects) take(dir string, userNS bool) (uint32, error) {
 func ours(id uint32) bool     { return firstProject <= id && id < firstProject+2*kinds }
 func inUserNS(id uint32) bool { return ours(id) && id >= firstProject+kinds }
 
-// Usage is what the layer with this upper directory has; ok is false if that must be
+// Usage is what the layer with this work directory has; ok is false if that must be
 // counted file by file: it has no project, or its container may have taken files out.
-func (p *Projects) Usage(upper string) (used Limits, ok bool) {
-	id, err := p.kernel.project(upper)
+func (p *Projects) Usage(work string) (used Limits, ok bool) {
+	id, err := p.kernel.project(work)
 	if err != nil || !inUserNS(id) {
 		return Limits{}, false
 	}
@@ -164,9 +165,10 @@ func (p *Projects) Usage(upper string) (used Limits, ok bool) {
 	return of.used, err == nil
 }
 
-// Remove calls remove, which deletes a layer, and gives its project back.
-func (p *Projects) Remove(upper string, remove func() error) error {
-	id, unknown := p.kernel.project(upper)
+// Remove calls remove, which deletes a layer, its work directory last, and gives its project
+// back.
+func (p *Projects) Remove(work string, remove func() error) error {
+	id, unknown := p.kernel.project(work)
 	if err := remove(); err != nil || unknown != nil || !ours(id) {
 		return err
 	}

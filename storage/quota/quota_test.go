@@ -127,7 +127,7 @@ func TestLayerHasProjectOfItsOwn(t *testing.T) {
 		if err := p.Bound(upper, work, false); err != nil || f.projects[upper] != id {
 			t.Fatalf("mounted once more: project %d, %v", f.projects[upper], err)
 		}
-		if err := p.Remove(upper, func() error { return os.RemoveAll(dir) }); err != nil {
+		if err := p.Remove(work, func() error { return os.RemoveAll(dir) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -176,18 +176,62 @@ func TestUsageIsTrustedInUserNamespacesOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.files[f.projects[upper]] = 3
-		used, ok := p.Usage(upper)
+		used, ok := p.Usage(work)
 		if ok != userNS || ok && used != (Limits{Bytes: 3 * 4096, Inodes: 5}) {
 			t.Errorf("user namespace %t: %v, %t", userNS, used, ok)
 		}
 	}
-	upper, _ := layer(t, t.TempDir())
-	if used, ok := p.Usage(upper); ok {
+	_, work := layer(t, t.TempDir())
+	if used, ok := p.Usage(work); ok {
 		t.Errorf("no project: %v", used)
 	}
-	f.projects[upper] = 1048577 // the kubelet's
-	if used, ok := p.Usage(upper); ok {
+	f.projects[work] = 1048577 // the kubelet's
+	if used, ok := p.Usage(work); ok {
 		t.Errorf("another's project: %v", used)
+	}
+}
+
+// The upper directory is the container's /, whose project its root may change: that neither
+// hides what it has nor reaches the project of another.
+func TestProjectThatContainerSets(t *testing.T) {
+	p, f := projects(t, some)
+	dir := t.TempDir()
+	upper, work := layer(t, dir)
+	other, otherWork := layer(t, t.TempDir())
+	if err := errors.Join(p.Bound(upper, work, false), p.Bound(other, otherWork, true)); err != nil {
+		t.Fatal(err)
+	}
+	own, others := f.projects[work], f.projects[other]
+	f.projects[upper] = others
+	if used, ok := p.Usage(work); ok {
+		t.Errorf("usage of another's project: %v", used)
+	}
+	if err := p.Bound(upper, work, false); err != nil || f.projects[upper] != own {
+		t.Errorf("mounted once more: project %d, want %d, %v", f.projects[upper], own, err)
+	}
+	f.projects[upper] = others
+	if err := p.Remove(work, func() error { return os.RemoveAll(dir) }); err != nil {
+		t.Fatal(err)
+	}
+	if f.limits[others] != some || f.limits[own] != (Limits{}) {
+		t.Errorf("limits %v, of which %d is another's", f.limits, others)
+	}
+}
+
+// A layer whose removal failed half-way still gives its project back.
+func TestRemoveRepeated(t *testing.T) {
+	p, f := projects(t, some)
+	dir := t.TempDir()
+	upper, work := layer(t, dir)
+	if err := p.Bound(upper, work, false); err != nil {
+		t.Fatal(err)
+	}
+	failing := errors.New("failing")
+	if err := p.Remove(work, func() error { return errors.Join(os.Remove(upper), failing) }); !errors.Is(err, failing) {
+		t.Fatal(err)
+	}
+	if err := p.Remove(work, func() error { return os.RemoveAll(dir) }); err != nil || len(f.limits) > 0 {
+		t.Errorf("%v, limits %v", err, f.limits)
 	}
 }
 
@@ -255,14 +299,14 @@ func TestRemoveErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	failing := errors.New("failing")
-	if err := p.Remove(upper, func() error { return failing }); !errors.Is(err, failing) || len(f.limits) != 1 {
+	if err := p.Remove(work, func() error { return failing }); !errors.Is(err, failing) || len(f.limits) != 1 {
 		t.Errorf("%v, limits %v", err, f.limits)
 	}
 	f.off = true
-	if err := p.Remove(upper, func() error { return os.RemoveAll(dir) }); err != nil {
+	if err := p.Remove(work, func() error { return os.RemoveAll(dir) }); err != nil {
 		t.Error(err)
 	}
-	if err := p.Remove(upper, func() error { return nil }); err != nil {
+	if err := p.Remove(work, func() error { return nil }); err != nil {
 		t.Errorf("once more: %v", err)
 	}
 }
