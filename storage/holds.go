@@ -434,8 +434,5 @@ func (h *holds) taken() error {
 	h.mu.Lock()
 	lock := h.owner
 	h.mu.Unlock()
-	if err := lock.Lost(); err != nil {
-		return fmt.Errorf("image store %s: %w", h.store.GraphRoot(), withRemedy(err, "image.root"))
-	}
-	return nil
+	return lock.Lost()
 }

@@ -278,6 +278,56 @@ func TestPowerCutOnImagestore(t *testing.T) {
 	})
 }
 
+// A store whose imagestore is not mounted yet is not opened, and nothing is written below
+// the mount point.
+func TestImagestoreIsNotMounted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced, apart)
+	img := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
+	ok(t, n.Close(t.Context()))
+	mounted := n.cfg.ImageStore + ".mounted"
+	ok(t, errors.Join(os.Rename(n.cfg.ImageStore, mounted), os.Mkdir(n.cfg.ImageStore, 0o700)))
+	for _, n.cfg.ReadOnly = range []bool{true, false} {
+		s, err := Open(t.Context(), n.cfg)
+		if err == nil {
+			err = errors.Join(errors.New("opened"), s.Close(t.Context()))
+		}
+		if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "mount its file system") || len(n.entries("images")) > 0 {
+			t.Errorf("read-only %t: %v; in the directory: %q", n.cfg.ReadOnly, err, n.entries("images"))
+		}
+	}
+	ok(t, errors.Join(os.Remove(n.cfg.ImageStore), os.Rename(mounted, n.cfg.ImageStore)))
+	n.open()
+	if list := n.list(); len(list) != 1 || list[0].ID != img.ID {
+		t.Errorf("mounted: %+v", list)
+	}
+}
+
+// A manifest vouches for nothing in another imagestore than the one that it was written
+// for: the next boot reads what is there.
+func TestManifestOfAnotherImagestore(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, synced, apart)
+	img := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
+	layers := n.chain(img)
+	ok(t, n.Close(t.Context()))
+	last := n.stored()
+	if last.Images != n.cfg.ImageStore || len(last.Unsure) > 0 {
+		t.Errorf("manifest of %s, unsure of %v", last.Images, last.Unsure)
+	}
+	last.Images = "/elsewhere"
+	n.putManifest(last)
+	n.open()
+	now := n.stored()
+	if now.Images != n.cfg.ImageStore || len(now.Unsure) != len(layers) {
+		t.Errorf("manifest of %s, unsure of %v", now.Images, now.Unsure)
+	}
+	n.cutPower(false, func() { truncate(t, filepath.Join(n.cfg.ImageStore, "overlay", layers[0], "diff/etc/motd")) })
+	if list := n.list(); len(list) != 0 {
+		t.Errorf("a damaged image is listed: %+v", list)
+	}
+}
+
 const imagesRecords = "overlay-images/images.json"
 
 // Two crius whose graph roots differ may not have one imagestore: neither knows what the
@@ -297,6 +347,23 @@ func TestSecondOwnerOfImagestoreIsRefused(t *testing.T) {
 		}
 	}
 	n.removeRootfs(r)
+}
+
+// An imagestore that another crius has taken is named, with its option.
+func TestLostImagestore(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, apart)
+	lock, other := filepath.Join(n.cfg.ImageStore, ownerName), t.TempDir()
+	ok(t, os.MkdirAll(filepath.Join(other, "containers", strings.Repeat("a", 64)), 0o700))
+	ok(t, os.Rename(lock, lock+".old"))
+	ok(t, os.WriteFile(lock, []byte(fmt.Sprintf(`{"root": %q}`, other)), 0o600))
+	err := n.holds.taken()
+	for _, want := range []string{"image store " + n.cfg.ImageStore, other, "different image.imagestore"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, without %q", err, want)
+		}
+	}
+	ok(t, os.Rename(lock+".old", lock))
 }
 
 func TestImagestoreIsNoGraphRoot(t *testing.T) {

@@ -31,6 +31,7 @@ func synced(c *Options) { c.Options = []string{"overlay.sync=filesystem"} }
 type storeManifest struct {
 	Boot    string                     `json:"boot"`
 	Records map[string]json.RawMessage `json:"records"`
+	Images  string                     `json:"imagestore,omitempty"`
 	Unsure  []layerID                  `json:"unsure,omitempty"`
 	Whole   []layerID                  `json:"whole,omitempty"`
 }

@@ -132,21 +132,26 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	manifest := durable.NewManifest(durable.Config{Roots: rootsOf(options), Progress: cfg.CheckProgress,
+		Sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone), Reference: holdID})
+	if err := manifest.Mounted(ownerName); err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", options.ImageStore, err)
+	}
 	var locks owners
 	for _, root := range rootsOf(options).All() {
+		option := "image.root"
+		if root == options.ImageStore {
+			option = "image.imagestore"
+		}
 		lock, err := own(ctx, root, cfg)
 		if err != nil {
-			option := "image.root"
-			if root == options.ImageStore {
-				option = "image.imagestore"
-			}
 			return nil, errors.Join(fmt.Errorf("open image store %s: %w", root, withRemedy(err, option)), locks.Close())
 		}
 		if lock != nil {
-			locks = append(locks, lock)
+			locks = append(locks, owned{lock, root, option})
 		}
 	}
-	s, err := openOwned(ctx, cfg, options, locks)
+	s, err := openOwned(ctx, cfg, options, manifest, locks)
 	if err != nil {
 		return nil, errors.Join(err, locks.Close())
 	}
@@ -154,7 +159,12 @@ func Open(ctx context.Context, cfg Options) (*Store, error) {
 }
 
 // owners are the locks of a store's directories.
-type owners []*owner.Lock
+type owners []owned
+
+type owned struct {
+	*owner.Lock
+	dir, option string
+}
 
 // Close gives all directories up. It may be repeated.
 func (o owners) Close() error {
@@ -169,7 +179,7 @@ func (o owners) Close() error {
 func (o owners) Lost() error {
 	for _, lock := range o {
 		if err := lock.Lost(); err != nil {
-			return err
+			return fmt.Errorf("image store %s: %w", lock.dir, withRemedy(err, lock.option))
 		}
 	}
 	return nil
@@ -196,10 +206,8 @@ func withRemedy(err error, option string) error {
 }
 
 // openOwned opens the store of an owner; without one it is only looked at.
-func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, lock owners) (_ *Store, err error) {
+func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, manifest *durable.Manifest, lock owners) (_ *Store, err error) {
 	roots := rootsOf(options)
-	manifest := durable.NewManifest(durable.Config{Roots: roots, Progress: cfg.CheckProgress,
-		Sync: !slices.ContainsFunc(options.GraphDriverOptions, isSyncNone), Reference: holdID})
 	if cfg.ReadOnly {
 		err = durable.RecordsIntact(roots)
 	} else {
@@ -310,11 +318,11 @@ func (s *Store) Close(ctx context.Context) error {
 // share: it is for a wipe. Call it after the images are removed and right before Close,
 // and nothing else in between.
 func (s *Store) Forget() error {
-	var errs []error
+	errs := []error{s.manifest.Remove()} // first: it would have the next start want the owner of the imagestore
 	for _, root := range s.roots.All() {
 		errs = append(errs, os.RemoveAll(filepath.Join(root, reserve.Name)), os.RemoveAll(filepath.Join(root, ownerName)), os.RemoveAll(artifact.In(root)))
 	}
-	errs = append(errs, s.manifest.Remove(), s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()))
+	errs = append(errs, s.leftovers.Remove(), s.downloads.Delete(), s.downloads.DeleteElsewhere(s.roots.All()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove what crius keeps in the image store: %w", err)
 	}

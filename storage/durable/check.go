@@ -64,16 +64,19 @@ func (s *Manifest) check(ctx context.Context, store cstorage.Store) (unsure []la
 	if err != nil {
 		return nil, err
 	}
-	if last == nil || last.Boot == boot && !last.lost {
+	if last == nil || last.Boot == boot && !last.lost && !last.moved {
 		return last.unsure(), nil // nothing was promised yet, or see above
 	}
 	layers, err := store.Layers()
 	if err != nil {
 		return nil, fmt.Errorf("read layer records: %w", err)
 	}
-	if last.lost { // and with it what it said of them
-		for _, layer := range layers {
-			unsure = append(unsure, layerID{ID: layer.ID, Created: layer.Created})
+	if last.lost || last.moved && last.Boot == boot { // it says nothing of them, and containers may be using them
+		unsure, known := last.unsure(), last.layers()
+		for i := range layers {
+			if !covers(known, &layers[i]) {
+				unsure = append(unsure, layerID{ID: layers[i].ID, Created: layers[i].Created})
+			}
 		}
 		return unsure, nil
 	}

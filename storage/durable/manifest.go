@@ -56,12 +56,14 @@ type Manifest struct {
 type manifest struct {
 	Boot    string                     `json:"boot"` // in which it was written
 	Records map[string]json.RawMessage `json:"records"`
-	Unsure  []layerID                  `json:"unsure,omitempty"` // layers of which nothing is promised
+	Images  string                     `json:"imagestore,omitempty"` // of which some are
+	Unsure  []layerID                  `json:"unsure,omitempty"`     // layers of which nothing is promised
 	// Whole are layers that a check has read and that has not come to its end: the
 	// next one need not read them again.
 	Whole []layerID `json:"whole,omitempty"`
 
-	lost bool // it could not be read, and is of this boot
+	lost  bool // it could not be read, and is of this boot
+	moved bool // it is of another imagestore, or from before there was one
 }
 
 const (
@@ -85,6 +87,22 @@ func (s *Manifest) Restore() (err error) {
 		return err
 	}
 	return checkRecords(s.cfg.Roots, s.last)
+}
+
+// Mounted is fault.Precondition if the imagestore is one that has been used and now lacks
+// the file mark: what is there is the empty directory on which its file system has still to
+// be mounted. It changes nothing.
+func (s *Manifest) Mounted(mark string) error {
+	last, err := s.stored.Get(manifestID)
+	if err != nil || last.Images == "" || last.Images != s.cfg.Images { // what is wrong with it Restore says
+		return nil
+	}
+	mark = filepath.Join(s.cfg.Images, mark)
+	if _, err := os.Stat(mark); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%s is missing, so this directory is not the one that was used before: mount its file system, and have the service wait for it "+
+		"(RequiresMountsFor=%s in a drop-in of the unit); if what was there is gone for good, create that file: %w", mark, s.cfg.Images, fault.Precondition)
 }
 
 // Remove deletes the manifest, for a wipe.
@@ -117,7 +135,13 @@ func (s *Manifest) read() (*manifest, error) {
 		}
 		return &manifest{}, nil
 	}
-	return all[manifestID], nil
+	last := all[manifestID]
+	if last != nil && s.cfg.Sync && last.Images != s.cfg.Images {
+		last.moved, last.Whole = true, nil
+		delete(last.Records, apart+layersFile)
+		delete(last.Records, apart+imagesFile)
+	}
+	return last, nil
 }
 
 // Begin writes the first manifest after a boot. What the one before says is still true
@@ -131,7 +155,7 @@ func (s *Manifest) Begin(ctx context.Context) error {
 	if err != nil {
 		slog.WarnContext(ctx, "cannot back up the store manifest: if it is damaged, the next start re-verifies all images", "err", err)
 	}
-	if last := s.last; boot != "" && last != nil && last.Boot == boot && !last.lost && s.cfg.Sync == (len(last.Records) > 0) {
+	if last := s.last; boot != "" && last != nil && last.Boot == boot && !last.lost && !last.moved && s.cfg.Sync == (len(last.Records) > 0) {
 		return nil
 	}
 	if s.cfg.Sync {
@@ -184,6 +208,7 @@ func (s *Manifest) write(ctx context.Context, files []recordFile) error {
 		}
 	}
 	if s.cfg.Sync {
+		now.Images = s.cfg.Images
 		if err := s.cfg.sync(); err != nil {
 			return fmt.Errorf("write the store manifest: %w", err)
 		}
