@@ -269,7 +269,7 @@ func (v *validator) parsed(c *Config) {
 func (v *validator) apart(c *Config) {
 	type place struct{ key, dir string }
 	for _, p := range []place{
-		{"image.root", c.Image.Root}, {"image.run_root", c.Image.RunRoot},
+		{"image.root", c.Image.Root}, {"image.run_root", c.Image.RunRoot}, {"image.imagestore", c.Image.ImageStore},
 		{"image.temporary_dir", c.Image.TemporaryDir}, {"pod.namespaces_dir", c.Pod.NamespacesDir},
 	} {
 		for _, root := range []place{{"root", c.Root}, {"run_root", c.RunRoot}} {
