@@ -9,7 +9,8 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 
 TAGS := containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_wasm
 # Of build and packages alone: the processor, as Go calls it. Programs for another one are apart.
-ARCH ?=
+# Not taken from the environment, where others call it x86_64.
+ARCH =
 BIN ?= bin$(if $(ARCH),/$(ARCH))
 comma := ,
 LINT_VERSION := $(shell sed -nE 's|.*/golangci-lint/v2 (v[^ ]+).*|\1|p' test/tools/lint/go.mod)
