@@ -153,20 +153,27 @@ echo "ok    $(wc -l <"$work/listed") modules listed"
 
 mkdir "$work/archive"
 tar -xzf "$tar" -C "$work/archive" --strip-components=1
-for prefix in /usr /opt/crius; do
+for prefix in /usr /usr/local /opt/crius; do
 	rm -rf "$work/installed"
-	to=$work/installed$prefix
+	to=$work/installed$prefix searched=$to/lib
+	[ $prefix != /opt/crius ] || searched=$work/installed/etc # systemd does not look into /opt
 	by_archive() { DESTDIR=$work/installed PREFIX=$prefix "$work/archive/install.sh" "$@" >/dev/null; }
 	by_archive
 	cmp -s "$to/bin/crius" "$bindir/crius" || fail "archive: no program in $prefix"
 	expect "archive: programs of the unit" "$prefix/bin/crius" \
-		"$(sed -nE 's/^Exec(Start|Reload)=([^ ]*crius) .*/\2/p' "$to/lib/systemd/system/crius.service" | sort -u)"
+		"$(sed -nE 's/^Exec(Start|Reload)=([^ ]*crius) .*/\2/p' "$searched/systemd/system/crius.service" | sort -u)"
+	[ -e "$searched/tmpfiles.d/crius.conf" ] || fail "archive: no tmpfiles.d where systemd looks, for $prefix"
 	echo '# mine' >"$work/installed/etc/crius/crius.toml"
 	by_archive install
 	by_archive uninstall
 	expect "archive: what an uninstall leaves" etc/crius/crius.toml "$(cd "$work/installed" && find . -type f -printf '%P\n')"
 	expect "archive: the configuration" '# mine' "$(cat "$work/installed/etc/crius/crius.toml")"
 done
+mkdir -p "$work/installed/etc/systemd/system"
+echo 'ExecStart=/usr/bin/crius serve' >"$work/installed/etc/systemd/system/crius.service"
+if by_archive 2>/dev/null || by_archive uninstall 2>/dev/null; then fail "archive: took the unit of another crius"; fi
+expect "archive: the unit of another crius" 'ExecStart=/usr/bin/crius serve' "$(cat "$work/installed/etc/systemd/system/crius.service")"
+rm "$work/installed/etc/systemd/system/crius.service"
 status=0
 by_archive help 2>/dev/null || status=$?
 expect "archive: exit code of an unknown verb" 2 $status

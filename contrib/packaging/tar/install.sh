@@ -4,20 +4,36 @@
 #   ./install.sh [install|uninstall]
 #
 # PREFIX (/usr/local) is where programs, unit, manual pages and completions go,
-# DESTDIR (none) a directory that stands for /. The configuration goes to /etc/crius,
-# unless there is one. Nothing is enabled or started; what runs goes on. Uninstalling
-# stops the server and leaves containers, /etc/crius and /var/lib/crius.
+# DESTDIR (none) a directory that stands for /. With a PREFIX where systemd does not look,
+# unit and tmpfiles.d go to /etc. The configuration goes to /etc/crius, unless there is one.
+# Nothing is enabled or started; what runs goes on. Uninstalling stops the server, if it is
+# this one, and leaves containers, /etc/crius and /var/lib/crius.
 set -eu
 prefix=${PREFIX:-/usr/local} dest=${DESTDIR:-}
 cd "$(dirname "$0")"
 
 case $prefix in
-/*) ;;
+/usr | /usr/local) units=$prefix/lib/systemd/system tmpfiles=$prefix/lib/tmpfiles.d ;;
+/*) units=/etc/systemd/system tmpfiles=/etc/tmpfiles.d ;;
 *) echo "install.sh: PREFIX must be an absolute path, not $prefix" >&2; exit 2 ;;
 esac
+unit=$dest$units/crius.service
+if [ -e "$unit" ] && ! grep -q "^ExecStart=$prefix/bin/crius " "$unit"; then
+	echo "install.sh: $unit is not of the crius in $prefix: remove it first, or set the PREFIX that it names" >&2
+	exit 1
+fi
 
-# files lists what goes below the prefix.
+# files lists what is installed, without the usr/ before it.
 files() { find usr -type f | sed 's|^usr/||'; }
+
+# place says where a file goes.
+place() {
+	case $1 in
+	lib/systemd/system/*) echo "$dest$units/${1##*/}" ;;
+	lib/tmpfiles.d/*) echo "$dest$tmpfiles/${1##*/}" ;;
+	*) echo "$dest$prefix/$1" ;;
+	esac
+}
 
 systemd() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
 
@@ -26,13 +42,14 @@ install)
 	files | while read -r file; do
 		mode=644
 		[ ! -x "usr/$file" ] || mode=755
-		mkdir -p "$dest$prefix/$(dirname "$file")"
+		to=$(place "$file")
+		mkdir -p "$(dirname "$to")"
 		# A new file takes the old one's name: programs that run keep theirs.
-		install -m $mode "usr/$file" "$dest$prefix/$file.new"
+		install -m $mode "usr/$file" "$to.new"
 		case $file in
-		lib/systemd/*) sed -i "s|/usr/bin/crius|$prefix/bin/crius|" "$dest$prefix/$file.new" ;;
+		lib/systemd/*) sed -i "s|/usr/bin/crius|$prefix/bin/crius|" "$to.new" ;;
 		esac
-		mv "$dest$prefix/$file.new" "$dest$prefix/$file"
+		mv "$to.new" "$to"
 	done
 	mkdir -p "$dest/etc/crius/crius.toml.d"
 	[ -e "$dest/etc/crius/crius.toml" ] || install -m 644 etc/crius/crius.toml "$dest/etc/crius/crius.toml"
@@ -43,11 +60,14 @@ install)
 	echo "crius is in $prefix. Next: $prefix/bin/crius check; systemctl enable --now crius"
 	;;
 uninstall)
-	if systemd; then
+	# Another crius, of a package, say, goes on.
+	loaded=
+	if systemd; then loaded=$(systemctl show --property=FragmentPath --value crius.service || true); fi
+	if [ -n "$loaded" ] && [ "$(readlink -f "$loaded")" = "$(readlink -f "$unit")" ]; then
 		systemctl --no-reload disable crius.service || true
 		systemctl stop crius.service || true
 	fi
-	files | while read -r file; do rm -f "$dest$prefix/$file"; done
+	files | while read -r file; do rm -f "$(place "$file")"; done
 	rm -rf "$dest$prefix/share/doc/crius"
 	if systemd; then systemctl daemon-reload; fi
 	;;
