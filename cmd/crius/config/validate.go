@@ -19,6 +19,7 @@ import (
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/otlp"
 	"github.com/crius-run/crius/server/tlsfile"
+	"github.com/crius-run/crius/storage"
 )
 
 // maxSocketPath is what fits into sockaddr_un beside its final NUL: unix(7).
@@ -268,8 +269,12 @@ func (v *validator) parsed(c *Config) {
 // a wipe removes them whole.
 func (v *validator) apart(c *Config) {
 	type place struct{ key, dir string }
+	imagestore := c.Image.ImageStore
+	if roots, err := storage.Roots(c.Image); err == nil { // else the store says what is wrong when it is opened
+		imagestore = roots.Images // from storage.conf, perhaps
+	}
 	for _, p := range []place{
-		{"image.root", c.Image.Root}, {"image.run_root", c.Image.RunRoot}, {"image.imagestore", c.Image.ImageStore},
+		{"image.root", c.Image.Root}, {"image.run_root", c.Image.RunRoot}, {"image.imagestore", imagestore},
 		{"image.temporary_dir", c.Image.TemporaryDir}, {"pod.namespaces_dir", c.Pod.NamespacesDir},
 	} {
 		for _, root := range []place{{"root", c.Root}, {"run_root", c.RunRoot}} {

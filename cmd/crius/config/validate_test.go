@@ -2,10 +2,29 @@ package config
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 )
+
+// An imagestore of storage.conf has to be apart like one of crius's own.
+func TestImagestoreOfStorageConf(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "storage.conf")
+	if err := os.WriteFile(conf, []byte("[storage]\ndriver = 'overlay'\nimagestore = '/var/lib/crius/containers/images'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
+	n := newNode(t)
+	n.write(n.file, "")
+	if _, err := n.load(); err == nil || !strings.Contains(err.Error(), "image.imagestore: must be outside /var/lib/crius/containers") {
+		t.Errorf("of storage.conf: %v", err)
+	}
+	n.write(n.file, "image.root = '/srv/images'") // which leaves storage.conf's out
+	if _, err := n.load(); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestValidate(t *testing.T) {
 	socket := func(length int) string { return "/" + strings.Repeat("s", length-1) }
