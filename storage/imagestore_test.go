@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/test/kit/image"
 )
 
@@ -228,6 +229,24 @@ func TestLayersSharedWithTheImagestore(t *testing.T) {
 				n.empty()
 			})
 		}
+	}
+}
+
+// A removal that was cut short leaves no layer that it had made to keep those of others.
+func TestRemovalCutShort(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, apart)
+	img := n.pull(serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1")
+	record, err := n.store.Image(img.ID)
+	ok(t, err)
+	layers := durable.LayersOf(n.store, record)
+	_, err = n.store.CreateLayer(layers[0], img.topLayer, nil, "", false, nil)
+	ok(t, err)
+	job, err := n.leftovers.BeginRemoval(t.Context(), layers)
+	ok(t, err)
+	job.End(t.Context(), false)
+	if left := n.layerIDs(); len(left) != len(n.chain(img)) {
+		t.Errorf("layers %q, of an image with %q", left, n.chain(img))
 	}
 }
 

@@ -16,21 +16,21 @@ import (
 // directory that the image's own record is in. So what images in the other one have gets
 // an empty layer on top for as long as that takes: the library deletes no layer below
 // another.
-func DeleteImage(store cstorage.Store, id string) (err error) {
+func DeleteImage(store cstorage.Store, id string) error {
+	guarded := false
 	if store.ImageStore() != "" {
 		shared, err := sharedLayers(store, id)
 		if err != nil {
 			return err
 		}
-		guarded, err := guard(store, guardOf(id), shared)
-		if err != nil {
+		if guarded, err = guard(store, guardOf(id), shared); err != nil {
 			return fmt.Errorf("keep layers of other images: %w", err)
 		}
-		if guarded {
-			defer func() { err = errors.Join(err, store.DeleteLayer(guardOf(id))) }()
-		}
 	}
-	_, err = store.DeleteImage(id, true)
+	_, err := store.DeleteImage(id, true)
+	if guarded {
+		err = errors.Join(err, store.DeleteLayer(guardOf(id)))
+	}
 	return err
 }
 
