@@ -1,3 +1,5 @@
+//go:build amd64
+
 package conmon_test
 
 import (

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -162,5 +163,49 @@ func TestRemovalCutShort(t *testing.T) {
 	job.End(t.Context(), false)
 	if left := n.layerIDs(); len(left) != len(n.chain(img)) {
 		t.Errorf("layers %q, of an image with %q", left, n.chain(img))
+	}
+}
+
+// Artifacts from before there was an imagestore go with the last container that mounts one,
+// unless they are used as an additional store.
+func TestArtifactsFromBeforeTheImagestore(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "models/one", "1", model(t, "weights"))
+	weights := n.pull(r.Addr() + "/models/one:1")
+	c := n.rootfs("c", weights.ID)
+	c.ReadOnly = true
+	n.mount(c)
+	there := func() bool { return slices.Contains(n.entries("root"), "crius-artifacts") }
+	n.cfg.ImageStore = filepath.Join(n.dir, "images")
+	n.cfg.AdditionalArtifactStores = []string{n.cfg.Root}
+	n.restart()
+	ok(t, n.Adopt(testContext(t), nil))
+	if !there() {
+		t.Fatal("they went while they were an additional store")
+	}
+	n.cfg.AdditionalArtifactStores = nil
+	n.restart()
+	if len(n.list()) > 0 || !there() {
+		t.Errorf("after the start: %+v are listed, there: %t", n.list(), there())
+	}
+	ok(t, n.Adopt(testContext(t), []Rootfs{c}))
+	if !there() {
+		t.Fatal("they went while a container mounts one")
+	}
+	n.removeRootfs(c)
+	if there() {
+		t.Error("they are there after the last container")
+	}
+	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "crius-artifacts"), 0o700))
+	n.restart()
+	ok(t, n.Adopt(testContext(t), nil))
+	if there() {
+		t.Error("they are there after a start without containers")
+	}
+	ok(t, os.MkdirAll(filepath.Join(n.cfg.Root, "crius-artifacts"), 0o700))
+	ok(t, n.Forget())
+	if there() {
+		t.Error("they are there after a wipe")
 	}
 }
