@@ -446,7 +446,9 @@ func (c *Client) Close() error {
 	if !first || c.conn == nil && c.dormant == nil {
 		return nil
 	}
-	_ = c.awaken(context.Background()) // it gives up at once, since the client is closed
+	if c.dormant != nil {
+		<-c.dormant.end() // which comes soon, since the client is closed
+	}
 	if c.conn != nil {
 		_ = c.conn.Close() // which also ends the waiting of the reader, in either of its stages
 	}

@@ -69,13 +69,18 @@ func (c *Client) awaken(ctx context.Context) error {
 	if c.dormant == nil {
 		return nil
 	}
-	c.dormant.init.close() // for which connected waits
 	select {
-	case <-c.dormant.ended:
+	case <-c.dormant.end():
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("the monitor cannot be reached: %w", context.Cause(ctx))
 	}
+}
+
+// end has connect begin, and tells when it has ended.
+func (d *dormancy) end() <-chan struct{} {
+	d.init.close() // for which it waits
+	return d.ended
 }
 
 // connected connects a dormant client when that has to be, and reports whether there is a

@@ -21,11 +21,11 @@ import (
 // Resources are limits: those that are not set keep their value.
 type Resources = specs.LinuxResources
 
-// What containers of a class get.
-type (
-	BlockIO = specs.LinuxBlockIO
-	RDT     = specs.LinuxIntelRdt
-)
+// BlockIO is what containers of a class of block I/O get.
+type BlockIO = specs.LinuxBlockIO
+
+// RDT is what containers of a class of Intel RDT get.
+type RDT = specs.LinuxIntelRdt
 
 // Node is the runtime that plugins observe and change. Pods and Containers must not
 // wait for a verb: while a plugin synchronizes, verbs wait for it.

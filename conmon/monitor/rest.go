@@ -27,7 +27,8 @@ const (
 // atRest is the first of the notes. No variable of an environment looks like that.
 const atRest = "at rest"
 
-func init() { runtime.LockOSThread() } // only the main thread can rest
+// Only the main thread can rest, and only here the program is certain to run on it.
+func init() { runtime.LockOSThread() } //nolint:gochecknoinits // see above
 
 // mayRest reports whether the notes have all that there is to know, and nobody but the
 // kernel has to be waited for.

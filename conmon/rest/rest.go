@@ -159,9 +159,10 @@ func mmap(size uintptr, flags uintptr) (unsafe.Pointer, error) {
 
 // header is an Elf64_Phdr.
 type header struct {
-	kind, flags                 uint32
-	offset, address, _          uint64
-	fileSize, memorySize, align uint64
+	kind, flags uint32
+	_, address  uint64
+	_, fileSize uint64
+	_, _        uint64
 }
 
 // program finds in what the kernel has told the program where that begins, and where its

@@ -2,9 +2,10 @@ package rest
 
 import "syscall"
 
-const (
-	supported = true
+const supported = true
 
+//nolint:unused // they are, by the assembly
+const (
 	sysFstat      = 5
 	sysMmap       = 9
 	sysMunmap     = 11
@@ -17,6 +18,8 @@ const (
 
 // What the beginning of the Go runtime takes: threads with these flags, and less memory than
 // this.
+//
+//nolint:unused // they are, by the assembly
 const (
 	threadFlags = syscall.CLONE_VM | syscall.CLONE_FS | syscall.CLONE_FILES | syscall.CLONE_SIGHAND | syscall.CLONE_SYSVSEM | syscall.CLONE_THREAD
 	memory      = 72 << 20

@@ -94,7 +94,10 @@ func (s *Manifest) Restore() (err error) {
 // be mounted. It changes nothing.
 func (s *Manifest) Mounted(mark string) error {
 	last, err := s.stored.Get(manifestID)
-	if err != nil || last.Images == "" || last.Images != s.cfg.Images { // what is wrong with it Restore says
+	if err != nil {
+		return nil //nolint:nilerr // what is wrong with it Restore says
+	}
+	if last.Images == "" || last.Images != s.cfg.Images {
 		return nil
 	}
 	mark = filepath.Join(s.cfg.Images, mark)
