@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -121,7 +122,21 @@ func field(t *testing.T, pid int, file, name string) int {
 // Where it cannot be done it is an error, and the program goes on.
 func TestUntilRefuses(t *testing.T) {
 	t.Parallel()
-	if err := rest.Until(-1); err == nil || !strings.Contains(err.Error(), "main thread") {
-		t.Errorf("in a goroutine: %v", err)
+	refused := make(chan error, 1)
+	elsewhere(func() { refused <- rest.Until(-1) })
+	if err := <-refused; err == nil || !strings.Contains(err.Error(), "main thread") {
+		t.Errorf("on another thread: %v", err)
 	}
+}
+
+// elsewhere calls do on a thread that is not the main one.
+func elsewhere(do func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			elsewhere(do) // while this goroutine has the main thread
+			select {}
+		}
+		do()
+	}()
 }

@@ -405,19 +405,24 @@ func TestPullsShareADownload(t *testing.T) {
 // process.
 func TestPullsThatDoNotWait(t *testing.T) {
 	t.Parallel()
-	for name, other := range map[string]func(*Dir) (*Dir, string){
-		"another registry": func(d *Dir) (*Dir, string) { return d, "other.test" },
-		"stuck":            func(d *Dir) (*Dir, string) { d.Patience = time.Millisecond; return d, "registry.test" },
-		"another process":  func(d *Dir) (*Dir, string) { return In(d.parent), "registry.test" },
+	const long = time.Hour
+	for name, second := range map[string]struct {
+		patience time.Duration
+		registry string
+		dir      func(first *Dir) *Dir
+	}{
+		"another registry": {long, "other.test", func(d *Dir) *Dir { return d }},
+		"stuck":            {time.Millisecond, "registry.test", func(d *Dir) *Dir { return d }},
+		"another process":  {long, "registry.test", func(d *Dir) *Dir { return In(d.parent) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := newDir(t)
+			d.Patience = second.patience
 			content, info := blob(t)
 			_, done := holding(t.Context(), t, d, content, info)
-			dir, registry := other(d)
 			w := new(watched)
-			pull := dir.Begin(registry)
+			pull := second.dir(d).Begin(second.registry)
 			err := pull.Fetch(t.Context(), &fake{content: content}, info, w.watcher())
 			pull.End(err)
 			if err != nil || !bytes.Equal(w.content, content) {
