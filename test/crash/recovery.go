@@ -76,15 +76,21 @@ func (s *stage) mess(ctx context.Context) error {
 	defer s.w.gate.watch(nil)
 	defer close(dead)
 	var group sync.WaitGroup
-	for _, h := range s.halves {
+	defer group.Wait()
+	missing := func(most int) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(waiting) <= most
+		}
+	}
+	for i, h := range s.halves {
+		if i == len(s.halves)-1 {
+			wait.Until(ctx, missing(1)) // an artifact is stored under a lock that the pull of an image takes
+		}
 		group.Go(func() { _ = h.run(h.stage, ctx) }) // the server dies in it
 	}
-	defer group.Wait()
-	wait.Until(ctx, func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return len(waiting) == 0
-	})
+	wait.Until(ctx, missing(0))
 	mu.Lock()
 	defer mu.Unlock()
 	err := s.w.Kill()
