@@ -368,7 +368,6 @@ func TestHostileArtifacts(t *testing.T) {
 // A registry that sends something else, or nothing, leaves nothing.
 func TestArtifactContentIsVerified(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(c *Options) { c.ProgressTimeout = time.Second })
 	content := random(100_000)
 	size := int64(len(content))
 	for what, c := range map[string]struct {
@@ -384,6 +383,11 @@ func TestArtifactContentIsVerified(t *testing.T) {
 		"stalled":       {registry.Stall(50_000), size, "no data", fault.Timeout},
 		"gone":          {registry.Status(http.StatusNotFound), size, "", fault.NotFound},
 	} {
+		n := newNode(t, func(o *Options) {
+			if errors.Is(c.kind, fault.Timeout) {
+				o.ProgressTimeout = time.Second
+			}
+		})
 		a := files(t, image.Files{"a": "first", "b": string(content), "c": string(content)})
 		a.Manifest = changedJSON(t, a.Manifest, func(m map[string]any) {
 			for _, l := range m["layers"].([]any)[1:] {

@@ -70,24 +70,23 @@ func fromStart(answer http.Handler, _ <-chan struct{}) http.Handler {
 func TestPullResumes(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		fault  registry.Action // of the first pull
-		cancel bool
-		next   registry.Action // of the second one
-		whole  bool            // the registry has to send all bytes again
-		fails  bool            // the second pull, which costs nothing of what is here
+		first func(n *node, r *registry.Registry, name, blob string) // the pull that fails
+		next  registry.Action                                        // of the second one
+		whole bool                                                   // the registry has to send all bytes again
+		fails bool                                                   // the second pull, which costs nothing of what is here
 	}{
-		"cut":            {fault: registry.Reset(mega)},
-		"stuck":          {fault: registry.Stall(mega)},
-		"cancelled":      {fault: registry.Stall(mega), cancel: true},
-		"no ranges":      {fault: registry.Stall(mega), cancel: true, next: noRanges, whole: true},
-		"wrong range":    {fault: registry.Stall(mega), cancel: true, next: fromStart, whole: true},
-		"ranges refused": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Status(400)), whole: true},
-		"ranges reset":   {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Reset(0)), fails: true, whole: true},
-		"skipped for long": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(func(answer http.Handler, stop <-chan struct{}) http.Handler {
+		"cut":            {first: (*node).cutPull},
+		"stuck":          {first: (*node).stuckPull},
+		"cancelled":      {first: (*node).failPull},
+		"no ranges":      {first: (*node).failPull, next: noRanges, whole: true},
+		"wrong range":    {first: (*node).failPull, next: fromStart, whole: true},
+		"ranges refused": {first: (*node).failPull, next: onlyRanges(registry.Status(400)), whole: true},
+		"ranges reset":   {first: (*node).failPull, next: onlyRanges(registry.Reset(0)), fails: true, whole: true},
+		"skipped for long": {first: (*node).failPull, next: onlyRanges(func(answer http.Handler, stop <-chan struct{}) http.Handler {
 			return noRanges(registry.Stall(1000)(answer, stop), stop)
 		}), whole: true},
-		"redirected":      {fault: registry.Stall(mega), cancel: true, next: redirected},
-		"unwanted answer": {fault: registry.Stall(mega), cancel: true, next: onlyRanges(registry.Page(503)), fails: true, whole: true},
+		"redirected":      {first: (*node).failPull, next: redirected},
+		"unwanted answer": {first: (*node).failPull, next: onlyRanges(registry.Page(503)), fails: true, whole: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -96,33 +95,12 @@ func TestPullResumes(t *testing.T) {
 			blob := layerDigest(a, 0)
 			size := int64(len(a.Blobs[digest.Digest(blob)]))
 			r := serve(t, "app", "1", a)
-			r.Inject(registry.Fault{Path: blob, Times: 1, Do: test.fault})
-			r.Inject(registry.Fault{Path: blob, Do: registry.Status(503)}) // where the library tries again
-			ctx, cancel := context.WithCancel(testContext(t))
-			if !test.cancel {
-				n.Store.cfg.ProgressTimeout = time.Second
-			}
-			ended := make(chan error, 1)
-			go func() {
-				_, err := n.Pull(ctx, PullRequest{Image: r.Addr() + "/app:1"})
-				ended <- err
-			}()
-			wait.For(t, "a part of the layer", func() bool { sum, _ := kept(t, n.cfg.Root); return sum >= mega-mega/4 })
-			if test.cancel {
-				cancel()
-			}
-			if err := <-ended; err == nil {
-				t.Fatal("pulled")
-			}
-			cancel()
+			test.first(n, r, "app:1", blob)
 			n.empty()
 			here, _ := kept(t, n.cfg.Root)
 			if here < mega-mega/4 {
 				t.Fatalf("%d bytes are kept", here)
 			}
-			n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout
-			r.Heal()
-			r.Forget()
 			if test.next != nil {
 				r.Inject(registry.Fault{Path: blob, Do: test.next})
 			}
@@ -268,6 +246,37 @@ func (n *node) failPull(r *registry.Registry, name, blob string) {
 	}
 	r.Heal()
 	r.Forget()
+}
+
+// cutPull pulls until the connection breaks in a blob, and cannot be made again.
+func (n *node) cutPull(r *registry.Registry, name, blob string) {
+	n.t.Helper()
+	r.Inject(registry.Fault{Path: blob, Times: 1, Do: registry.Reset(mega)})
+	r.Inject(registry.Fault{Path: blob, Do: registry.Status(503)})
+	if _, err := n.Pull(testContext(n.t), PullRequest{Image: r.Addr() + "/" + name}); err == nil {
+		n.t.Fatal("pulled")
+	}
+	r.Heal()
+	r.Forget()
+}
+
+// stuckPull pulls until the registry has sent nothing for so long that the pull is given up,
+// in the midst of a blob: how long a machine needs to come to that is not known before.
+func (n *node) stuckPull(r *registry.Registry, name, blob string) {
+	n.t.Helper()
+	defer func() { n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout }()
+	for limit := time.Second; ; limit *= 2 {
+		n.Store.cfg.ProgressTimeout = limit
+		r.Inject(registry.Fault{Path: blob, Do: registry.Stall(mega)})
+		if _, err := n.Pull(testContext(n.t), PullRequest{Image: r.Addr() + "/" + name}); !errors.Is(err, fault.Timeout) {
+			n.t.Fatal(err)
+		}
+		r.Heal()
+		r.Forget()
+		if sum, _ := kept(n.t, n.cfg.Root); sum >= mega-mega/4 {
+			return
+		}
+	}
 }
 
 // Layers that a failed pull has unpacked go with it, but are not fetched again either.
