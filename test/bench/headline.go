@@ -45,6 +45,7 @@ var headlines = []headline{
 	}},
 	{"memory", "Memory of a pod", "What the node needs beside the container's own program.", "KiB", []selection{
 		{"monitor or shim", "node", "Idle nodes", "KiB a pod: monitor or shim"},
+		{"the same, after a minute", "node", "Idle nodes", "KiB a pod: the same, silent for a minute"},
 		{"pause process", "node", "Idle nodes", "KiB a pod: pause"},
 	}},
 	{"lists", "Calls of a kubelet", "The calls that it repeats all the time, on a node with 2000 containers.", "ms", []selection{
@@ -91,9 +92,9 @@ func (r *report) find(p selection) (group, error) {
 				}
 				g := group{label: p.label}
 				for _, column := range t.bars {
-					g.values = append(g.values, figure{t.head[column], cells[column]})
+					g.values = append(g.values, figure{plainName(t.head[column]), cells[column]})
 				}
-				if i := slices.Index(t.head, ratio); i >= 0 {
+				if i := slices.IndexFunc(t.head, func(head string) bool { return plainName(head) == ratio }); i >= 0 {
 					g.ratio = cells[i]
 				}
 				return g, nil
@@ -102,6 +103,10 @@ func (r *report) find(p selection) (group, error) {
 	}
 	return group{}, fmt.Errorf("row %s has no line %q in a table %q", p.row, p.line, p.table)
 }
+
+// plainName is the head of a column without which containerd it is of: that differs between
+// handlers, as the page explains.
+func plainName(head string) string { return strings.TrimSuffix(head, ofDebian) }
 
 // page writes the short page to file, and its plots into the directory of the same
 // name beside it. Raw is the file with all tables, to which the page links.
@@ -163,6 +168,8 @@ func (r *report) explain(w io.Writer) {
 		"  little left to gain.\n"+
 		"- One at a time shows how long a pod takes on a node that is idle, eight at once how much\n"+
 		"  work it is on one that is busy.\n"+
+		"- With crun the peer is Debian's containerd, since Debian's crun does not take the version of\n"+
+		"  the runtime specification that a current one writes.\n"+
 		"- A row fails, and there is no page, unless what it measures has worked and has left\n"+
 		"  nothing behind.\n\n"+
 		"## The run\n\nOn %s, by\n\n```\n%s\n```\n\n| | |\n|---|---|\n", r.Date, r.Command)

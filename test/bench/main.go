@@ -110,6 +110,12 @@ func measure(ctx context.Context, args []string) error {
 	if err == nil {
 		err = r.addVersion(ctx, "containerd", program, "--version")
 	}
+	if err == nil {
+		program, err = containerd.Kinds["debian"].Program(ctx)
+	}
+	if err == nil {
+		err = r.addVersion(ctx, "containerd"+ofDebian, program, "--version")
+	}
 	if err != nil {
 		return err
 	}

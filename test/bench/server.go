@@ -86,11 +86,14 @@ func (s *server) start(ctx context.Context) (err error) {
 // peer is the kind of containerd that this run measures.
 var peer = containerd.Kinds["current"]
 
+// ofDebian ends the name of Debian's containerd in tables, where another is the peer as well.
+const ofDebian = " (Debian's)"
+
 // peerOf is the peer for a handler, and its name in tables. Debian's crun does not take
 // the version of the runtime specification that a current containerd writes.
 func peerOf(handler string) (kind containerd.Kind, name string) {
 	if handler == "crun" {
-		return containerd.Kinds["debian"], "containerd (Debian's)"
+		return containerd.Kinds["debian"], "containerd" + ofDebian
 	}
 	return peer, "containerd"
 }
