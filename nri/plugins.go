@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -54,6 +56,7 @@ type Plugins struct {
 	library *adaptation.Adaptation
 	node    Node         // from Start on
 	active  atomic.Int32 // synchronized plugins
+	started atomic.Bool  // those of the plugin directory have been synchronized
 	states  states
 	updates sync.WaitGroup
 }
@@ -125,6 +128,10 @@ func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error
 }
 
 func (p *Plugins) sendAll(ctx context.Context, send adaptation.SyncCB) error {
+	if !p.started.Swap(true) && p.noneInstalled() {
+		_, err := send(ctx, nil, nil)
+		return err
+	}
 	var pods []*api.PodSandbox
 	for _, pod := range p.node.Pods() {
 		pods = append(pods, pod.message())
@@ -139,6 +146,14 @@ func (p *Plugins) sendAll(ctx context.Context, send adaptation.SyncCB) error {
 	}
 	p.update(ctx, updates)
 	return nil
+}
+
+// noneInstalled tells whether the first synchronization is for nobody: the library asks for
+// one when it starts, whether it has started plugins or not. To describe a thousand
+// containers takes as long as to recover them.
+func (p *Plugins) noneInstalled() bool {
+	entries, err := os.ReadDir(p.cfg.PluginDir)
+	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
 // updateContainers handles updates that a plugin requests outside of an event.

@@ -220,7 +220,6 @@ func TestPluginReceivesEventsInOrder(t *testing.T) {
 func TestSynchronizationWaitsForCreation(t *testing.T) {
 	node := &fakeNode{}
 	p, cfg := start(t, node, nil)
-	node.listed.Store(false) // by the start
 	pod := aPod("p")
 	release, err := p.RunPod(t.Context(), func() *Pod { return pod })
 	if err != nil {
@@ -585,7 +584,8 @@ func TestPluginOfTheDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, _ := start(t, &fakeNode{}, func(cfg *Config) {
+	node := &fakeNode{}
+	p, _ := start(t, node, func(cfg *Config) {
 		if err := os.Mkdir(cfg.PluginDir, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -600,5 +600,25 @@ func TestPluginOfTheDirectory(t *testing.T) {
 	}
 	if report := p.Report(); report.Connected != 1 || report.Plugins[0].Name != "15-directory" {
 		t.Errorf("reported as %+v", report)
+	}
+	if !node.listed.Load() {
+		t.Error("the plugin was not told of what there is")
+	}
+}
+
+// A start without plugins does not describe all pods and containers to nobody. The first
+// plugin that connects is told of them.
+func TestStartWithoutPlugins(t *testing.T) {
+	t.Parallel()
+	node := &fakeNode{}
+	node.addPod(aPod("p"))
+	p, cfg := start(t, node, nil)
+	if node.listed.Load() {
+		t.Error("the pods were listed")
+	}
+	plugin := &nriplugin.Plugin{}
+	connect(t, p, cfg, "10", plugin)
+	if !plugin.Knows("p") {
+		t.Error("the plugin does not know the pod")
 	}
 }
