@@ -33,7 +33,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 	var additional []string
 	for _, dir := range s.cfg.AdditionalArtifactStores {
 		if filepath.Clean(dir) == s.roots.ForImages() {
-			return nil, fmt.Errorf("image.additional_artifact_stores: %s is the image root itself: %w", dir, fault.Precondition)
+			return &artifacts{}, fmt.Errorf("image.additional_artifact_stores: %s is the image root itself: %w", dir, fault.Precondition)
 		}
 		additional = append(additional, artifact.In(dir))
 	}
@@ -48,6 +48,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 		ProgressTimeout: s.cfg.ProgressTimeout,
 		MinPullRate:     s.cfg.MinPullRate,
 		Parallel:        s.cfg.ParallelLayers,
+		Downloads:       s.downloads,
 	})
 	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -377,8 +378,8 @@ func TestArtifactContentIsVerified(t *testing.T) {
 		kind error
 	}{
 		"other content": {registry.Replace(registry.Corrupt), size, "digest", nil},
-		"less":          {registry.Replace(registry.Truncate), size, "fewer bytes", nil},
-		"more":          {registry.Slow(1 << 30), size - 1, "more bytes", nil},
+		"less":          {registry.Replace(registry.Truncate), size, "bytes instead of the 100000 in the manifest", nil},
+		"more":          {registry.Slow(1 << 30), size - 1, "another digest", nil},
 		"no room":       {registry.Slow(1 << 30), 1 << 60, "free space", fault.Exhausted},
 		"stalled":       {registry.Stall(50_000), size, "no data", fault.Timeout},
 		"gone":          {registry.Status(http.StatusNotFound), size, "", fault.NotFound},
@@ -437,28 +438,112 @@ func TestArtifactSizesAreThoseOfTheContent(t *testing.T) {
 	n.noArtifacts()
 }
 
-// What a killed server has fetched goes at the next start.
+// What a killed server has fetched is not fetched again, whether a file was whole or not.
 func TestKilledPullOfArtifact(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	a := model(t, "weights")
-	r := serve(t, "m", "1", a)
-	late := digest.FromString("weights").String()
-	r.Inject(registry.Fault{Path: late, Do: registry.Stall(2)})
-	if err := n.Close(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
+	whole, part := string(random(mega)), string(random(4*mega))
+	r := serve(t, "m", "1", files(t, image.Files{"dir/whole": whole, "dir/same": whole, "part": part}))
+	r.Inject(registry.Fault{Path: digest.FromString(part).String(), Do: registry.Stall(3 * mega)})
+	ok(t, n.Close(testContext(t)))
 	c := n.child("pull", r.Addr()+"/m:1")
-	wait.For(t, "the other blobs", func() bool { return len(n.blobs()) == 3 })
+	wait.For(t, "a whole file and a part of the other", func() bool {
+		sum, _ := kept(t, n.cfg.Root)
+		return sum > 2*mega && n.arrived() == 2
+	})
 	c.kill()
 	n.open()
 	n.noArtifacts()
 	if list := n.list(); len(list) > 0 {
 		t.Errorf("listed %+v", list)
 	}
+	here, _ := kept(t, n.cfg.Root)
 	r.Heal()
-	n.remove(n.pull(r.Addr() + "/m:1").ID)
+	r.Forget()
+	img := n.pull(r.Addr() + "/m:1")
+	if sent := r.Sent(digest.FromString(whole).String()); sent != 1 {
+		t.Errorf("%d bytes of a whole file were sent, want one, by which the registry agrees", sent)
+	}
+	if sent := r.Sent(digest.FromString(part).String()); sent != 5*mega-here {
+		t.Errorf("%d bytes were sent, want the %d that were missing", sent, 5*mega-here)
+	}
+	v := n.volume("v", img.ID)
+	n.mount(v)
+	if n.read(v, "dir/whole") != whole || n.read(v, "dir/same") != whole || n.read(v, "part") != part {
+		t.Error("the files have other content")
+	}
+	n.removeRootfs(v)
+	n.remove(img.ID)
 	n.noArtifacts()
+	if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+		t.Errorf("left: %q", files)
+	}
+}
+
+// arrived counts the files of pulls under way.
+func (n *node) arrived() (files int) {
+	n.t.Helper()
+	err := filepath.WalkDir(filepath.Join(n.cfg.Root, "crius-artifacts/pending"), func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			files++
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	ok(n.t, err)
+	return files
+}
+
+// The content of an artifact is on the disk once, from the first byte on, and has no other
+// names than those of the store.
+func TestArtifactIsNotCopied(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	content := string(random(2 * mega))
+	r := serve(t, "one", "1", files(t, image.Files{"model": content}))
+	n.failPull(r, "one:1", digest.FromString(content).String())
+	_, parts := kept(t, n.cfg.Root)
+	if len(parts) != 1 {
+		t.Fatalf("kept: %q", parts)
+	}
+	before, err := os.Stat(parts[0])
+	ok(t, err)
+	img := n.pull(r.Addr() + "/one:1")
+	file := filepath.Join(n.cfg.Root, "crius-artifacts/artifacts", img.ID, "files/model")
+	after, err := os.Stat(file)
+	ok(t, err)
+	if !os.SameFile(before, after) || after.Mode().Perm() != 0o444 {
+		t.Errorf("%v is not the file that came, %v", after, before)
+	}
+	var st unix.Stat_t
+	ok(t, unix.Stat(file, &st))
+	if st.Nlink != 2 {
+		t.Errorf("the file has %d names, want that of the artifact and that of the content", st.Nlink)
+	}
+}
+
+// Downloads that failed pulls have left make room for an artifact that fits without them alone.
+func TestArtifactMakesRoom(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dir := filepath.Join(n.cfg.Root, "crius-artifacts")
+	mkdir(t, dir)
+	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	t.Cleanup(func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	left, fits := string(random(2*mega)), string(random(mega*7/2))
+	r := serve(t, "m", "left", files(t, image.Files{"model": left}))
+	r.Push("m", "large", files(t, image.Files{"model": string(random(5 * mega))}))
+	r.Push("m", "fits", files(t, image.Files{"model": fits}))
+	n.failPull(r, "m:left", digest.FromString(left).String())
+	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:large"}); !errors.Is(err, fault.Exhausted) {
+		t.Errorf("%v", err)
+	}
+	if _, files := kept(t, n.cfg.Root); len(files) != 1 {
+		t.Errorf("kept %q while it was of no use to delete it", files)
+	}
+	n.remove(n.pull(r.Addr() + "/m:fits").ID)
 }
 
 // A power cut leaves a pull, a change of names and a removal as far as they had come on the
@@ -565,7 +650,7 @@ func TestSlowRegistryKeepsNobodyWaiting(t *testing.T) {
 		_, err := n.Pull(testContext(t), PullRequest{Image: slow.Addr() + "/m:1"})
 		pulled <- err
 	}()
-	wait.For(t, "the other blobs", func() bool { return len(n.blobs()) == 3 })
+	wait.For(t, "the other files", func() bool { return n.arrived() == 4 })
 	img := n.pull(fast.Addr() + "/m:1")
 	v := n.volume("v", img.ID)
 	n.mount(v)

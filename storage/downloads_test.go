@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
@@ -27,21 +28,23 @@ const mega = 1 << 20
 // kept are the bytes of downloads that lie in a directory, and their files.
 func kept(t testing.TB, parent string) (sum int64, files []string) {
 	t.Helper()
-	err := filepath.WalkDir(filepath.Join(parent, download.Name), func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil || e.IsDir() {
+	for _, dir := range []string{parent, artifact.In(parent)} {
+		err := filepath.WalkDir(filepath.Join(dir, download.Name), func(path string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err != nil || e.IsDir() {
+				return err
+			}
+			info, err := e.Info()
+			if err == nil {
+				sum += info.Size()
+				files = append(files, path)
+			}
 			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			sum += info.Size()
-			files = append(files, path)
-		}
-		return err
-	})
-	ok(t, err)
+		})
+		ok(t, err)
+	}
 	return sum, files
 }
 
@@ -65,10 +68,22 @@ func fromStart(answer http.Handler, _ <-chan struct{}) http.Handler {
 	})
 }
 
-// A pull that did not end well is continued by the next one, which asks only for what is
-// missing, whatever ended the first.
+// A pull of an image or an OCI artifact that did not end well is continued by the next one,
+// which asks only for what is missing, whatever ended the first.
 func TestPullResumes(t *testing.T) {
 	t.Parallel()
+	for kind, make := range map[string]func(*testing.T) *image.Artifact{
+		"image":    func(t *testing.T) *image.Artifact { return noise(t, 4*mega) },
+		"artifact": func(t *testing.T) *image.Artifact { return files(t, image.Files{"model": string(random(4 * mega))}) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			testPullResumes(t, make)
+		})
+	}
+}
+
+func testPullResumes(t *testing.T, make func(*testing.T) *image.Artifact) {
 	for name, test := range map[string]struct {
 		first func(n *node, r *registry.Registry, name, blob string) // the pull that fails
 		next  registry.Action                                        // of the second one
@@ -91,7 +106,7 @@ func TestPullResumes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			a := noise(t, 4*mega)
+			a := make(t)
 			blob := layerDigest(a, 0)
 			size := int64(len(a.Blobs[digest.Digest(blob)]))
 			r := serve(t, "app", "1", a)
@@ -264,9 +279,12 @@ func (n *node) cutPull(r *registry.Registry, name, blob string) {
 // in the midst of a blob: how long a machine needs to come to that is not known before.
 func (n *node) stuckPull(r *registry.Registry, name, blob string) {
 	n.t.Helper()
-	defer func() { n.Store.cfg.ProgressTimeout = n.cfg.ProgressTimeout }()
-	for limit := time.Second; ; limit *= 2 {
-		n.Store.cfg.ProgressTimeout = limit
+	defer func(usual time.Duration) {
+		n.cfg.ProgressTimeout = usual
+		n.restart()
+	}(n.cfg.ProgressTimeout)
+	for n.cfg.ProgressTimeout = time.Second; ; n.cfg.ProgressTimeout *= 2 {
+		n.restart()
 		r.Inject(registry.Fault{Path: blob, Do: registry.Stall(mega)})
 		if _, err := n.Pull(testContext(n.t), PullRequest{Image: r.Addr() + "/" + name}); !errors.Is(err, fault.Timeout) {
 			n.t.Fatal(err)
@@ -337,19 +355,32 @@ type recorded struct {
 func (r *recorded) Header() http.Header { return r.header }
 func (r *recorded) WriteHeader(int)     {}
 
-// Two images from one registry have a layer in common that is downloaded once, also if
-// the pull that began it is called off.
+// Two images, or artifacts, from one registry have a layer in common that is downloaded once,
+// also if the pull that began it is called off.
 func TestPullsShareALayer(t *testing.T) {
 	t.Parallel()
+	base, own := layer(t, image.Regular("noise", 0o644, random(2*mega))), layer(t, image.Text("a", "2"))
+	model := string(random(2 * mega))
+	for kind, pushed := range map[string][2]*image.Artifact{
+		"image":    {build(t, image.Image{Layers: []image.Layer{base}}), build(t, image.Image{Layers: []image.Layer{base, own}})},
+		"artifact": {files(t, image.Files{"model": model}), files(t, image.Files{"model": model, "own": "own"})},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			testPullsShareALayer(t, pushed[0], pushed[1])
+		})
+	}
+}
+
+func testPullsShareALayer(t *testing.T, one, two *image.Artifact) {
 	for name, called := range map[string]bool{"both": false, "first one called off": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const size = 2 * mega
 			n := newNode(t)
-			base, own := layer(t, image.Regular("noise", 0o644, random(size))), layer(t, image.Text("a", "2"))
-			blob := base.Digest.String()
-			r := serve(t, "one", "1", build(t, image.Image{Layers: []image.Layer{base}}))
-			r.Push("two", "1", build(t, image.Image{Layers: []image.Layer{base, own}}))
+			blob, own := layerDigest(two, 0), layerDigest(two, 1)
+			size := int64(len(two.Blobs[digest.Digest(blob)]))
+			r := serve(t, "one", "1", one)
+			r.Push("two", "1", two)
 			until, finish := context.WithCancel(testContext(t))
 			defer finish()
 			r.Inject(registry.Fault{Path: blob, Times: 1, Do: pausedAfter(mega, until.Done())})
@@ -363,8 +394,8 @@ func TestPullsShareALayer(t *testing.T) {
 			go pull(ctx, "one", first)
 			wait.For(t, "a part of the layer", func() bool { sum, _ := kept(t, n.cfg.Root); return sum >= mega-mega/4 })
 			go pull(testContext(t), "two", second)
-			wait.For(t, "the second pull", func() bool { return r.Sent(own.Digest.String()) > 0 })
-			if most := int64(len(base.Blob) + 1); !called {
+			wait.For(t, "the second pull", func() bool { return r.Sent(own) > 0 })
+			if most := size + 1; !called {
 				finish()
 				ok(t, <-first)
 				ok(t, <-second)

@@ -308,7 +308,7 @@ func (s *Store) Close(ctx context.Context) error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr, s.downloads.Close(), s.leftovers.Close(), s.locks.Close()); err != nil {
+	if err := errors.Join(err, shutdownErr, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil

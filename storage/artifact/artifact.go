@@ -6,6 +6,7 @@
 //	<dir>/artifacts/<id>/manifest.json     as the registry has it
 //	<dir>/artifacts/<id>/files/…           what is mounted: hard links to blobs
 //	<dir>/pending/…                        pulls and removals under way
+//	<dir>/crius-downloads/…                what has come of content (package download)
 //
 // An artifact is made in pending and gets its place, synced, by one rename; it is removed the
 // other way round. Its files never change. A blob that has no other link is in no artifact.

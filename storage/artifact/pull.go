@@ -24,14 +24,15 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/storage/trust"
 )
 
 // Pull stores the artifact that src leads to under the name of src, and returns it. What is
-// there already is not fetched. A pull that fails leaves nothing. After one that succeeds
-// the artifact survives a power cut.
+// there already is not fetched. A pull that fails leaves nothing but downloads, which the next
+// one resumes. After one that succeeds the artifact survives a power cut.
 func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) {
 	start := time.Now()
 	id := digest.FromBytes(src.Document().Content).Encoded()
@@ -61,11 +62,13 @@ func (s *Store) Pull(ctx context.Context, src *source.Image) (*Artifact, error) 
 		return nil, err
 	}
 	a, err := p.run(ctx)
+	removed := os.RemoveAll(p.dir) // it is there if the pull has failed, or another one was faster
+	p.downloads.End(err)
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(p.dir), s.sweep())
+		return nil, errors.Join(err, removed, s.sweep())
 	}
-	if err := os.RemoveAll(p.dir); err != nil { // it is there if another pull was faster
-		slog.WarnContext(ctx, "cannot remove files of a pull; the next start retries", "image", id, "err", err)
+	if removed != nil {
+		slog.WarnContext(ctx, "cannot remove files of a pull; the next start retries", "image", id, "err", removed)
 	}
 	slog.InfoContext(ctx, "artifact pulled", "image", id, "name", src.Name.String(), "took", time.Since(start))
 	return a, nil
@@ -110,6 +113,9 @@ type pull struct {
 	made  *Artifact
 	src   *source.Image
 	dir   string // which becomes the artifact's
+
+	missing   []source.File // one for each content that the store has not
+	downloads *download.Pull
 }
 
 func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
@@ -122,7 +128,7 @@ func (s *Store) begin(made *Artifact, src *source.Image) (*pull, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pull{store: s, made: made, src: src, dir: dir}, nil
+	return &pull{store: s, made: made, src: src, dir: dir, downloads: s.downloads.Begin(reference.Domain(src.Name))}, nil
 }
 
 func (p *pull) run(ctx context.Context) (*Artifact, error) {
@@ -161,7 +167,7 @@ func (p *pull) write() (err error) {
 	if p.made.recordSize, err = writeRecord(p.dir, document{p.made.Record, p.src.Signatures}); err != nil {
 		return err
 	}
-	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncDir(p.dir))
+	return errors.Join(settle(filepath.Join(p.dir, filesName)), syncFile(p.dir))
 }
 
 // commit gives the artifact its place.
@@ -173,8 +179,14 @@ func (p *pull) commit() error {
 	if err := os.Rename(p.dir, place); err != nil {
 		return err
 	}
+	for _, f := range p.missing { // only now: the store has no content that no artifact has
+		err := os.Link(filepath.Join(place, filesName, f.Path), p.store.blob(f.Digest))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			slog.Warn("cannot share file of an artifact: other artifacts that have it fetch it again", "image", p.made.ID, "err", err)
+		}
+	}
 	dir := p.store.cfg.Dir
-	return errors.Join(syncDir(p.store.path(artifactsName)), syncDir(p.store.path(blobsName)), syncDir(dir), syncDir(filepath.Dir(dir)))
+	return errors.Join(syncFile(p.store.path(artifactsName)), syncFile(p.store.path(blobsName)), syncFile(dir), syncFile(filepath.Dir(dir)))
 }
 
 // fetchAll gives the directory of the pull all files.
@@ -184,16 +196,15 @@ func (p *pull) fetchAll(ctx context.Context) error {
 	cfg := &p.store.cfg
 	watch := progress.New(cfg.Pulls, p.src.Name.String(), cfg.ProgressTimeout, cfg.MinPullRate, p.src.Asked, cancel).Start(ctx)
 	defer watch.Stop()
-	missing, err := p.linkPresent(watch.Events)
-	if err != nil {
+	if err := p.linkPresent(watch.Events); err != nil {
 		return err
 	}
-	if err := p.checkRoom(missing); err != nil {
+	if err := p.checkRoom(); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(max(cfg.Parallel, 1))
-	for _, f := range missing {
+	for _, f := range p.missing {
 		group.Go(func() error {
 			err := panics.Do(ctx, "fetch file", func() error { return p.fetch(ctx, f, watch.Events) })
 			if err != nil {
@@ -205,129 +216,148 @@ func (p *pull) fetchAll(ctx context.Context) error {
 	return progress.CauseOf(ctx, group.Wait())
 }
 
-// linkPresent makes the files whose content is there, and returns one file for each
-// content that is not.
-func (p *pull) linkPresent(events chan<- types.ProgressProperties) (missing []source.File, err error) {
+// linkPresent makes the files whose content is there, and notes one file for each content
+// that is not.
+func (p *pull) linkPresent(events chan<- types.ProgressProperties) error {
 	wanted := map[digest.Digest]bool{}
 	for _, f := range p.made.Files {
 		if wanted[f.Digest] {
 			continue
 		}
 		blob := p.store.blob(f.Digest)
-		err := p.link(blob, f)
+		err := p.linkPath(blob, f)
 		if errors.Is(err, unix.EMLINK) { // no file system takes any number: others keep those that there are
 			err = cmp.Or(os.Remove(blob), fs.ErrNotExist)
 		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			wanted[f.Digest] = true
-			missing = append(missing, f)
+			p.missing = append(p.missing, f)
 		case err != nil:
-			return nil, err
+			return err
 		default:
 			events <- types.ProgressProperties{Event: types.ProgressEventSkipped, Artifact: blobInfo(f)}
 		}
 	}
-	return missing, nil
+	return nil
 }
 
-// link makes a file from content that the store has.
-func (p *pull) link(content string, f source.File) error {
-	info, err := os.Lstat(content)
+// linkPath makes a file from content that the store has.
+func (p *pull) linkPath(content string, f source.File) error {
+	opened, err := os.OpenFile(content, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.link(opened, f), opened.Close())
+}
+
+// link makes a file from content that is open. The error is fs.ErrNotExist if that has no name.
+func (p *pull) link(content *os.File, f source.File) error {
+	info, err := content.Stat()
 	if err != nil {
 		return err
 	}
 	if info.Size() != f.Size {
 		return fmt.Errorf("file %q has %d bytes, not %d as the manifest says: %w", f.Path, info.Size(), f.Size, fault.Invalid)
 	}
-	at := filepath.Join(p.dir, filesName, f.Path)
+	at := p.placeOf(f)
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		return err
 	}
-	if err := os.Link(content, at); !errors.Is(err, fs.ErrExist) {
-		return err
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", content.Fd()), unix.AT_FDCWD, at, unix.AT_SYMLINK_FOLLOW)
+	if err == nil || errors.Is(err, fs.ErrExist) { // it was linked to the same content before that had too many links
+		return nil
 	}
-	return nil // it was linked to the same content before that had too many links
+	return &os.LinkError{Op: "link", Old: content.Name(), New: at, Err: err}
 }
 
+func (p *pull) placeOf(f source.File) string { return filepath.Join(p.dir, filesName, f.Path) }
+
 // checkRoom refuses what does not fit on the disk before it is fetched.
-func (p *pull) checkRoom(missing []source.File) error {
+func (p *pull) checkRoom() error {
+	lacking, err := p.lacking()
+	if lacking > 0 && p.store.downloads.MakeRoom(lacking) {
+		lacking, err = p.lacking()
+	}
+	if err == nil && lacking > 0 {
+		err = fmt.Errorf("the artifact is larger than the free space of the image store: %w", fault.Exhausted)
+	}
+	return err
+}
+
+// lacking are the bytes that the disk has too few for what is missing.
+func (p *pull) lacking() (bytes int64, err error) {
+	const most = 1 << 50 // bytes: no disk has as many, and their sum is an int64
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
-		return &os.PathError{Op: "statfs", Path: p.dir, Err: err}
+		return 0, &os.PathError{Op: "statfs", Path: p.dir, Err: err}
 	}
-	free := int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64))
-	for _, f := range missing {
-		if free -= f.Size; free < 0 {
-			return fmt.Errorf("the artifact is larger than the free space of the image store: %w", fault.Exhausted)
+	for _, f := range p.missing {
+		stored, err := p.downloads.Stored(blobInfo(f))
+		if err != nil {
+			return 0, err
+		}
+		bytes += min(max(f.Size-stored, 0), most)
+	}
+	return bytes - int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)), nil
+}
+
+// fetch fetches content and makes all files that have it.
+func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.ProgressProperties) error {
+	report := func(event types.ProgressEvent, bytes int64) {
+		events <- types.ProgressProperties{Event: event, Artifact: blobInfo(f), OffsetUpdate: uint64(bytes)}
+	}
+	report(progress.Waiting, 0)
+	defer report(types.ProgressEventDone, 0)
+	err := p.downloads.Fetch(ctx, p.src.Contents(), blobInfo(f), download.Watcher{
+		Begins:  func() { report(types.ProgressEventNewArtifact, 0) },
+		Resumed: func(bytes int64) { report(progress.Resumed, bytes) },
+		Came:    func(bytes int64) { report(types.ProgressEventRead, bytes) },
+		Shown:   func(*os.File, int64) error { return nil },
+		Whole:   func(content *os.File) error { return p.take(content, f.Digest) },
+	})
+	for _, same := range p.made.Files {
+		if err == nil && same.Digest == f.Digest {
+			err = syncFile(p.placeOf(same))
+		}
+	}
+	return err
+}
+
+// take makes all files that have a content which has come, without a copy of it.
+func (p *pull) take(content *os.File, of digest.Digest) error {
+	if err := content.Chmod(0o444); err != nil {
+		return err
+	}
+	for _, f := range p.made.Files {
+		if f.Digest != of {
+			continue
+		}
+		err := p.link(content, f)
+		if errors.Is(err, fs.ErrNotExist) { // nor does its file system give it a name
+			err = copyFile(content, p.placeOf(f))
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// fetch fetches content and makes all files that have it.
-func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.ProgressProperties) error {
-	part := filepath.Join(p.dir, "part-"+f.Digest.Encoded())
-	events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: blobInfo(f)}
-	defer func() { events <- types.ProgressProperties{Event: types.ProgressEventDone, Artifact: blobInfo(f)} }()
-	stream, err := p.src.OpenFile(ctx, f)
+// copyFile copies a file that is open.
+func copyFile(content *os.File, to string) error {
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o444)
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
-	verifier := f.Digest.Verifier()
-	counted := &counter{Reader: io.LimitReader(stream, f.Size+1), file: f, events: events}
-	if err := writeSynced(part, io.TeeReader(counted, verifier)); err != nil {
-		return err
-	}
-	if counted.came != f.Size {
-		return fmt.Errorf("the registry sent %s bytes than the %d that the manifest says", moreOrFewer(counted.came > f.Size), f.Size)
-	}
-	if !verifier.Verified() {
-		return fmt.Errorf("the registry sent content that does not have the digest %s", f.Digest)
-	}
-	if err := os.Chmod(part, 0o444); err != nil {
-		return err
-	}
-	if err := os.Link(part, p.store.blob(f.Digest)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	for _, other := range p.made.Files {
-		if other.Digest == f.Digest {
-			if err := p.link(part, other); err != nil {
-				return err
-			}
-		}
-	}
-	return os.Remove(part)
-}
-
-func moreOrFewer(more bool) string {
-	if more {
-		return "more"
-	}
-	return "fewer"
+	_, err = io.Copy(f, content)
+	return errors.Join(err, f.Chmod(0o444), f.Close())
 }
 
 func blobInfo(f source.File) types.BlobInfo { return types.BlobInfo{Digest: f.Digest, Size: f.Size} }
-
-// counter tells what has come.
-type counter struct {
-	io.Reader
-	file   source.File
-	events chan<- types.ProgressProperties
-	came   int64
-}
-
-// Read implements io.Reader.
-func (c *counter) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	if n > 0 {
-		c.came += int64(n)
-		c.events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: blobInfo(c.file), Offset: uint64(c.came), OffsetUpdate: uint64(n)}
-	}
-	return n, err
-}
 
 // writeSynced makes a file that has reached the disk.
 func writeSynced(path string, content io.Reader) error {
@@ -347,14 +377,15 @@ func settle(dir string) error {
 		if err != nil || !e.IsDir() {
 			return err
 		}
-		return errors.Join(os.Chmod(path, 0o755), syncDir(path)) // whatever the umask
+		return errors.Join(os.Chmod(path, 0o755), syncFile(path)) // whatever the umask
 	})
 }
 
-func syncDir(path string) error {
-	dir, err := os.Open(path)
+// syncFile brings a file or directory to the disk.
+func syncFile(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -19,7 +19,9 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
+	"github.com/crius-run/crius/storage/download"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/storage/trust"
 )
 
@@ -40,6 +42,7 @@ type Config struct {
 	ProgressTimeout time.Duration // as in storage.Config, and the next two
 	MinPullRate     int64
 	Parallel        int
+	Downloads       *download.Dir // of images, which make room as well when the disk is full; nil: there are none
 }
 
 // In is the directory of the store in an image root. podman and CRI-O have theirs in
@@ -51,7 +54,8 @@ func In(root string) string { return filepath.Join(root, "crius-artifacts") }
 type Store struct {
 	cfg        Config
 	additional *additional
-	pulling    locks // by id and registry
+	downloads  *download.Dir // of files whose artifact is not there yet
+	pulling    locks         // by id and registry
 
 	writing sync.Mutex // held while records change
 
@@ -67,7 +71,7 @@ type Store struct {
 // Artifacts that cannot be used are not listed, and stay, since containers may be using
 // them: damaged ones until Adopt, others until a version of crius can use them.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, additional: &additional{dirs: cfg.Additional, patience: readPatience}, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
+	s := &Store{cfg: cfg, downloads: cfg.makeDownloads(), additional: &additional{dirs: cfg.Additional, patience: readPatience}, artifacts: map[string]*Artifact{}, users: map[string]map[string]bool{}, reserved: map[string]int{}, unusable: map[string]error{}}
 	dirs, err := os.ReadDir(s.path(artifactsName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read artifacts: %w", err)
@@ -87,7 +91,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.ReadOnly {
 		return s, nil
 	}
-	left := []error{os.RemoveAll(s.path(pendingName)), s.sweep()}
+	left := []error{os.RemoveAll(s.path(pendingName))}
+	s.downloads.Sweep()
+	left = append(left, s.sweep())
 	if len(dirs) > 0 { // for removals, which a full disk must not keep from it
 		left = append(left, os.MkdirAll(s.path(pendingName), 0o700))
 	}
@@ -95,6 +101,25 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		slog.Warn("cannot remove leftovers of unfinished pulls; the next start retries", "err", err)
 	}
 	return s, nil
+}
+
+// makeDownloads are the downloads of files. They are on the disk of the content, so that they
+// become that without a copy, and one artifact may have a large part of it.
+func (cfg *Config) makeDownloads() *download.Dir {
+	d := download.In(cfg.Dir)
+	d.Limits.Files, d.Limits.Share = source.MaxFiles, 2
+	if d.Beside = cfg.Downloads; d.Beside != nil {
+		d.Beside.Beside = d
+	}
+	return d
+}
+
+// Close ends the sweeps of downloads.
+func (s *Store) Close() error {
+	if s == nil { // it could not be opened
+		return nil
+	}
+	return s.downloads.Close()
 }
 
 // Names within the directory of a store.
@@ -362,7 +387,7 @@ func (s *Store) delete(id string) error {
 	if err := os.Rename(s.path(artifactsName, id), aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := errors.Join(syncDir(s.path(artifactsName)), os.RemoveAll(aside), s.sweep()); err != nil {
+	if err := errors.Join(syncFile(s.path(artifactsName)), os.RemoveAll(aside), s.sweep()); err != nil {
 		slog.Warn("cannot delete all files of a removed artifact; the next start retries", "image", id, "err", err)
 	}
 	return nil
@@ -424,7 +449,7 @@ func (s *Store) change(ctx context.Context, a *Artifact, record Record, signatur
 			return err
 		}
 		changed.recordSize, err = writeRecord(dir, document{record, trust.Union(signatures, stored.Signatures)})
-		return errors.Join(err, syncDir(dir))
+		return errors.Join(err, syncFile(dir))
 	})
 	if err != nil {
 		return fmt.Errorf("write record of artifact %s: %w", a.ID, err)

@@ -252,3 +252,34 @@ func TestRoomForRemovals(t *testing.T) {
 		t.Error("the artifact's files are there after it was removed")
 	}
 }
+
+// Content in a file that can get no name is copied.
+func TestContentWithoutAName(t *testing.T) {
+	t.Parallel()
+	content, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	if _, err := content.WriteString("content"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(content.Name()); err != nil {
+		t.Fatal(err)
+	}
+	files := []source.File{{Path: "dir/one", Digest: digest.FromString("content"), Size: 7}, {Path: "other", Digest: digest.FromString("other"), Size: 5}}
+	p := &pull{made: &Artifact{Files: files}, dir: t.TempDir()}
+	if err := p.take(content, files[0].Digest); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(p.placeOf(files[0]))
+	if err != nil || string(got) != "content" {
+		t.Errorf("the file has %q, %v", got, err)
+	}
+	if info, err := os.Stat(p.placeOf(files[0])); err != nil || info.Mode().Perm() != 0o444 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, err := os.Stat(p.placeOf(files[1])); err == nil {
+		t.Error("a file with other content was made")
+	}
+}

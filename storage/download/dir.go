@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -43,6 +44,9 @@ type Dir struct {
 	Limits Limits
 	// Patience is how long a pull waits for another one that gets no bytes of the same blob.
 	Patience time.Duration
+	// Beside is another directory, which makes room, too, when the disk of both is full; nil: there
+	// is none.
+	Beside *Dir
 
 	parent string
 
@@ -154,7 +158,17 @@ func (d *Dir) isParent() bool {
 	return err == nil && os.SameFile(opened, there)
 }
 
+// nameless makes a file without a name, which a file system that can do so lets have one later.
 func nameless(root *os.Root) (*os.File, error) {
+	dir, err := root.Open(Name)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		return os.NewFile(uintptr(fd), "download"), nil
+	}
 	name := file("once-" + rand.Text())
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -235,6 +249,13 @@ func (d *Dir) replace(p *part) error {
 		return fmt.Errorf("file for the download: %w", err)
 	}
 	return old.Close()
+}
+
+// sizeOf is the size of a part for who does not have its turn.
+func (d *Dir) sizeOf(p *part) (int64, error) {
+	d.mu.Lock() // the file may be replaced
+	defer d.mu.Unlock()
+	return p.size()
 }
 
 func (p *part) size() (int64, error) {
@@ -345,6 +366,8 @@ func (d *Dir) unneeded() (files []kept, sum, room int64) {
 			case p == nil && !info.Mode().IsRegular():
 				d.remove(entry.Name())
 			case p == nil && inUse(d.root, file(entry.Name())):
+			case p == nil && linked(info): // a store has it
+				d.remove(entry.Name())
 			default:
 				files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
 			}
@@ -370,10 +393,10 @@ func (d *Dir) unneeded() (files []kept, sum, room int64) {
 // it may be kept.
 func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	root, err := d.opened()
-	if err != nil {
-		return 0, err
+	var dir *os.File
+	if err == nil {
+		dir, err = root.Open(Name)
 	}
-	dir, err := root.Open(Name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -398,6 +421,12 @@ func (d *Dir) read(show func([]os.DirEntry)) (room int64, err error) {
 	}
 }
 
+// linked tells whether a file has another name, too.
+func linked(info os.FileInfo) bool {
+	st, known := info.Sys().(*syscall.Stat_t)
+	return known && st.Nlink > 1
+}
+
 // inUse tells whether another process has a file locked.
 func inUse(root *os.Root, path string) bool {
 	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -408,8 +437,29 @@ func inUse(root *os.Root, path string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Clear deletes all that no pull needs. It reports whether that was anything.
+// Clear deletes all that no pull needs, here and beside. It reports whether that was anything.
 func (d *Dir) Clear() bool {
+	cleared := d.clear()
+	if d.Beside == nil || !sameDisk(d.parent, d.Beside.parent) {
+		return cleared
+	}
+	return d.Beside.clear() || cleared
+}
+
+func sameDisk(a, b string) bool {
+	var one, other unix.Stat_t
+	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
+}
+
+// MakeRoom deletes what no pull needs, if that has so many bytes. It reports whether it has.
+func (d *Dir) MakeRoom(bytes int64) bool {
+	d.mu.Lock()
+	_, sum, _ := d.unneeded()
+	d.mu.Unlock()
+	return sum >= bytes && d.clear()
+}
+
+func (d *Dir) clear() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	files, _, _ := d.unneeded()

@@ -42,6 +42,9 @@ type Watcher struct {
 	Resumed func(bytes int64)                     // that were here
 	Came    func(bytes int64)                     // from the registry
 	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
+	// Whole is called with the file when all of the blob is in it; nil: it is not. Who links the
+	// file to another name keeps it: it never changes again. Fetch ends with its error.
+	Whole func(file *os.File) error
 
 	// Decrypted says that the source decrypts the blob, which has the same size then, and
 	// checks its digest, as ErrDiffers says. Nothing of that is kept.
@@ -77,7 +80,19 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 	defer func() { <-part.turn }()
 	watch.Begins()
 	f := fetch{dir: p.dir, part: part, src: src, info: info, watch: watch}
-	return f.run(ctx)
+	if err := f.run(ctx); err != nil || watch.Whole == nil {
+		return err
+	}
+	return watch.Whole(part.file)
+}
+
+// Stored returns how many bytes of a blob are here already. They stay until End.
+func (p *Pull) Stored(info types.BlobInfo) (bytes int64, err error) {
+	part, err := p.part(info, false)
+	if err != nil {
+		return 0, err
+	}
+	return p.dir.sizeOf(part)
 }
 
 // turn waits until no other pull fetches the blob, or the one that does so gets nothing;
@@ -180,11 +195,16 @@ type fetch struct {
 var ErrDiffers = errors.New("not the blob that the manifest names")
 
 func (f *fetch) run(ctx context.Context) (err error) {
-	if f.stored, err = f.part.size(); err != nil {
+	info, err := f.part.file.Stat()
+	if err != nil {
 		return err
 	}
-	if f.stored == 0 {
+	f.stored = info.Size()
+	switch {
+	case f.stored == 0:
 		return f.whole(ctx, nil)
+	case f.stored != f.info.Size && linked(info): // nobody may add to it
+		return f.whole(ctx, f.otherSize())
 	}
 	came, err := f.resume(ctx)
 	for range maxResumes {
@@ -249,7 +269,7 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 		return false, err
 	}
 	if f.stored > f.info.Size {
-		return false, fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, ErrDiffers)
+		return false, f.otherSize()
 	}
 	f.have = min(f.stored, f.info.Size-1)
 	stream, err := f.src.ResumeBlob(ctx, f.info, io.NewSectionReader(f.part.file, 0, f.have))
@@ -259,6 +279,10 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 	defer stream.Close()
 	slog.InfoContext(ctx, "resuming download", "digest", f.info.Digest, "bytes", f.have, "of", f.info.Size)
 	return f.receive(ctx, stream)
+}
+
+func (f *fetch) otherSize() error {
+	return fmt.Errorf("the file has %d bytes instead of %d: %w", f.stored, f.info.Size, ErrDiffers)
 }
 
 // receive reads the blob, the beginning of which may come from the file, and adds to the file

@@ -761,6 +761,111 @@ func TestDeleteElsewhere(t *testing.T) {
 	}
 }
 
+// link gives a file that a pull has a name of its own.
+func link(to string) func(*os.File) error {
+	return func(file *os.File) error {
+		return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", file.Fd()), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW)
+	}
+}
+
+// A whole file can be linked, whatever name it has among the downloads, and goes from there.
+func TestWholeFilesAreLinked(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{nil, errCut} {
+		for _, name := range []string{"named", "nameless"} {
+			d := newDir(t)
+			content, info := blob(t)
+			if name == "nameless" {
+				info.Size = -1 // unknown
+			}
+			to := filepath.Join(d.parent, "linked")
+			w := new(watched).watcher()
+			w.Whole = link(to)
+			pull := d.Begin("registry.test")
+			if err := pull.Fetch(t.Context(), &fake{content: content}, info, w); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			pull.End(err)
+			if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, content) {
+				t.Errorf("%s: %d bytes, %v", name, len(got), err)
+			}
+			if left := names(t, d); len(left) > 0 {
+				t.Errorf("%s: left: %q", name, left)
+			}
+		}
+	}
+}
+
+// Nothing is added to a file that has been linked, whatever another manifest says of its size
+// and a registry sends.
+func TestLinkedFilesStay(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	to := filepath.Join(d.parent, "linked")
+	first := d.Begin("registry.test")
+	w := new(watched).watcher()
+	w.Whole = link(to)
+	if err := first.Fetch(t.Context(), &fake{content: content}, info, w); err != nil {
+		t.Fatal(err)
+	}
+	info.Size += 1000
+	if _, err := pullOne(t.Context(), d, &fake{content: append(content, make([]byte, 1000)...)}, info); !errors.Is(err, ErrDiffers) {
+		t.Error(err)
+	}
+	first.End(nil)
+	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+// A pull can be told how much is here before it fetches anything.
+func TestStored(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk + 10}, info); !errors.Is(err, errCut) {
+		t.Fatal(err)
+	}
+	for _, err := range []error{errDenied, nil} {
+		pull := d.Begin("registry.test")
+		if stored, err := pull.Stored(info); stored != chunk+10 || err != nil {
+			t.Errorf("%d bytes, %v", stored, err)
+		}
+		pull.End(err)
+	}
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// What makes no room, because there is too little of it or it is on another disk, stays.
+func TestMakeRoom(t *testing.T) {
+	t.Parallel()
+	d, same := newDir(t), newDir(t)
+	write(t, d, "own", 10, 0)
+	write(t, same, "same", 10, 0)
+	if d.MakeRoom(11) || len(names(t, d)) == 0 {
+		t.Error("deleted, and it was not enough")
+	}
+	if !d.MakeRoom(10) || len(names(t, d)) > 0 || len(names(t, same)) == 0 {
+		t.Error("no room was made")
+	}
+	mounted := t.TempDir()
+	if err := unix.Mount("tmpfs", mounted, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
+	other := In(mounted)
+	write(t, other, "other", 10, 0)
+	for beside, cleared := range map[*Dir]bool{same: true, other: false} {
+		d.Beside = beside
+		if d.Clear() != cleared || len(names(t, beside)) == 0 != cleared {
+			t.Errorf("%s: left: %q", beside.parent, names(t, beside))
+		}
+	}
+}
+
 // A blob of unknown size is fetched, and not kept.
 func TestUnknownSize(t *testing.T) {
 	t.Parallel()

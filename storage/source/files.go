@@ -16,7 +16,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -129,28 +128,48 @@ func take(taken map[string]bool, name string) error {
 	return nil
 }
 
-// OpenFile asks the registry for the content of a file, of which nobody has checked
-// anything.
-func (s *Image) OpenFile(ctx context.Context, f File) (io.ReadCloser, error) {
-	s.answers.Add(1)
-	defer s.answers.Add(-1)
-	stream, _, err := s.ImageSource.GetBlob(ctx, types.BlobInfo{Digest: f.Digest, Size: f.Size}, none.NoCache)
+// Contents is where the files of an artifact come from, none with more bytes than it is to have.
+type Contents struct{ of *Image }
+
+// Contents are those of the artifact's files, of which nobody has checked anything else.
+func (s *Image) Contents() Contents { return Contents{s} }
+
+// GetBlob is that of download.Source.
+func (c Contents) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	stream, size, err := c.of.fetch(ctx, info, cache)
+	if err != nil {
+		return nil, 0, err
+	}
+	return c.bound(info, stream), size, nil
+}
+
+// ResumeBlob is that of download.Source.
+func (c Contents) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
+	stream, err := c.of.fetchFrom(ctx, info, have)
 	if err != nil {
 		return nil, err
 	}
-	return &fileStream{stream, s}, nil
+	return c.bound(info, stream), nil
 }
 
-type fileStream struct {
-	io.ReadCloser
+func (c Contents) bound(info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(&awaited{stream, c.of}, info.Size), stream}
+}
+
+// awaited counts the reads of an answer that are under way.
+type awaited struct {
+	io.Reader
 	of *Image
 }
 
 // Read implements io.Reader.
-func (s *fileStream) Read(p []byte) (int, error) {
-	s.of.answers.Add(1)
-	defer s.of.answers.Add(-1)
-	return s.ReadCloser.Read(p)
+func (a *awaited) Read(p []byte) (int, error) {
+	a.of.answers.Add(1)
+	defer a.of.answers.Add(-1)
+	return a.Reader.Read(p)
 }
 
 // Kind is what an artifact has to be for one purpose.

@@ -19,6 +19,22 @@ import (
 // alone, and has agreed to send it. The error is errors.ErrUnsupported if the registry, or the
 // library, has no parts of blobs. have must be shorter than the blob.
 func (s *Image) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
+	whole, err := s.fetchFrom(ctx, info, have)
+	if err != nil {
+		return nil, err
+	}
+	return s.guard(ctx, info, whole), nil
+}
+
+// fetch asks the registry for a blob.
+func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	s.answers.Add(1)
+	defer s.answers.Add(-1)
+	return s.ImageSource.GetBlob(ctx, info, cache)
+}
+
+// fetchFrom is ResumeBlob without the guard.
+func (s *Image) fetchFrom(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
 	s.answers.Add(1)
 	rest, err := blobFrom(ctx, s.ImageSource, info, uint64(have.Size()))
 	s.answers.Add(-1)
@@ -28,11 +44,10 @@ func (s *Image) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.Se
 	if err != nil {
 		return nil, err
 	}
-	whole := struct {
+	return struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(have, rest), rest}
-	return s.guard(ctx, info, whole), nil
+	}{io.MultiReader(have, rest), rest}, nil
 }
 
 // errNoRanges says that a blob can only be fetched as a whole.

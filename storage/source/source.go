@@ -286,9 +286,7 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	if s.PresentOnly {
 		return nil, 0, ErrLayerWanted
 	}
-	s.answers.Add(1)
-	stream, size, err := s.ImageSource.GetBlob(ctx, info, cache)
-	s.answers.Add(-1)
+	stream, size, err := s.fetch(ctx, info, cache)
 	if err != nil {
 		return nil, 0, err
 	}
