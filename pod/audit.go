@@ -67,17 +67,20 @@ func (k known) Knows(id string) bool {
 	return k.engine.sandboxes.Knows(id) || k.engine.containers.Knows(id)
 }
 
-// CgroupParents includes the parent of pods whose request names none.
-func (k known) CgroupParents() []string {
+func (k known) CgroupParents() []string { return k.engine.CgroupParents() }
+
+// CgroupParents are the cgroups below which those of pods and containers are, which includes
+// that of pods whose request names none. Some may be in it more than once.
+func (e *Engine) CgroupParents() []string {
 	var parents []string
 	note := func(_, name string, err error) {
 		if err == nil && name != "" && filepath.Dir(name) != "/" {
 			parents = append(parents, filepath.Dir(name))
 		}
 	}
-	note(k.engine.cfg.cgroupOf(nil, "", "0"))
-	for _, pod := range k.engine.sandboxes.All() {
-		note(k.engine.cfg.cgroupOf(pod.plan.Config.M, "", "0"))
+	note(e.cfg.cgroupOf(nil, "", "0"))
+	for _, pod := range e.sandboxes.All() {
+		note(e.cfg.cgroupOf(pod.plan.Config.M, "", "0"))
 	}
 	return parents
 }

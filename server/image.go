@@ -101,6 +101,7 @@ func (s *imageAPI) PullImage(ctx context.Context, req *cri.PullImageRequest) (*c
 		Image:     req.GetImage().GetImage(),
 		Auth:      req.GetAuth(),
 		Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(),
+		Cgroup:    req.GetSandboxConfig().GetLinux().GetCgroupParent(),
 	})
 	if err != nil {
 		return nil, pullFault(err)

@@ -8,6 +8,7 @@ import (
 	"go.podman.io/storage/types"
 
 	"github.com/crius-run/crius/storage/quota"
+	"github.com/crius-run/crius/storage/worker"
 )
 
 // Config says where images live and how they are pulled. The zero value of a
@@ -27,6 +28,7 @@ type Config struct {
 	AdditionalArtifactStores []string      `toml:"additional_artifact_stores" help:"directories, each with a crius-artifacts as in an image root, whose OCI artifacts are used as well and never changed; such as a network file system with models; empty: none"`
 	DecryptionKeysPath       string        `toml:"decryption_keys_path" help:"directory with private keys, in PEM, DER or as JWK, that decrypt layers of encrypted images (ocicrypt); read at every pull of such an image; empty: encrypted images are refused"`
 	TemporaryDir             string        `toml:"temporary_dir" help:"directory for large temporary files of a pull, in crius-pull-JOB, and for downloads that the next pull resumes, in crius-downloads; empty: the imagestore, or without one crius-pulls in the graph root and crius-downloads beside it"`
+	PullCgroup               string        `toml:"pull_cgroup" help:"cgroup in which images are unpacked, each by a process of its own, to bound what pulls take of the node: with the systemd driver a slice, such as pulls.slice, with cgroupfs a path below the cgroup mount, such as /pulls; pod: the cgroup of the pod for which the image is pulled; empty: that of crius"`
 	PinnedImages             []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers           int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
 	ProgressTimeout          time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
@@ -50,6 +52,8 @@ type Options struct {
 	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
 	// stays.
 	ReadOnly bool
+	// PullCgroups are where the processes run that unpack images; nil: where this one does.
+	PullCgroups worker.Cgroups `json:"-"`
 	// CheckProgress is called during the post-crash check, which may take long,
 	// whenever a part of an image has been read; nil: not called.
 	CheckProgress func() `json:"-"`

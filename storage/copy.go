@@ -16,8 +16,8 @@ import (
 )
 
 // copy brings the image into the store and returns its id. It leaves foreign layers
-// to a worker process; an image whose layers are present needs none.
-func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, secrets []string) (string, error) {
+// to a worker process as in p; an image whose layers are present needs none.
+func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := progress.New(&s.pulls, src.Name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.Asked, cancel).Start(ctx)
@@ -25,7 +25,8 @@ func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, s
 	end := s.keepSignatures(ctx, src)
 	id, err := s.copyPresent(ctx, src, job, watch.Events)
 	if errors.Is(err, source.ErrLayerWanted) {
-		id, err = s.copyForeign(ctx, src, job, worker.Pull{Secrets: secrets, Events: watch.Events})
+		p.Events = watch.Events
+		id, err = s.copyForeign(ctx, src, job, p)
 	}
 	end()
 	return id, progress.CauseOf(ctx, err)
@@ -66,7 +67,7 @@ func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable
 		return "", err
 	}
 	p.Source, p.Store, p.Job, p.Temporary, p.Parallel = src, s.options, job.Lock, job.Temporary, s.cfg.ParallelLayers
-	p.RepeatRoom, p.Downloads = s.repeatRoom, s.downloads
+	p.RepeatRoom, p.Downloads, p.Cgroups = s.repeatRoom, s.downloads, s.cfg.PullCgroups
 	p.Writable = []string{s.store.GraphRoot(), s.store.RunRoot(), job.Temporary}
 	if s.options.ImageStore != "" {
 		p.Writable = append(p.Writable, s.options.ImageStore)

@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/storage/trust"
+	"github.com/crius-run/crius/storage/worker"
 )
 
 // PullRequest is what to pull and for whom.
@@ -29,6 +30,7 @@ type PullRequest struct {
 	Image     string          // name with tag or digest; a short name follows registries.conf
 	Auth      *cri.AuthConfig // may be nil
 	Namespace string          // of the pod; picks the signature policy
+	Cgroup    string          // parent cgroup of the pod, where the image may be unpacked; empty: there is none
 	Kind      *source.Kind    // of an OCI artifact, which is all that is pulled; nil: everything is
 }
 
@@ -100,6 +102,9 @@ type pull struct {
 	authFile string // instead of the configured one; empty: that
 	secrets  []string
 }
+
+// worker is what the process that unpacks the image has to do with the pull.
+func (p pull) worker() worker.Pull { return worker.Pull{Secrets: p.secrets, Pod: p.request.Cgroup} }
 
 // pullName pulls one full name. Somebody may remove the image, or one with the
 // same layers, while it comes in; then it is fetched again, the more often if that was
@@ -198,7 +203,7 @@ func (s *Store) pullOnce(ctx context.Context, p pull) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, p.secrets) })
+	id, err := trace.Get(ctx, "copy image", func(ctx context.Context) (string, error) { return s.copy(ctx, src, job, p.worker()) })
 	job.End(ctx, err == nil)
 	if err != nil {
 		return nil, err

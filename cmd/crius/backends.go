@@ -10,6 +10,7 @@ import (
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/classes"
+	"github.com/crius-run/crius/oci/pullcgroup"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/metrics"
@@ -24,6 +25,24 @@ type backends struct {
 	runtimes *oci.Table
 	tracer   *trace.Tracer
 	plugins  *nri.Plugins // nil: none
+	pulling  *pullcgroup.Groups
+}
+
+// openServing opens the backends of a server, which pulls images. It calls progress during the
+// post-crash check (storage.Options).
+func openServing(ctx context.Context, cfg config.Config, progress func(), tracer *trace.Tracer) (*backends, error) {
+	pulling, err := pullcgroup.New(pullCgroupOf(cfg))
+	if err != nil {
+		return nil, err
+	}
+	image := imageOptions(cfg)
+	image.CheckProgress, image.PullCgroups = progress, pulling
+	opened, err := openBackends(ctx, cfg, image, tracer)
+	if err != nil {
+		return nil, err
+	}
+	opened.pulling = pulling
+	return opened, nil
 }
 
 // openBackends opens the image store as image says (imageOptions).
@@ -61,6 +80,10 @@ func (b *backends) Close(ctx context.Context) error { return b.store.Close(ctx) 
 
 func imageOptions(cfg config.Config) storage.Options {
 	return storage.Options{Config: cfg.Image, StateDir: cfg.Root}
+}
+
+func pullCgroupOf(cfg config.Config) pullcgroup.Config {
+	return pullcgroup.Config{Driver: cfg.Runtime.CgroupDriver, Parent: cfg.Image.PullCgroup}
 }
 
 func podOptions(cfg config.Config, monitor string) pod.Options {

@@ -211,6 +211,9 @@ func (s standIn) withStore(ctx context.Context, f func(control.Node) error) (err
 // well.
 func removeParents(ctx context.Context, cfg config.Config) error {
 	names := []string{cfg.Runtime.MonitorCgroup}
+	if leaf := pullCgroupOf(cfg).Leaf(); leaf != "" {
+		names = append(names, leaf, filepath.Dir(leaf))
+	}
 	if cfg.Runtime.CgroupDriver == "cgroupfs" && cfg.Pod.CgroupParent == "" {
 		names = append(names, "/crius")
 	}

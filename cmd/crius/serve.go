@@ -64,9 +64,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, endTraces)
 	tracer.Hook = hook
-	image := imageOptions(cfg)
-	image.CheckProgress = manager.patient()
-	backends, err := openBackends(ctx, cfg, image, tracer)
+	backends, err := openServing(ctx, cfg, manager.patient(), tracer)
 	if err != nil {
 		return err
 	}
@@ -95,6 +93,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	if err := engine.Recover(ctx); err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
+	backends.pulling.Recover(ctx, engine.CgroupParents())
 	engine.CollectNetwork() //nolint:contextcheck // it ends with the engine
 	defer startPlugins(ctx, backends.plugins, engine)()
 	sessions, err := stream.New(cfg.API.Stream(), engine)

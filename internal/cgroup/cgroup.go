@@ -60,8 +60,30 @@ func Join(cgroup string, names ...string) error {
 		return failed("join cgroup", cgroup, err)
 	}
 	for _, h := range moves(all, cgroup, names) {
-		if err := h.attach(cgroup, "cgroup.procs"); err != nil {
+		if err := h.attach(cgroup, "cgroup.procs", "0"); err != nil {
 			return failed("join cgroup", h.dir(cgroup), err)
+		}
+	}
+	return nil
+}
+
+// Move moves another process into the cgroup path, which is made, in every hierarchy that has
+// the cgroup above it. What the process has used before counts where it was.
+func Move(cgroup string, pid int) error {
+	cgroup, err := clean(cgroup)
+	if err != nil {
+		return failed("move to cgroup", cgroup, err)
+	}
+	all, _, err := find()
+	if err != nil {
+		return failed("move to cgroup", cgroup, err)
+	}
+	for _, h := range all {
+		if unix.Access(h.dir(path.Dir(cgroup)), unix.F_OK) == unix.ENOENT {
+			continue
+		}
+		if err := h.attach(cgroup, "cgroup.procs", strconv.Itoa(pid)); err != nil {
+			return failed("move to cgroup", h.dir(cgroup), err)
 		}
 	}
 	return nil

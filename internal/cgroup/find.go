@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -42,22 +43,32 @@ func Below(top string, fits func(name string) bool) ([]string, error) {
 
 // Exists tells whether there is a cgroup path, in any hierarchy.
 func Exists(cgroup string) (bool, error) {
-	cgroup, err := clean(cgroup)
-	if err != nil {
-		return false, failed("check cgroup", cgroup, err)
-	}
+	there, err := Existing([]string{cgroup})
+	return len(there) > 0, err
+}
+
+// Existing are those of the cgroup paths that there are, in any hierarchy. It looks for many of
+// them as fast as for one.
+func Existing(cgroups []string) (there []string, err error) {
 	all, _, err := find()
 	if err != nil {
-		return false, failed("check cgroup", cgroup, err)
+		return nil, failed("check cgroup", strings.Join(cgroups, ", "), err)
 	}
-	for _, h := range all {
-		switch err := unix.Access(h.dir(cgroup), unix.F_OK); err {
-		case nil:
-			return true, nil
-		case unix.ENOENT, unix.ENOTDIR:
-		default:
-			return false, failed("check cgroup", h.dir(cgroup), err)
+	for _, cgroup := range cgroups {
+		cleaned, err := clean(cgroup)
+		if err != nil {
+			return nil, failed("check cgroup", cgroup, err)
+		}
+		for _, h := range all {
+			err := unix.Access(h.dir(cleaned), unix.F_OK)
+			if err == nil {
+				there = append(there, cgroup)
+				break
+			}
+			if err != unix.ENOENT && err != unix.ENOTDIR {
+				return nil, failed("check cgroup", h.dir(cleaned), err)
+			}
 		}
 	}
-	return false, nil
+	return there, nil
 }

@@ -32,7 +32,7 @@ func Start(cgroup string, start func(*syscall.SysProcAttr) error, names ...strin
 		var attr syscall.SysProcAttr
 		for _, h := range moves(all, cgroup, names) {
 			if !h.v2() {
-				if err := h.attach(cgroup, "tasks"); err != nil {
+				if err := h.attach(cgroup, "tasks", "0"); err != nil {
 					return failed("start in cgroup", h.dir(cgroup), err)
 				}
 				continue
@@ -56,15 +56,15 @@ func moves(all []hierarchy, cgroup string, names []string) []hierarchy {
 	})
 }
 
-// attach moves the caller into cgroup: its process by way of the file
-// cgroup.procs, its thread alone by way of tasks.
-func (h hierarchy) attach(cgroup, file string) error {
-	err := write(h.dir(cgroup)+"/"+file, "0")
+// attach moves who, of which "0" is the caller, into cgroup: a process by way of the file
+// cgroup.procs, a thread alone by way of tasks.
+func (h hierarchy) attach(cgroup, file, who string) error {
+	err := write(h.dir(cgroup)+"/"+file, who)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOSPC) { // not made yet, or an empty cpuset
 		if err := h.make(cgroup); err != nil {
 			return err
 		}
-		err = write(h.dir(cgroup)+"/"+file, "0")
+		err = write(h.dir(cgroup)+"/"+file, who)
 	}
 	return err
 }

@@ -56,9 +56,18 @@ type Pull struct {
 	Writable  []string                  // directories that the worker changes files in, and nowhere else
 	Secrets   []string                  // that the worker is not to see
 	Downloads *download.Dir
+	Cgroups   Cgroups // nil: the worker runs in this process's
+	Pod       string  // cgroup parent of the pod for which the image is pulled; empty: there is none
 	Events    chan<- types.ProgressProperties
 
 	RepeatRoom int64 // bytes that layers which repeat others may unpack to in any case
+}
+
+// Cgroups are where workers run.
+type Cgroups interface {
+	// Enter moves a process to where it is to run for a pod with this cgroup parent; empty: for
+	// none. leave must be called when it has ended.
+	Enter(ctx context.Context, pod string, pid int) (leave func(), err error)
 }
 
 // Run has a worker copy the image, and returns its id. An error carries
@@ -155,7 +164,9 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	defer w.conn.Close()
 	fetching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err := limit(w.cmd.Process.Pid)
+	leave, placeErr := w.place(ctx)
+	defer leave()
+	err := placeErr
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
@@ -169,6 +180,8 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	ended := <-w.ended
 	w.fetching.Wait()
 	switch {
+	case placeErr != nil:
+		return "", placeErr
 	case last.Copied != "":
 		if want := w.Source.ImageID(); want != "" && last.Copied != want {
 			return "", fmt.Errorf("pull worker stored image %s instead of %s: %w", pullerror.Cut(last.Copied), want, fault.Invalid)
@@ -181,6 +194,18 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 		return "", refused
 	}
 	return "", errors.Join(w.died(ctx, ended), err)
+}
+
+// place gives the worker its limits and its cgroup, before it has done anything.
+func (w *process) place(ctx context.Context) (leave func(), err error) {
+	if err := limit(w.cmd.Process.Pid); err != nil || w.Cgroups == nil {
+		return func() {}, err
+	}
+	leave, err = w.Cgroups.Enter(ctx, w.Pod, w.cmd.Process.Pid)
+	if err != nil {
+		return func() {}, fmt.Errorf("cgroup for the pull worker (image.pull_cgroup): %w", err)
+	}
+	return leave, nil
 }
 
 // serve does what the worker's messages ask for and returns the last one.

@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/annotation"
+	"github.com/crius-run/crius/oci/pullcgroup"
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/oci/tuning"
 	"github.com/crius-run/crius/server"
@@ -250,6 +251,7 @@ func (v *validator) parsed(c *Config) {
 	_, err = spec.ParseSysctls(c.Pod.DefaultSysctls)
 	v.readable("pod.default_sysctls", err)
 	v.readable("api.tls_cipher_suites", c.API.TLS().Check())
+	v.readable("image.pull_cgroup", pullcgroup.Config{Driver: c.Runtime.CgroupDriver, Parent: c.Image.PullCgroup}.Check())
 	_, err = tuning.ParseSet(c.Tuning.SharedCPUs)
 	v.readable("tuning.shared_cpuset", err)
 	_, err = tuning.ParseSet(c.Pod.InfraCPUs)

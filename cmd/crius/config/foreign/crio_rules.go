@@ -95,7 +95,7 @@ var crioRules = []rule{
 	{key: "crio.runtime.hostnetwork_disable_selinux", verdict: mapped, to: "pod.host_network_disables_selinux", as: as[bool]},
 	{key: "crio.runtime.disable_hostport_mapping", verdict: mapped, to: "network.host_ports", as: hostPorts},
 	{key: "crio.runtime.timezone", verdict: refused, why: "containers have the time zone of their image: set TZ in the pods, or pod.default_env"},
-	{key: "crio.runtime.separate_pull_cgroup", verdict: refused, why: "images are pulled in the cgroup of crius's service"},
+	{key: "crio.runtime.separate_pull_cgroup", verdict: mapped, to: "image.pull_cgroup", as: pullCgroup},
 	{key: "crio.runtime.manage_ns_lifecycle", verdict: builtin, why: noInfra},
 	{key: "crio.runtime.manage_network_ns_lifecycle", verdict: builtin, why: noInfra},
 
@@ -143,7 +143,7 @@ var crioRules = []rule{
 	{key: "crio.image.registries", verdict: refused, why: inRegistries + ": unqualified-search-registries"},
 	{key: "crio.image.image_volumes", verdict: mapped, to: "image.volumes", as: as[string]},
 	{key: "crio.image.big_files_temporary_dir", verdict: mapped, to: "image.temporary_dir", as: as[string]},
-	{key: "crio.image.separate_pull_cgroup", verdict: refused, why: "images are pulled in the cgroup of crius's service"},
+	{key: "crio.image.separate_pull_cgroup", verdict: mapped, to: "image.pull_cgroup", as: pullCgroup},
 	{key: "crio.image.auto_reload_registries", verdict: builtin, why: "registries.conf and its drop-ins are read for every pull"},
 	{key: "crio.image.pull_progress_timeout", verdict: mapped, to: "image.progress_timeout", as: duration, differs: "a pull without progress is cancelled after 5m by crius; CRI-O's default depends on its version (image.progress_timeout)"},
 	{key: "crio.image.oci_artifact_mount_support", verdict: builtin, off: []any{true}, why: "OCI artifacts can always be mounted as image volumes"},

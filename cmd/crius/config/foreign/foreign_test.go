@@ -175,6 +175,8 @@ func TestCrioValues(t *testing.T) {
 		{"[crio.runtime.runtimes.runc]", map[string]string{"runtime.default_handler": `"runc"`, "runtime.handlers.runc.type": `"oci"`}},
 		{"[crio.runtime.runtimes.runc]\n[crio.runtime.runtimes.crun]", map[string]string{"runtime.default_handler": `"crun"`}},
 		{"[crio.image]\npull_progress_timeout = '10s'", map[string]string{"image.progress_timeout": `"10s"`}},
+		{"[crio.runtime]\nseparate_pull_cgroup = 'pod'", map[string]string{"image.pull_cgroup": `"pod"`}},
+		{"[crio.image]\nseparate_pull_cgroup = '/node.slice/node-pulls.slice'", map[string]string{"image.pull_cgroup": `"node-pulls.slice"`}},
 		{"[crio.image]\npull_progress_timeout = 10000000000", map[string]string{"image.progress_timeout": `"10s"`}},
 		{"[crio.network]\nplugin_dirs = ['/a']\nplugin_dir = '/b'", map[string]string{"network.plugin_dirs": `["/a", "/b"]`}},
 		{"[crio.metrics]\nmetrics_port = 1\nmetrics_cert = '/c'", map[string]string{"metrics.address": "", "metrics.tls_cert_file": ""}},

@@ -44,6 +44,18 @@ func not(value any) (any, error) {
 	return !b, nil
 }
 
+// pullCgroup takes pod or a slice, of whose path only the last part counts.
+func pullCgroup(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		return nil, fmt.Errorf("must be of type string, got %s", Format(value))
+	}
+	if strings.HasSuffix(text, ".slice") {
+		text = filepath.Base(text)
+	}
+	return text, nil
+}
+
 // texts takes a list of strings.
 func texts(value any) (any, error) {
 	list, err := textsOf(value)
