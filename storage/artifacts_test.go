@@ -524,7 +524,8 @@ func TestArtifactIsNotCopied(t *testing.T) {
 	}
 }
 
-// Downloads that failed pulls have left make room for an artifact that fits without them alone.
+// Downloads that failed pulls have left make room for an artifact that fits without them alone,
+// and count as room for their own.
 func TestArtifactMakesRoom(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -532,7 +533,7 @@ func TestArtifactMakesRoom(t *testing.T) {
 	mkdir(t, dir)
 	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
 	t.Cleanup(func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	left, fits := string(random(2*mega)), string(random(mega*7/2))
+	left, fits := string(random(mega*13/4)), string(random(mega*7/2))
 	r := serve(t, "m", "left", files(t, image.Files{"model": left}))
 	r.Push("m", "large", files(t, image.Files{"model": string(random(5 * mega))}))
 	r.Push("m", "fits", files(t, image.Files{"model": fits}))
@@ -543,6 +544,8 @@ func TestArtifactMakesRoom(t *testing.T) {
 	if _, files := kept(t, n.cfg.Root); len(files) != 1 {
 		t.Errorf("kept %q while it was of no use to delete it", files)
 	}
+	n.remove(n.pull(r.Addr() + "/m:left").ID) // for which there is no room but that of its beginning
+	n.failPull(r, "m:left", digest.FromString(left).String())
 	n.remove(n.pull(r.Addr() + "/m:fits").ID)
 }
 

@@ -115,6 +115,9 @@ func TestCgroupOfPulls(t *testing.T) {
 	}
 	endOne()
 	leaveOne()
+	if users := g.users[want[0]]; users != 1 {
+		t.Errorf("%d processes are known to be there, want the other one", users)
+	}
 	if got := cgroupsOf(t, two); !slices.Equal(got, want) {
 		t.Errorf("the other process in %q", got)
 	}
