@@ -79,7 +79,7 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 			},
 		},
 		cpus:   cpus{tuner: e.tuner, plan: rec.Tuning, id: id, cgroup: rec.Cgroup},
-		meter:  usage.NewMeter(e.meters, rec.Cgroup),
+		meter:  usage.NewMeter(s.meters, rec.Cgroup),
 		exited: make(chan struct{}),
 	}
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe

@@ -279,7 +279,7 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 			return // with its pod, until the handler is back
 		}
 		slog.WarnContext(ctx, "container without a pod, removing it", "container", id, "pod", rec.SandboxID)
-		s = &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
+		s = &Sandbox{engine: e, id: rec.SandboxID, runtime: runtime, meters: e.meters, files: e.cfg.filesOf(rec.SandboxID, &records.PodPlan{})}
 		r.end(id, e.newContainer(id, s, rec).teardown, &r.answers)
 		return
 	}

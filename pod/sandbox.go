@@ -40,8 +40,9 @@ type Sandbox struct {
 	live    guarded.Value[livePod]
 	files   files.Pod
 	runtime oci.Runtime
-	meter   *usage.Meter // nil: only the containers use anything
-	cgroup  string       // the pod's own, or the one of its infra container
+	meters  *cgroup.Meters // of its containers
+	meter   *usage.Meter   // nil: only the containers use anything
+	cgroup  string         // the pod's own, or the one of its infra container
 	view    atomic.Pointer[view.Sandbox]
 	// clamped: the sandbox may not have got all that an update has given to the pod.
 	clamped atomic.Bool
@@ -63,16 +64,18 @@ func (e *Engine) newSandbox(id string, rec records.Pod) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	meters := e.meters.OfPod()
 	var own string
 	var m *usage.Meter
 	if _, infra, err := e.cfg.cgroupOf(rec.Config.M, rec.CgroupPrefix, id); err == nil {
-		own, m = usage.NewPodMeter(e.meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
+		own, m = usage.NewPodMeter(meters, rec.Config.M, infra, rec.Infra, rec.Sandboxed)
 	}
 	s := &Sandbox{
 		engine:  e,
 		id:      id,
 		files:   e.cfg.filesOf(id, &rec.PodPlan),
 		runtime: runtime,
+		meters:  meters,
 		meter:   m,
 		cgroup:  own,
 		plan:    rec.PodPlan,

@@ -19,7 +19,6 @@ const maxCounters = 16 << 10
 // and remembers the first.
 type reader struct {
 	err    error
-	again  bool // the same files will be read for the next Usage
 	buffer [maxCounters]byte
 }
 
@@ -42,7 +41,7 @@ func (r *reader) text(at place, name string) (text []byte, ok bool) {
 // slurp reads once: the kernel makes the text of such a file in one piece, and
 // gives it in one piece to whoever has room.
 func (r *reader) slurp(dir *directory, name string) ([]byte, error) {
-	n, err := dir.read(name, r.buffer[:], r.again)
+	n, err := dir.read(name, r.buffer[:])
 	if err == nil && n == len(r.buffer) {
 		err = unix.EFBIG
 	}

@@ -92,7 +92,7 @@ type Limits struct {
 func (m *Meter) Details(parts Parts) (Details, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
-	r.err, r.again = nil, false
+	r.err = nil
 	var d Details
 	for _, of := range []struct {
 		part Parts

@@ -1,70 +1,38 @@
 package cgroup
 
 import (
-	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// directory is a cgroup in one hierarchy, whose files are read again and again.
-// It is kept open in between, and so are the files that every reading reads: that
-// saves half of what it takes (docs/decisions/0006-stats.md). It may be used by
-// several goroutines at once.
-type directory struct {
-	path     string
-	most     int  // descriptors of this number or a higher one are not kept
-	keepFile bool // files, too
+// keptOfPod is how many descriptors the meters of a pod keep, of its own cgroup and of its
+// containers.
+const keptOfPod = 4
 
-	mu    sync.RWMutex // held for reading while what follows is in use
-	kept  *os.File     // opened with O_PATH; nil: not asked for yet, or not kept
-	files map[string]int
-	bare  bool // nothing is to be kept
+// directory is a cgroup in one hierarchy, whose files are read again and again.
+// It may be kept open in between, which makes that cheaper
+// (docs/decisions/0006-stats.md). It may be used by several goroutines at once.
+type directory struct {
+	path string
+	most int           // a descriptor of this number or a higher one is not kept
+	left *atomic.Int32 // descriptors that the pod's meters may keep besides; nil: this one keeps none
+
+	mu   sync.RWMutex // held for reading while what follows is in use
+	kept *os.File     // opened with O_PATH; nil: not asked for yet, or not kept
+	bare bool         // nothing is to be kept
 }
 
-// read reads a file of the cgroup, in one go. One that is read again and again is
-// kept open.
-func (d *directory) read(name string, buffer []byte, again bool) (int, error) {
-	if n, known, err := d.readKept(name, buffer); known {
-		return n, err
-	}
+// read reads a file of the cgroup, in one go.
+func (d *directory) read(name string, buffer []byte) (int, error) {
 	fd, err := d.open(name)
 	if err != nil {
 		return 0, err
 	}
-	n, err := pread(fd, buffer)
-	if err != nil || !again || !d.keepOpen(name, fd) {
-		_ = unix.Close(fd)
-	}
-	return n, err
-}
-
-// readKept knows nothing if the file is not open, or is of a cgroup that was
-// removed: another one may have its name by now.
-func (d *directory) readKept(name string, buffer []byte) (n int, known bool, err error) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	fd, open := d.files[name]
-	if !open {
-		return 0, false, nil
-	}
-	n, err = pread(fd, buffer)
-	return n, !errors.Is(err, unix.ENODEV), err
-}
-
-// keepOpen reports whether it takes the descriptor.
-func (d *directory) keepOpen(name string, fd int) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, another := d.files[name]; another || !d.keepFile || d.kept == nil || fd >= d.most {
-		return false
-	}
-	if d.files == nil {
-		d.files = map[string]int{}
-	}
-	d.files[name] = fd
-	return true
+	defer unix.Close(fd)
+	return pread(fd, buffer)
 }
 
 func pread(fd int, buffer []byte) (n int, err error) {
@@ -109,11 +77,16 @@ func (d *directory) keep() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.drop()
-	if d.bare {
+	if d.bare || d.left == nil {
+		return false
+	}
+	if d.left.Add(-1) < 0 {
+		d.left.Add(1)
 		return false
 	}
 	fd, err := unix.Open(d.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
+		d.left.Add(1)
 		return false
 	}
 	d.kept = os.NewFile(uintptr(fd), d.path)
@@ -125,13 +98,10 @@ func (d *directory) keep() bool {
 }
 
 func (d *directory) drop() {
-	for _, fd := range d.files {
-		_ = unix.Close(fd)
-	}
-	d.files = nil
 	if d.kept != nil {
 		_ = d.kept.Close()
 		d.kept = nil
+		d.left.Add(1)
 	}
 }
 
@@ -144,7 +114,7 @@ func (d *directory) close() {
 }
 
 // spareDescriptors is how many descriptors the process may have open before
-// directories and files are no longer kept: the rest of its limit is for what it
+// directories are no longer kept: the rest of its limit is for what it
 // cannot do without.
 func spareDescriptors() int {
 	var limit unix.Rlimit

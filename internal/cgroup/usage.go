@@ -3,6 +3,7 @@ package cgroup
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -56,10 +57,10 @@ type Stall struct {
 // looked up once.
 type Meters struct {
 	all     []hierarchy
-	most    int       // see directory
-	files   bool      // are kept open: they are the kernel's own
-	sizes   []string  // of huge pages
-	readers sync.Pool // of *reader, whose buffers are large
+	most    int           // see directory
+	left    *atomic.Int32 // see directory
+	sizes   []string      // of huge pages
+	readers *sync.Pool    // of *reader, whose buffers are large
 }
 
 // NewMeters looks up where the hierarchies are mounted.
@@ -69,18 +70,26 @@ func NewMeters() (*Meters, error) {
 		return nil, failed("find cgroups", "/proc/self/cgroup", err)
 	}
 	ms := newMeters(all)
-	ms.files = true
 	ms.sizes = HugePageSizes(os.DirFS("/"))
 	return ms, nil
 }
 
 func newMeters(all []hierarchy) *Meters {
-	return &Meters{all: all, most: spareDescriptors(), readers: sync.Pool{New: func() any { return new(reader) }}}
+	return &Meters{all: all, most: spareDescriptors(), readers: &sync.Pool{New: func() any { return new(reader) }}}
+}
+
+// OfPod makes the meters of a pod: of its own cgroup and of its containers. Together they
+// keep few descriptors open, however many containers there are; other meters keep none.
+func (ms *Meters) OfPod() *Meters {
+	of := *ms
+	of.left = new(atomic.Int32)
+	of.left.Store(keptOfPod)
+	return &of
 }
 
 // Meter reads what one cgroup uses, again and again. It may be used by several
-// goroutines at once. Once it has been read, the cgroup's directories and the files
-// that Read reads are kept open until Close.
+// goroutines at once. Once it has been read, directories of the cgroup are kept open until
+// Close, if it is a pod's.
 type Meter struct {
 	readers                     *sync.Pool
 	directories                 []*directory // all that there are
@@ -105,13 +114,16 @@ func (ms *Meters) Of(cgroup string) (*Meter, error) {
 	if err != nil {
 		return nil, failed("measure cgroup", cgroup, err)
 	}
-	m := &Meter{readers: &ms.readers, sizes: ms.sizes}
+	m := &Meter{readers: ms.readers, sizes: ms.sizes}
 	for controller, at := range map[string]*place{
 		"cpuacct": &m.cpu, "memory": &m.memory, "pids": &m.pids, "": &m.pressure,
 		"cpu": &m.sched, "blkio": &m.io, "hugetlb": &m.huge,
 	} {
 		if h, ok := ms.hierarchy(controller); ok {
-			*at = place{m.directory(h.dir(cgroup), ms), h.v2()}
+			*at = place{m.directory(h.dir(cgroup), ms.most), h.v2()}
+			if h.v2() || controller == "memory" { // of which a reading reads several files
+				at.dir.left = ms.left
+			}
 		}
 	}
 	return m, nil
@@ -132,13 +144,13 @@ func (ms *Meters) hierarchy(controller string) (of hierarchy, ok bool) {
 }
 
 // directory is the one for path: several controllers may share it.
-func (m *Meter) directory(path string, ms *Meters) *directory {
+func (m *Meter) directory(path string, most int) *directory {
 	for _, d := range m.directories {
 		if d.path == path {
 			return d
 		}
 	}
-	d := &directory{path: path, most: ms.most, keepFile: ms.files}
+	d := &directory{path: path, most: most}
 	m.directories = append(m.directories, d)
 	return d
 }
@@ -160,7 +172,7 @@ func (m *Meter) Close() {
 func (m *Meter) Read() (Usage, error) {
 	r := m.readers.Get().(*reader)
 	defer m.readers.Put(r)
-	r.err, r.again = nil, true
+	r.err = nil
 	u := m.readCPU(r)
 	u.Memory, u.Swap = r.memory(m.memory)
 	u.Tasks = r.number(m.pids, "pids.current")

@@ -24,7 +24,7 @@ func BenchmarkMeter(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	meter, err := meters.Of(path)
+	meter, err := meters.OfPod().Of(path)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,9 +24,10 @@ const someCgroup = "/kubepods/burstable/pod1/crius-2"
 // tree is a cgroup in imitated hierarchies, of which the one without a name is
 // v2.
 type tree struct {
-	t     *testing.T
-	dir   string
-	meter *Meter
+	t      *testing.T
+	dir    string
+	meters *Meters // of a pod
+	meter  *Meter
 }
 
 func newTree(t *testing.T, hierarchies ...string) tree {
@@ -39,11 +41,27 @@ func newTree(t *testing.T, hierarchies ...string) tree {
 			t.Fatal(err)
 		}
 	}
-	m, err := newMeters(all).Of(someCgroup)
+	meters := newMeters(all).OfPod()
+	m, err := meters.Of(someCgroup)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tree{t, dir, m}
+	return tree{t, dir, meters, m}
+}
+
+// kept counts the descriptors of this process that lead into the tree.
+func (tr tree) kept() (n int) {
+	tr.t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, _ := os.Readlink(link); strings.HasPrefix(to, tr.dir) {
+			n++
+		}
+	}
+	return n
 }
 
 // write gives the cgroup a file in the hierarchy of these names.
@@ -74,18 +92,6 @@ func TestKeptDirectories(t *testing.T) {
 	t.Parallel()
 	tr := newTree(t, "")
 	at := filepath.Join(tr.dir, "at", someCgroup)
-	open := func() (n int) {
-		links, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, link := range links {
-			if to, _ := os.Readlink(link); strings.HasPrefix(to, at) {
-				n++
-			}
-		}
-		return n
-	}
 	says := func(want uint64) {
 		t.Helper()
 		if u := tr.read(); u.Tasks == nil || *u.Tasks != want {
@@ -103,19 +109,19 @@ func TestKeptDirectories(t *testing.T) {
 	says(1)
 	renew("2\n")
 	says(2)
-	if n := open(); n != 1 {
+	if n := tr.kept(); n != 1 {
 		t.Errorf("%d directories are kept open", n)
 	}
 	tr.meter.Close()
 	says(2)
-	if n := open(); n != 0 {
+	if n := tr.kept(); n != 0 {
 		t.Errorf("%d directories are open after the end", n)
 	}
 	for _, d := range tr.meter.directories {
 		d.bare, d.most = false, 0
 	}
 	says(2)
-	if n := open(); n != 0 {
+	if n := tr.kept(); n != 0 {
 		t.Errorf("%d directories are kept where descriptors are scarce", n)
 	}
 	if err := os.RemoveAll(at); err != nil {
@@ -123,6 +129,57 @@ func TestKeptDirectories(t *testing.T) {
 	}
 	if u := tr.read(); !u.Gone() {
 		t.Errorf("a cgroup that is gone uses %+v", u)
+	}
+}
+
+// However many containers a pod has, its meters keep four directories open, and a
+// container that comes may have what one that has ended had.
+func TestPodKeepsFewDescriptors(t *testing.T) {
+	t.Parallel()
+	v1 := []string{"cpu,cpuacct", "memory", "pids", "blkio", "hugetlb"}
+	for name, hierarchies := range map[string][]string{"v2": {""}, "v1": v1, "hybrid": append(slices.Clone(v1), "")} {
+		tr := newTree(t, hierarchies...)
+		read := func(container int) *Meter {
+			cgroup := fmt.Sprint(someCgroup, "/", container)
+			for _, names := range hierarchies {
+				if err := os.MkdirAll(filepath.Join(tr.dir, "at", names, cgroup), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := tr.meters.Of(cgroup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = m.Read()
+			if _, detailed := m.Details(everyPart); err != nil || detailed != nil {
+				t.Errorf("%s: %v, %v", name, err, detailed)
+			}
+			return m
+		}
+		tr.read()
+		first := read(0)
+		if n := tr.kept(); n < 2 || n > 4 {
+			t.Errorf("%s: %d descriptors are kept of a pod with a container", name, n)
+		}
+		var others []*Meter
+		for container := range 6 {
+			others = append(others, read(1+container))
+		}
+		if n := tr.kept(); n != 4 {
+			t.Errorf("%s: %d descriptors are kept of a pod with 7 containers", name, n)
+		}
+		first.Close()
+		fewer := tr.kept()
+		others = append(others, read(7))
+		if n := tr.kept(); fewer >= 4 || n != 4 {
+			t.Errorf("%s: %d descriptors after the end of a container, %d with the next", name, fewer, n)
+		}
+		for _, m := range append(others, tr.meter) {
+			m.Close()
+		}
+		if n := tr.kept(); n != 0 {
+			t.Errorf("%s: %d descriptors after the end of the pod", name, n)
+		}
 	}
 }
 
@@ -512,27 +569,27 @@ func FuzzCounters(f *testing.F) {
 
 // What is kept open of a cgroup that was removed says nothing of one of the same
 // name, and nothing is open after the end.
-func TestKeptFiles(t *testing.T) {
+func TestKeptDirectoriesOfTheKernel(t *testing.T) {
 	t.Parallel()
 	cgroup := scratch(t)
 	meters, err := NewMeters()
 	if err != nil {
 		t.Fatal(err)
 	}
-	meter, err := meters.Of(cgroup)
+	meter, err := meters.OfPod().Of(cgroup)
 	if err != nil {
 		t.Fatal(err)
 	}
 	open := func() (n int) {
 		links, _ := filepath.Glob("/proc/self/fd/*")
 		for _, link := range links {
-			if to, _ := os.Readlink(link); strings.Contains(to, cgroup+"/") && !strings.Contains(to, " (deleted)") {
+			if to, _ := os.Readlink(link); strings.HasSuffix(to, cgroup) && !strings.Contains(to, " (deleted)") {
 				n++
 			}
 		}
 		return n
 	}
-	var files int
+	var kept int
 	for range 3 { // lives of the cgroup
 		child := start(t, cgroup, "sleep 1000 & wait")
 		populate(t, cgroup, 2)
@@ -541,10 +598,10 @@ func TestKeptFiles(t *testing.T) {
 				t.Errorf("%s, %s, %v", spelled(u.CPU), spelled(u.Tasks), err)
 			}
 		}
-		if n := open(); n == 0 || files != 0 && n != files {
-			t.Errorf("%d files are open, before it were %d", n, files)
+		if n := open(); n == 0 || kept != 0 && n != kept {
+			t.Errorf("%d directories are open, before it were %d", n, kept)
 		} else {
-			files = n
+			kept = n
 		}
 		kill(t, cgroup)
 		child.Wait()
@@ -562,7 +619,7 @@ func TestKeptFiles(t *testing.T) {
 		t.Errorf("after the end: %+v, %v", u, err)
 	}
 	if n := open(); n != 0 {
-		t.Errorf("%d files are open after the end", n)
+		t.Errorf("%d directories are open after the end", n)
 	}
 	kill(t, cgroup)
 	again.Wait()

@@ -2,7 +2,9 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -65,6 +67,48 @@ func TestPodStatsAreThoseOfThePodsCgroup(t *testing.T) {
 	near(t, "processes", s.Linux.Process.GetProcessCount(), count(tasks), 4) // Go's threads come and go
 	checkPodStats(t, p, s)
 	equalSets(t, "containers", idsOf(s.Linux.Containers), []string{a.id, b.id})
+}
+
+// What the server keeps open to answer sooner is four descriptors of a pod, however many
+// containers it has.
+func TestStatsKeepFewDescriptors(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	kept := func(p *pod) (paths []string) {
+		links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", w.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range links {
+			if to, _ := os.Readlink(link); strings.HasPrefix(to, "/sys/fs/cgroup/") && strings.Contains(to, p.config.Metadata.Uid) {
+				paths = append(paths, to)
+			}
+		}
+		return paths
+	}
+	for _, containers := range []int{1, 5} {
+		p := w.run(t, "crun", w.ownCgroup(t))
+		for range containers {
+			p.start(t, "sleep")
+		}
+		for range 2 {
+			p.stats(t)
+			filter := &cri.ContainerStatsFilter{PodSandboxId: p.id}
+			if _, err := w.Runtime().ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{Filter: filter}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Runtime().ListPodSandboxMetrics(t.Context(), &cri.ListPodSandboxMetricsRequest{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if now := kept(p); len(now) == 0 || len(now) > 4 {
+			t.Errorf("of a pod with %d containers are open: %q", containers, now)
+		}
+		p.remove(t)
+		if now := kept(p); len(now) > 0 {
+			t.Errorf("of a pod that is gone are open: %q", now)
+		}
+	}
 }
 
 // checkPodStats checks what holds for every ready pod.
