@@ -3,12 +3,12 @@
 package stop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"math"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -118,14 +118,10 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 // stopAndKill runs until the container is dead.
 func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
-	unheard := ""
+	ignored := ""
 	if graceful {
 		wait = s.remaining
-		unheard = s.unheard()
-		signal := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
-		if err := trace.Do(ctx, "send stop signal", signal); err != nil {
-			slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
-		}
+		ignored = s.signal(ctx)
 	}
 	killed := false
 	for {
@@ -139,7 +135,7 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 		case <-time.After(wait()):
 		}
 		if graceful && !killed {
-			slog.InfoContext(ctx, "container did not exit within the grace period, killing it", "container", s.ID, "signal", unix.SignalName(s.Signal), "why", unheard)
+			slog.InfoContext(ctx, "container did not exit within the grace period, killing it", "container", s.ID, "signal", unix.SignalName(s.Signal), "why", cmp.Or(ignored, pending(s.firstProcess(), s.Signal)))
 		}
 		if killed && s.allDead() {
 			s.endMonitor(ctx)
@@ -158,9 +154,24 @@ func (s *Stopper) killOnce(ctx context.Context) {
 	}
 }
 
-// unheard says why the container's first process would not notice the stop signal if it
-// were sent now; empty: it would, as far as can be told.
-func (s *Stopper) unheard() string {
+// signal sends the stop signal. It says why the container's first process does not notice
+// it; empty: it does, as far as can be told.
+func (s *Stopper) signal(ctx context.Context) (ignored string) {
+	ignored = discarded(s.firstProcess(), s.Signal)
+	send := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
+	if err := trace.Do(ctx, "send stop signal", send); err != nil {
+		slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
+		return ""
+	}
+	// Meanwhile it may have become another program, whose handlers are to come.
+	ignored = cmp.Or(ignored, discarded(s.firstProcess(), s.Signal))
+	slog.DebugContext(ctx, "stop signal sent", "container", s.ID, "signal", unix.SignalName(s.Signal), "pid", s.Task().PID(), "why", ignored)
+	return ignored
+}
+
+// firstProcess is /proc/PID/status of the container's first process, empty if that is not
+// to be seen.
+func (s *Stopper) firstProcess() string {
 	if s.Sandboxed {
 		return ""
 	}
@@ -168,21 +179,7 @@ func (s *Stopper) unheard() string {
 	if err != nil {
 		return ""
 	}
-	has := func(mask string) bool {
-		_, rest, _ := strings.Cut(string(text), "\n"+mask+":\t")
-		line, _, _ := strings.Cut(rest, "\n")
-		set, err := strconv.ParseUint(line, 16, 64)
-		return err == nil && set>>(s.Signal-1)&1 != 0
-	}
-	_, rest, _ := strings.Cut(string(text), "\nNSpid:\t")
-	pids, _, _ := strings.Cut(rest, "\n")
-	switch {
-	case has("SigIgn"):
-		return "its first process ignores the signal"
-	case !has("SigCgt") && strings.HasSuffix(pids, "\t1"):
-		return "its first process is PID 1 of a PID namespace and had no handler for the signal, so that the kernel discarded it (pid_namespaces(7))"
-	}
-	return ""
+	return string(text)
 }
 
 // allDead tells whether a container has no process left whose monitor has not

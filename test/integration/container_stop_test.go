@@ -2,13 +2,17 @@ package integration
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -23,6 +27,70 @@ func TestStopAsksFirst(t *testing.T) {
 		equal(t, "state", s.State, cri.ContainerState_CONTAINER_EXITED)
 		equal(t, "exit code", s.ExitCode, 9)
 		c.says(t, "SIGTERM")
+	})
+}
+
+// The kernel discards a signal for which PID 1 has no handler yet, and does not deliver it
+// once there is one (pid_namespaces(7)). One that has a handler gets it once. crius sends it
+// once in any case, and says which it was.
+func TestStopSignalBeforeItsHandlerIsDiscarded(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	shell, err := image.HostFile("bin/sh", "/bin/busybox", 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := w.Image(t, func(c *imagespec.ImageConfig) { c.Entrypoint = []string{"/bin/sh", "-c"} }, image.Dir("bin"), shell)
+	const program = `echo up; until [ -e /vol/go ]; do sleep 0.05; done; trap "echo heard" TERM; echo ready; while :; do sleep 0.05; done`
+	each(t, func(t *testing.T, handler string) {
+		p := w.run(t, handler)
+		for _, early := range []bool{true, false} {
+			dir := w.Dir(t)
+			c := p.start(t, "", func(c *cri.ContainerConfig) {
+				c.Image.Image, c.Args = ref, []string{program}
+				c.Mounts = []*cri.Mount{{ContainerPath: "/vol", HostPath: dir}}
+			})
+			c.says(t, "up")
+			handle := func() {
+				scene.Write(t, dir+"/go", "")
+				c.says(t, "ready")
+			}
+			heard := 0
+			if !early {
+				handle()
+				heard = 1
+			}
+			stopped := make(chan error, 1)
+			go func() {
+				_, err := w.Runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.id, Timeout: scene.LimitSeconds})
+				stopped <- err
+			}()
+			sent := func() (n int) {
+				for line := range strings.Lines(scene.Read(t, w.LogFile())) {
+					if strings.Contains(line, "stop signal sent") && strings.Contains(line, c.id) {
+						n++
+					}
+				}
+				return n
+			}
+			wait.For(t, "the stop signal", func() bool { return sent() > 0 })
+			if early {
+				handle()
+			} else {
+				c.says(t, "heard")
+			}
+			c.stop(t, 1) // the rest of the grace period
+			if err := scene.Receive(t, "the first stop to return", stopped); err != nil {
+				t.Errorf("the first stop: %v", err)
+			}
+			equal(t, "exit code", c.status(t).ExitCode, 137)
+			equal(t, "signals that arrived", strings.Count(c.output(t), "heard"), heard)
+			equal(t, "signals that were sent", sent(), 1)
+			said := w.LogAbout(100, c.id)
+			if !strings.Contains(said, "did not exit within the grace period") || strings.Contains(said, "had no handler for the signal") != early {
+				t.Errorf("handler %v: the server's log says %s", !early, said)
+			}
+		}
 	})
 }
 

@@ -1,0 +1,47 @@
+package stop
+
+import (
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// discarded says why a process would not notice a signal that it were sent now, by its
+// /proc/PID/status; empty: it would, as far as can be told.
+//
+// The kernel discards what the init of a PID namespace neither handles nor blocks, so that
+// it cannot be killed from inside (pid_namespaces(7)). A program that has not come to install
+// its handler yet is such an init, too.
+func discarded(status string, signal unix.Signal) string {
+	pids := strings.Fields(field(status, "NSpid"))
+	switch isInit := len(pids) > 1 && pids[len(pids)-1] == "1"; {
+	case among(status, "SigIgn", signal):
+		return "its first process ignores the signal"
+	case isInit && !among(status, "SigCgt", signal) && !among(status, "SigBlk", signal):
+		return "its first process is PID 1 of a PID namespace and had no handler for the signal, so that the kernel discarded it (pid_namespaces(7))"
+	}
+	return ""
+}
+
+// pending says why a process has not got a signal that it was sent, by its
+// /proc/PID/status; empty: it has, as far as can be told.
+func pending(status string, signal unix.Signal) string {
+	if among(status, "ShdPnd", signal) {
+		return "its first process has not taken the signal, which is pending: it blocks the signal, or is stopped or hangs"
+	}
+	return ""
+}
+
+// among tells whether a signal is in one of the sets of a /proc/PID/status.
+func among(status, set string, signal unix.Signal) bool {
+	mask, err := strconv.ParseUint(field(status, set), 16, 64)
+	return err == nil && mask>>(signal-1)&1 != 0
+}
+
+// field is the value of a line of /proc/PID/status.
+func field(status, name string) string {
+	_, rest, _ := strings.Cut(status, "\n"+name+":\t")
+	value, _, _ := strings.Cut(rest, "\n")
+	return value
+}
