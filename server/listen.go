@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/peer"
 )
 
 // maxSocketPath is the room in sockaddr_un, less the terminating zero.
@@ -179,8 +180,8 @@ func removeStale(path string) error {
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
-		conn.Close()
-		return fmt.Errorf("another process serves %s; stop it or set a different api.listen: %w", path, fault.Exists)
+		defer conn.Close()
+		return fmt.Errorf("another process serves %s: %s; stop it or set a different api.listen: %w", path, peer.Of(conn), fault.Exists)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", path, err, fault.Exists)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -182,8 +183,9 @@ func TestSocketOfAnotherProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) {
-		t.Errorf("got %v", err)
+	who := fmt.Sprintf("another process serves %s: process %d (", cfg.Listen, os.Getpid())
+	if _, err := Listen(t.Context(), cfg); !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), who) {
+		t.Errorf("got %v, want %s", err, who)
 	}
 	if _, err := net.Dial("unix", cfg.Listen); err != nil {
 		t.Errorf("the other program is gone: %v", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/crius-run/crius/cmd/crius/cli"
 	"github.com/crius-run/crius/cmd/crius/config"
+	"github.com/crius-run/crius/internal/peer"
 )
 
 // checkServer asks the server that runs with this configuration, if one does, how it is.
@@ -25,7 +27,8 @@ func checkServer(ctx context.Context, n *node) []finding {
 		return err
 	})
 	if err != nil {
-		return []finding{fail("check its log (journalctl -u crius); crius status goroutines shows where it hangs", "%v", err)}
+		return []finding{fail("if that is crius, check its log (journalctl -u crius), and crius status goroutines shows where it hangs; otherwise stop it or set a different api.listen",
+			"%s serves %s, but does not answer as crius does: %v", listener(ctx, socket), socket, err)}
 	}
 	findings := []finding{ok("%s %s has been running for %s", report.Name, report.Version, cli.Brief(time.Since(report.Server.Since)))}
 	for _, c := range report.Conditions {
@@ -41,6 +44,16 @@ func checkServer(ctx context.Context, n *node) []finding {
 		findings = append(findings, warn("crius status --stuck says what they wait for", "%d operations have been running for more than %s", len(late), stuck))
 	}
 	return append(findings, olderConfiguration(report, n.config)...)
+}
+
+// listener names the process that listens on a socket.
+func listener(ctx context.Context, socket string) string {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return "a process"
+	}
+	defer conn.Close()
+	return peer.Of(conn)
 }
 
 // olderConfiguration tells what the server does not know of the configuration as it is

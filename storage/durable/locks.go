@@ -7,14 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/peer"
 )
 
 // Locks are the lock files of containers/storage. The library waits for them without
@@ -89,7 +88,7 @@ func (l *Locks) Held(purpose int16) error {
 			return &os.PathError{Op: "query lock", Path: path, Err: err}
 		}
 		if lock.Type != unix.F_UNLCK {
-			return fmt.Errorf("%s is locked by %s", path, processName(lock.Pid))
+			return fmt.Errorf("%s is locked by %s", path, peer.Name(lock.Pid))
 		}
 	}
 	return nil
@@ -116,12 +115,4 @@ func (l *Locks) Await(ctx context.Context, purpose int16) error {
 		}
 	}
 	return nil
-}
-
-func processName(pid int32) string {
-	name, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/comm")
-	if pid <= 0 || err != nil {
-		return "a process in another PID namespace"
-	}
-	return fmt.Sprintf("process %d (%s)", pid, strings.ToValidUTF8(strings.TrimSpace(string(name)), "?"))
 }
