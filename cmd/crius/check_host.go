@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -159,6 +160,7 @@ func checkCgroups(_ context.Context, n *node) []finding {
 		findings = append(findings, fail(`set runtime.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet's configuration`,
 			"runtime.cgroup_driver is systemd, but systemd is not running"))
 	}
+	findings = append(findings, checkDriver(n)...)
 	mode := cgroup.Detect()
 	if mode == cgroup.None {
 		return append(findings, fail("mount cgroup2 at /sys/fs/cgroup", "no cgroup file system is mounted"))
@@ -180,6 +182,18 @@ func checkCgroups(_ context.Context, n *node) []finding {
 		return []finding{ok("cgroup v2 with the %s driver", n.config.Config.Runtime.CgroupDriver)}
 	}
 	return findings
+}
+
+// checkDriver compares the cgroup driver with the kubelet's, which makes the parents of
+// pods' cgroups in the form that its own has. Recent kubelets take crius's when they start,
+// whatever their files have.
+func checkDriver(n *node) []finding {
+	ours, kubelets := n.config.Config.Runtime.CgroupDriver, kubelet.CgroupDriver(n.host.root)
+	if kubelets.Value == "" || kubelets.Value == ours {
+		return nil
+	}
+	return []finding{warn(fmt.Sprintf("set runtime.cgroup_driver = %q and restart crius, or let the kubelet have %s and restart it", kubelets.Value, ours),
+		"the kubelet's cgroup driver is %s (%s), that of crius is %s: pods do not start, unless the kubelet has asked crius for the driver since", kubelets.Value, kubelets.File, ours)}
 }
 
 // controllers are those that can limit something on this node.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -193,6 +194,19 @@ func TestCheckCgroups(t *testing.T) {
 	}
 }
 
+func TestCheckCgroupsOfKubelet(t *testing.T) {
+	for driver, warns := range map[string]bool{"systemd": true, "cgroupfs": false} {
+		n := testNode(t, "runtime.cgroup_driver = 'cgroupfs'", map[string]string{"var/lib/kubelet/config.yaml": "cgroupDriver: " + driver + "\n"})
+		warned := slices.ContainsFunc(checkCgroups(t.Context(), n), func(f finding) bool {
+			return f.Status == statusWarn && strings.Contains(f.Text, "the kubelet's cgroup driver is systemd (/var/lib/kubelet/config.yaml), that of crius is cgroupfs") &&
+				strings.Contains(f.Do, `set runtime.cgroup_driver = "systemd"`)
+		})
+		if warned != warns {
+			t.Errorf("a kubelet with %s: warned is %v", driver, warned)
+		}
+	}
+}
+
 func TestControllers(t *testing.T) {
 	h := testNode(t, "", map[string]string{
 		"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io\n",
@@ -263,6 +277,29 @@ func TestCheckSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, checkSocket(ctx, n), "not a socket", statusFail)
+}
+
+// What listens on the socket and is no server is named, so that it can be found.
+func TestCheckServerOfAnotherProgram(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	f := find(t, checkServer(t.Context(), testNode(t, "api.listen = '"+path+"'", nil)), fmt.Sprintf("process %d (", os.Getpid()))
+	if f.Status != statusFail || !strings.Contains(f.Text, path) || !strings.Contains(f.Do, "api.listen") {
+		t.Errorf("%+v", f)
+	}
 }
 
 func TestCheckMetrics(t *testing.T) {
