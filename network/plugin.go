@@ -46,7 +46,7 @@ func find(plugin string, dirs []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("CNI plugin %q is not installed: no such executable in %s: %w", plugin, strings.Join(dirs, ", "), fault.Unavailable)
+	return "", fmt.Errorf("CNI plugin %q is not installed: no such executable in %s; install it in one of them or correct network.plugin_dirs: %w", plugin, strings.Join(dirs, ", "), fault.Unavailable)
 }
 
 // ExecPlugin runs a plugin to its end. When ctx is done, or the plugin prints
