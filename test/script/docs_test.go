@@ -28,6 +28,7 @@ var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "cur
 var elsewhere = []struct{ part, why string }{
 	{"make ", "what builds and tests; TestDocumentedTargets looks for the target"},
 	{"apt-get install ./", "test/packages.sh installs, upgrades and removes packages, test/node the service"},
+	{"apt-get install --allow-downgrades", "the same"},
 	{"apt-get purge", "the same"},
 	{"apt-get install runc", "the node's packages come from test/setup.sh"},
 	{"tar -xzf bin/packages", "test/packages.sh"},
@@ -57,7 +58,7 @@ mkdir -p etc/upper etc/work tmp
 mount -t overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/etc/work" overlay /etc
 mount -t tmpfs doc /usr/share/doc
 samples=/usr/share/doc/crius/examples
-mkdir -p /etc/crius /etc/kubernetes/manifests /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
+mkdir -p /etc/crius /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
 cp "$2"/contrib/{crictl.yaml,policy.json,registries.conf} $samples
 cp "$2"/contrib/sysctl.d/99-crius.conf $samples/sysctl.conf
 cp "$2"/contrib/modules-load.d/crius.conf $samples/modules-load.conf
