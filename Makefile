@@ -87,15 +87,24 @@ node: ## Run critest on a cgroup v2 systemd machine. DRIVER=systemd HANDLER=crun
 # Without a release yet, the oldest state whose records the current one promises to read.
 PREVIOUS ?= $(shell git describe --tags --abbrev=0 HEAD^ 2>/dev/null || echo 9851b21)
 
-.PHONY: node-upgrade
-node-upgrade: ## Upgrade the package of such a machine under running pods. PREVIOUS=commit: from that one; DRIVER= HANDLER=
+.PHONY: node-packages
+node-packages: # the packages of now and of PREVIOUS
 	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	rm -rf .cache/previous && mkdir -p .cache/previous
 	git archive '$(PREVIOUS)' | tar -x -C .cache/previous
 	@$(MAKE) --no-print-directory -C .cache/previous VERSION="$$(git describe --tags --always '$(PREVIOUS)')" packages >/dev/null
+
+.PHONY: node-upgrade
+node-upgrade: node-packages ## Upgrade the package of such a machine under running pods. PREVIOUS=commit: from that one; DRIVER= HANDLER=
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages -previous .cache/previous/bin/packages \
 		$(if $(SUITE),-suite $(SUITE)) -driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc-current$(comma)crun)
+
+.PHONY: node-install
+node-install: PREVIOUS = HEAD^
+node-install: node-packages ## Do on such a machine what an operator does, with a real kubelet: install, faults, CRI-O's configuration, downgrade. PREVIOUS=commit
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -install -packages $(BIN)/packages -previous .cache/previous/bin/packages \
+		$(if $(SUITE),-suite $(SUITE)) -driver systemd -handler runc
 
 .PHONY: node-qemu
 node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.

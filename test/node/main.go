@@ -21,6 +21,12 @@
 // the DEB in DIR, pods and sessions, and then the current one: what the package
 // promises of upgrades is looked at one by one.
 //
+// With -install as well (make node-install) the machine is one that an operator
+// sets up by docs/install.md, with a real kubelet. Faults that operators meet are
+// injected and healed, the configuration of CRI-O is taken over, the package is
+// taken back to the DEB in DIR and up again. Each step is printed with
+// what became of it.
+//
 // With -cuts N (make powercut) it does something else: the power of machines is
 // cut N times while crius pulls, creates and removes, and after each boot
 // everything that it says to have is compared with what it should be. See
@@ -52,7 +58,7 @@ import (
 // options are what one run is about; the guest reads them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Upgrade                bool `json:",omitempty"` // from the previous package, instead of critest
+	Mode                   string `json:",omitempty"` // upgrade or install, instead of critest
 }
 
 func main() {
@@ -64,16 +70,24 @@ func main() {
 	parallel := flag.Int("parallel", 0, "machines that run at the same time; 0: as many as two processors can bear")
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
 	previous := flag.String("previous", "", "directory with the DEB to upgrade from, instead of running critest")
+	install := flag.Bool("install", false, "install the package as an operator does, with the one in -previous to go back to, instead of running critest")
 	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
 	work := flag.Duration("work", 5*time.Second, "the longest time that a machine works before its power is cut")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	var mode string
+	switch {
+	case *install:
+		mode = "install"
+	case *previous != "":
+		mode = "upgrade"
+	}
 	var runs []options
 	for d := range strings.SplitSeq(*driver, ",") {
 		for h := range strings.SplitSeq(*handler, ",") {
-			runs = append(runs, options{d, h, *focus, *previous != ""})
+			runs = append(runs, options{d, h, *focus, mode})
 		}
 	}
 	if *cuts > 0 {
@@ -84,7 +98,7 @@ func main() {
 		}
 		return
 	}
-	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, atOnce: *parallel}
+	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, install: *install, atOnce: *parallel}
 	if b.machine == nil {
 		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml, qemu or selinux\n", *kind)
 		os.Exit(2)
@@ -105,6 +119,7 @@ type bench struct {
 	suite    string // Debian's release
 	packages string // directory of the DEB
 	previous string // directory of the DEB to upgrade from, if any
+	install  bool   // as an operator does
 	atOnce   int    // machines that may run at the same time
 
 	cache string            // directory of everything that is kept
@@ -156,8 +171,8 @@ type outcome struct {
 // usual one its kind before.
 func (b *bench) name(o options) string {
 	name := o.Driver + "/" + o.Handler
-	if o.Upgrade {
-		name = "upgrade/" + name
+	if o.Mode != "" {
+		name = o.Mode + "/" + name
 	}
 	if b.kind != "uml" {
 		name = b.kind + "/" + name
@@ -211,9 +226,11 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	if err := unpack(d.output, dir); err != nil {
 		return nil, fmt.Errorf("%w; see the console's log in %s", err, dir)
 	}
-	// Only a machine with SELinux has them.
-	if denials, err := os.ReadFile(filepath.Join(dir, "denials")); err == nil {
-		fmt.Printf("%s: %s", b.name(o), denials)
+	// Only a machine with SELinux has the first, and only one without critest the second.
+	for _, file := range []string{"denials", "steps"} {
+		if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+			fmt.Printf("%s: %s", b.name(o), text)
+		}
 	}
 	return judge(dir)
 }
@@ -241,7 +258,30 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 		"runc-current": runc,
 	}
 	if b.previous != "" {
-		files["previous.deb"], err = newest(filepath.Join(b.previous, "crius_*.deb"))
+		if files["previous.deb"], err = newest(filepath.Join(b.previous, "crius_*.deb")); err != nil {
+			return nil, err
+		}
+	}
+	if b.install {
+		err = collectInstall(ctx, repo, files)
 	}
 	return files, err
+}
+
+// collectInstall adds what an operator has: a kubelet, crictl, the page to follow, and the
+// configuration of CRI-O with what installers have added to it.
+func collectInstall(ctx context.Context, repo string, files map[string]string) (err error) {
+	if files["kubelet"], err = tools.Kubelet(ctx, tools.KubeletVersions()[0]); err != nil {
+		return err
+	}
+	if files["crictl"], err = tools.Crictl(ctx); err != nil {
+		return err
+	}
+	files["install.md"] = filepath.Join(repo, "docs", "install.md")
+	crio := filepath.Join(repo, "cmd", "crius", "config", "testdata")
+	files["crio.conf"] = filepath.Join(crio, "crio-defaults", "crio.conf")
+	for _, name := range []string{"10-crio.conf", "99-kata-deploy", "99-nvidia.conf"} {
+		files[name] = filepath.Join(crio, "crio-installers", "crio.conf.d", name)
+	}
+	return nil
 }

@@ -127,6 +127,13 @@ func TestKernelIsKeptBesideTheImage(t *testing.T) {
 // Runs on both machines are told apart, and keep their logs apart.
 func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	o := options{Driver: "systemd", Handler: "runc"}
+	for mode, want := range map[string]string{"upgrade": "upgrade/systemd/runc", "install": "install/systemd/runc"} {
+		b, o := bench{kind: "uml"}, o
+		o.Mode = mode
+		if got := b.name(o); got != want {
+			t.Errorf("%s: %q, want %q", mode, got, want)
+		}
+	}
 	for kind, want := range map[string][2]string{
 		"uml":     {"systemd/runc", "/c/systemd-runc"},
 		"qemu":    {"qemu/systemd/runc", "/c/qemu-systemd-runc"},

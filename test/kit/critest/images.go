@@ -139,10 +139,11 @@ func (i *images) buildWorkloads() error {
 	const (
 		busybox = e2eImages + "busybox:1.29-2"
 		pause   = "pause:3.9"
+		newer   = "pause:3.10" // of docs/install.md, not of the suite
 	)
 	for _, err := range []error{
 		i.build(run(), nil, busybox),
-		i.build(run("sleep", "infinity"), []image.File{image.Text("pause", "")}, pause),
+		i.build(run("sleep", "infinity"), []image.File{image.Text("pause", "")}, pause, newer),
 		i.build(run("nginx"), []image.File{i.standin}, e2eImages+"nginx:1.14-2"),
 		i.build(run("nginx", ":12003"), []image.File{i.standin}, criImages+"hostnet-nginx-"+runtime.GOARCH+":latest"),
 		i.build(run("httpd"), []image.File{httpd}, e2eImages+"httpd:2.4.39-4"),

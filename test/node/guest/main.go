@@ -4,7 +4,8 @@
 // and looks for what is left behind. Its results go into the directory out.
 //
 // Asked for an upgrade, it installs the previous package instead, runs pods, and
-// upgrades the package under them (upgrade.go).
+// upgrades the package under them (upgrade.go). Asked for an install, it does what an
+// operator does with a node (install.go).
 package main
 
 import (
@@ -36,7 +37,7 @@ const (
 // options are what the host wants; it writes them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Upgrade                bool
+	Mode                   string
 }
 
 func main() {
@@ -76,8 +77,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer images.Close()
-	if o.Upgrade {
+	switch o.Mode {
+	case "upgrade":
 		return upgrade(ctx, o)
+	case "install":
+		return install(ctx, o, images)
 	}
 	if err := errors.Join(installPackage("crius.deb"), configure(o)); err != nil {
 		return err

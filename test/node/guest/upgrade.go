@@ -45,7 +45,7 @@ type upgrader struct {
 	runtime cri.RuntimeServiceClient
 	images  cri.ImageServiceClient
 	pods    map[string]*upgradedPod // by name
-	report  []spec
+	report
 }
 
 // upgradedPod is a pod that lives through the upgrade.
@@ -55,12 +55,6 @@ type upgradedPod struct {
 	containers map[string]string // name to id
 	pids       map[string]string // container name to the pid of its process
 	sessions   map[string]*kubelet.Session
-}
-
-// spec is one promise in the form of critest's report.
-type spec struct {
-	LeafNodeType, LeafNodeText, State string
-	Failure                           struct{ Message string }
 }
 
 // upgrade runs pods on the previous package, installs the current one under
@@ -74,7 +68,7 @@ func upgrade(ctx context.Context, o options) error {
 		return err
 	}
 	defer conn.Close()
-	u := &upgrader{o: o, runtime: cri.NewRuntimeServiceClient(conn), images: cri.NewImageServiceClient(conn), pods: map[string]*upgradedPod{}}
+	u := &upgrader{o: o, runtime: cri.NewRuntimeServiceClient(conn), images: cri.NewImageServiceClient(conn), pods: map[string]*upgradedPod{}, report: report{mode: o.Mode}}
 	before, err := take(o)
 	if err != nil {
 		return err
@@ -85,23 +79,8 @@ func upgrade(ctx context.Context, o options) error {
 	if err := errors.Join(u.installUnderThem(ctx), u.restartUnderThem(ctx), u.removePods(ctx)); err != nil {
 		return err
 	}
-	data, err := json.Marshal([]map[string]any{{"SpecReports": u.report}})
-	if err != nil {
-		return err
-	}
-	err = errors.Join(os.WriteFile("out/report.json", data, 0o644), os.WriteFile("out/wrong", nil, 0o644))
 	server := fmt.Sprintf("process: %s /usr/bin/crius serve in cgroup /system.slice/%s", mainPID(), unit) // another than before
-	return errors.Join(err, saveLeftovers(o, append(before, server)))
-}
-
-// promise reports whether a promise was kept.
-func (u *upgrader) promise(text string, err error) {
-	s := spec{LeafNodeType: "It", LeafNodeText: text, State: "passed"}
-	if err != nil {
-		s.State, s.Failure.Message = "failed", err.Error()
-	}
-	u.report = append(u.report, s)
-	fmt.Println("upgrade:", text+":", s.State, s.Failure.Message)
+	return errors.Join(u.write(), saveLeftovers(o, append(before, server)))
 }
 
 // each reports a promise about every pod.

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+)
+
+// nvidiaRan is made by what stands in for nvidia's runtime.
+const nvidiaRan = "/root/nvidia-ran"
+
+// switchOver has crius take over what CRI-O is told on a node, with handlers that
+// nvidia-ctk and kata-deploy have added, by one command and one restart; and gives the
+// node its own configuration back.
+func (p *operator) switchOver(ctx context.Context) error {
+	// Of what the configuration names, the runtimes of CRI-O's package and the one of
+	// nvidia's toolkit are there, and kata's are not.
+	if out, err := shell(`set -e
+		install -D -m 644 crio.conf /etc/crio/crio.conf
+		install -D -m 644 -t /etc/crio/crio.conf.d 10-crio.conf 99-kata-deploy 99-nvidia.conf
+		install -m 644 /etc/containers/policy.json /etc/crio/policy.json
+		mkdir -p /usr/libexec/crio /opt/cni
+		ln -s /usr/sbin/runc /usr/bin/crun /usr/libexec/crio/
+		ln -s /usr/lib/cni /opt/cni/bin
+		printf '#!/bin/sh\ntouch ` + nvidiaRan + `\nexec /usr/sbin/runc "$@"\n' >/usr/bin/nvidia-container-runtime
+		chmod 755 /usr/bin/nvidia-container-runtime
+		cp /etc/crius/crius.toml /root/crius.toml`); err != nil {
+		return fmt.Errorf("the node of CRI-O: %w: %s", err, out)
+	}
+	const take = "crius config --from-crio > /etc/crius/crius.toml && systemctl restart crius"
+	p.promise(take, atTerminal(take))
+	p.promise("after the switch the node is well and the pod unharmed", p.healthy(ctx))
+	p.see(ctx, "the handlers of CRI-O are there", "crius status | tr -s ' '", "crun: ", "runc: ", "nvidia (default): ")
+	p.see(ctx, "handlers whose programs are missing are named with them", "crius check",
+		"kata-qemu: ", "kata-clh: ", "/opt/kata/bin/containerd-shim-kata-v2", "nvidia-cdi: ", "/usr/bin/nvidia-container-runtime.cdi")
+	p.see(ctx, "crius check --from-crio finds no difference that keeps pods from running", "crius check --from-crio && echo content", "content")
+	_ = os.Remove(nvidiaRan)
+	_, err := startPod(ctx, "switched")
+	if err == nil {
+		_, err = os.Stat(nvidiaRan)
+	}
+	p.promise("a pod starts with the default handler, which is nvidia's", err)
+	if err := endPod("switched"); err != nil {
+		return err
+	}
+	p.see(ctx, "it is gone with its manifest", "crictl pods --name switched --state Ready --quiet | wc -l", "0\n")
+	const back = "install -m 644 /root/crius.toml /etc/crius/crius.toml && systemctl restart crius"
+	p.promise("back: "+back, atTerminal(back))
+	p.promise("with its own configuration again the node is well and the pod unharmed", p.healthy(ctx))
+	return nil
+}
+
+// downAndUp takes the package back to the previous one and up again, under the steady pod.
+func (p *operator) downAndUp(ctx context.Context) error {
+	current, err := shell("crius version")
+	if err != nil {
+		return fmt.Errorf("crius version: %w: %s", err, current)
+	}
+	for _, way := range []struct{ name, deb string }{{"down", "./previous.deb"}, {"up", "./bin/packages/crius_0_amd64.deb"}} {
+		script := "apt-get install --yes --allow-downgrades " + way.deb + " && systemctl restart crius"
+		p.promise(way.name+": "+script, atTerminal(script))
+		version, _ := shell("crius version")
+		if way.name == "down" {
+			p.promise("down: the version is another one", different(version, current))
+		} else {
+			p.promise("up: the version is the current one", same(version, current))
+		}
+		p.promise(way.name+": the node is well and the pod unharmed", p.healthy(ctx))
+	}
+	return nil
+}
