@@ -27,10 +27,13 @@ func TestCallNumbers(t *testing.T) {
 		files   []string
 		machine string // that the filter names
 	}{
-		"amd64": {[]string{"seccomp.go", "seccomp_amd64.go"}, "X8664"},
-		"arm64": {[]string{"seccomp.go", "seccomp_arm64.go"}, "AARCH64"},
-		"386":   {files: []string{"sys_386.go"}},
-		"arm":   {}, "ppc64le": {}, "s390x": {}, "riscv64": {}, "loong64": {},
+		"amd64":   {[]string{"seccomp.go", "seccomp_amd64.go"}, "X8664"},
+		"arm":     {[]string{"seccomp.go", "seccomp_arm.go"}, "ARM"},
+		"arm64":   {[]string{"seccomp.go", "seccomp_arm64.go"}, "AARCH64"},
+		"ppc64le": {[]string{"seccomp.go", "seccomp_ppc64le.go"}, "PPC64LE"},
+		"riscv64": {[]string{"seccomp.go", "seccomp_riscv64.go"}, "RISCV64"},
+		"386":     {files: []string{"sys_386.go"}},
+		"s390x":   {}, "loong64": {},
 	} {
 		kernel := constants(t, filepath.Join(tables, "zsysnum_linux_"+arch+".go"), "SYS_")
 		ours := map[string]uint64{}

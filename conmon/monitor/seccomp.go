@@ -1,4 +1,4 @@
-//go:build amd64 || arm64
+//go:build amd64 || arm || arm64 || ppc64le || riscv64
 
 package monitor
 
@@ -10,7 +10,7 @@ import (
 // refused are the system calls that lead out of what this process is: to other
 // programs, processes, namespaces, file systems, networks, and into the kernel. To
 // refuse these, and not all but those in use, leaves Go's runtime free to call what
-// its next version will.
+// its next version will. What one architecture alone has is in refusedHere.
 var refused = [...]uint32{
 	syscall.SYS_EXECVE, sysExecveat,
 	syscall.SYS_PTRACE, sysProcessVMReadv, sysProcessVMWritev, sysPidfdGetfd,
@@ -55,9 +55,12 @@ func refuseCalls() error {
 	return failed(errno)
 }
 
-// filterLength is the number of instructions before, for, and after the calls in
+// filterLength is the number of instructions before, for, and after the calls that are
 // refused.
-const filterLength = 7 + len(refused) + 5
+const (
+	refusals     = len(refused) + len(refusedHere)
+	filterLength = 7 + refusals + 5
+)
 
 // writeFilter writes a program for seccomp(2): it looks at the call's number, which
 // is at 0 of struct seccomp_data, and its architecture, which is at 4. The caller
@@ -86,12 +89,16 @@ func writeFilter(filter *[filterLength]syscall.SockFilter) {
 		{Code: load, K: 0},
 		{Code: equal, K: sysClone3, Jf: 1},
 		{Code: answer, K: lack},
-		{Code: atLeast, K: x32, Jt: uint8(len(refused) + 4)},
+		{Code: atLeast, K: x32, Jt: uint8(refusals + 4)},
 	})
-	for i, call := range refused {
-		filter[first+i] = syscall.SockFilter{Code: equal, K: call, Jt: uint8(len(refused) - i - 1 + 4)}
+	at := first
+	for _, calls := range [...][]uint32{refused[:], refusedHere[:]} {
+		for _, call := range calls {
+			filter[at] = syscall.SockFilter{Code: equal, K: call, Jt: uint8(first + refusals - at - 1 + 4)}
+			at++
+		}
 	}
-	copy(filter[first+len(refused):], []syscall.SockFilter{
+	copy(filter[at:], []syscall.SockFilter{
 		{Code: equal, K: syscall.SYS_CLONE, Jf: 2},
 		{Code: load, K: cloneFlags},
 		{Code: hasAny, K: namespaces, Jt: 1},

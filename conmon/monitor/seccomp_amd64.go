@@ -15,3 +15,5 @@ const (
 	sysExecveat        = 322
 	sysUserfaultfd     = 323
 )
+
+var refusedHere [0]uint32

@@ -15,3 +15,5 @@ const (
 	sysUserfaultfd     = 282
 	sysKexecFileLoad   = 294
 )
+
+var refusedHere [0]uint32

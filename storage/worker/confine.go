@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -134,16 +135,30 @@ var refusedCalls = []uint32{
 	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
 }
 
+// architectures have a filter: what seccomp calls them, and calls that one of them alone
+// has. On s390x Go itself makes all calls for sockets as one, and clone(2) has its flags
+// elsewhere.
+var architectures = map[string]struct {
+	audit   uint32
+	refused []uint32
+}{
+	"amd64":   {audit: unix.AUDIT_ARCH_X86_64},
+	"arm":     {audit: unix.AUDIT_ARCH_ARM},
+	"arm64":   {audit: unix.AUDIT_ARCH_AARCH64},
+	"ppc64le": {unix.AUDIT_ARCH_PPC64LE, []uint32{102}}, // socketcall(2): all of them as one
+	"riscv64": {audit: unix.AUDIT_ARCH_RISCV64},
+}
+
 // refuseCalls has the kernel answer EPERM to refusedCalls, to all calls of another
 // architecture, and to new threads and processes with namespaces of their own, other
-// than the PID namespace in which the worker starts. It does nothing on
-// architectures where nobody has tried it.
+// than the PID namespace in which the worker starts. It does nothing on architectures
+// that are not in architectures.
 func refuseCalls() error {
-	architecture, known := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
+	here, known := architectures[runtime.GOARCH]
 	if !known {
 		return nil
 	}
-	filter := callFilter(architecture)
+	filter := callFilter(here.audit, slices.Concat(refusedCalls, here.refused))
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 	return os.NewSyscallError("prctl(PR_SET_SECCOMP)", err)
@@ -151,7 +166,7 @@ func refuseCalls() error {
 
 // callFilter is the program for seccomp(2). It looks into struct seccomp_data, where
 // the call's number is at 0, its architecture at 4 and its first argument at 16.
-func callFilter(architecture uint32) []unix.SockFilter {
+func callFilter(architecture uint32, refused []uint32) []unix.SockFilter {
 	const (
 		load       = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		equal      = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
@@ -173,7 +188,7 @@ func callFilter(architecture uint32) []unix.SockFilter {
 		{Code: equal, K: unix.SYS_CLONE3, Jf: 1},
 		{Code: answer, K: lack},
 	}
-	for _, call := range refusedCalls {
+	for _, call := range refused {
 		filter = append(filter, unix.SockFilter{Code: equal, K: call, Jf: 1}, unix.SockFilter{Code: answer, K: refuse})
 	}
 	return append(filter,
