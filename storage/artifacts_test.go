@@ -525,7 +525,7 @@ func TestArtifactIsNotCopied(t *testing.T) {
 }
 
 // Downloads that failed pulls have left make room for an artifact that fits without them alone,
-// and count as room for their own.
+// and count as room for their own. One that does not fit has nothing deleted, its own neither.
 func TestArtifactMakesRoom(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -535,7 +535,7 @@ func TestArtifactMakesRoom(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	left, fits := string(random(mega*13/4)), string(random(mega*7/2))
 	r := serve(t, "m", "left", files(t, image.Files{"model": left}))
-	r.Push("m", "large", files(t, image.Files{"model": string(random(5 * mega))}))
+	r.Push("m", "large", files(t, image.Files{"model": left, "more": string(random(5 * mega))}))
 	r.Push("m", "fits", files(t, image.Files{"model": fits}))
 	n.failPull(r, "m:left", digest.FromString(left).String())
 	if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/m:large"}); !errors.Is(err, fault.Exhausted) {

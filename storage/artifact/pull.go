@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -275,31 +274,15 @@ func (p *pull) placeOf(f source.File) string { return filepath.Join(p.dir, files
 
 // checkRoom refuses what does not fit on the disk before it is fetched.
 func (p *pull) checkRoom() error {
-	lacking, err := p.lacking()
-	if lacking > 0 && p.store.downloads.MakeRoom(lacking) {
-		lacking, err = p.lacking()
+	var missing []types.BlobInfo
+	for _, f := range p.missing {
+		missing = append(missing, blobInfo(f))
 	}
-	if err == nil && lacking > 0 {
+	fits, err := p.downloads.Fits(missing)
+	if err == nil && !fits {
 		err = fmt.Errorf("the artifact is larger than the free space of the image store: %w", fault.Exhausted)
 	}
 	return err
-}
-
-// lacking are the bytes that the disk has too few for what is missing.
-func (p *pull) lacking() (bytes int64, err error) {
-	const most = 1 << 50 // bytes: no disk has as many, and their sum is an int64
-	var st unix.Statfs_t
-	if err := unix.Statfs(p.dir, &st); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: p.dir, Err: err}
-	}
-	for _, f := range p.missing {
-		stored, err := p.downloads.Stored(blobInfo(f))
-		if err != nil {
-			return 0, err
-		}
-		bytes += min(max(f.Size-stored, 0), most)
-	}
-	return bytes - int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64)), nil
 }
 
 // fetch fetches content and makes all files that have it.

@@ -50,18 +50,19 @@ type Dir struct {
 
 	parent string
 
-	mu     sync.Mutex
-	root   *os.Root         // of parent when it was opened last, nil before
-	named  map[string]*part // that pulls use, by the name of the file
-	turns  map[string]int   // of pulls in a row that could not resume a file, by its name
-	timer  *time.Timer      // of the next sweep, nil if nothing is kept
-	closed bool
+	mu       sync.Mutex
+	root     *os.Root         // of parent when it was opened last, nil before
+	named    map[string]*part // that pulls use, by the name of the file
+	reserved map[string]int   // pulls that are going to use a file, by its name
+	turns    map[string]int   // of pulls in a row that could not resume a file, by its name
+	timer    *time.Timer      // of the next sweep, nil if nothing is kept
+	closed   bool
 }
 
 // In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
 // yet.
 func In(parent string) *Dir {
-	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}, turns: map[string]int{}}
+	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}, reserved: map[string]int{}, turns: map[string]int{}}
 }
 
 // part is the file of a blob while pulls use it.
@@ -251,13 +252,7 @@ func (d *Dir) replace(p *part) error {
 	return old.Close()
 }
 
-// sizeOf is the size of a part for who does not have its turn.
-func (d *Dir) sizeOf(p *part) (int64, error) {
-	d.mu.Lock() // the file may be replaced
-	defer d.mu.Unlock()
-	return p.size()
-}
-
+// size is that of the file, for who has the turn or holds mu.
 func (p *part) size() (int64, error) {
 	info, err := p.file.Stat()
 	if err != nil {
@@ -281,15 +276,20 @@ func (d *Dir) unpacked(p *part) {
 	d.sweep()
 }
 
-// release ends the use of parts by a pull.
-func (d *Dir) release(parts []*part, keep bool) {
+// release ends the use of parts by a pull, and its reservations.
+func (d *Dir) release(parts []*part, reserved []string, keep bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, name := range reserved {
+		if d.reserved[name]--; d.reserved[name] == 0 {
+			delete(d.reserved, name)
+		}
+	}
 	for _, p := range parts {
 		if p.users--; p.users > 0 {
 			continue
 		}
-		if size, err := p.size(); p.name != "" && (!keep || err != nil || size == 0) {
+		if size, err := p.size(); p.name != "" && d.reserved[p.name] == 0 && (!keep || err != nil || size == 0) {
 			d.remove(p.name)
 		}
 		delete(d.named, p.name)
@@ -355,18 +355,18 @@ const batch = 512
 
 // unneeded are the files that no pull needs, the sum of their sizes, and how much it may be.
 // There may be any number of entries: those beyond the limit, the oldest ones of each batch,
-// and those that are no plain files are deleted at once.
+// empty ones and those that are no plain files are deleted at once.
 func (d *Dir) unneeded() (files []kept, sum, room int64) {
 	room, err := d.read(func(entries []os.DirEntry) {
 		for _, entry := range entries {
 			info, err := entry.Info()
 			p := d.named[entry.Name()]
 			switch {
-			case err != nil, p != nil && !p.unpacked:
+			case err != nil, p != nil && !p.unpacked, d.reserved[entry.Name()] > 0:
 			case p == nil && !info.Mode().IsRegular():
 				d.remove(entry.Name())
 			case p == nil && inUse(d.root, file(entry.Name())):
-			case p == nil && linked(info): // a store has it
+			case p == nil && (linked(info) || info.Size() == 0): // a store has it, or nobody has anything
 				d.remove(entry.Name())
 			default:
 				files = append(files, kept{entry.Name(), info.Size(), time.Since(info.ModTime()).Abs()})
@@ -435,38 +435,6 @@ func inUse(root *os.Root, path string) bool {
 	}
 	defer f.Close()
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
-}
-
-// Clear deletes all that no pull needs, here and beside. It reports whether that was anything.
-func (d *Dir) Clear() bool {
-	cleared := d.clear()
-	if d.Beside == nil || !sameDisk(d.parent, d.Beside.parent) {
-		return cleared
-	}
-	return d.Beside.clear() || cleared
-}
-
-func sameDisk(a, b string) bool {
-	var one, other unix.Stat_t
-	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
-}
-
-// MakeRoom deletes what no pull needs, if that has so many bytes. It reports whether it has.
-func (d *Dir) MakeRoom(bytes int64) bool {
-	d.mu.Lock()
-	_, sum, _ := d.unneeded()
-	d.mu.Unlock()
-	return sum >= bytes && d.clear()
-}
-
-func (d *Dir) clear() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	files, _, _ := d.unneeded()
-	for _, file := range files {
-		d.remove(file.name)
-	}
-	return len(files) > 0
 }
 
 // Close ends the sweeps. What is kept stays.

@@ -56,9 +56,10 @@ type Pull struct {
 	dir      *Dir
 	registry string
 
-	mu     sync.Mutex
-	parts  map[digest.Digest]*part
-	former []*part // that others have replaced; other calls of Fetch may use them
+	mu       sync.Mutex
+	parts    map[digest.Digest]*part
+	former   []*part  // that others have replaced; other calls of Fetch may use them
+	reserved []string // names of files that stay for this pull
 }
 
 // Begin begins the downloads of a pull from a registry. Other pulls from that registry
@@ -84,15 +85,6 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 		return err
 	}
 	return watch.Whole(part.file)
-}
-
-// Stored returns how many bytes of a blob are here already. They stay until End.
-func (p *Pull) Stored(info types.BlobInfo) (bytes int64, err error) {
-	part, err := p.part(info, false)
-	if err != nil {
-		return 0, err
-	}
-	return p.dir.sizeOf(part)
 }
 
 // turn waits until no other pull fetches the blob, or the one that does so gets nothing;
@@ -161,7 +153,7 @@ func (p *Pull) Unpacked(blob digest.Digest) {
 func (p *Pull) End(err error) {
 	parts := slices.AppendSeq(p.former, maps.Values(p.parts))
 	full := fault.DiskFull(err)
-	p.dir.release(parts, err != nil && !full && !errors.Is(err, fault.Exhausted) && !errors.Is(err, fault.Invalid))
+	p.dir.release(parts, p.reserved, err != nil && !full && !errors.Is(err, fault.Exhausted) && !errors.Is(err, fault.Invalid))
 	if full {
 		p.dir.Clear()
 	}

@@ -559,6 +559,7 @@ func TestSweep(t *testing.T) {
 		"bytes":          {func(d *Dir) { d.Limits.Share = 1 << 40 }, nil},
 		"large one":      {func(d *Dir) { room, _ := d.read(func([]os.DirEntry) {}); write(t, d, "3", room+1, 3*time.Hour) }, []string{"1", "2"}},
 		"in use":         {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{} }, []string{"2"}},
+		"empty ones":     {func(d *Dir) { d.Limits.Files = 3; write(t, d, "0", 0, 0) }, []string{"1", "2", "3"}},
 		"unpacked":       {func(d *Dir) { d.Limits.Files = 0; d.named["2"] = &part{unpacked: true} }, nil},
 		"no plain files": {func(d *Dir) { d.Limits.Files = 1; _ = os.MkdirAll(pathOf(d, "4/5"), 0o700) }, []string{"1"}},
 		"far too many": {func(d *Dir) {
@@ -816,53 +817,6 @@ func TestLinkedFilesStay(t *testing.T) {
 	first.End(nil)
 	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%d bytes, %v", len(got), err)
-	}
-}
-
-// A pull can be told how much is here before it fetches anything.
-func TestStored(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	content, info := blob(t)
-	if _, err := pullOne(t.Context(), d, &fake{content: content, cut: chunk + 10}, info); !errors.Is(err, errCut) {
-		t.Fatal(err)
-	}
-	for _, err := range []error{errDenied, nil} {
-		pull := d.Begin("registry.test")
-		if stored, err := pull.Stored(info); stored != chunk+10 || err != nil {
-			t.Errorf("%d bytes, %v", stored, err)
-		}
-		pull.End(err)
-	}
-	if left := names(t, d); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
-}
-
-// What makes no room, because there is too little of it or it is on another disk, stays.
-func TestMakeRoom(t *testing.T) {
-	t.Parallel()
-	d, same := newDir(t), newDir(t)
-	write(t, d, "own", 10, 0)
-	write(t, same, "same", 10, 0)
-	if d.MakeRoom(11) || len(names(t, d)) == 0 {
-		t.Error("deleted, and it was not enough")
-	}
-	if !d.MakeRoom(10) || len(names(t, d)) > 0 || len(names(t, same)) == 0 {
-		t.Error("no room was made")
-	}
-	mounted := t.TempDir()
-	if err := unix.Mount("tmpfs", mounted, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
-	other := In(mounted)
-	write(t, other, "other", 10, 0)
-	for beside, cleared := range map[*Dir]bool{same: true, other: false} {
-		d.Beside = beside
-		if d.Clear() != cleared || len(names(t, beside)) == 0 != cleared {
-			t.Errorf("%s: left: %q", beside.parent, names(t, beside))
-		}
 	}
 }
 

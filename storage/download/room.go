@@ -1,0 +1,117 @@
+package download
+
+import (
+	"math"
+	"os"
+
+	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
+)
+
+// maxSum is more bytes than any disk has, and a sum of many is still an int64.
+const maxSum = 1 << 50
+
+// Fits tells whether the disk has room for what is missing of the blobs. What Clear would delete
+// counts as room, and is not deleted before the disk is full: sizes are what a manifest says. If
+// they fit, what is here of them stays until End.
+func (p *Pull) Fits(blobs []types.BlobInfo) (bool, error) {
+	wanted := map[string]bool{}
+	for _, blob := range blobs {
+		if err := blob.Digest.Validate(); err != nil { // or it is no name of a file
+			return false, err
+		}
+		wanted[fileName(blob.Digest, p.registry)] = true
+	}
+	room, err := p.dir.room(wanted)
+	if err != nil {
+		return false, err
+	}
+	var missing int64
+	for _, blob := range blobs {
+		missing += min(max(blob.Size-p.dir.stored(fileName(blob.Digest, p.registry)), 0), maxSum)
+	}
+	if missing > room {
+		return false, nil
+	}
+	p.reserve(wanted)
+	return true, nil
+}
+
+// room is how many bytes are free on the disk, or would be after Clear, except those of files
+// with these names.
+func (d *Dir) room(except map[string]bool) (bytes int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.parent, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: d.parent, Err: err}
+	}
+	bytes = int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64/2))
+	for _, dir := range d.onDisk() {
+		dir.mu.Lock()
+		files, _, _ := dir.unneeded()
+		dir.mu.Unlock()
+		for _, f := range files {
+			if dir != d || !except[f.name] {
+				bytes += min(f.size, maxSum)
+			}
+		}
+	}
+	return bytes, nil
+}
+
+// stored is how many bytes of a file are here.
+func (d *Dir) stored(name string) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	root, err := d.opened()
+	if err != nil {
+		return 0
+	}
+	info, err := root.Lstat(file(name))
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	return info.Size()
+}
+
+// reserve keeps files of these names until the pull ends.
+func (p *Pull) reserve(names map[string]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dir.mu.Lock()
+	defer p.dir.mu.Unlock()
+	for name := range names {
+		p.dir.reserved[name]++
+		p.reserved = append(p.reserved, name)
+	}
+}
+
+// Clear deletes all that no pull needs, here and beside. It reports whether that was anything.
+func (d *Dir) Clear() (cleared bool) {
+	for _, dir := range d.onDisk() {
+		cleared = dir.clear() || cleared
+	}
+	return cleared
+}
+
+func (d *Dir) clear() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	files, _, _ := d.unneeded()
+	for _, file := range files {
+		d.remove(file.name)
+	}
+	return len(files) > 0
+}
+
+// onDisk are this directory, and the one beside it if that is on the same disk.
+func (d *Dir) onDisk() []*Dir {
+	if d.Beside == nil || !sameDisk(d.parent, d.Beside.parent) {
+		return []*Dir{d}
+	}
+	return []*Dir{d, d.Beside}
+}
+
+func sameDisk(a, b string) bool {
+	var one, other unix.Stat_t
+	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
+}
