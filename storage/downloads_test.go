@@ -473,6 +473,27 @@ func TestDownloadsMakeRoom(t *testing.T) {
 	}
 }
 
+// When somebody else fills the disk, the kubelet removes images, and downloads of images and
+// artifacts go as well.
+func TestRemovalSweepsDownloads(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	r := serve(t, "app", "1", noise(t, 1))
+	image := n.pull(r.Addr() + "/app:1").ID
+	n.downloads.Limits.Share = 1
+	for _, parent := range []string{n.cfg.Root, filepath.Join(n.cfg.Root, "crius-artifacts")} {
+		dir := filepath.Join(parent, download.Name)
+		ok(t, os.MkdirAll(dir, 0o700))
+		ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"))
+		t.Cleanup(func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+		ok(t, os.WriteFile(filepath.Join(dir, "sha256-old"), make([]byte, 2*mega), 0o600))
+	}
+	n.remove(image)
+	if _, files := kept(t, n.cfg.Root); len(files) > 0 {
+		t.Errorf("left: %q", files)
+	}
+}
+
 // Downloads that another configuration has left go with the next start.
 func TestDownloadsElsewhere(t *testing.T) {
 	t.Parallel()

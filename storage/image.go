@@ -197,6 +197,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return nil
 	}
 	if err == nil {
+		s.artifacts.SweepDownloads() // the disk may have filled up
 		err = s.reserve.Spend(func() error { return s.artifacts.removeImage(ctx, image) })
 	}
 	if err == nil {

@@ -122,6 +122,15 @@ func (s *Store) Close() error {
 	return s.downloads.Close()
 }
 
+// SweepDownloads deletes what exceeds the limits of downloads, which depend on what is free on
+// the disk, here and of images.
+func (s *Store) SweepDownloads() {
+	s.downloads.Sweep()
+	if s.cfg.Downloads != nil {
+		s.cfg.Downloads.Sweep()
+	}
+}
+
 // Names within the directory of a store.
 const (
 	artifactsName = "artifacts"
