@@ -92,7 +92,8 @@ type process struct {
 	stdin  io.WriteCloser // for its order
 	conn   *net.UnixConn
 	stderr capture.Head
-	ended  chan error
+	ended  chan struct{}
+	end    error // when ended is closed
 
 	blobs     map[digest.Digest]bool // that the worker may name
 	downloads *download.Pull
@@ -136,9 +137,12 @@ func (w *process) start(ctx context.Context) error {
 		return errors.Join(err, w.conn.Close())
 	}
 	started := make(chan error, 1)
-	w.ended = make(chan error, 1)
+	w.ended = make(chan struct{})
 	// The worker inherits the thread's confinement, and dies with the thread.
-	go func() { w.ended <- thread.Run(func() error { return w.runConfined(started) }) }()
+	go func() {
+		defer close(w.ended)
+		w.end = thread.Run(func() error { return w.runConfined(started) })
+	}()
 	if err := <-started; err != nil {
 		return errors.Join(err, w.conn.Close(), w.stdin.Close())
 	}
@@ -170,17 +174,18 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
+	dead := false // before its order
 	if err = errors.Join(err, w.stdin.Close()); err != nil {
-		_ = w.cmd.Process.Kill()
+		dead = errors.Is(w.cmd.Process.Kill(), os.ErrProcessDone)
 	}
 	var last message
 	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
 	_ = w.cmd.Process.Kill() // it has said its last word
 	cancel()
-	ended := <-w.ended
+	<-w.ended
 	w.fetching.Wait()
 	switch {
-	case placeErr != nil:
+	case placeErr != nil && !dead:
 		return "", placeErr
 	case last.Copied != "":
 		if want := w.Source.ImageID(); want != "" && last.Copied != want {
@@ -193,7 +198,7 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	if refused := w.refused(); refused != nil {
 		return "", refused
 	}
-	return "", errors.Join(w.died(ctx, ended), err)
+	return "", errors.Join(w.died(ctx, w.end), err)
 }
 
 // place gives the worker its limits and its cgroup, before it has done anything.
@@ -201,6 +206,15 @@ func (w *process) place(ctx context.Context) (leave func(), err error) {
 	if err := limit(w.cmd.Process.Pid); err != nil || w.Cgroups == nil {
 		return func() {}, err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { // what moves the process may wait for it to arrive
+		select {
+		case <-w.ended:
+			cancel(errors.New("the worker has ended"))
+		case <-ctx.Done():
+		}
+	}()
 	leave, err = w.Cgroups.Enter(ctx, w.Pod, w.cmd.Process.Pid)
 	if err != nil {
 		return func() {}, fmt.Errorf("cgroup for the pull worker (image.pull_cgroup): %w", err)

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -143,6 +145,66 @@ func TestHostile(t *testing.T) {
 		conn.Close()
 		ours.Close()
 	}
+}
+
+// entering is where workers run.
+type entering func(ctx context.Context, pid int) error
+
+func (e entering) Enter(ctx context.Context, _ string, pid int) (func(), error) {
+	return func() {}, e(ctx, pid)
+}
+
+// A worker that dies before it has its limits and its cgroup has died like any other; one that
+// cannot get them has not.
+func TestWorkerDiesEarly(t *testing.T) {
+	t.Parallel()
+	errRefused := errors.New("refused")
+	refuses := entering(func(context.Context, int) error { return errRefused })
+	for name, test := range map[string]struct {
+		program string
+		dead    bool // before it gets its limits
+		cgroups Cgroups
+		died    bool
+	}{
+		"before":            {program: "false", dead: true, died: true},
+		"while it is moved": {program: "cat", cgroups: entering(diesOnTheWay), died: true},
+		"not":               {program: "cat", cgroups: refuses},
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+		conn, err := net.FileConn(ours)
+		if err := errors.Join(err, ours.Close(), theirs.Close()); err != nil {
+			t.Fatal(err)
+		}
+		w := &process{Pull: Pull{Cgroups: test.cgroups}, conn: conn.(*net.UnixConn), cmd: exec.Command(test.program), ended: make(chan struct{})}
+		w.stdin, err = w.cmd.StdinPipe()
+		if err := errors.Join(err, w.cmd.Start()); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer close(w.ended)
+			w.end = w.cmd.Wait()
+		}()
+		if test.dead {
+			<-w.ended
+		}
+		_, err = w.run(t.Context(), pullOrder{})
+		if errors.Is(err, pullerror.ErrWorkerDied) != test.died || errors.Is(err, fault.Unavailable) != test.died || errors.Is(err, errRefused) == test.died {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// diesOnTheWay waits for a process to arrive, which has been killed.
+func diesOnTheWay(ctx context.Context, pid int) error {
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 // What a worker says of blobs that its image does not have is not kept, and it cannot
