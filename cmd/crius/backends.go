@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/crius-run/crius/cmd/crius/config"
@@ -31,10 +32,10 @@ type backends struct {
 // openServing opens the backends of a server, which pulls images. It calls progress during the
 // post-crash check (storage.Options).
 func openServing(ctx context.Context, cfg config.Config, progress func(), tracer *trace.Tracer) (*backends, error) {
-	pulling, err := pullcgroup.New(pullCgroupOf(cfg))
-	if err != nil {
-		return nil, err
+	if err := pullCgroupOf(cfg).Ready(); err != nil {
+		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
 	}
+	pulling := pullcgroup.New(pullCgroupOf(cfg))
 	image := imageOptions(cfg)
 	image.CheckProgress, image.PullCgroups = progress, pulling
 	opened, err := openBackends(ctx, cfg, image, tracer)

@@ -160,6 +160,9 @@ func checkCgroups(_ context.Context, n *node) []finding {
 		findings = append(findings, fail(`set runtime.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet's configuration`,
 			"runtime.cgroup_driver is systemd, but systemd is not running"))
 	}
+	if err := pullCgroupOf(n.config.Config).Ready(); err != nil {
+		findings = append(findings, fail(`install it, or set image.pull_cgroup = ""`, "image.pull_cgroup: images cannot be pulled: %v", err))
+	}
 	findings = append(findings, checkDriver(n)...)
 	mode := cgroup.Detect()
 	if mode == cgroup.None {

@@ -194,6 +194,22 @@ func TestCheckCgroups(t *testing.T) {
 	}
 }
 
+func TestCheckPullCgroup(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for config, fails := range map[string]bool{
+		"runtime.cgroup_driver = 'systemd'\nimage.pull_cgroup = 'pod'":     true,
+		"runtime.cgroup_driver = 'systemd'":                                false,
+		"runtime.cgroup_driver = 'cgroupfs'\nimage.pull_cgroup = '/pulls'": false,
+	} {
+		failed := slices.ContainsFunc(checkCgroups(t.Context(), testNode(t, config, nil)), func(f finding) bool {
+			return f.Status == statusFail && strings.Contains(f.Text, "image.pull_cgroup: images cannot be pulled: busctl")
+		})
+		if failed != fails {
+			t.Errorf("without busctl: %q fails: %t", config, failed)
+		}
+	}
+}
+
 func TestCheckCgroupsOfKubelet(t *testing.T) {
 	for driver, warns := range map[string]bool{"systemd": true, "cgroupfs": false} {
 		n := testNode(t, "runtime.cgroup_driver = 'cgroupfs'", map[string]string{"var/lib/kubelet/config.yaml": "cgroupDriver: " + driver + "\n"})

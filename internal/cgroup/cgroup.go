@@ -79,10 +79,11 @@ func Move(cgroup string, pid int) error {
 		return failed("move to cgroup", cgroup, err)
 	}
 	for _, h := range all {
-		if unix.Access(h.dir(path.Dir(cgroup)), unix.F_OK) == unix.ENOENT {
-			continue
+		err := h.makeOne(cgroup)
+		if err == nil {
+			err = write(h.dir(cgroup)+"/cgroup.procs", strconv.Itoa(pid))
 		}
-		if err := h.attach(cgroup, "cgroup.procs", strconv.Itoa(pid)); err != nil {
+		if err != nil && !errors.Is(err, unix.ENOENT) { // or what is above it is not there, or is being removed
 			return failed("move to cgroup", h.dir(cgroup), err)
 		}
 	}
@@ -114,10 +115,14 @@ func (h hierarchy) make(cgroup string) error {
 	if cgroup == "/" {
 		return nil
 	}
-	above := path.Dir(cgroup)
-	if err := h.make(above); err != nil {
+	if err := h.make(path.Dir(cgroup)); err != nil {
 		return err
 	}
+	return h.makeOne(cgroup)
+}
+
+// makeOne makes a cgroup below one that there is.
+func (h hierarchy) makeOne(cgroup string) error {
 	if err := unix.Mkdir(h.dir(cgroup), 0o755); err != nil && err != unix.EEXIST {
 		return err
 	}
@@ -132,7 +137,7 @@ func (h hierarchy) make(cgroup string) error {
 		if strings.TrimSpace(string(own)) != "" {
 			continue
 		}
-		inherited, err := os.ReadFile(h.dir(above) + file)
+		inherited, err := os.ReadFile(h.dir(path.Dir(cgroup)) + file)
 		if err != nil {
 			return err
 		}

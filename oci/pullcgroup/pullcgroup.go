@@ -74,19 +74,23 @@ type Groups struct {
 	users map[string]int // processes by cgroup
 }
 
-// New returns the cgroups of a configuration that Check has found right. The error is
-// fault.Precondition if the node lacks what they take.
-func New(cfg Config) (*Groups, error) {
+// Ready says what the node lacks for these cgroups, without which no image can be pulled. The
+// error is fault.Precondition.
+func (c Config) Ready() error {
+	if c.Driver != spec.Systemd || c.Parent == "" {
+		return nil
+	}
+	_, err := findBus()
+	return err
+}
+
+// New returns the cgroups of a configuration that Check has found right.
+func New(cfg Config) *Groups {
 	g := &Groups{cfg: cfg, users: map[string]int{}}
-	if cfg.Driver != spec.Systemd || cfg.Parent == "" {
-		return g, nil
+	if cfg.Driver == spec.Systemd {
+		g.start = startScope
 	}
-	bus, err := findBus()
-	if err != nil {
-		return nil, fmt.Errorf("image.pull_cgroup: %w", err)
-	}
-	g.start = bus.start
-	return g, nil
+	return g
 }
 
 // Enter moves a process, which has just been started, to where it is to run while it unpacks an

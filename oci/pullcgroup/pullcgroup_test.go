@@ -101,8 +101,7 @@ func enter(t *testing.T, g *Groups, pod string, pid int) (leave func()) {
 func TestCgroupOfPulls(t *testing.T) {
 	t.Parallel()
 	top := parent(t)
-	g, err := New(Config{Driver: spec.Cgroupfs, Parent: top})
-	must(t, err)
+	g := New(Config{Driver: spec.Cgroupfs, Parent: top})
 	want := []string{top + "/crius-pulls"}
 	one, endOne := process(t)
 	leaveOne := enter(t, g, "/pod", one)
@@ -133,8 +132,7 @@ func TestCgroupOfPulls(t *testing.T) {
 func TestCgroupOfPod(t *testing.T) {
 	t.Parallel()
 	pod := parent(t)
-	g, err := New(Config{Driver: spec.Cgroupfs, Parent: Pod})
-	must(t, err)
+	g := New(Config{Driver: spec.Cgroupfs, Parent: Pod})
 	for _, none := range []string{"", pod} {
 		pid, end := process(t)
 		before := cgroupsOf(t, pid)
@@ -172,13 +170,11 @@ func TestRecover(t *testing.T) {
 	} {
 		top := parent(t)
 		must(t, cgroup.Make(top))
-		g, err := New(cfg(top))
-		must(t, err)
+		g := New(cfg(top))
 		pid, end := process(t)
 		_ = enter(t, g, top, pid)
 		end()
-		next, err := New(cfg(top))
-		must(t, err)
+		next := New(cfg(top))
 		next.Recover(t.Context(), []string{top, top + "/absent", top})
 		if left, _ := cgroup.Below(top, func(string) bool { return true }); len(left) > 0 {
 			t.Errorf("%s: left: %q", name, left)
@@ -190,8 +186,7 @@ func TestRecover(t *testing.T) {
 func TestEnterOfTheDead(t *testing.T) {
 	t.Parallel()
 	top := parent(t)
-	g, err := New(Config{Driver: spec.Cgroupfs, Parent: top})
-	must(t, err)
+	g := New(Config{Driver: spec.Cgroupfs, Parent: top})
 	pid, end := process(t)
 	end()
 	if _, err := g.Enter(t.Context(), "", pid); err == nil {
@@ -216,7 +211,7 @@ func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []
 	}
 	program := filepath.Join(dir, "busctl")
 	must(t, os.WriteFile(program, []byte(script), 0o700))
-	g = &Groups{cfg: Config{Driver: spec.Systemd, Parent: Pod}, users: map[string]int{}}
+	g = New(Config{Driver: spec.Systemd, Parent: Pod})
 	g.start = func(ctx context.Context, s scopeUnit) error {
 		s.path = scope // that of the test, which nobody else has
 		return bus{program}.start(ctx, s)
@@ -228,15 +223,26 @@ func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []
 	}
 }
 
-// With the systemd driver systemd is asked for a scope in the slice, and the process is there
-// before it does anything.
+// With the systemd driver systemd is asked for a scope in the slice, if the pod has one, and the
+// process is there before it does anything.
 func TestScope(t *testing.T) {
 	t.Parallel()
 	top := parent(t)
 	must(t, cgroup.Make(top))
 	g, asked := systemd(t, top, false)
+	pod := path.Dir(top) + ".slice" // the kubelet's to make
+	t.Cleanup(func() { must(t, cgroup.Remove(context.Background(), pod)) })
+	gone, endGone := process(t)
+	before := cgroupsOf(t, gone)
+	leave := enter(t, g, pod, gone)
+	if got := cgroupsOf(t, gone); !slices.Equal(got, before) {
+		t.Errorf("without a cgroup of its pod: process in %q, want %q", got, before)
+	}
+	endGone()
+	leave()
+	must(t, cgroup.Make(pod))
 	pid, end := process(t)
-	leave := enter(t, g, "/kubepods.slice/kubepods-pod1.slice", pid)
+	leave = enter(t, g, pod, pid)
 	if got := cgroupsOf(t, pid); !slices.Contains(got, top) {
 		t.Errorf("process in %q", got)
 	}
@@ -253,7 +259,7 @@ func TestScope(t *testing.T) {
 	if count := fmt.Sprint(len(properties)); said[at+3] != count || said[len(said)-1] != "0" {
 		t.Errorf("it has %s properties, and says %s: %q", count, said[at+3], said)
 	}
-	for _, want := range []string{"\nSlice\ns\nkubepods-pod1.slice\n", fmt.Sprintf("\nPIDs\nau\n1\n%d\n", pid), "\nCollectMode\ns\ninactive-or-failed\n"} {
+	for _, want := range []string{"\nSlice\ns\n" + path.Base(pod) + "\n", fmt.Sprintf("\nPIDs\nau\n1\n%d\n", pid), "\nCollectMode\ns\ninactive-or-failed\n"} {
 		if !strings.Contains(strings.Join(said, "\n"), want) {
 			t.Errorf("asked for %q, want %q in it", said, want)
 		}
@@ -267,11 +273,30 @@ func TestScopeFails(t *testing.T) {
 	t.Parallel()
 	g, _ := systemd(t, "/absent", true)
 	pid, _ := process(t)
-	_, err := g.Enter(t.Context(), "pulls.slice", pid)
+	g.cfg.Parent = "pulls.slice"
+	_, err := g.Enter(t.Context(), "", pid)
 	if err == nil || !strings.Contains(err.Error(), "Unit exists") || !strings.Contains(err.Error(), "pulls.slice") {
 		t.Error(err)
 	}
+	g.cfg.Parent = Pod
 	if _, err := g.Enter(t.Context(), "/no/slice", pid); !errors.Is(err, fault.Invalid) {
 		t.Error(err)
+	}
+}
+
+// Without busctl a pull fails, and says why.
+func TestNoBus(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	cfg := Config{Driver: spec.Systemd, Parent: "pulls.slice"}
+	_, err := New(cfg).Enter(t.Context(), "", os.Getpid())
+	for _, err := range []error{err, cfg.Ready()} {
+		if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "busctl") {
+			t.Error(err)
+		}
+	}
+	for _, cfg := range []Config{{Driver: spec.Systemd}, {Driver: spec.Cgroupfs, Parent: "/pulls"}} {
+		if err := cfg.Ready(); err != nil {
+			t.Errorf("%+v: %v", cfg, err)
+		}
 	}
 }

@@ -29,6 +29,11 @@ func (g *Groups) enterScope(ctx context.Context, parent string, pid int) (leave 
 	if err != nil {
 		return nil, err
 	}
+	if g.cfg.Parent == Pod { // systemd would make a slice for a pod that is gone, and keep it
+		if there, err := cgroup.Exists(path.Dir(place)); !there || err != nil {
+			return func() {}, err
+		}
+	}
 	slice, _, _ := strings.Cut(unit, ":")
 	if err := g.start(ctx, scopeUnit{name: path.Base(place), slice: slice, path: place, pid: pid}); err != nil {
 		return nil, fmt.Errorf("start scope in %s for a pull: %w", slice, err)
@@ -42,9 +47,18 @@ type bus struct{ program string }
 func findBus() (bus, error) {
 	program, err := exec.LookPath("busctl")
 	if err != nil {
-		return bus{}, fmt.Errorf("with the systemd cgroup driver it takes busctl, which comes with systemd: %w: %w", err, fault.Precondition)
+		return bus{}, fmt.Errorf("busctl, which comes with systemd, is needed to start scopes: %w: %w", err, fault.Precondition)
 	}
 	return bus{program}, nil
+}
+
+// startScope finds busctl at each call: it may be installed while the server runs.
+func startScope(ctx context.Context, s scopeUnit) error {
+	bus, err := findBus()
+	if err != nil {
+		return err
+	}
+	return bus.start(ctx, s)
 }
 
 // scopeTime is far more than systemd takes to start a scope.
