@@ -19,7 +19,7 @@ func discarded(status string, signal unix.Signal) string {
 	case among(status, "SigIgn", signal):
 		return "its first process ignores the signal"
 	case isInit && !among(status, "SigCgt", signal) && !among(status, "SigBlk", signal):
-		return "its first process is PID 1 of a PID namespace and had no handler for the signal, so that the kernel discarded it (pid_namespaces(7))"
+		return "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7))"
 	}
 	return ""
 }

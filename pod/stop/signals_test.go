@@ -17,7 +17,7 @@ func TestWhySignalHasNoEffect(t *testing.T) {
 		discarded, waits                  string // words of the reason
 	}{
 		"init with a handler":                {pids: "4711\t1", caught: term},
-		"init without a handler":             {pids: "4711\t1", discarded: "no handler"},
+		"init without a handler":             {pids: "4711\t1", discarded: "no handler for the signal when looked at: if it had none"},
 		"init with another signal's handler": {pids: "4711\t1", caught: 1 << (unix.SIGINT - 1), discarded: "no handler"},
 		"init that ignores it":               {pids: "4711\t1", ignored: term, discarded: "ignores"},
 		"init that waits for it by sigwait":  {pids: "4711\t1", blocked: term},

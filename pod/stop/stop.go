@@ -163,7 +163,8 @@ func (s *Stopper) signal(ctx context.Context) (ignored string) {
 		slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
 		return ""
 	}
-	// Meanwhile it may have become another program, whose handlers are to come.
+	// Meanwhile it may have become another program, whose handlers are to come; or its handler
+	// has run and is gone.
 	ignored = cmp.Or(ignored, discarded(s.firstProcess(), s.Signal))
 	slog.DebugContext(ctx, "stop signal sent", "container", s.ID, "signal", unix.SignalName(s.Signal), "pid", s.Task().PID(), "why", ignored)
 	return ignored
