@@ -45,7 +45,7 @@ var rows = []row{
 	{"flat", "Whether the 500th pod costs more than the first.", flatRow},
 	{"lists", "What a kubelet asks all the time, of 100 and of 2000 containers.", listsRow},
 	{"stats", "Stats of 100 pods, by crius alone.", statsRow},
-	{"pull", "A large image, from a registry to the disk.", pullRow},
+	{"pull", "Images large, small and of many layers, from a registry to the disk, and what is fetched again.", pullRow},
 	{"restart", "How long a server that is killed beside 1000 containers is away.", restartRow},
 	{"allocs", "What servers allocate for a call.", allocsRow},
 	{"log", "What container output costs the monitor; conmon is that of CRI-O and podman.", logRow},

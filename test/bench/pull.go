@@ -2,35 +2,27 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/http"
-	"strings"
+	"slices"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/node"
-	"github.com/crius-run/crius/test/kit/tools"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 const (
 	pullRounds = 3
-	pullLayers = 6
-	// pullFiles are in each layer, of up to pullFile bytes, half of it in the mean.
-	pullFiles = 500
-	pullFile  = 200 << 10
+	smallCount = 40
 )
 
-// pullRow pulls a large image, removes it, and pulls it again; each time followed
-// by another image of the same layers.
+// usual is the content of an image of some 200 MB.
+var usual = contentShape{layers: 6, files: 500, file: 200 << 10}
+
+// pullRow pulls images of several shapes, and finds out what is fetched again of one
+// that is there in part.
 func pullRow(ctx context.Context) (tables []table, err error) {
-	large, err := buildLarge(ctx)
-	if err != nil {
-		return nil, err
-	}
 	c, us, them, err := newServers(ctx, "runc")
 	if err != nil {
 		return nil, err
@@ -39,162 +31,262 @@ func pullRow(ctx context.Context) (tables []table, err error) {
 	if err := c.settle(ctx); err != nil {
 		return nil, err
 	}
-	servers := []*server{us, them}
-	var cold, warm [2]outcome
-	for round := range pullRounds {
-		for i, s := range servers {
-			first, second, err := large.pulledBy(ctx, s, round == 0)
+	p := pulls{c.names(), []*server{us, them}}
+	for _, part := range []func(context.Context) (table, error){p.large, p.larger, p.deep, p.small, p.again} {
+		t, err := part(ctx)
+		if err != nil {
+			return nil, err
+		}
+		tables = append(tables, t)
+	}
+	return tables, nil
+}
+
+// pulls are made by servers in turns.
+type pulls struct {
+	names   []string
+	servers []*server
+}
+
+// large pulls an image, each time followed by another one of the same layers.
+func (p pulls) large(ctx context.Context) (table, error) {
+	return p.shaped(ctx, usual, pullRounds, "nothing of it there", "all layers there")
+}
+
+// larger pulls an image of 1 GB.
+func (p pulls) larger(ctx context.Context) (table, error) {
+	return p.shaped(ctx, contentShape{layers: 10, files: 750, file: 400 << 10}, 2, "nothing of it there")
+}
+
+// deep pulls an image of many layers.
+func (p pulls) deep(ctx context.Context) (table, error) {
+	return p.shaped(ctx, contentShape{layers: 100, files: 20, file: 20 << 10}, pullRounds, "nothing of it there")
+}
+
+// shaped pulls images of the same layers, one for each step, and removes them. In the
+// first round it also checks what containers of them read.
+func (p pulls) shaped(ctx context.Context, of contentShape, rounds int, steps ...string) (table, error) {
+	made, err := newContent(ctx, of)
+	if err != nil {
+		return table{}, err
+	}
+	var versions []*image.Artifact
+	for range steps {
+		built, err := makeImage(made.layers, len(versions))
+		if err != nil {
+			return table{}, err
+		}
+		versions = append(versions, built)
+	}
+	sums, err := p.inTurns(rounds, func(s *server, round int) (took []outcome, err error) {
+		var names []string
+		for version, built := range versions {
+			name, o, err := s.timedPull(ctx, built)
+			if err != nil {
+				return nil, err
+			}
+			names, took = append(names, name), append(took, o)
+			want := 0
+			if version == 0 {
+				want = of.layers
+			}
+			if fetched := made.fetched(s); fetched != want {
+				return nil, fmt.Errorf("it fetched %d layers instead of %d", fetched, want)
+			}
+			if round > 0 {
+				continue
+			}
+			if err := made.read(ctx, s, name); err != nil {
+				return nil, err
+			}
+		}
+		return took, s.removeImages(ctx, names...)
+	})
+	if err != nil {
+		return table{}, err
+	}
+	title := fmt.Sprintf("Image of %s, from a registry on the same machine, %d pulls each: seconds", made, rounds)
+	return p.table(title, rounds, sums, steps...), nil
+}
+
+// small pulls many images on one base, one after the other as kubelets do.
+func (p pulls) small(ctx context.Context) (table, error) {
+	images, err := smallImages(smallCount)
+	if err != nil {
+		return table{}, err
+	}
+	sums, err := p.inTurns(pullRounds, func(s *server, _ int) ([]outcome, error) {
+		names := make([]string, len(images))
+		for i, built := range images {
+			names[i] = s.push(built)
+		}
+		o, err := accounted(ctx, s, len(images), 1, func(ctx context.Context, i int) (life, error) {
+			return life{}, s.pull(ctx, names[i], images[i])
+		})
+		if err != nil {
+			return nil, err
+		}
+		return []outcome{o}, s.removeImages(ctx, names...)
+	})
+	if err != nil {
+		return table{}, err
+	}
+	title := fmt.Sprintf("%d images of 1 to 3 MB on one base, one after the other, %d times: seconds for all", smallCount, pullRounds)
+	return p.table(title, pullRounds, sums, "nothing of them there"), nil
+}
+
+// inTurns has each server do the steps of a round, and adds up what each step took.
+func (p pulls) inTurns(rounds int, do func(s *server, round int) ([]outcome, error)) (sums [][]outcome, err error) {
+	sums = make([][]outcome, len(p.servers))
+	for round := range rounds {
+		for i, s := range p.servers {
+			took, err := do(s, round)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", s.label, err)
 			}
-			cold[i].add(first)
-			warm[i].add(second)
+			if sums[i] == nil {
+				sums[i] = make([]outcome, len(took))
+			}
+			for step, o := range took {
+				sums[i][step].add(o)
+			}
 		}
 	}
-	t := compare(fmt.Sprintf("Image of %.0f MB in %d layers (%.0f MB unpacked), from a registry on the same machine, %d pulls each: seconds",
-		large.packed/1e6, pullLayers, large.unpacked/1e6, pullRounds), 0, c.names()...)
-	seconds := func(o outcome) []float64 { return []float64{o.wall / pullRounds} }
-	cpu := func(o outcome) []float64 { return []float64{o.cpu / pullRounds} }
-	t.line("nothing of it there", seconds(cold[0]), seconds(cold[1]))
-	t.line("CPU", cpu(cold[0]), cpu(cold[1]))
-	t.line("all layers there", seconds(warm[0]), seconds(warm[1]))
-	t.line("CPU", cpu(warm[0]), cpu(warm[1]))
-	return []table{t.table}, nil
+	return sums, nil
 }
 
-// largeImage is one in two versions, which have the same layers.
-type largeImage struct {
-	versions         []*image.Artifact
-	layers           []image.Layer
-	sum              string // of /data, as the probe tells it
-	packed, unpacked float64
+// table has seconds and CPU seconds of each step, in the mean of all rounds.
+func (p pulls) table(title string, rounds int, sums [][]outcome, steps ...string) table {
+	t := compare(title, 0, p.names...)
+	for step, name := range steps {
+		var wall, cpu [][]float64
+		for _, of := range sums {
+			wall = append(wall, []float64{of[step].wall / float64(rounds)})
+			cpu = append(cpu, []float64{of[step].cpu / float64(rounds)})
+		}
+		t.line(name, wall...)
+		t.line("CPU", cpu...)
+	}
+	return t.table
 }
 
-// buildLarge makes files with words out of a dictionary, so that they shrink as
-// programs and texts do.
-func buildLarge(ctx context.Context) (*largeImage, error) {
-	repository, err := tools.Repository()
+// refetches are what is counted of an image in several layers.
+var refetches = [...]string{
+	"nothing of it there",
+	"another version there, which has another top layer",
+	"the server was killed when half of it had come",
+	"both before and after it was killed",
+}
+
+// again counts what is fetched of an image of which something is there.
+func (p pulls) again(ctx context.Context) (table, error) {
+	of := usual
+	of.layers++ // the top one of the second version
+	made, err := newContent(ctx, of)
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
-	probe, err := image.GoProgram(ctx, "probe", repository, "./test/images/probe")
+	first, err := makeImage(made.layers[:usual.layers], 0)
 	if err != nil {
-		return nil, err
+		return table{}, err
 	}
-	l := new(largeImage)
-	random := rand.NewChaCha8([32]byte{})
-	words := make([]byte, 4096*8)
-	_, _ = random.Read(words)
-	sum := sha256.New()
-	for i := range pullLayers {
-		files := []image.File{image.Dir("data"), image.Dir(fmt.Sprintf("data/%d", i))}
-		if i == 0 {
-			files = append(files, probe)
-		}
-		for j := range pullFiles {
-			data := make([]byte, 0, pullFile+8)
-			for size := random.Uint64() % pullFile; uint64(len(data)) < size; {
-				word := random.Uint64() % 4096 * 8
-				data = append(data, words[word:word+8]...)
-			}
-			name := fmt.Sprintf("data/%d/%03d", i, j)
-			fmt.Fprintf(sum, "/%s %d\n", name, len(data))
-			sum.Write(data)
-			l.unpacked += float64(len(data))
-			files = append(files, image.Regular(name, 0o644, data))
-		}
-		layer, err := image.NewLayer(files...)
+	second, err := makeImage(slices.Concat(made.layers[:usual.layers-1], made.layers[usual.layers:]), 1)
+	if err != nil {
+		return table{}, err
+	}
+	fetched := make([][][]float64, len(refetches))
+	for _, s := range p.servers {
+		megabytes, err := s.refetch(ctx, first, second)
 		if err != nil {
-			return nil, err
+			return table{}, fmt.Errorf("%s: %w", s.label, err)
 		}
-		l.packed += float64(len(layer.Blob))
-		l.layers = append(l.layers, layer)
-	}
-	l.sum = fmt.Sprintf("%x", sum.Sum(nil))
-	for version := range 2 {
-		img := image.Image{Layers: l.layers}
-		img.Config.Entrypoint = []string{"/probe"}
-		img.Config.Labels = map[string]string{"version": fmt.Sprint(version)}
-		built, err := img.Build()
-		if err != nil {
-			return nil, err
+		for i, mb := range megabytes {
+			fetched[i] = append(fetched[i], []float64{mb})
 		}
-		l.versions = append(l.versions, built)
 	}
-	return l, nil
+	t := compare(fmt.Sprintf("What is fetched of an image in %d layers: MB", usual.layers), 0, p.names...)
+	for i, what := range refetches {
+		t.line(what, fetched[i]...)
+	}
+	return t.table, nil
 }
 
-// pulledBy has the server pull one version and then the other, and removes both.
-// Read: it also checks what containers of them read.
-func (l *largeImage) pulledBy(ctx context.Context, s *server, read bool) (cold, warm outcome, err error) {
-	for version, built := range l.versions {
-		name := fmt.Sprintf("%s/large:%d", node.RegistryHost, version)
-		s.on.Registry.Push("large", fmt.Sprint(version), built)
-		s.on.Registry.Forget()
-		o, err := accounted(ctx, s, 1, 1, func(ctx context.Context, _ int) (life, error) {
-			_, err := s.images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: name}})
-			return life{}, err
-		})
-		if err == nil {
-			err = s.pull(ctx, name, built) // it is there, so that this asks what it is
-		}
+// refetch is how many megabytes the server fetches in each case of refetches.
+func (s *server) refetch(ctx context.Context, first, second *image.Artifact) (megabytes [len(refetches)]float64, err error) {
+	fetched := func() float64 { return float64(s.on.Registry.Sent("/blobs/")) / 1e6 }
+	var names []string
+	for i, built := range []*image.Artifact{first, second} {
+		name, _, err := s.timedPull(ctx, built)
 		if err != nil {
-			return cold, warm, err
+			return megabytes, err
 		}
-		want := 0
-		if version == 0 {
-			cold, want = o, pullLayers
-		} else {
-			warm = o
-		}
-		if fetched := l.fetched(s); fetched != want {
-			return cold, warm, fmt.Errorf("it fetched %d layers instead of %d", fetched, want)
-		}
-		if read {
-			if err := l.read(ctx, s, name); err != nil {
-				return cold, warm, err
-			}
-		}
+		names = append(names, name)
+		megabytes[i] = fetched()
 	}
-	for version := range l.versions {
-		name := fmt.Sprintf("%s/large:%d", node.RegistryHost, version)
-		if _, err := s.images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: name}}); err != nil {
-			return cold, warm, err
-		}
+	if err := s.removeImages(ctx, names...); err != nil {
+		return megabytes, err
 	}
-	return cold, warm, nil
+	if err := s.dieInPull(ctx, names[0], func() bool { return fetched() >= megabytes[0]/2 }); err != nil {
+		return megabytes, err
+	}
+	before := fetched()
+	name, _, err := s.timedPull(ctx, first)
+	if err != nil {
+		return megabytes, err
+	}
+	megabytes[2] = fetched()
+	megabytes[3] = before + fetched()
+	return megabytes, s.removeImages(ctx, name)
 }
 
-// fetched is how many layers the registry was asked for, of late.
-func (l *largeImage) fetched(s *server) (count int) {
-	requests := s.on.Registry.Requests()
-	for _, layer := range l.layers {
-		for _, r := range requests {
-			if r.Method == http.MethodGet && strings.HasSuffix(r.Path, "/blobs/"+layer.Digest.String()) {
-				count++
-				break
-			}
-		}
-	}
-	return count
-}
-
-// read sums up, in a container of the image, what it has.
-func (l *largeImage) read(ctx context.Context, s *server, name string) (err error) {
-	before := s.image
-	s.image = name
-	defer func() { s.image = before }()
-	const reader = "reader"
-	if _, err := up(ctx, s, reader); err != nil {
+// dieInPull kills the server while it pulls an image, at a moment, and starts it again.
+func (s *server) dieInPull(ctx context.Context, name string, now func() bool) error {
+	s.on.Registry.Forget()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: name}})
+		ended <- err
+	}()
+	came := wait.Until(ctx, now)
+	if err := s.program.Kill(); err != nil {
 		return err
 	}
-	defer func() {
-		_, gone := down(ctx, s, reader)
-		err = errors.Join(err, gone)
-	}()
-	sum, err := s.exec(ctx, s.pod(reader), []string{"/probe", "sum", "/data"})
-	if err == nil && strings.TrimSpace(sum) != l.sum {
-		err = fmt.Errorf("the files of image %s are not what was pushed: their sum is %s", name, sum)
+	if err := <-ended; err == nil || !came {
+		return fmt.Errorf("the server was not killed while it pulled: %w", err)
 	}
-	return err
+	if err := s.program.Start(ctx); err != nil {
+		return err
+	}
+	return s.used.enter(s.program.PID())
+}
+
+// push has the node's registry serve an image, and returns its name there.
+func (s *server) push(built *image.Artifact) (name string) {
+	const repository = "pulled"
+	tag := built.ID()[:12]
+	s.on.Registry.Push(repository, tag, built)
+	return fmt.Sprintf("%s/%s:%s", node.RegistryHost, repository, tag)
+}
+
+// timedPull pulls an image. What the registry remembers is of this pull alone.
+func (s *server) timedPull(ctx context.Context, built *image.Artifact) (name string, took outcome, err error) {
+	name = s.push(built)
+	s.on.Registry.Forget()
+	took, err = accounted(ctx, s, 1, 1, func(ctx context.Context, _ int) (life, error) {
+		_, err := s.images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: name}})
+		return life{}, err
+	})
+	if err == nil {
+		err = s.pull(ctx, name, built) // it is there, so that this asks what it is
+	}
+	return name, took, err
+}
+
+func (s *server) removeImages(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if _, err := s.images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: name}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

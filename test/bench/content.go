@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/tools"
+)
+
+// contentShape is how the content of an image is spread.
+type contentShape struct {
+	layers int
+	files  int // in each layer
+	file   int // bytes at most; half of that in the mean
+}
+
+// content is that of images: layers with a probe and files in /data.
+type content struct {
+	layers           []image.Layer
+	sum              string // of /data, as the probe tells it
+	packed, unpacked float64
+}
+
+// String says how much there is.
+func (c *content) String() string {
+	return fmt.Sprintf("%.0f MB in %d layers (%.0f MB unpacked)", c.packed/1e6, len(c.layers), c.unpacked/1e6)
+}
+
+func newContent(ctx context.Context, of contentShape) (*content, error) {
+	repository, err := tools.Repository()
+	if err != nil {
+		return nil, err
+	}
+	probe, err := image.GoProgram(ctx, "probe", repository, "./test/images/probe")
+	if err != nil {
+		return nil, err
+	}
+	c := &content{layers: make([]image.Layer, of.layers)}
+	text := newText()
+	sum := sha256.New()
+	var packing errgroup.Group
+	packing.SetLimit(runtime.NumCPU())
+	for i := range of.layers {
+		files := []image.File{image.Dir("data"), image.Dir(fmt.Sprintf("data/%03d", i))}
+		if i == 0 {
+			files = append(files, probe)
+		}
+		for j := range of.files {
+			data := text.next(of.file)
+			name := fmt.Sprintf("data/%03d/%03d", i, j)
+			fmt.Fprintf(sum, "/%s %d\n", name, len(data))
+			sum.Write(data)
+			c.unpacked += float64(len(data))
+			files = append(files, image.Regular(name, 0o644, data))
+		}
+		packing.Go(func() (err error) {
+			c.layers[i], err = image.NewLayer(files...)
+			return err
+		})
+	}
+	if err := packing.Wait(); err != nil {
+		return nil, err
+	}
+	for _, layer := range c.layers {
+		c.packed += float64(len(layer.Blob))
+	}
+	c.sum = fmt.Sprintf("%x", sum.Sum(nil))
+	return c, nil
+}
+
+// text is words out of a dictionary, so that files of it shrink as programs and texts do.
+type text struct {
+	random *rand.ChaCha8
+	words  []byte
+}
+
+const (
+	textWords = 4096
+	textWord  = 8 // bytes
+)
+
+func newText() *text {
+	t := &text{rand.NewChaCha8([32]byte{}), make([]byte, textWords*textWord)}
+	_, _ = t.random.Read(t.words)
+	return t
+}
+
+// next is a file of at most so many bytes, half of that in the mean.
+func (t *text) next(most int) []byte {
+	data := make([]byte, 0, most+textWord)
+	for size := t.random.Uint64() % uint64(most); uint64(len(data)) < size; {
+		word := t.random.Uint64() % textWords * textWord
+		data = append(data, t.words[word:word+textWord]...)
+	}
+	return data
+}
+
+// makeImage is a version of an image with these layers.
+func makeImage(layers []image.Layer, version int) (*image.Artifact, error) {
+	img := image.Image{Layers: layers}
+	img.Config.Entrypoint = []string{"/probe"}
+	img.Config.Labels = map[string]string{"version": fmt.Sprint(version)}
+	return img.Build()
+}
+
+// smallImages are of 1 to 3 MB, and have their lowest layer in common.
+func smallImages(count int) (images []*image.Artifact, err error) {
+	text := newText()
+	layer := func(name string, files int) (image.Layer, error) {
+		packed := []image.File{image.Dir(name)}
+		for i := range files {
+			packed = append(packed, image.Regular(fmt.Sprintf("%s/%d", name, i), 0o644, text.next(200<<10)))
+		}
+		return image.NewLayer(packed...)
+	}
+	base, err := layer("base", 10)
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		own, err := layer("own", 5+8*(i%5))
+		if err != nil {
+			return nil, err
+		}
+		built, err := makeImage([]image.Layer{base, own}, i)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, built)
+	}
+	return images, nil
+}
+
+// fetched is how many of the layers the server's registry was asked for, of late.
+func (c *content) fetched(s *server) (count int) {
+	asked := map[string]bool{}
+	for _, r := range s.on.Registry.Requests() {
+		if r.Method == http.MethodGet {
+			asked[r.Path[strings.LastIndex(r.Path, "/")+1:]] = true
+		}
+	}
+	for _, layer := range c.layers {
+		if asked[layer.Digest.String()] {
+			count++
+		}
+	}
+	return count
+}
+
+// read checks the content as a container of an image has it.
+func (c *content) read(ctx context.Context, s *server, name string) (err error) {
+	before := s.image
+	s.image = name
+	defer func() { s.image = before }()
+	const reader = "reader"
+	if _, err := up(ctx, s, reader); err != nil {
+		return err
+	}
+	defer func() {
+		_, gone := down(ctx, s, reader)
+		err = errors.Join(err, gone)
+	}()
+	sum, err := s.exec(ctx, s.pod(reader), []string{"/probe", "sum", "/data"})
+	if err == nil && strings.TrimSpace(sum) != c.sum {
+		err = fmt.Errorf("the files of image %s are not what was pushed: their sum is %s", name, sum)
+	}
+	return err
+}
