@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
+	"github.com/crius-run/crius/oci/pullcgroup"
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/pod/audit"
 	"github.com/crius-run/crius/server/control"
@@ -148,6 +149,7 @@ func (s standIn) recovered(ctx context.Context) (control.Node, func() error, err
 		closing(&err, end)
 		return node, nil, err
 	}
+	pullcgroup.New(pullCgroupOf(s.cfg)).Recover(ctx, node.Engine.CgroupParents())
 	return node, end, nil
 }
 

@@ -30,7 +30,7 @@ func pullWorkers(cgroupPath string) (workers int) {
 }
 
 // An image is unpacked in the cgroup for pulls, or in that of the pod it is pulled for. The
-// cgroup goes with the pull, and with the next start if the server was killed.
+// cgroup goes with the pull, and with the next start or a wipe if the server was killed.
 func TestPullCgroup(t *testing.T) {
 	t.Parallel()
 	for value, parent := range map[string]string{"/{{.ID}}/pulls": "pulls", "pod": "pods/podx"} {
@@ -52,13 +52,16 @@ func TestPullCgroup(t *testing.T) {
 				_, err := w.Images().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}, SandboxConfig: p.config})
 				return err
 			}
-			ended := make(chan error, 1)
-			w.Registry.Inject(registry.Fault{Path: "/large/blobs/", Do: registry.Stall(3 * mib)})
-			go func() { ended <- pull() }()
-			wait.For(t, "a worker in the cgroup", func() bool { return pullWorkers(parent+"/crius-pulls") == 1 })
-			must(t, w.Kill())
-			<-ended
-			w.Registry.Heal()
+			killAmidPull := func() {
+				ended := make(chan error, 1)
+				w.Registry.Inject(registry.Fault{Path: "/large/blobs/", Do: registry.Stall(3 * mib)})
+				go func() { ended <- pull() }()
+				wait.For(t, "a worker in the cgroup", func() bool { return pullWorkers(parent+"/crius-pulls") == 1 })
+				must(t, w.Kill())
+				<-ended
+				w.Registry.Heal()
+			}
+			killAmidPull()
 			must(t, w.Start(t.Context()))
 			if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
 				t.Errorf("left of the server that was killed: %q", left)
@@ -67,6 +70,16 @@ func TestPullCgroup(t *testing.T) {
 			if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
 				t.Errorf("left of a pull: %q", left)
 			}
+			_, err = w.Images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}})
+			must(t, err)
+			killAmidPull()
+			if out, code := w.wipe(t, "", "--yes"); code != 0 {
+				t.Fatalf("code %d: %s", code, out)
+			}
+			if left := inventory.Cgroups(parent + "/crius-pulls"); len(left) > 0 {
+				t.Errorf("left of a wipe: %q", left)
+			}
+			must(t, w.Start(t.Context()))
 		})
 	}
 }
