@@ -87,8 +87,8 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 	return watch.Whole(part.file)
 }
 
-// turn waits until no other pull fetches the blob, or the one that does so gets nothing;
-// alone does not wait.
+// turn waits until no other pull fetches the blob, or the one that does so gets nothing and the
+// disk has room for another copy; alone does not wait.
 func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part, error) {
 	part, err := p.part(info, alone)
 	if err != nil {
@@ -105,7 +105,7 @@ func (p *Pull) turn(ctx context.Context, info types.BlobInfo, alone bool) (*part
 		case <-patience.C:
 		}
 		before := came
-		if came = part.came.Load(); came == before {
+		if came = part.came.Load(); came == before && p.dir.hasRoom(info.Size) {
 			if part, err = p.part(info, true); err != nil {
 				return nil, err
 			}

@@ -58,6 +58,12 @@ func (d *Dir) room(except map[string]bool) (bytes int64, err error) {
 	return bytes, nil
 }
 
+// hasRoom tells whether a blob of this size fits, as far as can be told.
+func (d *Dir) hasRoom(size int64) bool {
+	room, err := d.room(nil)
+	return err != nil || size <= room
+}
+
 // stored is how many bytes of a file are here.
 func (d *Dir) stored(name string) int64 {
 	d.mu.Lock()

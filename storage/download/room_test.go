@@ -1,14 +1,18 @@
 package download
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // onDisk is a directory on a disk of 4 MiB.
@@ -129,6 +133,29 @@ func TestWhatFitsOutlastsOtherPulls(t *testing.T) {
 	waits.End(err)
 	if err != nil || src.sent != 1 || len(names(t, d)) > 0 {
 		t.Errorf("%d bytes were sent, left: %q, %v", src.sent, names(t, d), err)
+	}
+}
+
+// A pull that could only fill the disk with another copy waits for one that gets nothing.
+func TestNoRoomForAnotherCopy(t *testing.T) {
+	t.Parallel()
+	d := onDisk(t)
+	d.Patience = time.Millisecond
+	content, info := blob(t)
+	if err := os.WriteFile(filepath.Join(d.parent, "full"), make([]byte, 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	first, firstDone := holding(ctx, t, d, content, info)
+	second := &fake{content: content}
+	secondDone := inBackground(t.Context(), d, second, info)
+	wait.For(t, "the second pull", func() bool { return users(d, info) == 2 })
+	time.Sleep(50 * time.Millisecond) // far beyond its patience
+	cancel()
+	<-firstDone
+	if got := <-secondDone; got.err != nil || first.sent+second.sent != info.Size {
+		t.Errorf("%d and %d bytes were sent, %v", first.sent, second.sent, got.err)
 	}
 }
 
