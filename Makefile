@@ -102,7 +102,7 @@ node-upgrade: node-packages ## Upgrade the package of such a machine under runni
 
 .PHONY: node-install
 node-install: PREVIOUS = HEAD^
-node-install: node-packages ## Do on such a machine what an operator does, with a real kubelet: install, faults, CRI-O's configuration, downgrade. PREVIOUS=commit
+node-install: node-packages ## Do on such a machine what an operator does, with a real kubelet: install, faults, CRI-O's configuration, downgrade, purge. PREVIOUS=commit
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -install -packages $(BIN)/packages -previous .cache/previous/bin/packages \
 		$(if $(SUITE),-suite $(SUITE)) -driver systemd -handler runc
 

@@ -24,7 +24,7 @@
 // With -install as well (make node-install) the machine is one that an operator
 // sets up by docs/install.md, with a real kubelet. Faults that operators meet are
 // injected and healed, the configuration of CRI-O is taken over, the package is
-// taken back to the DEB in DIR and up again. Each step is printed with
+// taken back to the DEB in DIR and up again, and removed. Each step is printed with
 // what became of it.
 //
 // With -cuts N (make powercut) it does something else: the power of machines is

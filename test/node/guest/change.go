@@ -44,13 +44,18 @@ func (p *operator) switchOver(ctx context.Context) error {
 		return err
 	}
 	p.see(ctx, "it is gone with its manifest", "crictl pods --name switched --state Ready --quiet | wc -l", "0\n")
+	// The kubelet takes its time to remove the sandbox, which needs the handler.
+	if out, err := shell("crictl pods --name switched --quiet | xargs --no-run-if-empty crictl rmp --force"); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
 	const back = "install -m 644 /root/crius.toml /etc/crius/crius.toml && systemctl restart crius"
 	p.promise("back: "+back, atTerminal(back))
 	p.promise("with its own configuration again the node is well and the pod unharmed", p.healthy(ctx))
 	return nil
 }
 
-// downAndUp takes the package back to the previous one and up again, under the steady pod.
+// downAndUp takes the package back to the previous one and up again, and away and back,
+// under the steady pod.
 func (p *operator) downAndUp(ctx context.Context) error {
 	current, err := shell("crius version")
 	if err != nil {
@@ -66,6 +71,24 @@ func (p *operator) downAndUp(ctx context.Context) error {
 			p.promise("up: the version is the current one", same(version, current))
 		}
 		p.promise(way.name+": the node is well and the pod unharmed", p.healthy(ctx))
+	}
+	const alive = "pgrep -f '[s]teady forever' >/dev/null && echo alive"
+	p.promise("apt-get remove crius", atTerminal("apt-get remove crius"))
+	p.see(ctx, "the server is gone with the package", "test ! -e /usr/bin/crius && ! pgrep -x crius && echo gone", "gone")
+	p.see(ctx, "the container runs on without it", alive, "alive")
+	const back = "apt-get install ./bin/packages/crius_0_amd64.deb && systemctl enable --now crius"
+	p.promise(back, atTerminal(back))
+	p.promise("the package is back: the node is well and the pod unharmed", p.healthy(ctx))
+	return nil
+}
+
+// remove is what the page says of the removal.
+func (p *operator) remove(ctx context.Context) error {
+	p.follow("Remove", p.page["Remove"][0])
+	p.see(ctx, "nothing of the pods runs any more", "pgrep -f '[s]teady forever' || echo gone", "gone")
+	// What the page does not speak of: the network and its addresses.
+	if out, err := shell("rm -r /etc/cni/net.d/10-crius-bridge.conflist /var/lib/cni/networks/crius-bridge"); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
 }

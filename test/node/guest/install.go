@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/test/kit/critest"
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -23,14 +24,18 @@ type operator struct {
 	report
 }
 
-// install does what an operator does, from the installation to the change of versions, and
-// reports each step. What follows a part that cannot be finished would say nothing.
+// install does what an operator does, from the installation to the removal, and reports
+// each step. What follows a part that cannot be finished would say nothing.
 func install(ctx context.Context, o options, images *registry.Registry) error {
 	end, err := surroundings(images)
 	if err != nil {
 		return err
 	}
 	defer end()
+	before, err := onNode(o)
+	if err != nil {
+		return err
+	}
 	text, err := os.ReadFile("install.md")
 	if err != nil {
 		return err
@@ -41,14 +46,18 @@ func install(ctx context.Context, o options, images *registry.Registry) error {
 		run  func(context.Context) error
 	}{
 		{"installation", p.install}, {"kubelet", p.runKubelet}, {"network", p.addNetwork}, {"faults", p.meetFaults},
-		{"CRI-O", p.switchOver}, {"down and up", p.downAndUp},
+		{"CRI-O", p.switchOver}, {"down and up", p.downAndUp}, {"removal", p.remove},
 	} {
 		if err := part.run(ctx); err != nil {
 			p.promise(part.name+" cannot be finished", err)
 			break
 		}
 	}
-	return errors.Join(p.write(), os.WriteFile("out/left", nil, 0o644)) // the pods stay
+	after, err := onNode(o)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.write(), os.WriteFile("out/left", []byte(strings.Join(inventory.Beyond(before, after), "\n")), 0o644))
 }
 
 // surroundings are what a node has around it, until end: an internet, which is a registry
@@ -59,8 +68,20 @@ func surroundings(images *registry.Registry) (end func(), err error) {
 		return nil, err
 	}
 	return end, errors.Join(pushLarge(images),
+		// The answer is yes: apt discards what is typed before it asks.
+		write("/etc/apt/apt.conf.d/90-yes", "APT::Get::Assume-Yes \"true\";\n"),
 		write("/etc/containers/registries.conf.d/50-internet.conf", critest.Registries(address)),
 		command("ip", "link", "set", "lo", "up"), command("ip", "address", "add", nodeAddress+"/32", "dev", "lo"))
+}
+
+// onNode is all that crius may leave on a node.
+func onNode(o options) ([]string, error) {
+	lines, err := take(o)
+	if err != nil {
+		return nil, err
+	}
+	files, _ := shell(`find /etc /usr /opt /run /var/lib -xdev -iname '*crius*' -printf 'file: %p\n' 2>/dev/null`) // what vanishes meanwhile is an error
+	return append(lines, strings.Split(strings.TrimSpace(files), "\n")...), nil
 }
 
 // follow does what commands below a heading of the page say, and reports each.

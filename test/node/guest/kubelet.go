@@ -49,8 +49,8 @@ imageGCHighThresholdPercent: 100
 fileCheckFrequency: 1s
 syncFrequency: 5s
 `
-	// forever is a container's program, which ends when it is told to.
-	forever = "trap 'exit 0' TERM; while :; do sleep 1; done"
+	// forever is a container's program that pgrep finds, and that ends when it is told to.
+	forever = "trap 'exit 0' TERM; while :; do sleep 1; done # %s forever"
 )
 
 // runKubelet starts a kubelet as a service, and the pod of the page.
@@ -119,7 +119,7 @@ spec:
     image: %s
     command: [sh, -c, %q]
     readinessProbe: {exec: {command: ["true"]}, timeoutSeconds: 60}
-`, name, image, forever)
+`, name, image, fmt.Sprintf(forever, name))
 	if err := write(filepath.Join(manifests, name+".yaml"), manifest); err != nil {
 		return podStatus{}, err
 	}

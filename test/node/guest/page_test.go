@@ -29,7 +29,7 @@ func TestInstallPageHasItsBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := parse(string(text))
-	for heading, blocks := range map[string]int{"Packages": 3, "Start": 1, "Try it": 1} {
+	for heading, blocks := range map[string]int{"Packages": 3, "Start": 1, "Try it": 1, "Remove": 1} {
 		if got := len(p[heading]); got != blocks {
 			t.Errorf("%s has %d blocks of commands, want %d", heading, got, blocks)
 		}
