@@ -17,6 +17,9 @@ const times = 3
 // failed for what ran beside it, or by chance: it is flaky. It counts as failed
 // all the same, unless flaky.txt names it.
 func (s *suite) again(ctx context.Context, t *tally) error {
+	if err := s.afterCrashes(ctx, t); err != nil {
+		return err
+	}
 	for _, f := range t.failures {
 		if f.test == "" || ctx.Err() != nil {
 			continue
@@ -37,6 +40,22 @@ func (s *suite) again(ctx context.Context, t *tally) error {
 			fmt.Fprintf(t.out, "which test/runner/flaky.txt forgives: %s\n", reason)
 			t.failed--
 			t.passed++
+		}
+	}
+	return nil
+}
+
+// afterCrashes runs packages that the race detector has ended again, once: of their tests most
+// have not been run, and those that were running have done nothing wrong.
+func (s *suite) afterCrashes(ctx context.Context, t *tally) error {
+	for _, c := range t.crashes { // not of those to come
+		if ctx.Err() != nil {
+			break
+		}
+		fmt.Fprintf(t.out, "again: %s, in which the race detector itself crashed (https://go.dev/issue/78156)\n", c.pkg)
+		t.passed, t.failed, t.skipped = t.passed-c.passed, t.failed-c.failed, t.skipped-c.skipped
+		if err := s.goTest(ctx, t, s.raced(c.pkg), 1, s.run, []string{c.pkg}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -30,6 +30,11 @@ func suiteOf(t *testing.T, body string) *suite {
 const onceBroken = "func TestOnce(t *testing.T) { t.Run(`a b`, func(t *testing.T) {" +
 	" if os.Mkdir(`seen`, 0o755) == nil { t.Error(`the first time`) } }) }\n"
 
+// detectorCrashes prints what Go does when the race detector crashes, the first time.
+const detectorCrashes = "func TestA(t *testing.T) {}\nfunc TestCrash(t *testing.T) { if os.Mkdir(`seen`, 0o755) == nil { crash() } }\n" +
+	"func crash() { println(`SIGSEGV: segmentation violation\nPC=0x1bf8610 m=0 sigcode=1 addr=0x7f262cb00000\n\n" +
+	"goroutine 0 gp=0x2d28e60 m=0 mp=0x2d2aa00 [idle, synctest bubble 8]:\nruntime: g 0 gp=0x2d28e60: unknown pc 0x1bf8610`); os.Exit(2) }\n"
+
 func TestFailuresRunAgain(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -48,6 +53,18 @@ func TestFailuresRunAgain(t *testing.T) {
 		"a broken test": {
 			"func TestA(t *testing.T) { _ = os.Args; t.Error(`always`) }", "sample/p TestA nonsense",
 			1, "0 passed, 1 failed, 0 skipped", "failed again, alone: sample/p TestA (3 of 3)",
+		},
+		"the race detector crashes": {
+			detectorCrashes, "",
+			0, "2 passed, 0 failed, 0 skipped", "again: sample/p, in which the race detector itself crashed",
+		},
+		"the race detector crashes twice": {
+			detectorCrashes + "func init() { os.Remove(`seen`) }\n", "",
+			1, "1 passed, 1 failed, 0 skipped", "again: sample/p, in which the race detector itself crashed",
+		},
+		"a test fails before the race detector crashes": {
+			"func TestA0(t *testing.T) { t.Error(`broken`) }\n" + detectorCrashes, "",
+			1, "1 passed, 2 failed, 0 skipped", "failed again, alone: sample/p TestA0 (3 of 3)",
 		},
 		"nothing failed": {
 			"func TestA(t *testing.T) { _ = os.Args }", "",

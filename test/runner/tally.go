@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ type tally struct {
 	passed, failed, skipped int
 	packages                map[string]*packageTally
 	failures                []failure
+	crashes                 []crash
 	took                    map[string]float64 // seconds by package, or package and test
 	cpu                     map[string]string  // seconds of CPU by package
 	interrupted             bool               // what fails now has been killed
@@ -34,6 +36,12 @@ type tally struct {
 
 // failure is a test that has failed, or a package that did outside of its tests.
 type failure struct{ pkg, test, output string }
+
+// crash is a package that the race detector has ended, and what it has been counted for.
+type crash struct {
+	pkg                     string
+	passed, failed, skipped int
+}
 
 // packageTally is a package whose tests run.
 type packageTally struct {
@@ -156,6 +164,8 @@ func (t *tally) endTest(p *packageTally, e event, ended *test) {
 // endPackage adds a package up. A crash or a time limit ends it with tests
 // under way: those have failed.
 func (t *tally) endPackage(p *packageTally, e event) {
+	known := len(t.failures)
+	crashed := e.Action == "fail" && p.failed == 0 && p.crashed()
 	if e.Action == "fail" {
 		for _, name := range slices.Sorted(maps.Keys(p.tests)) {
 			if name != "" && !p.tests[name].hasSubtests {
@@ -172,11 +182,29 @@ func (t *tally) endPackage(p *packageTally, e event) {
 			t.failures = append(t.failures, failure{pkg: e.Package, output: output})
 		}
 	}
+	if crashed {
+		t.failures = t.failures[:known]
+		t.crashes = append(t.crashes, crash{e.Package, p.passed, p.failed, p.skipped})
+	}
 	t.passed += p.passed
 	t.failed += p.failed
 	t.skipped += p.skipped
 	word := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action]
 	fmt.Fprintf(t.out, "%-5s %7.1fs %4d passed %s (CPU %ss)\n", word, e.Elapsed, p.passed, e.Package, cmp.Or(t.cpu[e.Package], "?"))
+}
+
+// detectorCrash is what Go prints when its race detector, whose code is not Go's, fails while a
+// timer of testing/synctest runs: https://go.dev/issue/78156.
+var detectorCrash = regexp.MustCompile(`(?m)^SIGSEGV: segmentation violation\n(?:.*\n)+?goroutine 0 .*\[idle, synctest bubble \d+\]:\nruntime: g 0 .*: unknown pc`)
+
+// crashed tells whether the race detector has ended the package.
+func (p *packageTally) crashed() bool {
+	for _, test := range p.tests {
+		if detectorCrash.MatchString(test.output.String()) {
+			return true
+		}
+	}
+	return false
 }
 
 // conclude prints the closing lines and returns the exit code. An error is one
