@@ -49,9 +49,6 @@ func (s *suite) again(ctx context.Context, t *tally) error {
 // have not been run, and those that were running have done nothing wrong.
 func (s *suite) afterCrashes(ctx context.Context, t *tally) error {
 	for _, c := range t.crashes { // not of those to come
-		if ctx.Err() != nil {
-			break
-		}
 		fmt.Fprintf(t.out, "again: %s, in which the race detector itself crashed (https://go.dev/issue/78156)\n", c.pkg)
 		t.passed, t.failed, t.skipped = t.passed-c.passed, t.failed-c.failed, t.skipped-c.skipped
 		if err := s.goTest(ctx, t, s.raced(c.pkg), 1, s.run, []string{c.pkg}); err != nil {
