@@ -240,17 +240,12 @@ func TestLogRate(t *testing.T) {
 			t.Fatal(err)
 		}
 		var told uint64
-		var notices int
 		for _, found := range regexp.MustCompile(` stderr F \[crius: (\d+) bytes of this log were discarded `).FindAllSubmatch(text, -1) {
 			n, err := strconv.ParseUint(string(found[1]), 10, 64)
 			if err != nil {
 				t.Fatal(err)
 			}
 			told += n
-			notices++
-		}
-		if notices > 3 { // the limit lets nothing more through for seconds, and a container may be slow
-			t.Errorf("the log tells of its gap %d times", notices)
 		}
 		logged := client.Logged(limit(t))
 		if logged.Written != uint64(len(text)) || logged.Discarded != told || told == 0 {

@@ -127,8 +127,22 @@ func (l *logLimit) notice(log []byte) []byte {
 
 // addLimited is add for a log with a limit.
 func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full bool) {
+	number := 0
+	if stream == "stderr" {
+		number = 1
+	}
+	line := &l.limit.streams[number]
+	if line.lost { // the gap lasts as long as its line, and is told behind that
+		if end := indexNewline(in) + 1; 0 < end && end < len(in) {
+			if used, full = l.addLimited(stream, in[:end], false); used < end {
+				return used, full
+			}
+			used, full = l.addLimited(stream, in[end:], eof)
+			return end + used, full
+		}
+	}
 	l.limit.refill(uptime())
-	if l.limit.untold > 0 && !l.limit.dropping {
+	if l.limit.untold > 0 && !l.limit.dropping && !line.lost {
 		if cap(l.records)-len(l.records) < maxNotice {
 			return 0, true
 		}
@@ -136,10 +150,7 @@ func (l *logFile) addLimited(stream string, in []byte, eof bool) (used int, full
 	}
 	var head [wire.StampLen + len(" stdout ")]byte
 	common := appendHead(head[:0], stream)
-	from, number := len(l.records), 0
-	if stream == "stderr" {
-		number = 1
-	}
+	from := len(l.records)
 	l.records, used, full = appendRecords(l.records, in, common, eof)
 	l.journal.take(l.records[from:])
 	l.records = l.limit.cut(l.records, from, len(common), number)

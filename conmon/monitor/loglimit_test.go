@@ -139,6 +139,10 @@ func TestLogLimitWithinLine(t *testing.T) {
 	full := strings.Repeat("y", maxContent)
 	put(l, "stdout", full+full+full+full+full+"z") // four records fit
 	put(l, "stderr", "other\n")
+	l.limit.pass(13_000) // enough for a record and some notices
+	for range 5 {
+		put(l, "stdout", full+"y")
+	}
 	l.limit.pass(burst)
 	put(l, "stdout", "rest\nnext\n")
 	text := content(t, l)
@@ -147,8 +151,9 @@ func TestLogLimitWithinLine(t *testing.T) {
 	if !ok {
 		t.Fatalf("it has %d bytes", len(text))
 	}
-	if told := gap.FindString(after); told == "" || after != told+"\nstdout F next\n" {
-		t.Errorf("then %.400q", after)
+	told := gap.FindStringSubmatch(after)
+	if told == nil || told[1] != strconv.FormatUint(l.limit.total, 10) || after != told[0]+"\nstdout F next\n" {
+		t.Errorf("then, with %d bytes discarded, %.400q", l.limit.total, after)
 	}
 }
 
