@@ -47,6 +47,8 @@ type crash struct {
 type packageTally struct {
 	passed, failed, skipped int
 	tests                   map[string]*test // those under way; "" is the package
+	races                   strings.Builder  // what the race detector says
+	inRace                  bool             // it is not done yet
 }
 
 // test is a test under way.
@@ -105,6 +107,7 @@ func (t *tally) add(e event) {
 			return
 		}
 		current.output.WriteString(e.Output)
+		p.keepRace(e.Output)
 	case "pass", "fail", "skip":
 		t.took[strings.TrimSpace(e.Package+" "+e.Test)] = e.Elapsed
 		if e.Test == "" {
@@ -114,6 +117,16 @@ func (t *tally) add(e event) {
 		}
 		t.endTest(p, e, current)
 		delete(p.tests, e.Test)
+	}
+}
+
+// keepRace keeps a line if it is the race detector's. The test in whose output it stands may
+// have passed: any that runs by then can be it, and others fail.
+func (p *packageTally) keepRace(line string) {
+	p.inRace = p.inRace || line == "WARNING: DATA RACE\n"
+	if p.inRace {
+		p.races.WriteString(line)
+		p.inRace = line != "==================\n"
 	}
 }
 
@@ -176,7 +189,7 @@ func (t *tally) endPackage(p *packageTally, e event) {
 			}
 		}
 		output := p.tests[""].output.String()
-		fmt.Fprint(t.out, output)
+		fmt.Fprint(t.out, output, p.races.String())
 		if p.failed == 0 {
 			p.failed = 1
 			t.failures = append(t.failures, failure{pkg: e.Package, output: output})

@@ -68,6 +68,10 @@ func TestCounts(t *testing.T) {
 			"func TestA(t *testing.T) { t.Run(`x`, func(t *testing.T) {}); t.Error(`left over`) }", nil,
 			1, "1 passed, 1 failed, 0 skipped", []string{"FAIL  sample/p TestA", "left over"},
 		},
+		"a race in the output of a test that passes": {
+			"func TestA(t *testing.T) { println(`WARNING: DATA RACE\nRead at\n==================\nquiet`) }\nfunc TestB(t *testing.T) { t.Error(`race detected`) }", nil,
+			1, "1 passed, 1 failed, 0 skipped", []string{"WARNING: DATA RACE\nRead at\n==================\n"},
+		},
 		"a panic": {
 			"func TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { panic(`boom`) }", nil,
 			1, "1 passed, 1 failed, 0 skipped", []string{"panic: boom"},
