@@ -1080,7 +1080,7 @@ func TestAdditionalArtifactStoreThatIsNotThere(t *testing.T) {
 	}
 	cfg := n.cfg
 	cfg.AdditionalArtifactStores = []string{cfg.Root}
-	if _, err := Open(testContext(t), cfg); !errors.Is(err, fault.Precondition) {
+	if _, err := openStore(testContext(t), cfg); !errors.Is(err, fault.Precondition) {
 		t.Errorf("a store that is additional to itself: %v", err)
 	}
 }

@@ -238,7 +238,7 @@ func TestForeignContainersAreTheOwnersToRemove(t *testing.T) {
 	n, _ := neighbours(t)
 	cfg := n.cfg
 	cfg.ReadOnly = true
-	looking, err := Open(t.Context(), cfg)
+	looking, err := openStore(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

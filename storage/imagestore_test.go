@@ -150,7 +150,7 @@ func TestImagestoreIsNotMounted(t *testing.T) {
 	mounted := n.cfg.ImageStore + ".mounted"
 	ok(t, errors.Join(os.Rename(n.cfg.ImageStore, mounted), os.Mkdir(n.cfg.ImageStore, 0o700)))
 	for _, n.cfg.ReadOnly = range []bool{true, false} {
-		s, err := Open(t.Context(), n.cfg)
+		s, err := openStore(t.Context(), n.cfg)
 		if err == nil {
 			err = errors.Join(errors.New("opened"), s.Close(t.Context()))
 		}
@@ -233,7 +233,7 @@ func TestImagestoreIsNoGraphRoot(t *testing.T) {
 	n := newNode(t)
 	cfg := n.cfg
 	cfg.ImageStore = cfg.Root
-	if _, err := Open(t.Context(), cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is the graph root itself") {
+	if _, err := openStore(t.Context(), cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is the graph root itself") {
 		t.Error(err)
 	}
 }

@@ -340,7 +340,7 @@ func TestManifestIsOfOneLifeOfALayer(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	last := n.stored() // the manifest of the first pull, which is before skopeo's
-	ok(t, n.Store.Close(t.Context()))
+	ok(t, n.Close(t.Context()))
 	last.Boot = "another"
 	n.putManifest(last)
 	truncate(t, filepath.Join(n.diff(top), "etc/motd"))

@@ -60,7 +60,7 @@ func TestWritableLayerQuota(t *testing.T) {
 	}
 	options := newNode(t).cfg
 	limited(dir)(&options)
-	s, err := Open(t.Context(), options)
+	s, err := openStore(t.Context(), options)
 	if err == nil {
 		err = errors.Join(errors.New("opened"), s.Close(t.Context()))
 	}
@@ -122,11 +122,11 @@ func TestOverlaySize(t *testing.T) {
 	options := newNode(t).cfg
 	options.Root, options.RunRoot, options.StateDir = t.TempDir(), t.TempDir(), "/proc/none"
 	options.Options = append(options.Options, "overlay.size=1G")
-	if _, err := Open(context.Background(), options); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "the proc file system mounted at /proc has no project quotas") {
+	if _, err := openStore(context.Background(), options); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "the proc file system mounted at /proc has no project quotas") {
 		t.Error(err)
 	}
 	options.StateDir = "" // no layers are made
-	s, err := Open(context.Background(), options)
+	s, err := openStore(context.Background(), options)
 	if err != nil {
 		t.Fatal(err)
 	}

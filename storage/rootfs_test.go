@@ -660,7 +660,7 @@ func TestStoreOfStoppedOwnerIsRefused(t *testing.T) {
 	looking.ReadOnly = true
 	ok(t, n.Close(t.Context()))
 	for _, cfg := range []Options{other, looking} {
-		s, err := Open(testContext(t), cfg)
+		s, err := openStore(testContext(t), cfg)
 		if taken := new(owner.TakenError); !errors.As(err, &taken) || taken.Running || !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), mine.StateDir) {
 			t.Errorf("%v, %v", s, err)
 		}
@@ -788,11 +788,11 @@ func TestUnsupportedOptionsAreRefused(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		cfg := Config{Root: dir + "/root", RunRoot: dir + "/run", Options: []string{option}}
-		if _, err := Open(t.Context(), Options{Config: cfg}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
+		if _, err := openStore(t.Context(), Options{Config: cfg}); !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), option) {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
-	if _, err := Open(t.Context(), Options{Config: Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}}); !errors.Is(err, fault.Invalid) {
+	if _, err := openStore(t.Context(), Options{Config: Config{Root: t.TempDir() + "/a:b", RunRoot: t.TempDir()}}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("colon in the root: %v", err)
 	}
 }

@@ -103,20 +103,33 @@ func newNode(t testing.TB, change ...func(*Options)) *node {
 
 func (n *node) open() {
 	n.t.Helper()
-	// The library's driver notes the kind of file system in a variable of the
-	// package when it is set up, which the first look at layers does: only tests
-	// have several stores in a process.
-	driverSetUp.Lock()
-	defer driverSetUp.Unlock()
 	var err error
-	if n.Store, err = Open(context.Background(), n.cfg); err != nil {
-		n.t.Fatal(err)
-	}
-	if _, err := n.store.Layers(); err != nil {
+	if n.Store, err = openStore(context.Background(), n.cfg); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
+// openStore is Open. It also has a first look at layers.
+func openStore(ctx context.Context, cfg Options) (*Store, error) {
+	driverSetUp.Lock()
+	defer driverSetUp.Unlock()
+	s, err := Open(ctx, cfg)
+	if err == nil {
+		_, err = s.store.Layers()
+	}
+	return s, err
+}
+
+// Close is that of the store.
+func (n *node) Close(ctx context.Context) error {
+	driverSetUp.Lock()
+	defer driverSetUp.Unlock()
+	return n.Store.Close(ctx)
+}
+
+// driverSetUp is held while the library's driver may be set up, which notes the kind of file
+// system in a variable of the package: only tests have several stores in a process. The first
+// look at layers does so, and the first after another Store of the same place was closed.
 var driverSetUp sync.Mutex
 
 // restart is what a new process sees: the same disk, a new Store.
