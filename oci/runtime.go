@@ -129,6 +129,7 @@ type Ref struct {
 	CgroupPath string // spec.Linux.CgroupsPath
 	Cgroup     string // the same as a path below the cgroup mount
 	Sandbox    string // id of the container in whose sandbox it lives; empty: in none, or it is that one
+	Last       bool   // for Delete: it is the pod's own, and the others of the pod have been deleted
 }
 
 // Rootfs is where the container's root file system is to be mounted.

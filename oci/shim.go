@@ -184,7 +184,17 @@ func (r *shimmed) lost(ref Ref, cause error) *gone {
 func (r *shimmed) Unreachable(ref Ref) Task { return unreachable(r, ref) }
 
 // Delete has the shim end the container.
-func (r *shimmed) Delete(ctx context.Context, ref Ref) error { return remove(ctx, r, ref, false) }
+func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
+	if err := remove(ctx, r, ref, false); err != nil || !ref.Last {
+		return err
+	}
+	// Its shim has nobody left and was told to end, which it may do late, or never.
+	ending, stop := context.WithTimeout(ctx, lastTime)
+	defer stop()
+	poll.Until(ending, 20*time.Millisecond, func() bool { return len(shim.Workers(ref.Dir)) == 0 })
+	endWorkers(ctx, ref)
+	return nil
+}
 
 // forget kills and removes the container: by its shim or, if that is dead, or does
 // not answer, or was never reached, by the shim's program and by hand.

@@ -83,7 +83,9 @@ func (s *Sandbox) teardown(ctx context.Context) error {
 func (s *Sandbox) release(ctx context.Context) error {
 	var errs []error
 	if s.plan.Infra {
-		err := trace.Do(ctx, "delete container", func(ctx context.Context) error { return s.runtime.Delete(ctx, s.infraRef()) })
+		ref := s.infraRef()
+		ref.Last = s.now().Phase == records.Removing
+		err := trace.Do(ctx, "delete container", func(ctx context.Context) error { return s.runtime.Delete(ctx, ref) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete infra container: %w", err))
 		}

@@ -74,6 +74,7 @@ func serve(s settings) error {
 	go func() { _ = server.Serve(context.Background(), listener) }()
 	<-m.ended
 	if b, err := readBundle(dir); err == nil && b.spec.Annotations[hangsAnnotation] == "end" {
+		time.Sleep(time.Second) // as on a machine that is busy
 		_ = listener.Close()
 		for {
 			time.Sleep(time.Hour) // without a timer the Go runtime would end it
