@@ -6,13 +6,12 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
 	"golang.org/x/sys/unix"
-
-	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // onDisk is a directory on a disk of 4 MiB.
@@ -139,24 +138,28 @@ func TestWhatFitsOutlastsOtherPulls(t *testing.T) {
 // A pull that could only fill the disk with another copy waits for one that gets nothing.
 func TestNoRoomForAnotherCopy(t *testing.T) {
 	t.Parallel()
-	d := onDisk(t)
-	d.Patience = time.Millisecond
-	content, info := blob(t)
-	if err := os.WriteFile(filepath.Join(d.parent, "full"), make([]byte, 3<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	first, firstDone := holding(ctx, t, d, content, info)
-	second := &fake{content: content}
-	secondDone := inBackground(t.Context(), d, second, info)
-	wait.For(t, "the second pull", func() bool { return users(d, info) == 2 })
-	time.Sleep(50 * time.Millisecond) // far beyond its patience
-	cancel()
-	<-firstDone
-	if got := <-secondDone; got.err != nil || first.sent+second.sent != info.Size {
-		t.Errorf("%d and %d bytes were sent, %v", first.sent, second.sent, got.err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		d := onDisk(t)
+		d.Patience = time.Second
+		content, info := blob(t)
+		if err := os.WriteFile(filepath.Join(d.parent, "full"), make([]byte, 3<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first, firstDone := holding(ctx, t, d, content, info)
+		second := &fake{content: content}
+		secondDone := inBackground(t.Context(), d, second, info)
+		time.Sleep(time.Minute)
+		if used := users(d, info); used != 2 {
+			t.Errorf("%d pulls use the file", used)
+		}
+		cancel()
+		<-firstDone
+		if got := <-secondDone; got.err != nil || first.sent+second.sent != info.Size {
+			t.Errorf("%d and %d bytes were sent, %v", first.sent, second.sent, got.err)
+		}
+	})
 }
 
 // What is on another disk makes no room, and stays.
