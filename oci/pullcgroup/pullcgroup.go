@@ -64,16 +64,6 @@ func (c Config) path(parent, name string) (unit, path string, err error) {
 	return unit, path, err
 }
 
-// Groups are the cgroups of processes that unpack images. Its methods are safe for concurrent
-// use.
-type Groups struct {
-	cfg   Config
-	start func(context.Context, scopeUnit) error // nil: cgroups are made in the file system
-
-	mu    sync.Mutex
-	users map[string]int // processes by cgroup
-}
-
 // Ready says what the node lacks for these cgroups, without which no image can be pulled. The
 // error is fault.Precondition.
 func (c Config) Ready() error {
@@ -82,6 +72,16 @@ func (c Config) Ready() error {
 	}
 	_, err := findBus()
 	return err
+}
+
+// Groups are the cgroups of processes that unpack images. Its methods are safe for concurrent
+// use.
+type Groups struct {
+	cfg   Config
+	start func(context.Context, scopeUnit) error // nil: cgroups are made in the file system
+
+	mu    sync.Mutex
+	users map[string]int // processes by cgroup
 }
 
 // New returns the cgroups of a configuration that Check has found right.
