@@ -386,19 +386,42 @@ func TestOneImageUnderManyNamesAndManifests(t *testing.T) {
 		t.Errorf("after its removal: %v", err)
 	}
 
-	var past []string
-	for i := range maxPastNames {
-		past = append(past, fmt.Sprintf("%s/past:%d", r.Addr(), i))
-	}
-	if err := errors.Join(n.store.AddNames(one.ID, past), n.store.RemoveNames(one.ID, past)); err != nil {
-		t.Fatal(err)
-	}
+	n.addPastNames(one.ID, maxPastNames)
 	if err := pull(maxImageManifests + 1); !errors.Is(err, fault.Precondition) {
 		t.Errorf("another name: %v", err)
 	}
 	if err := pull(maxImageManifests); err != nil {
 		t.Errorf("a name that it has: %v", err)
 	}
+}
+
+// addPastNames has an image look as if it had had so many names more. The library would look at
+// all that it has for each that is added.
+func (n *node) addPastNames(id string, number int) {
+	n.t.Helper()
+	ok(n.t, n.Close(n.t.Context()))
+	driverSetUp.Lock() // as for what opens a store
+	n.store.Free()     // or the next one would be this one, with the records as they are now
+	driverSetUp.Unlock()
+	path := filepath.Join(n.cfg.Root, imagesRecords)
+	text, err := os.ReadFile(path)
+	ok(n.t, err)
+	var images []map[string]any
+	ok(n.t, json.Unmarshal(text, &images))
+	for _, img := range images {
+		if img["id"] != id {
+			continue
+		}
+		past, _ := img["names-history"].([]any)
+		for i := range number {
+			past = append(past, fmt.Sprintf("registry.test/past:%d", i))
+		}
+		img["names-history"] = past
+	}
+	text, err = json.Marshal(images)
+	ok(n.t, err)
+	ok(n.t, os.WriteFile(path, text, 0o600))
+	n.open()
 }
 
 // The store has an image's id for other layers. They are not taken for the image's, and
