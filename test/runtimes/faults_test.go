@@ -3,6 +3,7 @@ package runtimes
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
@@ -69,6 +72,7 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 			ended <- err
 		}()
 		wait.For(t, "the command to run", func() bool { return len(c.Facts(t).Processes) == 3 })
+		wait.For(t, "its shim to know that", func() bool { return commandsStarted(t, c) })
 		if err := w.Crash(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -77,6 +81,37 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 		alone(t, c)
 		wait.For(t, "the directories of commands to go", func() bool { return len(execDirs(c)) == 0 })
 	})
+}
+
+// commandsStarted tells whether the shim of a container, if it has one, knows that all commands
+// run. One in whose start the server dies may be running in a sandbox where nobody knows of it.
+func commandsStarted(t *testing.T, c *scene.Container) bool {
+	t.Helper()
+	record, err := shim.ReadRecord(runDir(c))
+	if errors.Is(err, fault.NotFound) {
+		return true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var client *shim.Client
+	if err := c.Pod.World.Do(func() (err error) {
+		client, err = record.Dial(t.Context())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for _, dir := range execDirs(c) {
+		started, err := client.Started(t.Context(), shim.Process{ID: c.ID, Exec: strings.TrimPrefix(filepath.Base(dir), "exec-")})
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			t.Fatal(err)
+		}
+		if !started {
+			return false
+		}
+	}
+	return true
 }
 
 // A command whose helper gets no processor for a while, as on an overloaded node, runs
