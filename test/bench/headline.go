@@ -170,6 +170,8 @@ func (r *report) explain(w io.Writer) {
 		"  work it is on one that is busy.\n"+
 		"- With crun the peer is Debian's containerd, since Debian's crun does not take the version of\n"+
 		"  the runtime specification that a current one writes.\n"+
+		"- PodSandboxStatus of crius has the states of the pod's containers, which a kubelet wants\n"+
+		"  that follows events (KEP-3386); containerd's has not.\n"+
 		"- A row fails, and there is no page, unless what it measures has worked and has left\n"+
 		"  nothing behind.\n\n"+
 		"## The run\n\nOn %s, by\n\n```\n%s\n```\n\n| | |\n|---|---|\n", r.Date, r.Command)
