@@ -191,8 +191,9 @@ func (r *shimmed) Delete(ctx context.Context, ref Ref) error {
 	// Its shim has nobody left and was told to end, which it may do late, or never.
 	ending, stop := context.WithTimeout(ctx, lastTime)
 	defer stop()
-	poll.Until(ending, 20*time.Millisecond, func() bool { return len(shim.Workers(ref.Dir)) == 0 })
-	endWorkers(ctx, ref)
+	if !poll.Until(ending, 20*time.Millisecond, func() bool { return len(shim.Workers(ref.Dir)) == 0 }) {
+		endWorkers(ctx, ref)
+	}
 	return nil
 }
 
