@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -93,23 +94,24 @@ func makeUpper(upper, like string) error {
 // it (5.10): a container's writable layer does not survive the container, so
 // syncing it at every unmount buys nothing and can take minutes.
 func (m Mount) mount() error {
-	err := m.mountByContext()
-	switch {
-	case errors.Is(err, unix.ENOSYS), errors.Is(err, errNoAppend):
-		return m.mountByString()
-	case errors.Is(err, unix.EINVAL):
-		// Before 6.5 any parameter is taken, and only the last step refuses
-		// what is unknown. What is wrong indeed is wrong both ways, and the
-		// first one says more.
-		if m.mountByString() == nil {
-			return nil
-		}
+	if appends() {
+		return m.mountByContext()
 	}
-	return err
+	return m.mountByString()
 }
 
-// errNoAppend: the kernel's overlay lacks the lowerdir+ parameter (6.5 and 6.6).
-var errNoAppend = errors.New("overlay parameter lowerdir+ unknown")
+// appends tells whether the kernel's overlay takes lower directories one by one (6.8).
+// Before 6.5 it takes any parameter, and refuses what it does not know in the last step
+// only, each time with a line in the kernel's log: so it is asked once, and without
+// mounting anything.
+var appends = sync.OnceValue(func() bool {
+	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return !errors.Is(err, unix.ENOSYS) // mountByContext reports any other
+	}
+	defer unix.Close(fs)
+	return unix.FsconfigSetFlag(fs, "no-such-parameter") != nil && unix.FsconfigSetString(fs, "lowerdir+", "/") == nil
+})
 
 // mountByContext uses fsopen(2), where each lower directory is a parameter of
 // its own, so that no page-sized option string limits the number of layers.
@@ -167,11 +169,8 @@ func (p parameter) set(fs int) error {
 	} else {
 		err = unix.FsconfigSetString(fs, p.name, p.value)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case p.name == "lowerdir+" && errors.Is(err, unix.EINVAL):
-		return errNoAppend
 	}
 	return fmt.Errorf("overlay parameter %s=%s: %w%s", p.name, p.value, err, contextLog(fs))
 }

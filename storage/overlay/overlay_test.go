@@ -132,6 +132,19 @@ func TestMountErrors(t *testing.T) {
 	}
 }
 
+// The way that appends chooses is the one that mounts, on any kernel.
+func TestAppends(t *testing.T) {
+	t.Parallel()
+	o := stack(t, t.TempDir(), 2)
+	err := o.mountByContext()
+	if err == nil {
+		t.Cleanup(func() { _ = unix.Unmount(o.Target, unix.MNT_DETACH) })
+	}
+	if works := err == nil; appends() != works {
+		t.Errorf("appends() is %v, and a mount by context ends with %v", appends(), err)
+	}
+}
+
 func TestMountFlags(t *testing.T) {
 	flags, rest := mountFlags([]string{"nodev", "", "volatile", "metacopy=on", "nosuid", "userxattr"})
 	if flags.ms != unix.MS_NODEV|unix.MS_NOSUID || flags.attr != unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID {
