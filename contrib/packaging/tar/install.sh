@@ -66,6 +66,11 @@ uninstall)
 	if [ -n "$loaded" ] && [ "$(readlink -f "$loaded")" = "$(readlink -f "$unit")" ]; then
 		systemctl --no-reload disable crius.service || true
 		systemctl stop crius.service || true
+		# Its AppArmor profile goes, unless a container that still runs is confined by it.
+		unload=/sys/kernel/security/apparmor/.remove
+		if [ -e $unload ] && ! grep -qs crius-default /proc/[0-9]*/attr/current; then
+			{ printf crius-default >$unload; } 2>/dev/null || true
+		fi
 	fi
 	files | while read -r file; do rm -f "$(place "$file")"; done
 	rm -rf "$dest$prefix/share/doc/crius"

@@ -9,6 +9,9 @@ import (
 // nvidiaRan is made by what stands in for nvidia's runtime.
 const nvidiaRan = "/root/nvidia-ran"
 
+// profiles prints the AppArmor profiles of crius that the kernel knows.
+const profiles = "grep ^crius-default /sys/kernel/security/apparmor/profiles"
+
 // switchOver has crius take over what CRI-O is told on a node, with handlers that
 // nvidia-ctk and kata-deploy have added, by one command and one restart; and gives the
 // node its own configuration back.
@@ -72,10 +75,12 @@ func (p *operator) downAndUp(ctx context.Context) error {
 		}
 		p.promise(way.name+": the node is well and the pod unharmed", p.healthy(ctx))
 	}
+	const confined = "cat /proc/$(pgrep -f '[s]teady forever')/attr/current"
 	const alive = "pgrep -f '[s]teady forever' >/dev/null && echo alive"
 	p.promise("apt-get remove crius", atTerminal("apt-get remove crius"))
 	p.see(ctx, "the server is gone with the package", "test ! -e /usr/bin/crius && ! pgrep -x crius && echo gone", "gone")
 	p.see(ctx, "the container runs on without it", alive, "alive")
+	p.see(ctx, "and confined: its AppArmor profile is still loaded", confined+"; "+profiles, "crius-default (enforce)\ncrius-default (enforce)")
 	const back = "apt-get install ./bin/packages/crius_0_amd64.deb && systemctl enable --now crius"
 	p.promise(back, atTerminal(back))
 	p.promise("the package is back: the node is well and the pod unharmed", p.healthy(ctx))
@@ -86,6 +91,7 @@ func (p *operator) downAndUp(ctx context.Context) error {
 func (p *operator) remove(ctx context.Context) error {
 	p.follow("Remove", p.page["Remove"][0])
 	p.see(ctx, "nothing of the pods runs any more", "pgrep -f '[s]teady forever' || echo gone", "gone")
+	p.see(ctx, "the AppArmor profile is unloaded", profiles+" || echo gone", "gone")
 	// What the page does not speak of: the network and its addresses.
 	if out, err := shell("rm -r /etc/cni/net.d/10-crius-bridge.conflist /var/lib/cni/networks/crius-bridge"); err != nil {
 		return fmt.Errorf("%w: %s", err, out)

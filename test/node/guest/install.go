@@ -112,6 +112,7 @@ func (p *operator) install(ctx context.Context) error {
 	p.see(ctx, "installing starts nothing", "systemctl is-active crius || true", "inactive")
 	p.follow("Start", p.page["Start"][0])
 	p.see(ctx, "the service has started and is enabled", "systemctl is-active crius; systemctl is-enabled crius", "active\nenabled")
+	p.see(ctx, "its AppArmor profile is loaded", profiles, "crius-default (enforce)")
 	p.see(ctx, "crius check says, as the page has it, that there is no network yet", "crius check", "no CNI network configuration in /etc/cni/net.d")
 	p.see(ctx, "the node is ready but for the network", "crius status | tr -s ' '", "RuntimeReady yes", "NetworkReady NO: no CNI network configuration")
 	return nil
