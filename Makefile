@@ -107,18 +107,18 @@ node-install: node-packages ## Do on such a machine what an operator does, with 
 		$(if $(SUITE),-suite $(SUITE)) -driver systemd -handler runc
 
 .PHONY: node-qemu
-node-qemu: ## The same, but slower, with AppArmor, cpuset, hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.
+node-qemu: ## The same, but slower, on Debian's usual kernel, with cpuset and hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.
 	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine qemu -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),AppArmor|Security Context)'
 
 .PHONY: node-selinux
-node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps pods apart. HANDLER=; FOCUS=.: all specs.
-	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs
+node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps pods apart. DRIVER= HANDLER= FOCUS=regexp: only those.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
 	@$(MAKE) --no-print-directory packages >/dev/null
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine selinux -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
-		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc) -focus '$(or $(FOCUS),SELinux)'
+		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
 
 .PHONY: runtimes
 runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.

@@ -35,7 +35,7 @@ type machine interface {
 }
 
 // machines are all kinds, by what they are called on the command line.
-var machines = map[string]machine{"uml": new(uml), "qemu": qemu{}, "selinux": selinux{}}
+var machines = map[string]machine{"uml": new(uml), "qemu": qemu{}, "selinux": new(selinux)}
 
 // errPanic is the end of a kernel.
 var errPanic = errors.New("the machine's kernel panicked")

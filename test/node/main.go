@@ -4,12 +4,11 @@
 //	go run ./test/node [-machine uml|qemu|selinux] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
 // The machine is made of Debian's packages and needs no virtualisation: with uml
-// its kernel is user-mode Linux, which runs as an ordinary process; with qemu it
-// is Debian's own on an emulated processor, slow, but with AppArmor, cpuset and
-// hugetlb; with selinux it is that one with SELinux enforcing. In it crius is
-// installed from its own package and runs as its
-// service, with Debian's runc and crun or, if asked for, a current runc
-// (runc-current).
+// its kernel is user-mode Linux, which runs as an ordinary process; with selinux it is
+// that one with SELinux enforcing, in the place of AppArmor; with qemu it is Debian's
+// usual one on an emulated processor, slow, but with cpuset and hugetlb. In it crius is
+// installed from its own package and runs as its service, with Debian's runc and crun
+// or, if asked for, a current runc (runc-current).
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that

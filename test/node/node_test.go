@@ -146,13 +146,16 @@ func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// The machine with SELinux boots with it, enforces from the first moment on, and has all
-// files labelled once all are there.
+// User-mode Linux boots with AppArmor; the machine with SELinux boots with that, enforces
+// from the first moment on, and has all files labelled once all are there.
 func TestMachineWithSELinux(t *testing.T) {
 	b := bench{machine: machines["selinux"], suite: "trixie"}
 	argv, _ := b.machine.argv(disks{base: "/base"})
-	if options := argv[slices.Index(argv, "-append")+1]; !strings.Contains(options, " security=selinux enforcing=1") {
-		t.Errorf("options of the kernel: %s", options)
+	if !slices.Contains(argv, "security=selinux") || !slices.Contains(argv, "enforcing=1") || slices.Contains(argv, "security=apparmor") {
+		t.Errorf("options of the kernel: %s", argv)
+	}
+	if argv, _ := machines["uml"].argv(disks{base: "/base"}); !slices.Contains(argv, "security=apparmor") {
+		t.Errorf("options of the usual kernel: %s", argv)
 	}
 	r := b.recipe()
 	if !strings.Contains(r.Files["/etc/selinux/config"], "SELINUX=enforcing") || len(r.Last) != 1 || !strings.Contains(r.Last[0], "setfiles") {

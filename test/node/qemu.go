@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// qemu is Debian's own kernel on an emulated processor: five to fifteen times
-// slower than user-mode Linux, but with AppArmor, cpuset and hugetlb.
+// qemu is Debian's usual kernel on an emulated processor: five to fifteen times
+// slower than user-mode Linux, but with cpuset and hugetlb.
 type qemu struct{}
 
 const qemuProgram = "qemu-system-x86_64"
@@ -32,14 +32,8 @@ func (qemu) prepare(context.Context, string, string) error {
 	return nil
 }
 
-func (q qemu) adapt(r *recipe) {
-	q.boots(r)
-	r.Packages = append(r.Packages, "apparmor", "sudo")  // critest calls sudo apparmor_parser
-	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // or sudo complains, which critest takes for a failure
-}
-
-// boots has the root file system boot under emulation.
-func (qemu) boots(r *recipe) {
+func (qemu) adapt(r *recipe) {
+	appArmor(r)
 	r.Boots = true
 	// The cloud kernel has what a virtual machine needs, and its initrd what
 	// mounts the root file system: unpacking more takes time at each boot.
@@ -51,10 +45,7 @@ func (qemu) boots(r *recipe) {
 	r.Files["/etc/bench/input"], r.Files["/etc/bench/output"] = "vdb", "vdc"
 }
 
-func (q qemu) argv(d disks) (argv, env []string) { return q.command(d, "") }
-
-// command is qemu's, with further options of the kernel.
-func (qemu) command(d disks, options string) (argv, env []string) {
+func (qemu) argv(d disks) (argv, env []string) {
 	drive := func(file, options string) string {
 		return "format=raw,if=virtio,cache=unsafe,file=" + strings.ReplaceAll(file, ",", ",,") + options
 	}
@@ -64,6 +55,6 @@ func (qemu) command(d disks, options string) (argv, env []string) {
 		"-drive", drive(d.base, ",snapshot=on"), "-drive", drive(d.input, ",readonly=on"), "-drive", drive(d.output, ""),
 		"-kernel", d.base + kernelSuffix, "-initrd", d.base + initrdSuffix,
 		// Page tables are switched at each system call otherwise, which is slow here.
-		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 mitigations=off quiet systemd.show_status=no " + options,
+		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 mitigations=off quiet systemd.show_status=no",
 	}, []string{"TMPDIR=" + filepath.Dir(d.input)} // for the layer above the root file system, removed by qemu at once
 }

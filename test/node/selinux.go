@@ -1,8 +1,8 @@
 package main
 
-// selinux is the machine of qemu with SELinux in the place of AppArmor: enforcing from
-// the boot on, with Debian's policy, and all files labelled.
-type selinux struct{ qemu }
+// selinux is the machine of user-mode Linux with SELinux in the place of AppArmor:
+// enforcing from the boot on, with Debian's policy, and all files labelled.
+type selinux struct{ uml }
 
 const seLinuxConfig = "SELINUX=enforcing\nSELINUXTYPE=default\n"
 
@@ -10,9 +10,9 @@ const seLinuxConfig = "SELINUX=enforcing\nSELINUXTYPE=default\n"
 // without SELinux. The file system's image keeps them.
 const label = `chroot "$1" setfiles -m -F /etc/selinux/default/contexts/files/file_contexts /`
 
-func (selinux) name() string { return "Debian's kernel with SELinux under emulation" }
+func (*selinux) name() string { return "user-mode Linux with SELinux" }
 
-func (s selinux) adapt(r *recipe) {
+func (s *selinux) adapt(r *recipe) {
 	s.boots(r)
 	// auditd keeps what the kernel denies.
 	r.Packages = append(r.Packages, "selinux-policy-default", "policycoreutils", "auditd")
@@ -20,6 +20,6 @@ func (s selinux) adapt(r *recipe) {
 	r.Last = append(r.Last, label)
 }
 
-func (s selinux) argv(d disks) (argv, env []string) {
-	return s.command(d, "security=selinux enforcing=1")
+func (s *selinux) argv(d disks) (argv, env []string) {
+	return s.command(d, "security=selinux", "enforcing=1")
 }

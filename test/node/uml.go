@@ -32,7 +32,19 @@ func (u *uml) prepare(ctx context.Context, repo, cache string) error {
 	return command(ctx, repo, "gcc", "-O2", "-Wall", "-shared", "-fPIC", "-o", u.xstate, "test/node/amx/xstate.c")
 }
 
-func (*uml) adapt(r *recipe) {
+func (u *uml) adapt(r *recipe) {
+	u.boots(r)
+	appArmor(r)
+}
+
+// appArmor adds what loads profiles into a kernel with AppArmor.
+func appArmor(r *recipe) {
+	r.Packages = append(r.Packages, "apparmor", "sudo")  // critest calls sudo apparmor_parser
+	r.Files["/etc/hosts"] = "127.0.0.1 localhost node\n" // or sudo complains, which critest takes for a failure
+}
+
+// boots has the root file system boot on that kernel.
+func (*uml) boots(r *recipe) {
 	r.Modules = umlModules
 	r.Files["/etc/bench/input"], r.Files["/etc/bench/output"] = "ubdb", "ubdc"
 	versions, _ := filepath.Glob(umlModules + "/*") // so that another kernel gets another image
@@ -45,10 +57,13 @@ func (*uml) adapt(r *recipe) {
 	}
 }
 
-func (u *uml) argv(d disks) (argv, env []string) {
-	return []string{
+func (u *uml) argv(d disks) (argv, env []string) { return u.command(d, "security=apparmor") }
+
+// command is the kernel's, with further options.
+func (u *uml) command(d disks, options ...string) (argv, env []string) {
+	return append([]string{
 		umlProgram, "mem=4096M", "uml_dir=./", "umid=uml",
 		"ubd0=" + overlay + "," + d.base, "ubd1r=" + d.input, "ubd2=" + d.output, "root=/dev/ubda", "rw",
 		"con=null", "con0=null,fd:1", "quiet", "systemd.show_status=no",
-	}, []string{"LD_PRELOAD=" + u.xstate, "TMPDIR=/dev/shm"}
+	}, options...), []string{"LD_PRELOAD=" + u.xstate, "TMPDIR=/dev/shm"}
 }
