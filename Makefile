@@ -106,6 +106,13 @@ node-install: node-packages ## Do on such a machine what an operator does, with 
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -install -packages $(BIN)/packages -previous .cache/previous/bin/packages \
 		$(if $(SUITE),-suite $(SUITE)) -driver systemd -handler runc
 
+.PHONY: node-bench
+node-bench: ## Measure crius on such a machine, which has cgroup v2 and one processor. ROW=pods: only that
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap user-mode-linux e2fsprogs
+	@$(MAKE) --no-print-directory packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
+		-driver cgroupfs -handler runc -bench '$(or $(ROW),pods exec)'
+
 .PHONY: node-qemu
 node-qemu: ## The same, but slower, on Debian's usual kernel, with cpuset and hugetlb. DRIVER=, HANDLER=; FOCUS=.: all specs.
 	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap qemu-system-x86 e2fsprogs

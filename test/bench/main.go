@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -103,7 +104,11 @@ func measure(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := tools.Programs(ctx, false); err != nil { // while what a build may need is there
+	dir, err := tools.Programs(ctx, false) // while what a build may need is there
+	if err == nil {
+		err = r.addVersion(ctx, crius, filepath.Join(dir, "crius"), "--version")
+	}
+	if err != nil {
 		return err
 	}
 	program, err := peer.Program(ctx)
@@ -174,7 +179,7 @@ func (r *report) write(page, raw, file string) error {
 func dropEnviron() {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
-		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", "PODS", "CONTAINERS"}, name) {
+		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", tools.PrebuiltVariable, "PODS", "CONTAINERS"}, name) {
 			_ = os.Unsetenv(name)
 		}
 	}

@@ -33,7 +33,6 @@ type result struct {
 // programs are those whose version is told, and the arguments that make them say
 // it in their first line.
 var programs = [][]string{
-	{"crius", "git", "describe", "--tags", "--always", "--dirty"},
 	{"runc", "runc", "--version"},
 	{"crun", "crun", "--version"},
 	{"conmon", "conmon", "--version"},
@@ -77,7 +76,8 @@ func newReport(ctx context.Context, command string) (*report, error) {
 // addVersion tells the version of a program, which a command says in its first line.
 func (r *report) addVersion(ctx context.Context, program string, command ...string) error {
 	version, err := firstLine(ctx, command)
-	r.Machine = append(r.Machine, [2]string{program, strings.TrimPrefix(version, program+" version ")})
+	version = strings.TrimPrefix(strings.TrimSpace(strings.TrimPrefix(version, program)), "version ")
+	r.Machine = append(r.Machine, [2]string{program, version})
 	return err
 }
 

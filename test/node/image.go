@@ -70,6 +70,10 @@ func (b *bench) recipe() recipe {
 	if b.suite != "bookworm" {
 		r.Packages = append(r.Packages, "util-linux-extra") // ipcmk, which critest wants
 	}
+	if b.mode == "bench" {
+		r.Packages = append(r.Packages, "conmon", "containerd")
+		r.Masked = append(r.Masked, "containerd.service")
+	}
 	b.machine.adapt(&r)
 	return r
 }

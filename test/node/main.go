@@ -20,6 +20,9 @@
 // the DEB in DIR, pods and sessions, and then the current one: what the package
 // promises of upgrades is looked at one by one.
 //
+// With -bench ROWS (make node-bench) these rows of test/bench are measured instead, on
+// cgroup v2.
+//
 // With -install as well (make node-install) the machine is one that an operator
 // sets up by docs/install.md, with a real kubelet. Faults that operators meet are
 // injected and healed, the configuration of CRI-O is taken over, the package is
@@ -57,7 +60,8 @@ import (
 // options are what one run is about; the guest reads them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Mode                   string `json:",omitempty"` // upgrade or install, instead of critest
+	Mode                   string `json:",omitempty"` // upgrade, install or bench, instead of critest
+	Rows                   string `json:",omitempty"` // of test/bench
 }
 
 func main() {
@@ -70,6 +74,7 @@ func main() {
 	packages := flag.String("packages", "bin/packages", "directory with crius's DEB")
 	previous := flag.String("previous", "", "directory with the DEB to upgrade from, instead of running critest")
 	install := flag.Bool("install", false, "install the package as an operator does, with the one in -previous to go back to, instead of running critest")
+	rows := flag.String("bench", "", "measure these rows of test/bench instead of running critest")
 	cuts := flag.Int("cuts", 0, "cut the power of machines so many times instead, and look what becomes of crius")
 	work := flag.Duration("work", 5*time.Second, "the longest time that a machine works before its power is cut")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the moments of the cuts")
@@ -78,6 +83,8 @@ func main() {
 	defer stop()
 	var mode string
 	switch {
+	case *rows != "":
+		mode = "bench"
 	case *install:
 		mode = "install"
 	case *previous != "":
@@ -86,7 +93,7 @@ func main() {
 	var runs []options
 	for d := range strings.SplitSeq(*driver, ",") {
 		for h := range strings.SplitSeq(*handler, ",") {
-			runs = append(runs, options{d, h, *focus, mode})
+			runs = append(runs, options{d, h, *focus, mode, *rows})
 		}
 	}
 	if *cuts > 0 {
@@ -97,7 +104,7 @@ func main() {
 		}
 		return
 	}
-	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, install: *install, atOnce: *parallel}
+	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, mode: mode, atOnce: *parallel}
 	if b.machine == nil {
 		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml, qemu or selinux\n", *kind)
 		os.Exit(2)
@@ -118,7 +125,7 @@ type bench struct {
 	suite    string // Debian's release
 	packages string // directory of the DEB
 	previous string // directory of the DEB to upgrade from, if any
-	install  bool   // as an operator does
+	mode     string // of the runs
 	atOnce   int    // machines that may run at the same time
 
 	cache string            // directory of everything that is kept
@@ -261,10 +268,45 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 			return nil, err
 		}
 	}
-	if b.install {
+	switch b.mode {
+	case "install":
 		err = collectInstall(ctx, repo, files)
+	case "bench":
+		err = collectBench(ctx, repo, files)
 	}
 	return files, err
+}
+
+// collectBench adds test/bench and what it measures, in a tree like the one that it expects.
+func collectBench(ctx context.Context, repo string, files map[string]string) error {
+	_, err := tools.Programs(ctx, false)
+	if err == nil {
+		_, err = tools.Probe(ctx)
+	}
+	var peer string
+	if err == nil {
+		peer, err = tools.Containerd(ctx)
+	}
+	program := filepath.Join(repo, ".cache", "node", "bench")
+	if err == nil {
+		err = command(ctx, repo, "go", "build", "-tags", tools.BuildTags, "-o", program, "./test/bench")
+	}
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{
+		filepath.Join(repo, "go.mod"), program,
+		filepath.Join(repo, ".cache/testkit/crius"), filepath.Join(repo, ".cache/testkit/crius-conmon"),
+		filepath.Join(repo, ".cache/testkit/crius-conmon-shim"), filepath.Join(repo, ".cache/testkit/probe"),
+		peer, filepath.Join(filepath.Dir(peer), "containerd-shim-runc-v2"),
+	} {
+		name, err := filepath.Rel(repo, path)
+		if err != nil {
+			return err
+		}
+		files["tree/"+name] = path
+	}
+	return nil
 }
 
 // collectInstall adds what an operator has: a kubelet, crictl, the page to follow, and the

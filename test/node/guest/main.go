@@ -5,7 +5,8 @@
 //
 // Asked for an upgrade, it installs the previous package instead, runs pods, and
 // upgrades the package under them (upgrade.go). Asked for an install, it does what an
-// operator does with a node (install.go).
+// operator does with a node (install.go). Asked for rows of test/bench, it measures
+// them (bench.go).
 package main
 
 import (
@@ -37,7 +38,7 @@ const (
 // options are what the host wants; it writes them as JSON.
 type options struct {
 	Driver, Handler, Focus string
-	Mode                   string
+	Mode, Rows             string
 }
 
 func main() {
@@ -66,6 +67,9 @@ func run(ctx context.Context) error {
 	}
 	if err != nil {
 		return err
+	}
+	if o.Mode == "bench" {
+		return bench(ctx, strings.Fields(o.Rows))
 	}
 	suite, err := critest.New(tools.Parts{Suite: "./critest", Busybox: "./busybox", Standin: "./standin"})
 	if err != nil {
