@@ -110,9 +110,11 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	m.oom.watch(pid)
-	if m.oom.fd >= 0 {
-		// The oldest form of the counter cannot be waited for; it is read at exit.
-		_ = m.poll.add(m.oom.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
+	for _, c := range []*counter{&m.oom.own, &m.oom.pod} {
+		if c.fd >= 0 {
+			// The oldest form of the counter cannot be waited for; it is read at exit.
+			_ = m.poll.add(c.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
+		}
 	}
 	if err := writeProcesses(m, nil); err != nil {
 		return err

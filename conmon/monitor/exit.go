@@ -20,7 +20,7 @@ func (m *monitor) conclude(exit wire.Exit) {
 	m.watched = -1
 	// In a sandbox the kernel may have killed what was another container's.
 	if !m.opt.Remote() || m.remote.gone || exit.Code == killed.Code {
-		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills())
+		m.exit.OOMKills = max(exit.OOMKills, m.oom.kills(exit.Code))
 	}
 	m.remote.close()
 	m.dropStdin()

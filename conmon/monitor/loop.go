@@ -25,7 +25,7 @@ const (
 	asked                  // a client has sent a packet, or has gone
 	ended                  // the runtime, or the container's init, is dead
 	spoken                 // there is output of the container, or of the runtime
-	starved                // the kernel has counted an OOM kill
+	starved                // the kernel has counted an OOM kill, in the container or the pod
 	helped                 // a command of the runtime that acts for a remote container has ended
 	events
 )
@@ -88,7 +88,7 @@ func newMonitor(opt wire.Options, env []string) *monitor {
 		stdout: stream{name: "stdout", fd: -1, buf: make([]byte, bufferSize)},
 		stderr: stream{name: "stderr", fd: -1, buf: make([]byte, bufferSize)},
 		log:    logFile{fd: -1, records: make([]byte, 0, bufferSize), limit: newLogLimit(opt), journal: noJournal},
-		oom:    oomCounter{fd: -1},
+		oom:    oomCounter{own: counter{fd: -1}, pod: counter{fd: -1}},
 		remote: remote{pidfd: -1, result: -1, client: -1},
 		fifos:  noFifos,
 		active: uptime(), patience: int64(cmp.Or(opt.RestAfter, usualPatience)),

@@ -7,17 +7,18 @@ import (
 )
 
 // oomCounter follows the kernel's own count of processes it has killed in the
-// container's memory cgroup: no event is needed, so none can be missed. On
-// cgroup v2 changes are followed as they happen all the same, because a
-// systemd scope goes away with its last process, and its counter with it.
+// container's memory cgroup: no event is needed, so none can be missed.
+//
+// A systemd scope goes away with its last process, and its counter with it. So on
+// cgroup v2 changes are followed as they happen, and in the pod's cgroup as well, whose
+// counter has the kills in all its containers and stays: what it has counted since both
+// were read last was in a container whose own counter has gone.
 type oomCounter struct {
-	fd    int // -1: unknown, counts nothing
-	key   string
-	first uint64 // the cgroup may be older than the container
-	last  uint64
+	own counter
+	pod counter // on cgroup v2; no others count what is below
 }
 
-// watch opens the counter of the cgroup in which pid is. It never fails: a
+// watch opens the counters of the cgroup in which pid is. It never fails: a
 // container whose OOM kills cannot be counted is a container all the same.
 func (o *oomCounter) watch(pid int) {
 	var buf [4096]byte
@@ -30,50 +31,101 @@ func (o *oomCounter) watch(pid int) {
 		return // a stand-in, which is where the monitors are
 	}
 	for _, file := range oomFiles(table) {
-		if file.group != "" && o.open("oom_kill", file.root, file.group, file.name) {
-			return
+		if file.group == "" || !o.own.open(oomKills, file.root, file.group, file.name) {
+			continue
 		}
+		if file.name == eventsFile {
+			o.pod.open(oomKills, file.root, above(file.group), file.name)
+		}
+		return
 	}
 }
 
-func (o *oomCounter) open(key string, path ...string) bool {
+// above is the cgroup above a container's. crun has its containers one below their
+// systemd scopes.
+func above(group string) string {
+	const inner = ".scope/container"
+	if at := len(group) - len(inner); at > 0 && group[at:] == inner {
+		group = group[:at]
+	}
+	end := len(group)
+	for end > 0 && group[end-1] != '/' {
+		end--
+	}
+	return group[:end]
+}
+
+// read brings the counts up to date, if the container's cgroup still exists. The pod's
+// is read first, so that nothing is in it that the container's does not have.
+func (o *oomCounter) read() bool {
+	pod, inPod := o.pod.look()
+	own, exists := o.own.look()
+	if !exists {
+		return false
+	}
+	o.own.last = own
+	if inPod {
+		o.pod.last = pod
+	}
+	return true
+}
+
+// kills is how many processes have been killed in a container that ends with this code.
+// If its cgroup has gone, unread, only a program that was killed itself can have been one
+// of those that the pod counts.
+func (o *oomCounter) kills(code int) uint64 {
+	exists := o.read()
+	kills := o.own.last - min(o.own.first, o.own.last)
+	if pod, ok := o.pod.look(); ok && !exists && code == killed.Code {
+		kills += pod - min(o.pod.last, pod)
+	}
+	return kills
+}
+
+func (m *monitor) countKills(int) { m.oom.read() }
+
+// oomKills is the key of a counter among others in its file.
+const oomKills = "oom_kill"
+
+// counter is the kernel's count of OOM kills in a cgroup.
+type counter struct {
+	fd    int // -1: unknown, counts nothing
+	key   string
+	first uint64 // the cgroup may be older than the container
+	last  uint64
+}
+
+func (c *counter) open(key string, path ...string) bool {
 	fd, err := wire.Open(syscall.O_RDONLY, 0, path...)
 	if err != nil {
 		return false
 	}
-	o.fd, o.key = fd, key
-	if !o.read() {
+	c.fd, c.key = fd, key
+	count, ok := c.look()
+	if !ok {
 		syscall.Close(fd)
-		o.fd = -1
+		c.fd = -1
 		return false
 	}
-	o.first = o.last
+	c.first, c.last = count, count
 	return true
 }
 
-// read brings the count up to date, if the cgroup still exists.
-func (o *oomCounter) read() bool {
-	if o.fd < 0 {
-		return false
+// look reads what the kernel has counted, if the cgroup still exists.
+func (c *counter) look() (count uint64, ok bool) {
+	if c.fd < 0 {
+		return 0, false
 	}
 	var buf [512]byte
-	n, err := syscall.Pread(o.fd, buf[:], 0)
+	n, err := syscall.Pread(c.fd, buf[:], 0)
 	if err != nil {
-		return false
+		return 0, false
 	}
-	count, ok := keyed(buf[:n], o.key)
-	if ok {
-		o.last = count
-	}
-	return ok
+	return keyed(buf[:n], c.key)
 }
 
-func (o *oomCounter) kills() uint64 {
-	o.read()
-	return o.last - min(o.first, o.last)
-}
-
-func (m *monitor) countKills(int) { m.oom.read() }
+// eventsFile has the counter of cgroup v2, which has the kills in the cgroups below, too.
+const eventsFile = "/memory.events"
 
 // oomFile is where the counter of a cgroup may be.
 type oomFile struct{ root, group, name string }
@@ -91,8 +143,8 @@ func oomFiles(table []byte) (files [3]oomFile) {
 		switch {
 		case !ok:
 		case len(controllers) == 0:
-			files[1] = oomFile{root, view(group), "/memory.events"}
-			files[2] = oomFile{root + "/unified", view(group), "/memory.events"}
+			files[1] = oomFile{root, view(group), eventsFile}
+			files[2] = oomFile{root + "/unified", view(group), eventsFile}
 		case listed(controllers, "memory"):
 			files[0] = oomFile{root + "/memory", view(group), "/memory.oom_control"}
 		}

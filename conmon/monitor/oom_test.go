@@ -59,9 +59,9 @@ func TestKeyed(t *testing.T) {
 
 func TestUnknownCounter(t *testing.T) {
 	t.Parallel()
-	o := oomCounter{fd: -1}
+	o := oomCounter{own: counter{fd: -1}, pod: counter{fd: -1}}
 	o.watch(1 << 22)
-	if o.fd >= 0 || o.kills() != 0 {
+	if o.own.fd >= 0 || o.pod.fd >= 0 || o.kills(killed.Code) != 0 {
 		t.Errorf("%+v", o)
 	}
 }
@@ -76,17 +76,17 @@ func TestCountSinceCreate(t *testing.T) {
 		}
 	}
 	write(5)
-	o := oomCounter{fd: -1}
-	if !o.open("oom_kill", file) {
+	o := oomCounter{pod: counter{fd: -1}}
+	if !o.own.open(oomKills, file) {
 		t.Fatal("not opened")
 	}
-	defer syscall.Close(o.fd)
+	defer syscall.Close(o.own.fd)
 	for count, want := range map[int]uint64{5: 0, 7: 2, 3: 0} {
-		if write(count); o.kills() != want {
-			t.Errorf("%d kills, want %d", o.kills(), want)
+		if write(count); o.kills(0) != want {
+			t.Errorf("%d kills, want %d", o.kills(0), want)
 		}
 	}
-	other := oomCounter{fd: -1}
+	var other counter
 	if other.open("no_such_key", file) || other.fd != -1 {
 		t.Errorf("%+v", other)
 	}
@@ -102,18 +102,18 @@ func TestCounterOutlivesCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Rmdir(dir)
-	o := oomCounter{fd: -1}
-	if !o.open("populated", dir, "/cgroup.events") || o.first != 0 {
+	o := oomCounter{pod: counter{fd: -1}}
+	if !o.own.open("populated", dir, "/cgroup.events") || o.own.first != 0 {
 		t.Fatalf("%+v", o)
 	}
-	defer syscall.Close(o.fd)
+	defer syscall.Close(o.own.fd)
 	m := &monitor{}
 	var err error
 	if m.poll.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
 	defer syscall.Close(m.poll.fd)
-	if err := m.poll.add(o.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0); err != nil {
+	if err := m.poll.add(o.own.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0); err != nil {
 		t.Fatal(err)
 	}
 	wait := func(ms int) bool {
@@ -138,7 +138,7 @@ func TestCounterOutlivesCgroup(t *testing.T) {
 	if err := os.WriteFile(dir+"/cgroup.procs", fmt.Append(nil, sleep.Process.Pid), 0); err != nil {
 		t.Fatal(err)
 	}
-	if !wait(10_000) || !o.read() || o.last != 1 {
+	if !wait(10_000) || !o.read() || o.own.last != 1 {
 		t.Fatalf("the change was not seen: %+v", o)
 	}
 	sleep.Process.Kill()
@@ -149,7 +149,7 @@ func TestCounterOutlivesCgroup(t *testing.T) {
 	if err := syscall.Rmdir(dir); err != nil {
 		t.Fatal(err)
 	}
-	if o.read() || o.kills() != 1 {
+	if o.read() || o.kills(killed.Code) != 1 {
 		t.Errorf("a counter that is no more: %+v", o)
 	}
 	wait(0)
@@ -169,4 +169,67 @@ func cgroup2(t *testing.T) string {
 	}
 	t.Fatal("no cgroup2 file system is mounted")
 	return ""
+}
+
+// A scope may go before the monitor has read that something in it was killed. The pod's
+// count tells it then, of a program that was killed, and of what was counted since the
+// last look at both.
+func TestKillsInCgroupThatHasGone(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		before, after int // kills that the pod counts before the last look at both, and in all
+		code          int
+		own           uint64 // kills that the container's own counter had told
+		want          uint64
+	}{
+		"killed, unread":                         {before: 3, after: 4, code: killed.Code, want: 1},
+		"two, of which one was read":             {before: 1, after: 2, code: killed.Code, own: 1, want: 2},
+		"read before, and ended otherwise":       {before: 1, after: 1, code: killed.Code, own: 1, want: 1},
+		"killed by somebody, another one before": {before: 3, after: 3, code: killed.Code, want: 0},
+		"ended, another one was killed":          {before: 0, after: 1, code: 1, want: 0},
+	} {
+		dir := t.TempDir()
+		count := func(file string, n int) {
+			if err := os.WriteFile(filepath.Join(dir, file), fmt.Appendf(nil, "oom_kill %d\n", n), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		count("pod", 0)
+		count("own", 0)
+		var o oomCounter
+		if !o.own.open(oomKills, dir, "/own") || !o.pod.open(oomKills, dir, "/pod") {
+			t.Fatal("not opened")
+		}
+		count("pod", test.before)
+		count("own", int(test.own))
+		if !o.read() {
+			t.Fatal("not read")
+		}
+		count("pod", test.after)
+		syscall.Close(o.own.fd)
+		if o.own.fd, _ = syscall.Open(dir, syscall.O_RDONLY|syscall.O_CLOEXEC, 0); o.own.fd < 0 {
+			t.Fatal("no descriptor that cannot be read") // as the one of a cgroup that has gone
+		}
+		if got := o.kills(test.code); got != test.want {
+			t.Errorf("%s: %d kills, want %d", name, got, test.want)
+		}
+		syscall.Close(o.own.fd)
+		syscall.Close(o.pod.fd)
+	}
+}
+
+func TestCgroupAbove(t *testing.T) {
+	t.Parallel()
+	for group, want := range map[string]string{
+		"/kubepods.slice/pod.slice/crius-1.scope":           "/kubepods.slice/pod.slice/",
+		"/kubepods.slice/pod.slice/crius-1.scope/container": "/kubepods.slice/pod.slice/",
+		"/node.scope/pods/pod/container":                    "/node.scope/pods/pod/",
+		"/pods/pod/1":                                       "/pods/pod/",
+		"/1":                                                "/",
+		"":                                                  "",
+	} {
+		if got := above(group); got != want {
+			t.Errorf("%q: %q, want %q", group, got, want)
+		}
+	}
 }

@@ -100,10 +100,12 @@ func noted(m *monitor, do func(variable any)) {
 	do(&m.log.written)
 	m.log.limit.noted(do)
 	m.log.journal.noted(do)
-	do(&m.oom.fd)
-	do(&m.oom.key)
-	do(&m.oom.first)
-	do(&m.oom.last)
+	for _, c := range []*counter{&m.oom.own, &m.oom.pod} {
+		do(&c.fd)
+		do(&c.key)
+		do(&c.first)
+		do(&c.last)
+	}
 	for i := range m.clients { // of whom none is attached
 		do(&m.clients[i].fd)
 	}
