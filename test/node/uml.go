@@ -18,7 +18,7 @@ const (
 
 func (*uml) name() string { return "user-mode Linux" }
 
-func (*uml) patience() time.Duration { return 40 * time.Minute }
+func (*uml) patience() time.Duration { return 80 * time.Minute }
 
 func (*uml) processors() int { return 1 }
 

@@ -121,9 +121,10 @@ func (s *seLinuxNode) look(ctx context.Context, userNamespaces bool) {
 		s.remove(ctx, stranger)
 	}
 	privileged := func(c *cri.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }
-	if p, started := s.start(ctx, "privileged", privileged, func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }, mount(false)); started {
+	if p, started := s.start(ctx, "privileged", privileged, func(c *cri.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }, mount(false), hostPaths); started {
 		s.expect(ctx, p, "a privileged container is spc_t", "cat /proc/self/attr/current", ":spc_t:")
 		s.expect(ctx, p, "a privileged container reads any volume", "cat /volume/file", "secret")
+		s.expect(ctx, p, "files, sockets and devices of the node can be volumes", "cat /host/etc/hostname && test -S /host/socket && test -c /host/null && echo there", "there")
 		s.remove(ctx, p)
 	}
 	if p, started := s.start(ctx, "host-network", kubelet.HostNetwork); started {
@@ -168,6 +169,15 @@ func (s *seLinuxNode) look(ctx context.Context, userNamespaces bool) {
 	}
 	if ok {
 		s.remove(ctx, own)
+	}
+}
+
+// hostPaths adds volumes of what agents on nodes have for volumes.
+func hostPaths(c *cri.ContainerConfig) {
+	for container, host := range map[string]string{
+		"/host/etc": "/etc", "/host/log": "/var/log", "/host/shm": "/dev/shm", "/host/socket": "/run/dbus/system_bus_socket", "/host/null": "/dev/null",
+	} {
+		c.Mounts = append(c.Mounts, &cri.Mount{HostPath: host, ContainerPath: container})
 	}
 }
 
