@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -51,9 +50,9 @@ func listsRow(ctx context.Context) (tables []table, err error) {
 			all = append(all, answers)
 		}
 		for i, a := range all[0] {
-			t.line(a.call, a.took, all[1][i].took)
+			t.line(a.call, a.took(), all[1][i].took())
 		}
-		tables = append(tables, t.table)
+		tables = append(tables, t.table, tails(what, all[0]))
 		return nil
 	}
 	if err := measure(fmt.Sprintf("%d containers", listPods), listPods, false); err != nil {
@@ -107,10 +106,17 @@ func (s *server) crowd(ctx context.Context, more int) error {
 	return err
 }
 
-// asked is how many milliseconds the answers to a call took.
+// asked is a call, and what its answers took.
 type asked struct {
-	call string
-	took []float64
+	call    string
+	samples []sample
+}
+
+func (a asked) took() (ms []float64) {
+	for _, s := range a.samples {
+		ms = append(ms, s.took)
+	}
+	return ms
 }
 
 // ask times calls. Busy: while another container comes and goes again and again.
@@ -129,12 +135,11 @@ func (s *server) ask(ctx context.Context, count int, busy bool) (all []asked, er
 	for _, call := range append(s.calls(p, count), s.arrival(count)) {
 		a := asked{call: call.name}
 		for range listCalls {
-			began := time.Now()
-			err := call.ask(ctx)
+			one, err := sampled(s.program.PID(), func() error { return call.ask(ctx) })
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", call.name, err)
 			}
-			a.took = append(a.took, time.Since(began).Seconds()*1e3)
+			a.samples = append(a.samples, one)
 		}
 		all = append(all, a)
 	}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// effort is what the threads of a program have had of the processors, in milliseconds.
+type effort struct {
+	ran    float64
+	waited float64 // ready to run, while others ran
+}
+
+// effortOf is that of a process from its start on, as the kernel counts it for each
+// thread (Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat).
+func effortOf(pid int) (total effort, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil {
+		return effort{}, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) { // a thread that has ended
+			continue
+		}
+		var ran, waited, times float64 // ns, ns, how often
+		if err == nil {
+			_, err = fmt.Sscan(string(text), &ran, &waited, &times)
+		}
+		if err != nil {
+			return effort{}, fmt.Errorf("%s: %w", file, err)
+		}
+		total.ran += ran / 1e6
+		total.waited += waited / 1e6
+	}
+	return total, nil
+}
+
+// sample is a call: how many milliseconds its answer took, and what server and client did
+// meanwhile, for this call or others.
+type sample struct {
+	took           float64
+	server, client effort
+}
+
+// slowest is how many of the calls make up their tail: more than p99, so that one odd
+// call does not tell it all.
+const slowest = listCalls / 20
+
+// meanOfSlowest is the mean of the slowest samples.
+func meanOfSlowest(samples []sample) (mean sample) {
+	sorted := slices.SortedFunc(slices.Values(samples), func(a, b sample) int { return cmp.Compare(b.took, a.took) })
+	sorted = sorted[:min(len(sorted), slowest)]
+	n := float64(len(sorted))
+	for _, s := range sorted {
+		mean.took += s.took / n
+		for _, of := range []struct {
+			sum *effort
+			one effort
+		}{{&mean.server, s.server}, {&mean.client, s.client}} {
+			of.sum.ran += of.one.ran / n
+			of.sum.waited += of.one.waited / n
+		}
+	}
+	return mean
+}
+
+// efforts are those of a server and of this program, its client.
+func efforts(server int) (of, ours effort, err error) {
+	of, err = effortOf(server)
+	if err != nil {
+		return of, ours, err
+	}
+	ours, err = effortOf(os.Getpid())
+	return of, ours, err
+}
+
+// sampled times a call to a server.
+func sampled(server int, call func() error) (one sample, err error) {
+	before, ours, err := efforts(server)
+	if err != nil {
+		return one, err
+	}
+	began := time.Now()
+	if err := call(); err != nil {
+		return one, err
+	}
+	one.took = time.Since(began).Seconds() * 1e3
+	after, oursNow, err := efforts(server)
+	one.server, one.client = after.since(before), oursNow.since(ours)
+	return one, err
+}
+
+func (e effort) since(before effort) effort {
+	return effort{ran: e.ran - before.ran, waited: e.waited - before.waited}
+}
+
+// tails is a table of where the time of the slowest calls to crius has gone.
+func tails(what string, all []asked) table {
+	t := table{
+		title: fmt.Sprintf("%s, the slowest %d calls to crius, and the threads of both programs meanwhile: ms", what, slowest),
+		head:  []string{"", "took", "server ran", "server waited", "client ran", "client waited"},
+	}
+	for _, a := range all {
+		mean := meanOfSlowest(a.samples)
+		t.add(a.call, number(mean.took), number(mean.server.ran), number(mean.server.waited), number(mean.client.ran), number(mean.client.waited))
+	}
+	return t
+}
