@@ -4,6 +4,8 @@
 # applets by itself, so a masked /bin/ls would work, and it lacks ipcs and pgrep.
 #
 #   busybox.sh FILE     where the program goes
+#
+# With CROSS_COMPILE=aarch64-linux-gnu- and the like it is built for another processor.
 set -euo pipefail
 
 out=$(realpath -m "$1")

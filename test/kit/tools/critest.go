@@ -2,8 +2,10 @@ package tools
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 )
 
 // Parts are the programs that critest and its images are made of, all of them
@@ -15,14 +17,17 @@ type Parts struct {
 }
 
 // CritestParts builds the parts where they are missing, busybox in some minutes.
-func CritestParts(ctx context.Context) (p Parts, err error) {
-	if p.Suite, err = Critest(ctx); err != nil {
+func CritestParts(ctx context.Context) (Parts, error) { return CritestPartsFor(ctx, runtime.GOARCH) }
+
+// CritestPartsFor does so for another processor, as Go calls it.
+func CritestPartsFor(ctx context.Context, arch string) (p Parts, err error) {
+	if p.Suite, err = critest(ctx, arch); err != nil {
 		return Parts{}, err
 	}
-	if p.Busybox, err = Busybox(ctx); err != nil {
+	if p.Busybox, err = busybox(ctx, arch); err != nil {
 		return Parts{}, err
 	}
-	if p.Standin, err = Standin(ctx); err != nil {
+	if p.Standin, err = standin(ctx, arch); err != nil {
 		return Parts{}, err
 	}
 	return p, nil
@@ -31,9 +36,18 @@ func CritestParts(ctx context.Context) (p Parts, err error) {
 // Busybox returns the path of a busybox with every applet that critest calls and
 // without a shell that runs them by itself, and builds it from Debian's sources
 // where it is missing.
-func Busybox(ctx context.Context) (string, error) {
-	return cached("busybox", func(repo, dir string) *exec.Cmd {
+func Busybox(ctx context.Context) (string, error) { return busybox(ctx, runtime.GOARCH) }
+
+// compilers are the prefixes of Debian's C compilers for other processors.
+var compilers = map[string]string{"amd64": "x86_64-linux-gnu-", "arm64": "aarch64-linux-gnu-"}
+
+func busybox(ctx context.Context, arch string) (string, error) {
+	return cached(filepath.Join(foreign(arch), "busybox"), func(repo, dir string) *exec.Cmd {
 		script := filepath.Join(repo, "test", "conformance", "busybox.sh")
-		return exec.CommandContext(ctx, script, filepath.Join(dir, "busybox"))
+		cmd := exec.CommandContext(ctx, script, filepath.Join(dir, "busybox"))
+		if foreign(arch) != "" {
+			cmd.Env = append(os.Environ(), "CROSS_COMPILE="+compilers[arch])
+		}
+		return cmd
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -65,25 +66,38 @@ const PointsVariable = "CRIUS_POINTS"
 
 // Probe builds the program that nearly every container of a test runs, see
 // test/images.
-func Probe(ctx context.Context) (string, error) { return static(ctx, "probe", "./test/images/probe") }
+func Probe(ctx context.Context) (string, error) { return ProbeFor(ctx, runtime.GOARCH) }
+
+// ProbeFor builds it for another processor, as Go calls it.
+func ProbeFor(ctx context.Context, arch string) (string, error) {
+	return static(ctx, arch, "probe", "./test/images/probe")
+}
 
 // Standin builds the program that stands in for nginx and httpd in the images of
 // critest, see test/conformance/standin.
-func Standin(ctx context.Context) (string, error) {
-	return static(ctx, "standin", "./test/conformance/standin")
+func Standin(ctx context.Context) (string, error) { return standin(ctx, runtime.GOARCH) }
+
+func standin(ctx context.Context, arch string) (string, error) {
+	return static(ctx, arch, "standin", "./test/conformance/standin")
 }
 
 // Demo builds the demo, see test/demo.
-func Demo(ctx context.Context) (string, error) { return static(ctx, "demo", "./test/demo") }
+func Demo(ctx context.Context) (string, error) { return DemoFor(ctx, runtime.GOARCH) }
+
+// DemoFor builds it for another processor, as Go calls it.
+func DemoFor(ctx context.Context, arch string) (string, error) {
+	return static(ctx, arch, "demo", "./test/demo")
+}
 
 // static builds a static program of the repository.
-func static(ctx context.Context, name, pkg string) (string, error) {
+func static(ctx context.Context, arch, name, pkg string) (string, error) {
 	repo, err := Repository()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(repo, ".cache", "testkit", name)
-	return path, compile(ctx, repo, false, []string{"go", "build", "-trimpath", "-tags", BuildTags, "-ldflags=-s -w", "-o", path, pkg})
+	path := filepath.Join(repo, ".cache", "testkit", foreign(arch), name)
+	argv := []string{"go", "build", "-trimpath", "-tags", BuildTags, "-ldflags=-s -w", "-o", path, pkg}
+	return path, compile(ctx, repo, false, argv, "GOARCH="+arch)
 }
 
 func programsDir(repo string, race bool) string {
@@ -95,7 +109,7 @@ func programsDir(repo string, race bool) string {
 
 // compile runs a go command in the repository, and nothing if what it makes has
 // been built for the whole run.
-func compile(ctx context.Context, repo string, race bool, argv []string) error {
+func compile(ctx context.Context, repo string, race bool, argv []string, env ...string) error {
 	if os.Getenv(PrebuiltVariable) != "" {
 		return nil
 	}
@@ -111,7 +125,7 @@ func compile(ctx context.Context, repo string, race bool, argv []string) error {
 	defer unlock()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = repo
-	cmd.Env = append(os.Environ(), cgo)
+	cmd.Env = append(append(os.Environ(), cgo), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 	}

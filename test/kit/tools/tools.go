@@ -10,25 +10,28 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
 // Crictl returns the path of crictl and builds it where it is missing.
 func Crictl(ctx context.Context) (string, error) {
-	return criTool(ctx, "crictl", "build", "-o")
+	return criTool(ctx, runtime.GOARCH, "crictl", "build", "-o")
 }
 
 // Critest is the same for critest, the conformance suite.
-func Critest(ctx context.Context) (string, error) {
-	return criTool(ctx, "critest", "test", "-c", "-o")
+func Critest(ctx context.Context) (string, error) { return critest(ctx, runtime.GOARCH) }
+
+func critest(ctx context.Context, arch string) (string, error) {
+	return criTool(ctx, arch, "critest", "test", "-c", "-o")
 }
 
-func criTool(ctx context.Context, name string, verb ...string) (string, error) {
-	return cached(name, func(repo, dir string) *exec.Cmd {
+func criTool(ctx context.Context, arch, name string, verb ...string) (string, error) {
+	return cached(filepath.Join(foreign(arch), name), func(repo, dir string) *exec.Cmd {
 		args := append(verb, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = filepath.Join(repo, "test", "tools")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		return cmd
 	})
 }
@@ -100,6 +103,15 @@ func KataShim(ctx context.Context) (string, error) {
 	}
 	path := filepath.Join(repo, ".cache", "testkit", "containerd-shim-fakekata-v2")
 	return path, compile(ctx, repo, false, []string{"go", "build", "-o", path, "./test/kit/katashim"})
+}
+
+// foreign is the directory of programs for another processor than this machine's, and
+// empty for this one.
+func foreign(arch string) string {
+	if arch == runtime.GOARCH {
+		return ""
+	}
+	return arch
 }
 
 // required is the version of a module that a go.mod asks for.
