@@ -127,6 +127,17 @@ node-selinux: ## The same with SELinux enforcing: AVC denials, and what keeps po
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine selinux -packages $(BIN)/packages $(if $(SUITE),-suite $(SUITE)) \
 		$(if $(DRIVER),-driver $(DRIVER)) $(if $(HANDLER),-handler $(HANDLER)) $(if $(FOCUS),-focus '$(FOCUS)')
 
+# Some of everything, since a spec takes many seconds there.
+NODE_ARM64 = basic operations|Image Manager|support log|support networking|streaming interfaces|SeccompProfilePath
+
+.PHONY: node-arm64
+node-arm64: ## Run the demo and some of critest on an emulated arm64 machine. DRIVER=, HANDLER=; FOCUS=.: all specs.
+	@test/setup.sh dpkg-dev patch xz-utils bzip2 rpm mmdebstrap e2fsprogs qemu-system-arm \
+		qemu-user-static binfmt-support arch-test gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	@$(MAKE) --no-print-directory ARCH=arm64 packages >/dev/null
+	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -machine arm64 -packages $(BIN)/arm64/packages $(if $(SUITE),-suite $(SUITE)) \
+		-driver $(or $(DRIVER),systemd) -handler $(or $(HANDLER),runc$(comma)crun) -focus '$(or $(FOCUS),$(NODE_ARM64))'
+
 .PHONY: runtimes
 runtimes: ## Show what pods do over every runtime, with times. HANDLER=runsc RUN=TestX: only those.
 	@test/setup.sh

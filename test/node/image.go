@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 )
@@ -15,6 +16,7 @@ import (
 // recipe is what a root file system is made of.
 type recipe struct {
 	Suite    string
+	Arch     string // the processor
 	Packages []string
 	Modules  string            // directory with kernel modules, of a kernel from outside
 	Boots    bool              // has a kernel of its own, which is kept beside the image
@@ -46,7 +48,7 @@ StandardError=journal+console
 
 func (b *bench) recipe() recipe {
 	r := recipe{
-		Suite: b.suite,
+		Suite: b.suite, Arch: b.machine.arch(),
 		Packages: []string{
 			"systemd", "systemd-sysv", "dbus", "udev",
 			"iproute2", "iptables", "nftables", "conntrack", "kmod", "procps", "util-linux",
@@ -63,7 +65,7 @@ func (b *bench) recipe() recipe {
 			"/etc/systemd/system/default.target":                        "/lib/systemd/system/multi-user.target",
 		},
 		Masked: []string{
-			"getty@tty1.service", "systemd-udev-trigger.service", "ldconfig.service", "systemd-journal-catalog-update.service",
+			"getty@tty1.service", "systemd-udev-trigger.service", "systemd-hwdb-update.service", "ldconfig.service", "systemd-journal-catalog-update.service",
 			"systemd-update-done.service", "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "e2scrub_all.timer",
 		},
 	}
@@ -87,13 +89,17 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 		return path, nil
 	}
 	fmt.Println("builds the machine's root file system, which takes some minutes, but only once")
+	if err := runPrograms(ctx, cache, r.Arch); err != nil {
+		return "", err
+	}
 	root, err := os.MkdirTemp(cache, "root-")
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
 	argv := []string{
-		"mmdebstrap", "--quiet", "--variant=minbase", "--include=" + strings.Join(r.Packages, ","),
+		"env", "SYSTEMD_HWDB_UPDATE_BYPASS=1", // minutes under emulation, for hardware that the machine has not
+		"mmdebstrap", "--quiet", "--variant=minbase", "--architectures=" + r.Arch, "--include=" + strings.Join(r.Packages, ","),
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/crius/*",
 	}
@@ -125,6 +131,19 @@ func baseImage(ctx context.Context, cache string, r recipe) (_ string, err error
 		return "", err
 	}
 	return path, os.Rename(partial, path)
+}
+
+// emulations are binfmt-support's names for qemu's emulation of programs, by processor.
+var emulations = map[string]string{"amd64": "qemu-x86_64", "arm64": "qemu-aarch64"}
+
+// runPrograms has this machine's kernel run programs for a processor, as packages of the
+// machine's root file system do when they are installed. Debian has it do so as soon as
+// its services start.
+func runPrograms(ctx context.Context, dir, arch string) error {
+	if arch == runtime.GOARCH {
+		return nil
+	}
+	return command(ctx, dir, "update-binfmts", "--enable", emulations[arch])
 }
 
 // What an image boots from stands beside it, under its name with these endings.

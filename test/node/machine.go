@@ -27,6 +27,7 @@ const overlay = "overlay.img"
 // machine is a kind of virtual machine.
 type machine interface {
 	name() string
+	arch() string                                          // its processor, as Go and Debian call it
 	prepare(ctx context.Context, repo, cache string) error // builds what it needs
 	adapt(*recipe)                                         // says what the root file system must have for it
 	argv(d disks) (argv, env []string)                     // in a directory of its own; its console is standard output
@@ -35,7 +36,7 @@ type machine interface {
 }
 
 // machines are all kinds, by what they are called on the command line.
-var machines = map[string]machine{"uml": new(uml), "qemu": qemu{}, "selinux": new(selinux)}
+var machines = map[string]machine{"uml": new(uml), "qemu": amd64, "arm64": arm64, "selinux": new(selinux)}
 
 // errPanic is the end of a kernel.
 var errPanic = errors.New("the machine's kernel panicked")

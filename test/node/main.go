@@ -1,14 +1,15 @@
 // Node runs critest, the conformance suite of CRI, against crius on a systemd
 // machine with cgroup v2, whatever this machine is like:
 //
-//	go run ./test/node [-machine uml|qemu|selinux] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
+//	go run ./test/node [-machine uml|qemu|arm64|selinux] [-driver systemd|cgroupfs] [-handler runc|crun|runc-current] [-focus REGEXP]
 //
 // The machine is made of Debian's packages and needs no virtualisation: with uml
 // its kernel is user-mode Linux, which runs as an ordinary process; with selinux it is
 // that one with SELinux enforcing, in the place of AppArmor; with qemu it is Debian's
-// usual one on an emulated processor, slow, but with cpuset and hugetlb. In it crius is
-// installed from its own package and runs as its service, with Debian's runc and crun
-// or, if asked for, a current runc (runc-current).
+// usual one on an emulated processor, slow, but with cpuset and hugetlb; with arm64 that
+// has the other processor, and shows the demo, too. In it crius is installed from its own
+// package and runs as its service, with Debian's runc and crun or, if asked for and
+// the processor is this machine's, a current runc (runc-current).
 //
 // Each combination of cgroup driver and runtime handler gets a machine of its
 // own, and prints one plain line, the specs that were skipped and those that
@@ -44,10 +45,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,7 +68,8 @@ type options struct {
 }
 
 func main() {
-	kind := flag.String("machine", "uml", "kind of the machine, uml, qemu or selinux")
+	kinds := strings.Join(slices.Sorted(maps.Keys(machines)), ", ")
+	kind := flag.String("machine", "uml", "kind of the machine, of "+kinds)
 	driver := flag.String("driver", "systemd,cgroupfs", "cgroup drivers")
 	handler := flag.String("handler", "runc,crun", "runtime handlers, of runc, crun and runc-current")
 	focus := flag.String("focus", "", "run only specs whose names match this regular expression")
@@ -106,7 +110,7 @@ func main() {
 	}
 	b := bench{kind: *kind, machine: machines[*kind], suite: *suite, packages: *packages, previous: *previous, mode: mode, atOnce: *parallel}
 	if b.machine == nil {
-		fmt.Fprintf(os.Stderr, "node: -machine %q: want uml, qemu or selinux\n", *kind)
+		fmt.Fprintf(os.Stderr, "node: -machine %q: want one of %s\n", *kind, kinds)
 		os.Exit(2)
 	}
 	if b.atOnce < 1 {
@@ -232,8 +236,9 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 	if err := unpack(d.output, dir); err != nil {
 		return nil, fmt.Errorf("%w; see the console's log in %s", err, dir)
 	}
-	// Only a machine with SELinux has the first, and only one without critest the second.
-	for _, file := range []string{"denials", "steps"} {
+	// Only a machine with SELinux has the first, only one without critest the second, and
+	// only one with another processor the third.
+	for _, file := range []string{"denials", "steps", "demo"} {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
 			fmt.Printf("%s: %s", b.name(o), text)
 		}
@@ -243,28 +248,25 @@ func (b *bench) one(ctx context.Context, o options) (*critest.Result, error) {
 
 // collect names the files that a guest gets, and builds them.
 func (b *bench) collect(ctx context.Context, repo string) (map[string]string, error) {
-	parts, err := tools.CritestParts(ctx)
+	arch := b.machine.arch()
+	parts, err := tools.CritestPartsFor(ctx, arch)
 	if err != nil {
 		return nil, err
 	}
-	deb, err := newest(filepath.Join(b.packages, "crius_*.deb"))
+	packaged := "crius_*_" + arch + ".deb"
+	deb, err := newest(filepath.Join(b.packages, packaged))
 	if err != nil {
-		return nil, fmt.Errorf("%w: run make packages", err)
+		return nil, fmt.Errorf("%w: run make packages ARCH=%s", err, arch)
 	}
-	guest := filepath.Join(b.cache, "guest")
-	if err := command(ctx, repo, "go", "build", "-tags", tools.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
-		return nil, err
-	}
-	runc, err := tools.Runc(ctx)
-	if err != nil {
+	guest := filepath.Join(b.cache, "guest-"+arch)
+	if err := command(ctx, repo, "env", "GOARCH="+arch, "go", "build", "-tags", tools.BuildTags, "-o", guest, "./test/node/guest"); err != nil {
 		return nil, err
 	}
 	files := map[string]string{
 		"guest": guest, "critest": parts.Suite, "busybox": parts.Busybox, "standin": parts.Standin, "crius.deb": deb,
-		"runc-current": runc,
 	}
 	if b.previous != "" {
-		if files["previous.deb"], err = newest(filepath.Join(b.previous, "crius_*.deb")); err != nil {
+		if files["previous.deb"], err = newest(filepath.Join(b.previous, packaged)); err != nil {
 			return nil, err
 		}
 	}
@@ -274,6 +276,13 @@ func (b *bench) collect(ctx context.Context, repo string) (map[string]string, er
 	case "bench":
 		err = collectBench(ctx, repo, files)
 	}
+	if err != nil {
+		return nil, err
+	}
+	if arch != runtime.GOARCH {
+		return files, collectDemo(ctx, repo, arch, files)
+	}
+	files["runc-current"], err = tools.Runc(ctx) // it takes libraries in C
 	return files, err
 }
 
@@ -307,6 +316,17 @@ func collectBench(ctx context.Context, repo string, files map[string]string) err
 		files["tree/"+name] = path
 	}
 	return nil
+}
+
+// collectDemo adds the demo, which make demo cannot show with another processor, and the
+// source tree as far as it looks into it.
+func collectDemo(ctx context.Context, repo, arch string, files map[string]string) (err error) {
+	if files["demo"], err = tools.DemoFor(ctx, arch); err != nil {
+		return err
+	}
+	files["go.mod"] = filepath.Join(repo, "go.mod")
+	files[".cache/testkit/probe"], err = tools.ProbeFor(ctx, arch)
+	return err
 }
 
 // collectInstall adds what an operator has: a kubelet, crictl, the page to follow, and the

@@ -115,7 +115,7 @@ func TestKernelIsKeptBesideTheImage(t *testing.T) {
 	if err := keepKernel(root, image); err != nil {
 		t.Fatal(err)
 	}
-	argv, _ := qemu{}.argv(disks{base: image})
+	argv, _ := amd64.argv(disks{base: image})
 	for option, want := range map[string]string{"-kernel": "kernel", "-initrd": "initrd"} {
 		at := slices.Index(argv, option)
 		if got, err := os.ReadFile(argv[at+1]); err != nil || string(got) != want {
@@ -137,6 +137,7 @@ func TestRunsHaveNamesOfTheirOwn(t *testing.T) {
 	for kind, want := range map[string][2]string{
 		"uml":     {"systemd/runc", "/c/systemd-runc"},
 		"qemu":    {"qemu/systemd/runc", "/c/qemu-systemd-runc"},
+		"arm64":   {"arm64/systemd/runc", "/c/arm64-systemd-runc"},
 		"selinux": {"selinux/systemd/runc", "/c/selinux-systemd-runc"},
 	} {
 		b := bench{kind: kind, cache: "/c"}
@@ -163,6 +164,24 @@ func TestMachineWithSELinux(t *testing.T) {
 	}
 	if slices.Contains(r.Packages, "apparmor") || !slices.Contains(r.Packages, "selinux-policy-default") {
 		t.Errorf("packages %v", r.Packages)
+	}
+}
+
+// All parts of a machine are for one processor: what emulates it, its kernel and packages.
+func TestMachineWithAnotherProcessor(t *testing.T) {
+	for kind, want := range map[string][4]string{
+		"qemu":  {"amd64", "qemu-system-x86_64", "linux-image-cloud-amd64", "console=ttyS0"},
+		"arm64": {"arm64", "qemu-system-aarch64", "linux-image-cloud-arm64", "console=ttyAMA0"},
+	} {
+		b := bench{machine: machines[kind], suite: "trixie"}
+		r := b.recipe()
+		argv, _ := b.machine.argv(disks{base: "/base"})
+		if r.Arch != want[0] || argv[0] != want[1] || !slices.Contains(r.Packages, want[2]) {
+			t.Errorf("%s: %s of packages %v for %s", kind, argv[0], r.Packages, r.Arch)
+		}
+		if options := argv[slices.Index(argv, "-append")+1]; !strings.Contains(options, want[3]+" ") {
+			t.Errorf("%s: options of the kernel: %s", kind, options)
+		}
 	}
 }
 

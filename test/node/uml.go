@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 )
 
@@ -17,6 +18,8 @@ const (
 )
 
 func (*uml) name() string { return "user-mode Linux" }
+
+func (*uml) arch() string { return runtime.GOARCH }
 
 func (*uml) patience() time.Duration { return 80 * time.Minute }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"time"
 
@@ -18,10 +19,12 @@ import (
 
 // What not every kernel has.
 const (
-	memmap    = "/sys/firmware/memmap/0/type"
 	cpuset    = "/sys/fs/cgroup/cpuset.cpus.effective"
 	hugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 )
+
+// firmware is a file of what the firmware has told the kernel, by processor.
+var firmware = map[string]string{"amd64": "/sys/firmware/memmap/0/type", "arm64": "/sys/firmware/fdt"}
 
 // probes are run by exec in a container to which nothing but the default
 // AppArmor profile says no, and which has the resources of resources.
@@ -35,7 +38,7 @@ var probes = []struct {
 	{"the container is confined", "cat /proc/1/attr/current", true, "crius-default", ""},
 	{"mounting is denied", "mount -t tmpfs none /tmp", false, "ermission denied", ""},
 	{"the node's settings are denied", "echo 3 >/proc/sys/vm/drop_caches", false, "ermission denied", ""},
-	{"the node's firmware is denied", "cat " + memmap, false, "ermission denied", memmap},
+	{"the node's firmware is denied", "cat " + firmware[runtime.GOARCH], false, "ermission denied", firmware[runtime.GOARCH]},
 	{"its own processes can be killed", "sleep 1000 & kill $! && ! wait $!", true, "", ""},
 	{"its own processes can be traced", "readlink /proc/1/exe && cat /proc/1/environ", true, "/bin/", ""},
 	{"its own files can be changed", "mkdir /made && echo x >/made/file && chown 1 /made/file && rm -r /made", true, "", ""},
