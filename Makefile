@@ -70,7 +70,7 @@ kubelet: setup ## Run real kubelets on crius; building them takes half an hour, 
 	CRIUS_TEST_PREBUILT=1 go run ./test/runner -v -tags $(TAGS),kubelet -run '$(RUN)' ./test/kubelet
 
 .PHONY: cluster
-cluster: ## Run Kubernetes' own end-to-end tests on a cluster of one node. SUITE=features RUNTIME=containerd CLUSTER=v1.37.2 HANDLER= FOCUS= SKIP=
+cluster: ## Run Kubernetes' own end-to-end tests on a cluster of one node. SUITE=features or disk RUNTIME=containerd CLUSTER=v1.37.2 HANDLER= FOCUS= SKIP=
 	@test/setup.sh curl bash
 	@CRIUS_TEST_CLUSTER='$(CLUSTER)' go run ./test/prebuild crius probe standin critest busybox cluster
 	CRIUS_TEST_CLUSTER='$(CLUSTER)' CRIUS_TEST_PREBUILT=1 CGO_ENABLED=0 go run -tags $(TAGS) ./test/cluster \

@@ -82,7 +82,8 @@ func (a *api) ready(ctx context.Context) bool {
 	return a.call(ctx, http.MethodGet, "/readyz", nil, nil) == nil
 }
 
-func (a *api) nodeReady(ctx context.Context) bool {
+// nodeIs reports whether a condition of the node has this status.
+func (a *api) nodeIs(ctx context.Context, condition, status string) bool {
 	var n struct {
 		Status struct {
 			Conditions []struct{ Type, Status string }
@@ -92,8 +93,8 @@ func (a *api) nodeReady(ctx context.Context) bool {
 		return false
 	}
 	for _, c := range n.Status.Conditions {
-		if c.Type == "Ready" {
-			return c.Status == "True"
+		if c.Type == condition {
+			return c.Status == status
 		}
 	}
 	return false

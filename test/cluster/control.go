@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"syscall"
 
@@ -43,11 +44,14 @@ type cluster struct {
 	auth     *authority
 	api      *api
 
+	kubeletArgs []string // beside those that every kubelet has
+
 	daemons []*daemon.Daemon // in the order of their starts
 }
 
-// newCluster prepares Kubernetes on a node whose runtime serves at a socket.
-func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socket string, conn *grpc.ClientConn) (*cluster, error) {
+// newCluster prepares Kubernetes on a node whose runtime serves at a socket. The changes are
+// laid over the kubelet's configuration.
+func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socket string, conn *grpc.ClientConn, changes map[string]any) (*cluster, error) {
 	auth, err := newAuthority(n.Path("pki"))
 	if err != nil {
 		return nil, err
@@ -62,7 +66,7 @@ func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socke
 	if _, err := n.Run(ctx, "ip", "address", "add", serviceAddress+"/32", "dev", "lo"); err != nil {
 		return nil, err
 	}
-	return c, realkubelet.Prepare(ctx, n, socket, map[string]any{
+	config := map[string]any{
 		"authentication": map[string]any{
 			"anonymous": map[string]any{"enabled": false},
 			"webhook":   map[string]any{"enabled": true},
@@ -71,7 +75,9 @@ func newCluster(ctx context.Context, n *node.Node, programs tools.Cluster, socke
 		"authorization": map[string]any{"mode": "Webhook"},
 		"clusterDomain": "cluster.local",
 		"clusterDNS":    []string{"10.0.0.10"},
-	})
+	}
+	maps.Copy(config, changes)
+	return c, realkubelet.Prepare(ctx, n, socket, config)
 }
 
 // up starts Kubernetes and returns when the node is ready for pods. Stop it, also after an
@@ -151,8 +157,9 @@ func (c *cluster) startControllers(ctx context.Context) error {
 
 // startKubelet returns when the node is ready.
 func (c *cluster) startKubelet(ctx context.Context) error {
-	return c.start(ctx, "kubelet", func() bool { return c.api.nodeReady(ctx) },
-		realkubelet.Command(c.Node, c.programs.Kubelet, "--kubeconfig", c.auth.file(kubelet+".kubeconfig")))
+	args := append([]string{"--kubeconfig", c.auth.file(kubelet + ".kubeconfig")}, c.kubeletArgs...)
+	return c.start(ctx, "kubelet", func() bool { return c.api.nodeIs(ctx, "Ready", "True") },
+		realkubelet.Command(c.Node, c.programs.Kubelet, args...))
 }
 
 func (c *cluster) listens(ctx context.Context, address string) bool {

@@ -8,7 +8,8 @@
 // the spot, as far as can be, and served by the node's registry under their public names.
 //
 // The suite "conformance" is NodeConformance, "features" are the other tests of sig-node
-// that need no cloud. At the end of a run it prints the counts, what has not run and why,
+// that need no cloud. "disk" runs none of them: on a node with a small file system for images
+// and containers it has that fill up, and looks at what the kubelet does. At the end of a run it prints the counts, what has not run and why,
 // and what has failed:
 //
 //	crius: 162 passed, 0 failed, 13 not run
@@ -42,7 +43,7 @@ type options struct {
 func main() {
 	runtime := flag.String("runtime", withCrius, "run pods with this: "+withCrius+" or "+withContainerd)
 	handler := flag.String("handler", "runc", "run pods on crius with this runtime handler; runc-current is a runc of today")
-	suite := flag.String("suite", "conformance", "run these specs: conformance or features")
+	suite := flag.String("suite", "conformance", "run these specs: conformance or features; disk: none, but fill the image disk of a node with crius")
 	focus := flag.String("focus", "", "run the specs whose names match this regular expression, in the place of the suite's")
 	skip := flag.String("skip", "", "do not run specs whose names match this regular expression, in the place of those that the suite leaves out")
 	flag.Parse()
@@ -63,10 +64,13 @@ func main() {
 func (o *options) choose(suite, focus, skip string) error {
 	named, known := selections[suite]
 	if !known {
-		return fmt.Errorf("there is no suite %q: take conformance or features", suite)
+		return fmt.Errorf("there is no suite %q: take conformance, features or disk", suite)
 	}
 	if o.runtime != withCrius && o.runtime != withContainerd {
 		return fmt.Errorf("the runtime %q is none that the tests can be run with: take %s or %s", o.runtime, withCrius, withContainerd)
+	}
+	if named.disk && (o.runtime != withCrius || focus != "" || skip != "") {
+		return fmt.Errorf("the suite %q is for %s and has no specs to choose from: leave out -runtime, -focus and -skip", suite, withCrius)
 	}
 	o.selection, o.own = named, focus == ""
 	if focus != "" {

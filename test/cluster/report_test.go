@@ -124,9 +124,12 @@ func TestChooseTakesASuiteAndItsChanges(t *testing.T) {
 		err                         string
 	}{
 		{withCrius, "conformance", "", "", conformance, ""},
-		{withContainerd, "conformance", "Probing", "", selection{"Probing", conformance.skip}, ""},
-		{withCrius, "conformance", "", "Serial", selection{conformance.focus, "Serial"}, ""},
+		{withContainerd, "conformance", "Probing", "", selection{focus: "Probing", skip: conformance.skip}, ""},
+		{withCrius, "conformance", "", "Serial", selection{focus: conformance.focus, skip: "Serial"}, ""},
 		{withCrius, "everything", "", "", selection{}, `no suite "everything"`},
+		{withCrius, "disk", "", "", selection{disk: true}, ""},
+		{withContainerd, "disk", "", "", selection{}, `suite "disk"`},
+		{withCrius, "disk", "Probing", "", selection{}, `suite "disk"`},
 		{"docker", "conformance", "", "", selection{}, `runtime "docker"`},
 	} {
 		o := options{runtime: c.runtime}

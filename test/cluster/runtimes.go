@@ -54,7 +54,13 @@ func (t *trial) onCrius(ctx context.Context) (_ *result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := scene.New(ctx, node.Options{Config: fmt.Sprintf("[runtime]\ndefault_handler = %q\n[runtime.handlers.runc-current]\npath = %q\n", t.handler, runc)})
+	o := node.Options{Config: fmt.Sprintf("[runtime]\ndefault_handler = %q\n[runtime.handlers.runc-current]\npath = %q\n", t.handler, runc)}
+	var kubelet map[string]any
+	if t.selection.disk {
+		o.ImageDisk, kubelet = diskSize<<20, diskKubelet
+		o.Config += diskConfig
+	}
+	w, err := scene.New(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -63,9 +69,12 @@ func (t *trial) onCrius(ctx context.Context) (_ *result, err error) {
 	if err := errors.Join(w.Registries(critest.Registries(node.RegistryAddress)), w.Restart(ctx)); err != nil {
 		return nil, err
 	}
-	c, err := newCluster(ctx, w.Node, t.programs, w.Socket(), w.Conn())
+	c, err := newCluster(ctx, w.Node, t.programs, w.Socket(), w.Conn(), kubelet)
 	if err != nil {
 		return nil, err
+	}
+	if t.selection.disk {
+		c.kubeletArgs = diskKubeletArgs
 	}
 	if err := w.Settle(ctx, t.handler); err != nil {
 		return nil, err
@@ -100,7 +109,7 @@ func (t *trial) onContainerd(ctx context.Context) (_ *result, err error) {
 	if _, err := cri.NewImageServiceClient(c.Conn()).PullImage(ctx, pause); err != nil {
 		return nil, err
 	}
-	cluster, err := newCluster(ctx, c.Node, t.programs, c.Socket(), c.Conn())
+	cluster, err := newCluster(ctx, c.Node, t.programs, c.Socket(), c.Conn(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -114,6 +123,9 @@ func (t *trial) in(ctx context.Context, c *cluster) (_ *result, err error) {
 		return nil, err
 	}
 	fmt.Printf("%s: Kubernetes %s is ready\n", t.runtime, t.programs.Version)
+	if t.selection.disk {
+		return c.fillDisk(ctx, t.images)
+	}
 	if err := c.api.runPod(ctx, t.images.one("agnhost")); err != nil {
 		return nil, err
 	}

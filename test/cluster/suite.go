@@ -16,15 +16,19 @@ import (
 const limit = 6 * time.Hour
 
 // A selection says which specs run.
-type selection struct{ focus, skip string }
+type selection struct {
+	focus, skip string
+	disk        bool // none, but fillDisk
+}
 
 // selections are those with a name. None has what needs a cloud, other nodes, gates that are
 // off by default, a driver that cannot be built here or minutes for a spec, or what breaks
 // the node or mounts in the machine's own /var/lib/kubelet.
 var selections = map[string]selection{
-	"conformance": {`\[NodeConformance\]`, `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
-	"features": {`\[sig-node\]`, `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|Mount propagation|` +
+	"conformance": {focus: `\[NodeConformance\]`, skip: `\[(Disruptive|Flaky|Slow|Serial)\]|\[Feature:`},
+	"features": {focus: `\[sig-node\]`, skip: `\[NodeConformance\]|\[(Disruptive|Flaky|Slow|Serial)\]|\[Provider:|\[DRA\] control plane|Mount propagation|` +
 		`\[Feature:(OffByDefault|KubeletInUserNamespace|GPU|Device|Dynamic|Volume|Windows|NodeLogQuery)`},
+	"disk": {disk: true},
 }
 
 // together is how many specs run at the same time: nearly all their time they wait.

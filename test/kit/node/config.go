@@ -36,7 +36,7 @@ monitor_cgroup = "/{{.ID}}/monitors"
 hooks_dir = ["{{.Path "hooks.d"}}"]
 
 [image]
-root = "{{.Path "img"}}"
+root = "{{.ImageRoot}}"
 run_root = "{{.Path "imgrun"}}"
 registries_conf = "{{.Path "registries.conf"}}"
 signature_policy = "{{.Path "policy.json"}}"

@@ -51,6 +51,9 @@ type Options struct {
 	// Disk has the node on the machine's disk, for tests of what a tmpfs has not,
 	// such as a file cache.
 	Disk bool
+	// ImageDisk has the images and crius's state, with the containers' writable layers,
+	// on a file system of their own with so many bytes; 0: where the rest is.
+	ImageDisk int64
 }
 
 // Node is one private crius with its network and disk. Its methods may be
@@ -63,6 +66,7 @@ type Node struct {
 	Registry *registry.Registry
 
 	claim    *claim.Claim
+	data     string // where images and crius's state are
 	programs string
 	program  string // that serves
 	env      []string
@@ -89,7 +93,7 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{ID: owned.ID, Dir: owned.Dir, claim: owned, programs: programs, program: o.Server, env: o.Env}
+	n := &Node{ID: owned.ID, Dir: owned.Dir, claim: owned, data: owned.Dir, programs: programs, program: o.Server, env: o.Env}
 	if n.program == "" {
 		n.program = n.Program("crius")
 	}
@@ -100,6 +104,11 @@ func New(ctx context.Context, o Options) (_ *Node, err error) {
 	}()
 	if err := n.makeDir(o.Disk); err != nil {
 		return nil, err
+	}
+	if o.ImageDisk > 0 {
+		if err := n.makeImageDisk(o.ImageDisk); err != nil {
+			return nil, err
+		}
 	}
 	if n.net, err = newNetwork(); err != nil {
 		return nil, err
@@ -136,6 +145,18 @@ func (n *Node) makeDir(disk bool) error {
 	return nil
 }
 
+// makeImageDisk mounts a file system for images and crius's state.
+func (n *Node) makeImageDisk(bytes int64) error {
+	n.data = n.Path("disk")
+	if err := os.Mkdir(n.data, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", n.data, "tmpfs", 0, fmt.Sprintf("mode=755,size=%d", bytes)); err != nil {
+		return fmt.Errorf("mount %s: %w", n.data, err)
+	}
+	return nil
+}
+
 // tmpfsMapsIDs reports whether a tmpfs can be mounted with mapped ids, as pods in
 // user namespaces need it: since Linux 6.3.
 func tmpfsMapsIDs() (bool, error) {
@@ -160,7 +181,10 @@ func (n *Node) Path(elem ...string) string {
 func (n *Node) Socket() string { return n.Path("crius.sock") }
 
 // StateRoot is crius's durable state.
-func (n *Node) StateRoot() string { return n.Path("lib") }
+func (n *Node) StateRoot() string { return filepath.Join(n.data, "lib") }
+
+// ImageRoot is crius's image store.
+func (n *Node) ImageRoot() string { return filepath.Join(n.data, "img") }
 
 // RunRoot is crius's volatile state.
 func (n *Node) RunRoot() string { return n.Path("r") }
@@ -185,7 +209,7 @@ func (n *Node) Inventory() (*inventory.Snapshot, error) {
 	scope := inventory.Scope{
 		Dir:     n.Dir,
 		Roots:   []string{n.StateRoot(), n.RunRoot(), n.Path("ns")},
-		Storage: n.Path("img"),
+		Storage: n.ImageRoot(),
 		Leases:  n.Path("cni", "leases"),
 		Cgroup:  "/" + n.ID,
 		NetNS:   n.net.inode,
