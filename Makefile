@@ -149,7 +149,7 @@ powercut: ## Cut the power of machines again and again, and look what crius make
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/node -cuts $(or $(COUNT),1000) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
-bench: ## Measure crius beside a current containerd. ROW=pods: only that; CONTAINERD=debian; OUT=page.md RAW=tables.md JSON=file: write it down.
+bench: ## Measure crius beside a current containerd. ROW=pods: only that; ROW=big SIZE=10G: an image of that size, on the disk; CONTAINERD=debian; OUT=page.md RAW=tables.md JSON=file: write it down.
 	@test/setup.sh conmon containerd
 	CGO_ENABLED=0 go run -tags $(TAGS) ./test/bench $(if $(OUT),-out '$(OUT)') $(if $(RAW),-raw '$(RAW)') $(if $(JSON),-json '$(JSON)') $(if $(CONTAINERD),-containerd '$(CONTAINERD)') $(ROW)
 

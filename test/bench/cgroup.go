@@ -24,9 +24,12 @@ func newAccounting(path string) (accounting, error) {
 	return accounting{dir, "cpu.stat"}, os.MkdirAll(dir, 0o755)
 }
 
+// serverCgroup is the one of the server, with what it starts and does not put elsewhere.
+const serverCgroup = "server"
+
 // enter takes in a process, in a cgroup below.
 func (a accounting) enter(pid int) error {
-	inner := filepath.Join(a.dir, "server") // version 2 wants processes in leaves
+	inner := filepath.Join(a.dir, serverCgroup) // version 2 wants processes in leaves
 	if err := os.MkdirAll(inner, 0o755); err != nil {
 		return err
 	}

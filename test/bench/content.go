@@ -157,7 +157,12 @@ func (c *content) fetched(s *server) (count int) {
 }
 
 // read checks the content as a container of an image has it.
-func (c *content) read(ctx context.Context, s *server, name string) (err error) {
+func (c *content) read(ctx context.Context, s *server, name string) error {
+	return s.reads(ctx, name, "/data", c.sum)
+}
+
+// reads checks the sum of a directory in a container of an image.
+func (s *server) reads(ctx context.Context, name, dir, want string) (err error) {
 	before := s.image
 	s.image = name
 	defer func() { s.image = before }()
@@ -169,9 +174,14 @@ func (c *content) read(ctx context.Context, s *server, name string) (err error) 
 		_, gone := down(ctx, s, reader)
 		err = errors.Join(err, gone)
 	}()
-	sum, err := s.exec(ctx, s.pod(reader), []string{"/probe", "sum", "/data"})
-	if err == nil && strings.TrimSpace(sum) != c.sum {
-		err = fmt.Errorf("the files of image %s are not what was pushed: their sum is %s", name, sum)
+	return s.hasSum(ctx, reader, dir, want)
+}
+
+// hasSum checks the sum of a directory in a pod's container.
+func (s *server) hasSum(ctx context.Context, pod, dir, want string) error {
+	sum, err := s.exec(ctx, s.pod(pod), []string{"/probe", "sum", dir})
+	if err == nil && strings.TrimSpace(sum) != want {
+		err = fmt.Errorf("the files of image %s are not what was pushed: their sum is %s", s.image, sum)
 	}
 	return err
 }

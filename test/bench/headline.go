@@ -39,7 +39,7 @@ var headlines = []headline{
 		{"crun, 1 at once", "exec", "Exec probes with crun, 1 at once", phases[execSync]},
 		{"crun, 8 at once", "exec", "Exec probes with crun, 8 at once", phases[execSync]},
 	}},
-	{"pull", "An image is pulled", "A large one in several layers, from a registry on the same machine to the disk.", "seconds", []selection{
+	{"pull", "An image is pulled", "A large one in several layers, from a registry on the same machine to a tmpfs.", "seconds", []selection{
 		{"time", "pull", "Image of", "nothing of it there"},
 		{"CPU", "pull", "Image of", "CPU"},
 	}},
@@ -170,6 +170,8 @@ func (r *report) explain(w io.Writer) {
 		"  work it is on one that is busy.\n"+
 		"- With crun the peer is Debian's containerd, since Debian's crun does not take the version of\n"+
 		"  the runtime specification that a current one writes.\n"+
+		"- Nodes are tmpfs, so that no disk is measured. What it takes to pull 10 GB to one is told by\n"+
+		"  `make bench ROW=big`, which is no part of this run.\n"+
 		"- PodSandboxStatus of crius has the states of the pod's containers, which a kubelet wants\n"+
 		"  that follows events (KEP-3386); containerd's has not.\n"+
 		"- A row fails, and there is no page, unless what it measures has worked and has left\n"+

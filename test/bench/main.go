@@ -4,11 +4,11 @@
 //	go run ./test/bench [-out FILE.md] [-raw FILE.md] [-json FILE] [-containerd current|debian] [ROW...]
 //	go run ./test/bench load -endpoint unix:///run/containerd/containerd.sock -image IMAGE -n 100 -parallel 8
 //
-// A row is one thing that is measured; without an argument all of them are. It
-// takes root and the peers' Debian packages, which `make bench` installs. What
-// is printed are medians of rounds in which crius and its peers take turns, so
-// that a machine that is busy for a while is so for all. A row fails unless what
-// it measures has worked, and has left nothing behind.
+// A row is one thing that is measured; without an argument all of them are, except "big",
+// which needs a disk with much room. It takes root and the peers' Debian packages, which
+// `make bench` installs. What is printed are medians of rounds in which crius and its peers
+// take turns, so that a machine that is busy for a while is so for all. A row fails unless
+// what it measures has worked, and has left nothing behind.
 //
 // Load lets pods live on one server of CRI, whichever it is.
 package main
@@ -46,11 +46,16 @@ var rows = []row{
 	{"flat", "Whether the 500th pod costs more than the first.", flatRow},
 	{"lists", "What a kubelet asks all the time, of 100 and of 2000 containers.", listsRow},
 	{"stats", "Stats of 100 pods, by crius alone.", statsRow},
-	{"pull", "Images large, small and of many layers, from a registry to the disk, and what is fetched again.", pullRow},
+	{"pull", "Images large, small and of many layers, from a registry to a tmpfs, and what is fetched again.", pullRow},
 	{"restart", "How long a server that is killed beside 1000 containers is away.", restartRow},
 	{"allocs", "What servers allocate for a call.", allocsRow},
 	{"log", "What container output costs the monitor; conmon is that of CRI-O and podman.", logRow},
 	{"steps", "Where crius's time goes.", stepsRow},
+}
+
+// apart are rows that are measured only where they are named.
+var apart = []row{
+	{"big", "An image of 10 GB, on the disk: time, memory and room, what is fetched again, and what reading a little of one takes.", bigRow},
 }
 
 func main() {
@@ -179,7 +184,7 @@ func (r *report) write(page, raw, file string) error {
 func dropEnviron() {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
-		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", tools.PrebuiltVariable, "PODS", "CONTAINERS"}, name) {
+		if !strings.HasPrefix(name, "GO") && !slices.Contains([]string{"PATH", "HOME", "LANG", "CRIUS_BIN", tools.PrebuiltVariable, "PODS", "CONTAINERS", "SIZE"}, name) {
 			_ = os.Unsetenv(name)
 		}
 	}
@@ -194,7 +199,7 @@ func command(names []string, containerd, page, raw string) string {
 	if len(names) > 0 {
 		words = append(words, "ROW='"+strings.Join(names, " ")+"'")
 	}
-	for _, variable := range []string{"PODS", "CONTAINERS"} {
+	for _, variable := range []string{"PODS", "CONTAINERS", "SIZE"} {
 		if v := os.Getenv(variable); v != "" {
 			words = append(words, variable+"="+v)
 		}
@@ -214,16 +219,17 @@ func pick(names []string) ([]row, error) {
 		return rows, nil
 	}
 	var wanted []row
+	known := slices.Concat(rows, apart)
 	for _, name := range names {
-		i := slices.IndexFunc(rows, func(r row) bool { return r.name == name })
+		i := slices.IndexFunc(known, func(r row) bool { return r.name == name })
 		if i < 0 {
 			var all []string
-			for _, r := range rows {
+			for _, r := range known {
 				all = append(all, r.name)
 			}
 			return nil, fmt.Errorf("there is no row %s; there are %s", name, strings.Join(all, ", "))
 		}
-		wanted = append(wanted, rows[i])
+		wanted = append(wanted, known[i])
 	}
 	return wanted, nil
 }

@@ -196,7 +196,7 @@ func (p pulls) again(ctx context.Context) (table, error) {
 	}
 	fetched := make([][][]float64, len(refetches))
 	for _, s := range p.servers {
-		megabytes, err := s.refetch(ctx, first, second)
+		megabytes, err := s.refetch(ctx, s.timedPull, first, second)
 		if err != nil {
 			return table{}, fmt.Errorf("%s: %w", s.label, err)
 		}
@@ -211,12 +211,13 @@ func (p pulls) again(ctx context.Context) (table, error) {
 	return t.table, nil
 }
 
-// refetch is how many megabytes the server fetches in each case of refetches.
-func (s *server) refetch(ctx context.Context, first, second *image.Artifact) (megabytes [len(refetches)]float64, err error) {
+// refetch is how many megabytes the server fetches in each case of refetches. The images are
+// pulled with pull.
+func (s *server) refetch(ctx context.Context, pull puller, first, second *image.Artifact) (megabytes [len(refetches)]float64, err error) {
 	fetched := func() float64 { return float64(s.on.Registry.Sent("/blobs/")) / 1e6 }
 	var names []string
 	for i, built := range []*image.Artifact{first, second} {
-		name, _, err := s.timedPull(ctx, built)
+		name, _, err := pull(ctx, built)
 		if err != nil {
 			return megabytes, err
 		}
@@ -230,7 +231,7 @@ func (s *server) refetch(ctx context.Context, first, second *image.Artifact) (me
 		return megabytes, err
 	}
 	before := fetched()
-	name, _, err := s.timedPull(ctx, first)
+	name, _, err := pull(ctx, first)
 	if err != nil {
 		return megabytes, err
 	}
@@ -260,13 +261,19 @@ func (s *server) dieInPull(ctx context.Context, name string, now func() bool) er
 	return s.used.enter(s.program.PID())
 }
 
+// pulledFrom is the repository of what is pulled, in the node's registry.
+const pulledFrom = "pulled"
+
 // push has the node's registry serve an image, and returns its name there.
 func (s *server) push(built *image.Artifact) (name string) {
-	const repository = "pulled"
 	tag := built.ID()[:12]
-	s.on.Registry.Push(repository, tag, built)
-	return fmt.Sprintf("%s/%s:%s", node.RegistryHost, repository, tag)
+	s.on.Registry.Push(pulledFrom, tag, built)
+	return fmt.Sprintf("%s/%s:%s", node.RegistryHost, pulledFrom, tag)
 }
+
+// A puller pulls an image, and tells its name and what it took. What the registry remembers
+// is of this pull alone.
+type puller func(ctx context.Context, built *image.Artifact) (name string, took outcome, err error)
 
 // timedPull pulls an image. What the registry remembers is of this pull alone.
 func (s *server) timedPull(ctx context.Context, built *image.Artifact) (name string, took outcome, err error) {

@@ -46,8 +46,14 @@ func (s *server) where() *node.Node     { return s.on }
 func (s *server) close() error { return s.end() }
 
 // newCrius runs crius as an operator would, not as a test does.
-func newCrius(ctx context.Context, handler string) (_ *server, err error) {
-	n, err := node.New(ctx, node.Options{Config: `log_level = "info"`})
+func newCrius(ctx context.Context, handler string) (*server, error) {
+	return newCriusOn(ctx, handler, node.Options{})
+}
+
+// newCriusOn is the same on another node.
+func newCriusOn(ctx context.Context, handler string, o node.Options) (_ *server, err error) {
+	o.Config = `log_level = "info"`
+	n, err := node.New(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -99,9 +105,9 @@ func peerOf(handler string) (kind containerd.Kind, name string) {
 }
 
 // newContainerd runs the peer in a node of its own.
-func newContainerd(ctx context.Context, handler string) (_ *server, err error) {
+func newContainerd(ctx context.Context, handler string, o node.Options) (_ *server, err error) {
 	kind, label := peerOf(handler)
-	c, err := containerd.New(ctx, kind)
+	c, err := containerd.New(ctx, kind, o)
 	if err != nil {
 		return nil, err
 	}

@@ -190,10 +190,15 @@ func (c *contest) addFloor(ctx context.Context, like *server) error {
 
 // newServers has crius and containerd. Settle it before use.
 func newServers(ctx context.Context, handler string) (c *contest, ours, theirs *server, err error) {
-	if ours, err = newCrius(ctx, handler); err != nil {
+	return newServersOn(ctx, handler, node.Options{})
+}
+
+// newServersOn has them on nodes with these options.
+func newServersOn(ctx context.Context, handler string, o node.Options) (c *contest, ours, theirs *server, err error) {
+	if ours, err = newCriusOn(ctx, handler, o); err != nil {
 		return nil, nil, nil, err
 	}
-	if theirs, err = newContainerd(ctx, handler); err != nil {
+	if theirs, err = newContainerd(ctx, handler, o); err != nil {
 		return nil, nil, nil, errors.Join(fmt.Errorf("containerd: %w", err), ours.close())
 	}
 	return &contest{targets: []target{ours, theirs}}, ours, theirs, nil

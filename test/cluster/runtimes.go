@@ -96,7 +96,7 @@ func (t *trial) onCrius(ctx context.Context) (_ *result, err error) {
 }
 
 func (t *trial) onContainerd(ctx context.Context) (_ *result, err error) {
-	c, err := containerd.New(ctx, containerd.Kinds["current"])
+	c, err := containerd.New(ctx, containerd.Kinds["current"], node.Options{})
 	if err != nil {
 		return nil, err
 	}

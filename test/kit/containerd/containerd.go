@@ -144,8 +144,8 @@ int main(void) { for (;;) pause(); }
 `
 
 // New makes a node with a containerd, whose network, CNI configuration and registry are
-// those that crius has in another one, but does not start it.
-func New(ctx context.Context, kind Kind) (_ *Containerd, err error) {
+// those that crius has in another one, but does not start it. The options are the node's.
+func New(ctx context.Context, kind Kind, o node.Options) (_ *Containerd, err error) {
 	program, err := kind.Program(ctx)
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func New(ctx context.Context, kind Kind) (_ *Containerd, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := node.New(ctx, node.Options{})
+	n, err := node.New(ctx, o)
 	if err != nil {
 		return nil, errors.Join(err, others.remove())
 	}

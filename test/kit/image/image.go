@@ -93,7 +93,9 @@ func (i Image) Build() (*Artifact, error) {
 	}
 	for _, l := range i.Layers {
 		manifest.Layers = append(manifest.Layers, l.descriptor(i.Docker))
-		built.Blobs[l.Digest] = l.Blob
+		if l.Size == 0 {
+			built.Blobs[l.Digest] = l.Blob
+		}
 	}
 	built.Manifest, err = json.Marshal(manifest)
 	if err != nil {

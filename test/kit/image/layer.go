@@ -22,6 +22,7 @@ type Layer struct {
 	Digest digest.Digest // of Blob
 	DiffID digest.Digest // of the archive inside
 	URLs   []string      // makes it a foreign layer
+	Size   int64         // of a blob that is not in Blob; the registry gets it with PushBlob
 }
 
 // File is one entry of a layer. Make it with one of the functions below and
@@ -132,6 +133,9 @@ func (l Layer) descriptor(docker bool) imagespec.Descriptor {
 		Digest:    l.Digest,
 		Size:      int64(len(l.Blob)),
 		URLs:      l.URLs,
+	}
+	if l.Size > 0 {
+		d.Size = l.Size
 	}
 	if docker {
 		d.MediaType = DockerLayer

@@ -12,6 +12,7 @@ package registry
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -48,6 +49,13 @@ type repository struct {
 	tags      map[string]digest.Digest
 	manifests map[digest.Digest]*image.Artifact
 	blobs     map[digest.Digest][]byte
+	large     map[digest.Digest]sized
+}
+
+// sized is a blob that is not in memory.
+type sized struct {
+	io.ReaderAt
+	size int64
 }
 
 // Request is what the registry remembers of a request.
@@ -76,19 +84,33 @@ func New() *Registry {
 func (r *Registry) Push(repo, tag string, a *image.Artifact) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	in := r.repository(repo)
+	in.add(a)
+	if tag != "" {
+		in.tags[tag] = a.Digest()
+	}
+}
+
+// PushBlob stores a blob under its digest that is read only when it is served.
+func (r *Registry) PushBlob(repo string, d digest.Digest, blob io.ReaderAt, size int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.repository(repo).large[d] = sized{blob, size}
+}
+
+// repository is made when it is first asked for. The caller holds the lock.
+func (r *Registry) repository(repo string) *repository {
 	in := r.repos[repo]
 	if in == nil {
 		in = &repository{
 			tags:      map[string]digest.Digest{},
 			manifests: map[digest.Digest]*image.Artifact{},
 			blobs:     map[digest.Digest][]byte{},
+			large:     map[digest.Digest]sized{},
 		}
 		r.repos[repo] = in
 	}
-	in.add(a)
-	if tag != "" {
-		in.tags[tag] = a.Digest()
-	}
+	return in
 }
 
 func (in *repository) add(a *image.Artifact) {
@@ -243,6 +265,12 @@ func (r *Registry) serveContent(w http.ResponseWriter, req *http.Request, path s
 	}
 	repo := strings.Join(parts[:len(parts)-2], "/")
 	kind, name := parts[len(parts)-2], parts[len(parts)-1]
+	if blob, ok := r.largeBlob(repo, kind, name); ok {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Docker-Content-Digest", name)
+		http.ServeContent(w, req, "", time.Time{}, io.NewSectionReader(blob, 0, blob.size))
+		return
+	}
 	body, mediaType, code := r.lookup(repo, kind, name)
 	if code != "" {
 		refuse(w, http.StatusNotFound, code, name+" is unknown to "+repo)
@@ -253,6 +281,18 @@ func (r *Registry) serveContent(w http.ResponseWriter, req *http.Request, path s
 		w.Header().Set("Docker-Content-Digest", digest.FromBytes(body).String())
 	}
 	http.ServeContent(w, req, "", time.Time{}, bytes.NewReader(body))
+}
+
+// largeBlob finds what PushBlob has stored.
+func (r *Registry) largeBlob(repo, kind, name string) (sized, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	in := r.repos[repo]
+	if in == nil || kind != "blobs" {
+		return sized{}, false
+	}
+	blob, ok := in.large[digest.Digest(name)]
+	return blob, ok
 }
 
 // lookup finds what a path names; code is the error code of the distribution

@@ -190,3 +190,26 @@ func TestDigestHeaderAndHeal(t *testing.T) {
 		t.Errorf("%q", body)
 	}
 }
+
+// A blob that is not in memory is served like others, in whole and in part.
+func TestPushBlob(t *testing.T) {
+	r, _ := example(t)
+	const content = "0123456789"
+	d := digest.FromString(content)
+	r.PushBlob("a/b", d, strings.NewReader(content), int64(len(content)))
+	path := "/v2/a/b/blobs/" + d.String()
+	resp, body, err := get(t, r, path)
+	if err != nil || resp.StatusCode != http.StatusOK || string(body) != content || resp.Header.Get("Docker-Content-Digest") != d.String() {
+		t.Errorf("%v %q, %v", resp, body, err)
+	}
+	resp, body, err = get(t, r, path, "Range", "bytes=3-")
+	if err != nil || resp.StatusCode != http.StatusPartialContent || string(body) != content[3:] {
+		t.Errorf("from the middle: %v %q, %v", resp, body, err)
+	}
+	if sent := r.Sent("/blobs/"); sent != int64(2*len(content)-3) {
+		t.Errorf("%d bytes are said to have been sent", sent)
+	}
+	if resp, _, err := get(t, r, strings.Replace(path, "a/b", "a/c", 1)); err != nil || resp.StatusCode != http.StatusNotFound {
+		t.Errorf("in another repository: %v, %v", resp, err)
+	}
+}
