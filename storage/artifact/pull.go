@@ -298,6 +298,8 @@ func (p *pull) fetch(ctx context.Context, f source.File, events chan<- types.Pro
 		Came:    func(bytes int64) { report(types.ProgressEventRead, bytes) },
 		Shown:   func(*os.File, int64) error { return nil },
 		Whole:   func(content *os.File) error { return p.take(content, f.Digest) },
+
+		Connections: func(change int) { report(progress.Connections(change), 0) },
 	})
 	for _, same := range p.made.Files {
 		if err == nil && same.Digest == f.Digest {

@@ -44,6 +44,10 @@ type Dir struct {
 	Limits Limits
 	// Patience is how long a pull waits for another one that gets no bytes of the same blob.
 	Patience time.Duration
+	// Connections is how many a pull may have. Large blobs are fetched over those that others
+	// leave, in ranges of so many bytes; 0 or 1: each over one.
+	Connections int
+	RangeSize   int64
 	// Beside is another directory, which makes room, too, when the disk of both is full; nil: there
 	// is none.
 	Beside *Dir
@@ -62,7 +66,7 @@ type Dir struct {
 // In is the directory of that name in parent, which Fetch creates. It reads and writes nothing
 // yet.
 func In(parent string) *Dir {
-	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, parent: parent, named: map[string]*part{}, reserved: map[string]int{}, turns: map[string]int{}}
+	return &Dir{Limits: DefaultLimits, Patience: 10 * time.Second, RangeSize: rangeSize, parent: parent, named: map[string]*part{}, reserved: map[string]int{}, turns: map[string]int{}}
 }
 
 // part is the file of a blob while pulls use it.
@@ -176,6 +180,17 @@ func nameless(root *os.Root) (*os.File, error) {
 		return nil, err
 	}
 	return f, root.Remove(name)
+}
+
+// scratch makes a file that goes when it is closed.
+func (d *Dir) scratch() (*os.File, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	root, err := d.opened()
+	if err != nil {
+		return nil, err
+	}
+	return nameless(root)
 }
 
 // errBusy: another process has the lock.

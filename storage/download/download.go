@@ -17,10 +17,10 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -29,22 +29,27 @@ import (
 
 // Source is where a pull gets its blobs from, with its own credentials.
 type Source interface {
-	// GetBlob is that of types.ImageSource.
-	GetBlob(ctx context.Context, blob types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error)
-	// ResumeBlob returns a blob that begins with have. The registry has agreed to send the
-	// rest, which is a byte at least. The error is errors.ErrUnsupported if it sends no parts.
-	ResumeBlob(ctx context.Context, blob types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error)
+	// Whole asks the registry for a blob.
+	Whole(ctx context.Context, blob types.BlobInfo) (io.ReadCloser, error)
+	// Part asks for length bytes from an offset on, or for all of the rest if length is 0. The
+	// registry has agreed to send them. The error is errors.ErrUnsupported if it sends no parts.
+	Part(ctx context.Context, blob types.BlobInfo, from, length int64) (io.ReadCloser, error)
+	// Guard passes on a blob, all of whose bytes come in order, as far as it may come in.
+	Guard(ctx context.Context, blob types.BlobInfo, stream io.ReadCloser) io.ReadCloser
 }
 
 // Watcher is told how a blob arrives.
 type Watcher struct {
 	Begins  func()                                // its turn has come
 	Resumed func(bytes int64)                     // that were here
-	Came    func(bytes int64)                     // from the registry
+	Came    func(bytes int64)                     // from the registry, those that are ahead of others included
 	Shown   func(file *os.File, size int64) error // the file has so many bytes that may be read; Fetch ends with its error
 	// Whole is called with the file when all of the blob is in it; nil: it is not. Who links the
 	// file to another name keeps it: it never changes again. Fetch ends with its error.
 	Whole func(file *os.File) error
+
+	// Connections is told of each connection that is made, 1, and that ends, -1; by any goroutine.
+	Connections func(change int)
 
 	// Decrypted says that the source decrypts the blob, which has the same size then, and
 	// checks its digest, as ErrDiffers says. Nothing of that is kept.
@@ -60,6 +65,9 @@ type Pull struct {
 	parts    map[digest.Digest]*part
 	former   []*part  // that others have replaced; other calls of Fetch may use them
 	reserved []string // names of files that stay for this pull
+
+	connections atomic.Int64 // under way
+	narrow      atomic.Bool  // the registry has no use for more than one for a blob
 }
 
 // Begin begins the downloads of a pull from a registry. Other pulls from that registry
@@ -80,7 +88,7 @@ func (p *Pull) Fetch(ctx context.Context, src Source, info types.BlobInfo, watch
 	}
 	defer func() { <-part.turn }()
 	watch.Begins()
-	f := fetch{dir: p.dir, part: part, src: src, info: info, watch: watch}
+	f := fetch{pull: p, dir: p.dir, part: part, src: src, info: info, watch: watch}
 	if err := f.run(ctx); err != nil || watch.Whole == nil {
 		return err
 	}
@@ -172,6 +180,7 @@ const maxFruitless = 2
 
 // fetch is the turn of one pull to fetch a blob.
 type fetch struct {
+	pull  *Pull
 	dir   *Dir
 	part  *part
 	src   Source
@@ -180,7 +189,12 @@ type fetch struct {
 
 	stored int64 // bytes that the file had
 	have   int64 // of them that the registry is not asked for
-	told   int64 // bytes that the watcher knows of
+	rest   *rest // what the registry sends; nil before
+
+	telling sync.Mutex
+	read    int64 // bytes from the beginning of the blob
+	ahead   int64 // bytes that have come and are not read yet
+	told    int64 // bytes that the watcher knows of
 }
 
 // ErrDiffers says that a blob has another digest or size.
@@ -235,10 +249,11 @@ func cut(ctx context.Context, err error) bool {
 
 // whole fetches all of the blob; why is the reason if the file has a part.
 func (f *fetch) whole(ctx context.Context, why error) error {
-	stream, _, err := f.src.GetBlob(ctx, f.info, none.NoCache)
+	main, err := f.src.Whole(ctx, f.info)
 	if err != nil {
 		return err
 	}
+	stream := f.open(ctx, main, 0)
 	defer stream.Close()
 	if f.stored > 0 { // not before: who may not have the blob deletes nothing
 		slog.WarnContext(ctx, "cannot resume download, fetching the whole layer", "digest", f.info.Digest, "bytes", f.stored, "err", why)
@@ -246,7 +261,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 			return err
 		}
 	}
-	f.stored, f.have, f.told = 0, 0, 0
+	f.stored, f.have, f.read, f.told = 0, 0, 0, 0
 	_, err = f.receive(ctx, stream)
 	if errors.Is(err, ErrDiffers) {
 		err = errors.Join(err, f.dir.replace(f.part))
@@ -264,13 +279,24 @@ func (f *fetch) resume(ctx context.Context) (came bool, err error) {
 		return false, f.otherSize()
 	}
 	f.have = min(f.stored, f.info.Size-1)
-	stream, err := f.src.ResumeBlob(ctx, f.info, io.NewSectionReader(f.part.file, 0, f.have))
+	main, err := f.src.Part(ctx, f.info, f.have, 0)
 	if err != nil {
 		return false, err
 	}
+	stream := f.open(ctx, main, f.have)
 	defer stream.Close()
 	slog.InfoContext(ctx, "resuming download", "digest", f.info.Digest, "bytes", f.have, "of", f.info.Size)
 	return f.receive(ctx, stream)
+}
+
+// open returns the blob: what the file has before an offset, and what the registry sends from
+// there on over main.
+func (f *fetch) open(ctx context.Context, main io.ReadCloser, from int64) io.ReadCloser {
+	f.rest = f.newRest(ctx, main, from)
+	return f.src.Guard(ctx, f.info, struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(io.NewSectionReader(f.part.file, 0, from), f.rest), f.rest})
 }
 
 func (f *fetch) otherSize() error {
@@ -327,15 +353,35 @@ func (f *fetch) fill(buffer []byte, stream io.Reader, at int64) (n int, err erro
 	return n, err
 }
 
-// tell has the watcher know of bytes up to an offset, of each once: those that are read again
-// are a sign of life alone.
+// tell notes that the blob was read up to an offset.
 func (f *fetch) tell(upTo int64) {
+	f.telling.Lock()
+	defer f.telling.Unlock()
 	if known := min(upTo, f.have) - f.told; known > 0 {
 		f.watch.Resumed(known)
 		f.told += known
 	}
-	f.watch.Came(max(upTo-f.told, 0))
-	f.told = max(upTo, f.told)
+	f.read = upTo
+	f.tellCome()
+}
+
+// tellAhead notes bytes that have come ahead of those that are read, or less of them.
+func (f *fetch) tellAhead(bytes int64) {
+	f.telling.Lock()
+	defer f.telling.Unlock()
+	f.ahead += bytes
+	if bytes > 0 {
+		f.part.came.Add(bytes)
+		f.tellCome()
+	}
+}
+
+// tellCome has the watcher know of bytes that have come, of each once: those that come or are
+// read again are a sign of life alone.
+func (f *fetch) tellCome() {
+	come := f.read + f.ahead
+	f.watch.Came(max(come-f.told, 0))
+	f.told = max(come, f.told)
 }
 
 // write adds bytes to the file, which begin at an offset of the blob. Those that it has stay.
@@ -350,7 +396,10 @@ func (f *fetch) write(bytes []byte, at int64) error {
 		bytes, at = bytes[known:], at+known
 	}
 	_, err := f.part.file.WriteAt(bytes, at)
-	if fault.DiskFull(err) && f.dir.Clear() {
+	if !fault.DiskFull(err) {
+		return err
+	}
+	if shrunk := f.rest.shrink(); f.dir.Clear() || shrunk {
 		_, err = f.part.file.WriteAt(bytes, at)
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,18 +49,22 @@ type fake struct {
 	resumedHad int64
 }
 
-func (f *fake) GetBlob(ctx context.Context, info types.BlobInfo, _ types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	if f.denied {
-		return nil, 0, errDenied
-	}
-	if f.away() {
-		return nil, 0, errCut
-	}
-	f.wholes++
-	return f.answer(ctx, nil, f.content), info.Size, nil
+func (f *fake) Guard(_ context.Context, _ types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
+	return stream
 }
 
-func (f *fake) ResumeBlob(ctx context.Context, _ types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
+func (f *fake) Whole(ctx context.Context, _ types.BlobInfo) (io.ReadCloser, error) {
+	if f.denied {
+		return nil, errDenied
+	}
+	if f.away() {
+		return nil, errCut
+	}
+	f.wholes++
+	return f.answer(ctx, f.content), nil
+}
+
+func (f *fake) Part(ctx context.Context, _ types.BlobInfo, from, _ int64) (io.ReadCloser, error) {
 	if f.denied {
 		return nil, errDenied
 	}
@@ -69,12 +74,12 @@ func (f *fake) ResumeBlob(ctx context.Context, _ types.BlobInfo, have *io.Sectio
 	if f.rangeErr != nil {
 		return nil, f.rangeErr
 	}
-	f.resumedHad = have.Size()
-	rest := f.content[have.Size():]
+	f.resumedHad = from
+	rest := f.content[from:]
 	if f.part != nil {
 		rest = f.part
 	}
-	return f.answer(ctx, have, rest), nil
+	return f.answer(ctx, rest), nil
 }
 
 // away counts an answer, and tells whether there is none.
@@ -84,15 +89,12 @@ func (f *fake) away() bool {
 	return away
 }
 
-func (f *fake) answer(ctx context.Context, have io.Reader, rest []byte) io.ReadCloser {
-	if have == nil {
-		have = bytes.NewReader(nil)
-	}
+func (f *fake) answer(ctx context.Context, rest []byte) io.ReadCloser {
 	end := io.EOF
 	if f.cut > 0 && f.cut < len(rest) {
 		rest, end = rest[:f.cut], errCut
 	}
-	return io.NopCloser(io.MultiReader(have, &answer{f, ctx, rest, end}))
+	return io.NopCloser(&answer{f, ctx, rest, end})
 }
 
 type answer struct {
@@ -125,6 +127,7 @@ func (a *answer) Read(p []byte) (int, error) {
 // watched is what a pull has been told and shown.
 type watched struct {
 	resumed, came int64
+	connections   atomic.Int64
 	sizes         []int64
 	content       []byte
 }
@@ -132,6 +135,7 @@ type watched struct {
 func (w *watched) watcher() Watcher {
 	return Watcher{
 		Begins: func() {}, Resumed: func(n int64) { w.resumed += n }, Came: func(n int64) { w.came += n },
+		Connections: func(change int) { w.connections.Add(int64(change)) },
 		Shown: func(file *os.File, size int64) error {
 			w.sizes = append(w.sizes, size)
 			content := make([]byte, size)
@@ -317,7 +321,7 @@ func TestShownBytesStay(t *testing.T) {
 	var shown *os.File
 	first := d.Begin("registry.test")
 	err := first.Fetch(t.Context(), &fake{content: content}, info, Watcher{
-		Begins: func() {}, Resumed: func(int64) {}, Came: func(int64) {},
+		Begins: func() {}, Resumed: func(int64) {}, Came: func(int64) {}, Connections: func(int) {},
 		Shown: func(file *os.File, _ int64) (err error) {
 			if shown == nil {
 				shown, err = os.Open(pathOf(d, filepath.Base(file.Name())))

@@ -41,8 +41,10 @@ func CauseOf(ctx context.Context, err error) error {
 
 // Events beside those of the library.
 const (
-	Waiting types.ProgressEvent = 100 + iota // for another pull that fetches the blob: nothing is due
-	Resumed                                  // bytes were here, from an earlier pull
+	Waiting      types.ProgressEvent = 100 + iota // for another pull that fetches the blob: nothing is due
+	Resumed                                       // bytes were here, from an earlier pull
+	Connected                                     // another connection to the registry brings bytes
+	Disconnected                                  // one less does
 )
 
 // Watchdog ends a pull that waits for bytes which do not come, or come too slowly.
@@ -111,6 +113,16 @@ type Pull struct {
 
 	Unpacking int   `json:"unpacking"` // blobs that have come, and are not done
 	Resumed   int64 `json:"resumed"`   // bytes, of those that have come, that were here
+
+	Connections int `json:"connections"` // over which blobs are coming
+}
+
+// Connections is the event of a change in the number of connections, of one.
+func Connections(change int) types.ProgressEvent {
+	if change > 0 {
+		return Connected
+	}
+	return Disconnected
 }
 
 // Active are the pulls under way, the first one first.
@@ -162,6 +174,10 @@ func (c *Counts) note(p *Pull, event types.ProgressProperties, coming int) {
 		p.Done++
 	case types.ProgressEventSkipped:
 		c.Present.Add(1)
+	case Connected:
+		p.Connections++
+	case Disconnected:
+		p.Connections--
 	}
 	p.Unpacking = max(p.Blobs-p.Done-coming, 0)
 }
@@ -262,6 +278,7 @@ func (d *downloads) note(event types.ProgressProperties) {
 			return
 		}
 		delete(d.missing, blob)
+	case Connected, Disconnected:
 	default: // done or skipped
 		delete(d.missing, blob)
 	}

@@ -94,10 +94,11 @@ func TestNoLimit(t *testing.T) {
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 5},
 		{Event: types.ProgressEventDone, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 3},
 		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "b", Size: 10}},
+		{Event: Connections(1)}, {Event: Connections(1)}, {Event: Connections(1)}, {Event: Connections(-1)},
 	} {
 		w.Events <- e
 	}
-	want := Pull{Image: "image", Bytes: 10, Resumed: 2, Total: 10, Blobs: 1, Done: 1}
+	want := Pull{Image: "image", Bytes: 10, Resumed: 2, Total: 10, Blobs: 1, Done: 1, Connections: 2}
 	var active []Pull
 	if !wait.Until(t.Context(), func() bool {
 		if active = counts.Active(); len(active) == 1 {

@@ -129,34 +129,17 @@ func take(taken map[string]bool, name string) error {
 }
 
 // Contents is where the files of an artifact come from, none with more bytes than it is to have.
-type Contents struct{ of *Image }
+type Contents struct{ *Image }
 
 // Contents are those of the artifact's files, of which nobody has checked anything else.
 func (s *Image) Contents() Contents { return Contents{s} }
 
-// GetBlob is that of download.Source.
-func (c Contents) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	stream, size, err := c.of.fetch(ctx, info, cache)
-	if err != nil {
-		return nil, 0, err
-	}
-	return c.bound(info, stream), size, nil
-}
-
-// ResumeBlob is that of download.Source.
-func (c Contents) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
-	stream, err := c.of.fetchFrom(ctx, info, have)
-	if err != nil {
-		return nil, err
-	}
-	return c.bound(info, stream), nil
-}
-
-func (c Contents) bound(info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
+// Guard implements download.Source.
+func (c Contents) Guard(_ context.Context, info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	return struct {
 		io.Reader
 		io.Closer
-	}{io.LimitReader(&awaited{stream, c.of}, info.Size), stream}
+	}{io.LimitReader(&awaited{stream, c.Image}, info.Size), stream}
 }
 
 // awaited counts the reads of an answer that are under way.

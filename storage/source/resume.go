@@ -10,20 +10,32 @@ import (
 	"reflect"
 	"time"
 
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/storage/pullerror"
 )
 
-// ResumeBlob is GetBlob of a blob that begins with have: the registry is asked for the rest
-// alone, and has agreed to send it. The error is errors.ErrUnsupported if the registry, or the
-// library, has no parts of blobs. have must be shorter than the blob.
-func (s *Image) ResumeBlob(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
-	whole, err := s.fetchFrom(ctx, info, have)
-	if err != nil {
-		return nil, err
+// Whole asks the registry for a blob, which has to pass the guard.
+func (s *Image) Whole(ctx context.Context, info types.BlobInfo) (io.ReadCloser, error) {
+	if content, _, found := s.ConfigBlob(info.Digest); found {
+		return content, nil
 	}
-	return s.guard(ctx, info, whole), nil
+	stream, _, err := s.fetch(ctx, info, none.NoCache)
+	return stream, err
+}
+
+// Part asks the registry for length bytes of a blob from an offset on, or for all of its rest if
+// length is 0. The bytes have to pass the guard. The error is errors.ErrUnsupported if the
+// registry, or the library, has no parts of blobs.
+func (s *Image) Part(ctx context.Context, info types.BlobInfo, from, length int64) (io.ReadCloser, error) {
+	s.answers.Add(1)
+	defer s.answers.Add(-1)
+	part, err := blobPart(ctx, s.ImageSource, info, uint64(from), uint64(length))
+	if err != nil && refusesRanges(err) {
+		err = fmt.Errorf("%w: %w", errNoRanges, err)
+	}
+	return part, err
 }
 
 // fetch asks the registry for a blob.
@@ -31,23 +43,6 @@ func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.Blob
 	s.answers.Add(1)
 	defer s.answers.Add(-1)
 	return s.ImageSource.GetBlob(ctx, info, cache)
-}
-
-// fetchFrom is ResumeBlob without the guard.
-func (s *Image) fetchFrom(ctx context.Context, info types.BlobInfo, have *io.SectionReader) (io.ReadCloser, error) {
-	s.answers.Add(1)
-	rest, err := blobFrom(ctx, s.ImageSource, info, uint64(have.Size()))
-	s.answers.Add(-1)
-	if err != nil && refusesRanges(err) {
-		err = fmt.Errorf("%w: %w", errNoRanges, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(have, rest), rest}, nil
 }
 
 // errNoRanges says that a blob can only be fetched as a whole.
@@ -69,10 +64,10 @@ func refusesRanges(err error) bool {
 // which may take for ever.
 const rangeTime = 5 * time.Second
 
-// blobFrom asks a registry for a blob from an offset on.
-func blobFrom(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset uint64) (io.ReadCloser, error) {
+// blobPart is Part of a source.
+func blobPart(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	streams, errs, err := blobAt(ctx, src, info, offset)
+	streams, errs, err := blobAt(ctx, src, info, offset, length)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -81,8 +76,10 @@ func blobFrom(ctx context.Context, src types.ImageSource, info types.BlobInfo, o
 	defer limit.Stop()
 	select {
 	case stream, ok := <-streams:
-		if ok {
-			return &partStream{stream, cancel, streams, errs}, nil
+		if part := (&partStream{stream, cancel, streams, errs}); ok && (length == 0 || !isCutOut(stream)) {
+			return part, nil
+		} else if ok {
+			return nil, errors.Join(errNoRanges, part.Close())
 		}
 		err = errNoRanges
 	case err = <-errs:
@@ -97,6 +94,12 @@ func blobFrom(ctx context.Context, src types.ImageSource, info types.BlobInfo, o
 	cancel()
 	drain(streams, errs)
 	return nil, err
+}
+
+// isCutOut tells whether the library cuts a part out of more than it asked for, as it does if
+// the registry sends the whole blob. Its type for that cannot be named outside of it.
+func isCutOut(stream io.ReadCloser) bool {
+	return reflect.TypeOf(stream).Name() == "signalCloseReader"
 }
 
 // partStream is the part of a blob that was asked for.
@@ -135,20 +138,23 @@ func drain(streams <-chan io.ReadCloser, errs <-chan error) {
 }
 
 // blobAt calls the source's GetBlobAt, by which the library fetches parts of zstd:chunked
-// layers, for the part from offset on. It is exported, but its chunks have a type that only
+// layers, for one part, or all from offset on if length is 0. It is exported, but its chunks have a type that only
 // the library can name. A library that has changed it gets no calls.
-func blobAt(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset uint64) (chan io.ReadCloser, chan error, error) {
+func blobAt(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (chan io.ReadCloser, chan error, error) {
 	method := reflect.ValueOf(src).MethodByName("GetBlobAt")
 	if !method.IsValid() || method.Type().NumIn() != 3 || method.Type().NumOut() != 3 || method.Type().In(2).Kind() != reflect.Slice {
 		return nil, nil, fmt.Errorf("%T: %w", src, errors.ErrUnsupported)
 	}
 	chunks := reflect.MakeSlice(method.Type().In(2), 1, 1)
-	from, length := chunks.Index(0).FieldByName("Offset"), chunks.Index(0).FieldByName("Length")
-	if !from.CanUint() || !length.CanUint() {
+	first, count := chunks.Index(0).FieldByName("Offset"), chunks.Index(0).FieldByName("Length")
+	if !first.CanUint() || !count.CanUint() {
 		return nil, nil, fmt.Errorf("%T: %w", src, errors.ErrUnsupported)
 	}
-	from.SetUint(offset)
-	length.SetUint(math.MaxUint64) // to the end
+	if length == 0 {
+		length = math.MaxUint64 // which the library takes for the end
+	}
+	first.SetUint(offset)
+	count.SetUint(length)
 	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(info), chunks})
 	streams, _ := results[0].Interface().(chan io.ReadCloser)
 	errs, _ := results[1].Interface().(chan error)

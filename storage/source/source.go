@@ -290,11 +290,11 @@ func (s *Image) GetBlob(ctx context.Context, info types.BlobInfo, cache types.Bl
 	if err != nil {
 		return nil, 0, err
 	}
-	return s.guard(ctx, info, stream), size, nil
+	return s.Guard(ctx, info, stream), size, nil
 }
 
-// guard returns a layer that is guarded on its way in.
-func (s *Image) guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) *layerGuard {
+// Guard returns a layer that is guarded on its way in, decrypted if it is encrypted.
+func (s *Image) Guard(ctx context.Context, info types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	guard := &layerGuard{
 		ReadCloser: s.decrypted(info.Digest, stream), layer: info.Digest, answers: &s.answers, expansion: &s.expansion, left: math.MaxInt64,
 		admitLarge: func() error { return s.admitLarge(ctx) },

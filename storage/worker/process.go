@@ -327,6 +327,7 @@ func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.Uni
 			shown = true
 			return sendFile(to, packet, file)
 		},
+		Connections: func(change int) { w.report(progress.Connections(change), info, 0) },
 	})
 }
 

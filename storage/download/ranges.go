@@ -1,0 +1,455 @@
+package download
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
+)
+
+// rangeSize is what one request asks for: so much that the time until the answer begins does not
+// count, and so little that slow connections do not keep fast ones waiting.
+const rangeSize = 16 << 20 // bytes
+
+// rangesAhead is how many ranges there is room for, for each connection that a pull may have.
+const rangesAhead = 2
+
+// overlap is how many bytes before a range are fetched with it, and have to be those that come
+// there: the library does not tell which part of the blob an answer has.
+const overlap = 4 << 10
+
+// maxMissed bounds how many of the ranges of a blob may not be there when they are due.
+const maxMissed = 3
+
+// maxAsks bounds how often a range is asked for.
+const maxAsks = 3
+
+// askAgainAfter is the pause before that.
+const askAgainAfter = time.Second
+
+// rest is what a registry sends of a blob from an offset on, in order.
+//
+// It comes over the main connection, which was asked for all of it. If that is much, other
+// connections fetch ranges of it ahead, into a file without a name, as far as the pull may have
+// connections. Where a range begins that has come, at least in part, the main connection ends.
+// Where one is missing, the main connection goes on, or is made again. So a registry that refuses
+// ranges, or has no use for more connections, sends all over the main one.
+type rest struct {
+	ctx    context.Context // of the connections
+	cancel context.CancelFunc
+	fetch  *fetch
+	size   int64 // of a range; 0: nothing is fetched ahead
+	window int64 // ranges for which there is room
+
+	at     int64         // offset of what is read next
+	before []byte        // bytes before that, up to overlap
+	main   io.ReadCloser // from at on; nil: there is none
+	made   int           // how often the main connection was made again,
+	madeAt int64         // the last time at this offset
+
+	scratch *os.File // has range n at place n modulo window; nil if nothing is fetched ahead
+	ranges  map[int64]*blobRange
+	next    int64      // number of the range to be begun
+	probe   *blobRange // the first one, which shows whether the registry sends ranges
+	late    int        // ranges that were not there when they were due
+	running sync.WaitGroup
+	ended   chan struct{} // a range has ended
+}
+
+// newRest is what comes from an offset on, for which main was asked.
+func (f *fetch) newRest(ctx context.Context, main io.ReadCloser, from int64) *rest {
+	r := &rest{fetch: f, at: from, main: main, ranges: map[int64]*blobRange{}, ended: make(chan struct{}, 1)}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	f.connected()
+	left, size, window := f.info.Size-from, f.dir.RangeSize, rangesAhead*int64(f.dir.Connections)
+	if f.dir.Connections < 2 || left < 2*size || !f.dir.hasRoom(left+size*window) {
+		return r
+	}
+	var err error
+	if r.scratch, err = f.dir.scratch(); err != nil {
+		r.narrow(err)
+		return r
+	}
+	r.size, r.window = size, window
+	return r
+}
+
+// connected and disconnected count the connections of the pull.
+func (f *fetch) connected() {
+	f.pull.connections.Add(1)
+	f.watch.Connections(1)
+}
+
+func (f *fetch) disconnected() {
+	f.pull.connections.Add(-1)
+	f.watch.Connections(-1)
+}
+
+// takeConnection counts one more, if the pull may have that.
+func (f *fetch) takeConnection() bool {
+	if f.pull.narrow.Load() {
+		return false
+	}
+	if f.pull.connections.Add(1) > int64(f.dir.Connections) {
+		f.pull.connections.Add(-1)
+		return false
+	}
+	f.watch.Connections(1)
+	return true
+}
+
+// Read implements io.Reader.
+func (r *rest) Read(p []byte) (n int, err error) {
+	for n == 0 && err == nil && len(p) > 0 {
+		b, come := r.current()
+		if b == nil && r.main == nil {
+			if b, err = r.goOn(); err != nil {
+				break
+			}
+		}
+		r.begin(b)
+		switch {
+		case b == nil:
+			n, err = r.readMain(p)
+		case come == 0:
+			err = r.await(b)
+		default:
+			n, err = r.readAhead(p[:min(int64(len(p)), come)], b)
+		}
+		r.at += int64(n)
+		if r.size > 0 {
+			r.before = lastOf(r.before, p[:n])
+		}
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (r *rest) Close() error {
+	r.cancel()
+	err := r.closeMain()
+	for _, b := range r.ranges {
+		r.drop(b)
+	}
+	r.running.Wait()
+	if r.scratch != nil {
+		err = errors.Join(err, r.scratch.Close())
+	}
+	return err
+}
+
+// lastOf are the last bytes of what had some as its last ones, and has more.
+func lastOf(last, more []byte) []byte {
+	last = append(last, more[max(len(more)-overlap, 0):]...)
+	return slices.Delete(last, 0, max(len(last)-overlap, 0))
+}
+
+// begin begins to fetch ranges ahead of the current one. The first one has to show that the
+// registry can do that. If the main connection is in use, it is not sent where that is soon.
+func (r *rest) begin(current *blobRange) {
+	if r.size == 0 {
+		return
+	}
+	number := r.at / r.size
+	end := number + r.window
+	if number++; current == nil {
+		number++
+	}
+	for number = max(number, r.next); number < end && number*r.size < r.fetch.info.Size; number++ {
+		if r.probe != nil && r.probe.size() == 0 || !r.fetch.takeConnection() {
+			return
+		}
+		r.start(number)
+	}
+}
+
+// start begins to fetch a range over a connection that is counted already.
+func (r *rest) start(number int64) {
+	from := number * r.size
+	b := &blobRange{
+		number: number, from: from, place: number % r.window * r.size, length: min(r.size, r.fetch.info.Size-from),
+		moved: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	b.cancel = cancel
+	r.ranges[number], r.next = b, number+1
+	if r.probe == nil {
+		r.probe = b
+	}
+	r.running.Go(func() {
+		defer notify(r.ended)
+		defer close(b.ended)
+		defer r.fetch.disconnected()
+		defer cancel()
+		err := panics.Do(ctx, "fetch range of a layer", func() error { return r.fetchRange(ctx, b) })
+		if err != nil && !errors.Is(err, context.Canceled) && r.ctx.Err() == nil {
+			r.narrow(err)
+		}
+	})
+}
+
+// narrow has the pull begin no more ranges. Those that are coming are used.
+func (r *rest) narrow(why error) {
+	if r.fetch.pull.narrow.CompareAndSwap(false, true) {
+		slog.InfoContext(r.ctx, "fetching the layers of this pull over one connection each from now on", "digest", r.fetch.info.Digest, "err", why)
+	}
+}
+
+// missed counts a range that is not there when it is due.
+func (r *rest) missed() {
+	if r.late++; r.late > maxMissed {
+		r.narrow(errLate)
+	}
+}
+
+var (
+	errOtherPart = fmt.Errorf("the registry sent another part of the layer than it was asked for: %w", ErrDiffers)
+	errLate      = errors.New("the registry sends nothing over one of several connections")
+)
+
+// current is the range that the next byte comes with, and how many bytes of it can be read; nil:
+// that byte comes over the main connection.
+func (r *rest) current() (b *blobRange, come int64) {
+	if r.size == 0 {
+		return nil, 0
+	}
+	if b = r.ranges[r.at/r.size]; b == nil {
+		return nil, 0
+	}
+	ended := b.hasEnded() // before it is looked at
+	come = b.size() - (r.at - b.from)
+	switch {
+	case come > 0 && r.at == b.from && !bytes.Equal(b.before, r.before):
+		r.narrow(errOtherPart)
+	case come > 0, r.main == nil && !ended:
+		return b, come
+	case r.main != nil:
+		r.missed()
+	}
+	r.drop(b)
+	return nil, 0
+}
+
+// await waits until more has come of a range. One that is stuck is given up.
+func (r *rest) await(b *blobRange) error {
+	limit := time.NewTimer(r.fetch.dir.Patience)
+	defer limit.Stop()
+	select {
+	case <-b.moved:
+	case <-r.ended: // this one, or another one, which leaves a connection
+	case <-limit.C:
+		if r.missed(); b.size() == 0 { // nor has the registry answered
+			r.narrow(errLate)
+		}
+		r.drop(b)
+	case <-r.ctx.Done():
+		return context.Cause(r.ctx)
+	}
+	return nil
+}
+
+// readAhead reads of a range what has come.
+func (r *rest) readAhead(p []byte, b *blobRange) (int, error) {
+	if err := r.closeMain(); err != nil {
+		slog.DebugContext(r.ctx, "cannot close connection to the registry", "err", err)
+	}
+	n, err := r.scratch.ReadAt(p, b.place+r.at-b.from)
+	if err != nil {
+		return 0, fmt.Errorf("file for ranges of the download: %w", err)
+	}
+	r.fetch.tellAhead(-int64(n))
+	if r.at+int64(n) == b.from+b.length {
+		<-b.ended // which leaves its connection to the next one
+		delete(r.ranges, b.number)
+	}
+	return n, nil
+}
+
+// goOn asks for what comes next, if it is not coming: for a range if one begins there, which it
+// returns, else for all of the rest.
+func (r *rest) goOn() (*blobRange, error) {
+	if r.size > 0 && r.at < r.fetch.info.Size && r.at%r.size == 0 {
+		if number := r.at / r.size; number >= r.next && r.fetch.takeConnection() {
+			r.start(number)
+			return r.ranges[number], nil
+		}
+	}
+	return nil, r.connectMain()
+}
+
+// connectMain makes the main connection again.
+func (r *rest) connectMain() error {
+	if r.at == r.fetch.info.Size {
+		return io.EOF
+	}
+	main, err := r.fetch.src.Part(r.ctx, r.fetch.info, r.at, 0)
+	if err != nil {
+		return err
+	}
+	r.fetch.connected()
+	r.main, r.madeAt = main, r.at
+	r.made++
+	return nil
+}
+
+// readMain reads from the main connection, up to the next range. One that was made again and
+// breaks is made again, as long as each brings something.
+func (r *rest) readMain(p []byte) (int, error) {
+	if r.size > 0 {
+		p = p[:min(int64(len(p)), r.size-r.at%r.size)]
+	}
+	n, err := r.main.Read(p)
+	at := r.at + int64(n)
+	if err == nil || r.made == 0 || at >= r.fetch.info.Size || r.ctx.Err() != nil {
+		return n, err
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	if at == r.madeAt || r.made > maxResumes {
+		return n, err
+	}
+	_ = r.closeMain() // it is broken
+	return n, nil
+}
+
+func (r *rest) closeMain() error {
+	if r.main == nil {
+		return nil
+	}
+	err := r.main.Close()
+	r.main = nil
+	r.fetch.disconnected()
+	return err
+}
+
+// drop ends a range.
+func (r *rest) drop(b *blobRange) {
+	b.cancel()
+	<-b.ended
+	r.fetch.tellAhead(max(r.at-b.from, 0) - b.size())
+	delete(r.ranges, b.number)
+	if r.probe == b && b.size() == 0 {
+		r.probe = nil
+	}
+}
+
+// shrink gives up what has come ahead, for which a disk that is full has no room. It reports
+// whether that was anything.
+func (r *rest) shrink() bool {
+	if r.size == 0 {
+		return false
+	}
+	r.narrow(errors.New("the disk is full"))
+	for _, b := range r.ranges {
+		r.drop(b)
+	}
+	return r.scratch.Truncate(0) == nil
+}
+
+// blobRange is a range of a blob that comes ahead.
+type blobRange struct {
+	number       int64
+	from, length int64 // in the blob
+	place        int64 // in the scratch file
+	cancel       context.CancelFunc
+	moved        chan struct{} // bytes have come
+	ended        chan struct{} // no more come
+
+	mu     sync.Mutex
+	come   int64
+	before []byte // bytes before from, once any have come
+	last   []byte // bytes that came last, those before it included
+}
+
+// size is how many bytes have come.
+func (b *blobRange) size() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.come
+}
+
+func (b *blobRange) hasEnded() bool {
+	select {
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// fetchRange fetches a range. What a broken connection has brought is not asked for again.
+func (r *rest) fetchRange(ctx context.Context, b *blobRange) (err error) {
+	for range maxAsks {
+		if err = r.askFor(ctx, b); err == nil || ctx.Err() != nil || wrong(err) || fault.DiskFull(err) {
+			return err
+		}
+		select {
+		case <-time.After(askAgainAfter):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	return err
+}
+
+// askFor asks for what is missing of a range.
+func (r *rest) askFor(ctx context.Context, b *blobRange) error {
+	part, err := r.fetch.src.Part(ctx, r.fetch.info, b.from+b.come-overlap, b.length-b.come+overlap)
+	if err != nil {
+		return err
+	}
+	defer part.Close()
+	buffer := make([]byte, 64<<10)
+	before := buffer[:overlap]
+	if _, err := io.ReadFull(part, before); err != nil {
+		return err
+	}
+	if b.come > 0 && !bytes.Equal(before, b.last) {
+		return errOtherPart
+	}
+	b.last = bytes.Clone(before)
+	if b.come == 0 {
+		b.before = bytes.Clone(before) // that nobody reads before bytes have come
+	}
+	for b.come < b.length {
+		n, err := part.Read(buffer[:min(int64(len(buffer)), b.length-b.come)])
+		if n > 0 {
+			if _, err := r.scratch.WriteAt(buffer[:n], b.place+b.come); err != nil {
+				return err
+			}
+			b.last = lastOf(b.last, buffer[:n])
+			r.fetch.tellAhead(int64(n))
+			b.add(int64(n))
+		}
+		if err != nil && b.come < b.length {
+			return fmt.Errorf("range of the layer: %w", err)
+		}
+	}
+	return nil
+}
+
+// add notes bytes that have come.
+func (b *blobRange) add(n int64) {
+	b.mu.Lock()
+	b.come += n
+	b.mu.Unlock()
+	notify(b.moved)
+}
+
+// notify tells one who waits, or will.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
