@@ -31,12 +31,22 @@ type Config struct {
 	PullCgroup               string        `toml:"pull_cgroup" help:"cgroup in which images are unpacked, each by a process of its own, to bound what pulls take of the node: with the systemd driver a slice, such as pulls.slice, with cgroupfs a path below the cgroup mount, such as /pulls; pod: the cgroup of the pod for which the image is pulled; empty: that of crius"`
 	PinnedImages             []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers           int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
+	PullConnections          int           `toml:"pull_connections" help:"connections over which the layers of one image are downloaded, at most 32: a layer of which more than 32 MiB are missing comes in parts over those that other layers leave, and takes up to 32 MiB more of the disk for each of them until it is there; 1: each layer comes over one; 0: as many as parallel_layers"`
 	ProgressTimeout          time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate              int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
 	PullTimeout              time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
 	WritableSize             int64         `toml:"writable_layer_size" help:"bytes that the writable layer of a container may have, at least 1 MiB, for containers created from now on; needs a file system with project quotas below root: XFS mounted with pquota, ext4 with prjquota; 0: overlay.size of options or storage.conf, else no limit"`
 	WritableInodes           int64         `toml:"writable_layer_inodes" help:"inodes that the writable layer of a container may have, at least 100, as writable_layer_size; 0: overlay.inodes of options or storage.conf, else no limit"`
 	Volumes                  string        `toml:"volumes" help:"what to do with volumes that images declare (VOLUME): mkdir creates the missing directories in the container's writable layer, bind also keeps them writable where the root file system is read-only, ignore does nothing"`
+}
+
+// MaxPullConnections is the most that a pull may have, which bounds what it takes of the registry
+// and, for what comes ahead, of the disk.
+const MaxPullConnections = 32
+
+// pullConnections are those that a pull may have.
+func (c *Config) pullConnections() int {
+	return min(cmp.Or(c.PullConnections, c.ParallelLayers), MaxPullConnections)
 }
 
 // DefaultPolicy is where containers-policy.json(5) has the signature policy of a node.

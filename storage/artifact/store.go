@@ -42,6 +42,7 @@ type Config struct {
 	ProgressTimeout time.Duration // as in storage.Config, and the next two
 	MinPullRate     int64
 	Parallel        int
+	Connections     int           // that a pull may have
 	Downloads       *download.Dir // of images, which make room as well when the disk is full; nil: there are none
 }
 
@@ -108,6 +109,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 func (cfg *Config) makeDownloads() *download.Dir {
 	d := download.In(cfg.Dir)
 	d.Limits.Files, d.Limits.Share = source.MaxFiles, 2
+	d.Connections = cfg.Connections
 	if d.Beside = cfg.Downloads; d.Beside != nil {
 		d.Beside.Beside = d
 	}
