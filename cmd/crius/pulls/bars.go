@@ -75,7 +75,7 @@ func phase(p progress.Pull, perSec float64) string {
 	case p.Blobs == 0:
 		return "asking the registry"
 	case left > 0:
-		text := fmt.Sprintf("%s, %s, %s", amount(p), blobs(p), perSecond(perSec))
+		text := fmt.Sprintf("%s, %s, %s", amount(p), blobs(p), speed(p, perSec))
 		if perSec >= 1 {
 			text += ", " + (time.Duration(float64(left)/perSec) * time.Second).String() + " left"
 		}

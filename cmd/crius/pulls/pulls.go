@@ -76,7 +76,7 @@ func active(ctx context.Context, server cli.Server) ([]progress.Pull, error) {
 func writeLines(w io.Writer, list []progress.Pull, now time.Time) {
 	for _, p := range list {
 		took := now.Sub(p.Since)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), perSecond(float64(p.Bytes-p.Resumed)/took.Seconds()))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cli.Printable(p.Image), cli.Brief(took), amount(p), blobs(p), speed(p, float64(p.Bytes-p.Resumed)/took.Seconds()))
 	}
 }
 
@@ -96,4 +96,10 @@ func blobs(p progress.Pull) string {
 	return text
 }
 
-func perSecond(rate float64) string { return fmt.Sprintf("%.1f MiB/s", rate/(1<<20)) }
+func speed(p progress.Pull, perSec float64) string {
+	text := fmt.Sprintf("%.1f MiB/s", perSec/(1<<20))
+	if p.Connections > 1 {
+		text += fmt.Sprintf(" over %d connections", p.Connections)
+	}
+	return text
+}

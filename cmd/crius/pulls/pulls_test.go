@@ -99,7 +99,8 @@ func TestBars(t *testing.T) {
 	}{
 		{progress.Pull{}, "[------------------------]|10s|asking the registry"},
 		{progress.Pull{Bytes: 10 << 20, Total: 40 << 20, Blobs: 3, Done: 1}, "[######------------------]|10s|10.0 of 40.0 MiB, 1 of 3 blobs, 1.0 MiB/s, 30s left"},
-		{progress.Pull{Total: 40 << 20, Blobs: 3}, "[------------------------]|10s|0.0 of 40.0 MiB, 0 of 3 blobs, 0.0 MiB/s"},
+		{progress.Pull{Bytes: 10 << 20, Total: 40 << 20, Blobs: 1, Connections: 3}, "[######------------------]|10s|10.0 of 40.0 MiB, 0 of 1 blobs, 1.0 MiB/s over 3 connections, 30s left"},
+		{progress.Pull{Total: 40 << 20, Blobs: 3, Connections: 1}, "[------------------------]|10s|0.0 of 40.0 MiB, 0 of 3 blobs, 0.0 MiB/s"},
 		{progress.Pull{Bytes: 30 << 20, Total: 40 << 20, Resumed: 20 << 20, Blobs: 3, Done: 1}, "[##################------]|10s|30.0 of 40.0 MiB (20.0 MiB resumed), 1 of 3 blobs, 1.0 MiB/s, 10s left"},
 		{progress.Pull{Bytes: 40 << 20, Total: 40 << 20, Blobs: 3, Done: 1, Unpacking: 2}, "[########################]|10s|unpacking, 1 of 3 blobs, 2 being unpacked"},
 		{progress.Pull{Bytes: 50 << 20, Total: 40 << 20, Blobs: 3, Done: 3}, "[########################]|10s|storing, 3 of 3 blobs"},
