@@ -14,18 +14,23 @@ import (
 )
 
 // BenchmarkPull pulls and removes an image in a process of its own, as a server
-// does. Its figures are in docs/decisions/0019-pull-worker.md: cpu-ms is what one
-// pull and removal takes of that process and of those that it has started; peak-MiB
-// is the most that the process itself had in memory.
+// does. Its figures are in docs/decisions/0019-pull-worker.md and 0051-unpack-program.md: cpu-ms
+// is what one pull and removal takes of that process and of those that it has started,
+// own-ms of the process itself; peak-MiB is the most that the process itself had in memory.
 func BenchmarkPull(b *testing.B) {
 	words := []byte(strings.Repeat("some words that compress well enough ", 3000))
 	var files []image.File
 	for i := range 400 {
 		files = append(files, image.Regular(fmt.Sprint("file", i), 0o644, append(random(100<<10), words...)))
 	}
+	var deep []image.Layer
+	for i := range 100 {
+		deep = append(deep, layer(b, image.Regular(fmt.Sprint("file", i), 0o644, random(200<<10))))
+	}
 	for name, a := range map[string]*image.Artifact{
 		"small": motd(b, "x"),
 		"large": build(b, image.Image{Layers: []image.Layer{layer(b, files...), layer(b, image.Regular("noise", 0o644, random(20<<20)))}}),
+		"deep":  build(b, image.Image{Layers: deep}),
 	} {
 		b.Run(name, func(b *testing.B) {
 			n := newNode(b)
@@ -44,6 +49,7 @@ func BenchmarkPull(b *testing.B) {
 			if err := json.Unmarshal(out, &spent); err != nil {
 				b.Fatal(err)
 			}
+			b.ReportMetric(spent.Own, "own-ms/op")
 			b.ReportMetric(spent.CPU, "cpu-ms/op")
 			b.ReportMetric(spent.Peak, "peak-MiB")
 		})
@@ -72,11 +78,11 @@ func BenchmarkPullOfWhatIsUpToDate(b *testing.B) {
 	})
 }
 
-type measured struct{ CPU, Peak float64 }
+type measured struct{ CPU, Own, Peak float64 }
 
 // measure pulls and removes an image so many times and prints what that took.
 func measure(ctx context.Context, s *Store, ref string, times int) error {
-	before := cpuTime()
+	own, children := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
 	for range times {
 		img, err := s.Pull(ctx, PullRequest{Image: ref})
 		if err == nil {
@@ -86,7 +92,8 @@ func measure(ctx context.Context, s *Store, ref string, times int) error {
 			return err
 		}
 	}
-	spent := measured{CPU: (cpuTime() - before) / float64(times)}
+	own, children = cpuTime(unix.RUSAGE_SELF)-own, cpuTime(unix.RUSAGE_CHILDREN)-children
+	spent := measured{CPU: (own + children) / float64(times), Own: own / float64(times)}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return err
@@ -99,14 +106,11 @@ func measure(ctx context.Context, s *Store, ref string, times int) error {
 	return json.NewEncoder(os.Stdout).Encode(spent)
 }
 
-// cpuTime is of this process and its children that have ended, in milliseconds.
-func cpuTime() (ms float64) {
-	for _, part := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var u unix.Rusage
-		if err := unix.Getrusage(part, &u); err != nil {
-			panic(err)
-		}
-		ms += float64(u.Utime.Nano()+u.Stime.Nano()) / 1e6
+// cpuTime is of this process or its children that have ended, in milliseconds.
+func cpuTime(who int) float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(who, &u); err != nil {
+		panic(err)
 	}
-	return ms
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e6
 }
