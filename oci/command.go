@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/programs"
 )
 
 // command is one short-lived run of a foreign program: in a process group of
@@ -90,26 +90,9 @@ func findMonitor(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
-	beside := ""
-	if self, err := os.Executable(); err == nil {
-		beside = filepath.Dir(self)
-	}
-	path, err := find("crius-conmon", beside)
+	path, err := programs.Find("crius-conmon", programs.Dir())
 	if err != nil {
 		return "", fmt.Errorf("crius-conmon not found in the directory of crius or in PATH: install it or set runtime.monitor: %w", fault.Unavailable)
 	}
 	return path, nil
-}
-
-// find locates a program in a directory, else in PATH.
-func find(name, dir string) (string, error) {
-	if beside := filepath.Join(dir, name); dir != "" && isExecutable(beside) {
-		return beside, nil
-	}
-	return exec.LookPath(name)
-}
-
-func isExecutable(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/mount"
 	"github.com/crius-run/crius/internal/poll"
+	"github.com/crius-run/crius/internal/programs"
 	"github.com/crius-run/crius/oci/version"
 )
 
@@ -35,7 +36,7 @@ type shimmed struct {
 }
 
 func (r *shimmed) Probe(ctx context.Context) (*Abilities, error) {
-	if !isExecutable(r.client) {
+	if !programs.Executable(r.client) {
 		return nil, fmt.Errorf("handler %s: %s, a part of crius, is missing or not executable: reinstall crius: %w", r.name, r.client, fault.Unavailable)
 	}
 	return r.probe(ctx, r.ask)
@@ -248,7 +249,7 @@ func endWorkers(ctx context.Context, ref Ref) {
 // program is the one with which the container was made: of one without a record
 // nobody knows any more which handler it had. Empty: there is none.
 func (r *shimmed) program(ctx context.Context, record shim.Record) string {
-	if isExecutable(record.Program) {
+	if programs.Executable(record.Program) {
 		return record.Program
 	}
 	if a, err := r.Probe(ctx); err == nil {

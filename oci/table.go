@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/capture"
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/panics"
+	"github.com/crius-run/crius/internal/programs"
 	"github.com/crius-run/crius/oci/version"
 )
 
@@ -100,10 +101,10 @@ func (t *Table) runtime(cfg Config, name string, handler Handler) (driver, error
 	if handler.Type == "oci" {
 		return &cli{h}, nil
 	}
-	const program = "crius-conmon-shim"
-	client, err := find(program, filepath.Dir(t.monitor))
+	const ofShims = "crius-conmon-shim"
+	client, err := programs.Find(ofShims, filepath.Dir(t.monitor))
 	if err != nil {
-		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, program, t.monitor, fault.Unavailable)
+		return nil, fmt.Errorf("runtime.handlers.%s.type is \"shim\": %s not found in the directory of %s or in PATH: install it: %w", name, ofShims, t.monitor, fault.Unavailable)
 	}
 	return &shimmed{entry: h, client: client, server: filepath.Join(t.runDir, "crius")}, nil
 }
