@@ -62,6 +62,9 @@ type Options struct {
 	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
 	// stays.
 	ReadOnly bool
+	// Unpacker is the path of crius-unpack, which is held from Open on; empty: images that
+	// have a layer which is not present cannot be pulled.
+	Unpacker string
 	// PullCgroups are where the processes run that unpack images; nil: where this one does.
 	PullCgroups worker.Cgroups `json:"-"`
 	// CheckProgress is called during the post-crash check, which may take long,

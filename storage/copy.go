@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/storage/durable"
@@ -16,7 +17,9 @@ import (
 )
 
 // copy brings the image into the store and returns its id. It leaves foreign layers
-// to a worker process as in p; an image whose layers are present needs none.
+// to a worker process as in p, and adds the image itself: one whose layers are present needs
+// no worker. The worker copies the image as a whole where only containers/image knows the
+// format of a layer, or a layer that is present came from another blob.
 func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -61,16 +64,28 @@ func (s *Store) copyPresent(ctx context.Context, src *source.Image, job *durable
 	return source.Copy(ctx, source.PresentOnly{Store: s.store}, src.Name, src.Opened(), sys, copy.Options{Progress: events})
 }
 
-// copyForeign has a worker copy the image.
-func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (string, error) {
+// copyForeign has a worker unpack the image's layers, and copy the image if need be.
+func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (id string, err error) {
 	if err := s.features.find(ctx, s.options); err != nil {
 		return "", err
 	}
 	p.Source, p.Store, p.Job, p.Temporary, p.Parallel = src, s.options, job.Lock, job.Temporary, s.cfg.ParallelLayers
-	p.RepeatRoom, p.Downloads, p.Cgroups = s.repeatRoom, s.downloads, s.cfg.PullCgroups
+	p.RepeatRoom, p.Cgroups, p.Program = s.repeatRoom, s.cfg.PullCgroups, s.unpacker
 	p.Writable = []string{s.store.GraphRoot(), s.store.RunRoot(), job.Temporary}
 	if s.options.ImageStore != "" {
 		p.Writable = append(p.Writable, s.options.ImageStore)
 	}
-	return p.Run(ctx)
+	p.Downloads = s.downloads.Begin(reference.Domain(src.Name))
+	defer func() { p.Downloads.End(err) }()
+	if all := src.Layers(); len(all) == 0 || layers.Present(s.store, all) {
+		return p.Copy(ctx)
+	}
+	if err := p.Unpack(ctx); err != nil {
+		return "", err
+	}
+	id, err = s.copyPresent(ctx, src, job, p.Events)
+	if errors.Is(err, source.ErrLayerWanted) {
+		id, err = p.Copy(ctx)
+	}
+	return id, err
 }

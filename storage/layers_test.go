@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
@@ -16,6 +17,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
+	"github.com/crius-run/crius/test/kit/registry"
 )
 
 // Layers have the ids and records that containers/image gives them, so that every
@@ -126,6 +128,40 @@ func TestBlobIsDownloadedOnce(t *testing.T) {
 			t.Errorf("image %d has %q", i+1, got)
 		}
 		n.removeRootfs(c)
+		n.remove(img.ID)
+	}
+	n.empty()
+}
+
+// A layer that is there under its id, but was made from another blob, is an image's once the
+// registry has sent that blob.
+func TestLayerOfAnotherBlob(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	file := image.Text("common", "y")
+	packed := layer(t, file)
+	stored, err := image.NewStoredLayer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := serve(t, "app", "packed", build(t, image.Image{Layers: []image.Layer{packed}}))
+	r.Push("app", "alone", build(t, image.Image{Layers: []image.Layer{stored}, Config: imagespec.ImageConfig{Labels: map[string]string{"a": "b"}}}))
+	r.Push("app", "more", build(t, image.Image{Layers: []image.Layer{stored, layer(t, image.Text("top", "z"))}}))
+	n.pull(r.Addr() + "/app:packed")
+	for _, tag := range []string{"alone", "more"} {
+		asked := len(r.Requests())
+		img := n.pull(r.Addr() + "/app:" + tag)
+		if !slices.ContainsFunc(r.Requests()[asked:], func(q registry.Request) bool { return strings.HasSuffix(q.Path, stored.Digest.String()) }) {
+			t.Errorf("%s: the registry was not asked for the blob", tag)
+		}
+		c := n.rootfs(tag, img.ID)
+		n.mount(c)
+		if got := n.read(c, "common"); got != "y" {
+			t.Errorf("%s: %q", tag, got)
+		}
+		n.removeRootfs(c)
+	}
+	for _, img := range n.list() {
 		n.remove(img.ID)
 	}
 	n.empty()

@@ -25,7 +25,8 @@
 //
 // # Programs
 //
-// A program that opens a Store must call Init first thing in main.
+// A program that opens a Store must call Init first thing in main. Layers are unpacked by
+// another one, crius-unpack (package unpack).
 package storage
 
 import (
@@ -54,6 +55,7 @@ import (
 	"github.com/crius-run/crius/storage/hosts"
 	"github.com/crius-run/crius/storage/liblog"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/quota"
 	"github.com/crius-run/crius/storage/reserve"
 	"github.com/crius-run/crius/storage/trust"
@@ -67,15 +69,17 @@ import (
 //	}
 //
 // containers/storage starts its own program again to work in other directories
-// or namespaces, and crius to copy an image; there Init does that work and says
-// true. It also makes the two libraries log through slog.
+// or namespaces, and crius to copy an image in a format that crius-unpack does not know;
+// there Init does that work and says true. It also makes the two libraries log through slog.
 func Init() bool {
 	reexec.Register(worker.Name, worker.Main)
 	reexec.Register(featuresName, findFeatures)
 	if reexec.Init() {
 		return true
 	}
-	liblog.Capture(liblog.Log)
+	liblog.Capture(func(ctx context.Context, level slog.Level, text string) {
+		liblog.Log(ctx, level, pullerror.Cut(pullerror.Redact(text)))
+	})
 	return false
 }
 
@@ -105,8 +109,9 @@ type Store struct {
 	features     features
 	policies     *trust.Policies
 	signatures   *signatureStore
-	largeWindows chan struct{} // see inspected
-	repeatRoom   int64         // see layers.BoundRepeats
+	unpacker     *worker.Program // nil: there is none
+	largeWindows chan struct{}   // see inspected
+	repeatRoom   int64           // see layers.BoundRepeats
 
 	containersDir string          // in which all writable layers are
 	projects      *quota.Projects // of the writable layers
@@ -242,6 +247,9 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)
 	s.artifacts, err = openArtifacts(ctx, s)
+	if err == nil && cfg.Unpacker != "" {
+		s.unpacker, err = worker.OpenProgram(cfg.Unpacker)
+	}
 	if err == nil && !cfg.ReadOnly {
 		err = trace.Do(ctx, "post-crash check", func(ctx context.Context) error { return manifest.Check(ctx, lib) })
 	}
@@ -309,7 +317,7 @@ func (s *Store) Close(ctx context.Context) error {
 	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
 		shutdownErr = nil
 	}
-	if err := errors.Join(err, shutdownErr, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close()); err != nil {
+	if err := errors.Join(err, shutdownErr, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.unpacker.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil

@@ -16,11 +16,15 @@ import (
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/crius-run/crius/internal/race"
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/tools"
 	"github.com/crius-run/crius/test/kit/wait"
 )
+
+var unpacker string // path of crius-unpack
 
 func TestMain(m *testing.M) {
 	if Init() {
@@ -31,6 +35,11 @@ func TestMain(m *testing.M) {
 	}
 	if runChild() {
 		return
+	}
+	var err error
+	if unpacker, err = tools.Unpacker(context.Background(), race.Enabled); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	// Much of a test's time is waiting, so more run at once than there are CPUs.
 	if err := flag.Set("test.parallel", "6"); err != nil {
@@ -77,7 +86,7 @@ const acceptAll = `{"default": [{"type": "insecureAcceptAnything"}]}`
 func newNode(t testing.TB, change ...func(*Options)) *node {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := Options{Config: DefaultConfig()}
+	cfg := Options{Config: DefaultConfig(), Unpacker: unpacker}
 	cfg.StateDir = filepath.Join(dir, "state")
 	cfg.Root = filepath.Join(dir, "root")
 	cfg.RunRoot = filepath.Join(dir, "run")

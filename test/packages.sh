@@ -28,6 +28,7 @@ common='644 etc/crius/crius.toml
 755 usr/bin/crius
 755 usr/bin/crius-conmon
 755 usr/bin/crius-conmon-shim
+755 usr/bin/crius-unpack
 644 usr/lib/systemd/system/crius.service
 644 usr/lib/tmpfiles.d/crius.conf
 644 usr/share/bash-completion/completions/crius
@@ -35,6 +36,7 @@ common='644 etc/crius/crius.toml
 644 usr/share/man/man5/crius.toml.5.gz
 644 usr/share/man/man8/crius-conmon-shim.8.gz
 644 usr/share/man/man8/crius-conmon.8.gz
+644 usr/share/man/man8/crius-unpack.8.gz
 644 usr/share/man/man8/crius.8.gz
 644 usr/share/selinux/packages/crius.cil'
 
@@ -237,7 +239,7 @@ live() {
 		mkdir "$root/tmp/old" "$root/tmp/new"
 		mount --bind "$2" "$root/tmp/old"
 		mount --bind "$3" "$root/tmp/new"
-		rm -rf "$root/etc/crius" "$root/var/lib/crius" "$root"/usr/bin/crius{,-conmon,-conmon-shim} "$root/usr/share/doc/crius"
+		rm -rf "$root/etc/crius" "$root/var/lib/crius" "$root"/usr/bin/crius{,-unpack,-conmon,-conmon-shim} "$root/usr/share/doc/crius"
 		exec chroot "$root" bash -euc "$4"' bash "$work/copy" "$work/one" "$work/later" "$1$life" >"$work/said" 2>&1 ||
 		fail "installed, upgraded, downgraded and removed: $(tail -20 "$work/said")"
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/pod"
 	"github.com/crius-run/crius/server/metrics"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/worker"
 )
 
 // backends are what an engine stands on. Who opens them has locked the state, for
@@ -36,8 +37,12 @@ func openServing(ctx context.Context, cfg config.Config, progress func(), tracer
 		slog.WarnContext(ctx, "image.pull_cgroup: images cannot be pulled", "err", err)
 	}
 	pulling := pullcgroup.New(pullCgroupOf(cfg))
+	unpacker, err := worker.FindProgram()
+	if err != nil {
+		slog.WarnContext(ctx, "images cannot be pulled", "err", err)
+	}
 	image := imageOptions(cfg)
-	image.CheckProgress, image.PullCgroups = progress, pulling
+	image.CheckProgress, image.PullCgroups, image.Unpacker = progress, pulling, unpacker
 	opened, err := openBackends(ctx, cfg, image, tracer)
 	if err != nil {
 		return nil, err

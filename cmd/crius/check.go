@@ -59,6 +59,7 @@ func checks() []check {
 		{"hooks", checkHooks},
 		{"resource classes", checkClasses},
 		{"storage", checkStorage},
+		{"pulls", checkUnpacker},
 		{"other runtimes", checkForeign},
 		{"network", checkNetwork},
 		{"metrics", checkMetrics},

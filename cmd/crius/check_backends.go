@@ -12,6 +12,7 @@ import (
 	"github.com/crius-run/crius/network"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/storage"
+	"github.com/crius-run/crius/storage/worker"
 )
 
 // checkRuntimes looks for the monitor and runs each handler's binary. Only the
@@ -96,6 +97,15 @@ func checkStorage(ctx context.Context, n *node) []finding {
 		return []finding{fail("", "%v", err)}
 	}
 	return []finding{ok("the image store is writable")}
+}
+
+// checkUnpacker looks for the program that unpacks images.
+func checkUnpacker(context.Context, *node) []finding {
+	path, err := worker.FindProgram()
+	if err != nil {
+		return []finding{fail("", "images cannot be pulled: %v", err)}
+	}
+	return []finding{ok("images are unpacked by %s", path)}
 }
 
 // checkNetwork asks CNI. A node without a network runs pods in the host's

@@ -385,6 +385,16 @@ func TestCheckStorageWantsAPolicy(t *testing.T) {
 	want(t, checkStorage(context.Background(), n), "signature policy", statusFail)
 }
 
+func TestCheckUnpacker(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	want(t, checkUnpacker(context.Background(), nil), "images cannot be pulled: crius-unpack not found", statusFail)
+	if err := os.WriteFile(filepath.Join(dir, "crius-unpack"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want(t, checkUnpacker(context.Background(), nil), dir+"/crius-unpack", statusOK)
+}
+
 func TestCheckNetworkWithoutCNI(t *testing.T) {
 	n := testNode(t, "network.conf_dir = '"+t.TempDir()+"'", nil)
 	want(t, checkNetwork(context.Background(), n), "", statusWarn)

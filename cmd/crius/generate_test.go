@@ -69,6 +69,7 @@ func TestManualIsTroff(t *testing.T) {
 	for name, shown := range map[string][]string{
 		"crius.8": {"/var/lib/crius", "0o660"}, "crius.toml.5": {"/var/lib/crius", "0o660"},
 		"crius-conmon.8": {"/var/lib/crius"}, "crius-conmon-shim.8": {"/var/lib/crius"},
+		"crius-unpack.8": {"/var/lib/containers"},
 	} {
 		page, err := filepath.Abs(filepath.Join("../../docs/man", name))
 		if err != nil {

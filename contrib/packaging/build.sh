@@ -50,7 +50,7 @@ licences() {
 # linked prints name and version of Go and of all modules that the programs say they
 # are linked from.
 linked() {
-	go version -m "$bindir"/crius "$bindir"/crius-conmon "$bindir"/crius-conmon-shim | awk '
+	go version -m "$bindir"/crius "$bindir"/crius-unpack "$bindir"/crius-conmon "$bindir"/crius-conmon-shim | awk '
 		$1 ~ /:$/ { print "stdlib", substr($2, 3) }
 		$1 == "dep" || $1 == "mod" || $1 == "build" { if (module != "") print module; module = "" }
 		$1 == "dep" || $1 == "=>" { module = $2 " " $3 }' | sort -u
@@ -89,7 +89,7 @@ bom() {
 # stage ROOT ZSH lays out the files that all formats have.
 stage() {
 	local root=$1 zsh=$2 doc=$1/usr/share/doc/crius page
-	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-conmon" "$bindir/crius-conmon-shim"
+	install -D -m 755 -t "$root/usr/bin" "$bindir/crius" "$bindir/crius-unpack" "$bindir/crius-conmon" "$bindir/crius-conmon-shim"
 	install -D -m 644 -t "$root/usr/lib/systemd/system" contrib/systemd/crius.service
 	install -D -m 644 contrib/tmpfiles.d/crius.conf "$root/usr/lib/tmpfiles.d/crius.conf"
 	install -D -m 644 -t "$root/etc/crius" contrib/crius.toml

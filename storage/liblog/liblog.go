@@ -7,8 +7,6 @@ import (
 	"log/slog"
 
 	"github.com/sirupsen/logrus"
-
-	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // Capture sends what containers/storage and containers/image have to say
@@ -19,7 +17,7 @@ func Capture(emit Hook) {
 	logrus.AddHook(emit)
 }
 
-// Hook is given each message of the libraries, safe to show.
+// Hook is given each message of the libraries. It may contain secrets (pullerror.Redact).
 type Hook func(ctx context.Context, level slog.Level, text string)
 
 // Levels implements logrus.Hook.
@@ -31,11 +29,11 @@ func (h Hook) Fire(entry *logrus.Entry) error {
 	if entry.Level <= logrus.ErrorLevel {
 		level = slog.LevelError
 	}
-	h(entry.Context, level, pullerror.Cut(pullerror.Redact(entry.Message)))
+	h(entry.Context, level, entry.Message)
 	return nil
 }
 
-// Log writes a message of the libraries to the log.
+// Log writes a message of the libraries, which is safe to show, to the log.
 func Log(ctx context.Context, level slog.Level, text string) {
 	slog.Log(ctx, level, text, "from", "containers libraries") //nolint:sloglint // the libraries word it
 }

@@ -203,15 +203,12 @@ func (w *Watchdog) run() {
 		select {
 		case <-w.end:
 			for len(w.Events) > 0 { // nobody sends any more
-				event := <-w.Events
-				layers.note(event)
-				w.counts.note(w.pull, event, len(layers.missing))
+				w.note(&layers, <-w.Events)
 			}
 			return
 		case event := <-w.Events:
 			waited := layers.waiting() || w.asked()
-			layers.note(event)
-			w.counts.note(w.pull, event, len(layers.missing))
+			w.note(&layers, event)
 			if w.limit == 0 {
 				continue
 			}
@@ -234,6 +231,16 @@ func (w *Watchdog) run() {
 			window.Reset(w.limit)
 		}
 	}
+}
+
+// note counts an event, but not that the copy of the image finds a layer which has been fetched
+// for it.
+func (w *Watchdog) note(layers *downloads, event types.ProgressProperties) {
+	if event.Event == types.ProgressEventSkipped && layers.done[event.Artifact.Digest] {
+		return
+	}
+	layers.note(event)
+	w.counts.note(w.pull, event, len(layers.missing))
 }
 
 // discard takes events, which the library waits for.
@@ -260,11 +267,12 @@ func worth(event types.ProgressProperties) int64 {
 // downloads keeps how many bytes of each blob are still to come.
 type downloads struct {
 	missing map[digest.Digest]int64 // nil until the first blob
+	done    map[digest.Digest]bool  // that have been fetched
 }
 
 func (d *downloads) note(event types.ProgressProperties) {
 	if d.missing == nil {
-		d.missing = map[digest.Digest]int64{}
+		d.missing, d.done = map[digest.Digest]int64{}, map[digest.Digest]bool{}
 	}
 	blob := event.Artifact.Digest
 	switch event.Event {
@@ -279,7 +287,10 @@ func (d *downloads) note(event types.ProgressProperties) {
 		}
 		delete(d.missing, blob)
 	case Connected, Disconnected:
-	default: // done or skipped
+	case types.ProgressEventDone:
+		d.done[blob] = true
+		delete(d.missing, blob)
+	default: // skipped
 		delete(d.missing, blob)
 	}
 }

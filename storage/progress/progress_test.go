@@ -93,6 +93,7 @@ func TestNoLimit(t *testing.T) {
 		{Event: Resumed, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 2},
 		{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 5},
 		{Event: types.ProgressEventDone, Artifact: types.BlobInfo{Digest: "a", Size: 10}, OffsetUpdate: 3},
+		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "a", Size: 10}}, // which is found where it was unpacked
 		{Event: types.ProgressEventSkipped, Artifact: types.BlobInfo{Digest: "b", Size: 10}},
 		{Event: Connections(1)}, {Event: Connections(1)}, {Event: Connections(1)}, {Event: Connections(-1)},
 	} {

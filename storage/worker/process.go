@@ -18,7 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 	"go.podman.io/storage/pkg/reexec"
 	storagetypes "go.podman.io/storage/types"
@@ -34,6 +33,7 @@ import (
 	"github.com/crius-run/crius/storage/progress"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/unpack"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -46,7 +46,7 @@ const maxLogLines = 100 // of a worker; later ones are dropped
 // libc's.
 var outOfMemory = regexp.MustCompile("out of memory|cannot allocate memory|pthread_create failed")
 
-// Pull is the copy of an image by a worker.
+// Pull is what a worker has to do for one image.
 type Pull struct {
 	Source    *source.Image
 	Store     storagetypes.StoreOptions // where it goes
@@ -55,10 +55,11 @@ type Pull struct {
 	Parallel  int                       // layers that are fetched at a time
 	Writable  []string                  // directories that the worker changes files in, and nowhere else
 	Secrets   []string                  // that the worker is not to see
-	Downloads *download.Dir
-	Cgroups   Cgroups // nil: the worker runs in this process's
-	Pod       string  // cgroup parent of the pod for which the image is pulled; empty: there is none
-	Events    chan<- types.ProgressProperties
+	Downloads *download.Pull
+	Program   *Program                      // of Unpack
+	Cgroups   Cgroups                       // nil: the worker runs in this process's
+	Pod       string                        // cgroup parent of the pod for which the image is pulled; empty: there is none
+	Events    chan types.ProgressProperties // is written to
 
 	RepeatRoom int64 // bytes that layers which repeat others may unpack to in any case
 }
@@ -70,18 +71,48 @@ type Cgroups interface {
 	Enter(ctx context.Context, pod string, pid int) (leave func(), err error)
 }
 
-// Run has a worker copy the image, and returns its id. An error carries
-// pullerror.ErrWorkerDied if the worker has ended before its work.
-func (p Pull) Run(ctx context.Context) (id string, err error) {
-	w := &process{Pull: p, blobs: p.Source.Blobs(), downloads: p.Downloads.Begin(reference.Domain(p.Source.Name))}
-	defer func() { w.downloads.End(err) }()
-	if err := w.start(ctx); err != nil {
-		return "", fmt.Errorf("start pull worker: %w", err)
+// Unpack has a worker add the image's layers to the store, all of which must be in a format
+// that source.Documents.Layers knows. An error carries pullerror.ErrWorkerDied if the worker
+// has ended before its work.
+func (p Pull) Unpack(ctx context.Context) error {
+	if p.Program == nil {
+		return errNoProgram
 	}
-	return w.run(ctx, pullOrder{
-		Documents: p.Source.Documents, Signatures: p.Source.Signatures, Name: p.Source.Name.String(),
-		Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom,
+	order := p.order()
+	order.Layers = p.Source.Layers()
+	last, err := p.run(ctx, p.Program.command(ctx), order)
+	if err == nil && !last.Unpacked {
+		err = fmt.Errorf("pull worker ended with an unexpected message: %w", fault.Invalid)
+	}
+	return err
+}
+
+// Copy has a worker copy the image, whatever the format of its layers, and returns its id.
+// Errors are those of Unpack.
+func (p Pull) Copy(ctx context.Context) (id string, err error) {
+	last, err := p.run(ctx, reexec.CommandContext(ctx, Name), copyOrder{
+		Order: p.order(), Documents: p.Source.Documents, Name: p.Source.Name.String(), Signatures: p.Source.Signatures,
 	})
+	if err != nil {
+		return "", err
+	}
+	if want := p.Source.ImageID(); last.Copied == "" || want != "" && last.Copied != want {
+		return "", fmt.Errorf("pull worker stored image %s instead of %s: %w", pullerror.Cut(last.Copied), want, fault.Invalid)
+	}
+	return last.Copied, nil
+}
+
+func (p Pull) order() unpack.Order {
+	return unpack.Order{Protocol: unpack.Protocol, Store: p.Store, Temporary: p.Temporary, Parallel: p.Parallel, RepeatRoom: p.RepeatRoom}
+}
+
+// run has a worker carry out an order and returns its last message.
+func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last unpack.Message, err error) {
+	w := &process{Pull: p, cmd: cmd, blobs: p.Source.Blobs()}
+	if err := w.start(); err != nil {
+		return last, fmt.Errorf("start pull worker: %w", err)
+	}
+	return w.run(ctx, order)
 }
 
 // process is a worker as the server sees it.
@@ -95,18 +126,17 @@ type process struct {
 	ended  chan struct{}
 	end    error // when ended is closed
 
-	blobs     map[digest.Digest]bool // that the worker may name
-	downloads *download.Pull
-	logged    int // lines for the log
-	fetching  sync.WaitGroup
-	mu        sync.Mutex
-	failed    []error // by fetch, nil where it has not failed
-	underway  int     // fetches
+	blobs    map[digest.Digest]bool // that the worker may name
+	logged   int                    // lines for the log
+	fetching sync.WaitGroup
+	mu       sync.Mutex
+	failed   []error // by fetch, nil where it has not failed
+	underway int     // fetches
 }
 
 // start starts the worker. It has limits when it gets its order, and ends with this
 // process and, in a PID namespace of its own, takes along all that it has started.
-func (w *process) start(ctx context.Context) error {
+func (w *process) start() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("socketpair", err)
@@ -120,7 +150,6 @@ func (w *process) start(ctx context.Context) error {
 	}
 	w.conn = conn.(*net.UnixConn)
 	w.stderr.Max = 4 << 10
-	w.cmd = reexec.CommandContext(ctx, Name)
 	w.cmd.Dir = "/"
 	w.cmd.Env = append(race.Environ(),
 		"PATH="+os.Getenv("PATH"),
@@ -129,7 +158,7 @@ func (w *process) start(ctx context.Context) error {
 		"GOGC=400", // it does not live long
 	)
 	w.cmd.Stderr = &w.stderr
-	w.cmd.ExtraFiles = []*os.File{theirs, w.Job}
+	w.cmd.ExtraFiles = append([]*os.File{theirs, w.Job}, w.cmd.ExtraFiles...)
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL}
 	w.cmd.Cancel = w.conn.CloseWrite
 	w.cmd.WaitDelay = grace
@@ -162,15 +191,14 @@ func (w *process) runConfined(started chan<- error) error {
 	return w.cmd.Wait()
 }
 
-// run gives the worker its order, serves it until it ends, and returns the id of the
-// image.
-func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
+// run gives the worker its order, serves it until it ends, and returns its last message.
+func (w *process) run(ctx context.Context, order any) (last unpack.Message, err error) {
 	defer w.conn.Close()
 	fetching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	leave, placeErr := w.place(ctx)
 	defer leave()
-	err := placeErr
+	err = placeErr
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
@@ -178,7 +206,6 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	if err = errors.Join(err, w.stdin.Close()); err != nil {
 		dead = errors.Is(w.cmd.Process.Kill(), os.ErrProcessDone)
 	}
-	var last message
 	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
 	_ = w.cmd.Process.Kill() // it has said its last word
 	cancel()
@@ -186,19 +213,16 @@ func (w *process) run(ctx context.Context, order pullOrder) (string, error) {
 	w.fetching.Wait()
 	switch {
 	case placeErr != nil && !dead:
-		return "", placeErr
-	case last.Copied != "":
-		if want := w.Source.ImageID(); want != "" && last.Copied != want {
-			return "", fmt.Errorf("pull worker stored image %s instead of %s: %w", pullerror.Cut(last.Copied), want, fault.Invalid)
-		}
-		return last.Copied, nil
+		return unpack.Message{}, placeErr
+	case last.Copied != "" || last.Unpacked:
+		return last, nil
 	case last.Failed != nil:
-		return "", last.Failed.arrived(w.fetchError)
+		return unpack.Message{}, last.Failed.Arrived(w.fetchError)
 	}
 	if refused := w.refused(); refused != nil {
-		return "", refused
+		return unpack.Message{}, refused
 	}
-	return "", errors.Join(w.died(ctx, w.end), err)
+	return unpack.Message{}, errors.Join(w.died(ctx, w.end), err)
 }
 
 // place gives the worker its limits and its cgroup, before it has done anything.
@@ -223,22 +247,19 @@ func (w *process) place(ctx context.Context) (leave func(), err error) {
 }
 
 // serve does what the worker's messages ask for and returns the last one.
-func (w *process) serve(ctx context.Context) (last message) {
+func (w *process) serve(ctx context.Context) (last unpack.Message) {
 	lines := bufio.NewScanner(w.conn)
-	lines.Buffer(nil, maxMessage)
+	lines.Buffer(nil, unpack.MaxMessage)
 	for lines.Scan() {
-		last = message{}
+		last = unpack.Message{}
 		if err := json.Unmarshal(lines.Bytes(), &last); err != nil {
 			break
 		}
 		switch {
+		case last.Added != nil:
+			w.report(unpack.Event{Blob: *last.Added, Kind: uint(types.ProgressEventDone)})
 		case last.Event != nil:
-			if e := last.Event; w.blobs[e.Digest] {
-				w.report(e.Event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, min(e.Update, math.MaxInt32))
-				if e.Event == types.ProgressEventDone {
-					w.downloads.Unpacked(e.Digest)
-				}
-			}
+			w.report(*last.Event)
 		case last.Log != nil:
 			if w.logged++; w.logged <= maxLogLines {
 				liblog.Log(ctx, last.Log.Level, pullerror.Cut(pullerror.Redact(last.Log.Text)))
@@ -252,10 +273,22 @@ func (w *process) serve(ctx context.Context) (last message) {
 			return last
 		}
 	}
-	return message{}
+	return unpack.Message{}
 }
 
-func (w *process) report(event types.ProgressEvent, blob types.BlobInfo, update uint64) {
+// report passes on what the worker says of a blob of its image.
+func (w *process) report(e unpack.Event) {
+	if !w.blobs[e.Digest] {
+		return
+	}
+	event := types.ProgressEvent(e.Kind)
+	w.progress(event, types.BlobInfo{Digest: e.Digest, Size: e.Size}, min(e.Update, math.MaxInt32))
+	if event == types.ProgressEventDone {
+		w.Downloads.Unpacked(e.Digest)
+	}
+}
+
+func (w *process) progress(event types.ProgressEvent, blob types.BlobInfo, update uint64) {
 	w.Events <- types.ProgressProperties{Event: event, Artifact: blob, OffsetUpdate: update}
 }
 
@@ -291,7 +324,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 	}
 	w.fetching.Go(func() {
 		defer conn.Close()
-		last := []byte{packetWhole}
+		last := []byte{unpack.PacketWhole}
 		err := panics.Do(ctx, "fetch layer", func() error { return w.transfer(ctx, info, conn.(*net.UnixConn)) })
 		w.mu.Lock()
 		w.underway--
@@ -302,7 +335,7 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 		}
 		if err != nil {
 			text := pullerror.Cut(pullerror.Hide(pullerror.Redact(err.Error()), w.Secrets))
-			last = append([]byte{packetError}, text...)
+			last = append([]byte{unpack.PacketError}, text...)
 		}
 		_, _ = conn.Write(last) // the worker may have ended
 	})
@@ -311,35 +344,24 @@ func (w *process) fetch(ctx context.Context, info types.BlobInfo) error {
 
 // transfer fetches a blob and shows it to the worker.
 func (w *process) transfer(ctx context.Context, info types.BlobInfo, to *net.UnixConn) error {
-	w.report(progress.Waiting, info, 0)
+	w.progress(progress.Waiting, info, 0)
 	shown := false
-	return w.downloads.Fetch(ctx, w.Source, info, download.Watcher{
+	return w.Downloads.Fetch(ctx, w.Source, info, download.Watcher{
 		Decrypted: w.Source.Decrypts(info.Digest),
-		Begins:    func() { w.report(types.ProgressEventNewArtifact, info, 0) },
-		Resumed:   func(bytes int64) { w.report(progress.Resumed, info, uint64(bytes)) },
-		Came:      func(bytes int64) { w.report(types.ProgressEventRead, info, uint64(bytes)) },
+		Begins:    func() { w.progress(types.ProgressEventNewArtifact, info, 0) },
+		Resumed:   func(bytes int64) { w.progress(progress.Resumed, info, uint64(bytes)) },
+		Came:      func(bytes int64) { w.progress(types.ProgressEventRead, info, uint64(bytes)) },
 		Shown: func(file *os.File, size int64) error {
-			packet := binary.BigEndian.AppendUint64([]byte{packetShown}, uint64(size))
+			packet := binary.BigEndian.AppendUint64([]byte{unpack.PacketShown}, uint64(size))
 			if shown {
 				_, err := to.Write(packet)
 				return err
 			}
 			shown = true
-			return sendFile(to, packet, file)
+			return unpack.SendFile(to, packet, file)
 		},
-		Connections: func(change int) { w.report(progress.Connections(change), info, 0) },
+		Connections: func(change int) { w.progress(progress.Connections(change), info, 0) },
 	})
-}
-
-// sendFile sends a packet with a descriptor by which a file can be read, and nothing else.
-func sendFile(to *net.UnixConn, packet []byte, file *os.File) error {
-	readable, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
-	if err != nil {
-		return err
-	}
-	defer readable.Close()
-	_, _, err = to.WriteMsgUnix(packet, unix.UnixRights(int(readable.Fd())), nil)
-	return err
 }
 
 // fetchError is the error of the n-th fetch, from 1.

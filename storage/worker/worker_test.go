@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -25,6 +23,7 @@ import (
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/storage/unpack"
 )
 
 // What a worker's thread can still do.
@@ -79,49 +78,13 @@ func TestConfine(t *testing.T) {
 	}
 }
 
-// Errors mean the same on both sides of the socket.
-func TestErrors(t *testing.T) {
-	t.Parallel()
-	fetched := errors.New("of the registry")
-	fetch := func(n int) error {
-		if n == 2 {
-			return fetched
-		}
-		return nil
-	}
-	for _, err := range append([]error{&fetchError{2, "text"}, errors.New("other")}, carriedErrors...) {
-		got := failureOf(fmt.Errorf("step: %w", err)).arrived(fetch)
-		if got.Error() != "step: "+err.Error() {
-			t.Errorf("%v has become %v", err, got)
-		}
-		for _, kind := range append([]error{fetched}, carriedErrors...) {
-			want := errors.Is(err, kind) || errors.Is(kind, fetched) && errors.As(err, new(*fetchError))
-			if errors.Is(got, kind) != want {
-				t.Errorf("%v is %v: %t", got, kind, !want)
-			}
-		}
-	}
-	refused := func(int) error { return fmt.Errorf("layer: %w", &httpError{StatusCode: 503}) }
-	if got := (&copyFailure{Text: "copy: layer", Fetch: 1}).arrived(refused); !slices.Contains(pullerror.Kinds(got), fault.Unavailable) {
-		t.Errorf("the status of the registry's answer is lost: %v", pullerror.Kinds(got))
-	}
-	if hostile := (&copyFailure{Kinds: []int{-1, len(carriedErrors)}, Fetch: -1}).arrived(fetch); len(pullerror.Kinds(hostile)) > 0 {
-		t.Errorf("%v", pullerror.Kinds(hostile))
-	}
-}
-
-// httpError has its status where one of the library's types has it.
-type httpError struct{ StatusCode int }
-
-func (e *httpError) Error() string { return fmt.Sprint(e.StatusCode) }
-
 // What a worker that was taken over writes ends its pull, and no more.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	for what, line := range map[string]string{
 		"nonsense":      "nonsense\n",
 		"nothing":       "",
-		"endless line":  strings.Repeat("x", 2*maxMessage),
+		"endless line":  strings.Repeat("x", 2*unpack.MaxMessage),
 		"empty message": "{}\n",
 		"half":          `{"Copied":`,
 	} {
@@ -139,7 +102,7 @@ func TestHostile(t *testing.T) {
 			theirs.Close()
 		}()
 		w := &process{conn: conn.(*net.UnixConn)}
-		if last := w.serve(t.Context()); last != (message{}) {
+		if last := w.serve(t.Context()); last != (unpack.Message{}) {
 			t.Errorf("%s: %+v", what, last)
 		}
 		conn.Close()
@@ -191,7 +154,7 @@ func TestWorkerDiesEarly(t *testing.T) {
 		if test.dead {
 			<-w.ended
 		}
-		_, err = w.run(t.Context(), pullOrder{})
+		_, err = w.run(t.Context(), unpack.Order{})
 		if errors.Is(err, pullerror.ErrWorkerDied) != test.died || errors.Is(err, fault.Unavailable) != test.died || errors.Is(err, errRefused) == test.died {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -236,10 +199,10 @@ func TestWorkerThatSaysTooMuch(t *testing.T) {
 		defer conns[1].Close()
 		to := json.NewEncoder(conns[1])
 		for i := range 2 * maxLogLines {
-			_ = to.Encode(message{Event: &blobEvent{Digest: digest.FromString(fmt.Sprint(i))}})
-			_ = to.Encode(message{Log: &loggedLine{Level: slog.LevelWarn, Text: "line"}})
+			_ = to.Encode(unpack.Message{Event: &unpack.Event{Blob: unpack.Blob{Digest: digest.FromString(fmt.Sprint(i))}}})
+			_ = to.Encode(unpack.Message{Log: &unpack.Line{Level: slog.LevelWarn, Text: "line"}})
 		}
-		_ = to.Encode(message{Event: &blobEvent{Event: types.ProgressEventRead, Digest: known, Update: math.MaxUint64}})
+		_ = to.Encode(unpack.Message{Event: &unpack.Event{Blob: unpack.Blob{Digest: known}, Kind: uint(types.ProgressEventRead), Update: math.MaxUint64}})
 	}()
 	w.serve(t.Context())
 	if len(events) != 1 {
@@ -257,62 +220,5 @@ func TestWorkerThatSaysTooMuch(t *testing.T) {
 	w.underway = 2*w.Parallel + 2
 	if err := w.fetch(t.Context(), types.BlobInfo{Digest: known}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("one fetch too many: %v", err)
-	}
-}
-
-// A worker gets a blob in a file that it can read and not write, and learns how much of it
-// there is, that it is whole, or why it will not be.
-func TestFetchedFile(t *testing.T) {
-	t.Parallel()
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var conns [2]*net.UnixConn
-	for i, fd := range ends {
-		file := os.NewFile(uintptr(fd), "")
-		conn, err := net.FileConn(file)
-		if err := errors.Join(err, file.Close()); err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		conns[i] = conn.(*net.UnixConn)
-	}
-	file, err := os.OpenFile(filepath.Join(t.TempDir(), "blob"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if _, err := file.WriteString("first and second, and more than was shown"); err != nil {
-		t.Fatal(err)
-	}
-	shown := func(size uint64) []byte { return binary.BigEndian.AppendUint64([]byte{packetShown}, size) }
-	err = sendFile(conns[0], shown(5), file)
-	for _, packet := range [][]byte{shown(16), {packetWhole}, append([]byte{packetError}, "text"...), []byte("nonsense")} {
-		_, writeErr := conns[0].Write(packet)
-		err = errors.Join(err, writeErr)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &stream{fetched: &fetched{conn: conns[1], number: 7, packet: make([]byte, maxPacket)}}
-	if got, err := io.ReadAll(s); string(got) != "first and second" || err != nil {
-		t.Errorf("%q, %v", got, err)
-	}
-	if _, err := s.file.WriteAt([]byte("x"), 0); err == nil {
-		t.Error("the worker can write to the file")
-	}
-	if _, err := s.Next(); err == nil || err.(*fetchError).number != 7 || err.Error() != "text" { //nolint:errorlint // it is that error
-		t.Errorf("%v", err)
-	}
-	if _, err := s.Next(); err == nil || !strings.Contains(err.Error(), "unexpected packet") {
-		t.Errorf("%v", err)
-	}
-	conns[0].Close()
-	if _, err := s.Next(); !errors.Is(err, errServerGone) {
-		t.Errorf("%v", err)
-	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
 	}
 }

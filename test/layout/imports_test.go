@@ -14,7 +14,7 @@ var layers = [][]string{
 	{"test"},
 	{"cmd/crius", "test/kit"},
 	{"server"},
-	{"pod"},
+	{"pod", "cmd/crius-unpack"},
 	{"oci", "storage", "network", "nri"},
 	{"cmd/crius-conmon", "cmd/crius-conmon-shim"},
 	{"conmon/monitor", "conmon/shim"},

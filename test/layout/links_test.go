@@ -38,7 +38,24 @@ func TestShimMonitorStaysSmall(t *testing.T) {
 	}
 }
 
-// linksOnly checks what a program that runs once per container is made of.
+// unpackerLinks are what crius-unpack may link: containers/storage with what that needs, and
+// what names layers. It is started once per layer.
+var unpackerLinks = []string{
+	module + "cmd/crius-unpack", module + "storage/unpack", module + "storage/layers", module + "storage/liblog", module + "internal",
+	"go.podman.io/storage", "golang.org/x/sys", "golang.org/x/sync", "github.com/opencontainers", "github.com/sirupsen/logrus",
+	"github.com/klauspost", "github.com/ulikunitz/xz", "github.com/vbatts/tar-split",
+	"github.com/BurntSushi/toml", "github.com/json-iterator/go", "github.com/modern-go",
+	"github.com/cyphar/filepath-securejoin", "github.com/moby/sys", "github.com/docker/go-units", "github.com/google/go-intervals",
+	"github.com/google/uuid", "github.com/mistifyio/go-zfs", "github.com/tchap/go-patricia",
+}
+
+// TestUnpackerStaysSmall: what it links and does not use, such as containers/image, would
+// still be made ready at each start.
+func TestUnpackerStaysSmall(t *testing.T) {
+	linksOnly(t, "crius-unpack", unpackerLinks, []string{"net/http", "crypto/tls", "text/template", "html", "go", "testing"})
+}
+
+// linksOnly checks what a program that is started often is made of.
 func linksOnly(t *testing.T, program string, links, allLacks []string) {
 	t.Helper()
 	for _, p := range goList(t, "-deps", "./cmd/"+program) {

@@ -23,12 +23,12 @@ const BuildTags = "containers_image_openpgp,exclude_graphdriver_btrfs,nri_no_was
 // sources has just been built, as test/prebuild does before a run of all tests.
 const PrebuiltVariable = "CRIUS_TEST_PREBUILT"
 
-// Programs returns the directory that holds crius, crius-conmon and
+// Programs returns the directory that holds crius, crius-unpack, crius-conmon and
 // crius-conmon-shim: the one that the environment variable CRIUS_BIN names, else
 // one below the repository's .cache into which they are built, so that a test
 // never meets an old program.
 //
-// With race the server is built with the race detector. The monitor never is:
+// With race the server and its pull worker are built with the race detector. The monitor never is:
 // it is what a node has most of, and its memory and start-up are measured.
 func Programs(ctx context.Context, race bool) (string, error) {
 	if dir := os.Getenv("CRIUS_BIN"); dir != "" {
@@ -45,8 +45,18 @@ func Programs(ctx context.Context, race bool) (string, error) {
 	}
 	flags := "-X main.version=" + strings.TrimSpace(string(version))
 	return dir, errors.Join(
-		compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-ldflags", flags, "-o", filepath.Join(dir, "crius"), "./cmd/crius"}),
+		compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-ldflags", flags, "-o", dir + "/", "./cmd/crius", "./cmd/crius-unpack"}),
 		compile(ctx, repo, false, []string{"go", "build", "-ldflags", flags, "-o", dir + "/", "./cmd/crius-conmon", "./cmd/crius-conmon-shim"}))
+}
+
+// Unpacker builds crius-unpack alone.
+func Unpacker(ctx context.Context, race bool) (path string, err error) {
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(programsDir(repo, race), "crius-unpack")
+	return path, compile(ctx, repo, race, []string{"go", "build", "-tags", BuildTags, "-o", path, "./cmd/crius-unpack"})
 }
 
 // PointsServer builds a crius that asks at every point of its work what shall

@@ -1,0 +1,20 @@
+// Command crius-unpack is the pull worker: it unpacks the layers of one image, confined by
+// the server that starts it, and starts itself again for each of them. It is not for use by
+// hand. Package storage/unpack documents the protocol.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/crius-run/crius/storage/unpack"
+)
+
+func main() {
+	if unpack.Main() {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "usage: crius-unpack\n"+
+		"Internal helper of crius, which starts it once for each image that is pulled; do not run it by hand")
+	os.Exit(2)
+}

@@ -1,0 +1,174 @@
+package unpack
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/storage/liblog"
+)
+
+// Server is the server as its worker sees it.
+type Server struct {
+	conn    *net.UnixConn
+	answers chan *os.File // sockets
+	sending sync.Mutex
+
+	fetching sync.Mutex // one question at a time
+	fetches  int
+}
+
+// Work does the work of a worker process, which the server has confined and started, sends
+// its last message and ends the process. It ends early with the server. What the libraries
+// have to say goes to the server.
+func Work(do func(context.Context, *Server) (last Message, err error)) {
+	unix.CloseOnExec(socketFD)
+	unix.CloseOnExec(jobFD)
+	socket := os.NewFile(socketFD, "server")
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		fatal(err)
+	}
+	_ = socket.Close()
+	s := &Server{conn: conn.(*net.UnixConn), answers: make(chan *os.File)}
+	liblog.Capture(func(_ context.Context, level slog.Level, text string) {
+		s.Send(Message{Log: &Line{level, short(text)}})
+	})
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // the root of the worker process
+	go s.listen(cancel)
+	last, err := do(ctx, s)
+	if err != nil {
+		last = Message{Failed: failureOf(err)}
+	}
+	s.Send(last)
+	os.Exit(0)
+}
+
+func fatal(err error) {
+	fmt.Fprintln(os.Stderr, "pull worker:", err)
+	os.Exit(1)
+}
+
+// Order reads the worker's order.
+func (s *Server) Order(order any) error {
+	if err := json.NewDecoder(bufio.NewReader(os.Stdin)).Decode(order); err != nil {
+		return fmt.Errorf("read order: %w", err)
+	}
+	return nil
+}
+
+// Send ends the process if the server is gone.
+func (s *Server) Send(m Message) {
+	line, err := json.Marshal(m)
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	if err == nil {
+		_, err = s.conn.Write(append(line, '\n'))
+	}
+	if err != nil {
+		fatal(err)
+	}
+}
+
+// listen takes the server's answers. The server calls the work off by sending no more.
+func (s *Server) listen(cancel context.CancelFunc) {
+	defer cancel()
+	defer close(s.answers)
+	for {
+		_, file, err := receive(s.conn, make([]byte, 1))
+		if err != nil || file == nil {
+			return
+		}
+		s.answers <- file
+	}
+}
+
+// receive reads from a socket, and takes the descriptor that came along; nil if none did.
+func receive(conn *net.UnixConn, buffer []byte) (n int, file *os.File, err error) {
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, size, _, _, err := conn.ReadMsgUnix(buffer, rights)
+	if err != nil || size == 0 {
+		return n, nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:size])
+	if err != nil || len(messages) != 1 {
+		return n, nil, errors.Join(err, unix.EBADMSG)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return n, nil, errors.Join(err, unix.EBADMSG)
+	}
+	return n, os.NewFile(uintptr(fds[0]), "from the server"), nil
+}
+
+// Fetch asks the server for a blob.
+func (s *Server) Fetch(blob Blob) (*Fetched, error) {
+	s.fetching.Lock()
+	defer s.fetching.Unlock()
+	s.fetches++
+	s.Send(Message{Fetch: &blob})
+	socket, ok := <-s.answers
+	if !ok {
+		return nil, errServerGone
+	}
+	defer socket.Close()
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return nil, err
+	}
+	return &Fetched{conn: conn.(*net.UnixConn), number: s.fetches, packet: make([]byte, maxPacket)}, nil
+}
+
+var errServerGone = errors.New("the server cancelled the pull")
+
+// Fetched is a blob as the server shows it, in a file that only the server writes.
+type Fetched struct {
+	conn   *net.UnixConn
+	number int
+	packet []byte   // is received
+	file   *os.File // nil until the first Next
+}
+
+// fetchError is the error of a fetch, which the server knows better.
+type fetchError struct {
+	number int
+	text   string
+}
+
+func (e *fetchError) Error() string { return e.text }
+
+// Next implements layers.Arrival.
+func (f *Fetched) Next() (size int64, err error) {
+	n, file, err := receive(f.conn, f.packet)
+	if err != nil || n == 0 {
+		return 0, errServerGone
+	}
+	if file != nil {
+		f.file = file
+	}
+	switch kind, said := f.packet[0], f.packet[1:n]; {
+	case kind == PacketShown && len(said) == 8 && f.file != nil:
+		return int64(binary.BigEndian.Uint64(said)), nil
+	case kind == PacketWhole:
+		return 0, io.EOF
+	case kind == PacketError:
+		return 0, &fetchError{f.number, string(said)}
+	}
+	return 0, fmt.Errorf("layer from the server: unexpected packet %q", f.packet[:min(n, 16)])
+}
+
+// File implements layers.Arrival.
+func (f *Fetched) File() *os.File { return f.file }
+
+// Close implements layers.Arrival.
+func (f *Fetched) Close() error { return f.conn.Close() }

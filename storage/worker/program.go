@@ -1,0 +1,54 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/programs"
+	"github.com/crius-run/crius/storage/unpack"
+)
+
+// Program is crius-unpack as it was when it was opened: a package that replaces it does not
+// change what the server starts, which is of its own version.
+type Program struct{ file *os.File }
+
+var errNoProgram = fmt.Errorf("crius-unpack not found in the directory of crius or in PATH: install it and restart crius: %w", fault.Precondition)
+
+// FindProgram locates the program beside the one that runs, else in PATH. The error says
+// fault.Precondition.
+func FindProgram() (path string, err error) {
+	if path, err = programs.Find(unpack.Name, programs.Dir()); err != nil {
+		return "", errNoProgram
+	}
+	return path, nil
+}
+
+// OpenProgram opens the program. The caller must Close it.
+func OpenProgram(path string) (*Program, error) {
+	file, err := os.OpenFile(path, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Program{file}, nil
+}
+
+// Close makes the program unusable. It may be called on nil.
+func (p *Program) Close() error {
+	if p == nil {
+		return nil
+	}
+	return p.file.Close()
+}
+
+// command starts the program by the descriptor that the worker inherits as its last one.
+func (p *Program) command(ctx context.Context) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", unpack.ProgramFD))
+	cmd.Args = []string{unpack.Name}
+	cmd.ExtraFiles = []*os.File{p.file}
+	return cmd
+}

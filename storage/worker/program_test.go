@@ -1,0 +1,88 @@
+package worker
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.podman.io/image/v5/docker/reference"
+
+	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/race"
+	"github.com/crius-run/crius/storage/download"
+	"github.com/crius-run/crius/storage/source"
+	"github.com/crius-run/crius/storage/unpack"
+	testprogram "github.com/crius-run/crius/test/kit/program"
+	"github.com/crius-run/crius/test/kit/tools"
+)
+
+// Not parallel: it sets a variable of the environment.
+func TestFindProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if path, err := FindProgram(); !errors.Is(err, fault.Precondition) {
+		t.Errorf("%q, %v", path, err)
+	}
+	program := filepath.Join(dir, "crius-unpack")
+	if err := os.WriteFile(program, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := FindProgram(); path != program || err != nil {
+		t.Errorf("%q, %v", path, err)
+	}
+}
+
+// The server starts the program that it has opened, whatever is in its place by now, and has
+// an error for one that speaks another version of the protocol.
+func TestProgramIsHeld(t *testing.T) {
+	t.Parallel()
+	built, err := tools.Unpacker(t.Context(), race.Enabled)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(built)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "crius-unpack")
+	if err := testprogram.Write(path, content); err != nil {
+		t.Fatal(err)
+	}
+	program, err := OpenProgram(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/false\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	last, err := pullOf(t, program).run(t.Context(), program.command(t.Context()), unpack.Order{Protocol: unpack.Protocol + 1})
+	if !errors.Is(err, fault.Precondition) || last != (unpack.Message{}) {
+		t.Errorf("%+v, %v", last, err)
+	}
+	if err := pullOf(t, nil).Unpack(t.Context()); !errors.Is(err, fault.Precondition) {
+		t.Errorf("without the program: %v", err)
+	}
+}
+
+// pullOf is a pull of an image about which nothing is known.
+func pullOf(t *testing.T, program *Program) Pull {
+	t.Helper()
+	name, err := reference.ParseNormalizedNamed("registry.example/app:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	job, err := os.Create(filepath.Join(dir, "job"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	downloads := download.In(dir)
+	t.Cleanup(func() {
+		if err := errors.Join(job.Close(), downloads.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return Pull{Source: &source.Image{Name: name}, Job: job, Writable: []string{dir}, Downloads: downloads.Begin("registry.example"), Program: program}
+}
