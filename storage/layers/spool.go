@@ -1,12 +1,15 @@
 package layers
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"sync"
 
+	"github.com/klauspost/pgzip"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/storage/pkg/archive"
 
@@ -148,12 +151,39 @@ type content struct {
 
 // open begins to decompress the layer.
 func (s *step) open() (*content, error) {
-	decompressed, err := archive.DecompressStream(&spoolReader{spool: s.blob})
+	decompressed, err := decompress(&spoolReader{spool: s.blob})
 	if err != nil {
 		return nil, err
 	}
 	return &content{ReadCloser: decompressed, layer: s, digester: s.DiffID.Algorithm().Digester()}, nil
 }
+
+// decompress decompresses a blob as archive.DecompressStream does, but gzip with buffers that
+// cost less than a small layer.
+func decompress(blob io.Reader) (io.ReadCloser, error) {
+	const buffer, buffers = 128 << 10, 4
+	reader := bufio.NewReaderSize(blob, 32<<10)
+	first, _ := reader.Peek(10) // what is wrong shows again
+	if archive.DetectCompression(first) == archive.Gzip && !hasPigz() {
+		unpacked, err := pgzip.NewReaderN(reader, buffer, buffers)
+		return gunzip{unpacked}, err
+	}
+	return archive.DecompressStream(reader)
+}
+
+type gunzip struct{ *pgzip.Reader }
+
+// Close implements io.Closer. What was wrong with the blob Read has said.
+func (g gunzip) Close() error {
+	_ = g.Reader.Close()
+	return nil
+}
+
+// hasPigz reports whether there is the program that the library prefers.
+var hasPigz = sync.OnceValue(func() bool {
+	_, err := exec.LookPath("pigz")
+	return err == nil
+})
 
 // Read implements io.Reader.
 func (c *content) Read(p []byte) (int, error) {

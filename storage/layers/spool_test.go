@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -130,5 +131,34 @@ func TestContent(t *testing.T) {
 			t.Error(err)
 		}
 		s.blob.close()
+	}
+}
+
+// The buffers of a small layer take no more than others do, and a blob may have several
+// members. Not parallel: it counts what the whole process allocates.
+func TestDecompressionOfASmallLayerTakesLittle(t *testing.T) {
+	var blob bytes.Buffer
+	for _, part := range []string{"one member", " and another"} {
+		packed := gzip.NewWriter(&blob)
+		if _, err := io.WriteString(packed, part); err != nil {
+			t.Fatal(err)
+		}
+		if err := packed.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	reader, err := decompress(&blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(reader)
+	runtime.ReadMemStats(&after)
+	if err := errors.Join(err, reader.Close()); string(got) != "one member and another" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+		t.Errorf("%d bytes", took)
 	}
 }
