@@ -304,10 +304,10 @@ func collectBench(ctx context.Context, repo string, files map[string]string) err
 		return err
 	}
 	for _, path := range []string{
-		filepath.Join(repo, "go.mod"), program,
-		filepath.Join(repo, ".cache/testkit/crius"), filepath.Join(repo, ".cache/testkit/crius-conmon"),
-		filepath.Join(repo, ".cache/testkit/crius-conmon-shim"), filepath.Join(repo, ".cache/testkit/probe"),
-		peer, filepath.Join(filepath.Dir(peer), "containerd-shim-runc-v2"),
+		filepath.Join(repo, "go.mod"), program, peer, filepath.Join(filepath.Dir(peer), "containerd-shim-runc-v2"),
+		filepath.Join(repo, ".cache/testkit/crius"), filepath.Join(repo, ".cache/testkit/crius-unpack"),
+		filepath.Join(repo, ".cache/testkit/crius-conmon"), filepath.Join(repo, ".cache/testkit/crius-conmon-shim"),
+		filepath.Join(repo, ".cache/testkit/probe"),
 	} {
 		name, err := filepath.Rel(repo, path)
 		if err != nil {
