@@ -99,28 +99,33 @@ func TestRelabelOnce(t *testing.T) {
 	}
 }
 
-// A file system mounted in a volume is somebody else's.
-func TestRelabelStaysOnTheFileSystem(t *testing.T) {
+// The container has what is mounted in a volume with it. What of that cannot be relabelled
+// keeps nothing else from it.
+func TestRelabelWhatIsMounted(t *testing.T) {
 	t.Parallel()
 	dir, _ := volume(t)
-	point := filepath.Join(dir, "a/mounted")
-	if err := mount.Files(point, ""); err != nil {
+	points := []string{filepath.Join(dir, "a/mounted"), filepath.Join(dir, "a/read-only")}
+	for _, point := range points {
+		if err := mount.Files(point, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := mount.Unmount(point); err != nil {
+				t.Error(err)
+			}
+		})
+		setLabel(t, point, otherLabel)
+	}
+	if err := unix.Mount("", points[1], "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := mount.Unmount(point); err != nil {
-			t.Error(err)
-		}
-	})
-	setLabel(t, point, otherLabel)
 	if err := hostPaths(monitorPath).Relabel(t.Context(), label, []string{dir}); err != nil {
 		t.Fatal(err)
 	}
-	if got := labelOf(t, point); got != otherLabel {
-		t.Errorf("a file system mounted in the volume has label %q", got)
-	}
-	if got := labelOf(t, dir); got != label {
-		t.Errorf("the volume has label %q", got)
+	for path, want := range map[string]string{points[0]: label, points[1]: otherLabel, dir: label} {
+		if got := labelOf(t, path); got != want {
+			t.Errorf("%s has label %q, want %q", path, got, want)
+		}
 	}
 }
 

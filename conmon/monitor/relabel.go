@@ -15,11 +15,12 @@ const maxRelabelDepth = 512
 
 // relabel gives the file or directory at path, and all below it, the SELinux context
 // label. Links are followed on the way to path, as a runtime does that mounts it, and
-// none below: whose volume it is may be changing it meanwhile. Other file systems that
-// are mounted below are left out.
+// none below: whose volume it is may be changing it meanwhile.
 //
 // A directory gets the label after what is in it, so that one that has it needs no
-// second look. A file system without labels is left as it is.
+// second look. A file system without labels is left as it is. So is one that is mounted
+// below and cannot be relabelled: the container has it with the volume, but it may be
+// read-only, or the kernel's.
 func relabel(label string) func(path string) error {
 	return func(path string) error {
 		fd, err := wire.Open(opath, 0, path)
@@ -92,9 +93,6 @@ func (w *relabelling) tree(dir int, name string, depth int) error {
 		return gone(err)
 	}
 	defer syscall.Close(fd)
-	if same, err := w.sameDevice(fd); !same || err != nil {
-		return err
-	}
 	var buf [2048]byte
 	for {
 		n, err := syscall.ReadDirent(fd, buf[:])
@@ -121,23 +119,24 @@ func (w *relabelling) file(dir int, name string) error {
 		return gone(err)
 	}
 	defer syscall.Close(fd)
-	if same, err := w.sameDevice(fd); !same || err != nil {
-		return err
-	}
 	return w.set(fd)
 }
 
-func (w *relabelling) sameDevice(fd int) (bool, error) {
+// mounted reports whether a file is in a file system that is mounted below the volume.
+func (w *relabelling) mounted(fd int) bool {
 	var st syscall.Stat_t
-	err := syscall.Fstat(fd, &st)
-	return st.Dev == w.device, err
+	return syscall.Fstat(fd, &st) == nil && st.Dev != w.device
 }
 
 func (w *relabelling) set(fd int) error {
 	if labelled(fd, w.label) {
 		return nil
 	}
-	return gone(syscall.Setxattr(procFD(fd), labelAttribute, append([]byte(w.label), 0), 0))
+	err := gone(syscall.Setxattr(procFD(fd), labelAttribute, append([]byte(w.label), 0), 0))
+	if err != nil && w.mounted(fd) {
+		return nil
+	}
+	return err
 }
 
 // procFD is a path to an open file that leads nowhere else.
