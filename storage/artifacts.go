@@ -48,7 +48,7 @@ func openArtifacts(ctx context.Context, s *Store) (*artifacts, error) {
 		ProgressTimeout: s.cfg.ProgressTimeout,
 		MinPullRate:     s.cfg.MinPullRate,
 		Parallel:        s.cfg.ParallelLayers,
-		Connections:     s.cfg.pullConnections(),
+		Connections:     s.cfg.PullConnections,
 		Downloads:       s.downloads,
 	})
 	return &artifacts{Store: store, lib: s.store, holds: s.holds, manifest: s.manifest, pinned: s.images.pinned}, err

@@ -31,7 +31,7 @@ type Config struct {
 	PullCgroup               string        `toml:"pull_cgroup" help:"cgroup in which images are unpacked, each by a process of its own, to bound what pulls take of the node: with the systemd driver a slice, such as pulls.slice, with cgroupfs a path below the cgroup mount, such as /pulls; pod: the cgroup of the pod for which the image is pulled; empty: that of crius"`
 	PinnedImages             []string      `toml:"pinned_images" help:"images the kubelet must not garbage collect: exact names, prefix* or *keyword*"`
 	ParallelLayers           int           `toml:"parallel_layers" help:"layers of one image downloaded at the same time"`
-	PullConnections          int           `toml:"pull_connections" help:"connections over which the layers of one image are downloaded, at most 32: a layer of which more than 32 MiB are missing comes in parts over those that other layers leave, and takes up to 32 MiB more of the disk for each of them until it is there; 1: each layer comes over one; 0: as many as parallel_layers"`
+	PullConnections          int           `toml:"pull_connections" help:"connections over which the layers of one image are downloaded, at most 32: a layer of which more than 32 MiB are missing comes in parts over those that other layers leave, and may take 32 MiB more of the disk for each of pull_connections until it is there; 0 or 1: each layer comes over one"`
 	ProgressTimeout          time.Duration `toml:"progress_timeout" help:"cancel a pull that received no byte for this long; 0: never"`
 	MinPullRate              int64         `toml:"min_pull_rate" help:"lowest average download rate over progress_timeout in bytes per second, while the registry owes data; slower pulls are cancelled; 0: one byte in that time is enough"`
 	PullTimeout              time.Duration `toml:"pull_timeout" help:"cancel a pull that takes longer than this in total, even if it makes progress; 0: never"`
@@ -43,11 +43,6 @@ type Config struct {
 // MaxPullConnections is the most that a pull may have, which bounds what it takes of the registry
 // and, for what comes ahead, of the disk.
 const MaxPullConnections = 32
-
-// pullConnections are those that a pull may have.
-func (c *Config) pullConnections() int {
-	return min(cmp.Or(c.PullConnections, c.ParallelLayers), MaxPullConnections)
-}
 
 // DefaultPolicy is where containers-policy.json(5) has the signature policy of a node.
 const DefaultPolicy = "/etc/containers/policy.json"
@@ -62,8 +57,8 @@ type Options struct {
 	// ReadOnly is for a caller who only looks: what dead pulls and power cuts have left
 	// stays.
 	ReadOnly bool
-	// Unpacker is the path of crius-unpack, which is held from Open on; empty: images that
-	// have a layer which is not present cannot be pulled.
+	// Unpacker is the path of crius-unpack, which is held from Open on; empty: this program is
+	// the worker of all pulls, which takes more CPU.
 	Unpacker string
 	// PullCgroups are where the processes run that unpack images; nil: where this one does.
 	PullCgroups worker.Cgroups `json:"-"`

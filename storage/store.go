@@ -242,7 +242,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	s.device = sync.OnceValue(func() string { return deviceOf(s.containersDir) })
 	s.leftovers = durable.NewLeftovers(lib, locks)
 	s.downloads = download.In(cmp.Or(cfg.TemporaryDir, roots.ForImages()))
-	s.downloads.Connections = cfg.pullConnections()
+	s.downloads.Connections = cfg.PullConnections
 	s.holds = newHolds(lib, locks, s.leftovers, lock)
 	s.Foreign = &foreign.Containers{Store: lib, Locks: locks, Own: isHold, Owned: s.holds.owned}
 	s.images = newCatalog(lib, locks, pinPatterns(cfg.PinnedImages), s.holds.hides)

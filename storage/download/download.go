@@ -25,6 +25,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/progress"
+	"github.com/crius-run/crius/storage/pullerror"
 )
 
 // Source is where a pull gets its blobs from, with its own credentials.
@@ -36,6 +37,9 @@ type Source interface {
 	Part(ctx context.Context, blob types.BlobInfo, from, length int64) (io.ReadCloser, error)
 	// Guard passes on a blob, all of whose bytes come in order, as far as it may come in.
 	Guard(ctx context.Context, blob types.BlobInfo, stream io.ReadCloser) io.ReadCloser
+	// Mirrored reports whether there is another registry that a request which fails is made to,
+	// and then all others.
+	Mirrored() bool
 }
 
 // Watcher is told how a blob arrives.
@@ -237,6 +241,15 @@ func (f *fetch) run(ctx context.Context) (err error) {
 	return f.whole(ctx, err)
 }
 
+// told is what the log tells of an error that a registry may have worded: no address with a
+// signature in it.
+func told(err error) string {
+	if err == nil {
+		return ""
+	}
+	return pullerror.Cut(pullerror.Redact(err.Error()))
+}
+
 // wrong tells whether an error says that what the file has is useless.
 func wrong(err error) bool {
 	return errors.Is(err, ErrDiffers) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fault.Invalid) || errors.Is(err, fault.Exhausted)
@@ -256,7 +269,7 @@ func (f *fetch) whole(ctx context.Context, why error) error {
 	stream := f.open(ctx, main, 0)
 	defer stream.Close()
 	if f.stored > 0 { // not before: who may not have the blob deletes nothing
-		slog.WarnContext(ctx, "cannot resume download, fetching the whole layer", "digest", f.info.Digest, "bytes", f.stored, "err", why)
+		slog.WarnContext(ctx, "cannot resume download, fetching the whole layer", "digest", f.info.Digest, "bytes", f.stored, "err", told(why))
 		if err := f.dir.replace(f.part); err != nil {
 			return err
 		}

@@ -49,6 +49,8 @@ type fake struct {
 	resumedHad int64
 }
 
+func (*fake) Mirrored() bool { return false }
+
 func (f *fake) Guard(_ context.Context, _ types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	return stream
 }

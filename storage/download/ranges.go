@@ -23,6 +23,10 @@ const rangeSize = 16 << 20 // bytes
 // rangesAhead is how many ranges there is room for, for each connection that a pull may have.
 const rangesAhead = 2
 
+// unpacked is how much more room than a layer itself its content may need beside it: other blobs
+// and what is unpacked shall not find a disk full of what came ahead.
+const unpacked = 4
+
 // overlap is how many bytes before a range are fetched with it, and have to be those that come
 // there: the library does not tell which part of the blob an answer has.
 const overlap = 4 << 10
@@ -33,8 +37,11 @@ const maxMissed = 3
 // maxAsks bounds how often a range is asked for.
 const maxAsks = 3
 
-// askAgainAfter is the pause before that.
+// askAgainAfter is the pause before that. For the main connection it doubles each time.
 const askAgainAfter = time.Second
+
+// maxMainAsks bounds how often the rest is asked for: for 15 seconds.
+const maxMainAsks = 5
 
 // rest is what a registry sends of a blob from an offset on, in order.
 //
@@ -71,7 +78,7 @@ func (f *fetch) newRest(ctx context.Context, main io.ReadCloser, from int64) *re
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	f.connected()
 	left, size, window := f.info.Size-from, f.dir.RangeSize, rangesAhead*int64(f.dir.Connections)
-	if f.dir.Connections < 2 || left < 2*size || !f.dir.hasRoom(left+size*window) {
+	if f.dir.Connections < 2 || f.src.Mirrored() || left < 2*size || !f.dir.hasRoom(unpacked*left+size*window) {
 		return r
 	}
 	var err error
@@ -110,6 +117,9 @@ func (f *fetch) takeConnection() bool {
 // Read implements io.Reader.
 func (r *rest) Read(p []byte) (n int, err error) {
 	for n == 0 && err == nil && len(p) > 0 {
+		if r.ctx.Err() != nil { // what came ahead is not worth reading
+			return 0, context.Cause(r.ctx)
+		}
 		b, come := r.current()
 		if b == nil && r.main == nil {
 			if b, err = r.goOn(); err != nil {
@@ -200,7 +210,7 @@ func (r *rest) start(number int64) {
 // narrow has the pull begin no more ranges. Those that are coming are used.
 func (r *rest) narrow(why error) {
 	if r.fetch.pull.narrow.CompareAndSwap(false, true) {
-		slog.InfoContext(r.ctx, "fetching the layers of this pull over one connection each from now on", "digest", r.fetch.info.Digest, "err", why)
+		slog.InfoContext(r.ctx, "fetching the layers of this pull over one connection each from now on", "digest", r.fetch.info.Digest, "err", told(why))
 	}
 }
 
@@ -286,14 +296,31 @@ func (r *rest) goOn() (*blobRange, error) {
 	return nil, r.connectMain()
 }
 
-// connectMain makes the main connection again.
+// connectMain makes the main connection again. It asks again for some seconds: the connection
+// that would have brought the rest without asking was ended for ranges.
 func (r *rest) connectMain() error {
 	if r.at == r.fetch.info.Size {
 		return io.EOF
 	}
-	main, err := r.fetch.src.Part(r.ctx, r.fetch.info, r.at, 0)
-	if err != nil {
-		return err
+	var main io.ReadCloser
+	pause := askAgainAfter
+	for asked := 1; ; asked++ {
+		var err error
+		if main, err = r.fetch.src.Part(r.ctx, r.fetch.info, r.at, 0); err == nil {
+			break
+		}
+		if r.ctx.Err() != nil {
+			return context.Cause(r.ctx)
+		}
+		if asked == maxMainAsks {
+			// Not with the error's kind: the registry has sent parts, and what is here is of use.
+			return fmt.Errorf("connect again for the rest of the layer: %v: %w", err, io.ErrUnexpectedEOF) //nolint:errorlint // see above
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-r.ctx.Done():
+		}
 	}
 	r.fetch.connected()
 	r.main, r.madeAt = main, r.at
@@ -428,8 +455,8 @@ func (r *rest) askFor(ctx context.Context, b *blobRange) error {
 				return err
 			}
 			b.last = lastOf(b.last, buffer[:n])
-			r.fetch.tellAhead(int64(n))
 			b.add(int64(n))
+			r.fetch.tellAhead(int64(n))
 		}
 		if err != nil && b.come < b.length {
 			return fmt.Errorf("range of the layer: %w", err)

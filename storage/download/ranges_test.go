@@ -72,6 +72,8 @@ func (r *ranged) right(from, length int64) io.Reader {
 	return io.NewSectionReader(bytes.NewReader(r.content), from, length)
 }
 
+func (*ranged) Mirrored() bool { return false }
+
 func (r *ranged) Guard(_ context.Context, _ types.BlobInfo, stream io.ReadCloser) io.ReadCloser {
 	return struct {
 		io.Reader

@@ -18,6 +18,12 @@ func (PresentOnly) PutLayer(string, string, []string, string, bool, *cstorage.La
 	return nil, 0, ErrLayerWanted
 }
 
+// Diff implements cstorage.Store. containers/image would take the content of a layer out of
+// the store, to add it elsewhere: long work on foreign content, with the store locked.
+func (PresentOnly) Diff(string, string, *cstorage.DiffOptions) (io.ReadCloser, error) {
+	return nil, ErrLayerWanted
+}
+
 // CheckRecord refuses an image whose id the store has given to other layers: truncated
 // images of earlier versions of crius and of other tools, or one that was built here.
 func CheckRecord(store cstorage.Store, src *Image) error {

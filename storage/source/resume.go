@@ -38,6 +38,9 @@ func (s *Image) Part(ctx context.Context, info types.BlobInfo, from, length int6
 	return part, err
 }
 
+// Mirrored reports whether the image has other sources than one registry.
+func (s *Image) Mirrored() bool { return s.mirrored }
+
 // fetch asks the registry for a blob.
 func (s *Image) fetch(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
 	s.answers.Add(1)

@@ -59,7 +59,9 @@ func Open(ctx context.Context, sys *types.SystemContext, policy *trust.Policy, n
 	if err != nil {
 		return nil, err
 	}
+	sources, err := pullSources(sys, name)
 	image := &Image{ImageSource: opened, Name: name, Documents: Documents{Manifests: map[digest.Digest]Document{}}, attachments: attached, stored: stored}
+	image.mirrored = err != nil || len(sources) > 1
 	if err := image.inspect(ctx, sys, policy); err != nil {
 		_ = opened.Close()
 		return nil, err
@@ -100,6 +102,7 @@ type Image struct {
 	// LargeWindows takes the one pull whose layers may have large windows.
 	LargeWindows chan struct{}
 
+	mirrored    bool
 	attachments *attachments // nil: not to be looked for
 	stored      func(config digest.Digest) []byte
 	encrypted   map[digest.Digest]*decrypt.Layer // by blob

@@ -193,7 +193,7 @@ func (v *validator) together(c *Config) {
 
 	v.logLimit(c.Runtime)
 	v.require(c.Image.PullConnections <= storage.MaxPullConnections, "image.pull_connections",
-		"must be at most %d, or 0 for as many as image.parallel_layers, got %d", storage.MaxPullConnections, c.Image.PullConnections)
+		"must be at most %d, got %d", storage.MaxPullConnections, c.Image.PullConnections)
 	v.require(c.Image.WritableSize == 0 || c.Image.WritableSize >= 1<<20, "image.writable_layer_size",
 		"must be 0, for no limit, or at least %d, so that containers can start, got %d", 1<<20, c.Image.WritableSize)
 	v.require(c.Image.WritableInodes == 0 || c.Image.WritableInodes >= 100, "image.writable_layer_inodes",

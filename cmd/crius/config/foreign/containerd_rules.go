@@ -69,7 +69,7 @@ var containerdRules = []rule{
 	{key: "plugins.cri.disable_apparmor", verdict: mapped, to: "pod.apparmor_profile", joint: true},
 	{key: "plugins.cri.restrict_oom_score_adj", verdict: builtin, why: "a score that crius is not allowed to set is raised to crius's own score"},
 	{key: "plugins.cri.max_concurrent_downloads", verdict: mapped, to: "image.parallel_layers", as: as[int64]},
-	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: builtin, why: "large layers are downloaded in parts over image.pull_connections connections, whatever the size of a part"},
+	{key: "plugins.cri.concurrent_layer_fetch_buffer", verdict: builtin, why: "image.pull_connections, if set, has large layers downloaded in parts over several connections, whatever the size of a part"},
 	{key: "plugins.cri.use_local_image_pull", verdict: builtin, why: ownStore},
 	{key: "plugins.cri.disable_proc_mount", verdict: refused, why: "masked paths follow procMount in the container's securityContext"},
 	{key: "plugins.cri.unset_seccomp_profile", verdict: refused, why: "a container without a seccomp profile is unconfined, as CRI specifies: set seccompDefault in the kubelet's configuration"},
