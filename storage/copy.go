@@ -8,6 +8,7 @@ import (
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/storage/durable"
 	"github.com/crius-run/crius/storage/layers"
@@ -77,11 +78,14 @@ func (s *Store) copyForeign(ctx context.Context, src *source.Image, job *durable
 	}
 	p.Downloads = s.downloads.Begin(reference.Domain(src.Name))
 	defer func() { p.Downloads.End(err) }()
-	if all := src.Layers(); len(all) == 0 || layers.Present(s.store, all) {
+	if all := src.Layers(); p.Program == nil || len(all) == 0 || layers.Present(s.store, all) {
 		return p.Copy(ctx)
 	}
 	if err := p.Unpack(ctx); err != nil {
 		return "", err
+	}
+	if !layers.Present(s.store, src.Layers()) { // somebody has removed some meanwhile
+		return "", cstorage.ErrLayerUnknown
 	}
 	id, err = s.copyPresent(ctx, src, job, p.Events)
 	if errors.Is(err, source.ErrLayerWanted) {

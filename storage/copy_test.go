@@ -3,14 +3,27 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"io"
 	"testing"
 
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
+	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/storage/source"
 	"github.com/crius-run/crius/test/kit/image"
 )
+
+// unread is a store no layer of which may be read.
+type unread struct {
+	cstorage.Store
+	t *testing.T
+}
+
+func (s unread) Diff(string, string, *cstorage.DiffOptions) (io.ReadCloser, error) {
+	s.t.Error("the content of a layer was wanted")
+	return nil, errors.ErrUnsupported
+}
 
 // The server unpacks nothing itself, whatever it has found before the copy.
 func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
@@ -39,8 +52,9 @@ func TestCopyOfPresentLayersUnpacksNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer src.Close()
+	store := source.PresentOnly{Store: unread{n.store, t}}
 	src.PresentOnly = true // the upper layer is there, on top of nothing
-	if _, err := source.Copy(testContext(t), source.PresentOnly{Store: n.store}, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
+	if _, err := source.Copy(testContext(t), store, name, src.Opened(), sys, copy.Options{}); !errors.Is(err, source.ErrLayerWanted) {
 		t.Errorf("copied: %v", err)
 	}
 	if after, err := n.store.Layers(); err != nil || len(after) != len(before) {

@@ -211,14 +211,12 @@ func TestPresentImageNeedsNoWorker(t *testing.T) {
 	}
 }
 
-// Without crius-unpack no layer comes in; the error says what to do.
+// Without crius-unpack the server's own program unpacks.
 func TestPullWithoutTheUnpacker(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(o *Options) { o.Unpacker = "" })
 	r := serve(t, "app", "1", motd(t, "x"))
-	_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
-	if !errors.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "crius-unpack") || !strings.Contains(err.Error(), "install it") {
-		t.Errorf("%v", err)
+	if img := n.pull(r.Addr() + "/app:1"); len(img.RepoTags) != 1 {
+		t.Errorf("tags %q", img.RepoTags)
 	}
-	n.empty()
 }

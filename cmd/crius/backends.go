@@ -39,7 +39,7 @@ func openServing(ctx context.Context, cfg config.Config, progress func(), tracer
 	pulling := pullcgroup.New(pullCgroupOf(cfg))
 	unpacker, err := worker.FindProgram()
 	if err != nil {
-		slog.WarnContext(ctx, "images cannot be pulled", "err", err)
+		slog.WarnContext(ctx, "images are unpacked by crius itself, which takes more CPU", "err", err)
 	}
 	image := imageOptions(cfg)
 	image.CheckProgress, image.PullCgroups, image.Unpacker = progress, pulling, unpacker

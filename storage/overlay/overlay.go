@@ -102,16 +102,34 @@ func (m Mount) mount() error {
 
 // appends tells whether the kernel's overlay takes lower directories one by one (6.8).
 // Before 6.5 it takes any parameter, and refuses what it does not know in the last step
-// only, each time with a line in the kernel's log: so it is asked once, and without
-// mounting anything.
-var appends = sync.OnceValue(func() bool {
+// only, each time with a line in the kernel's log: so it is asked without mounting anything,
+// and once it has answered, never again.
+func appends() bool {
+	answer.Lock()
+	defer answer.Unlock()
+	if answer.known {
+		return answer.appends
+	}
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return !errors.Is(err, unix.ENOSYS) // mountByContext reports any other
 	}
 	defer unix.Close(fs)
-	return unix.FsconfigSetFlag(fs, "no-such-parameter") != nil && unix.FsconfigSetString(fs, "lowerdir+", "/") == nil
-})
+	if unix.FsconfigSetFlag(fs, "no-such-parameter") == nil {
+		answer.known = true
+		return false
+	}
+	err = unix.FsconfigSetString(fs, "lowerdir+", "/")
+	answer.appends = err == nil
+	answer.known = err == nil || errors.Is(err, unix.EINVAL)
+	return answer.appends
+}
+
+// answer is the kernel's.
+var answer struct {
+	sync.Mutex
+	known, appends bool
+}
 
 // mountByContext uses fsopen(2), where each lower directory is a parameter of
 // its own, so that no page-sized option string limits the number of layers.

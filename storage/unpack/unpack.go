@@ -37,10 +37,7 @@ func Main() bool {
 	unix.CloseOnExec(ProgramFD)
 	Work(func(ctx context.Context, s *Server) (Message, error) {
 		var order Order
-		if err := s.Order(&order); err != nil {
-			return Message{}, err
-		}
-		if order.Protocol != Protocol {
+		if err := s.Order(&order); err != nil || order.Protocol != Protocol {
 			return Message{}, fmt.Errorf("crius-unpack is of another version than the server: install both from one package and restart crius: %w", fault.Precondition)
 		}
 		return Message{Unpacked: true}, s.putLayers(ctx, order)

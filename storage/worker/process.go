@@ -75,9 +75,6 @@ type Cgroups interface {
 // that source.Documents.Layers knows. An error carries pullerror.ErrWorkerDied if the worker
 // has ended before its work.
 func (p Pull) Unpack(ctx context.Context) error {
-	if p.Program == nil {
-		return errNoProgram
-	}
 	order := p.order()
 	order.Layers = p.Source.Layers()
 	last, err := p.run(ctx, p.Program.command(ctx), order)
@@ -110,7 +107,7 @@ func (p Pull) order() unpack.Order {
 func (p Pull) run(ctx context.Context, cmd *exec.Cmd, order any) (last unpack.Message, err error) {
 	w := &process{Pull: p, cmd: cmd, blobs: p.Source.Blobs()}
 	if err := w.start(); err != nil {
-		return last, fmt.Errorf("start pull worker: %w", err)
+		return last, fmt.Errorf("start pull worker %s (if that goes on, install crius again and restart it): %w", cmd.Args[0], err)
 	}
 	return w.run(ctx, order)
 }

@@ -17,13 +17,11 @@ import (
 // change what the server starts, which is of its own version.
 type Program struct{ file *os.File }
 
-var errNoProgram = fmt.Errorf("crius-unpack not found in the directory of crius or in PATH: install it and restart crius: %w", fault.Precondition)
-
 // FindProgram locates the program beside the one that runs, else in PATH. The error says
 // fault.Precondition.
 func FindProgram() (path string, err error) {
 	if path, err = programs.Find(unpack.Name, programs.Dir()); err != nil {
-		return "", errNoProgram
+		return "", fmt.Errorf("crius-unpack not found in the directory of crius or in PATH: install it and restart crius: %w", fault.Precondition)
 	}
 	return path, nil
 }

@@ -61,9 +61,6 @@ func TestProgramIsHeld(t *testing.T) {
 	if !errors.Is(err, fault.Precondition) || last != (unpack.Message{}) {
 		t.Errorf("%+v, %v", last, err)
 	}
-	if err := pullOf(t, nil).Unpack(t.Context()); !errors.Is(err, fault.Precondition) {
-		t.Errorf("without the program: %v", err)
-	}
 }
 
 // pullOf is a pull of an image about which nothing is known.
