@@ -110,11 +110,9 @@ func (m *monitor) adopt() error {
 		return err
 	}
 	m.oom.watch(pid)
-	for _, c := range []*counter{&m.oom.own, &m.oom.pod} {
-		if c.fd >= 0 {
-			// The oldest form of the counter cannot be waited for; it is read at exit.
-			_ = m.poll.add(c.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
-		}
+	if m.oom.own.fd >= 0 {
+		// The oldest form of the counter cannot be waited for; it is read at exit.
+		_ = m.poll.add(m.oom.own.fd, syscall.EPOLLPRI|edgeTriggered, starved, 0)
 	}
 	if err := writeProcesses(m, nil); err != nil {
 		return err

@@ -25,7 +25,7 @@ const (
 	asked                  // a client has sent a packet, or has gone
 	ended                  // the runtime, or the container's init, is dead
 	spoken                 // there is output of the container, or of the runtime
-	starved                // the kernel has counted an OOM kill, in the container or the pod
+	starved                // the kernel has counted an OOM kill
 	helped                 // a command of the runtime that acts for a remote container has ended
 	events
 )

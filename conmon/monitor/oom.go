@@ -10,9 +10,11 @@ import (
 // container's memory cgroup: no event is needed, so none can be missed.
 //
 // A systemd scope goes away with its last process, and its counter with it. So on
-// cgroup v2 changes are followed as they happen, and in the pod's cgroup as well, whose
-// counter has the kills in all its containers and stays: what it has counted since both
-// were read last was in a container whose own counter has gone.
+// cgroup v2 changes are followed as they happen. Where the scope has gone first all the
+// same, as on a busy node, the counter of the pod's cgroup is asked, which has the kills in
+// all its containers and stays: what it has counted since both were read last may have been
+// in this one. It is not followed, since it changes with each of the pod's containers that
+// is at its limit.
 type oomCounter struct {
 	own counter
 	pod counter // on cgroup v2; no others count what is below

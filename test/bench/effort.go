@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -26,7 +27,7 @@ func effortOf(pid int) (total effort, err error) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) { // a thread that has ended
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // a thread that has ended
 			continue
 		}
 		var ran, waited, times float64 // ns, ns, how often
