@@ -68,8 +68,13 @@ uninstall)
 		systemctl stop crius.service || true
 		# Its AppArmor profile goes, unless a container that still runs is confined by it.
 		unload=/sys/kernel/security/apparmor/.remove
-		if [ -e $unload ] && ! grep -qs crius-default /proc/[0-9]*/attr/current; then
-			{ printf crius-default >$unload; } 2>/dev/null || true
+		if [ -e $unload ]; then
+			confined=
+			for task in /proc/[0-9]*/attr/current; do
+				{ read -r label <"$task"; } 2>/dev/null || continue
+				case $label in *crius-default*) confined=$task ;; esac
+			done
+			[ -n "$confined" ] || { printf crius-default >$unload; } 2>/dev/null || true
 		fi
 	fi
 	files | while read -r file; do rm -f "$(place "$file")"; done
