@@ -227,8 +227,8 @@ func TestEveryDocumentedCommandIsKnown(t *testing.T) {
 }
 
 var (
-	makeCall   = regexp.MustCompile("`make (?:-j )?([a-z][a-z-]*)|(?m)^ *make ([a-z][a-z-]*)")
-	makeTarget = regexp.MustCompile(`(?m)^([a-z-]+):`)
+	makeCall   = regexp.MustCompile("`make (?:-j )?([a-z][a-z0-9-]*)|(?m)^ *make ([a-z][a-z0-9-]*)")
+	makeTarget = regexp.MustCompile(`(?m)^([a-z0-9-]+):`)
 )
 
 // What documents have made can be made.
