@@ -47,6 +47,9 @@ func asked(r *registry.Registry, blob string) (wholes, parts int) {
 	return wholes, parts
 }
 
+// threeConnections are those of each pull.
+func threeConnections(o *Options) { o.PullConnections = 3 }
+
 // A large layer, or file of an artifact, is fetched over several connections, which the list of
 // pulls shows.
 func TestPullOverSeveralConnections(t *testing.T) {
@@ -64,7 +67,7 @@ func TestPullOverSeveralConnections(t *testing.T) {
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, func(c *Options) { c.DecryptionKeysPath = keys })
+			n := newNode(t, threeConnections, func(c *Options) { c.DecryptionKeysPath = keys })
 			n.downloads.RangeSize = smallRange
 			a := test.make(t)
 			blob := layerDigest(a, 0)
@@ -125,7 +128,7 @@ func TestPullWithoutRanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t, threeConnections)
 			n.downloads.RangeSize, n.downloads.Patience = smallRange, 200*time.Millisecond
 			a := noise(t, 15*smallRange)
 			blob := layerDigest(a, 0)
@@ -174,7 +177,7 @@ func onlyFirstRanges(do registry.Action) registry.Action {
 func TestKillWhileRangesCome(t *testing.T) {
 	t.Parallel()
 	const first, size = 32*mega - 1000, 40 * mega
-	n := newNode(t)
+	n := newNode(t, threeConnections)
 	a := noise(t, size)
 	blob := layerDigest(a, 0)
 	content := a.Blobs[digest.Digest(blob)]
