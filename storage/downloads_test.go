@@ -148,10 +148,16 @@ func testPullResumes(t *testing.T, make func(*testing.T) *image.Artifact) {
 
 // onlyRanges spoils the answers to those who ask for a part.
 func onlyRanges(do registry.Action) registry.Action {
+	return onlyWhere(do, func(part string) bool { return part != "" })
+}
+
+// onlyWhere spoils the answers to those who ask for such a part, which is a header's; empty: for
+// the whole.
+func onlyWhere(do registry.Action, such func(part string) bool) registry.Action {
 	return func(answer http.Handler, stop <-chan struct{}) http.Handler {
 		spoiled := do(answer, stop)
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if req.Header.Get("Range") != "" {
+			if such(req.Header.Get("Range")) {
 				spoiled.ServeHTTP(w, req)
 			} else {
 				answer.ServeHTTP(w, req)

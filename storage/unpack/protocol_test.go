@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/storage/pullerror"
+	"github.com/crius-run/crius/test/kit/sockets"
 )
 
 // Errors mean the same on both sides of the socket.
@@ -58,20 +58,7 @@ func (e *httpError) Error() string { return fmt.Sprint(e.StatusCode) }
 // there is, that it is whole, or why it will not be.
 func TestFetchedFile(t *testing.T) {
 	t.Parallel()
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var conns [2]*net.UnixConn
-	for i, fd := range ends {
-		file := os.NewFile(uintptr(fd), "")
-		conn, err := net.FileConn(file)
-		if err := errors.Join(err, file.Close()); err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		conns[i] = conn.(*net.UnixConn)
-	}
+	conns := sockets.Pair(t, unix.SOCK_SEQPACKET)
 	file, err := os.OpenFile(filepath.Join(t.TempDir(), "blob"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)

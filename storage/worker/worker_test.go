@@ -24,6 +24,7 @@ import (
 	"github.com/crius-run/crius/internal/thread"
 	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/unpack"
+	"github.com/crius-run/crius/test/kit/sockets"
 )
 
 // What a worker's thread can still do.
@@ -173,20 +174,7 @@ func diesOnTheWay(ctx context.Context, pid int) error {
 // What a worker says of blobs that its image does not have is not kept, and it cannot
 // fill the log.
 func TestWorkerThatSaysTooMuch(t *testing.T) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var conns [2]*net.UnixConn
-	for i, fd := range ends {
-		file := os.NewFile(uintptr(fd), "")
-		conn, err := net.FileConn(file)
-		if err := errors.Join(err, file.Close()); err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		conns[i] = conn.(*net.UnixConn)
-	}
+	conns := sockets.Pair(t, unix.SOCK_STREAM)
 	var log strings.Builder
 	old := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))

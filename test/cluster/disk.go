@@ -228,8 +228,12 @@ func (d *disk) evicts(ctx context.Context) error {
 	if err := errors.Join(d.pressure(ctx, "False"), d.isGone(ctx, noisy), d.api.removePod(ctx, noisy)); err != nil {
 		return err
 	}
-	if after, _, err := d.space(); err != nil || after < before && !near(after, before) {
-		return fmt.Errorf("%d bytes were available before, and %d are after the eviction: %w", before, after, err)
+	after, _, err := d.space()
+	if err != nil {
+		return err
+	}
+	if after < before && !near(after, before) {
+		return fmt.Errorf("%d bytes were available before, and %d are after the eviction", before, after)
 	}
 	return errors.Join(d.keeps(ctx), d.removes(ctx, unused(0)))
 }
@@ -289,8 +293,12 @@ func (d *disk) collects(ctx context.Context) error {
 			return err
 		}
 	}
-	if used, err := d.percent(); err != nil || used < highThreshold && used > lowThreshold { // below it may have looked already
-		return fmt.Errorf("%d%% of the disk are used, which is no reason to remove images: %w", used, err)
+	used, err := d.percent()
+	if err != nil {
+		return err
+	}
+	if used < highThreshold && d.unusedLeft(ctx) == unusedImages-1 { // with less it has begun already
+		return fmt.Errorf("%d%% of the disk are used, which is no reason to remove images", used)
 	}
 	collected := func() bool {
 		used, err := d.percent()
@@ -301,16 +309,20 @@ func (d *disk) collects(ctx context.Context) error {
 			return errors.New("the kubelet has not removed enough images")
 		}
 	}
-	left := 0
+	if left, want := d.unusedLeft(ctx), 1; left != want {
+		return fmt.Errorf("%d unused images are left, want %d", left, want)
+	}
+	return d.keeps(ctx)
+}
+
+// unusedLeft is how many of the unused images that were pulled last are there.
+func (d *disk) unusedLeft(ctx context.Context) (left int) {
 	for i := 1; i < unusedImages; i++ {
 		if d.has(ctx, unused(i)) {
 			left++
 		}
 	}
-	if want := 1; left != want {
-		return fmt.Errorf("%d unused images are left, want %d", left, want)
-	}
-	return d.keeps(ctx)
+	return left
 }
 
 // percent is how much of the disk is used.
