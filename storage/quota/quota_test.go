@@ -112,7 +112,7 @@ var some = Limits{Bytes: 10 << 20, Inodes: 1000}
 // are in it. Deleted, it leaves nothing.
 func TestLayerHasProjectOfItsOwn(t *testing.T) {
 	p, f := projects(t, some)
-	seen := map[uint32]bool{}
+	layers := map[uint32]string{} // by project
 	for range 50 {
 		dir := t.TempDir()
 		upper, work := layer(t, dir)
@@ -120,14 +120,19 @@ func TestLayerHasProjectOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := f.projects[upper]
-		if !ours(id) || seen[id] || f.projects[work] != id || f.limits[id] != some {
-			t.Fatalf("project %d, work %d, limits %v, seen %t", id, f.projects[work], f.limits[id], seen[id])
+		if !ours(id) || f.projects[work] != id || f.limits[id] != some {
+			t.Fatalf("project %d, work %d, limits %v", id, f.projects[work], f.limits[id])
 		}
-		seen[id] = true
+		if other, ok := layers[id]; ok {
+			t.Fatalf("project %d is that of %s and of %s", id, other, dir)
+		}
+		layers[id] = dir
 		if err := p.Bound(upper, work, false); err != nil || f.projects[upper] != id {
 			t.Fatalf("mounted once more: project %d, %v", f.projects[upper], err)
 		}
-		if err := p.Remove(work, func() error { return os.RemoveAll(dir) }); err != nil {
+	}
+	for _, dir := range layers {
+		if err := p.Remove(filepath.Join(dir, "work"), func() error { return os.RemoveAll(dir) }); err != nil {
 			t.Fatal(err)
 		}
 	}

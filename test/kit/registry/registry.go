@@ -36,7 +36,7 @@ type Registry struct {
 	requests []Request
 
 	counting sync.Mutex
-	sent     map[string]int64 // bytes of bodies, by path
+	sent     map[string]int64 // bytes of bodies, by path; Forget puts another in its place
 
 	server   *http.Server
 	listener net.Listener
@@ -179,30 +179,45 @@ func (r *Registry) Sent(path string) (bytes int64) {
 	return bytes
 }
 
-// Forget empties the list of requests, and what was sent.
+// Forget empties the list of requests, and what was sent. Answers under way count no more:
+// one to a client that is gone may end much later.
 func (r *Registry) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests = nil
 	r.counting.Lock()
 	defer r.counting.Unlock()
-	clear(r.sent)
+	r.sent = map[string]int64{}
 }
 
 // counter counts the bytes of an answer.
 type counter struct {
 	http.ResponseWriter
 	of   *Registry
+	sent map[string]int64
 	path string
 }
 
-// Write implements http.ResponseWriter.
+// count makes the answer's writer count what it is given, in the counts of this moment.
+func (r *Registry) count(w http.ResponseWriter, path string) *counter {
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	return &counter{w, r, r.sent, path}
+}
+
+// Write implements http.ResponseWriter. The bytes count before they are sent: a client that
+// has them all may ask at once.
 func (c *counter) Write(p []byte) (int, error) {
+	c.add(len(p))
 	n, err := c.ResponseWriter.Write(p)
+	c.add(n - len(p))
+	return n, err
+}
+
+func (c *counter) add(bytes int) {
 	c.of.counting.Lock()
 	defer c.of.counting.Unlock()
-	c.of.sent[c.path] += int64(n)
-	return n, err
+	c.sent[c.path] += int64(bytes)
 }
 
 // Unwrap is for http.ResponseController.
@@ -215,7 +230,7 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if f := r.fault(req); f != nil {
 		answer = f.Do(answer, r.closing)
 	}
-	answer.ServeHTTP(&counter{w, r, req.URL.Path}, req)
+	answer.ServeHTTP(r.count(w, req.URL.Path), req)
 }
 
 func (r *Registry) record(req *http.Request) {

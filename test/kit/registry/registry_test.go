@@ -191,6 +191,42 @@ func TestDigestHeaderAndHeal(t *testing.T) {
 	}
 }
 
+// late is a blob whose content can be read from the moment of release on.
+type late struct {
+	io.ReaderAt
+	asked   chan<- struct{}
+	release <-chan struct{}
+}
+
+func (l late) ReadAt(p []byte, from int64) (int, error) {
+	l.asked <- struct{}{}
+	<-l.release
+	return l.ReaderAt.ReadAt(p, from)
+}
+
+// An answer that was under way when all was forgotten does not count.
+func TestForgetAnswersUnderWay(t *testing.T) {
+	r, _ := example(t)
+	const content = "0123456789"
+	d := digest.FromString(content)
+	asked, release := make(chan struct{}, 10), make(chan struct{})
+	r.PushBlob("a/b", d, late{strings.NewReader(content), asked, release}, int64(len(content)))
+	ended := make(chan string, 1)
+	go func() {
+		_, body, _ := get(t, r, "/v2/a/b/blobs/"+d.String())
+		ended <- string(body)
+	}()
+	<-asked
+	r.Forget()
+	close(release)
+	if body := <-ended; body != content {
+		t.Errorf("%q", body)
+	}
+	if sent := r.Sent(""); sent != 0 {
+		t.Errorf("%d bytes are said to have been sent since", sent)
+	}
+}
+
 // A blob that is not in memory is served like others, in whole and in part.
 func TestPushBlob(t *testing.T) {
 	r, _ := example(t)
