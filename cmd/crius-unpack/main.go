@@ -14,7 +14,11 @@ func main() {
 	if unpack.Main() {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "usage: crius-unpack\n"+
+	if len(os.Args) == 2 && os.Args[1] == unpack.VersionFlag {
+		fmt.Println(unpack.Version())
+		return
+	}
+	fmt.Fprintln(os.Stderr, "usage: crius-unpack ["+unpack.VersionFlag+"]\n"+
 		"Internal helper of crius, which starts it once for each image that is pulled; do not run it by hand")
 	os.Exit(2)
 }

@@ -99,11 +99,14 @@ func checkStorage(ctx context.Context, n *node) []finding {
 	return []finding{ok("the image store is writable")}
 }
 
-// checkUnpacker looks for the program that unpacks images.
-func checkUnpacker(context.Context, *node) []finding {
+// checkUnpacker starts the program that unpacks images.
+func checkUnpacker(ctx context.Context, _ *node) []finding {
 	path, err := worker.FindProgram()
 	if err != nil {
 		return []finding{warn("", "images are unpacked by crius itself, which takes more CPU: %v", err)}
+	}
+	if err := worker.CheckProgram(ctx, path); err != nil {
+		return []finding{fail("install crius and crius-unpack from one package, and restart crius", "images cannot be pulled: %v", err)}
 	}
 	return []finding{ok("images are unpacked by %s", path)}
 }

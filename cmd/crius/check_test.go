@@ -16,6 +16,7 @@ import (
 	"github.com/crius-run/crius/cmd/crius/kubelet"
 	"github.com/crius-run/crius/internal/cgroup"
 	"github.com/crius-run/crius/storage/foreign"
+	unpacker "github.com/crius-run/crius/storage/unpack"
 	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
@@ -389,10 +390,20 @@ func TestCheckUnpacker(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	want(t, checkUnpacker(context.Background(), nil), "which takes more CPU: crius-unpack not found", statusWarn)
-	if err := os.WriteFile(filepath.Join(dir, "crius-unpack"), nil, 0o755); err != nil {
-		t.Fatal(err)
+	program := filepath.Join(dir, "crius-unpack")
+	for _, c := range []struct {
+		script, text string
+		s            status
+	}{
+		{"#!/bin/sh\necho '" + unpacker.Version() + "'\n", "unpacked by " + program, statusOK},
+		{"#!/bin/sh\necho crius-unpack with protocol 0\n", "another version", statusFail},
+		{"#!/nonexistent\n", "cannot run " + program, statusFail},
+	} {
+		if err := testprogram.Write(program, []byte(c.script)); err != nil {
+			t.Fatal(err)
+		}
+		want(t, checkUnpacker(context.Background(), nil), c.text, c.s)
 	}
-	want(t, checkUnpacker(context.Background(), nil), dir+"/crius-unpack", statusOK)
 }
 
 func TestCheckNetworkWithoutCNI(t *testing.T) {

@@ -24,13 +24,19 @@ import (
 // Name is that of the program, and its only argument when the server starts it.
 const Name = "crius-unpack"
 
+// VersionFlag makes the program print Version and end.
+const VersionFlag = "--version"
+
+// Version says which protocol the program speaks.
+func Version() string { return fmt.Sprintf("%s with protocol %d", Name, Protocol) }
+
 // Main does what the process was started for, by a server or by containers/storage, and
 // reports whether it was.
 func Main() bool {
 	if reexec.Init() {
 		return true
 	}
-	if len(os.Args) != 1 || os.Args[0] != Name {
+	if len(os.Args) != 1 || os.Args[0] != Name || !hasServer() {
 		return false
 	}
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(unsafe.StringData(Name+"\x00"))), 0, 0, 0) // it was started by the name of a descriptor
@@ -43,6 +49,13 @@ func Main() bool {
 		return Message{Unpacked: true}, s.putLayers(ctx, order)
 	})
 	return true
+}
+
+// hasServer tells whether the process has a socket to a server; one that a shell has started
+// has none.
+func hasServer() bool {
+	var st unix.Stat_t
+	return unix.Fstat(socketFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
 // putLayers adds the layers to the store.

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/programs"
+	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/unpack"
 )
 
@@ -24,6 +27,23 @@ func FindProgram() (path string, err error) {
 		return "", fmt.Errorf("crius-unpack not found in the directory of crius or in PATH: install it and restart crius: %w", fault.Precondition)
 	}
 	return path, nil
+}
+
+// CheckProgram starts the program, and says why it cannot unpack images for this server
+// (fault.Precondition).
+func CheckProgram(ctx context.Context, path string) error {
+	const patience = 30 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, path, unpack.VersionFlag).Output()
+	if err != nil {
+		return fmt.Errorf("cannot run %s: %w: %w", path, err, fault.Precondition)
+	}
+	if said := strings.TrimSpace(string(said)); said != unpack.Version() {
+		return fmt.Errorf("%s says %q where %q is needed, so it is of another version than crius: %w",
+			path, pullerror.Cut(said), unpack.Version(), fault.Precondition)
+	}
+	return nil
 }
 
 // OpenProgram opens the program. The caller must Close it.

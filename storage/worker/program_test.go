@@ -3,7 +3,9 @@ package worker
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.podman.io/image/v5/docker/reference"
@@ -44,6 +46,15 @@ func TestProgramIsHeld(t *testing.T) {
 	content, err := os.ReadFile(built)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := CheckProgram(t.Context(), built); err != nil {
+		t.Error(err)
+	}
+	// By hand, under the name by which a server starts it.
+	byHand := exec.CommandContext(t.Context(), built)
+	byHand.Args = []string{unpack.Name}
+	if said, err := byHand.CombinedOutput(); err == nil || !strings.HasPrefix(string(said), "usage: crius-unpack") {
+		t.Errorf("by hand: %q, %v", said, err)
 	}
 	path := filepath.Join(t.TempDir(), "crius-unpack")
 	if err := testprogram.Write(path, content); err != nil {
