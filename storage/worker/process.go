@@ -199,9 +199,13 @@ func (w *process) run(ctx context.Context, order any) (last unpack.Message, err 
 	if err == nil {
 		err = json.NewEncoder(w.stdin).Encode(order)
 	}
-	dead := false // before its order
-	if err = errors.Join(err, w.stdin.Close()); err != nil {
+	dead := false // before its order, for want of which it would end, too
+	if err != nil {
 		dead = errors.Is(w.cmd.Process.Kill(), os.ErrProcessDone)
+	}
+	if closeErr := w.stdin.Close(); closeErr != nil {
+		err = errors.Join(err, closeErr)
+		_ = w.cmd.Process.Kill()
 	}
 	err = errors.Join(err, panics.Do(ctx, "serve pull worker", func() error { last = w.serve(fetching); return nil }))
 	_ = w.cmd.Process.Kill() // it has said its last word
