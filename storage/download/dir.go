@@ -78,6 +78,7 @@ type part struct {
 
 	users    int  // pulls; guarded by the directory
 	unpacked bool // likewise: pulls need its name no more
+	done     bool // likewise: a pull has made of it what it wanted
 }
 
 // open opens the file of a blob, which pulls from one registry share. It has no name, and is
@@ -291,8 +292,9 @@ func (d *Dir) unpacked(p *part) {
 	d.sweep()
 }
 
-// release ends the use of parts by a pull, and its reservations.
-func (d *Dir) release(parts []*part, reserved []string, keep bool) {
+// release ends the use of parts by a pull, and its reservations. What no pull uses any more is
+// kept for a later one if the last of them asks for that, unless one of them was done with it.
+func (d *Dir) release(parts []*part, reserved []string, keep, done bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, name := range reserved {
@@ -301,10 +303,11 @@ func (d *Dir) release(parts []*part, reserved []string, keep bool) {
 		}
 	}
 	for _, p := range parts {
+		p.done = p.done || done
 		if p.users--; p.users > 0 {
 			continue
 		}
-		if size, err := p.size(); p.name != "" && d.reserved[p.name] == 0 && (!keep || err != nil || size == 0) {
+		if size, err := p.size(); p.name != "" && d.reserved[p.name] == 0 && (!keep || p.done || err != nil || size == 0) {
 			d.remove(p.name)
 		}
 		delete(d.named, p.name)

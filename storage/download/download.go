@@ -165,7 +165,7 @@ func (p *Pull) Unpacked(blob digest.Digest) {
 func (p *Pull) End(err error) {
 	parts := slices.AppendSeq(p.former, maps.Values(p.parts))
 	full := fault.DiskFull(err)
-	p.dir.release(parts, p.reserved, err != nil && !full && !errors.Is(err, fault.Exhausted) && !errors.Is(err, fault.Invalid))
+	p.dir.release(parts, p.reserved, err != nil && !full && !errors.Is(err, fault.Exhausted) && !errors.Is(err, fault.Invalid), err == nil)
 	if full {
 		p.dir.Clear()
 	}
