@@ -498,6 +498,14 @@ func (c *Client) terminate(ctx context.Context) error {
 	if released == nil {
 		return nil
 	}
+	// The time may be over because the machine stood still: the monitor gets some in which
+	// it runs, or what it is about to record is lost.
+	select {
+	case <-c.gone:
+		return nil
+	case <-time.After(lastTime):
+	case <-ctx.Done():
+	}
 	if err := c.Kill(); err != nil {
 		return errors.Join(released, err)
 	}

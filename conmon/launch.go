@@ -101,6 +101,7 @@ func (e *CreateError) Error() string { return e.Message }
 // Time limits of their own, for what must be done after a context has ended.
 const (
 	releaseTimeout = 5 * time.Second  // a monitor kills, syncs the exit file and leaves
+	lastTime       = time.Second      // the same for a monitor that may not have run meanwhile
 	killTimeout    = 10 * time.Second // the kernel buries a killed process
 )
 

@@ -131,7 +131,7 @@ func (p Program) run(ctx context.Context, stdin []byte, verb ...string) ([]byte,
 	cmd.WaitDelay = time.Second
 	answer := &capture.Head{Max: maxAnswer}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), answer, words
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("timed out and was killed: %w", context.Cause(ctx))
 		}

@@ -40,6 +40,7 @@ func Remove(ctx context.Context, cgroup string) error {
 
 func (h hierarchy) remove(ctx context.Context, cgroup string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		over := ctx.Err() != nil
 		err := walk(h.dir(cgroup), nil, func(parent int, name string, _ int) error {
 			err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
 			if err == unix.ENOENT {
@@ -50,9 +51,10 @@ func (h hierarchy) remove(ctx context.Context, cgroup string) error {
 		if !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		if !poll.Pause(ctx, wait) { // v1 does not announce the end of the last process
+		if over {
 			return problem{fault.Precondition, "it still has processes"}
 		}
+		poll.Pause(ctx, wait) // v1 does not announce the end of the last process
 	}
 }
 

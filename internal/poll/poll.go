@@ -7,14 +7,19 @@ import (
 )
 
 // Until calls done at once and then once per period, until it is true or ctx is
-// over, and reports whether it was true.
+// over, and reports whether it was true. The last call is after the end of ctx: a machine
+// that has stood still is no reason to give up.
 func Until(ctx context.Context, period time.Duration, done func() bool) bool {
-	for !done() {
-		if !Pause(ctx, period) {
+	for {
+		over := ctx.Err() != nil
+		if done() {
+			return true
+		}
+		if over {
 			return false
 		}
+		Pause(ctx, period)
 	}
-	return true
 }
 
 // Pause waits for d, and reports whether ctx has lasted as long.

@@ -26,6 +26,15 @@ func TestUntilAsksOnceUnderAContextThatIsOver(t *testing.T) {
 	}
 }
 
+func TestUntilAsksOnceMoreAtTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	done := func() bool { asked++; cancel(); return asked == 2 }
+	if !Until(ctx, time.Hour, done) || asked != 2 {
+		t.Errorf("asked %d times, want twice", asked)
+	}
+}
+
 func TestPauseEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()

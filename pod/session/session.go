@@ -194,25 +194,26 @@ func (s *session) detach(ctx context.Context, copied <-chan error, unread <-chan
 // has ended: it has read all of it and then written nothing for quietTime. One that
 // reads no more of it for drainTime, and one that writes all the time, is not
 // waited for longer. How much is unread counts the input of other clients as well.
+// Ticks are counted, of which a machine that stands still for a while gets one.
 func (s *session) awaitAnswer(unread func() int, over <-chan struct{}, answered chan<- struct{}) {
-	tick := time.NewTicker(quietTime / 10)
+	const period = quietTime / 10
+	tick := time.NewTicker(period)
 	defer tick.Stop()
 	least, taken := unread(), s.taken.Load()
-	read := time.Now()
-	for moved := read; ; {
-		var now time.Time
+	for sinceRead, sinceMoved := 0, 0; ; {
 		select {
-		case now = <-tick.C:
+		case <-tick.C:
 		case <-over:
 			return
 		}
+		sinceRead, sinceMoved = sinceRead+1, sinceMoved+1
 		if n := unread(); n < least {
-			least, read, moved = n, now, now
+			least, sinceRead, sinceMoved = n, 0, 0
 		}
 		if n := s.taken.Load(); n != taken {
-			taken, moved = n, now
+			taken, sinceMoved = n, 0
 		}
-		if now.Sub(read) >= drainTime || least == 0 && now.Sub(moved) >= quietTime {
+		if sinceRead >= int(drainTime/period) || least == 0 && sinceMoved >= int(quietTime/period) {
 			close(answered)
 			return
 		}
@@ -243,20 +244,21 @@ func (s *session) awaitDrain(over, answered <-chan struct{}, unread chan<- struc
 	case <-over:
 		return
 	}
-	tick := time.NewTicker(drainTime)
+	const ticks = 4 // see awaitAnswer
+	tick := time.NewTicker(drainTime / ticks)
 	defer tick.Stop()
-	for taken := s.taken.Load(); ; {
+	taken := s.taken.Load()
+	for left := ticks; left > 0; left-- {
 		select {
 		case <-tick.C:
 		case <-over:
 			return
 		}
-		before := taken
-		if taken = s.taken.Load(); taken == before {
-			close(unread)
-			return
+		if n := s.taken.Load(); n != taken {
+			taken, left = n, ticks+1
 		}
 	}
+	close(unread)
 }
 
 // Forward copies between a connection into a pod and a client's stream until both
