@@ -30,7 +30,8 @@ func output(entries []journald.Entry) (stdout, stderr string) {
 func TestJournal(t *testing.T) {
 	everyRuntime(t, func(t *testing.T, runtime string) {
 		d := journald.New(t)
-		c := newContainer(t, runtime, "number", "400", "3")
+		c := newContainer(t, runtime, "number", "400", "3", "stay")
+		c.Stdin = true
 		c.Journal, c.JournalFields = d.Path, []string{"CONTAINER_NAME=name"}
 		client := c.launch()
 		d.Stop()
@@ -40,8 +41,18 @@ func TestJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Start()
+		// Of a container that has ended, what journald does not take for seconds is lost.
 		var entries []journald.Entry
-		wait.For(t, "the monitor to leave", func() bool { entries = append(entries, d.Read()...); return c.refuses() })
+		wait.For(t, "the journal to have what the log has", func() bool {
+			entries = append(entries, d.Read()...)
+			stdout, stderr := c.log()
+			journalOut, journalErr := output(entries)
+			return strings.Contains(stderr, "\n399:") && len(journalOut) >= len(stdout) && len(journalErr) >= len(stderr)
+		})
+		if err := client.CloseStdin(limit(t)); err != nil {
+			t.Error(err)
+		}
+		wait.For(t, "the monitor to leave", c.refuses)
 		entries = append(entries, d.Read()...)
 		if e := exit(t, client); e.Code != 0 {
 			t.Errorf("exit %+v", e)
@@ -90,7 +101,7 @@ func TestReleaseWithJournalThatIsStuck(t *testing.T) {
 	c := newContainer(t, "crun", "burst", "1000000")
 	c.Journal = fmt.Sprint(c.Dir, "/nobody")
 	client := c.run()
-	wait.For(t, "the burst", func() bool { return size(t, c.LogFile) > 1_000_000 })
+	c.awaitLog("end of burst\n")
 	if err := client.Release(limit(t)); err != nil {
 		t.Error(err)
 	}

@@ -392,12 +392,13 @@ func TestHostPortBesideIPVS(t *testing.T) {
 		}
 	}
 	n.run(n.host.Net, "ip addr add 203.0.113.7/32 dev out0")
-	if err := n.do(func() error { return n.Ready(context.Background()) }); err != nil {
-		t.Fatal(err)
-	}
-	if answer, err := reach(world, "tcp", "203.0.113.7:443"); !strings.HasPrefix(answer, "pod ") {
-		t.Errorf("a new address: %q, %v", answer, err)
-	}
+	wait.For(t, "the new address to lead to the pod", func() bool {
+		if err := n.do(func() error { return n.Ready(context.Background()) }); err != nil {
+			t.Fatal(err)
+		}
+		answer, _ := reach(world, "tcp", "203.0.113.7:443")
+		return strings.HasPrefix(answer, "pod ")
+	})
 }
 
 func sctpINIT(from, to uint16) []byte {
@@ -512,12 +513,17 @@ func TestRulesComeBack(t *testing.T) {
 	n.serve(p.NetNS, "web", 80)
 	a, b := n.expose(p), n.expose(gone)
 	want := n.ruleset()
-	ready := func() { n.do(func() error { return n.Ready(context.Background()) }) }
 
 	n.detach(gone, b)
 	without := n.ruleset()
 	if want == without || !strings.Contains(without, "foreign") {
 		t.Fatalf("after detach\n%s", without)
+	}
+	ready := func() { // which a busy machine may not get done in the time that it has
+		wait.For(t, "the rules to be back", func() bool {
+			n.do(func() error { return n.Ready(context.Background()) })
+			return sorted(n.ruleset()) == sorted(without)
+		})
 	}
 	for name, break_ := range map[string]func(){
 		"nothing": func() {},

@@ -218,7 +218,11 @@ esac; done
 		t.Errorf("while it hangs: %v, %v", started, err)
 	}
 	release()
-	if started, err := task.Started(t.Context()); !started || err != nil {
-		t.Errorf("after: %v, %v", started, err)
-	}
+	wait.For(t, "the start to be over", func() bool {
+		started, err := task.Started(t.Context())
+		if err == nil && !started || err != nil && !errors.Is(err, fault.Timeout) {
+			t.Fatalf("after: %v, %v", started, err)
+		}
+		return started
+	})
 }

@@ -383,6 +383,7 @@ func testPullsShareALayer(t *testing.T, one, two *image.Artifact) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
+			n.downloads.Patience, n.downloads.Beside.Patience = time.Hour, time.Hour
 			blob, own := layerDigest(two, 0), layerDigest(two, 1)
 			size := int64(len(two.Blobs[digest.Digest(blob)]))
 			r := serve(t, "one", "1", one)

@@ -45,7 +45,16 @@ func TestPullSurvivesALostStagingDirectory(t *testing.T) {
 	for i := range 3000 {
 		files = append(files, image.Text(fmt.Sprint("file", i), "x"))
 	}
-	r := serve(t, "app", "1", build(t, image.Image{Layers: []image.Layer{layer(t, files...)}}))
+	l, err := image.NewStoredLayer(files...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := build(t, image.Image{Layers: []image.Layer{l}})
+	r := serve(t, "app", "1", a)
+	blob := layerDigest(a, 0)
+	until, goOn := context.WithCancel(testContext(t))
+	defer goOn()
+	r.Inject(registry.Fault{Path: blob, Times: 1, Do: pausedAfter(len(a.Blobs[digest.Digest(blob)])/2, until.Done())})
 	ended := make(chan error, 1)
 	go func() {
 		_, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app:1"})
@@ -58,6 +67,7 @@ func TestPullSurvivesALostStagingDirectory(t *testing.T) {
 		}
 		return len(begun) > 0
 	})
+	goOn()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/crius-run/crius/test/kit/image"
 	"github.com/crius-run/crius/test/kit/registry"
 	"github.com/crius-run/crius/test/kit/registry/registrytest"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // family makes images that share layers, so that they get in each other's way.
@@ -177,6 +178,7 @@ func TestKilledAtRandom(t *testing.T) {
 		c := n.child("churn", r.Addr()+"/app:1")
 		time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 		c.kill()
+		wait.For(t, "the worker to end", func() bool { return len(n.workers()) == 0 })
 		n.open()
 		for _, img := range n.list() {
 			c := n.rootfs(fmt.Sprint(i), img.ID)

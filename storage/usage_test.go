@@ -51,6 +51,7 @@ func TestRootfsUsage(t *testing.T) {
 	if known, writable, err := n.Sizes(); err != nil || known != images.UsedBytes || known == 0 || writable != full.UsedBytes {
 		t.Errorf("sizes: %d, %d, %v; want %d, %d", known, writable, err, images.UsedBytes, full.UsedBytes)
 	}
+	n.background.Wait() // or what measures would still see it
 	n.removeRootfs(c)
 	if _, containers, _ := n.FsInfo(testContext(t)); containers.UsedBytes != 0 {
 		t.Errorf("after the removal: %+v", containers)
@@ -70,6 +71,9 @@ func TestWritableUsage(t *testing.T) {
 		t.Errorf("before there is one: %+v", usage)
 	}
 	n.background.Wait() // that has measured all there was: nothing
+	n.usage.mu.Lock()
+	n.usage.next = time.Now().Add(time.Hour) // however slow the machine is
+	n.usage.mu.Unlock()
 	n.mount(c)
 	fresh, ok := n.WritableUsage(t.Context(), c.ID)
 	if !ok || fresh.InodesUsed != 1 || fresh.Mountpoint != n.containersDir || fresh.Timestamp.IsZero() {

@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/crius-run/crius/test/kit/refusing"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // echo answers on a port of the loopback once all has been sent.
@@ -42,7 +42,7 @@ func TestForward(t *testing.T) {
 	}
 	forward := func(input string, args ...string) (stdout, stderr string, err error) {
 		run := exec.CommandContext(t.Context(), program, append([]string{"forward"}, args...)...)
-		run.WaitDelay = time.Second
+		run.WaitDelay = wait.Limit
 		var out, words bytes.Buffer
 		run.Stdin, run.Stdout, run.Stderr = strings.NewReader(input), &out, &words
 		err = run.Run()

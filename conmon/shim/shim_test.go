@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
@@ -372,7 +373,9 @@ func TestRemoveSocket(t *testing.T) {
 		return l
 	}
 	listen("live")
+	syscall.ForkLock.RLock() // a child would have the socket until it is another program
 	_ = listen("dead").Close()
+	syscall.ForkLock.RUnlock()
 	err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("dead", filepath.Join(dir, "link")), os.Mkdir(filepath.Join(dir, "directory"), 0o700))
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crius-run/crius/internal/fault"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -32,8 +33,8 @@ func put(t *testing.T, dir, name, text string) string {
 // program makes a shell script.
 func program(t *testing.T, script string) string {
 	t.Helper()
-	path := put(t, t.TempDir(), "hook", "#!/bin/sh\n"+script+"\n")
-	if err := os.Chmod(path, 0o755); err != nil {
+	path := filepath.Join(t.TempDir(), "hook")
+	if err := testprogram.Write(path, []byte("#!/bin/sh\n"+script+"\n")); err != nil {
 		t.Fatal(err)
 	}
 	return path

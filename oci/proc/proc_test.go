@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,7 +37,7 @@ func TestReaper(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		reaper.Run(ctx, 50*time.Millisecond, died)
+		reaper.Run(ctx, time.Second, died) // in less, a busy machine may not have had us wait for the shell
 	}()
 	// The shell's child outlives it, comes to us and dies.
 	out, err := exec.Command("/bin/sh", "-c", "(sleep 0.05) >/dev/null & echo $!").Output()
@@ -145,6 +147,13 @@ func helperOf(t *testing.T, sandbox string) (*exec.Cmd, io.Closer) {
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		_ = cmd.Wait() // it may have been reaped
+	})
+	// Started, it may not have its arguments yet. And it may be the child of the thread that
+	// has started it, which ends soon.
+	wait.For(t, "the helper to be a child with arguments", func() bool {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
+		children, _ := os.ReadFile("/proc/self/task/" + strconv.Itoa(os.Getpid()) + "/children")
+		return bytes.Contains(line, []byte("\x00gofer\x00")) && slices.Contains(strings.Fields(string(children)), strconv.Itoa(cmd.Process.Pid))
 	})
 	return cmd, stdin
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/crius-run/crius/oci/spec"
 	"github.com/crius-run/crius/test/kit/claim"
 	"github.com/crius-run/crius/test/kit/inventory"
+	testprogram "github.com/crius-run/crius/test/kit/program"
 )
 
 func TestCheck(t *testing.T) {
@@ -210,7 +211,7 @@ func systemd(t *testing.T, scope string, fails bool) (g *Groups, asked func() []
 		script += "while [ $# -gt 0 ]; do [ \"$1\" = PIDs ] && for f in " + own + "; do echo $4 >$f; done; shift; done\n"
 	}
 	program := filepath.Join(dir, "busctl")
-	must(t, os.WriteFile(program, []byte(script), 0o700))
+	must(t, testprogram.Write(program, []byte(script)))
 	g = New(Config{Driver: spec.Systemd, Parent: Pod})
 	g.start = func(ctx context.Context, s scopeUnit) error {
 		s.path = scope // that of the test, which nobody else has

@@ -50,7 +50,7 @@ const PerMillion = 1_000_000
 
 // exportTime bounds an attempt to send spans, and how much longer a server takes
 // to stop when its collector is dead.
-const exportTime = 3 * time.Second
+var exportTime = 3 * time.Second
 
 // Traces sends what it observes to a collector. It is a trace.Observer. What the
 // collector does not take in time is dropped: at most some thousand spans are

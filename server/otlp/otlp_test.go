@@ -25,6 +25,7 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/test/kit/collector"
 	"github.com/crius-run/crius/test/kit/refusing"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 const (
@@ -64,7 +65,16 @@ func start(t *testing.T, cfg Config) (*Traces, *trace.Tracer) {
 	return traces, trace.New(traces)
 }
 
+// patient gives spans time to arrive on a busy machine. A test that calls it must not be
+// parallel.
+func patient(t *testing.T) {
+	usual := exportTime
+	exportTime = wait.Limit
+	t.Cleanup(func() { exportTime = usual })
+}
+
 func TestSpans(t *testing.T) {
+	patient(t)
 	l := listen(t)
 	c := collector.Serve(l)
 	defer c.Close()
@@ -93,6 +103,7 @@ func TestSpans(t *testing.T) {
 }
 
 func TestSamplingRate(t *testing.T) {
+	patient(t)
 	l := listen(t)
 	c := collector.Serve(l)
 	defer c.Close()

@@ -484,7 +484,7 @@ func TestBodyThatNeverComes(t *testing.T) {
 
 // Silence ends a session, pings and data do not let it end.
 func TestIdleSession(t *testing.T) {
-	for idle := 500 * time.Millisecond; ; idle *= 4 { // a busy machine is silent, too, at times
+	for idle := 2 * time.Second; ; idle *= 4 { // a busy machine is silent, too, at times
 		if err := idleSession(t, idle); err == nil {
 			return
 		} else if idle > 20*time.Second {

@@ -188,6 +188,7 @@ func TestWatchdogEndsPullsBelowTheRate(t *testing.T) {
 				defer cancel(nil)
 				w := New(new(Counts), "image", window, rate, notAsked, cancel).Start(t.Context())
 				defer w.Stop()
+				time.Sleep(time.Second) // no event at the moment at which a window ends
 				w.Events <- blob(types.ProgressEventNewArtifact, "a", 0)
 				w.Events <- blob(types.ProgressEventNewArtifact, "b", 0)
 				for i := range 60 {

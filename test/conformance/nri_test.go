@@ -34,7 +34,6 @@ func TestNRI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Config += "[nri]\nrequest_timeout = \"1m\"\n"
 	w := scene.Private(t, o)
 	for _, contract := range nriContracts {
 		t.Run(contract.name, func(t *testing.T) {

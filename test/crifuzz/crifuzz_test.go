@@ -1,14 +1,11 @@
 package main
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
-// Some sequences, others each time; `make fuzz-cri` has as many as you like.
+// The same sequences each time; `make fuzz-cri` has others, as many as you like.
 func TestRandomCalls(t *testing.T) {
 	t.Parallel()
-	c := campaign{count: 2, turns: 30, seed: uint64(time.Now().UnixNano()), out: t.Output()}
+	c := campaign{count: 2, turns: 30, seed: 1, out: t.Output()}
 	if err := c.run(t.Context()); err != nil {
 		t.Fatal(err)
 	}

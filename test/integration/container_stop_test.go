@@ -187,7 +187,7 @@ func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	defer cancel()
 	stopped := make(chan error, 1)
 	go func() {
-		_, err := w.Runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 10})
+		_, err := w.Runtime().StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id, Timeout: 30})
 		stopped <- err
 	}()
 	c.says(t, "ignored SIGTERM")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
+	"github.com/crius-run/crius/test/scene"
 )
 
 // hooks is a node's directory of hooks, and the diary that its programs keep.
@@ -30,9 +31,8 @@ func (h *hooks) put(t *testing.T, name, when, stage, script string) (file string
 	t.Helper()
 	program := filepath.Join(filepath.Dir(h.dir), "hook-"+name)
 	file = filepath.Join(h.dir, name+".json")
-	must(t,
-		os.WriteFile(program, []byte("#!/bin/sh\n"+strings.ReplaceAll(script, "DIARY", h.diary)+"\n"), 0o755),
-		os.WriteFile(file, []byte(`{"version": "1.0.0", "hook": {"path": "`+program+`"}, "when": {`+when+`}, "stages": ["`+stage+`"]}`), 0o644))
+	scene.WriteProgram(t, program, []byte("#!/bin/sh\n"+strings.ReplaceAll(script, "DIARY", h.diary)+"\n"))
+	must(t, os.WriteFile(file, []byte(`{"version": "1.0.0", "hook": {"path": "`+program+`"}, "when": {`+when+`}, "stages": ["`+stage+`"]}`), 0o644))
 	return file
 }
 

@@ -22,7 +22,7 @@ import (
 func TestPluginsUnderChurn(t *testing.T) {
 	t.Parallel()
 	const pods, atOnce, latecomers = 50, 5, 8
-	w := private(t, node.Options{Config: "[nri]\nrequest_timeout = \"1m\"\n"})
+	w := private(t, node.Options{})
 	first := w.Plugin(t, "10", &nriplugin.Plugin{})
 	lives, ctx := errgroup.WithContext(t.Context())
 	lives.SetLimit(atOnce)

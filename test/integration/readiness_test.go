@@ -49,6 +49,13 @@ func (w *world) wantReady(t *testing.T, kind, when string) {
 	}
 }
 
+// awaitReady is for what has been mended: a call waits some seconds for a look at it, and then
+// says what was.
+func (w *world) awaitReady(t *testing.T, kind, when string) {
+	t.Helper()
+	wait.For(t, kind+" "+when, func() bool { return w.condition(t, kind).Status })
+}
+
 // offered are the handlers in the node's status.
 func (w *world) offered(t *testing.T) (names []string) {
 	t.Helper()
@@ -168,7 +175,7 @@ func TestMissingMonitorIsNotReady(t *testing.T) {
 	c.exec(t, "echo still-here")
 	p.vanish(t)
 	must(t, os.Rename(monitor+".away", monitor))
-	w.wantReady(t, "RuntimeReady", "with the monitor back")
+	w.awaitReady(t, "RuntimeReady", "with the monitor back")
 	w.run(t, "crun").finish(t, "echo works")
 }
 
@@ -276,7 +283,7 @@ func TestNetworkStaysReadyWhileAddOnRestarts(t *testing.T) {
 	w.wantNotReady(t, "NetworkReady", "agent is away")
 	w.wantReady(t, "RuntimeReady", "without a network")
 	must(t, os.Remove(down))
-	w.wantReady(t, "NetworkReady", "with the agent back")
+	w.awaitReady(t, "NetworkReady", "with the agent back")
 	must(t, w.Configure("20-grace", "[network]\nready_grace_period = \"0s\"\n"), w.Crash(t.Context()))
 	w.wantReady(t, "NetworkReady", "without a grace period")
 	must(t, os.WriteFile(down, nil, 0o600))

@@ -163,7 +163,7 @@ func (w *world) mute(t *testing.T, address string, kinds ...string) (ended <-cha
 // Silence ends sessions of every kind, and what runs in them.
 func TestStreamAddressAndIdleTimeAreConfigurable(t *testing.T) {
 	t.Parallel()
-	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"10s\"\n"})
+	w := private(t, node.Options{Config: "[api]\nstream_address = \"127.0.0.3:23456\"\nstream_idle_timeout = \"20s\"\n"})
 	p := w.run(t, "crun")
 	c := p.start(t, "cat", stdin)
 	address := w.execURL(t, c.execRequest("exit 3"))

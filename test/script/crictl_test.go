@@ -196,7 +196,7 @@ func (s *shell) walk(t *testing.T, handler string) {
 	// Ids may be shortened as long as they are unique.
 	s.sees(t, "inspect "+container[:13], container)
 
-	s.run(t, "stop --timeout 5 %s", container)
+	s.run(t, "stop --timeout 300 %s", container)
 	s.sees(t, "ps -a", container[:13], "Exited")
 	s.sees(t, "inspect "+container, `"exitCode": 143`)
 	s.showsNot(t, "stats", container[:13])

@@ -21,7 +21,7 @@ func main() {
 		"exit":   exit,   // CODE MICROSECONDS
 		"sleep":  sleep,  //
 		"echo":   echo,   // WORDS...
-		"number": number, // LINES STDERR-EVERY: numbered lines
+		"number": number, // LINES STDERR-EVERY [stay]: numbered lines; stays until its input ends
 		"bytes":  bytes,  // SIZE: no newline
 		"copy":   copyIn, // stdin to stdout
 		"tty":    tty,    // tells what its terminal is, then echoes lines
@@ -87,6 +87,10 @@ func number(args []string) {
 	}
 	must(out.Flush())
 	must(diag.Flush())
+	if len(args) > 2 {
+		_, err := io.ReadAll(os.Stdin)
+		must(err)
+	}
 }
 
 func bytes(args []string) {

@@ -50,6 +50,8 @@ plugin_dirs = ["{{.Path "cni" "bin"}}", "/usr/lib/cni", "/opt/cni/bin"]
 socket = "{{.Path "nri.sock"}}"
 plugin_dir = "{{.Path "nri" "plugins"}}"
 plugin_config_dir = "{{.Path "nri" "conf.d"}}"
+registration_timeout = "5m" # plugins are a part of tests, which a busy machine may stop for seconds
+request_timeout = "5m"
 `
 
 // cniConf has no "ipMasq": no test's pod talks to the world, and the rules for it
