@@ -18,13 +18,16 @@ type effort struct {
 	waited float64 // ready to run, while others ran
 }
 
-// effortOf is that of a process from its start on, as the kernel counts it for each
-// thread (Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat).
-func effortOf(pid int) (total effort, err error) {
+// threads are the efforts of the threads of a process from their start on, by their files in
+// /proc (Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat).
+type threads map[string]effort
+
+func effortOf(pid int) (threads, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil {
-		return effort{}, err
+		return nil, err
 	}
+	all := threads{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // a thread that has ended
@@ -35,12 +38,21 @@ func effortOf(pid int) (total effort, err error) {
 			_, err = fmt.Sscan(string(text), &ran, &waited, &times)
 		}
 		if err != nil {
-			return effort{}, fmt.Errorf("%s: %w", file, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		total.ran += ran / 1e6
-		total.waited += waited / 1e6
+		all[file] = effort{ran: ran / 1e6, waited: waited / 1e6}
 	}
-	return total, nil
+	return all, nil
+}
+
+// since is what the threads have had since before. What one has had that has ended meanwhile
+// is not known, and left out.
+func (t threads) since(before threads) (sum effort) {
+	for file, now := range t {
+		sum.ran += now.ran - before[file].ran
+		sum.waited += now.waited - before[file].waited
+	}
+	return sum
 }
 
 // sample is a call: how many milliseconds its answer took, and what server and client did
@@ -73,7 +85,7 @@ func meanOfSlowest(samples []sample) (mean sample) {
 }
 
 // efforts are those of a server and of this program, its client.
-func efforts(server int) (of, ours effort, err error) {
+func efforts(server int) (of, ours threads, err error) {
 	of, err = effortOf(server)
 	if err != nil {
 		return of, ours, err
@@ -96,10 +108,6 @@ func sampled(server int, call func() error) (one sample, err error) {
 	after, oursNow, err := efforts(server)
 	one.server, one.client = after.since(before), oursNow.since(ours)
 	return one, err
-}
-
-func (e effort) since(before effort) effort {
-	return effort{ran: e.ran - before.ran, waited: e.waited - before.waited}
 }
 
 // tails is a table of where the time of the slowest calls to crius has gone.

@@ -56,6 +56,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/crius-run/crius/test/kit/containerd"
 	"github.com/crius-run/crius/test/kit/critest"
 	"github.com/crius-run/crius/test/kit/tools"
 )
@@ -292,9 +293,12 @@ func collectBench(ctx context.Context, repo string, files map[string]string) err
 	if err == nil {
 		_, err = tools.Probe(ctx)
 	}
-	var peer string
+	var peer, pause string
 	if err == nil {
 		peer, err = tools.Containerd(ctx)
+	}
+	if err == nil {
+		pause, err = containerd.PauseProgram(ctx)
 	}
 	program := filepath.Join(repo, ".cache", "node", "bench")
 	if err == nil {
@@ -307,7 +311,7 @@ func collectBench(ctx context.Context, repo string, files map[string]string) err
 		filepath.Join(repo, "go.mod"), program, peer, filepath.Join(filepath.Dir(peer), "containerd-shim-runc-v2"),
 		filepath.Join(repo, ".cache/testkit/crius"), filepath.Join(repo, ".cache/testkit/crius-unpack"),
 		filepath.Join(repo, ".cache/testkit/crius-conmon"), filepath.Join(repo, ".cache/testkit/crius-conmon-shim"),
-		filepath.Join(repo, ".cache/testkit/probe"),
+		filepath.Join(repo, ".cache/testkit/probe"), pause,
 	} {
 		name, err := filepath.Rel(repo, path)
 		if err != nil {

@@ -173,7 +173,7 @@ func New(ctx context.Context, kind Kind, o node.Options) (_ *Containerd, err err
 	if c.conn, err = node.Connect(c.Socket()); err != nil {
 		return nil, err
 	}
-	if c.Pause, err = buildPause(ctx, n.Path("tmp")); err != nil {
+	if c.Pause, err = buildPause(ctx); err != nil {
 		return nil, err
 	}
 	n.Registry.Push("pause", "latest", c.Pause)
@@ -195,14 +195,31 @@ func (c *Containerd) Close() error {
 	return errors.Join(append(errs, c.Node.Close(), c.shims.remove(), forgetResults(cniResults, c.Dir))...)
 }
 
-func buildPause(ctx context.Context, dir string) (*image.Artifact, error) {
-	program := filepath.Join(dir, "pause")
-	cmd := exec.CommandContext(ctx, "gcc", "-Os", "-s", "-static", "-x", "c", "-o", program, "-")
+// PauseProgram is what the pause image runs. It is built when it is not there yet: the machine
+// of `make node-bench` gets it from the one on which that is run, and has no compiler.
+func PauseProgram(ctx context.Context) (path string, err error) {
+	repo, err := tools.Repository()
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(repo, ".cache", "testkit", "pause")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	built := fmt.Sprintf("%s.%d", path, os.Getpid())
+	cmd := exec.CommandContext(ctx, "gcc", "-Os", "-s", "-static", "-x", "c", "-o", built, "-")
 	cmd.Stdin, cmd.WaitDelay = strings.NewReader(pauseSource), time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("gcc: %w: %s", err, out)
+		return "", fmt.Errorf("gcc: %w: %s", err, out)
 	}
-	defer func() { _ = os.Remove(program) }()
+	return path, os.Rename(built, path)
+}
+
+func buildPause(ctx context.Context) (*image.Artifact, error) {
+	program, err := PauseProgram(ctx)
+	if err != nil {
+		return nil, err
+	}
 	file, err := image.HostFile("pause", program, 0o755)
 	if err != nil {
 		return nil, err
