@@ -170,8 +170,10 @@ func (r *report) explain(w io.Writer) {
 		"  work it is on one that is busy.\n"+
 		"- With crun the peer is Debian's containerd, since Debian's crun does not take the version of\n"+
 		"  the runtime specification that a current one writes.\n"+
-		"- Nodes are tmpfs, so that no disk is measured. What it takes to pull 10 GB to one is told by\n"+
-		"  `make bench ROW=big`, which is no part of this run.\n"+
+		"- Nodes are tmpfs, so that no disk is measured. An image of 10 GB on one has\n"+
+		"  [a run of its own](performance/big.md) (`make bench ROW=big`).\n"+
+		"- With creates under way on two processors, the slowest calls wait: [the tables](performance/run.md#lists)\n"+
+		"  have beside them how long the threads of server and client ran and waited for a processor.\n"+
 		"- PodSandboxStatus of crius has the states of the pod's containers, which a kubelet wants\n"+
 		"  that follows events (KEP-3386); containerd's has not.\n"+
 		"- A row fails, and there is no page, unless what it measures has worked and has left\n"+
