@@ -18,7 +18,7 @@ import (
 const repository = "../.."
 
 // walked are the pages whose commands are run, in this order, on one node.
-var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/metrics.md", "docs/migrate.md"}
+var walked = []string{"README.md", "docs/install.md", "docs/upgrade.md", "docs/troubleshoot.md", "docs/registries.md", "docs/network.md", "docs/metrics.md", "docs/migrate.md"}
 
 // runnable are the programs that a test node has.
 var runnable = []string{"crius", "crictl", "install", "mkdir", "cat", "rm", "curl", "jq", "["}
@@ -36,6 +36,10 @@ var elsewhere = []struct{ part, why string }{
 	{"install -m 755 bin/", "the programs of the tests are elsewhere"},
 	{"systemctl ", "a test node has no systemd; test/node runs the service"},
 	{"journalctl ", "the same"},
+	{"nft list", "its output is for people; the tests of network/hostport read such tables"},
+	{"crictl inspectp POD", "a place for an id; crictl_test.go inspects pods"},
+	{"sleep ", "what it waits for is a kubelet; test/node has one"},
+	{"skopeo login", "it asks for a password; the tests of storage pull with such a file"},
 	{"kubectl ", "there is no cluster; test/cluster has one, and drains nothing"},
 	{"/run/crio/crio.sock", "there is no CRI-O"},
 	{"oras push", "no such program; test/kit/image makes such artifacts, which test/integration mounts"},
@@ -58,7 +62,7 @@ mkdir -p etc/upper etc/work tmp
 mount -t overlay -o lowerdir=/etc,upperdir="$1/etc/upper",workdir="$1/etc/work" overlay /etc
 mount -t tmpfs doc /usr/share/doc
 samples=/usr/share/doc/crius/examples
-mkdir -p /etc/crius /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
+mkdir -p /etc/crius/crius.toml.d /etc/sysctl.d /etc/modules-load.d /etc/containerd $samples
 cp "$2"/contrib/{crictl.yaml,policy.json,registries.conf} $samples
 cp "$2"/contrib/sysctl.d/99-crius.conf $samples/sysctl.conf
 cp "$2"/contrib/modules-load.d/crius.conf $samples/modules-load.conf
