@@ -407,6 +407,33 @@ func TestPullsShareADownload(t *testing.T) {
 	}
 }
 
+// The last to let go of a download may be a pull that was called off, when another one has
+// made a layer of it.
+func TestDownloadThatIsDoneWithIsNotKept(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	content, info := blob(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	late, ended := d.Begin("registry.test"), make(chan error, 1)
+	src := &fake{content: content, cut: 2 * chunk, hold: make(chan struct{})}
+	go func() { ended <- late.Fetch(ctx, src, info, new(watched).watcher()) }()
+	wait.For(t, "a download", func() bool { return len(names(t, d)) == 1 })
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if _, err := pullOne(t.Context(), d, &fake{content: content}, info); err != nil {
+		t.Fatal(err)
+	}
+	if left := names(t, d); len(left) != 1 {
+		t.Errorf("while one pull has not let go: %q", left)
+	}
+	late.End(context.Canceled)
+	if left := names(t, d); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // A pull waits neither for another registry, nor for one that sends nothing, nor for another
 // process.
 func TestPullsThatDoNotWait(t *testing.T) {
