@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -37,12 +38,26 @@ func checkRuntimes(ctx context.Context, n *node) []finding {
 					"%s: %s is vulnerable to %s: %s (%s)", r.Name, r.Version, v.CVE, v.What, v.Source))
 			}
 		case r.Default:
-			findings = append(findings, fail("", "default handler %s: %s", r.Name, r.Error))
+			findings = append(findings, fail(insteadOf(r, reports), "default handler %s: %s", r.Name, r.Error))
 		default:
 			findings = append(findings, warn("", "%s: %s", r.Name, r.Error))
 		}
 	}
 	return findings
+}
+
+// insteadOf says what to do about a default handler that is not ready; empty: its error does.
+func insteadOf(r oci.Report, all []oci.Report) string {
+	var ready []string
+	for _, other := range all {
+		if other.Ready {
+			ready = append(ready, other.Name)
+		}
+	}
+	if len(ready) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("install what %s needs, or set runtime.default_handler to a handler that is ready: %s", r.Name, strings.Join(ready, ", "))
 }
 
 // abilities says what pods of a handler may ask for.

@@ -373,7 +373,11 @@ func TestCheckRuntimes(t *testing.T) {
 	}
 
 	toml = strings.Replace(toml, "default_handler = 'good'", "default_handler = 'gone'", 1)
-	want(t, checkRuntimes(context.Background(), testNode(t, toml, nil)), "default handler gone", statusFail)
+	findings = checkRuntimes(context.Background(), testNode(t, toml, nil))
+	want(t, findings, "default handler gone", statusFail)
+	if f := find(t, findings, "default handler gone"); !strings.Contains(f.Do, "runtime.default_handler to a handler that is ready: ") || !strings.Contains(f.Do, "good") {
+		t.Errorf("%+v", f)
+	}
 
 	if err := os.Remove(monitor); err != nil {
 		t.Fatal(err)
