@@ -504,7 +504,6 @@ func (c *Client) terminate(ctx context.Context) error {
 	case <-c.gone:
 		return nil
 	case <-time.After(lastTime):
-	case <-ctx.Done():
 	}
 	if err := c.Kill(); err != nil {
 		return errors.Join(released, err)
@@ -513,6 +512,11 @@ func (c *Client) terminate(ctx context.Context) error {
 	case <-c.gone:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-c.gone:
+		return nil
+	case <-time.After(lastTime):
 		return errors.Join(released, fmt.Errorf("still alive after SIGKILL: %w", context.Cause(ctx)))
 	}
 }

@@ -48,7 +48,7 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	if len(c.stdin) > 0 { // else no pipe is needed
 		cmd.Stdin = bytes.NewReader(c.stdin)
 	}
-	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = timeoutError(context.Cause(ctx))
 		}

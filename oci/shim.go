@@ -305,7 +305,9 @@ func awaitEnd(ctx context.Context, record shim.Record) error {
 		moment = 200 * time.Millisecond
 	}
 	deaf := func() bool {
-		client, err := record.Dial(ctx)
+		once, done := context.WithTimeout(context.WithoutCancel(ctx), reapTime)
+		defer done()
+		client, err := record.Dial(once)
 		if err == nil {
 			client.Close()
 		}

@@ -401,6 +401,7 @@ func TestCheckUnpacker(t *testing.T) {
 	}{
 		{"#!/bin/sh\necho '" + unpacker.Version() + "'\n", "unpacked by " + program, statusOK},
 		{"#!/bin/sh\necho crius-unpack with protocol 0\n", "another version", statusFail},
+		{"#!/bin/sh\necho usage >&2; exit 2\n", "than crius: exit status 2: usage", statusFail},
 		{"#!/nonexistent\n", "cannot run " + program, statusFail},
 	} {
 		if err := testprogram.Write(program, []byte(c.script)); err != nil {

@@ -80,6 +80,9 @@ func (e Endpoint) dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
+// dialTime is how long an attempt to connect may take to a shim whose queue is full.
+const dialTime = time.Second
+
 // await connects to a shim that has just been started.
 func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 	const timeout, pause = 10 * time.Second, 5 * time.Millisecond
@@ -88,7 +91,9 @@ func (e Endpoint) await(ctx context.Context) (net.Conn, error) {
 	var conn net.Conn
 	var err error
 	poll.Until(ctx, pause, func() bool {
-		conn, err = e.dial(ctx)
+		once, done := context.WithTimeout(context.WithoutCancel(ctx), dialTime) // the last time is after the end of ctx
+		defer done()
+		conn, err = e.dial(once)
 		return err == nil
 	})
 	if err != nil {

@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	runc "github.com/containerd/containerd/api/types/runc/options"
@@ -228,6 +230,37 @@ func TestBegin(t *testing.T) {
 		if !strings.Contains(string(asked), words) {
 			t.Errorf("%q is not in %q", words, asked)
 		}
+	}
+}
+
+// A shim may stay in its own child, which keeps what it was started with.
+func TestBeginKeepsOutputOpen(t *testing.T) {
+	t.Parallel()
+	p := program(t, `sleep 1000 2>/dev/null & echo $! >child; printf unix:///x`)
+	e, err := p.Begin(t.Context())
+	if err != nil || e.Address != "unix:///x" {
+		t.Errorf("%v, %v", e, err)
+	}
+	text, err := os.ReadFile(filepath.Join(p.Dir, "child"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+}
+
+// A shim that dies before it can be connected to is dead, and not slow.
+func TestAwaitDeadShim(t *testing.T) {
+	t.Parallel()
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := (Endpoint{Address: "unix://" + t.TempDir() + "/none", Version: 2}).await(soon); !errors.Is(err, fault.NotFound) {
+		t.Error(err)
 	}
 }
 

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,8 +37,11 @@ func CheckProgram(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	said, err := exec.CommandContext(ctx, path, unpack.VersionFlag).Output()
+	if failed := new(exec.ExitError); errors.As(err, &failed) {
+		err = fmt.Errorf("%w: %s", err, pullerror.Cut(strings.TrimSpace(string(failed.Stderr))))
+	}
 	if err != nil {
-		return fmt.Errorf("cannot run %s: %w: %w", path, err, fault.Precondition)
+		return fmt.Errorf("cannot run %s, or it is of another version than crius: %w: %w", path, err, fault.Precondition)
 	}
 	if said := strings.TrimSpace(string(said)); said != unpack.Version() {
 		return fmt.Errorf("%s says %q where %q is needed, so it is of another version than crius: %w",
