@@ -7,6 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// noHandler is why the init of a PID namespace does not notice a signal.
+const noHandler = "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7))"
+
 // discarded says why a process would not notice a signal that it were sent now, by its
 // /proc/PID/status; empty: it would, as far as can be told.
 //
@@ -19,7 +22,7 @@ func discarded(status string, signal unix.Signal) string {
 	case among(status, "SigIgn", signal):
 		return "its first process ignores the signal"
 	case isInit && !among(status, "SigCgt", signal) && !among(status, "SigBlk", signal):
-		return "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7))"
+		return noHandler
 	}
 	return ""
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/crius-run/crius/oci"
 )
 
-// Stopper is a container's stop under way: the stop signal once, SIGKILL when the time
-// is up. Whoever asks again with less grace brings the deadline forward; nobody can put
-// it off.
+// Stopper is a container's stop under way: the stop signal once, or once more if the kernel
+// has discarded it and the program has become able to take it since; SIGKILL when the time is
+// up. Whoever asks again with less grace brings the deadline forward; nobody can put it off.
 type Stopper struct {
 	ID      string
 	Ref     oci.Ref
@@ -115,22 +115,40 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 	}
 }
 
+// The first and the longest pause between looks whether a program that has missed its stop
+// signal has a handler for it now: one that starts is told soon, and one that never has a
+// handler costs next to nothing in a long grace period.
+const (
+	lookSoon = 20 * time.Millisecond
+	lookLate = time.Second
+)
+
 // stopAndKill runs until the container is dead.
 func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 	wait := func() time.Duration { return 0 }
-	ignored := ""
+	ignored, missed := "", false
 	if graceful {
 		wait = s.remaining
-		ignored = s.signal(ctx)
+		ignored, missed = s.signal(ctx)
 	}
-	killed := false
+	killed, look := false, lookSoon
 	for {
+		var again <-chan time.Time
+		if missed && !killed {
+			again = time.After(look)
+		}
 		select {
 		case <-s.Exited:
 			return
 		case <-s.Work.Closing().Done():
 			return
 		case <-s.sooner:
+			continue
+		case <-again:
+			look = min(2*look, lookLate)
+			if status := s.firstProcess(); status != "" && discarded(status, s.Signal) == "" {
+				ignored, missed = s.signal(ctx)
+			}
 			continue
 		case <-time.After(wait()):
 		}
@@ -154,20 +172,22 @@ func (s *Stopper) killOnce(ctx context.Context) {
 	}
 }
 
-// signal sends the stop signal. It says why the container's first process does not notice
-// it; empty: it does, as far as can be told.
-func (s *Stopper) signal(ctx context.Context) (ignored string) {
-	ignored = discarded(s.firstProcess(), s.Signal)
+// signal sends the stop signal. ignored says why the container's first process does not notice
+// it; empty: it does, as far as can be told. missed tells that the kernel has discarded it: there was
+// no handler before it was sent, and none after.
+func (s *Stopper) signal(ctx context.Context) (ignored string, missed bool) {
+	before := discarded(s.firstProcess(), s.Signal)
 	send := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }
 	if err := trace.Do(ctx, "send stop signal", send); err != nil {
 		slog.WarnContext(ctx, "cannot send stop signal, SIGKILL follows after the grace period", "container", s.ID, "err", err)
-		return ""
+		return "", false
 	}
 	// Meanwhile it may have become another program, whose handlers are to come; or its handler
 	// has run and is gone.
-	ignored = cmp.Or(ignored, discarded(s.firstProcess(), s.Signal))
+	after := discarded(s.firstProcess(), s.Signal)
+	ignored = cmp.Or(before, after)
 	slog.DebugContext(ctx, "stop signal sent", "container", s.ID, "signal", unix.SignalName(s.Signal), "pid", s.Task().PID(), "why", ignored)
-	return ignored
+	return ignored, before == noHandler && after == noHandler
 }
 
 // firstProcess is /proc/PID/status of the container's first process, empty if that is not

@@ -31,9 +31,9 @@ func TestStopAsksFirst(t *testing.T) {
 }
 
 // The kernel discards a signal for which PID 1 has no handler yet, and does not deliver it
-// once there is one (pid_namespaces(7)). One that has a handler gets it once. crius sends it
-// once in any case, and says which it was.
-func TestStopSignalBeforeItsHandlerIsDiscarded(t *testing.T) {
+// once there is one (pid_namespaces(7)). So crius sends it again when there is one; and only
+// then: a program that has a handler gets it once.
+func TestStopSignalIsSentAgainToOneThatHadNoHandlerYet(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	shell, err := image.HostFile("bin/sh", "/bin/busybox", 0o755)
@@ -44,7 +44,14 @@ func TestStopSignalBeforeItsHandlerIsDiscarded(t *testing.T) {
 	const program = `echo up; until [ -e /vol/go ]; do sleep 0.05; done; trap "echo heard" TERM; echo ready; while :; do sleep 0.05; done`
 	each(t, func(t *testing.T, handler string) {
 		p := w.run(t, handler)
-		for _, early := range []bool{true, false} {
+		for _, test := range []struct {
+			handler     string
+			heard, sent int
+		}{
+			{"before the signal", 1, 1},
+			{"after the signal", 1, 2},
+			{"never", 0, 1},
+		} {
 			dir := w.Dir(t)
 			c := p.start(t, "", func(c *cri.ContainerConfig) {
 				c.Image.Image, c.Args = ref, []string{program}
@@ -55,10 +62,8 @@ func TestStopSignalBeforeItsHandlerIsDiscarded(t *testing.T) {
 				scene.Write(t, dir+"/go", "")
 				c.says(t, "ready")
 			}
-			heard := 0
-			if !early {
+			if test.handler == "before the signal" {
 				handle()
-				heard = 1
 			}
 			stopped := make(chan error, 1)
 			go func() {
@@ -74,21 +79,23 @@ func TestStopSignalBeforeItsHandlerIsDiscarded(t *testing.T) {
 				return n
 			}
 			wait.For(t, "the stop signal", func() bool { return sent() > 0 })
-			if early {
+			if test.handler == "after the signal" {
 				handle()
-			} else {
+			}
+			if test.heard > 0 {
 				c.says(t, "heard")
 			}
+			wait.For(t, "a note of the stop signal", func() bool { return sent() >= test.sent })
 			c.stop(t, 1) // the rest of the grace period
 			if err := scene.Receive(t, "the first stop to return", stopped); err != nil {
-				t.Errorf("the first stop: %v", err)
+				t.Errorf("handler %s: the first stop: %v", test.handler, err)
 			}
 			equal(t, "exit code", c.status(t).ExitCode, 137)
-			equal(t, "signals that arrived", strings.Count(c.output(t), "heard"), heard)
-			equal(t, "signals that were sent", sent(), 1)
-			said := w.LogAbout(100, c.id)
-			if !strings.Contains(said, "did not exit within the grace period") || strings.Contains(said, "had no handler for the signal") != early {
-				t.Errorf("handler %v: the server's log says %s", !early, said)
+			equal(t, "signals that arrived, handler "+test.handler, strings.Count(c.output(t), "heard"), test.heard)
+			equal(t, "signals that were sent, handler "+test.handler, sent(), test.sent)
+			_, why, killed := strings.Cut(w.LogAbout(100, c.id), "did not exit within the grace period")
+			if discarded := strings.Contains(why, "had no handler for the signal"); !killed || discarded != (test.handler == "never") {
+				t.Errorf("handler %s: at the end of the grace period the server's log says %q", test.handler, why)
 			}
 		}
 	})
