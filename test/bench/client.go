@@ -70,9 +70,11 @@ func (c *client) do(ctx context.Context, name string, phase int) (seconds float6
 	began := time.Now()
 	switch phase {
 	case runPodSandbox:
-		var ran *cri.RunPodSandboxResponse
-		ran, err = c.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: c.handler})
-		p.id = ran.GetPodSandboxId()
+		err = insist(func() error {
+			ran, err := c.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: c.handler})
+			p.id = ran.GetPodSandboxId()
+			return err
+		})
 	case createContainer:
 		p.container, err = c.create(ctx, p, "c", c.args)
 	case startContainer:
@@ -110,10 +112,14 @@ func (c *client) exec(ctx context.Context, p *pod, command []string) (stdout str
 }
 
 func (c *client) removePod(ctx context.Context, id string) error {
-	if _, err := c.runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+	err := insist(func() error {
+		_, err := c.runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
+		return err
+	})
+	if err != nil {
 		return err
 	}
-	_, err := c.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+	_, err = c.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
 	return err
 }
 

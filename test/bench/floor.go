@@ -303,8 +303,13 @@ func (p *floorPod) do(phase int) error {
 	ctx := context.Background()
 	switch phase {
 	case runPodSandbox:
-		_, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach)
-		return err
+		return insist(func() error {
+			_, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach)
+			if err != nil {
+				err = errors.Join(err, p.detach(ctx))
+			}
+			return err
+		})
 	case createContainer:
 		return p.runtime("create", "--bundle", p.dir, "--pid-file", filepath.Join(p.dir, "pid"), p.id)
 	case startContainer:
@@ -314,9 +319,13 @@ func (p *floorPod) do(phase int) error {
 	case containerDown:
 		return p.kill()
 	case podDown:
-		return p.cni.DelNetworkList(ctx, p.plugins, p.attach)
+		return p.detach(ctx)
 	}
 	return fmt.Errorf("there is no phase %d", phase)
+}
+
+func (p *floorPod) detach(ctx context.Context) error {
+	return insist(func() error { return p.cni.DelNetworkList(ctx, p.plugins, p.attach) })
 }
 
 func (p *floorPod) runtime(args ...string) error {
