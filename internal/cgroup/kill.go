@@ -15,7 +15,8 @@ import (
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
 // with SIGKILL, and returns when none is left. No process escapes by forking:
-// v2 kills the whole tree at once, and on v1 it is frozen while it is killed.
+// v2 kills the whole tree at once, and on v1 it is frozen while it is killed, unless
+// there is one process and it dies of the first signal.
 //
 // It goes on until ctx is done, which is fault.Timeout: a process that sleeps in
 // the kernel uninterruptibly cannot be killed. The root, and any cgroup that
@@ -34,8 +35,10 @@ func Kill(ctx context.Context, cgroup string) error {
 			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "crius itself is in it"})
 		}
 	}
+	alone := 1
 	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
-		pids, err := strike(ctx, all, cgroup)
+		pids, err := strike(ctx, all, cgroup, alone)
+		alone = 0
 		if err != nil {
 			return failed("kill cgroup", cgroup, err)
 		}
@@ -48,18 +51,24 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 }
 
-// strike kills once what is there, and tells what was.
-func strike(ctx context.Context, all []hierarchy, cgroup string) ([]int, error) {
+// strike kills once what is there, and tells what was. On v1 more processes than unfrozen are
+// frozen meanwhile. That has the kernel change its own code, for which it interrupts every
+// processor, twice: nothing to do to the whole node for a container's single process.
+func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) ([]int, error) {
 	for _, h := range all {
 		if h.v2() {
 			_ = write(h.dir(cgroup)+"/cgroup.kill", "1") // since Linux 5.14
 		}
 	}
-	defer thaw(all, cgroup)
-	freeze(ctx, all, cgroup)
 	pids, err := members(all, cgroup)
-	if err != nil {
+	if err != nil || len(pids) == 0 {
 		return nil, err
+	}
+	defer thaw(all, cgroup)
+	if len(pids) > unfrozen && freeze(ctx, all, cgroup) {
+		if pids, err = members(all, cgroup); err != nil {
+			return nil, err
+		}
 	}
 	for _, pid := range pids {
 		signal(all, cgroup, pid)
@@ -68,8 +77,8 @@ func strike(ctx context.Context, all []hierarchy, cgroup string) ([]int, error) 
 }
 
 // freeze stops what is in cgroup on v1, for as long as it takes or 50 ms: a
-// process that will not be frozen cannot fork either.
-func freeze(ctx context.Context, all []hierarchy, cgroup string) {
+// process that will not be frozen cannot fork either. It tells whether it has tried.
+func freeze(ctx context.Context, all []hierarchy, cgroup string) (tried bool) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	for _, h := range all {
@@ -80,7 +89,9 @@ func freeze(ctx context.Context, all []hierarchy, cgroup string) {
 			state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state")
 			return err != nil || string(state) == "FROZEN\n"
 		})
+		tried = true
 	}
+	return tried
 }
 
 // thaw lets the killed die, also such as were frozen before in a cgroup below.
