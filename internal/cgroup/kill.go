@@ -15,8 +15,9 @@ import (
 
 // Kill ends every process in the cgroup path and below it, in any hierarchy,
 // with SIGKILL, and returns when none is left. No process escapes by forking:
-// v2 kills the whole tree at once, and on v1 it is frozen while it is killed, unless
-// there is one process and it dies of the first signal.
+// v2 kills the whole tree at once, and on v1 it is frozen while it is killed. A single
+// process is killed without that first: if it forks before it dies, the child is in the
+// cgroup before its parent leaves it, and the next round, which freezes, finds it.
 //
 // It goes on until ctx is done, which is fault.Timeout: a process that sleeps in
 // the kernel uninterruptibly cannot be killed. The root, and any cgroup that
@@ -35,10 +36,10 @@ func Kill(ctx context.Context, cgroup string) error {
 			return failed("kill cgroup", h.dir(cgroup), problem{fault.Invalid, "crius itself is in it"})
 		}
 	}
-	alone := 1
+	unfrozen := 1
 	for idle := time.Millisecond; ; idle = min(2*idle, 50*time.Millisecond) {
-		pids, err := strike(ctx, all, cgroup, alone)
-		alone = 0
+		pids, err := strike(ctx, all, cgroup, unfrozen)
+		unfrozen = 0
 		if err != nil {
 			return failed("kill cgroup", cgroup, err)
 		}
@@ -51,9 +52,10 @@ func Kill(ctx context.Context, cgroup string) error {
 	}
 }
 
-// strike kills once what is there, and tells what was. On v1 more processes than unfrozen are
-// frozen meanwhile. That has the kernel change its own code, for which it interrupts every
-// processor, twice: nothing to do to the whole node for a container's single process.
+// strike kills once what is there, and tells what was. On v1 it freezes the cgroup meanwhile if
+// there are more than unfrozen processes. Freezing the first cgroup of a node, and thawing the
+// last, makes the kernel (since 6.1) patch its own code and interrupt every processor: too
+// much for a single process.
 func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) ([]int, error) {
 	for _, h := range all {
 		if h.v2() {
@@ -77,8 +79,8 @@ func strike(ctx context.Context, all []hierarchy, cgroup string, unfrozen int) (
 }
 
 // freeze stops what is in cgroup on v1, for as long as it takes or 50 ms: a
-// process that will not be frozen cannot fork either. It tells whether it has tried.
-func freeze(ctx context.Context, all []hierarchy, cgroup string) (tried bool) {
+// process that will not be frozen cannot fork either. It reports whether any cgroup was told to freeze.
+func freeze(ctx context.Context, all []hierarchy, cgroup string) (told bool) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	for _, h := range all {
@@ -89,9 +91,9 @@ func freeze(ctx context.Context, all []hierarchy, cgroup string) (tried bool) {
 			state, err := os.ReadFile(h.dir(cgroup) + "/freezer.state")
 			return err != nil || string(state) == "FROZEN\n"
 		})
-		tried = true
+		told = true
 	}
-	return tried
+	return told
 }
 
 // thaw lets the killed die, also such as were frozen before in a cgroup below.

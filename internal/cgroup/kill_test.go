@@ -75,6 +75,21 @@ func TestKillForkers(t *testing.T) {
 	}
 }
 
+// Nor must a single process that forks a successor and ends, which is not frozen at first.
+func TestKillLoneForker(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		cgroup := scratch(t)
+		start(t, cgroup, `f() { (f &) ; exit; }; f`)
+		kill(t, cgroup)
+		time.Sleep(time.Millisecond)
+		if pids, err := Procs(cgroup); err != nil || len(pids) != 0 {
+			t.Errorf("risen again: %v, %v", pids, err)
+		}
+		remove(t, cgroup)
+	}
+}
+
 // A paused container (frozen below the cgroup that is killed) dies too.
 func TestKillFrozen(t *testing.T) {
 	t.Parallel()

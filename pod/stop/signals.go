@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noHandler is why the init of a PID namespace does not notice a signal.
-const noHandler = "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7))"
+// noHandler is why the init of a PID namespace does not notice a signal. While a process sleeps
+// in sigwait the kernel shows the signals that it waits for as not blocked.
+const noHandler = "its first process is PID 1 of a PID namespace and had no handler for the signal when looked at: if it had none when the signal came, the kernel discarded it (pid_namespaces(7)); an init that waits for signals, such as tini, looks the same"
 
 // discarded says why a process would not notice a signal that it were sent now, by its
 // /proc/PID/status; empty: it would, as far as can be told.

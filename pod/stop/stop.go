@@ -115,9 +115,9 @@ func (s *Stopper) End(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// The first and the longest pause between looks whether a program that has missed its stop
-// signal has a handler for it now: one that starts is told soon, and one that never has a
-// handler costs next to nothing in a long grace period.
+// How long to wait before looking again whether a program that missed its stop signal has
+// a handler by now: at first, and at most. A program that is starting is told soon, and one
+// that never has a handler costs next to nothing.
 const (
 	lookSoon = 20 * time.Millisecond
 	lookLate = time.Second
@@ -146,7 +146,9 @@ func (s *Stopper) stopAndKill(ctx context.Context, graceful bool) {
 			continue
 		case <-again:
 			look = min(2*look, lookLate)
-			if status := s.firstProcess(); status != "" && discarded(status, s.Signal) == "" {
+			// Only a handler counts: what sleeps in sigwait (tini) or forks blocks the signal
+			// now and then, and may have got it.
+			if among(s.firstProcess(), "SigCgt", s.Signal) {
 				ignored, missed = s.signal(ctx)
 			}
 			continue
@@ -173,8 +175,8 @@ func (s *Stopper) killOnce(ctx context.Context) {
 }
 
 // signal sends the stop signal. ignored says why the container's first process does not notice
-// it; empty: it does, as far as can be told. missed tells that the kernel has discarded it: there was
-// no handler before it was sent, and none after.
+// it; empty: it does, as far as can be told. missed: as far as can be told, the kernel has
+// discarded it, for there was no handler before and after it was sent.
 func (s *Stopper) signal(ctx context.Context) (ignored string, missed bool) {
 	before := discarded(s.firstProcess(), s.Signal)
 	send := func(ctx context.Context) error { return s.Task().Signal(ctx, s.Signal) }

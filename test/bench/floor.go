@@ -305,8 +305,11 @@ func (p *floorPod) do(phase int) error {
 	case runPodSandbox:
 		return insist(func() error {
 			_, err := p.cni.AddNetworkList(ctx, p.plugins, p.attach)
-			if err != nil {
-				err = errors.Join(err, p.detach(ctx))
+			if err == nil || !interrupted(err) {
+				return err
+			}
+			if left := p.detach(ctx); left != nil {
+				return fmt.Errorf("cannot detach a pod whose plugin was interrupted: %w", left)
 			}
 			return err
 		})
