@@ -10,7 +10,7 @@ import (
 // insist repeats do, which attaches or detaches a pod, if a CNI plugin was interrupted: while it
 // read a list from the kernel, others who attach pods changed that (NLM_F_DUMP_INTR in
 // linux/netlink.h). The plugins of some distributions give up then, and the kubelet would
-// ask again. The time of failed attempts counts, and each is said.
+// ask again. Failed attempts count in the time, and are printed.
 func insist(do func() error) error {
 	const attempts = 10
 	for n := 1; ; n++ {
