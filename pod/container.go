@@ -137,7 +137,7 @@ func (e *Engine) CreateContainer(ctx context.Context, sandboxID string, cfg *cri
 		})
 		if err != nil {
 			e.containers.Drop(name, id)
-			return "", fmt.Errorf("container %s: %w", name, err)
+			return "", fmt.Errorf("container %s: %w", name, causedBy(ctx, err))
 		}
 		s.change(func(now *livePod) { now.add(c) })
 		e.containers.Publish(id, c)
@@ -174,9 +174,6 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 		err = panics.Do(ctx, "build container", func() error { return c.build(ctx, image, profile) })
 	}
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = fmt.Errorf("%w (%w)", cause, err)
-		}
 		ctx, cancel := undoContext(ctx)
 		defer cancel()
 		c.nri.Undone(ctx)

@@ -338,27 +338,31 @@ func TestStopOfAnUnkillableContainer_crio_9326(t *testing.T) {
 	b.nothingLeft()
 }
 
-// TestStopPodCallsOffCreate: a creation that hangs does not hold up the stop
-// of its pod, and leaves nothing.
+// TestStopPodCallsOffCreate: a creation that hangs, in whatever step, does not hold up
+// the stop of its pod, says why it has ended, and leaves nothing.
 func TestStopPodCallsOffCreate(t *testing.T) {
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	b.node.block["create"] = make(chan struct{})
-	created := make(chan error, 1)
-	go func() {
-		_, err := e.CreateContainer(context.Background(), pod, containerConfig("c"), nil)
-		created <- err
-	}()
-	b.awaitCalls("create", 1)
-	if err := e.StopSandbox(t.Context(), pod); err != nil {
-		t.Fatal(err)
+	for _, step := range []string{"find image", "mount", "create"} {
+		t.Run(step, func(t *testing.T) {
+			b := newBench(t)
+			e := b.engine()
+			pod := b.run(e, "a")
+			b.node.block[step] = make(chan struct{})
+			created := make(chan error, 1)
+			go func() {
+				_, err := e.CreateContainer(context.Background(), pod, containerConfig("c"), nil)
+				created <- err
+			}()
+			b.awaitCalls(step, 1)
+			if err := e.StopSandbox(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-created; !errors.Is(err, errPodEnding) {
+				t.Errorf("creation ended with %v", err)
+			}
+			b.remove(e, pod)
+			b.nothingLeft()
+		})
 	}
-	if err := <-created; !errors.Is(err, fault.Precondition) {
-		t.Errorf("creation ended with %v", err)
-	}
-	b.remove(e, pod)
-	b.nothingLeft()
 }
 
 // A stop that has found its pod, and gets its turn when a removal has been through

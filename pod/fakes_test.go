@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,7 +139,10 @@ func (n *node) left() []string {
 
 type fakeImages struct{ *node }
 
-func (f fakeImages) Image(_ context.Context, ref string) (*storage.Image, error) {
+func (f fakeImages) Image(ctx context.Context, ref string) (*storage.Image, error) {
+	if err := f.step(ctx, "find image", func() {}); err != nil {
+		return nil, cmp.Or(ctx.Err(), err) // libraries do not report the cause
+	}
 	if ref == "artifact" {
 		return &storage.Image{ID: "4567", Config: &imagespec.ImageConfig{}, Files: []source.File{{Path: "file"}}}, nil
 	}

@@ -291,3 +291,12 @@ func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 		cancel(nil)
 	}
 }
+
+// causedBy puts the reason for which ctx has ended before an error of work that ended
+// with it: libraries report no more than that it was cancelled.
+func causedBy(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%w (%w)", cause, err)
+	}
+	return err
+}
