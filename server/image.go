@@ -35,15 +35,15 @@ func (s *imageAPI) StreamImages(req *cri.StreamImagesRequest, out grpc.ServerStr
 
 // list looks up the one image that a filter names, and all of them without.
 func (s *imageAPI) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Image, error) {
+	if err := in("filter.image", checkImageFilter(filter.GetImage())); err != nil {
+		return nil, err
+	}
 	if filter.GetImage().GetImage() == "" {
 		images, err := s.images.Images(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return translated(images, fillImage), nil
-	}
-	if err := in("filter.image", checkImage(filter.GetImage())); err != nil {
-		return nil, err
 	}
 	image, err := s.find(ctx, filter.GetImage().GetImage())
 	if image == nil {

@@ -216,6 +216,8 @@ func TestImageRPCs(t *testing.T) {
 			t.Errorf("%q: %d images, want %d (%v)", c.ref, len(resp.GetImages()), c.want, err)
 		}
 	}
+	_, err := n.image.ListImages(ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: &cri.ImageSpec{ImageRef: "a\x00b"}}})
+	wantCode(t, err, codes.InvalidArgument)
 	absent, err := n.image.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "other"}, Verbose: true})
 	if err != nil || absent.Image != nil || len(absent.Info) != 0 {
 		t.Errorf("absent image: %v, %v", absent, err)

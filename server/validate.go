@@ -212,6 +212,11 @@ func checkImage(spec *cri.ImageSpec) error {
 	if spec.GetImage() == "" {
 		return in("image", bad("is empty; send an image name or id"))
 	}
+	return checkImageFilter(spec)
+}
+
+// checkImageFilter is checkImage where no image at all may be named.
+func checkImageFilter(spec *cri.ImageSpec) error {
 	return cmp.Or(
 		wellFormed(spec),
 		in("image", checkReference(spec.GetImage())),
