@@ -99,9 +99,9 @@ func (m *model) finish(turn []*call) error {
 	for i, p := range m.pictures {
 		p.here, p.absent, p.tags = before[i].here, before[i].absent, before[i].tags
 	}
-	for _, settles := range []bool{false, true} { // what looks at the objects comes first
+	for _, takes := range []bool{false, true} { // what looks at the objects comes first
 		for _, c := range turn {
-			if c.rule.to > created != settles || c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
+			if c.takes() != takes || c.err != nil || c.rule.done == nil || len(c.replies) == 0 && !c.rpc.streams {
 				continue
 			}
 			if err := c.rule.done(m, c); err != nil {
@@ -119,6 +119,9 @@ func (m *model) finish(turn []*call) error {
 	}
 	return nil
 }
+
+// takes tells whether, after the call, there may not be what others of its turn have seen.
+func (c *call) takes() bool { return c.rule.to > created || c.rpc.name == "RemoveImage" }
 
 // largest is the size of the largest message that the server takes (api.max_message_size).
 const largest = 16 << 20

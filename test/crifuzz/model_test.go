@@ -116,6 +116,21 @@ func TestModelAllowsEveryOrder(t *testing.T) {
 	if err := m.finish(turn); err == nil {
 		t.Error("a container that nobody removes may be gone")
 	}
+	image := &cri.ImageSpec{Image: "r/i:1"}
+	for _, found := range []*cri.Image{nil, {Id: "img"}} {
+		m, _, _ = bench()
+		turn = []*call{
+			made("RemoveImage", &cri.RemoveImageRequest{Image: image}, &cri.RemoveImageResponse{}, codes.OK),
+			made("ImageStatus", &cri.ImageStatusRequest{Image: image}, &cri.ImageStatusResponse{Image: found}, codes.OK),
+		}
+		m.begin(turn)
+		if err := m.finish(turn); err != nil {
+			t.Errorf("while an image is removed: %v", err)
+		}
+		if m.pictures[0].here {
+			t.Error("the image was removed, and is there")
+		}
+	}
 }
 
 // A refused call has no effect: what it was to do must not be seen.
