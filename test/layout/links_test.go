@@ -46,7 +46,7 @@ var unpackerLinks = []string{
 	"github.com/klauspost", "github.com/ulikunitz/xz", "github.com/vbatts/tar-split",
 	"github.com/BurntSushi/toml", "github.com/json-iterator/go", "github.com/modern-go",
 	"github.com/cyphar/filepath-securejoin", "github.com/moby/sys", "github.com/docker/go-units", "github.com/google/go-intervals",
-	"github.com/google/uuid", "github.com/mistifyio/go-zfs", "github.com/tchap/go-patricia",
+	"github.com/google/uuid", "github.com/mistifyio/go-zfs", "github.com/tchap/go-patricia", "github.com/varlink/go",
 }
 
 // TestUnpackerStaysSmall: what it links and does not use, such as containers/image, would
