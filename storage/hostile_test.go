@@ -3,6 +3,7 @@ package storage
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -449,4 +450,55 @@ func TestImageIDOfOtherLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.pull(r.Addr() + "/app:1")
+}
+
+// signedSchema1 makes a manifest of Docker's oldest format, in which the signatures tell
+// what part of the text they, and the digest of the manifest, are about; injected are
+// fields behind that part.
+func signedSchema1(layer image.Layer, injected string) (*image.Artifact, digest.Digest) {
+	head := fmt.Sprintf(`{"schemaVersion":1,"name":"app","tag":"1","architecture":%q,"fsLayers":[{"blobSum":%q}],`+
+		`"history":[{"v1Compatibility":"{\"id\":\"%064d\",\"architecture\":\"%s\",\"os\":\"linux\"}"}]`, runtime.GOARCH, layer.Digest, 1, runtime.GOARCH)
+	about := base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"formatLength":%d,"formatTail":%q}`, len(head), base64.RawURLEncoding.EncodeToString([]byte("}"))))
+	a := &image.Artifact{
+		MediaType: manifest.DockerV2Schema1SignedMediaType,
+		Manifest:  fmt.Appendf(nil, `%s%s,"signatures":[{"header":{"alg":"ES256"},"signature":"","protected":%q}]}`, head, injected, about),
+		Blobs:     map[digest.Digest][]byte{layer.Digest: layer.Blob},
+	}
+	return a, digest.FromString(head + "}")
+}
+
+// The digest of a signed manifest of schema 1 is that of a part of its text. What stands
+// behind that part must not count: a registry could make a digest mean any image.
+func TestDigestPinsSchema1_CVE_2014_8179(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	good, bad := layer(t, image.Text("program", "good")), layer(t, image.Text("program", "bad"))
+	r := serve(t, "other", "1", build(t, image.Image{Layers: []image.Layer{bad}}))
+	pull := func(injected string) (*Image, error) {
+		a, pinned := signedSchema1(good, injected)
+		a.Blobs[bad.Digest] = bad.Blob
+		r.Push("app", pinned.String(), a)
+		return n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app@" + pinned.String()})
+	}
+	img, err := pull("")
+	if err != nil {
+		t.Fatalf("as it was signed: %v", err)
+	}
+	n.remove(img.ID)
+	if img, err = pull(fmt.Sprintf(`,"fsLayers":[{"blobSum":%q}]`, bad.Digest)); err == nil {
+		t.Errorf("another layer is taken, as image %s", img.ID)
+	}
+	for _, length := range []string{"-1", "-1e30", "1e30", `"x"`} {
+		about := fmt.Sprintf(`{"formatLength":%s,"formatTail":"fQ"}`, length)
+		a := &image.Artifact{MediaType: manifest.DockerV2Schema1SignedMediaType, Manifest: fmt.Appendf(nil,
+			`{"schemaVersion":1,"signatures":[{"header":{},"protected":%q}]}`, base64.RawURLEncoding.EncodeToString([]byte(about)))}
+		pinned := digest.FromString(length)
+		for _, ref := range []string{":bad", "@" + pinned.String()} {
+			r.Push("app", ref[1:], a)
+			if _, err := n.Pull(testContext(t), PullRequest{Image: r.Addr() + "/app" + ref}); err == nil || errors.Is(err, fault.Unavailable) {
+				t.Errorf("signatures about %s bytes, pulled by %s: %v", length, ref[:1], err)
+			}
+		}
+	}
+	n.empty()
 }

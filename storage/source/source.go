@@ -221,7 +221,7 @@ func (d *Documents) Document() Document {
 
 func (d *Documents) parsed() (manifest.Manifest, error) {
 	document := d.Document()
-	return manifest.FromBlob(document.Content, document.MediaType)
+	return parse(document.Content, document.MediaType)
 }
 
 // Layers are the image's layers from the lowest one up; none if one of them or the
@@ -366,7 +366,7 @@ func (s *Image) readConfig(ctx context.Context, info types.BlobInfo) error {
 // checks the config.
 func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *trust.Policy) error {
 	unparsed := image.UnparsedInstance(s.ImageSource, nil)
-	raw, mediaType, err := unparsed.Manifest(ctx)
+	raw, mediaType, err := fetch(ctx, unparsed)
 	if err != nil {
 		return err
 	}
@@ -377,7 +377,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 			return fmt.Errorf("image index: %w", err)
 		}
 		unparsed = image.UnparsedInstance(s.ImageSource, &chosen)
-		raw, mediaType, err = unparsed.Manifest(ctx)
+		raw, mediaType, err = fetch(ctx, unparsed)
 		if err != nil {
 			return err
 		}
@@ -386,7 +386,7 @@ func (s *Image) inspect(ctx context.Context, sys *types.SystemContext, policy *t
 		}
 		s.Manifests[chosen] = Document{raw, mediaType}
 	}
-	parsed, err := manifest.FromBlob(raw, mediaType)
+	parsed, err := parse(raw, mediaType)
 	if err != nil {
 		return fmt.Errorf("image manifest: %w: %w", err, fault.Invalid)
 	}
@@ -441,63 +441,6 @@ func (s *Image) readSignatures(ctx context.Context, image *image.UnparsedImage) 
 		slog.WarnContext(ctx, "some image signatures not stored: too many, too large or in an unknown format", "image", s.Reference().DockerReference(), "signatures", dropped)
 	}
 	return signed, nil
-}
-
-func chooseInstance(sys *types.SystemContext, raw []byte, mediaType string) (digest.Digest, error) {
-	list, err := manifest.ListFromBlob(raw, mediaType)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", err, fault.Invalid)
-	}
-	if n := len(list.Instances()); n > MaxInstances {
-		return "", fmt.Errorf("it lists %d images, more than %d: %w", n, MaxInstances, fault.Invalid)
-	}
-	chosen, err := list.ChooseInstance(sys)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", err, fault.NotFound)
-	}
-	if err := chosen.Validate(); err != nil {
-		return "", fmt.Errorf("digest %q: %w: %w", chosen, err, fault.Invalid)
-	}
-	return chosen, nil
-}
-
-// inspectManifest refuses digests that are none (CVE-2024-3727), blobs that are
-// to be fetched from servers of the image's choice (CVE-2020-15157), and more
-// layers than can be mounted.
-func inspectManifest(m manifest.Manifest) error {
-	layers, limit := m.LayerInfos(), MaxLayers
-	if isArtifact(m) {
-		limit = MaxFiles
-	}
-	if len(layers) > limit {
-		return fmt.Errorf("image manifest: %d layers, more than %d: %w", len(layers), limit, fault.Invalid)
-	}
-	if config := m.ConfigInfo(); !isSchema1(m) {
-		if err := config.Digest.Validate(); err != nil {
-			return fmt.Errorf("image manifest: config digest %q: %w: %w", config.Digest, err, fault.Invalid)
-		}
-		if len(config.URLs) > 0 {
-			return fmt.Errorf("image manifest: the config would have to be fetched from the foreign URL %q, but crius fetches only from the image's registry: %w", config.URLs[0], fault.Invalid)
-		}
-	}
-	for i, layer := range layers {
-		if err := layer.Digest.Validate(); err != nil {
-			return fmt.Errorf("image manifest: digest %q of layer %d: %w: %w", layer.Digest, i, err, fault.Invalid)
-		}
-		if empty := layer.Size == 0 && isArtifact(m); layer.Size <= 0 && !empty && !isSchema1(m) {
-			return fmt.Errorf("image manifest: layer %d has a size of %d: %w", i, layer.Size, fault.Invalid)
-		}
-		if len(layer.URLs) > 0 {
-			return fmt.Errorf("image manifest: layer %d is a foreign layer from %q, but crius fetches only from the image's registry: %w", i, layer.URLs[0], fault.Invalid)
-		}
-	}
-	return nil
-}
-
-// isSchema1: Docker's oldest format has no config and tells no sizes.
-func isSchema1(m manifest.Manifest) bool {
-	_, is := m.(*manifest.Schema1)
-	return is
 }
 
 // AllowExpansion has layers decompress to so many bytes in sum, or to what gzip could.

@@ -89,7 +89,7 @@ func TestUserOfEachAttempt_CVE_2019_11245(t *testing.T) {
 	})
 }
 
-// Labels of volumes are the node's, whatever a request says.
+// Without SELinux, labels of volumes are the node's, whatever a request says.
 func TestVolumesAreNotRelabelled_CVE_2021_43816(t *testing.T) {
 	t.Parallel()
 	const name, label = "security.selinux", "system_u:object_r:etc_t:s0"
