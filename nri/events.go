@@ -34,7 +34,7 @@ func (p *Plugins) UpdatePod(ctx context.Context, pod func() *Pod, overhead, reso
 
 // PodUpdated notifies plugins that a pod got its new resources.
 func (p *Plugins) PodUpdated(ctx context.Context, pod func() *Pod) {
-	p.notifyOfPod(ctx, "post-update pod", pod, func(m *api.PodSandbox) error {
+	p.notifyOfPod(ctx, "post-update pod", pod, func(ctx context.Context, m *api.PodSandbox) error {
 		return p.library.PostUpdatePodSandbox(ctx, &api.PostUpdatePodSandboxRequest{Pod: m})
 	})
 }
@@ -42,26 +42,29 @@ func (p *Plugins) PodUpdated(ctx context.Context, pod func() *Pod) {
 // StopPod notifies plugins that a pod's containers have exited. The pod still has its
 // network.
 func (p *Plugins) StopPod(ctx context.Context, pod func() *Pod) {
-	p.notifyOfPod(ctx, "stop pod", pod, func(m *api.PodSandbox) error {
+	p.notifyOfPod(ctx, "stop pod", pod, func(ctx context.Context, m *api.PodSandbox) error {
 		return p.library.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: m})
 	})
 }
 
 // RemovePod notifies plugins that a pod is being removed.
 func (p *Plugins) RemovePod(ctx context.Context, pod func() *Pod) {
-	p.notifyOfPod(ctx, "remove pod", pod, func(m *api.PodSandbox) error {
+	p.notifyOfPod(ctx, "remove pod", pod, func(ctx context.Context, m *api.PodSandbox) error {
 		return p.library.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: m})
 	})
 }
 
-func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod, send func(*api.PodSandbox) error) {
+// notifyOfPod tells plugins what has happened. That is told once, and so to all of them
+// within the time that each has, even if the caller leaves meanwhile.
+func (p *Plugins) notifyOfPod(ctx context.Context, what string, pod func() *Pod, send func(context.Context, *api.PodSandbox) error) {
+	ctx = context.WithoutCancel(ctx)
 	release, connected := p.hold()
 	defer release()
 	if !connected {
 		return
 	}
 	m := pod().message()
-	if err := send(m); err != nil {
+	if err := send(ctx, m); err != nil {
 		slog.WarnContext(ctx, "NRI plugin failed", "event", what, "pod", m.GetId(), "err", err)
 	}
 }
@@ -93,7 +96,7 @@ func (p *Plugins) createContainer(ctx context.Context, c *Container) (set *Resou
 
 // ContainerCreated notifies plugins that the runtime has created a container.
 func (p *Plugins) ContainerCreated(ctx context.Context, container func() *Container) {
-	p.notifyOfContainer(ctx, "post-create container", container, func(pod *api.PodSandbox, c *api.Container) error {
+	p.notifyOfContainer(ctx, "post-create container", container, func(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
 		return p.library.PostCreateContainer(ctx, &api.PostCreateContainerRequest{Pod: pod, Container: c})
 	})
 }
@@ -111,7 +114,7 @@ func (p *Plugins) StartContainer(ctx context.Context, container func() *Containe
 
 // ContainerStarted notifies plugins that a container runs.
 func (p *Plugins) ContainerStarted(ctx context.Context, container func() *Container) {
-	p.notifyOfContainer(ctx, "post-start container", container, func(pod *api.PodSandbox, c *api.Container) error {
+	p.notifyOfContainer(ctx, "post-start container", container, func(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
 		return p.library.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: pod, Container: c})
 	})
 }
@@ -149,14 +152,14 @@ func (p *Plugins) UpdateContainer(ctx context.Context, container func() *Contain
 
 // ContainerUpdated notifies plugins that a container got its new limits.
 func (p *Plugins) ContainerUpdated(ctx context.Context, container func() *Container) {
-	p.notifyOfContainer(ctx, "post-update container", container, func(pod *api.PodSandbox, c *api.Container) error {
+	p.notifyOfContainer(ctx, "post-update container", container, func(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
 		return p.library.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: pod, Container: c})
 	})
 }
 
 // StopContainer notifies plugins that a container has exited.
 func (p *Plugins) StopContainer(ctx context.Context, container func() *Container) {
-	p.notifyOfContainer(ctx, "stop container", container, func(pod *api.PodSandbox, c *api.Container) error {
+	p.notifyOfContainer(ctx, "stop container", container, func(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
 		answer, err := p.library.StopContainer(ctx, &api.StopContainerRequest{Pod: pod, Container: c})
 		if err == nil {
 			p.update(ctx, answer.GetUpdate())
@@ -167,19 +170,21 @@ func (p *Plugins) StopContainer(ctx context.Context, container func() *Container
 
 // RemoveContainer notifies plugins that a container is being removed.
 func (p *Plugins) RemoveContainer(ctx context.Context, container func() *Container) {
-	p.notifyOfContainer(ctx, "remove container", container, func(pod *api.PodSandbox, c *api.Container) error {
+	p.notifyOfContainer(ctx, "remove container", container, func(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
 		return p.library.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: pod, Container: c})
 	})
 }
 
-func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container func() *Container, send func(*api.PodSandbox, *api.Container) error) {
+// notifyOfContainer is notifyOfPod for a container.
+func (p *Plugins) notifyOfContainer(ctx context.Context, what string, container func() *Container, send func(context.Context, *api.PodSandbox, *api.Container) error) {
+	ctx = context.WithoutCancel(ctx)
 	release, connected := p.hold()
 	defer release()
 	if !connected {
 		return
 	}
 	c := container()
-	if err := send(c.Pod.message(), c.message()); err != nil {
+	if err := send(ctx, c.Pod.message(), c.message()); err != nil {
 		slog.WarnContext(ctx, "NRI plugin failed", "event", what, "container", c.ID, "pod", c.Pod.ID, "err", err)
 	}
 }

@@ -215,6 +215,32 @@ func TestPluginReceivesEventsInOrder(t *testing.T) {
 	}
 }
 
+// What has happened is told once, so it is told although the caller leaves: StopContainer's
+// may do so when the container has just died, and a pod that ends calls off the creation
+// of a container that has just been made.
+func TestPluginIsToldWhenTheCallerHasLeft(t *testing.T) {
+	t.Parallel()
+	p, cfg := start(t, &fakeNode{}, nil)
+	plugin := &nriplugin.Plugin{}
+	connect(t, p, cfg, "10", plugin)
+	pod := aPod("p")
+	podEvents := PodEvents{Plugins: p, Describe: func() *Pod { return pod }}
+	events := ContainerEvents{Plugins: p, Describe: func() *Container { return aContainer(pod, "c") }}
+	if _, err := events.Create(t.Context(), events.Describe); err != nil {
+		t.Fatal(err)
+	}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	events.Created(left)
+	events.Stopped(left)
+	events.Stopped(t.Context()) // for who watches the container it has been told
+	podEvents.Stopped(left)
+	want := []string{"CreateContainer", "PostCreateContainer", "StopContainer", "StopPodSandbox"}
+	if got := plugin.Names(""); !slices.Equal(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
 // A plugin that connects between the event of a creation and its listing waits for the
 // listing. The test is not parallel: it looks for the library's goroutine that waits.
 func TestSynchronizationWaitsForCreation(t *testing.T) {
