@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
@@ -53,7 +54,7 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		return program.result(), nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, notBegun(ctx, err)
 	}
 	defer c.forget()
 	trace.Leave(ctx) // the command may take as long as it likes
@@ -87,6 +88,17 @@ func execSync(ctx context.Context, t execer, budget *capture.Budget, args []stri
 		return nil, err
 	}
 	return &ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), ExitCode: code}, nil
+}
+
+// notBegun is the error of a command that was not started. fault.Timeout is for one that has
+// had its time: a kubelet takes that for the result of a probe, and in the end restarts the
+// container, where it ignores any other error (kubernetes#106682). A time limit of our own,
+// for the runtime, is none of the container's business.
+func notBegun(ctx context.Context, err error) error {
+	if ctx.Err() != nil || !errors.Is(err, fault.Timeout) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", strings.TrimSuffix(err.Error(), ": "+fault.Timeout.Error()), fault.Unavailable)
 }
 
 // Open has the runtime start the command detached, with our pipes or a terminal

@@ -3,6 +3,8 @@ package oci
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/capture"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/test/kit/wait"
 )
@@ -112,6 +115,32 @@ func TestExecOutputOfOneCall(t *testing.T) {
 	r, err := execSync(t.Context(), f, budget, []string{"flood"}, time.Hour)
 	if err != nil || len(r.Stdout)+len(r.Stderr) != MaxExecOutput {
 		t.Errorf("%d and %d bytes, %v", len(r.Stdout), len(r.Stderr), err)
+	}
+}
+
+// unready is a container whose commands do not begin.
+type unready struct{ talker }
+
+func (*unready) exec(ctx context.Context, _ Command) (*execution, error) {
+	return beginWhole(ctx, func(context.Context) (*execution, error) {
+		return nil, fmt.Errorf("the runtime did not answer within a minute: %w", fault.Timeout)
+	}, nil)
+}
+
+// Only the time that the command has is fault.Timeout: a kubelet takes that for the failure
+// of a probe, and restarts a container that is well.
+func TestExecOfRuntimeThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, timeout := range []time.Duration{0, time.Hour} {
+		_, err := execSync(t.Context(), &unready{}, capture.NewBudget(0), []string{"true"}, timeout)
+		if errors.Is(err, fault.Timeout) || !errors.Is(err, fault.Unavailable) || strings.Contains(err.Error(), fault.Timeout.Error()) {
+			t.Errorf("of %v: %v", timeout, err)
+		}
+	}
+	over, cancel := context.WithTimeoutCause(t.Context(), 0, fault.Timeout)
+	defer cancel()
+	if _, err := execSync(over, &unready{}, capture.NewBudget(0), []string{"true"}, time.Hour); !errors.Is(err, fault.Timeout) {
+		t.Errorf("of a command that has had its time: %v", err)
 	}
 }
 
