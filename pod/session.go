@@ -15,6 +15,7 @@ import (
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/oci/stdio"
 	"github.com/crius-run/crius/pod/session"
+	"github.com/crius-run/crius/pod/view"
 )
 
 // Client is whoever talks to a process in a container.
@@ -108,30 +109,32 @@ func (e *Engine) PortForward(ctx context.Context, id string, port uint16, stream
 	if err != nil {
 		return err
 	}
-	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
+	v := s.view.Load()
+	if v.State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
-	conn, err := s.dial(ctx, port)
-	if err != nil {
-		return fmt.Errorf("pod %s: %w", s.id, err)
-	}
-	defer conn.Close()
 	ctx, cancel := until(ctx, s.ending)
 	defer cancel()
+	conn, err := s.dial(ctx, v, port)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", s.id, causedBy(ctx, err))
+	}
+	defer conn.Close()
 	if err := session.Forward(ctx, conn, stream); err != nil {
 		return fmt.Errorf("pod %s, port %d: %w", s.id, port, err)
 	}
 	return nil
 }
 
-// dial connects to a port inside the pod.
-func (s *Sandbox) dial(ctx context.Context, port uint16) (oci.Stream, error) {
+// dial connects to a port inside the pod, as it was when it was ready: a later view may
+// have no network namespace, which means the node's.
+func (s *Sandbox) dial(ctx context.Context, ready *view.Sandbox, port uint16) (oci.Stream, error) {
 	if infra := s.now().infra; infra != nil && s.plan.Sandboxed {
 		conn, err := infra.Forward(ctx, port)
 		if !errors.Is(err, fault.Unimplemented) {
 			return conn, err
 		}
-		return network.DialAddress(ctx, s.view.Load().IPs, port)
+		return network.DialAddress(ctx, ready.IPs, port)
 	}
-	return network.DialLoopback(ctx, s.view.Load().NetNS, port)
+	return network.DialLoopback(ctx, ready.NetNS, port)
 }
