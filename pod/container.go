@@ -310,9 +310,6 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	if err := trace.Do(ctx, "runtime start", c.now().task.Start); err != nil {
-		if c.stop.Asked() { // and the runtime has met a container that was dead
-			err = fmt.Errorf("stopped while starting: %w: %w", err, fault.Precondition)
-		}
 		return c.failStart(ctx, err)
 	}
 	c.change(func(now *liveContainer) { now.Phase = records.Started })
@@ -351,6 +348,9 @@ func (c *Container) recordStart(ctx context.Context) error {
 
 // failStart ends a container whose start failed: it will never be startable.
 func (c *Container) failStart(ctx context.Context, cause error) error {
+	if c.stop.Asked() { // and a step has met a container that was dead, or that nobody knew any more
+		cause = fmt.Errorf("stopped while starting: %s: %w", cause.Error(), fault.Precondition)
+	}
 	ctx, cancel := undoContext(ctx)
 	defer cancel()
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = cause.Error(), time.Time{} })
