@@ -345,22 +345,26 @@ func TestStopOfAnUnkillableContainer_crio_9326(t *testing.T) {
 // TestStopPodCallsOffCreate: a creation that hangs, in whatever step, does not hold up
 // the stop of its pod, says why it has ended, and leaves nothing.
 func TestStopPodCallsOffCreate(t *testing.T) {
-	for _, step := range []string{"find image", "mount", "create"} {
+	for _, step := range []string{"find image", "admit default volume", "mount", "create"} {
 		t.Run(step, func(t *testing.T) {
 			b := newBench(t)
 			e := b.engine()
 			pod := b.run(e, "a")
 			b.node.block[step] = make(chan struct{})
 			created := make(chan error, 1)
+			cfg := containerConfig("c")
+			if strings.HasSuffix(step, " volume") { // it is not its volumes that it fails for
+				cfg.Mounts = []*cri.Mount{{ContainerPath: "/v", Image: &cri.ImageSpec{Image: "image", UserSpecifiedImage: "volume"}}}
+			}
 			go func() {
-				_, err := e.CreateContainer(context.Background(), pod, containerConfig("c"), nil)
+				_, err := e.CreateContainer(context.Background(), pod, cfg, nil)
 				created <- err
 			}()
 			b.awaitCalls(step, 1)
 			if err := e.StopSandbox(t.Context(), pod); err != nil {
 				t.Fatal(err)
 			}
-			if err := <-created; !errors.Is(err, errPodEnding) {
+			if err := <-created; !errors.Is(err, errPodEnding) || errors.Is(err, ErrImageVolume) {
 				t.Errorf("creation ended with %v", err)
 			}
 			b.remove(e, pod)

@@ -293,10 +293,11 @@ func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 }
 
 // causedBy puts the reason for which ctx has ended before an error of work that ended
-// with it: libraries report no more than that it was cancelled.
+// with it: libraries report no more than that it was cancelled. That error is for people
+// alone: callers would take it for a failure of the step that met the end.
 func causedBy(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w (%w)", cause, err)
+		return fmt.Errorf("%w (%s)", cause, err.Error())
 	}
 	return err
 }
