@@ -59,8 +59,8 @@ func (t *shimTask) begin(ctx context.Context, c Command) (_ *execution, err erro
 		return nil, err
 	}
 	x := &shimExec{task: t, process: shim.Process{ID: t.ref.ID}}
-	if x.client, err = t.record.Dial(ctx); err != nil {
-		return nil, fmt.Errorf("%s exec: %w: %w", t.runtime.name, err, fault.Unavailable)
+	if x.client, err = t.dial(ctx); err != nil {
+		return nil, fmt.Errorf("%s exec: %w", t.runtime.name, err)
 	}
 	io, err := x.open(c)
 	if err != nil {

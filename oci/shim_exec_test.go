@@ -17,10 +17,12 @@ import (
 	task "github.com/containerd/containerd/api/runtime/task/v2"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -127,6 +129,23 @@ func taskOf(t *testing.T, a *answering, guest bool) *shimTask {
 		runtime: &shimmed{entry: &entry{name: "h"}},
 		record:  shim.Record{Endpoint: shim.Endpoint{Address: "unix://" + dir + "/s", Version: 2}, Sandboxed: guest},
 		watched: watched{ref: Ref{ID: "c1", Dir: dir}, client: new(conmon.Client)},
+	}
+}
+
+// A container whose shim is dead is there, although nothing can be done with it; only a
+// signal may take it for gone.
+func TestShimIsDead(t *testing.T) {
+	t.Parallel()
+	task := taskOf(t, new(answering), true)
+	task.record.Address += ".none"
+	_, execErr := task.Open(t.Context(), Command{Args: []string{"true"}})
+	for verb, err := range map[string]error{"start": task.Start(t.Context()), "exec": execErr} {
+		if !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	if err := (&sandboxedShimTask{shimTask: task}).Signal(t.Context(), unix.SIGTERM); err != nil {
+		t.Errorf("signal: %v", err)
 	}
 }
 

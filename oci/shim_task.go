@@ -35,15 +35,28 @@ func (t *shimTask) ask(ctx context.Context, do func(context.Context, *shim.Clien
 	ctx, cancel := context.WithTimeoutCause(ctx, verbTimeout,
 		fmt.Errorf("the shim of %s did not answer within %s: %w", t.runtime.name, verbTimeout, fault.Timeout))
 	defer cancel()
-	client, err := t.record.Dial(ctx)
+	client, err := t.dial(ctx)
 	if err != nil {
-		return fmt.Errorf("%s: %w: %w", t.runtime.name, err, fault.Unavailable)
+		return fmt.Errorf("%s: %w", t.runtime.name, err)
 	}
 	defer client.Close()
 	if err := do(ctx, client); err != nil {
 		return fmt.Errorf("%s: %w", t.runtime.name, err)
 	}
 	return nil
+}
+
+// dial connects to the shim. The error is shim.ErrGone if that is dead: the container that it
+// had is still there for whoever asks, so it is not fault.NotFound.
+func (t *shimTask) dial(ctx context.Context) (*shim.Client, error) {
+	client, err := t.record.Dial(ctx)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return nil, fmt.Errorf("reach shim at %s: %w", t.record.Address, shim.ErrGone)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", err, fault.Unavailable)
+	}
+	return client, nil
 }
 
 func (t *shimTask) process() shim.Process { return shim.Process{ID: t.ref.ID} }
@@ -123,7 +136,7 @@ type sandboxedShimTask struct {
 // Signal: a container that is gone meanwhile has no use for it.
 func (t *sandboxedShimTask) Signal(ctx context.Context, sig unix.Signal) error {
 	err := t.ask(ctx, func(ctx context.Context, c *shim.Client) error { return c.Kill(ctx, t.process(), sig, false) })
-	if t.dead() || errors.Is(err, fault.NotFound) {
+	if t.dead() || errors.Is(err, fault.NotFound) || errors.Is(err, shim.ErrGone) {
 		return nil
 	}
 	return err
