@@ -470,13 +470,24 @@ func (c *Container) update(ctx context.Context, r *cri.LinuxContainerResources, 
 	if score := r.GetOomScoreAdj(); score != 0 {
 		update.OOMScoreAdj = new(spec.OOMScoreAdj(score, c.engine.host))
 	}
-	if err := c.now().task.Update(ctx, update); err != nil {
-		return err
+	task := c.now().task
+	if err := task.Update(ctx, update); err != nil {
+		return overtaken(ctx, task, err)
 	}
 	c.change(func(now *liveContainer) { now.Resources.M = merged })
 	c.publish()
 	updated = c.nri.Plugins.ContainerUpdated
 	return c.put(ctx)
+}
+
+// overtaken is the error of a verb that needs a container which is alive. If it has exited
+// meanwhile the verb may have met anything that goes with it: a cgroup or a directory that is
+// not there any more, or a shim.
+func overtaken(ctx context.Context, by oci.Task, err error) error {
+	if ctx.Err() != nil || errors.Is(err, fault.Precondition) || errors.Is(err, fault.Timeout) || !oci.Exited(by) {
+		return err
+	}
+	return fmt.Errorf("container has exited meanwhile: %s: %w", err.Error(), fault.Precondition)
 }
 
 // ReopenContainerLog makes a running container's log go on in a new file. On an

@@ -290,6 +290,40 @@ func TestStartMeetsStop(t *testing.T) {
 	b.nothingLeft()
 }
 
+// Whatever a verb meets of a container that ends meanwhile, it says that the container has.
+func TestExitOvertakesVerbs(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	for step, verb := range map[string]func(id string) error{
+		"exec": func(id string) error {
+			_, err := e.ExecSync(context.Background(), id, []string{"true"}, 0)
+			return err
+		},
+		"update": func(id string) error {
+			return e.UpdateContainerResources(context.Background(), id, &cri.LinuxContainerResources{CpuShares: 2})
+		},
+	} {
+		id := b.start(e, pod, step)
+		goOn := make(chan struct{})
+		b.node.set(func() { b.node.block[step], b.node.fail[step] = goOn, fmt.Errorf("its cgroup: %w", fault.Invalid) })
+		done := make(chan error, 1)
+		go func() { done <- verb(id) }()
+		b.awaitCalls(step, 1)
+		b.end(id, 0)
+		close(goOn)
+		if err := <-done; !errors.Is(err, fault.Precondition) || errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", step, err)
+		}
+		other := b.start(e, pod, "other "+step)
+		if err := verb(other); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s of a container that lives: %v", step, err)
+		}
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // TestStopShortened answers cri-o/cri-o#8748: a stop with less grace brings a
 // running stop forward, one with more does not put it off.
 func TestStopShortened(t *testing.T) {

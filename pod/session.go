@@ -35,7 +35,7 @@ func (e *Engine) ExecSync(ctx context.Context, id string, cmd []string, timeout 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", c.id, err)
+		return nil, fmt.Errorf("exec in container %s: %w", c.id, overtaken(ctx, c.now().task, err))
 	}
 	return result, nil
 }
