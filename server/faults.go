@@ -88,8 +88,12 @@ func createFault(err error) error {
 
 // pullFault is statusOf for PullImage. The kubelet recognises two causes by
 // the first word of the message, and looks for it only in errors of code
-// Unknown (k8s.io/cri-api/pkg/errors).
+// Unknown (k8s.io/cri-api/pkg/errors). One whose worker has died has found the registry
+// available.
 func pullFault(err error) error {
+	if errors.Is(err, storage.ErrWorkerDied) {
+		return err
+	}
 	for _, known := range []struct{ cause, reason error }{
 		{storage.ErrSignature, crierrors.ErrSignatureValidationFailed},
 		{fault.Unavailable, crierrors.ErrRegistryUnavailable},

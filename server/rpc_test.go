@@ -355,6 +355,7 @@ func TestPullFaults(t *testing.T) {
 	}{
 		// The kubelet strips code Unknown only, then looks at the first word.
 		{fmt.Errorf("connect: %w", fault.Unavailable), codes.Unknown, "RegistryUnavailable: connect: unavailable"},
+		{fmt.Errorf("%w: %w", storage.ErrWorkerDied, fault.Unavailable), codes.Unavailable, "pull worker died: unavailable"},
 		{fmt.Errorf("%w: no key: %w", storage.ErrSignature, fault.Denied), codes.Unknown, "SignatureValidationFailed: signature policy: no key: permission denied"},
 		{fmt.Errorf("%w: no policy: %w", storage.ErrSignature, fault.Unavailable), codes.Unknown, "SignatureValidationFailed: signature policy: no policy: unavailable"},
 		{fmt.Errorf("private: %w", fault.Denied), codes.PermissionDenied, "private: permission denied"},

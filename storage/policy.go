@@ -10,12 +10,17 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/pullerror"
 	"github.com/crius-run/crius/storage/trust"
 )
 
 // ErrSignature says that the signature policy does not accept the image. It comes
 // together with fault.Denied and tells this refusal from a registry's.
 var ErrSignature = trust.ErrSignature
+
+// ErrWorkerDied says that the process that unpacks the image has died. It tells that from
+// a registry that is not available.
+var ErrWorkerDied = pullerror.ErrWorkerDied
 
 // libraryContext is how containers/image finds its configuration.
 func (s *Store) libraryContext() *types.SystemContext {

@@ -86,7 +86,7 @@ func Kinds(err error) []error {
 		fault.Denied, fault.Unavailable, fault.Exhausted,
 	} {
 		if errors.Is(err, known) {
-			return append([]error{known}, signatureKind(err)...)
+			return append([]error{known}, besides(err)...)
 		}
 	}
 	var refused signature.PolicyRequirementError
@@ -113,11 +113,14 @@ func Kinds(err error) []error {
 	return nil
 }
 
-func signatureKind(err error) []error {
-	if errors.Is(err, trust.ErrSignature) {
-		return []error{trust.ErrSignature}
+// besides are what callers decide by beside a fault.
+func besides(err error) (kinds []error) {
+	for _, kind := range []error{trust.ErrSignature, ErrWorkerDied} {
+		if errors.Is(err, kind) {
+			kinds = append(kinds, kind)
+		}
 	}
-	return nil
+	return kinds
 }
 
 // codeKind goes by the error codes of the distribution specification, and for

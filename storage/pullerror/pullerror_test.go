@@ -33,6 +33,7 @@ func TestKinds(t *testing.T) {
 		{fmt.Errorf("%w: %w", fault.Timeout, errors.New("stalled")), []error{fault.Timeout}},
 		{signature.PolicyRequirementError("no"), []error{fault.Denied, trust.ErrSignature}},
 		{fmt.Errorf("%w: %w: x", trust.ErrSignature, fault.Precondition), []error{fault.Precondition, trust.ErrSignature}},
+		{fmt.Errorf("%w: %w", ErrWorkerDied, fault.Unavailable), []error{fault.Unavailable, ErrWorkerDied}},
 		{docker.ErrUnauthorizedForCredentials{Err: errors.New("no")}, []error{fault.Unauthenticated}},
 		{errcode.ErrorCodeUnauthorized.WithMessage("no"), []error{fault.Unauthenticated}},
 		{errcode.ErrorCodeDenied, []error{fault.Denied}},
