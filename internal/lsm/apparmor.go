@@ -57,9 +57,9 @@ const loadTimeout = 30 * time.Second
 
 // LoadDefaultProfile loads the default profile into the kernel, in place of one of the
 // same name. It needs apparmor_parser; the error is fault.Unavailable if that is
-// missing.
+// missing, and fault.Timeout if that takes too long.
 func LoadDefaultProfile(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, loadTimeout, fmt.Errorf("apparmor_parser did not finish within %s and was killed: %w", loadTimeout, fault.Timeout))
 	defer cancel()
 	var text bytes.Buffer
 	if err := profile.Execute(&text, DefaultProfile); err != nil {
@@ -72,6 +72,9 @@ func LoadDefaultProfile(ctx context.Context) error {
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("apparmor_parser is missing: install the package apparmor: %w", fault.Unavailable)
+	}
+	if err != nil && ctx.Err() != nil { // of the program it is known no more than that it was killed
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("load AppArmor profile %s: %w: %s", DefaultProfile, err, strings.TrimSpace(string(out[:min(len(out), 1000)])))

@@ -1,11 +1,13 @@
 package lsm
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/test/kit/program"
@@ -58,6 +60,12 @@ func TestLoadDefaultProfileFails(t *testing.T) {
 	parser(t, "")
 	if err := LoadDefaultProfile(t.Context()); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("no parser: %v", err)
+	}
+	parser(t, "exec /bin/sleep 1000")
+	soon, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, fault.Timeout)
+	defer cancel()
+	if err := LoadDefaultProfile(soon); !errors.Is(err, fault.Timeout) {
+		t.Errorf("a parser that hangs: %v", err)
 	}
 }
 

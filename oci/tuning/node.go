@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crius-run/crius/internal/cgroup"
+	"github.com/crius-run/crius/internal/fault"
 )
 
 // Node is what is changed. The zero value is this machine.
@@ -36,11 +37,14 @@ func (n *Node) fill() {
 const runTime = 30 * time.Second
 
 func run(ctx context.Context, env []string, name string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, runTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, runTime, fmt.Errorf("it did not finish within %s and was killed: %w", runTime, fault.Timeout))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env, cmd.WaitDelay = append(os.Environ(), env...), time.Second
 	out, err := cmd.CombinedOutput()
+	if err != nil && ctx.Err() != nil { // of the program it is known no more than that it was killed
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w: %.500s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(string(out)))
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crius-run/crius/internal/fault"
 )
@@ -684,5 +685,18 @@ func TestPodQuota(t *testing.T) {
 			t.Errorf("%s: ran %q", name, m.ran)
 		}
 		m.release(s, "a")
+	}
+}
+
+// Of a program that has had its time more is said than that it was killed.
+func TestProgramThatHangs(t *testing.T) {
+	t.Parallel()
+	soon, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, fault.Timeout)
+	defer cancel()
+	if err := run(soon, nil, "sleep", "1000"); !errors.Is(err, fault.Timeout) {
+		t.Error(err)
+	}
+	if err := run(t.Context(), nil, "false"); err == nil || errors.Is(err, fault.Timeout) {
+		t.Error(err)
 	}
 }
