@@ -422,6 +422,7 @@ func (e *Engine) UpdateContainerResources(ctx context.Context, id string, r *cri
 	if err != nil {
 		return err
 	}
+	ctx = context.WithoutCancel(ctx) // plugins that have been asked count on the update
 	return c.changeResources(ctx, r, func(limits *nri.Resources) (*nri.Resources, error) {
 		return e.deps.Plugins.UpdateContainer(ctx, c.describe, limits)
 	})

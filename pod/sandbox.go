@@ -376,6 +376,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 	if s.view.Load().State != cri.PodSandboxState_SANDBOX_READY {
 		return fmt.Errorf("pod %s is not ready: %w", s.id, fault.Precondition)
 	}
+	ctx = context.WithoutCancel(ctx) // as of a container
 	if err := s.askPluginsForUpdate(ctx, overhead, resources); err != nil {
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
@@ -385,7 +386,7 @@ func (e *Engine) UpdateSandboxResources(ctx context.Context, id string, overhead
 		s.change(func(now *livePod) { now.Give(before.GetLinux().GetOverhead(), before.GetLinux().GetResources()) })
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
-	if err := e.deps.Trace.Do(context.WithoutCancel(ctx), "update pod", s.id, s.put); err != nil {
+	if err := e.deps.Trace.Do(ctx, "update pod", s.id, s.put); err != nil {
 		return fmt.Errorf("update pod %s: %w", s.id, err)
 	}
 	s.publish()

@@ -1,0 +1,69 @@
+package pod
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crius-run/crius/nri"
+	"github.com/crius-run/crius/test/kit/nriplugin"
+	"github.com/crius-run/crius/test/kit/wait"
+)
+
+// An update goes on although its caller leaves, also while plugins are asked: those that have
+// been asked count on it.
+func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	dir, err := os.MkdirTemp("/tmp", "nri") // whose path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := nri.DefaultConfig()
+	cfg.Socket, cfg.PluginDir, cfg.PluginConfigDir = filepath.Join(dir, "s"), filepath.Join(dir, "plugins"), filepath.Join(dir, "conf")
+	cfg.RegistrationTimeout, cfg.RequestTimeout = wait.Limit, wait.Limit
+	if e.deps.Plugins, err = nri.New(cfg, "1.2.3"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.deps.Plugins.Start(t.Context(), PluginNode{e}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.deps.Plugins.Close(context.Background()) })
+	var leave context.CancelFunc
+	plugin := &nriplugin.Plugin{Answer: func(event nriplugin.Event) error {
+		if event.Name == "UpdateContainer" || event.Name == "UpdatePodSandbox" {
+			leave()
+		}
+		return nil
+	}}
+	if err := plugin.Connect(t.Context(), cfg.Socket, "10", "test"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plugin.Close)
+	wait.For(t, "the plugin to be connected", func() bool { return e.deps.Plugins.Report().Connected == 1 })
+
+	pod := b.run(e, "a")
+	ctr := b.start(e, pod, "c")
+	limits := &cri.LinuxContainerResources{CpuShares: 512}
+	for _, update := range []func(context.Context) error{
+		func(ctx context.Context) error { return e.UpdateContainerResources(ctx, ctr, limits) },
+		func(ctx context.Context) error { return e.UpdateSandboxResources(ctx, pod, nil, limits) },
+	} {
+		ctx, cancel := context.WithCancel(context.Background())
+		leave = cancel
+		if err := update(ctx); err != nil {
+			t.Error(err)
+		}
+		cancel()
+	}
+	if told := plugin.Names(""); !slices.Contains(told, "PostUpdateContainer") || !slices.Contains(told, "PostUpdatePodSandbox") {
+		t.Errorf("the plugin was told %q", told)
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
