@@ -39,7 +39,7 @@ func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, 
 		if err != nil {
 			return nil, fmt.Errorf("%w at %s: %w", ErrImageVolume, m.GetContainerPath(), err)
 		}
-		volumes = append(volumes, records.Volume{Mount: i, ImageID: image.ID, ImageRef: digestedName(m.GetImage(), image)})
+		volumes = append(volumes, records.Volume{Mount: i, ImageID: image.ID})
 	}
 	return volumes, nil
 }

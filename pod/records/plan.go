@@ -194,9 +194,8 @@ type Container struct {
 
 // Volume is an image that a container mounts (KEP-4639).
 type Volume struct {
-	Mount    int // position among the request's mounts
-	ImageID  string
-	ImageRef string // as ContainerPlan.ImageRef
+	Mount   int // position among the request's mounts
+	ImageID string
 }
 
 // StartErrorCode is what peers report for a program that could not be started.
@@ -231,7 +230,8 @@ func (v Volume) RootID(container string) string {
 	return container + "-volume-" + strconv.Itoa(v.Mount)
 }
 
-// Mounts are the request's, with the images that were mounted.
+// Mounts are the request's, with the images that were mounted: with their ids, as
+// PullImage and Container.image_id have them (KEP-5365).
 func (plan *ContainerPlan) Mounts() []*cri.Mount {
 	asked := plan.Config.M.GetMounts()
 	if len(plan.Volumes) == 0 {
@@ -240,7 +240,7 @@ func (plan *ContainerPlan) Mounts() []*cri.Mount {
 	mounts := slices.Clone(asked)
 	for _, v := range plan.Volumes {
 		mounts[v.Mount] = proto.CloneOf(asked[v.Mount])
-		mounts[v.Mount].Image.ImageRef = v.ImageRef
+		mounts[v.Mount].Image.ImageRef = v.ImageID
 	}
 	return mounts
 }
