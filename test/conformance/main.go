@@ -7,12 +7,10 @@
 // (runc-current), and on demand gVisor (runsc) and containerd's shim of runc
 // (shim-runc), gets a node of its own. The images that the suite names are
 // built on the spot and served by the node's registry under their public names.
-// The default handlers are also held to the contracts of NRI that critest lacks so far,
-// by the test TestNRI, if the regular expression matches "NRI".
 // At the end of a run it prints one plain line, the specs that were skipped and
 // those that failed, and so is anything that the pods have left behind:
 //
-//	runc: 102 passed, 0 failed, 20 skipped
+//	runc: 122 passed, 0 failed, 20 skipped
 //
 // The exit code is 1 if any failed. What the suite itself prints is kept in
 // .cache/conformance/HANDLER.log.
@@ -95,18 +93,7 @@ func logged(ctx context.Context, path string, suite *critest.Suite, handler stri
 	defer log.Close()
 	suite.Log = log
 	fmt.Printf("%s: the suite runs, its log is %s\n", handler, path)
-	nri, err := selectsNRI(suite.Focus, handler)
-	if err != nil {
-		return nil, err
-	}
-	r, err := run(ctx, suite, handler)
-	if nri && errors.Is(err, critest.ErrNoSpec) {
-		r, err = &critest.Result{}, nil
-	}
-	if nri && err == nil {
-		err = runNRI(ctx, handler, log, r)
-	}
-	return r, err
+	return run(ctx, suite, handler)
 }
 
 func allHandlers() []string { return []string{"runc", "crun", currentRunc} }
@@ -157,7 +144,7 @@ func run(ctx context.Context, suite *critest.Suite, handler string) (_ *critest.
 	if err := n.Start(ctx); err != nil {
 		return nil, err
 	}
-	target := critest.Target{Socket: n.Socket(), Handler: handler, Dir: n.Path("suite"), Do: n.Do}
+	target := critest.Target{Socket: n.Socket(), NRI: n.Path("nri.sock"), Handler: handler, Dir: n.Path("suite"), Do: n.Do}
 	if err := settle(ctx, *suite, target); err != nil {
 		return nil, err
 	}

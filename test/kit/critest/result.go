@@ -41,9 +41,6 @@ func (r *Result) add(spec specReport) {
 	}
 }
 
-// Pass adds a success that is no spec's.
-func (r *Result) Pass() { r.passed++ }
-
 // Fail adds a failure that is no spec's, such as something left behind.
 func (r *Result) Fail(spec, reason string) {
 	r.failed = append(r.failed, outcome{spec, reason})

@@ -41,6 +41,7 @@ type Suite struct {
 // Target is a server that the suite is run against.
 type Target struct {
 	Socket  string                   // where it serves CRI
+	NRI     string                   // where it serves NRI
 	Handler string                   // the runtime handler of all pods
 	Dir     string                   // an empty directory for the suite's files
 	Tmp     string                   // where it makes those that pods use, such as logs; empty: in Dir
@@ -84,6 +85,7 @@ func (s *Suite) Run(ctx context.Context, on Target) (*Result, error) {
 	args := []string{
 		"-runtime-endpoint", "unix://" + on.Socket,
 		"-image-endpoint", "unix://" + on.Socket,
+		"-nri-socket", on.NRI,
 		"-runtime-handler", on.Handler,
 		"-config", filepath.Join(on.Dir, "none"),
 		"-ginkgo.seed", "1",
@@ -123,9 +125,6 @@ type specReport struct {
 	}
 }
 
-// ErrNoSpec is the error of a run that nothing came of.
-var ErrNoSpec = errors.New("no spec ran: does the focus match any?")
-
 // Read counts what ginkgo reported.
 func Read(report []byte) (*Result, error) {
 	var reports []struct{ SpecReports []specReport }
@@ -139,7 +138,7 @@ func Read(report []byte) (*Result, error) {
 		}
 	}
 	if r.passed+len(r.failed) == 0 {
-		return nil, ErrNoSpec
+		return nil, errors.New("no spec ran: does the focus match any?")
 	}
 	return r, nil
 }

@@ -26,11 +26,21 @@ func critest(ctx context.Context, arch string) (string, error) {
 	return criTool(ctx, arch, "critest", "test", "-c", "-o")
 }
 
+// criTool builds a program in the version of the module in test/tools.
 func criTool(ctx context.Context, arch, name string, verb ...string) (string, error) {
-	return cached(filepath.Join(foreign(arch), name), func(repo, dir string) *exec.Cmd {
-		args := append(verb, filepath.Join(dir, name), "sigs.k8s.io/cri-tools/cmd/"+name)
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = filepath.Join(repo, "test", "tools")
+	const module = "sigs.k8s.io/cri-tools"
+	repo, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	source := filepath.Join(repo, "test", "tools")
+	version, err := required(filepath.Join(source, "go.mod"), module)
+	if err != nil {
+		return "", err
+	}
+	return cached(filepath.Join(foreign(arch), "cri-tools-"+version, name), func(_, dir string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", append(verb, filepath.Join(dir, name), module+"/cmd/"+name)...)
+		cmd.Dir = source
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		return cmd
 	})

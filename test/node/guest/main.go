@@ -29,10 +29,11 @@ import (
 )
 
 const (
-	socket   = "/run/crius/crius.sock"
-	address  = "127.0.0.1:5000" // of the registry
-	examples = "/usr/share/doc/crius/examples"
-	podLogs  = logs + "/critest" // below the kubelet's directory, which has the label of logs
+	socket    = "/run/crius/crius.sock"
+	nriSocket = "/run/nri/nri.sock"
+	address   = "127.0.0.1:5000" // of the registry
+	examples  = "/usr/share/doc/crius/examples"
+	podLogs   = logs + "/critest" // below the kubelet's directory, which has the label of logs
 )
 
 // options are what the host wants; it writes them as JSON.
@@ -109,7 +110,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	here := func(f func() error) error { return f() }
-	if _, err := suite.Run(ctx, critest.Target{Socket: socket, Handler: o.Handler, Dir: dir, Tmp: podLogs, Do: here}); err != nil {
+	if _, err := suite.Run(ctx, critest.Target{Socket: socket, NRI: nriSocket, Handler: o.Handler, Dir: dir, Tmp: podLogs, Do: here}); err != nil {
 		return err
 	}
 	more, err := promises(ctx, o)
