@@ -223,6 +223,11 @@ arch: ## Build for other processors, vet, and run tests of formats and arithmeti
 	@test/setup.sh qemu-user-static
 	test/arch.sh $(or $(ARCH),386 arm arm64 ppc64le riscv64 s390x)
 
+.PHONY: outdated
+outdated: ## List the modules that are linked into crius and have newer versions.
+	@go list -deps -tags $(TAGS) -f '{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}' ./cmd/... | sort -u | \
+		xargs go list -m -u -e -f '{{with .Update}}{{$$.Path}} {{$$.Version}}: {{.Version}}{{end}}' | sed '/^$$/d'
+
 .PHONY: clean
 clean: ## Remove what was built.
 	rm -rf $(BIN) .cache

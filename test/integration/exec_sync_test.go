@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/test/kit/inventory"
 	"github.com/crius-run/crius/test/kit/node"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
@@ -52,14 +53,40 @@ func foreignFDs(fds map[int]string) int {
 	return n
 }
 
-// A child that keeps the output open must not keep the caller waiting for ever.
-func TestExecSyncWithALingeringChild(t *testing.T) {
+// A child that keeps the output open must not keep the caller waiting for ever, nor the
+// server occupied when the caller has its answer: a probe may leave one each time.
+func TestExecSyncWithALingeringChild_CVE_2026_53495(t *testing.T) {
 	t.Parallel()
-	w := shared(t)
+	w := private(t, node.Options{})
 	c := w.run(t, "runc").start(t, "sleep")
-	r := c.execResult(t, "echo first ; orphan sleep 1h ; exit 2")
-	equal(t, "exit code", r.ExitCode, 2)
-	equal(t, "stdout", string(r.Stdout), "first\n")
+	probe := func(int) error {
+		r, err := w.Runtime().ExecSync(t.Context(), &cri.ExecSyncRequest{
+			ContainerId: c.id, Cmd: append([]string{"/probe"}, steps("echo first ; orphan sleep 1h ; exit 2")...), Timeout: scene.LimitSeconds,
+		})
+		if err == nil && (r.ExitCode != 2 || string(r.Stdout) != "first\n") {
+			err = fmt.Errorf("it ended with %d and said %q", r.ExitCode, r.Stdout)
+		}
+		return err
+	}
+	const few, many = 12, 36
+	crowd(t, few, probe)
+	stacks, before := w.goroutines(t), w.load(t)
+	crowd(t, many, probe)
+	var now inventory.Load
+	if !wait.Until(t.Context(), func() bool { now = w.load(t); return now.Total() <= before.Total()+2 }) {
+		t.Errorf("file descriptors went from %v to %v", before.FDs, now.FDs)
+	}
+	more := func() (kinds []string) {
+		for kind, n := range w.goroutines(t) {
+			if n > stacks[kind]+2 {
+				kinds = append(kinds, fmt.Sprintf("%d goroutines, before %d, made at %s", n, stacks[kind], kind))
+			}
+		}
+		return kinds
+	}
+	if !wait.Until(t.Context(), func() bool { return len(more()) == 0 }) {
+		t.Error(strings.Join(more(), "\n"))
+	}
 }
 
 func TestExecSyncErrors(t *testing.T) {

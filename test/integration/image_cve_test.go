@@ -103,7 +103,7 @@ func TestCryptoPoliciesAreNotMounted_CVE_2024_9341(t *testing.T) {
 }
 
 // An image that calls itself a checkpoint is an image like any other.
-func TestCheckpointImagesAreNotRestored_CVE_2024_8676_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837(t *testing.T) {
+func TestCheckpointImagesAreNotRestored_CVE_2024_8676_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837_CVE_2026_115520_CVE_2026_119101(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	outside := w.dir(t)

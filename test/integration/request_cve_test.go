@@ -217,7 +217,7 @@ func (w *world) converse(t *testing.T, address, text string) string {
 
 // There are no checkpoints: nothing is written, and neither an archive nor an
 // image that calls itself a checkpoint is restored.
-func TestCheckpointsAreRefused_CVE_2024_8676_CVE_2025_0426_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837(t *testing.T) {
+func TestCheckpointsAreRefused_CVE_2024_8676_CVE_2025_0426_CVE_2026_50195_CVE_2026_53489_CVE_2026_53492_CVE_2026_92574_CVE_2026_95837_CVE_2026_115520_CVE_2026_119101(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	each(t, func(t *testing.T, handler string) {

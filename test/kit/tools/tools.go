@@ -47,7 +47,7 @@ func criTool(ctx context.Context, arch, name string, verb ...string) (string, er
 }
 
 // runcVersion is a current one. Debian's (1.1) has no id-mapped mounts.
-const runcVersion = "v1.5.2"
+const runcVersion = "v1.5.3"
 
 // Runc is the same for a current runc; it takes a C compiler and
 // libseccomp-dev.
