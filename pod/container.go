@@ -152,7 +152,7 @@ func (e *Engine) createContainer(ctx context.Context, id string, s *Sandbox, cfg
 	defer cgroup.Warm()()
 	image, err := admitImage(ctx, e.deps.Images, s.plan.Config.M, cfg.GetImage())
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", cfg.GetImage().GetImage(), err)
+		return nil, err
 	}
 	if len(image.Files) > 0 {
 		return nil, fmt.Errorf("image %s is an OCI artifact, which has files and no program to run; mount it as an image volume: %w", cfg.GetImage().GetImage(), fault.Invalid)

@@ -48,15 +48,17 @@ func planVolumes(ctx context.Context, images Images, pod *cri.PodSandboxConfig, 
 // the pod's namespace about it, for another namespace may have pulled it.
 func admitImage(ctx context.Context, images Images, pod *cri.PodSandboxConfig, asked *cri.ImageSpec) (*storage.Image, error) {
 	image, err := images.Image(ctx, asked.GetImage())
+	if err == nil {
+		err = images.Admit(ctx, storage.Use{
+			ImageID:   image.ID,
+			Name:      cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()),
+			Namespace: pod.GetMetadata().GetNamespace(),
+		})
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("image %s: %w", asked.GetImage(), err)
 	}
-	use := storage.Use{
-		ImageID:   image.ID,
-		Name:      cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()),
-		Namespace: pod.GetMetadata().GetNamespace(),
-	}
-	return image, images.Admit(ctx, use)
+	return image, nil
 }
 
 // roots are the file systems of a container: its root file system, its image volumes,

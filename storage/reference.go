@@ -174,7 +174,7 @@ func find(images []*Image, ref string, names func(string) ([]reference.Named, er
 	case invalid != nil:
 		return nil, invalid
 	}
-	return nil, fmt.Errorf("image %s: %w", ref, fault.NotFound)
+	return nil, fmt.Errorf("it is not in the store, pull it first: %w", fault.NotFound)
 }
 
 var hexadecimal = regexp.MustCompile(`^[0-9a-f]{1,64}$`)

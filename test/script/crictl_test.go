@@ -161,6 +161,10 @@ func TestCrictlWalk(t *testing.T) {
 	s.files(t)
 	s.sees(t, "version", "RuntimeName:  crius", "RuntimeApiVersion:  v1")
 	s.sees(t, "info", `"RuntimeReady"`, `"NetworkReady"`)
+	s.sees(t, "runtime-config", "cgroup driver:")
+	s.sees(t, "imagefsinfo", `"imageFilesystems"`, `"mountpoint"`, `"inodesUsed"`)
+	s.sees(t, "metricdescs", "container_cpu_usage_seconds_total", "container_memory_working_set_bytes")
+	s.run(t, "update-runtime-config --pod-cidr 10.99.0.0/16")
 	for _, handler := range []string{"runc", "crun"} {
 		t.Run(handler, func(t *testing.T) { s.walk(t, handler) })
 	}
@@ -193,6 +197,7 @@ func (s *shell) walk(t *testing.T, handler string) {
 	s.sees(t, "stats", container[:13], "busy")
 	s.sees(t, "statsp", pod[:13], "sandbox")
 	s.sees(t, "statsp -o json "+pod[:13], `"name": "eth0"`, `"processCount"`, container)
+	s.sees(t, "metricsp", pod, "container_memory_working_set_bytes", "container_network_receive_bytes_total")
 	// Ids may be shortened as long as they are unique.
 	s.sees(t, "inspect "+container[:13], container)
 
@@ -224,7 +229,12 @@ func TestCrictlRunsAContainerInOneStep(t *testing.T) {
 func TestCrictlIsToldWhatIsWrong(t *testing.T) {
 	s := open(t)
 	s.files(t)
+	pod := s.run(t, "runp @pod.json")
+	container := s.run(t, "create --with-pull %s @container.json @pod.json", pod)
 	for line, word := range map[string]string{
+		"checkpoint --export @archive.tar " + container: "Unimplemented",
+		"exec " + container + " /probe exit 0":          "CONTAINER_CREATED",
+		"update-runtime-config --pod-cidr nonsense":     "nonsense",
 		"runp -r no-such-handler @pod.json":             "no-such-handler",
 		"pull registry.test/no/such/image":              "no/such/image",
 		"inspect 0123456789abcdef":                      "0123456789abcdef",
@@ -237,4 +247,5 @@ func TestCrictlIsToldWhatIsWrong(t *testing.T) {
 			t.Errorf("crictl %s: %v, want an error that names %s", line, err, word)
 		}
 	}
+	s.run(t, "rmp -f %s", pod)
 }
