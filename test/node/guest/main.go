@@ -163,7 +163,14 @@ func installPackage(deb string) error { return command("dpkg", "--install", deb)
 // configure follows the package's documentation. The service comes up as it is
 // shipped.
 func configure(o options) error {
-	config := fmt.Sprintf("log_level = \"debug\"\n[pod]\ncgroup_parent = %q\n[runtime]\ncgroup_driver = %q\n", o.parent(), o.Driver)
+	config := fmt.Sprintf(`log_level = "debug"
+[pod]
+cgroup_parent = %q
+[runtime]
+cgroup_driver = %q
+[nri]
+request_timeout = "1m" # plugins of the suite take two seconds
+`, o.parent(), o.Driver)
 	if _, err := os.Stat("runc-current"); err == nil {
 		const runc = "/usr/local/bin/runc-current" // where SELinux has a label for programs
 		if err := command("install", "-m", "755", "runc-current", runc); err != nil {
