@@ -94,22 +94,19 @@ func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlie
 		return err
 	}
 	defer client.Close()
-	var pid int
-	var started bool
+	var state shim.State
 	poll.Until(starting, abandonedTime/100, func() bool {
-		if started, err = client.Started(ctx, process); err == nil && started {
-			pid, err = client.PID(ctx, process)
-		}
-		return err != nil || started
+		state, err = client.State(ctx, process)
+		return err != nil || state.Started
 	})
 	if err == nil {
-		slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", pid)
-		found := shim.CheckPID(pid) == nil
-		if found && !t.record.Sandboxed {
-			t.killByPID(ctx, pid)
+		slog.InfoContext(ctx, "killing exec process left by a previous server", "container", t.ref.ID, "pid", state.PID)
+		found := state.Started && shim.CheckPID(state.PID) == nil
+		if found && !state.Ended && !t.record.Sandboxed {
+			t.killByPID(ctx, state.PID)
 		}
 		_ = client.Kill(ctx, process, unix.SIGKILL, false) // it may have ended by now
-		if started {
+		if state.Started {
 			_, _ = client.Wait(ctx, process)
 		}
 		if err = client.Delete(ctx, process); err == nil && found {
@@ -157,16 +154,16 @@ func (t *shimTask) killUnknown(ctx context.Context, client *shim.Client, earlier
 		if slices.Contains(earlier, dir) {
 			continue
 		}
-		pid, err := client.PID(ctx, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)})
+		state, err := client.State(ctx, shim.Process{ID: t.ref.ID, Exec: execIDOf(dir)})
 		switch {
 		case errors.Is(err, fault.NotFound):
 			continue
 		case err != nil:
 			return err
-		case shim.CheckPID(pid) != nil:
+		case shim.CheckPID(state.PID) != nil:
 			return fmt.Errorf("exec %s is still being started: %w", execIDOf(dir), fault.Unavailable)
 		}
-		known[pid] = true
+		known[state.PID] = true
 	}
 	for _, pid := range strangers {
 		if !known[pid] && isMember(pid) {

@@ -23,6 +23,7 @@ import (
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/shim"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/oci/proc"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -34,6 +35,7 @@ type answering struct {
 
 	starts  atomic.Int32 // for how many questions it still starts the command
 	started atomic.Bool
+	stopped bool // the command has ended
 
 	mu    sync.Mutex
 	calls []string
@@ -85,6 +87,9 @@ func (a *answering) serve(t *testing.T, path string) {
 			return &task.StateResponse{Status: tasktypes.Status_CREATED}
 		}
 		a.started.Store(true)
+		if a.stopped {
+			return &task.StateResponse{Status: tasktypes.Status_STOPPED, Pid: uint32(a.pid)}
+		}
 		return &task.StateResponse{Status: tasktypes.Status_RUNNING, Pid: uint32(a.pid)}
 	}))
 	add(method("Wait", new(task.WaitRequest), func() any { <-a.ended; return &task.WaitResponse{ExitStatus: 137} }))
@@ -194,11 +199,35 @@ func TestAbandonedCommandIsAwaited(t *testing.T) {
 		t.Fatal(err)
 	}
 	task.EndAbandoned(t.Context())
-	if got, want := a.called(t), []string{"State", "State", "State", "State", "State", "Kill", "Wait", "Delete"}; !slices.Equal(got, want) {
+	if got, want := a.called(t), []string{"State", "State", "State", "State", "Kill", "Wait", "Delete"}; !slices.Equal(got, want) {
 		t.Errorf("the shim was asked for %q, want %q", got, want)
 	}
 	if left, _ := filepath.Glob(filepath.Join(task.ref.Dir, "*-*")); len(left) != 1 || filepath.Base(left[0]) != "session-18" {
 		t.Errorf("directories that are left: %q", left)
+	}
+}
+
+// The pid of a command that has ended, which runc's shim still tells, may be another
+// process's by now.
+func TestAbandonedCommandThatHasEnded(t *testing.T) {
+	another := exec.Command("sleep", "600")
+	if err := another.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = another.Process.Kill(); _ = another.Wait() }()
+	a := &answering{pid: another.Process.Pid, stopped: true}
+	task := taskOf(t, a, false)
+	if err := os.Mkdir(filepath.Join(task.ref.Dir, "exec-17"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if again := task.EndAbandoned(t.Context()); again != nil {
+		t.Error("something is left to be done")
+	}
+	if proc.Exiting(a.pid) {
+		t.Error("another process was killed")
+	}
+	if !slices.Contains(a.called(t), "Delete") {
+		t.Errorf("the shim was asked for %q", a.called(t))
 	}
 }
 

@@ -180,18 +180,28 @@ func (c *Client) Update(ctx context.Context, id string, resources []byte) error 
 	}, new(emptypb.Empty))
 }
 
-// Started reports whether the process has been started.
-func (c *Client) Started(ctx context.Context, p Process) (bool, error) {
-	var resp task.StateResponse
-	err := c.call(ctx, "State", &task.StateRequest{ID: p.ID, ExecID: p.Exec}, &resp)
-	return resp.Status != tasktypes.Status_CREATED && resp.Status != tasktypes.Status_UNKNOWN, err
+// State is how a process is.
+type State struct {
+	PID            int // as the shim tells it, which may be any number
+	Started, Ended bool
 }
 
-// PID is that of the process as the shim tells it, which may be any number.
-func (c *Client) PID(ctx context.Context, p Process) (int, error) {
+// State asks how the process is. runc's shim still tells the pid of one that has ended and
+// not been deleted: another process may have that by now.
+func (c *Client) State(ctx context.Context, p Process) (State, error) {
 	var resp task.StateResponse
 	err := c.call(ctx, "State", &task.StateRequest{ID: p.ID, ExecID: p.Exec}, &resp)
-	return int(resp.Pid), err
+	return State{
+		PID:     int(resp.Pid),
+		Started: resp.Status != tasktypes.Status_CREATED && resp.Status != tasktypes.Status_UNKNOWN,
+		Ended:   resp.Status == tasktypes.Status_STOPPED,
+	}, err
+}
+
+// Started reports whether the process has been started.
+func (c *Client) Started(ctx context.Context, p Process) (bool, error) {
+	state, err := c.State(ctx, p)
+	return state.Started, err
 }
 
 // Shim is the process of the shim, as the shim reports it.
