@@ -119,6 +119,9 @@ func (s *Store) defects(ctx context.Context, known map[string]error) ([]Defect, 
 		defects = append(defects, Defect{
 			Object: "image " + record.ID, Text: lost.Error(), Remedy: "remove it, so that it is pulled again",
 			Mend: func(ctx context.Context) error {
+				if imageUsable(s.store, record.ID) == nil {
+					return nil // it was pulled again meanwhile
+				}
 				s.images.forget(record.ID)
 				return s.holds.remove(ctx, record.ID)
 			},

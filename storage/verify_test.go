@@ -58,6 +58,26 @@ func TestVerifyKeepsLocalImages(t *testing.T) {
 	}
 }
 
+// An image that has lost layers may be pulled again, and used, before it is removed for that.
+func TestMendKeepsImageThatWasPulledAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ref := serve(t, "app", "1", motd(t, "x")).Addr() + "/app:1"
+	img := n.pull(ref)
+	remove(t, filepath.Dir(n.diff(n.chain(img)[0])))
+	defects, err := n.Verify(testContext(t), nil)
+	ok(t, err)
+	if len(defects) != 1 || defects[0].Mend == nil {
+		t.Fatalf("found %+v", defects)
+	}
+	n.images.forget(img.ID) // as if the server had been started since, which then knows
+	n.pull(ref)
+	ok(t, defects[0].Mend(testContext(t)))
+	if listed := n.list(); len(listed) != 1 || len(listed[0].RepoTags) != 1 {
+		t.Errorf("images that are left: %+v", listed)
+	}
+}
+
 func TestVerify(t *testing.T) {
 	n, image := pulled(t, motd(t, "hello"))
 	r, v := n.rootfs("c1", image.ID), n.rootfs("volume", image.ID)
