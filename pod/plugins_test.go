@@ -19,21 +19,6 @@ import (
 func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 	b := newBench(t)
 	e := b.engine()
-	dir, err := os.MkdirTemp("/tmp", "nri") // whose path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	cfg := nri.DefaultConfig()
-	cfg.Socket, cfg.PluginDir, cfg.PluginConfigDir = filepath.Join(dir, "s"), filepath.Join(dir, "plugins"), filepath.Join(dir, "conf")
-	cfg.RegistrationTimeout, cfg.RequestTimeout = wait.Limit, wait.Limit
-	if e.deps.Plugins, err = nri.New(cfg, "1.2.3"); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.deps.Plugins.Start(t.Context(), PluginNode{e}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.deps.Plugins.Close(context.Background()) })
 	var leave context.CancelFunc
 	plugin := &nriplugin.Plugin{Answer: func(event nriplugin.Event) error {
 		if event.Name == "UpdateContainer" || event.Name == "UpdatePodSandbox" {
@@ -41,11 +26,7 @@ func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 		}
 		return nil
 	}}
-	if err := plugin.Connect(t.Context(), cfg.Socket, "10", "test"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(plugin.Close)
-	wait.For(t, "the plugin to be connected", func() bool { return e.deps.Plugins.Report().Connected == 1 })
+	connect(t, e, plugin)
 
 	pod := b.run(e, "a")
 	ctr := b.start(e, pod, "c")
@@ -65,5 +46,51 @@ func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 		t.Errorf("the plugin was told %q", told)
 	}
 	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// connect lets a plugin follow the engine.
+func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "nri") // whose path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := nri.DefaultConfig()
+	cfg.Socket, cfg.PluginDir, cfg.PluginConfigDir = filepath.Join(dir, "s"), filepath.Join(dir, "plugins"), filepath.Join(dir, "conf")
+	cfg.RegistrationTimeout, cfg.RequestTimeout = wait.Limit, wait.Limit
+	if e.deps.Plugins, err = nri.New(cfg, "1.2.3"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.deps.Plugins.Start(t.Context(), PluginNode{e}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.deps.Plugins.Close(context.Background()) })
+	if err := plugin.Connect(t.Context(), cfg.Socket, "10", "test"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plugin.Close)
+	wait.For(t, "the plugin to be connected", func() bool { return e.deps.Plugins.Report().Connected == 1 })
+}
+
+// A plugin that connects when the others have been told that a pod is removed does not hear
+// of the pod: nobody would tell it of the removal.
+func TestPluginsHearOfNoPodThatIsRemoved(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	listed := make(chan int, 2)
+	plugin := &nriplugin.Plugin{Answer: func(event nriplugin.Event) error {
+		if event.Name == "StopPodSandbox" || event.Name == "RemovePodSandbox" {
+			listed <- len(PluginNode{e}.Pods())
+		}
+		return nil
+	}}
+	connect(t, e, plugin)
+	pod := b.run(e, "a")
+	b.remove(e, pod)
+	if stop, removal := <-listed, <-listed; stop != 1 || removal != 0 {
+		t.Errorf("a new plugin would be told of %d pods at the stop and of %d at the removal", stop, removal)
+	}
 	b.nothingLeft()
 }

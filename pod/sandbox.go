@@ -351,6 +351,7 @@ func (s *Sandbox) remove(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	s.change(func(now *livePod) { now.Phase = records.Removing }) // before: a plugin that connects now is not told of this
 	s.nri.Plugins.RemovePod(ctx, s.describe)
 	if err := s.teardown(ctx); err != nil {
 		slog.WarnContext(ctx, "cleanup after pod removal incomplete, retrying", "pod", s.id, "err", err)
