@@ -153,6 +153,10 @@ const scoreRounds = 8
 // goes round until there is none with an old one, or there have been enough rounds:
 // who forks that fast has children with the new score by then.
 func (c Container) replaceOOMScores(score string, old func(string) bool) error {
+	isMember, err := cgroup.Membership(c.Cgroup)
+	if err != nil {
+		return err
+	}
 	for range scoreRounds {
 		pids, err := cgroup.Procs(c.Cgroup)
 		if err != nil {
@@ -163,7 +167,7 @@ func (c Container) replaceOOMScores(score string, old func(string) bool) error {
 			now, err := os.ReadFile(oomScoreFile(pid))
 			if err == nil && old(strings.TrimSpace(string(now))) {
 				changed = true
-				err = os.WriteFile(oomScoreFile(pid), []byte(score), 0)
+				err = setOOMScore(pid, score, isMember)
 			}
 			if err != nil && !exited(err) {
 				return fmt.Errorf("oom_score_adj of process %d: %w", pid, err)
@@ -174,6 +178,20 @@ func (c Container) replaceOOMScores(score string, old func(string) bool) error {
 		}
 	}
 	return nil
+}
+
+// setOOMScore gives a process a score if it is one that mine accepts. It is held by its file
+// before: what has a number now may be another process than the one that was listed.
+func setOOMScore(pid int, score string, mine func(pid int) bool) error {
+	f, err := os.OpenFile(oomScoreFile(pid), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if mine(pid) {
+		_, err = f.WriteString(score)
+	}
+	return err
 }
 
 // LendOOMScore gives a process the oom_score_adj of the container's init if it can, and
@@ -304,13 +322,25 @@ func (old oldLimits) restore(path string) error {
 			}
 		}
 	}
-	for pid, value := range old.scores {
-		if err := os.WriteFile(oomScoreFile(pid), []byte(strings.TrimSpace(value)), 0); err != nil && !exited(err) {
-			errs = append(errs, err)
-		}
+	if len(old.scores) > 0 {
+		errs = append(errs, old.restoreScores(path))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("restore the old limits: %w", err)
 	}
 	return nil
+}
+
+func (old oldLimits) restoreScores(path string) error {
+	isMember, err := cgroup.Membership(path)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for pid, value := range old.scores {
+		if err := setOOMScore(pid, strings.TrimSpace(value), isMember); err != nil && !exited(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -2,9 +2,15 @@ package limits
 
 import (
 	"context"
+	"os"
+	"os/exec"
+	"path"
+	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crius-run/crius/internal/cgroup"
 )
 
 // A quota that there is none of is not written again, and one that ends is.
@@ -31,6 +37,34 @@ func TestUpdateWithoutQuota(t *testing.T) {
 		})
 		if err != nil || c.now.CPU.Quota == nil {
 			t.Errorf("from %+v to %+v: %v", c.old, c.now, err)
+		}
+	}
+}
+
+// While the runtime updates a container its processes may end, and their numbers go to others.
+func TestRestoreLeavesOtherProcessesAlone(t *testing.T) {
+	t.Parallel()
+	own, err := cgroup.Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	pid := cmd.Process.Pid
+	old := oldLimits{scores: map[int]string{pid: "777\n"}}
+	for _, c := range []struct {
+		cgroup   string
+		restored bool
+	}{{path.Join(own, "another"), false}, {own, true}} {
+		if err := old.restore(c.cgroup); err != nil {
+			t.Error(err)
+		}
+		score, err := os.ReadFile(oomScoreFile(pid))
+		if restored := strings.TrimSpace(string(score)) == "777"; err != nil || restored != c.restored {
+			t.Errorf("in cgroup %s, of %s: score %s, %v", own, c.cgroup, score, err)
 		}
 	}
 }
