@@ -282,15 +282,19 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 			ours[inode] = true
 		}
 	}
-	paths = slices.Concat(paths, here)
+	where := slices.Clone(paths)
+	for _, file := range here {
+		defer file.Close()
+		where, paths = append(where, fdPath(file)), append(slices.Clip(paths), file.Name())
+	}
 	used := map[string]bool{}
-	failed := ns.Each(paths, func(i int) error {
+	failed := ns.Each(where, func(i int) error {
 		has, err := addressesHere()
 		for _, ip := range has.ips {
 			used[ip.String()] = true
 		}
 		if err == nil && has.bare {
-			if inode, lost := ns.Inode(paths[i]); lost != nil || !ours[inode] {
+			if inode, lost := ns.Inode(where[i]); lost != nil || !ours[inode] {
 				return ErrHidden
 			}
 		}
@@ -304,24 +308,38 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil
 }
 
-// processNetworks are paths of the network namespaces that processes are in, one
-// for each.
-func processNetworks() ([]string, error) {
+// processNetworks are the network namespaces that processes are in, each once. They are open:
+// the process by which one was found may end while others are still in it.
+func processNetworks() (networks []*os.File, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	var paths []string
 	seen := map[string]bool{}
 	for _, entry := range entries {
 		path := filepath.Join("/proc", entry.Name(), "ns", "net")
-		if name, err := os.Readlink(path); err == nil && !seen[name] {
+		if name, err := os.Readlink(path); err != nil || seen[name] {
+			continue
+		}
+		file, err := os.Open(path)
+		if err == nil {
+			networks = append(networks, file)
+			var name string // the pid may be another process's by now
+			name, err = os.Readlink(fdPath(file))
 			seen[name] = true
-			paths = append(paths, path)
+		}
+		if err != nil && !namespaceGone(err) {
+			for _, file := range networks {
+				file.Close()
+			}
+			return nil, err
 		}
 	}
-	return paths, nil
+	return networks, nil
 }
+
+// fdPath is a path to an open file, wherever that is now.
+func fdPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 // addressed is what a network namespace has of addresses.
 type addressed struct {

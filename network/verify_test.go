@@ -3,14 +3,19 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/ns"
 	"github.com/crius-run/crius/test/kit/wait"
 )
 
@@ -147,6 +152,39 @@ func TestAddressesOffTheInterfaceAreNotIdle(t *testing.T) {
 		t.Errorf("idle: %q, %v", idle, err)
 	}
 	n.detach(p, a)
+}
+
+// The process by which a network namespace was found may end while others are still in it.
+func TestNetworksOfProcessesStay(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	if err != nil {
+		t.Error(err)
+	}
+	networks, err := processNetworks()
+	if err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	found := 0
+	for _, network := range networks {
+		if is, err := os.Readlink(fdPath(network)); err == nil && is == name {
+			found++
+			if err := ns.Do(fdPath(network), func() error { return nil }); err != nil {
+				t.Error(err)
+			}
+		}
+		network.Close()
+	}
+	if found != 1 {
+		t.Errorf("the namespace of the process was found %d times", found)
+	}
 }
 
 func TestVerifyHostPorts(t *testing.T) {
