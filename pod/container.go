@@ -85,8 +85,11 @@ func (e *Engine) newContainer(id string, s *Sandbox, rec records.Container) *Con
 	c.nri.Plugins, c.nri.Describe = e.deps.Plugins, c.describe
 	c.stop = &stop.Stopper{
 		ID: id, Ref: ref, Signal: unix.Signal(c.plan.StopNumber), Exited: c.exited, Work: e.background, Sandboxed: s.plan.Sandboxed,
-		Task:    func() oci.Task { return c.now().task },
-		Running: func() bool { return c.view.Load().State == cri.ContainerState_CONTAINER_RUNNING },
+		Task: func() oci.Task { return c.now().task },
+		Running: func() bool { // as soon as it may, which is before anybody is told that it does
+			p := c.now().Phase
+			return p == records.Starting || p == records.Started
+		},
 	}
 	return c
 }

@@ -290,6 +290,29 @@ func TestStartMeetsStop(t *testing.T) {
 	b.nothingLeft()
 }
 
+// A program that may run already is asked to stop, whether or not its start has returned.
+func TestStopDuringStart(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	pod := b.run(e, "a")
+	id := b.create(e, pod, "c")
+	stopped := make(chan struct{})
+	b.node.set(func() { b.node.block["start"] = stopped })
+	started := make(chan error, 1)
+	go func() { started <- e.StartContainer(context.Background(), id) }()
+	b.awaitCalls("start", 1)
+	if err := e.StopContainer(t.Context(), id, time.Minute); err != nil {
+		t.Error(err)
+	}
+	if got := b.task(id).signals; !slices.Equal(got, []unix.Signal{unix.SIGTERM}) {
+		t.Errorf("signals %v", got)
+	}
+	close(stopped)
+	<-started
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
 // Whatever a verb meets of a container that ends meanwhile, it says that the container has.
 func TestExitOvertakesVerbs(t *testing.T) {
 	b := newBench(t)
