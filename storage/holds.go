@@ -170,11 +170,11 @@ func (h *holds) keep(ctx context.Context, one *hold) error {
 		return fmt.Errorf("image %s: not a full id: %w", one.image, fault.Invalid)
 	}
 	err = h.makeRecord(ctx, one.image)
-	if err == nil {
-		if one.lower, err = usableLayers(h.store, record.TopLayer); err != nil {
-			err = fmt.Errorf("image %s: %w", one.image, err)
-		}
+	lower, lost := usableLayers(h.store, record.TopLayer)
+	if lost != nil { // also when the library has met that, without saying so
+		err = fmt.Errorf("image %s: %w", one.image, lost)
 	}
+	one.lower = lower
 	switch {
 	case err == nil:
 		one.kept = true

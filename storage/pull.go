@@ -305,6 +305,9 @@ func (s *Store) dropIfLost(ctx context.Context, id string) error {
 	if err := imageUsable(s.store, id); !errors.Is(err, errLayersLost) {
 		return err // nil: it was mended
 	}
+	if err := s.holds.expire(ctx, id); err != nil {
+		return err
+	}
 	s.leftovers.Removals.Add(1)
 	err = trace.Call(ctx, "delete image", func() error { return durable.DeleteImage(s.store, id) })
 	if err == nil {

@@ -486,6 +486,29 @@ func TestLostLayerHeals(t *testing.T) {
 	n.empty()
 }
 
+// TestLostLayerIsNoticed: a server that runs while layers vanish learns of it from the first
+// container, and the kubelet from the list of images, so that it pulls again.
+func TestLostLayerIsNoticed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ref := serve(t, "app", "1", motd(t, "whole again")).Addr() + "/app:1"
+	img := n.pull(ref)
+	for _, id := range n.chain(img) { // whichever layer it is
+		remove(t, filepath.Dir(n.diff(id)))
+		root := n.rootfs("c-"+id[:4], img.ID)
+		if err := n.MountRootfs(testContext(t), root); !errors.Is(err, errLayersLost) || !errors.Is(err, fault.NotFound) {
+			t.Errorf("mount: %v", err)
+		}
+		n.removeRootfs(root)
+		if images := n.list(); len(images) != 0 {
+			t.Errorf("a damaged image is listed: %+v", images)
+		}
+		n.pull(ref)
+		n.mount(root)
+		n.removeRootfs(root)
+	}
+}
+
 // What is about to be deleted for its lost layers is looked at once more: another
 // program may have mended it. One that was made here is left to a person.
 func TestLostImagesAreLookedAtAgain(t *testing.T) {

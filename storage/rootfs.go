@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -58,12 +59,15 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		return fmt.Errorf("mount rootfs %s: id or absolute paths are missing: %w", r.ID, fault.Invalid)
 	}
 	lower, err := s.artifacts.use(ctx, r)
+	if err == nil {
+		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
+		if err != nil && slices.ContainsFunc(lower, isGone) { // since they were looked at
+			err = fmt.Errorf("%w: %w", errLayersLost, err)
+		}
+	}
 	if errors.Is(err, errLayersLost) {
 		s.images.forget(r.ImageID) // so that the kubelet learns of it and pulls again
 		err = fmt.Errorf("%w: %w", err, fault.NotFound)
-	}
-	if err == nil {
-		err = trace.Call(ctx, "mount layers", func() error { return r.mount(lower, s.mountOptions, s.projects) })
 	}
 	if fault.DiskFull(err) {
 		err = fmt.Errorf("%w: %w", err, fault.Exhausted)
@@ -75,6 +79,11 @@ func (s *Store) MountRootfs(ctx context.Context, r Rootfs) error {
 		_, _ = s.RootfsUsage(r) // of a new layer, which is one directory
 	}
 	return nil
+}
+
+func isGone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 func (r Rootfs) mount(lower, options []string, projects *quota.Projects) error {
