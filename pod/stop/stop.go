@@ -31,7 +31,7 @@ type Stopper struct {
 	Ref     oci.Ref
 	Signal  unix.Signal
 	Task    func() oci.Task
-	Running func() bool     // whether the container's program may be
+	Running func() bool     // whether the container's program may run by now
 	Exited  <-chan struct{} // closed when the container's end is known
 	Work    *background.Group
 
