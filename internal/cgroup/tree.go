@@ -142,10 +142,11 @@ func leaving(leave func(parent int, name string, dir int) error, parent int, nam
 	return leave(parent, name, int(dir.Fd()))
 }
 
-// openDir opens a directory; nil if that is gone.
+// openDir opens a directory; nil if that is gone, or cannot be there: a pod may ask for a parent
+// that is a file of a cgroup.
 func openDir(dir int, name string) (*os.File, inode, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if gone(err) {
+	if gone(err) || err == unix.ENOTDIR {
 		return nil, inode{}, nil
 	}
 	if err != nil {

@@ -32,6 +32,33 @@ func TestRemoveBusy(t *testing.T) {
 	remove(t, cgroup) // the process ends while Remove is waiting
 }
 
+// A pod may ask for a parent that is a file of a cgroup. Nothing can be below it, and what
+// removes the pod finds that done.
+func TestNothingIsBelowAFile(t *testing.T) {
+	t.Parallel()
+	cgroup := scratch(t)
+	start(t, cgroup, "exec sleep 1000")
+	for _, name := range []string{"cgroup.procs", "cgroup.procs/below"} {
+		below := cgroup + "/" + name
+		if pids, err := Procs(below); err != nil || len(pids) > 0 {
+			t.Errorf("processes of %s: %v, %v", name, pids, err)
+		}
+		if err := Kill(t.Context(), below); err != nil {
+			t.Error(err)
+		}
+		if err := Remove(t.Context(), below); err != nil {
+			t.Error(err)
+		}
+	}
+	if pids, err := Procs(cgroup); err != nil || len(pids) != 1 {
+		t.Errorf("the process beside it: %v, %v", pids, err)
+	}
+	if err := Kill(t.Context(), cgroup); err != nil {
+		t.Error(err)
+	}
+	remove(t, cgroup)
+}
+
 // A container that may make cgroups can make them deeper than a path can be.
 func TestRemoveDeep(t *testing.T) {
 	t.Parallel()
