@@ -116,6 +116,16 @@ func TestModelAllowsEveryOrder(t *testing.T) {
 	if err := m.finish(turn); err == nil {
 		t.Error("a container that nobody removes may be gone")
 	}
+	killed := func() *call {
+		return made("ExecSync", &cri.ExecSyncRequest{ContainerId: "b1", Cmd: []string{"/probe", "echo", "hello"}}, &cri.ExecSyncResponse{ExitCode: 137}, codes.OK)
+	}
+	for _, turn := range [][]*call{{killed()}, {killed(), stop()}} {
+		m, _, _ = bench()
+		m.begin(turn)
+		if err := m.finish(turn); (err == nil) != (len(turn) == 2) {
+			t.Errorf("a command was killed, and %d calls were made: %v", len(turn), err)
+		}
+	}
 	image := &cri.ImageSpec{Image: "r/i:1"}
 	for _, found := range []*cri.Image{nil, {Id: "img"}} {
 		m, _, _ = bench()
