@@ -282,10 +282,10 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 			ours[inode] = true
 		}
 	}
-	where := slices.Clone(paths)
+	names, where := slices.Clone(paths), slices.Clone(paths)
 	for _, file := range here {
 		defer file.Close()
-		where, paths = append(where, fdPath(file)), append(slices.Clip(paths), file.Name())
+		names, where = append(names, file.Name()), append(where, fdPath(file))
 	}
 	used := map[string]bool{}
 	failed := ns.Each(where, func(i int) error {
@@ -302,7 +302,7 @@ func Idle(addresses, paths, known []string) ([]string, error) {
 	})
 	for i, err := range failed {
 		if !namespaceGone(err) { // what has gone has no address
-			return nil, fmt.Errorf("look for addresses in use in %s: %w", paths[i], err)
+			return nil, fmt.Errorf("look for addresses in use in %s: %w", names[i], err)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool { return used[net.ParseIP(a).String()] }), nil

@@ -215,7 +215,7 @@ func checkImage(spec *cri.ImageSpec) error {
 	return checkImageFilter(spec)
 }
 
-// checkImageFilter is checkImage where no image at all may be named.
+// checkImageFilter is checkImage for a filter, which need not name an image.
 func checkImageFilter(spec *cri.ImageSpec) error {
 	return cmp.Or(
 		wellFormed(spec),
