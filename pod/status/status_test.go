@@ -176,9 +176,12 @@ func TestStatusIsKeptUpToDate(t *testing.T) {
 // while the network is not ready waits for a look, but not without end.
 func TestStatusWaitsForALook(t *testing.T) {
 	timeless(t, func(t *testing.T, b *bench) {
+		hang := make(chan struct{}) // else a look could be over before Last looks at what it found
+		b.node.set(func() { b.node.hang["store ready"], b.node.hang["network ready"] = hang, hang })
 		if runtime, network := b.status.Last(); runtime != nil || network != nil {
 			t.Errorf("nothing has been looked for yet: %+v, %+v", runtime, network)
 		}
+		close(hang)
 		synctest.Wait()
 		if runtime, network := b.status.Last(); runtime == nil || runtime.NotReady != nil || network == nil {
 			t.Errorf("nobody has waited: %+v, %+v", runtime, network)
