@@ -18,7 +18,9 @@
 // time may undo it.
 //
 // A document that cannot be decoded, or whose version is unknown, is moved
-// aside by All and reported. It never prevents the others from being read.
+// aside by All and reported. It never prevents the others from being read. A document
+// that the system fails to read, since descriptors or memory are used up or the disk
+// does not answer, is not judged: All fails, and its caller tries again later.
 package record
 
 import (
@@ -31,6 +33,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -54,11 +57,12 @@ type Dir[T any] struct {
 	delay   time.Duration // syncDelay
 }
 
-// Damaged is a document that All could not read.
+// Damaged is a document that All could not decode.
 type Damaged struct {
-	ID   string
-	File string // where the document is, or was moved by All
-	Err  error
+	ID    string
+	File  string // where the document is, or was moved by All
+	Err   error
+	Stays error // why All could not move it, as on a full disk
 }
 
 // envelope lets All tell a document of another version from a damaged one
@@ -129,10 +133,11 @@ func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err erro
 }
 
 // Get reads the document of id: the one before, if there is a power cut between
-// this one and the disk. A missing one is fault.NotFound.
+// this one and the disk. A missing one is fault.NotFound. After any error of the
+// system, a syscall.Errno, another call may succeed.
 func (d *Dir[T]) Get(id string) (*T, error) {
 	doc, err := d.read(id, d.file(id))
-	if err != nil && !errors.Is(err, fault.NotFound) {
+	if err != nil && !errors.Is(err, fault.NotFound) && !ofSystem(err) {
 		if last, lastErr := d.read(id, d.file(id)+lastSuffix); lastErr == nil {
 			return last, nil
 		}
@@ -146,7 +151,7 @@ func (d *Dir[T]) read(id, file string) (*T, error) {
 		return nil, fmt.Errorf("record %s: %w", id, fault.NotFound)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("record %s: %w", id, err)
 	}
 	var e envelope[T]
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -156,6 +161,12 @@ func (d *Dir[T]) read(id, file string) (*T, error) {
 		return nil, fmt.Errorf("record %s has version %d, this version of crius reads version %d", id, e.Version, d.version)
 	}
 	return e.Body, nil
+}
+
+// ofSystem tells an error that says nothing of the document itself.
+func ofSystem(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno)
 }
 
 // Delete removes the document of id and then its directory with everything
@@ -173,13 +184,15 @@ func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 
 // All reads every document, in parallel. Orphans are the ids of
 // directories that have no (readable) document: what a crash between mkdir and
-// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep.
+// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep. A
+// damaged document that cannot be moved aside stays where it is, and is no orphan.
 func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
 	docs, orphans, damaged, err = d.Read()
 	for i := range damaged {
 		file, err := d.moveAside(damaged[i].ID)
 		if err != nil {
-			return nil, nil, nil, fmt.Errorf("move damaged record %s aside: %w", damaged[i].ID, err)
+			damaged[i].Stays = err
+			continue
 		}
 		damaged[i].File = file
 		orphans = append(orphans, damaged[i].ID)
@@ -217,13 +230,17 @@ func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged
 				docs[id] = doc
 			case errors.Is(err, fault.NotFound):
 				orphans = append(orphans, id)
+			case ofSystem(err):
+				return err
 			default:
 				damaged = append(damaged, Damaged{ID: id, File: d.file(id), Err: err})
 			}
 			return nil
 		})
 	}
-	_ = g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, nil, nil, err
+	}
 	return docs, orphans, damaged, nil
 }
 
