@@ -137,33 +137,30 @@ func (g *gone) Attach(context.Context, conmon.Streams) (*stdio.Session, error) {
 // unstartable is a container that the runtime has refused to create.
 type unstartable struct {
 	gone
-	exitFile string
-	code     int32
-
-	mu   sync.Mutex
-	over chan struct{} // closed once exit is recorded
+	code int32
+	end  sync.Once
+	over chan struct{} // closed once there is an exit
 }
 
 // Unstartable is the Task of a container that the runtime could not create and has
 // nothing of. Start, and all else that needs a process, fails with cause, a
-// ProgramError. Kill ends it, which records an exit with code, as for any other
-// container.
-func Unstartable(ref Ref, cause error, code int32) Task {
-	return &unstartable{gone: gone{why: cause}, exitFile: ref.ExitFile, code: code, over: make(chan struct{})}
+// ProgramError. Kill ends it with code.
+func Unstartable(cause error, code int32) Task {
+	return &unstartable{gone: gone{why: cause}, code: code, over: make(chan struct{})}
+}
+
+// NeverStarted tells whether a Task is Unstartable: it has no monitor that would have
+// recorded its exit.
+func NeverStarted(t Task) bool {
+	_, is := t.(*unstartable)
+	return is
 }
 
 func (u *unstartable) Kill(context.Context) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if closed(u.over) {
-		return nil
-	}
-	exit := conmon.Exit{Code: u.code, FinishedAt: time.Now()}
-	if err := conmon.WriteExit(u.exitFile, exit); err != nil {
-		return err
-	}
-	u.exit = exit
-	close(u.over)
+	u.end.Do(func() {
+		u.exit = conmon.Exit{Code: u.code, FinishedAt: time.Now()}
+		close(u.over)
+	})
 	return nil
 }
 

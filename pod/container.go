@@ -263,7 +263,7 @@ func (c *Container) createTask(ctx context.Context, create func(context.Context)
 	}
 	slog.InfoContext(ctx, "runtime cannot run the container's program, start will fail", "container", c.id, "err", program)
 	c.change(func(now *liveContainer) { now.StartError, now.StartedAt = program.Error(), time.Time{} })
-	c.setTask(oci.Unstartable(c.ref, program, records.StartErrorCode), false)
+	c.setTask(oci.Unstartable(program, records.StartErrorCode), false)
 	return nil
 }
 

@@ -576,6 +576,16 @@ func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
 // engine starts a server on the bench.
 func (b *bench) engine() *Engine {
 	b.Helper()
+	e := b.unrecovered()
+	if err := e.Recover(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+// unrecovered is a server that has not looked at its records yet.
+func (b *bench) unrecovered() *Engine {
+	b.Helper()
 	e, err := New(b.Context(), b.cfg, Deps{
 		Images: fakeImages{b.node}, Network: fakeNetwork{b.node}, Runtimes: fakeRuntimes{b.node}, Trace: &trace.Tracer{Hook: b.hook},
 	})
@@ -584,9 +594,6 @@ func (b *bench) engine() *Engine {
 	}
 	if b.boot != "" {
 		e.boot, e.audit.Boot, e.tuner.Boot = b.boot, b.boot, b.boot
-	}
-	if err := e.Recover(b.Context()); err != nil {
-		b.Fatal(err)
 	}
 	b.Cleanup(func() { b.close(e) })
 	return e

@@ -91,7 +91,10 @@ func (r *recovery) run(ctx context.Context) error {
 	if silent := e.Summary().Unreachable; silent > 0 {
 		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}
-	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
+	damaged := slices.Concat(damagedPods, damagedCtrs)
+	known := func(id string) bool {
+		return pods[id] != nil || ctrs[id] != nil || slices.ContainsFunc(damaged, func(d record.Damaged) bool { return d.ID == id && d.Stays != nil })
+	}
 	r.sweepWithoutRecord(ctx, slices.Concat(orphanPods, orphanCtrs), known)
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.All()), "containers", len(e.containers.All()), "took", time.Since(started))
 	return nil
@@ -141,6 +144,10 @@ func (w *waiting) await(ctx context.Context) (left int) {
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	for _, d := range damaged {
+		if d.Stays != nil {
+			slog.ErrorContext(ctx, "cannot move an unreadable record aside; the pod or container it describes is left alone until the next start", "kind", noun, "id", d.ID, "file", d.File, "err", errors.Join(d.Err, d.Stays))
+			continue
+		}
 		slog.ErrorContext(ctx, "unreadable record moved aside; removing the pod or container it describes", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
 	}
 }
@@ -296,13 +303,9 @@ func (r *recovery) recoverContainer(ctx context.Context, id string, rec records.
 		}
 		c.setExit(exit)
 	} else if rec.BootID != e.boot {
-		if err := c.reloadDead(ctx, err); err != nil {
-			slog.ErrorContext(ctx, "cannot recover container, removing it", "container", id, "err", err)
-			r.end(id, c.teardown, &r.answers)
-			return
-		}
+		c.reloadDead(ctx, err)
 	} else if refused := rec.Refused(); refused != nil {
-		c.setTask(oci.Unstartable(c.ref, refused, records.StartErrorCode), false)
+		c.setTask(oci.Unstartable(refused, records.StartErrorCode), false)
 		c.publish()
 		e.background.Go("watch container", c.watch)
 	} else {
@@ -452,18 +455,15 @@ func (c *Container) settleAs(p records.Phase) {
 }
 
 // reloadDead recovers a container of another boot whose exit is not known.
-func (c *Container) reloadDead(ctx context.Context, unknown error) error {
+func (c *Container) reloadDead(ctx context.Context, unknown error) {
 	exit := conmon.Exit{Code: codeUnknown, FinishedAt: time.Now(), Message: "the node was rebooted while the container was running"}
 	if !errors.Is(unknown, fault.NotFound) { // a disk that lies about what it keeps: no reason to forget the container
 		exit.Message = "the node was rebooted, and the record of the container's exit was damaged: " + unknown.Error()
 		slog.ErrorContext(ctx, "cannot read a container's exit record, exit code unknown", "container", c.id, "err", unknown)
 	}
-	if err := trace.Call(ctx, "write exit file", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) }); err != nil {
-		return fmt.Errorf("record the exit of a container from a previous boot: %w", err)
-	}
+	c.recordExit(ctx, exit)
 	c.setTask(oci.Dead(exit), false)
 	c.setExit(exit)
-	return nil
 }
 
 // sweepWithoutRecord removes what has a run or state directory but no record.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -208,8 +209,11 @@ func (c *Container) awaitExit() {
 		return
 	}
 	exit, err := c.now().task.Exit()
-	if err != nil {
+	switch {
+	case err != nil:
 		exit = c.lost(err)
+	case oci.NeverStarted(c.now().task):
+		c.recordExit(context.WithoutCancel(c.engine.background.Closing()), exit)
 	}
 	if exit.OOMKills > 0 && exit.Code != 0 {
 		c.engine.counters.oomKilled.Add(1)
@@ -259,6 +263,9 @@ const (
 func (c *Container) lost(cause error) conmon.Exit {
 	ctx, cancel := undoContext(c.engine.background.Closing())
 	defer cancel()
+	if exit, err := conmon.ReadExit(c.ref.ExitFile); err == nil { // which could not be read a moment ago
+		return exit
+	}
 	exit := conmon.Exit{Code: codeKilled, FinishedAt: time.Now(), Message: fmt.Sprintf("killed because the container's monitor was lost (%v)", cause)}
 	c.engine.counters.monitorsLost.Add(1)
 	slog.ErrorContext(ctx, "monitor lost, killing its container", "container", c.id, "err", cause)
@@ -266,11 +273,32 @@ func (c *Container) lost(cause error) conmon.Exit {
 		if err := trace.Do(ctx, "send SIGKILL", c.now().task.Kill); err != nil {
 			slog.ErrorContext(ctx, "container whose monitor was lost not dead after SIGKILL", "container", c.id, "err", err)
 		}
-		err := trace.Call(ctx, "write exit file", func() error { return conmon.WriteExit(c.ref.ExitFile, exit) })
-		if err != nil {
-			slog.ErrorContext(ctx, "cannot record the exit of a container whose monitor was lost", "container", c.id, "err", err)
-		}
-		return err
+		c.recordExit(ctx, exit)
+		return nil
 	})
 	return exit
+}
+
+// recordExit writes down an exit for servers to come that no monitor can write, and never in
+// the place of one that is there. Where a disk is full it is tried again, for as long as the
+// container is there; this server knows the exit meanwhile.
+func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
+	record := func() error {
+		_, err := conmon.ReadExit(c.ref.ExitFile)
+		if errno := unix.Errno(0); err == nil || errors.As(err, &errno) {
+			return err
+		}
+		return conmon.WriteExit(c.ref.ExitFile, exit)
+	}
+	err := trace.Call(ctx, "write exit file", record)
+	if err == nil {
+		return
+	}
+	slog.ErrorContext(ctx, "container exit not recorded, retrying", "container", c.id, "err", err)
+	c.engine.cleanups.Add("exit of "+c.id, func(context.Context) error {
+		if c.now().Phase == records.Removing {
+			return nil
+		}
+		return record()
+	})
 }
