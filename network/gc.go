@@ -16,13 +16,12 @@ import (
 	"github.com/crius-run/crius/internal/trace"
 )
 
-const (
-	// collectLimit is how long Collect may take, and pods wait for it.
-	collectLimit = 10 * time.Second
-	// noCache makes libcni find no records of attachments: by default it would take
-	// those of other runtimes, and undo them.
-	noCache = "/proc/crius-has-no-cni-cache"
-)
+// collectLimit is how long Collect may take, and pods wait for it.
+var collectLimit = 10 * time.Second
+
+// noCache makes libcni find no records of attachments: by default it would take
+// those of other runtimes, and undo them.
+const noCache = "/proc/crius-has-no-cni-cache"
 
 // Live says what Collect must not touch.
 type Live struct {

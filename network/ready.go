@@ -10,7 +10,7 @@ import (
 )
 
 // statusLimit is how long the CNI verb STATUS may take.
-const statusLimit = 10 * time.Second
+var statusLimit = 10 * time.Second
 
 // Ready tells whether a pod could be attached now. If not, the error is
 // fault.Unavailable and says what is missing where: there is no usable

@@ -95,7 +95,7 @@ func (t *shimTask) endCommand(ctx, starting context.Context, exec string, earlie
 	}
 	defer client.Close()
 	var state shim.State
-	poll.Until(starting, abandonedTime/100, func() bool {
+	poll.Until(starting, abandonedPace, func() bool {
 		state, err = client.State(ctx, process)
 		return err != nil || state.Started
 	})
@@ -198,14 +198,17 @@ func endEach(ctx context.Context, id string, dirs []string, end func(dir string)
 	return left, err
 }
 
-// abandonedTime is what runtimes get that are still starting commands of a container.
-const abandonedTime = 2 * time.Second
+// abandonedTime is what runtimes get that are still starting commands of a container,
+// which are looked for at this pace.
+var abandonedTime = 2 * time.Second
+
+const abandonedPace = 20 * time.Millisecond
 
 // abandoned is the command to which an exec's directory belongs, nil if it does not
 // run before ctx ends.
 func (t *cliTask) abandoned(ctx context.Context, dir string) *execution {
 	e := &execution{}
-	written := poll.Until(ctx, abandonedTime/100, func() bool {
+	written := poll.Until(ctx, abandonedPace, func() bool {
 		var err error
 		e.PID, err = readPid(pidFileOf(dir))
 		return err == nil

@@ -57,13 +57,18 @@ func (c command) run(ctx context.Context) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// pipeTime is how long the output of a program that has ended may take to come, which is
+// long on a node that is busy. Nothing else keeps the pipe but what the program has left
+// running.
+const pipeTime = 5 * time.Second
+
 // killGroup puts cmd into a session, and so a process group, of its own and
 // kills the group when the command's context ends; descendants that keep a pipe
 // are not waited for.
 func killGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = pipeTime
 }
 
 func output(ctx context.Context, argv ...string) ([]byte, error) {

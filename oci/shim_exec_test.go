@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v2"
 	tasktypes "github.com/containerd/containerd/api/types/task"
@@ -189,9 +190,16 @@ func TestCommandThatStartsTooLate(t *testing.T) {
 	})
 }
 
+func setAbandonedTime(t *testing.T, limit time.Duration) {
+	usual := abandonedTime
+	abandonedTime = limit
+	t.Cleanup(func() { abandonedTime = usual })
+}
+
 // The shim may be starting the command of a server that was killed: what is killed and
 // forgotten before would be started nevertheless.
 func TestAbandonedCommandIsAwaited(t *testing.T) {
+	setAbandonedTime(t, wait.Limit)
 	a := &answering{pid: 1}
 	a.starts.Store(3)
 	task := taskOf(t, a, true)
@@ -234,6 +242,7 @@ func TestAbandonedCommandThatHasEnded(t *testing.T) {
 // A server may have been killed before it had the shim start its command, which then
 // never ends.
 func TestAbandonedCommandThatIsNotStarted(t *testing.T) {
+	setAbandonedTime(t, 5*abandonedPace)
 	for _, guest := range []bool{true, false} {
 		a := &answering{}
 		a.starts.Store(math.MaxInt32)

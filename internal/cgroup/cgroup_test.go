@@ -184,11 +184,16 @@ func kill(t testing.TB, cgroup string) {
 	}
 }
 
+// remove removes a cgroup whose processes end soon.
 func remove(t testing.TB, cgroup string) {
 	t.Helper()
-	if err := Remove(t.Context(), cgroup); err != nil {
-		t.Fatal(err)
-	}
+	wait.For(t, "the cgroup to be removed", func() bool {
+		err := Remove(t.Context(), cgroup)
+		if err != nil && !errors.Is(err, fault.Precondition) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 }
 
 func TestJoin(t *testing.T) {

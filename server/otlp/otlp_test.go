@@ -135,6 +135,8 @@ func TestTLS(t *testing.T) {
 	certificate, file := selfSigned(t)
 	c := collector.Serve(l, grpc.Creds(credentials.NewServerTLSFromCert(&certificate)))
 	defer c.Close()
+	usual := exportTime
+	t.Cleanup(func() { exportTime = usual })
 	for name, cfg := range map[string]struct {
 		Config
 		spans int
@@ -143,6 +145,9 @@ func TestTLS(t *testing.T) {
 		"untrusted": {Config{}, 0},
 	} {
 		before := len(c.Spans())
+		if exportTime = usual; cfg.spans > 0 {
+			exportTime = wait.Limit
+		}
 		cfg.Endpoint, cfg.SamplingRate = "https://"+l.Addr().String(), PerMillion
 		traces, tracer := start(t, cfg.Config)
 		answer(t.Context(), tracer)
