@@ -31,9 +31,20 @@ const maxSocketPath = 107
 // Closing the listener removes the socket. The lock file beside it stays until
 // Abandon.
 func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
-	path := cfg.Listen
-	if !filepath.IsAbs(path) || len(path) > maxSocketPath {
-		return nil, fmt.Errorf("api.listen = %q: give an absolute path of at most %d bytes: %w", path, maxSocketPath, fault.Invalid)
+	return address{"api.listen", cfg.Listen}.listen(ctx, cfg)
+}
+
+// ListenAsCrio binds cfg.CrioSocket as Listen binds the CRI socket.
+func ListenAsCrio(ctx context.Context, cfg Config) (net.Listener, error) {
+	return address{"api.crio_socket", cfg.CrioSocket}.listen(ctx, cfg)
+}
+
+// address is the path of a socket and the option that names it.
+type address struct{ option, path string }
+
+func (a address) listen(ctx context.Context, cfg Config) (net.Listener, error) {
+	if !filepath.IsAbs(a.path) || len(a.path) > maxSocketPath {
+		return nil, fmt.Errorf("%s = %q: give an absolute path of at most %d bytes: %w", a.option, a.path, maxSocketPath, fault.Invalid)
 	}
 	if cfg.SocketMode&^fs.ModePerm != 0 || cfg.SocketMode == 0 {
 		return nil, fmt.Errorf("api.socket_mode = %#o: give permission bits such as 0660: %w", cfg.SocketMode, fault.Invalid)
@@ -46,14 +57,14 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if gid != os.Getegid() {
 		dirMode = 0o711 // for the group, which the directory does not belong to
 	}
-	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
+	if err := os.MkdirAll(filepath.Dir(a.path), dirMode); err != nil {
 		return nil, fmt.Errorf("directory of the CRI socket: %w", err)
 	}
-	lock, err := lockSocket(path)
+	lock, err := a.lock()
 	if err != nil {
 		return nil, err
 	}
-	l, err := bind(ctx, path, cfg.SocketMode, gid)
+	l, err := a.bind(ctx, cfg.SocketMode, gid)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -64,7 +75,8 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 // nobody answers at it, the lock file and, if that leaves it empty, the directory.
 // While another server holds the path all of that stays.
 func Abandon(path string) error {
-	lock, err := lockSocket(path)
+	a := address{path: path} // no error that names the option is returned
+	lock, err := a.lock()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fault.Exists) {
 		return nil
 	}
@@ -72,7 +84,7 @@ func Abandon(path string) error {
 		return err
 	}
 	defer lock.Close()
-	if err := removeStale(path); err != nil && !errors.Is(err, fault.Exists) {
+	if err := a.removeStale(); err != nil && !errors.Is(err, fault.Exists) {
 		return err
 	}
 	if err := os.Remove(lock.Name()); err != nil {
@@ -95,14 +107,14 @@ func (l *listener) Close() error {
 	return errors.Join(l.Listener.Close(), l.lock.Close())
 }
 
-func lockSocket(path string) (*os.File, error) {
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+func (a address) lock() (*os.File, error) {
+	lock, err := os.OpenFile(a.path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock CRI socket: %w", err)
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named(lock) {
-		err = fmt.Errorf("another crius instance serves %s; stop it or set a different api.listen: %w", path, fault.Exists)
+		err = fmt.Errorf("another crius instance serves %s; stop it or set a different %s: %w", a.path, a.option, fault.Exists)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock CRI socket: %w", err), lock.Close())
@@ -136,18 +148,18 @@ func groupID(group string) (int, error) {
 	return strconv.Atoi(known.Gid)
 }
 
-func bind(ctx context.Context, path string, mode os.FileMode, gid int) (net.Listener, error) {
-	if err := removeStale(path); err != nil {
+func (a address) bind(ctx context.Context, mode os.FileMode, gid int) (net.Listener, error) {
+	if err := a.removeStale(); err != nil {
 		return nil, err
 	}
-	l, err := bindClosed(ctx, path)
+	l, err := bindClosed(ctx, a.path)
 	if err != nil {
 		return nil, fmt.Errorf("CRI socket: %w", err)
 	}
 	// A set-group-ID directory would hand the socket to its own group.
-	err = os.Lchown(path, os.Geteuid(), gid)
+	err = os.Lchown(a.path, os.Geteuid(), gid)
 	if err == nil {
-		err = os.Chmod(path, mode)
+		err = os.Chmod(a.path, mode)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("CRI socket: %w", err), l.Close())
@@ -165,10 +177,10 @@ func bindClosed(ctx context.Context, path string) (net.Listener, error) {
 	return closed.Listen(ctx, "unix", path)
 }
 
-// removeStale makes way at path if all that is there is a socket on which
+// removeStale makes way at the path if all that is there is a socket on which
 // nobody listens.
-func removeStale(path string) error {
-	info, err := os.Lstat(path)
+func (a address) removeStale() error {
+	info, err := os.Lstat(a.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -176,17 +188,17 @@ func removeStale(path string) error {
 		return fmt.Errorf("CRI socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket; move it away or set a different api.listen: %w", path, fault.Exists)
+		return fmt.Errorf("%s exists and is not a socket; move it away or set a different %s: %w", a.path, a.option, fault.Exists)
 	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
+	conn, err := net.DialTimeout("unix", a.path, time.Second)
 	if err == nil {
 		defer conn.Close()
-		return fmt.Errorf("another process serves %s: %s; stop it or set a different api.listen: %w", path, peer.Of(conn), fault.Exists)
+		return fmt.Errorf("another process serves %s: %s; stop it or set a different %s: %w", a.path, peer.Of(conn), a.option, fault.Exists)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", path, err, fault.Exists)
+		return fmt.Errorf("cannot determine whether a process serves %s: %w: %w", a.path, err, fault.Exists)
 	}
-	if err := os.Remove(path); err != nil {
+	if err := os.Remove(a.path); err != nil {
 		return fmt.Errorf("stale CRI socket: %w", err)
 	}
 	return nil

@@ -150,6 +150,34 @@ func TestOneServerPerSocket(t *testing.T) {
 	}
 }
 
+// Each socket has its own option, which is the one to change.
+func TestSocketInUseNamesItsOption(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cfg := Config{Listen: filepath.Join(dir, "crius.sock"), CrioSocket: filepath.Join(dir, "crio.sock"), SocketMode: 0o660}
+	for option, path := range map[string]string{"api.listen": cfg.Listen, "api.crio_socket": cfg.CrioSocket} {
+		other, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		bind := Listen
+		if option == "api.crio_socket" {
+			bind = ListenAsCrio
+		}
+		want := "stop it or set a different " + option + ":"
+		if _, err := bind(t.Context(), cfg); !errors.Is(err, fault.Exists) || !strings.Contains(err.Error()+":", want) {
+			t.Errorf("%s: got %v", option, err)
+		}
+		if err := errors.Join(other.Close(), os.RemoveAll(path), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bind(t.Context(), cfg); !errors.Is(err, fault.Exists) || !strings.Contains(err.Error()+":", want[len("stop it or "):]) {
+			t.Errorf("a file at %s: got %v", option, err)
+		}
+	}
+}
+
 // Between the start of one server and its first answer, a second one must not
 // take the path for free.
 func TestSocketIsLocked(t *testing.T) {
@@ -158,7 +186,7 @@ func TestSocketIsLocked(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(cfg.Listen), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	starting, err := lockSocket(cfg.Listen)
+	starting, err := address{"api.listen", cfg.Listen}.lock()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -333,26 +333,39 @@ func nearestExisting(path string) (string, fs.FileInfo, error) {
 	}
 }
 
-// checkSocket finds out who has the CRI socket.
+// checkSocket finds out who has the sockets of CRI.
 func checkSocket(ctx context.Context, n *node) []finding {
-	path := n.config.Config.API.Listen
-	parent := checkDirectory("api.listen", filepath.Dir(path))
+	api := n.config.Config.API
+	findings := []finding{checkSocketOf(ctx, "api.listen", api.Listen)}
+	if api.CrioSocket == "" {
+		return findings
+	}
+	crio := checkSocketOf(ctx, "api.crio_socket", api.CrioSocket)
+	if serves, other := listener(ctx, api.Listen), listener(ctx, api.CrioSocket); answers(ctx, api.CrioSocket) && serves != other {
+		crio = fail("stop it or set a different api.crio_socket", "another process serves %s: %s", api.CrioSocket, other)
+	}
+	return append(findings, crio)
+}
+
+// checkSocketOf looks at the socket that an option names.
+func checkSocketOf(ctx context.Context, option, path string) finding {
+	parent := checkDirectory(option, filepath.Dir(path))
 	if parent.Status != statusOK {
-		return []finding{parent}
+		return parent
 	}
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []finding{ok("%s is free", path)}
+		return ok("%s is free", path)
 	case err != nil:
-		return []finding{fail("correct api.listen", "%s", fault.Text(err))}
+		return fail("correct "+option, "%s", fault.Text(err))
 	case info.Mode().Type() != fs.ModeSocket:
-		return []finding{fail("move it away or correct api.listen", "%s exists and is not a socket", path)}
+		return fail("move it away or correct "+option, "%s exists and is not a socket", path)
 	}
 	if answers(ctx, path) {
-		return []finding{ok("%s: a server answers", path)}
+		return ok("%s: a server answers", path)
 	}
-	return []finding{ok("%s: stale socket, will be replaced", path)}
+	return ok("%s: stale socket, will be replaced", path)
 }
 
 // checkAddresses checks what the server would serve on TCP as the server does.

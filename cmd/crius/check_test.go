@@ -296,6 +296,31 @@ func TestCheckSocket(t *testing.T) {
 	want(t, checkSocket(ctx, n), "not a socket", statusFail)
 }
 
+// With another server at the second socket crius does not start.
+func TestCheckCrioSocketOfAnotherProcess(t *testing.T) {
+	dir := t.TempDir()
+	crio := filepath.Join(dir, "crio.sock")
+	n := testNode(t, "api.listen = '"+filepath.Join(dir, "crius.sock")+"'\napi.crio_socket = '"+crio+"'", nil)
+	want(t, checkSocket(t.Context(), n), crio+" is free", statusOK)
+
+	other, err := net.Listen("unix", crio)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	f := find(t, checkSocket(t.Context(), n), fmt.Sprintf("another process serves %s: process %d (", crio, os.Getpid()))
+	if f.Status != statusFail || f.Do != "stop it or set a different api.crio_socket" {
+		t.Errorf("%+v", f)
+	}
+
+	own, err := net.Listen("unix", n.config.Config.API.Listen) // one process serves both
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	want(t, checkSocket(t.Context(), n), crio+": a server answers", statusOK)
+}
+
 // What listens on the socket and is no server is named, so that it can be found.
 func TestCheckServerOfAnotherProgram(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")

@@ -225,9 +225,7 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	}
 	servers := []func() error{func() error { return srv.Serve(listener) }, sessions.Serve}
 	if cfg.CrioSocket != "" {
-		second := cfg
-		second.Listen = cfg.CrioSocket
-		crio, err := server.Listen(ctx, second)
+		crio, err := server.ListenAsCrio(ctx, cfg)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}
