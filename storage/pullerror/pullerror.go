@@ -55,6 +55,9 @@ func New(name string, err error, secrets []string) error {
 			hint = "; " + h
 		}
 	}
+	if rateLimited(err) {
+		hint = "; " + rateLimitHint
+	}
 	failure.text = fmt.Sprintf("pull %s: %s%s", name, text, hint)
 	return failure
 }
@@ -76,6 +79,18 @@ var hints = map[error]string{
 	fault.Unauthenticated: "check the pull secret of the pod or image.auth_file",
 	fault.Unavailable:     "check that the node reaches the registry and trusts its certificate",
 	fault.Exhausted:       "free space in the image store",
+}
+
+// rateLimitHint takes the place of the hint of fault.Unavailable: the node has reached the
+// registry.
+const rateLimitHint = "the registry limits pulls: log in by image.auth_file, or use a mirror"
+
+// rateLimited reports whether the registry has refused a request because there were too many.
+func rateLimited(err error) bool {
+	var coded errcode.ErrorCoder
+	return errors.Is(err, docker.ErrTooManyRequests) ||
+		errors.As(err, &coded) && coded.ErrorCode() == errcode.ErrorCodeTooManyRequests ||
+		StatusOf(err) == http.StatusTooManyRequests
 }
 
 // Kinds are the sentinels that err comes down to. The library's own types

@@ -58,6 +58,26 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+func TestHintOfRateLimit(t *testing.T) {
+	const limited, unreachable = "log in by image.auth_file, or use a mirror", "check that the node reaches the registry"
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{docker.ErrTooManyRequests, limited},
+		{errcode.ErrorCodeTooManyRequests.WithMessage("toomanyrequests: You have reached your pull rate limit"), limited},
+		{docker.UnexpectedHTTPStatusError{StatusCode: 429}, limited},
+		{docker.UnexpectedHTTPStatusError{StatusCode: 503}, unreachable},
+	} {
+		err := New("registry.example/app:1", fmt.Errorf("some step: %w", test.err), nil)
+		for _, hint := range []string{limited, unreachable} {
+			if strings.Contains(err.Error(), hint) != (hint == test.want) || !errors.Is(err, fault.Unavailable) {
+				t.Errorf("%T: %v, want %q", test.err, err, test.want)
+			}
+		}
+	}
+}
+
 func FuzzRedact(f *testing.F) {
 	f.Add("Get \"https://u:p@h/x?y=z\": Basic dXNlcjpwYXNz", "p4ssw0rd")
 	f.Fuzz(func(t *testing.T, text, password string) {
