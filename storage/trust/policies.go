@@ -65,7 +65,7 @@ func (p *Policies) For(namespace string) (*Policy, error) {
 	path, content, err := p.read(namespace)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: without a policy no image is accepted; install one, "+
-			"such as crius's contrib/policy.json, which accepts every image: %w: %w", err, ErrSignature, fault.Precondition)
+			"such as /usr/share/doc/crius/examples/policy.json, which accepts every image: %w: %w", err, ErrSignature, fault.Precondition)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read signature policy: %w: %w: %w", err, ErrSignature, fault.Precondition)
