@@ -47,7 +47,7 @@ documented() {
 }
 
 check_tree() { # DIR FURTHER-FILES
-	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|RELEASES\|CHANGELOG\|docs\|examples\|sbom\)') ||
+	diff <(printf '%s\n%s\n' "$common" "$2" | sort -k 2) <(tree "$1" | grep -v ' usr/share/doc/crius/\(README\|SECURITY\|RELEASES\|CHANGELOG\|CONTRIBUTING\|docs\|examples\|sbom\)') ||
 		fail "$1 does not hold what it should"
 	cmp -s "$1/usr/bin/crius" "$bindir/crius" || fail "$1: the program was changed on its way"
 	"$1/usr/bin/crius" --config "$1/etc/crius/crius.toml" config >/dev/null || fail "$1: its configuration is refused"

@@ -102,7 +102,7 @@ stage() {
 		install -D -m 644 -t "$root/usr/share/man/man${page##*.}" "$page"
 		gzip -9n "$root/usr/share/man/man${page##*.}/${page##*/}"
 	done
-	install -D -m 644 -t "$doc" README.md SECURITY.md RELEASES.md CHANGELOG.md
+	install -D -m 644 -t "$doc" README.md SECURITY.md RELEASES.md CHANGELOG.md CONTRIBUTING.md
 	install -D -m 644 -t "$doc/docs" docs/*.md
 	install -D -m 644 -t "$doc/docs/decisions" docs/decisions/*.md
 	install -D -m 644 -t "$doc/docs/performance" docs/performance/*
