@@ -184,7 +184,7 @@ func anchors(page string) (names []string) {
 
 var symptom = regexp.MustCompile("(?m)^\\| `([^`]+)` \\|")
 
-// What an operator finds in a log must be what the page lists.
+// What an operator finds in a log must be what the page lists; … stands for what varies.
 func TestSymptomsAreInTheCode(t *testing.T) {
 	symptoms := symptom.FindAllStringSubmatch(documents(t)["docs/troubleshoot.md"], -1)
 	if len(symptoms) < 25 {
@@ -192,7 +192,7 @@ func TestSymptomsAreInTheCode(t *testing.T) {
 	}
 	code := productCode(t)
 	for _, m := range symptoms {
-		if !strings.Contains(code, m[1]) {
+		if !regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(m[1]), "…", "%[sqdv]")).MatchString(code) || strings.Contains(m[1], "%") {
 			t.Errorf("nothing says %q any more", m[1])
 		}
 	}
