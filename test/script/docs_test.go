@@ -30,7 +30,7 @@ var elsewhere = []struct{ part, why string }{
 	{"apt-get install ./", "test/packages.sh installs, upgrades and removes packages, test/node the service"},
 	{"apt-get install --allow-downgrades", "the same"},
 	{"apt-get purge", "the same"},
-	{"apt-get install runc", "the node's packages come from test/setup.sh"},
+	{"apt-get install -y runc", "the node's packages come from test/setup.sh"},
 	{"tar -xzf bin/packages", "test/packages.sh"},
 	{"/install.sh", "test/packages.sh"},
 	{"install -m 755 bin/", "the programs of the tests are elsewhere"},
