@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -130,6 +131,27 @@ func TestSandboxedContainerWaitCommandIsRestarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.For(t, "the third command to wait", func() bool { _, err := os.Stat(filepath.Join(i.Dir, "third")); return err == nil })
+	i.write("end")
+	i.wants(client, 5)
+}
+
+// A command that cannot be run says nothing of the container, which lives on.
+func TestSandboxedContainerWhoseWaitCommandCannotBeRun(t *testing.T) {
+	t.Parallel()
+	i := newRemoteContainer(t, starts, "")
+	program := filepath.Join(i.Dir, "wait")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\ncd "+i.Dir+"\n"+waits), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i.Wait = []string{program}
+	client := i.launch()
+	if err := client.Start(limit(t)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(7 * time.Second) // in which a command that fails is given up
+	if err := os.Chmod(program, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	i.write("end")
 	i.wants(client, 5)
 }

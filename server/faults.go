@@ -43,6 +43,8 @@ var faultCodes = []struct {
 	{syscall.ENOMEM, codes.ResourceExhausted},
 	{syscall.EMFILE, codes.ResourceExhausted},
 	{syscall.ENFILE, codes.ResourceExhausted},
+	{syscall.EAGAIN, codes.ResourceExhausted}, // of fork: processes are used up
+	{syscall.EUSERS, codes.ResourceExhausted},
 }
 
 // codeOf answers Unknown for what nobody classified, as the kubelet's other

@@ -41,6 +41,8 @@ func TestCodes(t *testing.T) {
 		{syscall.ENOMEM, codes.ResourceExhausted},
 		{syscall.EMFILE, codes.ResourceExhausted},
 		{syscall.ENFILE, codes.ResourceExhausted},
+		{syscall.EAGAIN, codes.ResourceExhausted},
+		{syscall.EUSERS, codes.ResourceExhausted},
 		{fault.Internal, codes.Internal},
 		{errors.New("unheard of"), codes.Unknown},
 		{syscall.EIO, codes.Unknown},

@@ -19,7 +19,8 @@ type remote struct {
 	result       int // where the waiting command writes what it has found; -1: it is the starting one
 	client       int // who waits for the start; -1: nobody
 	started      bool
-	failures     int   // of the waiting command
+	failures     int   // of the waiting command, one after the other
+	since        int64 // uptime at which it began
 	again        bool  // it is to be run again
 	gone         bool  // the sandbox is dead
 	helpersUntil int64 // uptime at which helpers are no longer waited for
@@ -159,9 +160,10 @@ func (m *monitor) await() {
 		err = m.help(m.opt.Wait, stdio{max(m.fifos.leash[0], 0), p[1], 2})
 		syscall.Close(p[1])
 	}
-	if err != nil {
+	m.remote.since = uptime()
+	if err != nil { // processes or descriptors are used up, say; of the container it says nothing
 		m.complaints.add(wire.Fail("wait for the container", err))
-		m.waitFailed()
+		m.waitAgain(false)
 	}
 }
 
@@ -182,17 +184,26 @@ func (m *monitor) waited(exit wire.Exit) {
 	m.waitFailed()
 }
 
+// waitFailed gives up what has failed for some seconds without a break.
 func (m *monitor) waitFailed() {
 	const (
 		bearable = 25
-		pause    = 200
+		lasting  = 10_000
 	)
+	if uptime()-m.remote.since > lasting {
+		m.remote.failures = 0
+	}
+	m.remote.failures++
+	m.waitAgain(m.remote.failures > bearable)
+}
+
+func (m *monitor) waitAgain(hopeless bool) {
+	const pause = 200
 	if m.remote.result >= 0 {
 		syscall.Close(m.remote.result)
 		m.remote.result = -1
 	}
-	m.remote.failures++
-	if m.remote.gone || m.remote.failures > bearable {
+	if hopeless || m.remote.gone {
 		m.conclude(killed)
 		return
 	}

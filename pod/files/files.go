@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/internal/fault"
@@ -201,11 +203,24 @@ func MakeLogDir(root, logPath string) error {
 	}
 	defer confined.Close()
 	dir := filepath.Join(own, filepath.Dir(logPath))
-	if err := confined.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	err = confined.MkdirAll(dir, 0o755)
+	if err == nil {
+		_, err = confined.Stat(dir)
 	}
-	if _, err := confined.Stat(dir); err != nil {
-		return fmt.Errorf("log_path %q: %w: %w", logPath, err, fault.Invalid)
+	if err != nil && ofPath(err) {
+		err = fmt.Errorf("%w: %w", err, fault.Invalid)
+	}
+	if err != nil {
+		return fmt.Errorf("log_path %q: %w", logPath, err)
 	}
 	return nil
+}
+
+// ofPath tells whether a path was to blame, and not a disk that is full or read-only.
+func ofPath(err error) bool {
+	var errno unix.Errno
+	if !errors.As(err, &errno) { // os.Root's own: it leads out
+		return true
+	}
+	return slices.Contains([]unix.Errno{unix.EEXIST, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL, unix.ENOENT}, errno)
 }
