@@ -29,11 +29,12 @@ func Signal(p Process, sig unix.Signal) error {
 	return nil
 }
 
-// Alive reports whether the process is there and not a zombie.
+// Alive reports whether the process is there and not a zombie. If descriptors or memory
+// are used up it may be, and is not said to be dead.
 func Alive(p Process) bool {
 	fd, err := openPidfd(p)
 	if err != nil {
-		return false
+		return !errors.Is(err, unix.ESRCH)
 	}
 	defer unix.Close(fd)
 	return !dead(fd)
@@ -67,12 +68,19 @@ func openPidfd(p Process) (int, error) {
 		return -1, unix.ESRCH
 	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // a thread of another process has the number
+		return -1, unix.ESRCH
+	}
 	if err != nil {
 		return -1, err
 	}
-	if now, err := wire.Find(p.PID); err != nil || now != p {
+	now, err := wire.Find(p.PID)
+	if errors.Is(err, unix.ENOENT) || err == nil && now != p {
+		err = unix.ESRCH
+	}
+	if err != nil {
 		_ = unix.Close(fd)
-		return -1, unix.ESRCH
+		return -1, err
 	}
 	return fd, nil
 }

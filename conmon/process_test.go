@@ -2,8 +2,13 @@ package conmon_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/conmon"
 	"github.com/crius-run/crius/conmon/wire"
@@ -29,6 +34,60 @@ func TestOpenPIDNamespace(t *testing.T) {
 	for _, p := range []conmon.Process{earlier, {PID: 1 << 30}, {}} {
 		if _, err := conmon.OpenPIDNamespace(p); !errors.Is(err, fault.Precondition) {
 			t.Errorf("of %+v, which has ended: %v, want fault.Precondition", p, err)
+		}
+	}
+}
+
+// scarceRole makes this program call withoutDescriptors.
+const scarceRole = "CONMON_TEST_SCARCE"
+
+// A process is not said to be dead, or to have got a signal, because descriptors are used up.
+func TestProcessWithoutDescriptors(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), scarceRole+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func withoutDescriptors() error {
+	self, err := wire.Find(os.Getpid())
+	if err != nil {
+		return err
+	}
+	for last := -1; ; {
+		fd, err := unix.Dup(0)
+		if err != nil {
+			_ = unix.Close(last) // which leaves one
+			break
+		}
+		last = fd
+	}
+	if !conmon.Alive(self) {
+		return errors.New("a living process is said to be dead")
+	}
+	if err := conmon.Signal(self, 0); !errors.Is(err, unix.EMFILE) {
+		return fmt.Errorf("signal: %w", err)
+	}
+	return nil
+}
+
+// The number of a process that has ended may be that of another's thread.
+func TestNumberOfAThread(t *testing.T) {
+	t.Parallel()
+	ids, end := make(chan int), make(chan struct{})
+	defer close(end)
+	for range 2 { // of which one is not the first thread of the process
+		go func() {
+			runtime.LockOSThread()
+			ids <- unix.Gettid()
+			<-end
+		}()
+	}
+	for range 2 {
+		if p := (conmon.Process{PID: <-ids, StartTime: 1}); conmon.Alive(p) || conmon.Signal(p, 0) != nil {
+			t.Errorf("thread %d: alive %t, signal %v", p.PID, conmon.Alive(p), conmon.Signal(p, 0))
 		}
 	}
 }

@@ -210,6 +210,9 @@ func (r *shimmed) forget(ctx context.Context, ref Ref) error {
 			return errors.Join(r.removeState(ref), shim.Forget(ref.Dir))
 		}
 	}
+	if fault.Scarce(err) { // it was not reached, and may be well
+		return err
+	}
 	slog.DebugContext(ctx, "container deleted without its shim", "container", ref.ID, "err", err)
 	if !errors.Is(err, fault.NotFound) {
 		// It hangs, with all containers that it has: they end with it.

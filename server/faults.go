@@ -43,7 +43,6 @@ var faultCodes = []struct {
 	{syscall.ENOMEM, codes.ResourceExhausted},
 	{syscall.EMFILE, codes.ResourceExhausted},
 	{syscall.ENFILE, codes.ResourceExhausted},
-	{syscall.EAGAIN, codes.ResourceExhausted}, // of fork: processes are used up
 	{syscall.EUSERS, codes.ResourceExhausted},
 }
 

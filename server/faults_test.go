@@ -41,7 +41,6 @@ func TestCodes(t *testing.T) {
 		{syscall.ENOMEM, codes.ResourceExhausted},
 		{syscall.EMFILE, codes.ResourceExhausted},
 		{syscall.ENFILE, codes.ResourceExhausted},
-		{syscall.EAGAIN, codes.ResourceExhausted},
 		{syscall.EUSERS, codes.ResourceExhausted},
 		{fault.Internal, codes.Internal},
 		{errors.New("unheard of"), codes.Unknown},

@@ -55,6 +55,12 @@ func Text(err error) string {
 	return strings.TrimPrefix(text, ": ")
 }
 
+// Scarce reports whether a system call has failed because descriptors or memory are used up,
+// which says nothing of what it was for.
+func Scarce(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
+
 // DiskFull reports whether a system call has failed for want of room on a disk, or of a
 // quota there.
 func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
