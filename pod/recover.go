@@ -216,7 +216,7 @@ func (r *recovery) adopt(ctx context.Context, ctrs map[string]*records.Container
 	adopt := func(ctx context.Context) error { return r.engine.deps.Images.Adopt(ctx, rootfs) }
 	if err := trace.Do(ctx, "restore image references", adopt); err != nil {
 		// Their containers run on; the kubelet will pull the images again.
-		slog.ErrorContext(ctx, "images used by containers are missing", "err", err)
+		slog.ErrorContext(ctx, "cannot keep all images that containers use", "err", err)
 	}
 }
 
