@@ -20,6 +20,9 @@ const (
 	// sourceTime is how long the sources of a container's mounts may take: a file
 	// server that is slower serves no container.
 	sourceTime = 30 * time.Second
+	// killTime is how long a killed process may take to end. One that sleeps in an access
+	// to a dead file server does not end.
+	killTime = time.Second
 )
 
 // HostPaths accesses paths of the node in a separate process for each call: an access
@@ -29,8 +32,15 @@ const (
 type HostPaths struct {
 	Monitor string // crius-conmon
 
-	mu   sync.Mutex
-	hung map[string]bool
+	mu     sync.Mutex
+	killed map[string]*killed // by the path that the process was accessing
+}
+
+// killed is a process that was killed before it answered, because the time was up or the
+// caller left.
+type killed struct {
+	at     time.Time
+	reaped chan struct{} // closed when it has ended
 }
 
 // Look accesses host paths and the entries of those that are directories, and returns
@@ -94,8 +104,8 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	if len(paths) == 0 {
 		return nil, nil
 	}
-	if path := p.firstHung(paths); path != "" {
-		return nil, fmt.Errorf("host path %s has not responded since an earlier request: check that its file server is reachable: %w", path, fault.Timeout)
+	if err := p.awaitKilled(ctx, paths); err != nil {
+		return nil, err
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -111,11 +121,11 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	hung := ""
 	defer func() {
 		_ = asked.kill() // it has ended as a rule
-		p.note(hung, true)
+		reaped := p.note(hung)
 		go func() {
 			asked.reap()
 			asked.close()
-			p.note(hung, false)
+			reaped()
 		}()
 	}()
 	defer context.AfterFunc(limited, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })()
@@ -136,30 +146,48 @@ func (p *HostPaths) ask(ctx context.Context, verb string, paths []string, limit 
 	return seen, fmt.Errorf("check host path %s: %w", path, err)
 }
 
-// firstHung is the first of paths that keeps an earlier process; empty: none does.
-func (p *HostPaths) firstHung(paths []string) string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// awaitKilled waits until the processes that were killed while they accessed one of paths
+// have ended. One that outlives killTime hangs: that is fault.Timeout. One whose caller has
+// only just left ends in milliseconds, and says nothing about the path.
+func (p *HostPaths) awaitKilled(ctx context.Context, paths []string) error {
 	for _, path := range paths {
-		if p.hung[path] {
-			return path
+		p.mu.Lock()
+		k := p.killed[path]
+		p.mu.Unlock()
+		if k == nil {
+			continue
+		}
+		select {
+		case <-k.reaped:
+		case <-ctx.Done():
+			return fmt.Errorf("check host path %s: %w", path, context.Cause(ctx))
+		case <-time.After(time.Until(k.at.Add(killTime))):
+			return fmt.Errorf("host path %s has not responded since an earlier request: check that its file server is reachable: %w", path, fault.Timeout)
 		}
 	}
-	return ""
+	return nil
 }
 
-func (p *HostPaths) note(path string, hung bool) {
+// note notes that a process was killed while it accessed path, until reaped is called. An
+// empty path notes nothing.
+func (p *HostPaths) note(path string) (reaped func()) {
+	if path == "" {
+		return func() {}
+	}
+	k := &killed{at: time.Now(), reaped: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case path == "":
-	case !hung:
-		delete(p.hung, path)
-	default:
-		if p.hung == nil {
-			p.hung = map[string]bool{}
+	if p.killed == nil {
+		p.killed = map[string]*killed{}
+	}
+	p.killed[path] = k
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.killed[path] == k {
+			delete(p.killed, path)
 		}
-		p.hung[path] = true
+		close(k.reaped)
 	}
 }
 

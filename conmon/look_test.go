@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/crius-run/crius/conmon"
@@ -82,6 +83,26 @@ func TestLookAtWhatHangs(t *testing.T) {
 		})
 	}
 	looks.Wait()
+}
+
+// A caller who leaves says nothing about the path: another request for it succeeds at once,
+// although the first one's process may not have ended yet. In a bubble, whose time stands
+// still while a process is waited for, so that the process is never too slow to end.
+func TestLookAfterAnotherCallerLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		p := hostPaths("/bin/false") // which answers nothing
+		gone, cancel := context.WithCancelCause(t.Context())
+		cancel(fault.Precondition)
+		if _, err := p.Look(gone, []string{dir}); !errors.Is(err, fault.Precondition) {
+			t.Errorf("a caller who leaves: %v", err)
+		}
+		p.Monitor = monitorPath
+		if absent, err := p.Look(t.Context(), []string{dir}); len(absent) > 0 || err != nil {
+			t.Errorf("the next caller: %q are absent, %v", absent, err)
+		}
+	})
 }
 
 // What hangs holds no thread of this process, whose caller may leave. Not
