@@ -1,6 +1,7 @@
 // Package usage measures what pods and containers use. It reads the kernel's files
 // and what storage measured before: it takes no lock of a container, walks no
-// directory tree, and asks a runtime only for what lives in a sandbox of its own.
+// directory tree, and asks a runtime only for what lives in a sandbox of its own. A
+// runtime that does not answer delays a call by seconds, however many containers it has.
 package usage
 
 import (
@@ -43,7 +44,7 @@ type NetworkStats struct {
 	Others  []network.Interface // all but Default
 }
 
-// Reporter asks a runtime what its container uses; oci.Task is one.
+// Reporter asks a runtime what its container uses, until ctx ends; oci.Task is one.
 type Reporter interface {
 	Usage(ctx context.Context) (cgroup.Usage, error)
 }
@@ -76,20 +77,29 @@ type Reader struct {
 	Meters     *cgroup.Meters
 	Sandboxes  func() []Sandbox
 	Containers func() []Container
+
+	questions questions
 }
 
 // ContainerStats measures the containers that are wanted; they come in no order.
 func (r *Reader) ContainerStats(ctx context.Context, wanted func(*view.Container) bool) []*ContainerStats {
 	containers := slices.DeleteFunc(r.Containers(), func(c Container) bool { return !wanted(c.View) })
+	reported := r.ask(ctx, containers)
 	stats := make([]*ContainerStats, len(containers))
-	sideBySide(len(stats), func(i int) { stats[i] = r.container(ctx, containers[i]) })
+	sideBySide(len(stats), func(i int) { stats[i] = r.container(ctx, containers[i], reported) })
 	return stats
 }
 
-func (r *Reader) container(ctx context.Context, c Container) *ContainerStats {
+// container is what a container uses, with what runtimes have reported. Without a report
+// the usage of what lives in a sandbox is not known.
+func (r *Reader) container(ctx context.Context, c Container, reported map[string]cgroup.Usage) *ContainerStats {
 	s := &ContainerStats{View: c.View}
-	if c.View.State != cri.ContainerState_CONTAINER_EXITED {
-		s.Usage = c.usage(ctx)
+	switch {
+	case c.View.State == cri.ContainerState_CONTAINER_EXITED:
+	case c.Task != nil:
+		s.Usage = reported[c.View.ID]
+	default:
+		s.Usage = c.Meter.read()
 	}
 	if layer, ok := r.Images.WritableUsage(ctx, c.View.ID); ok {
 		s.Layer = &layer
@@ -97,38 +107,31 @@ func (r *Reader) container(ctx context.Context, c Container) *ContainerStats {
 	return s
 }
 
-// usage is reported by the kernel or, of a container that lives in a sandbox, by the
-// runtime.
-func (c Container) usage(ctx context.Context) cgroup.Usage {
-	if c.Task == nil {
-		return c.Meter.read()
-	}
-	u, err := c.Task.Usage(ctx)
-	if err != nil {
-		slog.DebugContext(ctx, "runtime reports no usage of a container", "container", c.View.ID, "err", err)
-	}
-	return u
-}
-
 // SandboxStats measures the pods that are wanted, in no order.
 func (r *Reader) SandboxStats(ctx context.Context, wanted func(*view.Sandbox) bool) []*SandboxStats {
 	sandboxes := slices.DeleteFunc(r.Sandboxes(), func(s Sandbox) bool { return !wanted(s.View) })
 	stats := make([]*SandboxStats, len(sandboxes))
+	containers := make([][]Container, len(sandboxes))
 	for i, s := range sandboxes {
 		stats[i] = &SandboxStats{View: s.View}
+		containers[i] = s.Containers()
 	}
 	var networks panics.Group
 	networks.Go(func() { addNetworks(stats) })
-	sideBySide(len(stats), func(i int) { r.sandbox(ctx, sandboxes[i], stats[i]) })
+	reported := r.ask(ctx, containers...)
+	sideBySide(len(stats), func(i int) {
+		stats[i].Containers = make([]*ContainerStats, len(containers[i]))
+		for n, c := range containers[i] {
+			stats[i].Containers[n] = r.container(ctx, c, reported)
+		}
+		sandboxes[i].measure(stats[i])
+	})
 	networks.Wait()
 	return stats
 }
 
-// sandbox leaves out the network.
-func (r *Reader) sandbox(ctx context.Context, s Sandbox, stats *SandboxStats) {
-	for _, c := range s.Containers() {
-		stats.Containers = append(stats.Containers, r.container(ctx, c))
-	}
+// measure adds what the pod uses, without its network, to stats of its containers.
+func (s Sandbox) measure(stats *SandboxStats) {
 	if stats.View.State != cri.PodSandboxState_SANDBOX_READY {
 		return
 	}
@@ -145,11 +148,13 @@ func (r *Reader) sandbox(ctx context.Context, s Sandbox, stats *SandboxStats) {
 }
 
 // sideBySide calls f for 0 to n-1, on several CPUs if there is much to do.
-func sideBySide(n int, f func(i int)) {
-	const most = 4
+func sideBySide(n int, f func(i int)) { spread(min(4, runtime.GOMAXPROCS(0)), n, f) }
+
+// spread calls f for 0 to n-1, most at a time.
+func spread(most, n int, f func(i int)) {
 	var next atomic.Int64
 	var group panics.Group
-	for range min(most, n, runtime.GOMAXPROCS(0)) {
+	for range min(most, n) {
 		group.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				f(i)
