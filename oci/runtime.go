@@ -89,8 +89,9 @@ type Task interface {
 	// Update changes the limits in force, all that are asked for or none. It is
 	// fault.Precondition if the container uses more memory than it is to have.
 	Update(ctx context.Context, u limits.Update) error
-	// Usage is what the container uses according to the runtime. It is
-	// fault.Unimplemented for a container whose usage its cgroup has.
+	// Usage is what the container uses according to the runtime, which may hang: the
+	// caller bounds ctx. It is fault.Unimplemented for a container whose usage its cgroup
+	// has.
 	Usage(ctx context.Context) (cgroup.Usage, error)
 	// Forward connects to a TCP port inside the sandbox of this container. It is
 	// fault.Unimplemented where the port is reached through the pod's network.

@@ -213,9 +213,6 @@ func parentsIn(table string) map[int]int {
 	return parents
 }
 
-// usageTime bounds the question what a container uses.
-const usageTime = 10 * time.Second
-
 // stats is the runtime's answer to events --stats, in what crius reads of it.
 type stats struct {
 	Data struct {
@@ -231,8 +228,6 @@ type stats struct {
 
 // Usage asks the runtime: the cgroup of a container in a sandbox is empty.
 func (t *sandboxedTask) Usage(ctx context.Context) (cgroup.Usage, error) {
-	ctx, cancel := context.WithTimeout(ctx, usageTime)
-	defer cancel()
 	text, err := t.runtime.run(ctx, t.ref, nil, "events", "--stats", t.ref.ID)
 	if err != nil {
 		return cgroup.Usage{}, err

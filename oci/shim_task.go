@@ -179,8 +179,6 @@ func (t *sandboxedShimTask) deathless() bool {
 
 // Usage asks the shim: nothing on this machine counts for one container.
 func (t *sandboxedShimTask) Usage(ctx context.Context) (u cgroup.Usage, err error) {
-	ctx, cancel := context.WithTimeout(ctx, usageTime)
-	defer cancel()
 	err = t.ask(ctx, func(ctx context.Context, c *shim.Client) error {
 		used, err := c.Usage(ctx, t.ref.ID)
 		if err != nil {
