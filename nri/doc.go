@@ -12,7 +12,9 @@
 //     container that exits by itself sends StopContainer, too. A creation that fails
 //     after plugins were asked sends Stop and Remove.
 //   - A plugin that connects receives every pod and container, in Synchronize or by an
-//     event: while it synchronizes, no event is sent (Plugins.hold).
+//     event: while it synchronizes, no event is sent (Plugins.hold). A creation that
+//     takes longer than Plugins.CreationTime fails if a plugin connected meanwhile: that
+//     plugin receives Stop and Remove of a container that it does not know.
 //   - If a plugin refuses a creation, the creation fails and leaves nothing behind.
 //
 // # Guarantees for the node
@@ -20,5 +22,7 @@
 // The library disconnects a plugin that dies or does not answer within
 // request_timeout, and the operation continues without it, unless the plugin asked for
 // a failure when it registered. Errors of plugins do not stop a stop or a removal.
+// A plugin that connects waits for creations under way, and events wait for the plugin:
+// a runtime that hangs delays them by Plugins.CreationTime at most.
 // Without a connected plugin an event costs one uncontended read lock.
 package nri

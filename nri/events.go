@@ -233,7 +233,7 @@ type ContainerEvents struct {
 	Plugins  *Plugins
 	Describe func() *Container
 
-	release func() // of the hold on new plugins; nil: plugins were not asked
+	creation *creation // nil: plugins were not asked
 
 	mu      sync.Mutex // keeps the events in order; held while one is sent
 	pending bool       // a verb has sent the first of two events
@@ -241,26 +241,31 @@ type ContainerEvents struct {
 	stopped bool       // the stop has been sent
 }
 
-// Create is Plugins.CreateContainer, as the first of two events. The caller calls
-// Created when readers can see the container, or Undone.
+// Create is Plugins.CreateContainer, as the first of two events. The caller calls Confirm
+// when the runtime has created the container, and Created when readers can see it, or Undone.
 func (e *ContainerEvents) Create(ctx context.Context, container func() *Container) (set *Resources, err error) {
 	e.Begin()
-	set, e.release, err = e.Plugins.CreateContainer(ctx, container)
+	set, release, err := e.Plugins.CreateContainer(ctx, container)
+	e.creation = e.Plugins.creation(release)
 	return set, err
 }
 
+// Confirm is fault.Unavailable if the creation took longer than Plugins.CreationTime and a
+// plugin connected meanwhile, which does not know of the container. It must not run then.
+func (e *ContainerEvents) Confirm() error { return e.creation.confirm() }
+
 // Created ends Create.
 func (e *ContainerEvents) Created(ctx context.Context) {
-	e.release()
+	e.creation.end()
 	e.End(ctx, e.Plugins.ContainerCreated)
 }
 
 // Undone undoes Create, if that was called.
 func (e *ContainerEvents) Undone(ctx context.Context) {
-	if e.release == nil {
+	if e.creation == nil {
 		return
 	}
-	e.release()
+	e.creation.end()
 	e.End(ctx, nil)
 	e.Stopped(ctx)
 	e.Plugins.RemoveContainer(ctx, e.Describe)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
@@ -52,13 +53,18 @@ type Change func(*Resources) (*Resources, error)
 // Plugins are the NRI plugins of a node. All methods but Start work on nil, which is
 // a node without plugins.
 type Plugins struct {
-	cfg     Config
-	library *adaptation.Adaptation
-	node    Node         // from Start on
-	active  atomic.Int32 // synchronized plugins
-	started atomic.Bool  // those of the plugin directory have been synchronized
-	states  states
-	updates sync.WaitGroup
+	// CreationTime is how long the creation of a container delays new plugins at most,
+	// 10 s. It may be changed before the first creation.
+	CreationTime time.Duration
+
+	cfg          Config
+	library      *adaptation.Adaptation
+	node         Node          // from Start on
+	active       atomic.Int32  // synchronized plugins
+	started      atomic.Bool   // those of the plugin directory have been synchronized
+	synchronized atomic.Uint64 // synchronizations that succeeded
+	states       states
+	updates      sync.WaitGroup
 }
 
 // New returns Plugins to which no plugin can connect before Start.
@@ -66,7 +72,7 @@ func New(cfg Config, version string) (*Plugins, error) {
 	setLogger()
 	adaptation.SetPluginRegistrationTimeout(cfg.RegistrationTimeout)
 	adaptation.SetPluginRequestTimeout(cfg.RequestTimeout)
-	p := &Plugins{cfg: cfg}
+	p := &Plugins{cfg: cfg, CreationTime: creationTime}
 	options := []adaptation.Option{
 		adaptation.WithPluginPath(cfg.PluginDir),
 		adaptation.WithPluginConfigPath(cfg.PluginConfigDir),
@@ -124,7 +130,11 @@ func (p *Plugins) Close(ctx context.Context) error {
 // synchronize sends all pods and containers to a new plugin. The library calls it
 // with the lock that hold takes for reading.
 func (p *Plugins) synchronize(ctx context.Context, send adaptation.SyncCB) error {
-	return panics.Do(ctx, "synchronize NRI plugin", func() error { return p.sendAll(ctx, send) })
+	err := panics.Do(ctx, "synchronize NRI plugin", func() error { return p.sendAll(ctx, send) })
+	if err == nil {
+		p.synchronized.Add(1)
+	}
+	return err
 }
 
 func (p *Plugins) sendAll(ctx context.Context, send adaptation.SyncCB) error {

@@ -251,6 +251,18 @@ func TestSynchronizationWaitsForCreation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	plugin := connectDuringCreation(t, node, cfg)
+	node.addPod(pod)
+	release()
+	wait.For(t, "the plugin to be connected", func() bool { return p.active.Load() == 1 })
+	if !plugin.Knows(pod.ID) {
+		t.Error("the plugin does not know the pod")
+	}
+}
+
+// connectDuringCreation connects a plugin that must wait until the creation under way ends.
+func connectDuringCreation(t *testing.T, node *fakeNode, cfg Config) *nriplugin.Plugin {
+	t.Helper()
 	plugin := &nriplugin.Plugin{}
 	if err := plugin.Connect(t.Context(), cfg.Socket, "10", "test"); err != nil {
 		t.Fatal(err)
@@ -261,14 +273,9 @@ func TestSynchronizationWaitsForCreation(t *testing.T) {
 		return node.listed.Load() || strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "requestPluginSync")
 	})
 	if node.listed.Load() {
-		t.Error("the plugin was synchronized while the pod was not listed yet")
+		t.Error("the plugin was synchronized during the creation")
 	}
-	node.addPod(pod)
-	release()
-	wait.For(t, "the plugin to be connected", func() bool { return p.active.Load() == 1 })
-	if !plugin.Knows(pod.ID) {
-		t.Error("the plugin does not know the pod")
-	}
+	return plugin
 }
 
 // A plugin that comes while pods and containers are made hears of each: of those

@@ -222,7 +222,8 @@ func (c *Container) build(ctx context.Context, image *storage.Image, profile *sp
 		return err
 	}
 	// Before the plugins are asked: as long as a container is being made that they know
-	// of, no new plugin is let in, and then every verb waits. Volumes may take long.
+	// of, no new plugin is let in, and then every verb waits. Volumes may take long. So may
+	// a runtime, whose container is refused then if a plugin has come meanwhile.
 	if err := ensureSources(); err != nil {
 		return err
 	}
@@ -236,6 +237,9 @@ func (c *Container) build(ctx context.Context, image *storage.Image, profile *sp
 	create := func(ctx context.Context) (oci.Task, error) { return c.runtime.Create(ctx, c.ref, ociSpec, c.io()) }
 	if err := c.createTask(ctx, create); err != nil {
 		return c.engine.paths.Explain(ctx, mounts, err)
+	}
+	if err := c.nri.Confirm(); err != nil {
+		return err
 	}
 	c.change(func(now *liveContainer) { now.Phase = records.Created })
 	return c.put(ctx)

@@ -2,13 +2,16 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/nri"
 	"github.com/crius-run/crius/test/kit/nriplugin"
 	"github.com/crius-run/crius/test/kit/wait"
@@ -49,8 +52,44 @@ func TestUpdateWhoseCallerLeavesWhilePluginsAreAsked(t *testing.T) {
 	b.nothingLeft()
 }
 
-// connect lets a plugin follow the engine.
-func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) {
+// A creation that hangs while a plugin connects fails alone: the verbs of other pods go on,
+// and the container, which the plugin was not asked about, is undone once the runtime has
+// made it. The kubelet's retry succeeds.
+func TestPluginConnectsWhileACreationHangs(t *testing.T) {
+	b := newBench(t)
+	e := b.engine()
+	first, second := &nriplugin.Plugin{}, &nriplugin.Plugin{}
+	socket := connect(t, e, first)
+	e.deps.Plugins.CreationTime = time.Millisecond
+	pod, other := b.run(e, "a"), b.run(e, "b")
+	hang := make(chan struct{})
+	b.node.set(func() { b.node.block["create"] = hang })
+	created := make(chan error, 1)
+	go func() {
+		_, err := e.CreateContainer(t.Context(), pod, containerConfig("c"), nil)
+		created <- err
+	}()
+	b.awaitCalls("create", 1)
+	if err := second.Connect(t.Context(), socket, "20", "test"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(second.Close)
+	wait.For(t, "the second plugin to be connected", func() bool { return e.deps.Plugins.Report().Connected == 2 })
+	b.remove(e, other)
+	b.node.set(func() { delete(b.node.block, "create") })
+	close(hang)
+	if err := <-created; !errors.Is(err, fault.Unavailable) {
+		t.Errorf("the creation that hung: %v", err)
+	}
+	if id := b.create(e, pod, "c"); !second.Knows(id) {
+		t.Error("the second plugin does not know the container")
+	}
+	b.remove(e, pod)
+	b.nothingLeft()
+}
+
+// connect lets a plugin follow the engine, and returns the socket for others.
+func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "nri") // whose path is short
 	if err != nil {
@@ -72,6 +111,7 @@ func connect(t *testing.T, e *Engine, plugin *nriplugin.Plugin) {
 	}
 	t.Cleanup(plugin.Close)
 	wait.For(t, "the plugin to be connected", func() bool { return e.deps.Plugins.Report().Connected == 1 })
+	return cfg.Socket
 }
 
 // A plugin that connects when the others have been told that a pod is removed does not hear
