@@ -9,7 +9,7 @@ import (
 
 // creationTime is how long the creation of a container delays the synchronization of new
 // plugins, and with it the events of all other pods. Runtimes take less, unless they hang.
-const creationTime = 10 * time.Second
+const creationTime = 20 * time.Second
 
 // creation is the hold of a creation on new plugins, from the answers of plugins until
 // Node.Containers returns the container.

@@ -54,7 +54,7 @@ type Change func(*Resources) (*Resources, error)
 // a node without plugins.
 type Plugins struct {
 	// CreationTime is how long the creation of a container delays new plugins at most,
-	// 10 s. It may be changed before the first creation.
+	// 20 s. It may be changed before the first creation.
 	CreationTime time.Duration
 
 	cfg          Config

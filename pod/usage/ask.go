@@ -15,13 +15,13 @@ import (
 
 const (
 	// answerTime is how long a runtime may take to report the usage of a container.
-	answerTime = 3 * time.Second
+	answerTime = 5 * time.Second
 	// silence is how long a container is not asked about whose question was not
 	// answered in time.
 	silence = 30 * time.Second
 	// askTime bounds the questions of one call: a kubelet waits for the statistics of
 	// all pods before it decides on evictions, every 10 s.
-	askTime = 6 * time.Second
+	askTime = 8 * time.Second
 	// mostAsked is for how many answers a call waits at a time: some questions are a
 	// process each.
 	mostAsked = 16
