@@ -18,6 +18,35 @@ import (
 
 var recovered atomic.Uint64
 
+var watchers struct {
+	sync.Mutex
+	all map[*func(cause any)]bool
+}
+
+// Watch has f called with the cause of every panic that Recover meets, until stop is called.
+func Watch(f func(cause any)) (stop func()) {
+	watchers.Lock()
+	defer watchers.Unlock()
+	if watchers.all == nil {
+		watchers.all = map[*func(any)]bool{}
+	}
+	key := &f
+	watchers.all[key] = true
+	return func() {
+		watchers.Lock()
+		defer watchers.Unlock()
+		delete(watchers.all, key)
+	}
+}
+
+func notifyWatchers(cause any) {
+	watchers.Lock()
+	defer watchers.Unlock()
+	for f := range watchers.all {
+		(*f)(cause)
+	}
+}
+
 // Count is how many panics have been recovered since the program started.
 func Count() uint64 { return recovered.Load() }
 
@@ -33,6 +62,7 @@ func Recover(ctx context.Context, work string, err *error) {
 		cause, stack = m.cause, m.stack
 	}
 	recovered.Add(1)
+	notifyWatchers(cause)
 	slog.ErrorContext(ctx, "internal error (panic)", "work", work, "cause", cause, "stack", string(stack))
 	*err = fmt.Errorf("%s: %w", work, fault.Internal)
 }

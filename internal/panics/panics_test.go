@@ -93,3 +93,20 @@ func TestGroupWaitsForAll(t *testing.T) {
 		t.Errorf("%d have ended", done.Load())
 	}
 }
+
+// Who watches hears of panics of goroutines too, until it no longer wants to.
+func TestWatch(t *testing.T) {
+	var causes []any
+	stop := Watch(func(cause any) { causes = append(causes, cause) })
+	Run(t.Context(), "work", explode)
+	Run(t.Context(), "member", func() {
+		var g Group
+		defer g.Wait()
+		g.Go(explode)
+	})
+	stop()
+	Run(t.Context(), "later", explode)
+	if len(causes) != 2 || causes[0] != "boom" || causes[1] != "boom" {
+		t.Errorf("%v", causes)
+	}
+}
