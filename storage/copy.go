@@ -46,7 +46,11 @@ func (s *Store) keepSignatures(ctx context.Context, src *source.Image) (end func
 	src.Signatures = s.signatures.begin(ctx, id, src.Manifest(), src.Signatures)
 	return func() {
 		ctx := context.WithoutCancel(ctx)
-		if err := s.signatures.end(ctx, id); err != nil {
+		err := s.locks.Usable()
+		if err == nil {
+			err = s.signatures.end(ctx, id)
+		}
+		if err != nil {
 			slog.WarnContext(ctx, "cannot restore the signatures that the image had before the pull; pull it again from the registry that has them", "image", id, "err", err)
 		}
 	}

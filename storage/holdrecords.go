@@ -110,6 +110,9 @@ func (h *holds) heal(ctx context.Context, image string) error {
 
 // records are the images that have a hold, with its metadata.
 func (h *holds) records() (map[string]string, error) {
+	if err := h.locks.Usable(); err != nil {
+		return nil, err
+	}
 	containers, err := h.store.Containers()
 	if err != nil {
 		return nil, err

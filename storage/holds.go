@@ -13,6 +13,7 @@ import (
 	cstorage "go.podman.io/storage"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/durable"
 )
@@ -126,7 +127,9 @@ func (h *holds) drop(ctx context.Context, image, user string) error {
 	h.expiry.Add(1)
 	one.timer = time.AfterFunc(h.grace, func() {
 		defer h.expiry.Done()
-		if err := h.expire(context.WithoutCancel(ctx), image); err != nil {
+		ctx := context.WithoutCancel(ctx)
+		err := panics.Do(ctx, "delete image reference", func() error { return h.expire(ctx, image) })
+		if err != nil {
 			slog.Warn("cannot delete the reference of an unused image; the next start retries", "image", image, "err", err)
 		}
 	})
@@ -400,21 +403,38 @@ func (h *holds) match(ctx context.Context, image string) error {
 	return h.keep(ctx, one)
 }
 
-// close ends every grace and gives the store free for another process.
-func (h *holds) close(ctx context.Context) error {
+// close gives the store free for another process. It ends every grace, unless locked says
+// why records cannot be changed now: then the next start does.
+func (h *holds) close(ctx context.Context, locked error) error {
 	h.mu.Lock()
 	images := slices.Collect(maps.Keys(h.images))
 	h.mu.Unlock()
-	var err error
+	err := locked
 	for _, image := range images {
-		err = errors.Join(err, h.expire(ctx, image))
+		if locked == nil {
+			err = errors.Join(err, h.expire(ctx, image))
+		} else {
+			h.skip(image)
+		}
 	}
-	h.expiry.Wait()
+	if h.locks.Lost() == nil { // or timers may hang
+		h.expiry.Wait()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	err = errors.Join(err, h.owner.Close())
 	h.owner = nil
 	return err
+}
+
+// skip stops the timer of an image, unless its hold is being worked on.
+func (h *holds) skip(image string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if one := h.images[image]; one != nil && one.mu.TryLock() {
+		h.stopTimer(one)
+		one.mu.Unlock()
+	}
 }
 
 // owned refuses to change the holds of a store that this process has only opened

@@ -184,7 +184,7 @@ func (s *Store) Image(ctx context.Context, ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.whole(ctx, image)
+	return image.whole(ctx, s)
 }
 
 // Remove removes an image with all its names, whichever of them ref is (CRI

@@ -92,15 +92,15 @@ func (i *Image) trim(left int) int {
 }
 
 // whole is the image with its whole run config.
-func (s *Store) whole(ctx context.Context, image *Image) (*Image, error) {
-	if !image.trimmed {
-		return image, nil
+func (i *Image) whole(ctx context.Context, s *Store) (*Image, error) {
+	if !i.trimmed {
+		return i, nil
 	}
-	spec, err := s.Spec(ctx, image)
+	spec, err := s.Spec(ctx, i)
 	if err != nil {
 		return nil, err
 	}
-	whole := *image
+	whole := *i
 	whole.Config, whole.trimmed = runConfig(&spec.Config), false
 	return &whole, nil
 }

@@ -18,7 +18,7 @@ import (
 
 // Ready says why no container can be created on this store: its disk, or that of
 // the writable layers, is read-only or fails (fault.Unavailable), or another crius
-// has become the owner (an *owner.TakenError). The text stays the same for as long
+// has become the owner (an *owner.TakenError), or a lock was lost (AwaitLost). The text stays the same for as long
 // as the cause does.
 //
 // A full disk is no reason: DiskPressure is the kubelet's answer to that. Nor is a
@@ -28,11 +28,19 @@ func (s *Store) Ready(ctx context.Context) error {
 	if err := s.holds.taken(); err != nil {
 		return err
 	}
+	if err := s.locks.Lost(); err != nil {
+		return err
+	}
 	if err := s.probe.look(ctx, s.failing); err != nil {
 		return fmt.Errorf("storage is not writable: %w: %w", err, fault.Unavailable)
 	}
 	return nil
 }
+
+// AwaitLost waits until the store cannot be used any more by this process, but could be by
+// another one: containers/storage panics if it cannot open a lock file, and never releases
+// the lock. It returns nil when ctx ends.
+func (s *Store) AwaitLost(ctx context.Context) error { return s.locks.AwaitLost(ctx) }
 
 // failing tries the disks. A file is made only if that is due.
 func (s *Store) failing(due bool) error {

@@ -47,6 +47,7 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
+	"github.com/crius-run/crius/internal/panics"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/storage/artifact"
 	"github.com/crius-run/crius/storage/download"
@@ -110,6 +111,7 @@ type Store struct {
 	policies     *trust.Policies
 	signatures   *signatureStore
 	unpacker     *worker.Program // nil: there is none
+	unwatch      func()          // see durable.Locks.Panicked
 	largeWindows chan struct{}   // see inspected
 	repeatRoom   int64           // see layers.BoundRepeats
 
@@ -235,6 +237,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
+	s.unwatch = panics.Watch(locks.Panicked)
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()
 	s.policies = trust.NewPolicies(cfg.SignaturePolicy, cfg.SignaturePolicyDir)
@@ -312,12 +315,16 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 func (s *Store) Close(ctx context.Context) error {
 	s.usage.closed.Store(true)
 	s.background.Wait()
-	err := s.holds.close(context.WithoutCancel(ctx))
-	_, shutdownErr := s.store.Shutdown(false)
-	if errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
-		shutdownErr = nil
+	s.unwatch()
+	locked := s.locks.Await(context.WithoutCancel(ctx), durable.ToWrite)
+	err := s.holds.close(context.WithoutCancel(ctx), locked)
+	if locked == nil {
+		_, shutdownErr := s.store.Shutdown(false)
+		if !errors.Is(shutdownErr, cstorage.ErrLayerUsedByContainer) { // another tool's container runs
+			err = errors.Join(err, shutdownErr)
+		}
 	}
-	if err := errors.Join(err, shutdownErr, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.unpacker.Close()); err != nil {
+	if err := errors.Join(err, s.artifacts.Close(), s.downloads.Close(), s.leftovers.Close(), s.locks.Close(), s.unpacker.Close()); err != nil {
 		return fmt.Errorf("close image store: %w", err)
 	}
 	return nil

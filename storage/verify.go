@@ -30,6 +30,9 @@ type Defect struct {
 // from other tools, and for layers without an image. It reads records and checks that
 // directories exist, but walks no directory tree.
 func (s *Store) Verify(ctx context.Context, live []Rootfs) ([]Defect, error) {
+	if err := s.locks.Usable(); err != nil {
+		return nil, err
+	}
 	var defects []Defect
 	images := map[string]error{}
 	var onLayers []Rootfs

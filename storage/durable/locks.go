@@ -7,18 +7,26 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"go.podman.io/storage/pkg/lockfile"
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/peer"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Locks are the lock files of containers/storage. The library waits for them without
 // limit and cannot be cancelled, so callers first check whether another process holds
 // one. (A lock taken in between is still waited for without limit.)
+//
+// The library opens a lock file for writing whenever it takes the lock, also to read, and
+// panics if it cannot, on a read-only disk say: then the lock is never released in this
+// process, and who waits for it waits for ever. So the same check tries to open them too.
+// Panicked is for what fails between check and call.
 //
 // They are record locks, which a process loses with the first descriptor of the
 // file that it closes, whoever opened it: these here stay open until the library
@@ -28,6 +36,9 @@ type Locks struct {
 
 	mu    sync.Mutex
 	files map[string]*os.File // those that are there: the library makes some at their first use
+	lost  error               // why a lock is never released in this process
+
+	losing chan struct{} // closed with lost
 }
 
 // What is about to be done, and with which locks of others that collides.
@@ -48,7 +59,8 @@ func NewLocks(roots Roots) *Locks {
 			filepath.Join(roots.Graph, "overlay-containers", "containers.lock"),
 			filepath.Join(roots.Run, "overlay-layers", "mountpoints.lock"),
 		},
-		files: map[string]*os.File{},
+		files:  map[string]*os.File{},
+		losing: make(chan struct{}),
 	}
 	for _, root := range roots.All() {
 		l.paths = append(l.paths, filepath.Join(root, "overlay-layers", "layers.lock"), filepath.Join(root, "overlay-images", "images.lock"))
@@ -68,10 +80,14 @@ func (l *Locks) Close() error {
 	return errors.Join(errs...)
 }
 
-// Held says which lock another process holds, and which one that is.
+// Held says which lock another process holds, and which one that is. If the library cannot
+// take a lock, or lost one, it is fault.Unavailable.
 func (l *Locks) Held(purpose int16) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.lost != nil {
+		return l.lost
+	}
 	for _, path := range l.paths {
 		f := l.files[path]
 		if f == nil {
@@ -79,7 +95,7 @@ func (l *Locks) Held(purpose int16) error {
 			if f, err = os.Open(path); errors.Is(err, fs.ErrNotExist) {
 				continue
 			} else if err != nil {
-				return err
+				return unusable(err)
 			}
 			l.files[path] = f
 		}
@@ -90,12 +106,99 @@ func (l *Locks) Held(purpose int16) error {
 		if lock.Type != unix.F_UNLCK {
 			return fmt.Errorf("%s is locked by %s", path, peer.Name(lock.Pid))
 		}
+		if err := openable(path); err != nil {
+			return unusable(err)
+		}
 	}
 	return nil
 }
 
+// openable says why the library cannot open a lock file. It asks the library: to close
+// another descriptor of the file would release the lock.
+func openable(path string) error {
+	lock, err := lockfile.GetLockFile(path)
+	if err != nil {
+		return err
+	}
+	err = lock.TryRLock()
+	if err == nil {
+		lock.Unlock()
+	}
+	if failed := opening(err); failed != nil {
+		return failed
+	}
+	return nil // or it is taken, and so has been opened
+}
+
+// opening is the innermost error of a file that could not be opened; nil if err is none.
+func opening(err error) *fs.PathError {
+	var found *fs.PathError
+	for errors.As(err, &found) {
+		err = found.Err
+	}
+	return found
+}
+
+// unusable is the error of a lock file that cannot be opened.
+func unusable(err error) error {
+	cure := ""
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+		cure = "; repair the disk and mount it read-write"
+	}
+	return fmt.Errorf("the image store cannot be locked: %w%s: %w", err, cure, fault.Unavailable)
+}
+
+// Usable is the part of Held that does not depend on other processes: whether the library
+// can take locks.
+func (l *Locks) Usable() error {
+	if err := l.Held(ToRead); errors.Is(err, fault.Unavailable) {
+		return err
+	}
+	return nil
+}
+
+// Panicked must be called with the cause of every panic that was recovered. If that left a
+// lock locked, the store is fault.Unavailable for as long as the process lives.
+func (l *Locks) Panicked(cause any) {
+	err, _ := cause.(error)
+	failed := opening(err)
+	if failed == nil || !slices.Contains(l.paths, failed.Path) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost == nil {
+		l.lost = fmt.Errorf("lock of the image store lost, crius restarts when the disk can be written: %w: %w", failed, fault.Unavailable)
+		close(l.losing)
+	}
+}
+
+// Lost says why the store cannot be used any more by this process.
+func (l *Locks) Lost() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
+// AwaitLost returns Lost when it is an error and another process could open the store, or
+// nil when ctx ends.
+func (l *Locks) AwaitLost(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-l.losing:
+	}
+	const often = time.Second
+	lost := l.Lost()
+	if lost == nil || !poll.Until(ctx, often, func() bool { return !slices.ContainsFunc(l.paths, readOnly) }) {
+		return nil
+	}
+	return lost
+}
+
+func readOnly(path string) bool { return errors.Is(unix.Access(path, unix.W_OK), unix.EROFS) }
+
 // Await waits until no other process holds a lock. If one keeps it for too long
-// the error is fault.Timeout.
+// the error is fault.Timeout. It does not wait for what is fault.Unavailable.
 func (l *Locks) Await(ctx context.Context, purpose int16) error {
 	held := l.Held(purpose)
 	if held == nil {
@@ -105,6 +208,9 @@ func (l *Locks) Await(ctx context.Context, purpose int16) error {
 	limit := time.NewTimer(LockTime)
 	defer limit.Stop()
 	for held != nil {
+		if errors.Is(held, fault.Unavailable) {
+			return held
+		}
 		select {
 		case <-time.After(often):
 			held = l.Held(purpose)
