@@ -113,7 +113,7 @@ func serve(ctx context.Context, settings *settings, hook trace.Hook) (err error)
 	}
 	defer closing(&err, endControl)
 	tidyFacade(ctx, cfg)
-	return answer(ctx, cfg.API, manager, sessions, server.Services{
+	return answer(ctx, cfg.API, manager, sessions, store.AwaitLost, server.Services{
 		Engine: engine, Status: engine.Status(), Usage: engine.Usage(),
 		Images: store, PodMetrics: cfg.Metrics.IncludedPodMetrics,
 		Sessions: sessions,
@@ -212,8 +212,9 @@ func newTracer(ctx context.Context, cfg otlp.Config, counts *metrics.Metrics) (_
 	return trace.New(counts, traces), func() error { return bounded(ctx, traces.Close) }, nil
 }
 
-// answer serves CRI and its sessions until ctx ends, then drains.
-func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, services server.Services) (err error) {
+// answer serves CRI and its sessions until ctx ends, then drains. It also ends with the error
+// of lost, which only another process can cure; lost returns nil when ctx ends.
+func answer(ctx context.Context, cfg server.Config, manager manager, sessions *stream.Server, lost func(context.Context) error, services server.Services) (err error) {
 	defer closing(&err, func() error { return bounded(ctx, sessions.Close) })
 	srv, err := server.New(cfg, services)
 	if err != nil {
@@ -231,15 +232,20 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 		}
 		servers = append(servers, func() error { return srv.ServeAsCrio(ctx, crio) })
 	}
-	served := make(chan error, len(servers))
+	served := make(chan error, len(servers)+1)
 	for _, serve := range servers {
 		go func() { served <- serve() }()
 	}
+	go func() {
+		if err := lost(ctx); err != nil {
+			served <- err
+		}
+	}()
 	slog.InfoContext(ctx, "crius serves CRI", "version", services.Version, "socket", cfg.Listen)
 	manager.notify("READY=1")
 	defer manager.watch(ctx, cfg.Listen)()
 	select {
-	case err := <-served:
+	case err := <-served: // without a drain: calls that need the store never end
 		return err
 	case <-ctx.Done():
 	}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/crius-run/crius/cmd/crius/config"
+	podstatus "github.com/crius-run/crius/pod/status"
+	"github.com/crius-run/crius/server"
+	"github.com/crius-run/crius/server/stream"
+)
+
+// A server whose image store is lost ends with the reason, so that its service manager starts
+// another one.
+func TestServerEndsWhenTheStoreIsLost(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default().API
+	cfg.Listen = filepath.Join(t.TempDir(), "s")
+	cfg.StreamAddress = "127.0.0.1:0"
+	sessions, err := stream.New(cfg.Stream(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := errors.New("lost")
+	lost := func(context.Context) error { return want }
+	if err := answer(t.Context(), cfg, manager{}, sessions, lost, server.Services{Status: new(podstatus.Node)}); !errors.Is(err, want) {
+		t.Errorf("%v, want %v", err, want)
+	}
+}
