@@ -44,6 +44,7 @@ import (
 	cstorage "go.podman.io/storage"
 	"go.podman.io/storage/pkg/reexec"
 	"go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/owner"
@@ -226,7 +227,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	var lib cstorage.Store
 	var locks *durable.Locks
 	err = trace.Call(ctx, "open containers/storage", func() (err error) {
-		lib, locks, err = openLibrary(ctx, options)
+		lib, locks, err = openLibrary(ctx, options, cfg.ReadOnly)
 		return err
 	})
 	if err != nil {
@@ -294,7 +295,11 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 // The library must not probe for ID-mapped mounts, which crius makes itself. For the
 // probe it forks a copy of this process. If this process is killed before the copy has
 // set its parent-death signal, the copy lives on with all of its locks.
-func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Store, *durable.Locks, error) {
+//
+// After a reboot the library also tries what the kernel's overlay file system can do, for which
+// the reserve is given up on a full disk. What fails for want of room it may note as a defect
+// of the kernel.
+func openLibrary(ctx context.Context, options types.StoreOptions, readOnly bool) (cstorage.Store, *durable.Locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err
 	}
@@ -302,7 +307,24 @@ func openLibrary(ctx context.Context, options types.StoreOptions) (cstorage.Stor
 	if err := errors.Join(before.Await(ctx, durable.ToWrite), before.Close()); err != nil {
 		return nil, nil, err
 	}
-	lib, err := cstorage.GetStore(options)
+	var lib cstorage.Store
+	roots := rootsOf(options)
+	open := func() (err error) {
+		if !readOnly {
+			_ = os.Remove(filepath.Join(options.RunRoot, driverName, "overlay-false"))
+		}
+		lib, err = cstorage.GetStore(options)
+		if err != nil && !fault.DiskFull(err) && slices.ContainsFunc(roots.All(), reserve.Full) { // it leaves errors out
+			err = fmt.Errorf("%w: %w", err, unix.ENOSPC)
+		}
+		return err
+	}
+	var err error
+	if readOnly {
+		err = open()
+	} else {
+		err = reserve.In(roots.ForImages()).Spend(open)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/reserve"
 )
 
 func TestRootfsUsage(t *testing.T) {
@@ -297,4 +299,73 @@ func TestPullOntoFullDisk(t *testing.T) {
 	n.removeRootfs(c)
 	n.remove(img.ID)
 	n.empty()
+}
+
+// After a reboot on a full disk the library looks anew for what the kernel can do, which takes
+// room: the reserve is there for that too, so that images can be removed.
+func TestOpenAfterRebootOnFullDisk(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
+	r := serve(t, "app", "1", noise(t, 4<<20))
+	img := n.pull(r.Addr() + "/app:1")
+	if err := n.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	d.fill()
+	n.reboot()
+	n.open()
+	n.remove(img.ID)
+	n.empty()
+}
+
+// reboot empties the run root: it is another one, since the library keeps a store that it has
+// opened in this process.
+func (n *node) reboot() { n.cfg.RunRoot += "+" }
+
+// A start that failed on a disk with little room does not make the kernel one without overlay
+// file systems.
+func TestOpenAfterFailureOnFullDisk(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
+	failed := 0
+	for blocks := range int64(12) {
+		if err := n.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(n.cfg.Root, reserve.Name)); err != nil {
+			t.Fatal(err)
+		}
+		d.fill()
+		d.free(blocks * 1024)
+		n.reboot()
+		s, err := openStore(testContext(t), n.cfg)
+		if err != nil {
+			failed++
+			if !fault.DiskFull(err) {
+				t.Errorf("with %d blocks free: %v", blocks, err)
+			}
+		} else if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		d.empty()
+		n.open()
+	}
+	if failed < 2 {
+		t.Errorf("%d starts failed: the disk was not full", failed)
+	}
+}
+
+// free makes so many bytes of what fill has taken free.
+func (d *disk) free(bytes int64) {
+	d.t.Helper()
+	path := filepath.Join(d.path, "ballast")
+	info, err := os.Stat(path)
+	if err == nil {
+		err = os.Truncate(path, info.Size()-bytes)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
 }

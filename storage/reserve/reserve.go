@@ -1,6 +1,6 @@
-// Package reserve keeps room on the image disk for removals alone: containers/storage writes
-// its lists anew to take an image off them, and on a full disk nobody could otherwise make
-// room by removing images.
+// Package reserve keeps room on the image disk for removals, and for the start before them:
+// containers/storage writes its lists anew to take an image off them, and on a full disk
+// nobody could otherwise make room by removing images.
 package reserve
 
 import (
@@ -25,6 +25,16 @@ const (
 	size = 8 << 20
 )
 
+// least is what a disk has free that has room for a few small files.
+const least = 1 << 20
+
+// Full reports whether the disk of a directory has no room for a few small files.
+func Full(dir string) bool {
+	var st unix.Statfs_t
+	err := eintr.Retry(func() error { return unix.Statfs(dir, &st) })
+	return err == nil && st.Bavail*uint64(st.Bsize) < least
+}
+
 // In is the reserve of the image store in a directory.
 func In(root string) File { return File(filepath.Join(root, Name)) }
 
@@ -45,12 +55,11 @@ func (r File) Keep() {
 	}
 }
 
-// Spend calls remove again with the reserve given up, if it failed on a full
-// disk.
-func (r File) Spend(remove func() error) error {
-	err := remove()
+// Spend calls f again with the reserve given up, if it failed on a full disk.
+func (r File) Spend(f func() error) error {
+	err := f()
 	if fault.DiskFull(err) && os.Remove(string(r)) == nil {
-		err = remove()
+		err = f()
 	}
 	if err == nil {
 		r.Keep()
