@@ -126,7 +126,10 @@ func (c *catalog) reread(ctx context.Context) (map[string]entry, error) {
 		same := ok && sameRecord(&known.record, &record)
 		if !same || known.image == nil { // what was unusable may have been mended
 			var err error
-			if known, err = c.read(ctx, record, left); err != nil && !same {
+			if known, err = c.read(ctx, record, left); fault.DiskFull(err) {
+				return nil, err // of all images: the library cannot delete an incomplete layer
+			}
+			if err != nil && !same {
 				slog.WarnContext(ctx, "unusable image not listed", "image", record.ID, "err", err)
 			}
 			left -= known.kept

@@ -164,6 +164,9 @@ func parseNames(names []string) []reference.Named {
 // Images lists the images and artifacts by id.
 func (s *Store) Images(ctx context.Context) ([]*Image, error) {
 	images, err := s.images.list(ctx)
+	if fault.DiskFull(err) && s.holds.owned() == nil {
+		err = s.reserve.Spend(func() error { images, err = s.images.list(ctx); return err })
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}

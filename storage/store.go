@@ -237,7 +237,7 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	if err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
-	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
+	s := &Store{cfg: cfg, options: options, store: lib, roots: roots, locks: locks, mountOptions: mountOptions, manifest: manifest, reserve: reserve.In(roots.ForImages()), largeWindows: make(chan struct{}, 1), repeatRoom: repeatRoom}
 	s.unwatch = panics.Watch(locks.Panicked)
 	s.containersDir = cmp.Or(cfg.containersDir(), lib.GraphRoot())
 	s.projects = cfg.projects()
@@ -285,7 +285,6 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 	if err := trace.Do(ctx, "write store manifest", manifest.Begin); err != nil {
 		slog.Warn("cannot write the store manifest: the next boot re-verifies all images", "err", err)
 	}
-	s.reserve = reserve.In(s.roots.ForImages())
 	s.reserve.Keep()
 	return s, nil
 }
@@ -327,6 +326,9 @@ func openLibrary(ctx context.Context, options types.StoreOptions, readOnly bool)
 	}
 	if err != nil {
 		return nil, nil, err
+	}
+	if !readOnly { // the library reads no layer before it has deleted incomplete ones
+		_ = reserve.In(roots.ForImages()).Spend(func() error { _, err := lib.Layers(); return err })
 	}
 	return lib, durable.NewLocks(durable.RootsOf(lib)), nil
 }

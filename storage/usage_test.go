@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -312,6 +313,7 @@ func TestOpenAfterRebootOnFullDisk(t *testing.T) {
 	if err := n.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	n.bootAgain(false)
 	d.fill()
 	n.reboot()
 	n.open()
@@ -368,4 +370,87 @@ func (d *disk) free(bytes int64) {
 	if err != nil {
 		d.t.Fatal(err)
 	}
+}
+
+// A pull that was killed on a full disk leaves a layer that the library deletes before it reads
+// any other, which takes room: images are listed and removed all the same, after a start and
+// without one.
+func TestIncompleteLayerOnFullDisk(t *testing.T) {
+	t.Parallel()
+	for what, restarts := range map[string]bool{"start": true, "no start": false} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := newDisk(t, 32)
+			n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
+			r := serve(t, "app", "1", noise(t, 4<<20))
+			img := n.pull(r.Addr() + "/app:1")
+			if restarts {
+				ok(t, n.Close(context.Background()))
+				n.bootAgain(false)
+				n.reboot()
+			} else {
+				n.images.forget(img.ID) // as if another program had pulled it
+			}
+			n.addIncompleteLayer(d)
+			if restarts {
+				driverSetUp.Lock()
+				var err error
+				n.Store, err = Open(testContext(t), n.cfg)
+				driverSetUp.Unlock()
+				ok(t, err)
+			}
+			if images := n.list(); len(images) != 1 {
+				t.Errorf("%d images are listed", len(images))
+			}
+			n.remove(img.ID)
+			if !restarts {
+				n.othersWrite() // once it has failed, the library leaves the layer to the next process
+			}
+			n.empty()
+		})
+	}
+}
+
+// Without the reserve no image is taken for an unusable one because the disk is full.
+func TestFullDiskHidesNoImage(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, 32)
+	n := newNode(t, func(c *Options) { c.Root = filepath.Join(d.path, "root") })
+	r := serve(t, "app", "1", noise(t, 4<<20))
+	img := n.pull(r.Addr() + "/app:1")
+	ok(t, os.Remove(filepath.Join(n.cfg.Root, reserve.Name)))
+	n.images.forget(img.ID)
+	n.addIncompleteLayer(d)
+	if images, err := n.images.list(testContext(t)); !fault.DiskFull(err) {
+		t.Errorf("%d images are listed, %v", len(images), err)
+	}
+	d.empty()
+	n.othersWrite()
+	n.remove(img.ID)
+	n.empty()
+}
+
+// addIncompleteLayer is what is left of a layer whose unpacking was killed when it had filled
+// the disk.
+func (n *node) addIncompleteLayer(d *disk) {
+	n.t.Helper()
+	half := digestOf("half")
+	ok(n.t, os.MkdirAll(n.diff(half), 0o755))
+	path := filepath.Join(n.cfg.Root, layersFile)
+	text, err := os.ReadFile(path)
+	ok(n.t, err)
+	var layers []map[string]any
+	ok(n.t, json.Unmarshal(text, &layers))
+	layers = append(layers, map[string]any{"id": half, "created": time.Now(), "flags": map[string]any{"incomplete": true}})
+	text, err = json.Marshal(layers)
+	ok(n.t, err)
+	ok(n.t, os.WriteFile(path, text, 0o600))
+	n.othersWrite()
+	d.fill()
+}
+
+// othersWrite has the library read the layers again, as if another program had written them.
+func (n *node) othersWrite() {
+	n.t.Helper()
+	ok(n.t, os.WriteFile(filepath.Join(n.cfg.Root, "overlay-layers/layers.lock"), random(64), 0o600))
 }

@@ -55,13 +55,15 @@ func (r File) Keep() {
 	}
 }
 
-// Spend calls f again with the reserve given up, if it failed on a full disk.
+// Spend calls f with the reserve given up if the disk is full: at once, since what fails half-way
+// may not be repeated, or again after f has found out.
 func (r File) Spend(f func() error) error {
+	spent := Full(filepath.Dir(string(r))) && os.Remove(string(r)) == nil
 	err := f()
 	if fault.DiskFull(err) && os.Remove(string(r)) == nil {
 		err = f()
 	}
-	if err == nil {
+	if err == nil || spent && !fault.DiskFull(err) {
 		r.Keep()
 	}
 	return err
