@@ -24,7 +24,9 @@ import (
 func (s *Store) copy(ctx context.Context, src *source.Image, job *durable.Job, p worker.Pull) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch := progress.New(&s.pulls, src.Name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.Asked, cancel).Start(ctx)
+	watch := progress.New(&s.pulls, src.Name.String(), s.cfg.ProgressTimeout, s.cfg.MinPullRate, src.Asked, cancel)
+	watch.Waited = src.Waited
+	watch.Start(ctx)
 	defer watch.Stop()
 	end := s.keepSignatures(ctx, src)
 	id, err := s.copyPresent(ctx, src, job, watch.Events)

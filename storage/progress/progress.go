@@ -53,6 +53,10 @@ const (
 type Watchdog struct {
 	// Events is for what the library reports, until Stop.
 	Events chan types.ProgressProperties
+	// Waited tells whether the pull has waited for another one since it was last called, or
+	// does: then nothing is due, and what comes afterwards has its whole time. Set it
+	// before Start; nil: it never waits.
+	Waited func() bool
 
 	counts *Counts
 	pull   *Pull
@@ -219,12 +223,17 @@ func (w *Watchdog) run() {
 				window.Reset(w.limit)
 			}
 		case <-idle.C:
-			if layers.waiting() || w.asked() {
+			if w.waited() {
+				came = 0
+				window.Reset(w.limit)
+			} else if layers.waiting() || w.asked() {
 				w.cancel(ErrStalled)
 			}
 			idle.Reset(w.limit)
 		case <-window.C:
-			if (layers.waiting() || w.asked()) && came < w.least {
+			if w.waited() {
+				idle.Reset(w.limit)
+			} else if (layers.waiting() || w.asked()) && came < w.least {
 				w.cancel(ErrTooSlow)
 			}
 			came = 0
@@ -232,6 +241,8 @@ func (w *Watchdog) run() {
 		}
 	}
 }
+
+func (w *Watchdog) waited() bool { return w.Waited != nil && w.Waited() }
 
 // note counts an event, but not that the copy of the image finds a layer which has been fetched
 // for it.

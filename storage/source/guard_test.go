@@ -12,10 +12,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
+	"time"
 
+	"go.podman.io/image/v5/types"
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/storage/progress"
 )
 
 const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -181,6 +185,46 @@ func TestLargeWindowsTakeTurns(t *testing.T) {
 	second.End()
 	if len(turn) != 0 {
 		t.Error("a turn was not given back")
+	}
+}
+
+// A pull that waits for its turn is not one to which the registry sends nothing; when it has
+// its turn, it is again.
+func TestWaitForLargeWindowsIsNoStall(t *testing.T) {
+	t.Parallel()
+	for what, rate := range map[string]int64{"any rate": 0, "a rate": 1 << 10} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const limit = 5 * time.Minute
+				turn := make(chan struct{}, 1)
+				first, second := &Image{LargeWindows: turn}, &Image{LargeWindows: turn}
+				if err := first.admitLarge(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				w := progress.New(new(progress.Counts), "image", limit, rate, second.Asked, cancel)
+				w.Waited = second.Waited
+				defer w.Start(t.Context()).Stop()
+				w.Events <- types.ProgressProperties{Event: types.ProgressEventNewArtifact, Artifact: types.BlobInfo{Digest: someDigest, Size: 10}}
+				admitted := make(chan error, 1)
+				go func() { admitted <- second.admitLarge(ctx) }()
+				time.Sleep(3*limit - time.Second)
+				first.End()
+				if err := <-admitted; err != nil {
+					t.Errorf("it waited: %v", err)
+				}
+				time.Sleep(limit - time.Second)
+				if ctx.Err() != nil {
+					t.Errorf("at once when it had its turn: %v", context.Cause(ctx))
+				}
+				time.Sleep(limit + 2*time.Second)
+				if ctx.Err() == nil {
+					t.Error("nothing came, and it was not ended")
+				}
+				second.End()
+			})
+		})
 	}
 }
 

@@ -110,6 +110,9 @@ type Image struct {
 	mu    sync.Mutex
 	large bool // this pull has taken LargeWindows
 
+	waiting atomic.Int64 // layers that wait for the turn of this pull
+	waited  atomic.Bool  // one no longer does
+
 	answers   atomic.Int64 // of the registry, under way
 	expansion expansion    // of layers
 }
@@ -117,6 +120,10 @@ type Image struct {
 // Asked tells whether the registry has been asked for something that it has not
 // sent, nor refused.
 func (s *Image) Asked() bool { return s.answers.Load() > 0 }
+
+// Waited tells whether a layer has waited since the last call until other pulls let this one
+// have large windows, or waits.
+func (s *Image) Waited() bool { return s.waiting.Load() > 0 || s.waited.Swap(false) }
 
 // Documents are what an image consists of but for its layers.
 type Documents struct {
@@ -316,6 +323,11 @@ func (s *Image) admitLarge(ctx context.Context) error {
 	if s.large {
 		return nil
 	}
+	s.waiting.Add(1)
+	defer func() {
+		s.waited.Store(true)
+		s.waiting.Add(-1)
+	}()
 	select {
 	case s.LargeWindows <- struct{}{}:
 		s.large = true
