@@ -3,6 +3,8 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -232,4 +234,30 @@ func TestOpenOnReadOnlyDisk(t *testing.T) {
 	if len(n.list()) != 1 {
 		t.Error("the image is gone")
 	}
+}
+
+// While the store cannot be locked, Close tries once and not for each image: they keep their
+// records until the next start.
+func TestCloseWithoutLocksTriesOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const images = 3
+	for i := range images {
+		r := serve(t, "app", "1", motd(t, fmt.Sprint(i)))
+		c := n.rootfs(fmt.Sprint(i), n.pull(r.Addr()+"/app:1").ID)
+		n.mount(c)
+		n.removeRootfs(c) // and is in its grace
+	}
+	n.locks.Panicked(&fs.PathError{Op: "open", Path: filepath.Join(n.cfg.Root, "storage.lock"), Err: unix.EIO})
+	lost := n.locks.Lost()
+	err := ends(t, "close", n.Close)
+	if !errors.Is(err, lost) || strings.Count(err.Error(), lost.Error()) != 1 {
+		t.Errorf("%v, want %v once", err, lost)
+	}
+	n.open()
+	records, err := n.holds.records()
+	if len(records) != images || err != nil {
+		t.Errorf("%d images have a record, want %d, %v", len(records), images, err)
+	}
+	ok(t, n.Adopt(testContext(t), nil))
 }
