@@ -89,7 +89,6 @@ func TestLookAtWhatHangs(t *testing.T) {
 // although the first one's process may not have ended yet. In a bubble, whose time stands
 // still while a process is waited for, so that the process is never too slow to end.
 func TestLookAfterAnotherCallerLeft(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		p := hostPaths("/bin/false") // which answers nothing

@@ -48,8 +48,10 @@ func Until(ctx context.Context, cond func() bool) bool {
 		}
 		select {
 		case <-ctx.Done():
-			return cond()
 		case <-time.After(pause):
+		}
+		if ctx.Err() != nil {
+			return cond()
 		}
 	}
 }
