@@ -337,7 +337,7 @@ func (c *Container) reconnect(known chan<- struct{}) {
 		return
 	}
 	if again != nil {
-		c.engine.cleanups.Add("exec processes of "+c.id, c.whileItRuns(again))
+		c.engine.cleanups.Add("exec processes of "+c.id, unless(c.exited, again))
 	}
 	c.settleStart(ctx)
 	cancel() // watch takes as long as the container lives
@@ -354,11 +354,11 @@ func (c *Container) reconnect(known chan<- struct{}) {
 	c.watch()
 }
 
-// whileItRuns is work that is done when the container has ended, too.
-func (c *Container) whileItRuns(work retry.Work) retry.Work {
+// unless is work that has nothing to do once ended is closed.
+func unless(ended <-chan struct{}, work retry.Work) retry.Work {
 	return func(ctx context.Context) error {
 		select {
-		case <-c.exited:
+		case <-ended:
 			return nil
 		default:
 			return work(ctx)

@@ -163,7 +163,7 @@ func (m *monitor) await() {
 	m.remote.since = uptime()
 	if err != nil { // processes or descriptors are used up, say; of the container it says nothing
 		m.complaints.add(wire.Fail("wait for the container", err))
-		m.waitAgain(false)
+		m.waitFailed(false)
 	}
 }
 
@@ -181,29 +181,28 @@ func (m *monitor) waited(exit wire.Exit) {
 		m.conclude(end)
 		return
 	}
-	m.waitFailed()
+	m.waitFailed(true)
 }
 
-// waitFailed gives up what has failed for some seconds without a break.
-func (m *monitor) waitFailed() {
+// waitFailed runs the command again, unless it has run and failed for some seconds without
+// a break.
+func (m *monitor) waitFailed(ran bool) {
 	const (
 		bearable = 25
 		lasting  = 10_000
+		pause    = 200
 	)
-	if uptime()-m.remote.since > lasting {
-		m.remote.failures = 0
-	}
-	m.remote.failures++
-	m.waitAgain(m.remote.failures > bearable)
-}
-
-func (m *monitor) waitAgain(hopeless bool) {
-	const pause = 200
 	if m.remote.result >= 0 {
 		syscall.Close(m.remote.result)
 		m.remote.result = -1
 	}
-	if hopeless || m.remote.gone {
+	if uptime()-m.remote.since > lasting {
+		m.remote.failures = 0
+	}
+	if ran {
+		m.remote.failures++
+	}
+	if m.remote.gone || m.remote.failures > bearable {
 		m.conclude(killed)
 		return
 	}
