@@ -9,6 +9,7 @@ package wait
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -34,6 +35,23 @@ func For(t TB, what string, cond func() bool) {
 	if !Until(context.Background(), cond) {
 		t.Fatalf("waited %v for %s", Limit, what)
 	}
+}
+
+// Retry is for what a correct program does only if the machine does not pause for seconds
+// meanwhile, since a time limit of the program itself ends. It calls do until that returns
+// nil, and ends the test with the errors if it never does in five tries.
+func Retry(t TB, do func() error) {
+	t.Helper()
+	const tries = 5
+	var errs []error
+	for range tries {
+		err := do()
+		if err == nil {
+			return
+		}
+		errs = append(errs, err)
+	}
+	t.Fatalf("%d tries failed:\n%v", tries, errors.Join(errs...))
 }
 
 // Until waits until cond is true and reports whether it became true before

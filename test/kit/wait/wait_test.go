@@ -2,6 +2,7 @@ package wait
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -54,4 +55,25 @@ func TestForNamesTheCondition(t *testing.T) {
 			t.Errorf("failed with %q, want %q", f.text, want)
 		}
 	})
+}
+
+func TestRetryEndsWithTheFirstSuccess(t *testing.T) {
+	tries := 0
+	Retry(t, func() error {
+		if tries++; tries < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if tries != 3 {
+		t.Errorf("%d tries", tries)
+	}
+}
+
+func TestRetryGivesUp(t *testing.T) {
+	f, tries := &fatal{T: t}, 0
+	Retry(f, func() error { tries++; return fmt.Errorf("try %d", tries) })
+	if want := "5 tries failed:\ntry 1\ntry 2\ntry 3\ntry 4\ntry 5"; f.text != want {
+		t.Errorf("failed with %q, want %q", f.text, want)
+	}
 }
