@@ -20,7 +20,7 @@ import (
 
 // parent holds the directories. A node's sockets lie below them, and the path of
 // a socket ends at 107 bytes.
-const parent = "/tmp"
+var parent = "/tmp"
 
 // Claim is a name that nobody else on this machine has.
 type Claim struct {
