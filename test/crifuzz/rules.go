@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/crius-run/crius/test/images"
 	"github.com/crius-run/crius/test/kit/kubelet"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -266,7 +266,7 @@ func isReady(_ *model, c *call) error {
 }
 
 // patience is how long an answer may take.
-const patience = 90 * time.Second
+const patience = wait.Limit
 
 // podCIDR is what a kubelet announces.
 const podCIDR = "10.99.0.0/16"
