@@ -115,15 +115,19 @@ func TestHostilePlugins(t *testing.T) {
 			p := n.pod()
 			planned := n.plan(p)
 			var a *Attachment
-			attach := func() (err error) { a, err = n.tryAttach(p, planned); return err }
-			start := time.Now()
+			var took time.Duration // of the last try
+			attach := func() (err error) {
+				start := time.Now()
+				a, err = n.tryAttach(p, planned)
+				took = time.Since(start)
+				return err
+			}
 			var err error
 			if errors.Is(c.fault, fault.Timeout) {
 				err = n.hung(attach, func() {})
 			} else {
 				err = attach()
 			}
-			took := time.Since(start)
 			if c.want == "" {
 				if err != nil || len(a.IPs) != 1 {
 					t.Errorf("%+v, %v", a, err)
