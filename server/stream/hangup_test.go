@@ -163,7 +163,7 @@ func parting(t *testing.T, l watched, last []byte) (*net.TCPConn, *conn) {
 	server := accepted.(*conn)
 	for _, err := range []error{
 		client.SetReadBuffer(32 << 10), server.SetWriteBuffer(4 << 20),
-		client.SetDeadline(time.Now().Add(2 * time.Minute)), server.SetDeadline(time.Now().Add(time.Minute)),
+		client.SetDeadline(time.Now().Add(wait.Limit)), server.SetDeadline(time.Now().Add(wait.Limit)),
 	} {
 		if err != nil {
 			t.Fatal(err)
