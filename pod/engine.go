@@ -67,6 +67,7 @@ type Engine struct {
 	counters    counters
 	userLookups chan struct{}     // has an item for each look into the files of an image for a user
 	background  *background.Group // watchers, stops
+	recoverTime time.Duration     // the constant, unless a test sets it
 
 	// pulling ends with the engine, before background does.
 	pulling  context.Context
@@ -152,6 +153,7 @@ func New(ctx context.Context, cfg Options, deps Deps) (*Engine, error) {
 
 		userLookups: make(chan struct{}, 2),
 		background:  background.New(ctx),
+		recoverTime: recoverTime,
 	}
 	e.pulling, e.endPulls = context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cleanups = newCleanups(e)

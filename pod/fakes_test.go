@@ -538,6 +538,8 @@ type bench struct {
 	cfg  Options
 	boot string
 	hook trace.Hook
+
+	recoverTime time.Duration
 }
 
 func newBench(t *testing.T) *bench {
@@ -559,7 +561,7 @@ func newBench(t *testing.T) *bench {
 	cfg.StateDir = temp("/dev/shm") + "/state" // where fsync costs nothing
 	cfg.RunDir, cfg.NamespacesDir = dir+"/r", dir+"/ns"
 	cfg.CgroupDriver, cfg.PauseProgram = "cgroupfs", "/proc/self/exe"
-	return &bench{T: t, node: newNode(), cfg: cfg}
+	return &bench{T: t, node: newNode(), cfg: cfg, recoverTime: wait.Limit} // also if the machine pauses
 }
 
 // timeless runs a test by a clock of its own, which jumps to the next instant at
@@ -568,6 +570,7 @@ func timeless(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
+		b.recoverTime = recoverTime
 		t.Cleanup(func() { time.Sleep(time.Hour) }) // records are synced after their engine has closed
 		test(t, b)
 	})
@@ -592,6 +595,7 @@ func (b *bench) unrecovered() *Engine {
 	if err != nil {
 		b.Fatal(err)
 	}
+	e.recoverTime = b.recoverTime
 	if b.boot != "" {
 		e.boot, e.audit.Boot, e.tuner.Boot = b.boot, b.boot, b.boot
 	}

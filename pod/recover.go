@@ -121,8 +121,8 @@ func (w *waiting) add(done <-chan struct{}) {
 }
 
 // await tells how many have not come to an end.
-func (w *waiting) await(ctx context.Context) (left int) {
-	ctx, cancel := context.WithTimeout(ctx, recoverTime)
+func (w *waiting) await(ctx context.Context, limit time.Duration) (left int) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	w.mu.Lock()
 	all := w.all
@@ -181,7 +181,7 @@ func (r *recovery) recoverContainers(ctx context.Context, ctrs map[string]*recor
 		})
 	}
 	_ = g.Wait()
-	r.answers.await(ctx)
+	r.answers.await(ctx, r.engine.recoverTime)
 }
 
 // recoverSandboxes comes after recoverContainers.
@@ -483,7 +483,7 @@ func (r *recovery) sweepWithoutRecord(ctx context.Context, orphans []string, kno
 		slog.WarnContext(ctx, "removing orphan: it has no record", "id", id)
 		r.end(id, func(ctx context.Context) error { return sweep(ctx, r.engine, id) }, &r.ends)
 	}
-	if left := r.ends.await(ctx); left > 0 {
+	if left := r.ends.await(ctx, r.engine.recoverTime); left > 0 {
 		slog.WarnContext(ctx, "cleanup continues in the background", "objects", left)
 	}
 }

@@ -186,9 +186,11 @@ func TestReboot(t *testing.T) {
 			t.Errorf("container %s is %s since %s", v.Config.Metadata.Name, v.State, v.FinishedAt)
 		}
 	}
-	if len(b.node.networks) != 0 {
-		t.Errorf("networks not given back: %v", b.node.networks)
-	}
+	b.node.set(func() {
+		if len(b.node.networks) != 0 {
+			t.Errorf("networks not given back: %v", b.node.networks)
+		}
+	})
 	again := views(e)
 	b.close(e)
 	e = b.engine()
