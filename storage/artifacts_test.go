@@ -386,7 +386,7 @@ func TestArtifactContentIsVerified(t *testing.T) {
 	} {
 		n := newNode(t, func(o *Options) {
 			if errors.Is(c.kind, fault.Timeout) {
-				o.ProgressTimeout = time.Second
+				o.ProgressTimeout, o.MinPullRate = time.Second, 0 // it must be stalled, and never too slow before that
 			}
 		})
 		a := files(t, image.Files{"a": "first", "b": string(content), "c": string(content)})

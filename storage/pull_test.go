@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -557,6 +558,24 @@ func TestRemovedImageIsNotListedUnderLock(t *testing.T) {
 	}
 }
 
+// lastWrite calls before when all but the last bytes of an answer are out: whoever has
+// those may already ask for something else.
+type lastWrite struct {
+	http.ResponseWriter
+	before func()
+	sent   int
+}
+
+func (w *lastWrite) Write(p []byte) (int, error) {
+	if w.sent += len(p); strconv.Itoa(w.sent) == w.Header().Get("Content-Length") {
+		w.before()
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController, by which answers are flushed.
+func (w *lastWrite) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 func TestParallelLayers(t *testing.T) {
 	t.Parallel()
 	for _, parallel := range []int{1, 3} {
@@ -574,8 +593,9 @@ func TestParallelLayers(t *testing.T) {
 			slow := registry.Slow(200<<10)(answer, stop)
 			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 				count(1)
-				defer count(-1)
-				slow.ServeHTTP(w, req)
+				end := sync.OnceFunc(func() { count(-1) })
+				defer end()
+				slow.ServeHTTP(&lastWrite{ResponseWriter: w, before: end}, req)
 			})
 		}})
 		n.pull(r.Addr() + "/app:1")
