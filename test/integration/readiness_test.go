@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,19 +22,20 @@ import (
 	"github.com/crius-run/crius/test/scene"
 )
 
-// wantNotReady waits until a condition is false, and wants it to be that in the same
-// words each time: the kubelet changes the node's status with them.
+// wantNotReady waits until a condition is false and says why in these words, and wants it
+// to be that in the same words each time: the kubelet changes the node's status with them.
 func (w *world) wantNotReady(t *testing.T, kind string, words ...string) {
 	t.Helper()
 	first := new(cri.RuntimeCondition)
-	wait.For(t, kind+" to be false", func() bool { first = w.condition(t, kind); return !first.Status })
+	missing := func(word string) bool { return !strings.Contains(first.Message, word) }
+	if !wait.Until(t.Context(), func() bool {
+		first = w.condition(t, kind)
+		return !first.Status && !slices.ContainsFunc(words, missing) // after a pause it may be as before once more
+	}) {
+		t.Fatalf("%s: %v, want it to be false and to say %q", kind, first, words)
+	}
 	if first.Reason == "" {
 		t.Error("no reason")
-	}
-	for _, word := range words {
-		if !strings.Contains(first.Message, word) {
-			t.Errorf("%s: %q does not say %q", kind, first.Message, word)
-		}
 	}
 	for range 2 {
 		if next := w.condition(t, kind); next.Message != first.Message || next.Status {
@@ -65,10 +67,11 @@ func (w *world) offered(t *testing.T) (names []string) {
 	return names
 }
 
+// program replaces a program at once: the server must not find none or half of one.
 func program(t *testing.T, path, script string) {
 	t.Helper()
-	must(t, os.RemoveAll(path))
-	scene.WriteProgram(t, path, []byte("#!/bin/sh\n"+script+"\n"))
+	scene.WriteProgram(t, path+".new", []byte("#!/bin/sh\n"+script+"\n"))
+	must(t, os.Rename(path+".new", path))
 }
 
 // A handler that is missing, broken or hangs takes only itself away: the pod that
