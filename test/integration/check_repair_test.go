@@ -229,6 +229,12 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 				wanted = append(wanted, h.do(t, w, victim{}))
 			}
 
+			if up { // which removes what stood before each record once that is on the disk
+				wait.For(t, "records to reach the disk", func() bool {
+					last, err := filepath.Glob(filepath.Join(w.StateRoot(), "*", "*", "*.last"))
+					return err == nil && len(last) == 0
+				})
+			}
 			before := mustInventory(t, w)
 			found := w.check(t)
 			if left := inventory.Diff(before, mustInventory(t, w)); !left.Empty() {

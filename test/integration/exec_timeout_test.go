@@ -125,9 +125,10 @@ func TestExecSyncOfAKilledServerIsEnded(t *testing.T) {
 		must(t, w.Crash(t.Context()))
 		wantCode(t, <-ended, codes.Unavailable)
 		c.only(t, 5)
-		if left, err := filepath.Glob(filepath.Join(w.RunRoot(), "containers", c.id, "exec-*")); err != nil || len(left) > 0 {
-			t.Errorf("files that are left: %q, %v", left, err)
-		}
+		wait.For(t, "the directories of commands to go", func() bool {
+			left, err := filepath.Glob(filepath.Join(w.RunRoot(), "containers", c.id, "exec-*"))
+			return err == nil && len(left) == 0
+		})
 	})
 }
 

@@ -185,13 +185,10 @@ func TestHostPortsSurviveTheServer(t *testing.T) {
 	defer open.Close()
 	restart := func(what string, again func(context.Context) error) {
 		t.Helper()
-		if err := again(t.Context()); err != nil {
-			t.Fatal(what, err)
-		}
+		t.Log(what)
+		must(t, again(t.Context()))
 		for address, want := range map[string]string{":8080": "live", ":9090": "doomed"} {
-			if got := v.page(nodeAddress + address); got != want {
-				t.Errorf("%s: %s answers %q, want %q", what, address, got, want)
-			}
+			v.answers(t, nodeAddress+address, want)
 		}
 	}
 	restart("restart", v.Restart)
@@ -226,9 +223,7 @@ func TestHostPortsSurviveTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.answers(t, nodeAddress+":8080", "live")
-	if rules := v.sh(t, "nft list ruleset"); strings.Contains(rules, "9090") {
-		t.Errorf("the dead pod has rules\n%s", rules)
-	}
+	wait.For(t, "the rules of the dead pod to go", func() bool { return !strings.Contains(v.sh(t, "nft list ruleset"), "9090") })
 	doomed.vanish(t)
 	live.vanish(t)
 	v.Restored(t, v.empty)

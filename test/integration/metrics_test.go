@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // metrics are the server's own, as text.
@@ -53,7 +54,10 @@ func TestMetricsOfTheNode(t *testing.T) {
 	w := private(t, node.Options{})
 	want := func(name string, value float64) {
 		t.Helper()
-		equal(t, name, w.metric(t, name), value)
+		got := 0.0
+		if !wait.Until(t.Context(), func() bool { got = w.metric(t, name); return got == value }) { // a monitor may count late
+			t.Fatalf("%s is %v, want %v", name, got, value)
+		}
 	}
 	p := w.run(t, "runc")
 	c := p.start(t, "sleep")

@@ -60,6 +60,7 @@ func TestPullCgroup(t *testing.T) {
 				must(t, w.Kill())
 				<-ended
 				w.Registry.Heal()
+				wait.For(t, "the worker to end", func() bool { pids, _ := cgroup.Procs(parent + "/crius-pulls"); return len(pids) == 0 })
 			}
 			killAmidPull()
 			must(t, w.Start(t.Context()))
