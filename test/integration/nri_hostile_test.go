@@ -147,9 +147,7 @@ type nonsense struct {
 
 func newNonsense(t *testing.T) *nonsense {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return &nonsense{random: rand.New(rand.NewPCG(seed, 0))}
+	return &nonsense{random: rand.New(rand.NewPCG(seed(t), 0))}
 }
 
 // adjustment has nothing by which each would be refused at once.
