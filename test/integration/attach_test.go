@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon/wire"
-	"github.com/crius-run/crius/internal/poll"
 	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
@@ -213,7 +211,7 @@ func TestAttachEndsWithTheClientsInput(t *testing.T) {
 	must(t, err)
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
 		p := w.run(t, handler)
-		inTime(t, func() error {
+		wait.Retry(t, func() error { // a client is kept for one second after its input
 			c := p.start(t, "cat", stdin)
 			for i, text := range []string{"abcd1234", string(big), "", "last\n"} {
 				e := c.attach(t, s, attachInput)
@@ -234,47 +232,13 @@ func TestAttachEndsWithTheClientsInput(t *testing.T) {
 	})
 }
 
-// inTime has do try whether a container answers its input within the second for which a client
-// is kept after that. On a machine that stands still meanwhile it may not, and is asked again.
-func inTime(t *testing.T, do func() error) {
-	t.Helper()
-	for {
-		late := standstill(t.Context())
-		err := do()
-		if stood := late(); err == nil {
-			return
-		} else if stood < 300*time.Millisecond {
-			t.Fatal(err)
-		} else {
-			t.Logf("while the machine stood still for %v: %v", stood, err)
-		}
-	}
-}
-
-// standstill measures for how long at most this program has had no processor, until late.
-func standstill(ctx context.Context) (late func() time.Duration) {
-	const period = 50 * time.Millisecond
-	ctx, cancel := context.WithCancel(ctx)
-	longest := make(chan time.Duration, 1)
-	go func() {
-		var most time.Duration
-		for ctx.Err() == nil {
-			began := time.Now()
-			poll.Pause(ctx, period)
-			most = max(most, time.Since(began)-period)
-		}
-		longest <- most
-	}()
-	return func() time.Duration { cancel(); return <-longest }
-}
-
 func TestAttachedTerminalEndsWithTheClientsInput(t *testing.T) {
 	t.Parallel()
 	w := shared(t)
 	w.eachTransport(t, func(t *testing.T, s kubelet.Streams, handler string) {
 		for name, change := range map[string]func(*cri.ContainerConfig){"kept open": func(*cri.ContainerConfig) {}, "once": once} {
 			p := w.run(t, handler)
-			inTime(t, func() error {
+			wait.Retry(t, func() error { // see above
 				c := p.start(t, "cat", terminal, change)
 				for range 2 {
 					e := c.attach(t, s, attachInput)

