@@ -91,10 +91,7 @@ func (r *recovery) run(ctx context.Context) error {
 	if silent := e.Summary().Unreachable; silent > 0 {
 		slog.ErrorContext(ctx, "monitors do not answer, their containers keep their last known state; see crius check", "monitors", silent)
 	}
-	damaged := slices.Concat(damagedPods, damagedCtrs)
-	known := func(id string) bool {
-		return pods[id] != nil || ctrs[id] != nil || slices.ContainsFunc(damaged, func(d record.Damaged) bool { return d.ID == id && d.Stays != nil })
-	}
+	known := func(id string) bool { return pods[id] != nil || ctrs[id] != nil }
 	r.sweepWithoutRecord(ctx, slices.Concat(orphanPods, orphanCtrs), known)
 	slog.InfoContext(ctx, "recovered", "pods", len(e.sandboxes.All()), "containers", len(e.containers.All()), "took", time.Since(started))
 	return nil
@@ -144,10 +141,6 @@ func (w *waiting) await(ctx context.Context, limit time.Duration) (left int) {
 
 func reportDamaged(ctx context.Context, noun string, damaged []record.Damaged) {
 	for _, d := range damaged {
-		if d.Stays != nil {
-			slog.ErrorContext(ctx, "cannot move an unreadable record aside; the pod or container it describes is left alone until the next start", "kind", noun, "id", d.ID, "file", d.File, "err", errors.Join(d.Err, d.Stays))
-			continue
-		}
 		slog.ErrorContext(ctx, "unreadable record moved aside; removing the pod or container it describes", "kind", noun, "id", d.ID, "file", d.File, "err", d.Err)
 	}
 }

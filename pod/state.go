@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crius-run/crius/conmon"
+	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/trace"
 	"github.com/crius-run/crius/oci"
 	"github.com/crius-run/crius/pod/records"
@@ -279,13 +279,13 @@ func (c *Container) lost(cause error) conmon.Exit {
 	return exit
 }
 
-// recordExit writes down an exit for servers to come that no monitor can write, and never in
-// the place of one that is there. Where a disk is full it is tried again, for as long as the
-// container is there; this server knows the exit meanwhile.
+// recordExit writes the exit file of a container without a monitor, for the next server. It
+// never replaces an exit. On a full disk it tries again, for as long as the container is there;
+// this server knows the exit meanwhile.
 func (c *Container) recordExit(ctx context.Context, exit conmon.Exit) {
 	record := func() error {
 		_, err := conmon.ReadExit(c.ref.ExitFile)
-		if errno := unix.Errno(0); err == nil || errors.As(err, &errno) {
+		if err == nil || fault.Scarce(err) {
 			return err
 		}
 		return conmon.WriteExit(c.ref.ExitFile, exit)

@@ -1,10 +1,8 @@
 package pod
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -110,40 +108,6 @@ func TestMonitorLostWithItsExitRecorded(t *testing.T) {
 		t.Errorf("it is said to have exited with %d %q, and was killed %d times", exit.Code, exit.Message, b.node.count("kill"))
 	}
 	b.wantRecorded(exitFile, 7)
-	b.remove(e, pod)
-	b.nothingLeft()
-}
-
-// A record that could not be read says nothing of its container, which is left alone.
-func TestRecordThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	e := b.engine()
-	pod := b.run(e, "a")
-	ctr := b.start(e, pod, "c")
-	b.close(e)
-	file := filepath.Join(b.cfg.StateDir, "containers", ctr, "container.json")
-	if err := os.Rename(file, file+".away"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(file, 0o700); err != nil { // reading it fails: EISDIR
-		t.Fatal(err)
-	}
-	e = b.unrecovered()
-	if err := e.Recover(t.Context()); err == nil || !strings.Contains(err.Error(), ctr) {
-		t.Errorf("recovered: %v", err)
-	}
-	b.close(e)
-	if b.node.tasks[ctr] == nil {
-		t.Error("the container was ended")
-	}
-	if err := errors.Join(os.Remove(file), os.Rename(file+".away", file)); err != nil {
-		t.Fatal(err)
-	}
-	e = b.engine()
-	if v, err := e.Container(ctr); err != nil || v.State != cri.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("%+v, %v", v, err)
-	}
 	b.remove(e, pod)
 	b.nothingLeft()
 }

@@ -19,8 +19,8 @@
 //
 // A document that cannot be decoded, or whose version is unknown, is moved
 // aside by All and reported. It never prevents the others from being read. A document
-// that the system fails to read, since descriptors or memory are used up or the disk
-// does not answer, is not judged: All fails, and its caller tries again later.
+// that cannot be read because descriptors or memory are used up is not judged: All
+// fails, and its caller tries again later.
 package record
 
 import (
@@ -33,7 +33,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -57,12 +56,11 @@ type Dir[T any] struct {
 	delay   time.Duration // syncDelay
 }
 
-// Damaged is a document that All could not decode.
+// Damaged is a document that All could not read.
 type Damaged struct {
-	ID    string
-	File  string // where the document is, or was moved by All
-	Err   error
-	Stays error // why All could not move it, as on a full disk
+	ID   string
+	File string // where the document is, or was moved by All; empty: it could not be moved
+	Err  error
 }
 
 // envelope lets All tell a document of another version from a damaged one
@@ -133,11 +131,11 @@ func (d *Dir[T]) makeDir(ctx context.Context, id string) (created bool, err erro
 }
 
 // Get reads the document of id: the one before, if there is a power cut between
-// this one and the disk. A missing one is fault.NotFound. After any error of the
-// system, a syscall.Errno, another call may succeed.
+// this one and the disk. A missing one is fault.NotFound. After an error that is
+// fault.Scarce another call may succeed.
 func (d *Dir[T]) Get(id string) (*T, error) {
 	doc, err := d.read(id, d.file(id))
-	if err != nil && !errors.Is(err, fault.NotFound) && !ofSystem(err) {
+	if err != nil && !errors.Is(err, fault.NotFound) && !fault.Scarce(err) {
 		if last, lastErr := d.read(id, d.file(id)+lastSuffix); lastErr == nil {
 			return last, nil
 		}
@@ -163,12 +161,6 @@ func (d *Dir[T]) read(id, file string) (*T, error) {
 	return e.Body, nil
 }
 
-// ofSystem tells an error that says nothing of the document itself.
-func ofSystem(err error) bool {
-	var errno syscall.Errno
-	return errors.As(err, &errno)
-}
-
 // Delete removes the document of id and then its directory with everything
 // that the owner left in it. It is idempotent.
 func (d *Dir[T]) Delete(ctx context.Context, id string) error {
@@ -184,15 +176,14 @@ func (d *Dir[T]) Delete(ctx context.Context, id string) error {
 
 // All reads every document, in parallel. Orphans are the ids of
 // directories that have no (readable) document: what a crash between mkdir and
-// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep. A
-// damaged document that cannot be moved aside stays where it is, and is no orphan.
+// Put, or in the middle of Delete, leaves behind. They are the caller's to sweep, also
+// those whose damaged document cannot be moved aside, as on a full disk.
 func (d *Dir[T]) All() (docs map[string]*T, orphans []string, damaged []Damaged, err error) {
 	docs, orphans, damaged, err = d.Read()
 	for i := range damaged {
 		file, err := d.moveAside(damaged[i].ID)
 		if err != nil {
-			damaged[i].Stays = err
-			continue
+			file, damaged[i].Err = "", fmt.Errorf("%w, and it cannot be moved aside: %w", damaged[i].Err, err)
 		}
 		damaged[i].File = file
 		orphans = append(orphans, damaged[i].ID)
@@ -230,7 +221,7 @@ func (d *Dir[T]) Read() (docs map[string]*T, orphans []string, damaged []Damaged
 				docs[id] = doc
 			case errors.Is(err, fault.NotFound):
 				orphans = append(orphans, id)
-			case ofSystem(err):
+			case fault.Scarce(err):
 				return err
 			default:
 				damaged = append(damaged, Damaged{ID: id, File: d.file(id), Err: err})

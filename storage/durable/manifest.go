@@ -128,7 +128,7 @@ func (s *Manifest) read() (*manifest, error) {
 	for _, d := range damaged {
 		reportAside(d.File, d.Err)
 	}
-	if len(lost) > 0 || len(damaged) > 0 { // now or earlier, and no other one was made
+	if len(lost) > 0 { // now or earlier, and no other one was made
 		boot, err := bootID()
 		if err != nil {
 			return nil, err
