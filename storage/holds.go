@@ -403,8 +403,8 @@ func (h *holds) match(ctx context.Context, image string) error {
 	return h.keep(ctx, one)
 }
 
-// close gives the store free for another process. It ends every grace, unless locked says
-// why records cannot be changed now: then the next start does.
+// close releases the store to another process. It ends all grace periods; if locked is not
+// nil, records cannot be changed, and the next start ends them.
 func (h *holds) close(ctx context.Context, locked error) error {
 	h.mu.Lock()
 	images := slices.Collect(maps.Keys(h.images))

@@ -14,12 +14,13 @@ import (
 
 	"github.com/crius-run/crius/internal/eintr"
 	"github.com/crius-run/crius/internal/fault"
+	"github.com/crius-run/crius/internal/poll"
 )
 
 // Ready says why no container can be created on this store: its disk, or that of
-// the writable layers, is read-only or fails (fault.Unavailable), or another crius
-// has become the owner (an *owner.TakenError), or a lock was lost (AwaitLost). The text stays the same for as long
-// as the cause does.
+// the writable layers, is read-only or fails, or a lock was lost (fault.Unavailable), or
+// another crius has become the owner (an *owner.TakenError). The text stays the same for
+// as long as the cause does.
 //
 // A full disk is no reason: DiskPressure is the kubelet's answer to that. Nor is a
 // disk that takes longer than readyWait: the answer is then the last one, and one
@@ -37,10 +38,24 @@ func (s *Store) Ready(ctx context.Context) error {
 	return nil
 }
 
-// AwaitLost waits until the store cannot be used any more by this process, but could be by
-// another one: containers/storage panics if it cannot open a lock file, and never releases
-// the lock. It returns nil when ctx ends.
-func (s *Store) AwaitLost(ctx context.Context) error { return s.locks.AwaitLost(ctx) }
+// AwaitLost waits until this process can no longer use the store, since containers/storage has
+// panicked and never releases a lock (durable.Locks), and another one could, since the disks can
+// be written. It returns the reason, or nil when ctx ends.
+func (s *Store) AwaitLost(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.locks.Losing():
+	}
+	const often = time.Second
+	poll.Until(ctx, often, func() bool { return s.failing(true) == nil })
+	select {
+	case <-ctx.Done():
+		return nil
+	default:
+		return s.locks.Lost()
+	}
+}
 
 // failing tries the disks. A file is made only if that is due.
 func (s *Store) failing(due bool) error {

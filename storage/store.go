@@ -296,8 +296,8 @@ func openOwned(ctx context.Context, cfg Options, options types.StoreOptions, man
 // set its parent-death signal, the copy lives on with all of its locks.
 //
 // After a reboot the library also tries what the kernel's overlay file system can do, for which
-// the reserve is given up on a full disk. What fails for want of room it may note as a defect
-// of the kernel.
+// the reserve is given up on a full disk. If that fails because the disk is full, the library
+// may note it as a feature that the kernel lacks.
 func openLibrary(ctx context.Context, options types.StoreOptions, readOnly bool) (cstorage.Store, *durable.Locks, error) {
 	if err := os.Setenv("_CONTAINERS_OVERLAY_DISABLE_IDMAP", "yes"); err != nil {
 		return nil, nil, err

@@ -246,6 +246,10 @@ func answer(ctx context.Context, cfg server.Config, manager manager, sessions *s
 	defer manager.watch(ctx, cfg.Listen)()
 	select {
 	case err := <-served: // without a drain: calls that need the store never end
+		manager.notify("STOPPING=1")
+		now, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = srv.Shutdown(now)
 		return err
 	case <-ctx.Done():
 	}

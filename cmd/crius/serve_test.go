@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
 	"path/filepath"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	podstatus "github.com/crius-run/crius/pod/status"
 	"github.com/crius-run/crius/server"
 	"github.com/crius-run/crius/server/stream"
+	"github.com/crius-run/crius/test/kit/wait"
 )
 
 // A server whose image store is lost ends with the reason, so that its service manager starts
@@ -25,7 +27,19 @@ func TestServerEndsWhenTheStoreIsLost(t *testing.T) {
 	}
 	want := errors.New("lost")
 	lost := func(context.Context) error { return want }
-	if err := answer(t.Context(), cfg, manager{}, sessions, lost, server.Services{Status: new(podstatus.Node)}); !errors.Is(err, want) {
+	if err := answer(t.Context(), cfg, manager{}, sessions, lost, server.Services{Engine: noEngine{}, Status: new(podstatus.Node)}); !errors.Is(err, want) {
 		t.Errorf("%v, want %v", err, want)
 	}
+	wait.For(t, "the socket to go", func() bool { // its server may not have begun before it was stopped
+		conn, err := net.Dial("unix", cfg.Listen)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
 }
+
+// noEngine has nobody who listens for events.
+type noEngine struct{ server.Engine }
+
+func (noEngine) StopEvents() {}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.podman.io/storage/pkg/lockfile"
@@ -16,7 +17,6 @@ import (
 
 	"github.com/crius-run/crius/internal/fault"
 	"github.com/crius-run/crius/internal/peer"
-	"github.com/crius-run/crius/internal/poll"
 )
 
 // Locks are the lock files of containers/storage. The library waits for them without
@@ -24,9 +24,9 @@ import (
 // one. (A lock taken in between is still waited for without limit.)
 //
 // The library opens a lock file for writing whenever it takes the lock, also to read, and
-// panics if it cannot, on a read-only disk say: then the lock is never released in this
-// process, and who waits for it waits for ever. So the same check tries to open them too.
-// Panicked is for what fails between check and call.
+// panics if it cannot, as on a read-only disk. It never releases the lock in this process
+// then, and later callers block for ever. So the check opens the files as well. Panicked
+// handles an open that fails between the check and the library's call.
 //
 // They are record locks, which a process loses with the first descriptor of the
 // file that it closes, whoever opened it: these here stay open until the library
@@ -36,9 +36,9 @@ type Locks struct {
 
 	mu    sync.Mutex
 	files map[string]*os.File // those that are there: the library makes some at their first use
-	lost  error               // why a lock is never released in this process
 
-	losing chan struct{} // closed with lost
+	lost   atomic.Pointer[error] // why a lock is never released in this process
+	losing chan struct{}         // closed with lost
 }
 
 // What is about to be done, and with which locks of others that collides.
@@ -83,11 +83,11 @@ func (l *Locks) Close() error {
 // Held says which lock another process holds, and which one that is. If the library cannot
 // take a lock, or lost one, it is fault.Unavailable.
 func (l *Locks) Held(purpose int16) error {
+	if err := l.Lost(); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lost != nil {
-		return l.lost
-	}
 	for _, path := range l.paths {
 		f := l.files[path]
 		if f == nil {
@@ -165,37 +165,22 @@ func (l *Locks) Panicked(cause any) {
 	if failed == nil || !slices.Contains(l.paths, failed.Path) {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lost == nil {
-		l.lost = fmt.Errorf("lock of the image store lost, crius restarts when the disk can be written: %w: %w", failed, fault.Unavailable)
+	lost := fmt.Errorf("lock of the image store lost; repair the disk: crius then exits, for systemd to restart it: %w: %w", failed, fault.Unavailable)
+	if l.lost.CompareAndSwap(nil, &lost) {
 		close(l.losing)
 	}
 }
 
-// Lost says why the store cannot be used any more by this process.
+// Lost says why the store cannot be used any more by this process. It never waits.
 func (l *Locks) Lost() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.lost
+	if lost := l.lost.Load(); lost != nil {
+		return *lost
+	}
+	return nil
 }
 
-// AwaitLost returns Lost when it is an error and another process could open the store, or
-// nil when ctx ends.
-func (l *Locks) AwaitLost(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-	case <-l.losing:
-	}
-	const often = time.Second
-	lost := l.Lost()
-	if lost == nil || !poll.Until(ctx, often, func() bool { return !slices.ContainsFunc(l.paths, readOnly) }) {
-		return nil
-	}
-	return lost
-}
-
-func readOnly(path string) bool { return errors.Is(unix.Access(path, unix.W_OK), unix.EROFS) }
+// Losing is closed when Lost becomes an error.
+func (l *Locks) Losing() <-chan struct{} { return l.losing }
 
 // Await waits until no other process holds a lock. If one keeps it for too long
 // the error is fault.Timeout. It does not wait for what is fault.Unavailable.

@@ -55,8 +55,9 @@ func (r File) Keep() {
 	}
 }
 
-// Spend calls f with the reserve given up if the disk is full: at once, since what fails half-way
-// may not be repeated, or again after f has found out.
+// Spend deletes the reserve before it calls f if the disk is full, since a call that fails
+// half-way may not be repeatable. If only f finds the disk full, Spend deletes the reserve and
+// calls f again.
 func (r File) Spend(f func() error) error {
 	spent := Full(filepath.Dir(string(r))) && os.Remove(string(r)) == nil
 	err := f()
